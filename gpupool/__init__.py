@@ -1,0 +1,100 @@
+"""gpupool: a parallel pool for Jupyter, one engine per GPU.
+
+    %load_ext gpupool
+    %gpupool start
+
+Importing this package is quick and loads neither torch nor ipywidgets: names are looked up when
+used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# public name -> module that defines it
+_NAMES = {
+    "CredentialsError": "gpupool.core.errors",
+    "DataError": "gpupool.core.errors",
+    "DataNotFoundError": "gpupool.core.errors",
+    "EngineDiedError": "gpupool.core.errors",
+    "GpuPoolError": "gpupool.core.errors",
+    "ImageDatastore": "gpupool.data.datastore",
+    "NoPoolError": "gpupool.core.errors",
+    "OptionsError": "gpupool.core.errors",
+    "PlacementError": "gpupool.core.errors",
+    "Pool": "gpupool.pool.pool",
+    "PoolError": "gpupool.core.errors",
+    "PoolOptions": "gpupool.core.options",
+    "PoolStartError": "gpupool.core.errors",
+    "SpmdError": "gpupool.core.errors",
+    "SpmdResult": "gpupool.pool.result",
+    "TrainingError": "gpupool.core.errors",
+    "TrainingHistory": "gpupool.train.history",
+    "TrainingOptions": "gpupool.core.options",
+    "TrainingResult": "gpupool.train.result",
+    "TrainingRun": "gpupool.train.run",
+    "current_pool": "gpupool.pool.session",
+    "gpus": "gpupool.core.topology",
+    "predict": "gpupool.train.predict",
+    "replace_head": "gpupool.train.head",
+    "start": "gpupool.pool.session",
+    "train": "gpupool.notebook.training",
+}
+
+__all__ = sorted([*_NAMES, "load_ipython_extension", "unload_ipython_extension"])
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NAMES:
+        raise AttributeError(f"module 'gpupool' has no attribute {name!r}")
+    return getattr(importlib.import_module(_NAMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What `%load_ext gpupool` calls: registers the magics and the formatters."""
+    from gpupool.notebook import magics
+
+    magics.register(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """What `%unload_ext gpupool` calls: takes the magics away again; a running pool goes on."""
+    from gpupool.notebook import magics
+
+    magics.unregister(shell)
+
+
+if TYPE_CHECKING:
+    from gpupool.core.errors import CredentialsError as CredentialsError
+    from gpupool.core.errors import DataError as DataError
+    from gpupool.core.errors import DataNotFoundError as DataNotFoundError
+    from gpupool.core.errors import EngineDiedError as EngineDiedError
+    from gpupool.core.errors import GpuPoolError as GpuPoolError
+    from gpupool.core.errors import NoPoolError as NoPoolError
+    from gpupool.core.errors import OptionsError as OptionsError
+    from gpupool.core.errors import PlacementError as PlacementError
+    from gpupool.core.errors import PoolError as PoolError
+    from gpupool.core.errors import PoolStartError as PoolStartError
+    from gpupool.core.errors import SpmdError as SpmdError
+    from gpupool.core.errors import TrainingError as TrainingError
+    from gpupool.core.options import PoolOptions as PoolOptions
+    from gpupool.core.options import TrainingOptions as TrainingOptions
+    from gpupool.core.topology import gpus as gpus
+    from gpupool.data.datastore import ImageDatastore as ImageDatastore
+    from gpupool.notebook.training import train as train
+    from gpupool.pool.pool import Pool as Pool
+    from gpupool.pool.result import SpmdResult as SpmdResult
+    from gpupool.pool.session import current_pool as current_pool
+    from gpupool.pool.session import start as start
+    from gpupool.train.head import replace_head as replace_head
+    from gpupool.train.history import TrainingHistory as TrainingHistory
+    from gpupool.train.predict import predict as predict
+    from gpupool.train.result import TrainingResult as TrainingResult
+    from gpupool.train.run import TrainingRun as TrainingRun

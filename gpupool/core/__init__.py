@@ -1,0 +1,1 @@
+"""Words that client, host and engines all speak. Standard library only."""

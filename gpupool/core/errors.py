@@ -1,0 +1,134 @@
+"""Every error gpupool raises on purpose. Runs anywhere.
+
+    GpuPoolError                  one sentence: what happened, where, what to do
+    ├── OptionsError (ValueError) an option is unknown, malformed or without effect
+    ├── PlacementError            the devices asked for are not there
+    ├── PoolError                 the pool cannot do this now
+    │   ├── NoPoolError           no pool runs in this notebook
+    │   ├── PoolStartError        the pool did not come up; nothing was left running
+    │   └── EngineDiedError       an engine process is gone
+    ├── SpmdError                 a cell or function raised on one or more ranks: .errors[rank]
+    ├── DataError                 a datastore cannot be listed or read
+    │   ├── DataNotFoundError     nothing there
+    │   └── CredentialsError      the store refused the credentials
+    └── TrainingError             train() or predict() cannot go on
+
+In IPython these show as their message alone: the user's own line is the cell just above it,
+and none of our frames would help. `RankError` is not raised: it is what `SpmdError` holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+class GpuPoolError(Exception):
+    """Base of all errors that gpupool raises on purpose; its text is one complete message."""
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython prints instead of a traceback (its documented hook for exceptions)."""
+        return [f"{type(self).__name__}: {self}"]
+
+
+class OptionsError(GpuPoolError, ValueError):
+    """An option is unknown, malformed, contradicts another one, or would have no effect."""
+
+
+class PlacementError(GpuPoolError):
+    """The devices asked for do not exist or are too few."""
+
+
+class PoolError(GpuPoolError):
+    """The pool cannot do what was asked in its present state."""
+
+
+class NoPoolError(PoolError):
+    """No pool runs in this notebook."""
+
+
+class PoolStartError(PoolError):
+    """The pool did not come up. Whatever had been started is stopped again."""
+
+
+class EngineDiedError(PoolError):
+    """The process of an engine has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankError:
+    """What one rank raised, as plain data.
+
+    `traceback` is IPython's formatted text (with ANSI colours), without frames of gpupool.
+    `failed_at` is the engine's wall clock in seconds since the epoch. `freed`: it raised only
+    because another rank had failed before, in a collective that could not go on.
+    """
+
+    rank: int
+    ename: str
+    evalue: str
+    traceback: str = ""
+    failed_at: float = 0.0
+    freed: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.ename}: {self.evalue}" if self.evalue else self.ename
+
+
+class SpmdError(GpuPoolError):
+    """A cell or function raised on one or more ranks.
+
+    `errors` maps rank to `RankError`; `first` is the one that failed first, which is shown in full.
+    """
+
+    def __init__(self, errors: Mapping[int, RankError], world_size: int) -> None:
+        self.errors = dict(sorted(errors.items()))
+        self.world_size = world_size
+        self.first = min(self.errors.values(), key=lambda e: (e.freed, e.failed_at, e.rank))
+        super().__init__(self._message())
+
+    def __reduce__(self) -> tuple[type[SpmdError], tuple[dict[int, RankError], int]]:
+        return type(self), (self.errors, self.world_size)
+
+    def others(self) -> dict[str, list[int]]:
+        """What the other ranks raised -> their ranks, equal errors together."""
+        folded: dict[str, list[int]] = {}
+        for error in self.errors.values():
+            if error is not self.first:
+                text = "freed from waiting for it" if error.freed else str(error)
+                folded.setdefault(text, []).append(error.rank)
+        return folded
+
+    def _message(self) -> str:
+        same = [r for text, r in self.others().items() if text == str(self.first)]
+        failed = 1 + sum(map(len, same))
+        of = f"{failed} of {self.world_size} ranks"
+        if failed > 1:
+            return f"{self.first} (the same on {of})"
+        return f"rank {self.first.rank}: {self.first} ({of} failed)"
+
+    def _render_traceback_(self) -> list[str]:
+        """The traceback of the rank that failed first; the other ranks in one line each kind."""
+        lines = [f"SpmdError: {self}"]
+        if self.first.traceback:
+            lines += ["", f"rank {self.first.rank}:", self.first.traceback]
+        for text, ranks in self.others().items():
+            if text != str(self.first):
+                lines.append(f"rank {', '.join(map(str, ranks))}: {text}")
+        return lines
+
+
+class DataError(GpuPoolError):
+    """A datastore cannot be listed or read."""
+
+
+class DataNotFoundError(DataError):
+    """There is no such bucket, folder or object, or it holds nothing readable."""
+
+
+class CredentialsError(DataError):
+    """The object store refused the credentials, or found none."""
+
+
+class TrainingError(GpuPoolError):
+    """Training or prediction cannot start or go on."""

@@ -1,0 +1,17 @@
+"""The one function that travels to the engines. Runs anywhere, called on engines.
+
+ipyparallel sends a function as its code object and runs it in the engine's own copy of the module
+it came from. Sending only this stub keeps engine code the engine's installed version, and keeps the
+client from importing it: the client names a function of `gpupool/engine/entry.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def invoke(name: str, payload: dict[str, Any]) -> Any:
+    """Call `gpupool.engine.entry.<name>(**payload)` on this engine; returns its plain value."""
+    from gpupool.engine import entry  # type: ignore[attr-defined, unused-ignore]
+
+    return getattr(entry, name)(**payload)

@@ -1,0 +1,57 @@
+"""Who gets which sample of which global batch: pure arithmetic. Runs anywhere; no torch.
+
+An epoch is one permutation of all samples, cut into global batches, each cut into one share per
+rank. The world size enters only in the last cut, so N ranks see together exactly what one sees.
+
+    order = epoch_order(10, seed=0, epoch=0, shuffle=False)   # 0 1 2 3 4 5 6 7 8 9
+    batch = order[4:8]                                        # the second of size 4: 4 5 6 7
+    shard(batch, 1, 3)                                        # rank 1 of 3: 5
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpupool.core.errors import OptionsError
+
+Indices = NDArray[np.int64]
+
+
+def epoch_order(num_samples: int, seed: int, epoch: int, shuffle: bool = True) -> Indices:
+    """The order of all samples in one epoch: shape (num_samples,), every index exactly once.
+
+    It depends on `num_samples`, `seed` and `epoch` alone: not on the number of ranks, nor on what
+    was drawn before, so any epoch can be made again at once when training resumes.
+    """
+    if not shuffle:
+        return np.arange(num_samples, dtype=np.int64)
+    return keyed_generator(seed, epoch).permutation(num_samples).astype(np.int64, copy=False)
+
+
+def num_batches(num_samples: int, batch_size: int) -> int:
+    """How many global batches an epoch has; the last one may be short, none is dropped."""
+    if batch_size < 1:
+        raise OptionsError(f"batch_size={batch_size} must be at least 1")
+    return -(-num_samples // batch_size)
+
+
+def shard(batch: Indices, rank: int, world_size: int) -> Indices:
+    """One rank's contiguous share of a global batch (a view).
+
+    The shares of all ranks together are the batch, in order. Their sizes differ by at most 1, so
+    some are empty when the batch has fewer samples than there are ranks.
+    """
+    if not 0 <= rank < world_size:
+        raise OptionsError(f"rank={rank} must be in 0..world_size-1, with world_size={world_size}")
+    size = len(batch)
+    return batch[size * rank // world_size : size * (rank + 1) // world_size]
+
+
+def keyed_generator(seed: int, stream: int) -> np.random.Generator:
+    """A random generator that (seed, stream) determine; others are statistically independent."""
+    for name, value in (("seed", seed), ("stream", stream)):
+        if not 0 <= value < 2**64:
+            raise OptionsError(f"{name}={value} must be in 0..2**64-1")
+    key = np.array([seed, stream], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=key))

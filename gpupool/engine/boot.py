@@ -1,0 +1,37 @@
+"""Become an engine: `python -m gpupool.engine.boot`. Runs on engines, before anything else.
+
+The device was pinned by the environment this process was started with, so that neither torch nor
+anything else can see another GPU. torch is imported before registering: an engine that counts as
+ready is ready.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import sys
+from typing import Any
+
+
+def this_rank() -> dict[str, Any]:
+    """This engine's rank, world_size, local_rank, node_rank, host, device, gpu and num_threads."""
+    return dict(json.loads(os.environ["GPUPOOL_RANK"]))
+
+
+def main() -> None:
+    """Import torch, register with the controller, serve until told to stop."""
+    faulthandler.enable()  # a segfault leaves its stack in the log, which the agent reads
+    rank = this_rank()
+
+    import torch
+
+    torch.set_num_threads(rank["num_threads"])
+    from ipyparallel.engine.app import IPEngine
+
+    sys.argv[0] = "gpupool-engine"
+    IPEngine.launch_instance()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Every function the client may call on an engine: the whole remote interface on one page.
+
+Runs on engines. Arguments and replies are plain data (a reply is unpickled in the client's IO
+thread, so it must not make the notebook import anything). Work is done elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from IPython.core.getipython import get_ipython
+
+from gpupool.core import environ
+from gpupool.data.fetch import refresh_filesystems
+from gpupool.engine import boot, control, execute, group, work
+
+
+def prepare(sys_path: list[str], cwd: str) -> dict[str, Any]:
+    """Make the engine's namespace and search path those of the notebook; tells pid and torch."""
+    rank = boot.this_rank()
+    if Path(cwd).is_dir():
+        os.chdir(cwd)
+    sys.path.extend(p for p in sys_path if p not in sys.path)
+    namespace = {key: rank[key] for key in ("rank", "world_size", "local_rank")}
+    shell: Any = get_ipython()
+    shell.user_ns.update(namespace, device=torch.device(rank["device"]), torch=torch, dist=dist)
+    control.install()
+    return {"pid": os.getpid(), "torch": str(torch.__version__)}
+
+
+def form_group(store_path: str, backend: str) -> dict[str, Any]:
+    """Join the process group of all ranks; returns when every rank has joined."""
+    rank = boot.this_rank()
+
+    def form() -> dict[str, Any]:
+        group.form(store_path, backend, rank["rank"], rank["world_size"])
+        return {}
+
+    return execute.guarded(form)
+
+
+def leave_group() -> dict[str, Any]:
+    """Leave the process group, which frees peers that wait for this rank in a gloo collective."""
+    group.leave()
+    return {}
+
+
+def set_environment(variables: dict[str, str], unset: list[str]) -> dict[str, Any]:
+    """Set and remove environment variables; open file systems take new credentials."""
+    environ.apply(variables, unset)
+    refresh_filesystems()
+    return {}
+
+
+def run_source(source: str, cell_number: int | None) -> dict[str, Any]:
+    """Run a cell; the reply has "value" (pickled or None) and "text", or "error"."""
+    return execute.run_source(source, cell_number)
+
+
+def run_function(pickled: bytes) -> dict[str, Any]:
+    """Call a pickled (function, args, kwargs); the reply is that of `run_source`."""
+    return execute.run_function(pickled)
+
+
+def train(job_path: str, result_path: str) -> dict[str, Any]:
+    """Train as the job in `job_path` says; rank 0 leaves the weights in `result_path`."""
+    return execute.guarded(lambda: work.train(job_path, result_path))
+
+
+def predict(job_path: str, result_path: str) -> dict[str, Any]:
+    """Run a model over this rank's part of the samples; the outputs go to `result_path`."""
+    return execute.guarded(lambda: work.predict(job_path, result_path))

@@ -1,0 +1,1 @@
+"""What runs once per machine: the agent, parent of the controller and of all engines."""

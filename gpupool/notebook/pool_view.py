@@ -1,0 +1,141 @@
+"""The pool, its environment and the GPUs as text and HTML. Runs on the client."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from IPython.core.getipython import get_ipython
+from IPython.display import display
+
+from gpupool.core.topology import GpuTable
+from gpupool.notebook import markup
+from gpupool.notebook.words import duration
+from gpupool.pool.pool import PoolStatus
+
+_COLOURS = {
+    "idle": markup.GREEN,
+    "busy": markup.AMBER,
+    "broken": markup.RED,
+    "stopped": markup.GREY,
+}
+
+
+def status_text(status: PoolStatus) -> str:
+    """One line on the pool and one for each rank."""
+    lines = [f"Pool of {len(status.ranks)}: {status.state}, " + ", ".join(_facts(status))]
+    if status.reason:
+        lines.append(status.reason)
+    for rank, device, threads, pid in rank_rows(status):
+        lines.append(f"  rank {rank}  {device}  {threads} threads  pid {pid}")
+    return "\n".join(lines)
+
+
+def status_html(status: PoolStatus) -> str:
+    """The pool's bar; the ranks unfold."""
+    head = (
+        f"<b>Pool of {len(status.ranks)}</b>"
+        + markup.badge(status.state, _COLOURS[status.state])
+        + markup.muted(" · ".join(_facts(status)))
+    )
+    reason = markup.bar(markup.code(status.reason), markup.RED) if status.reason else ""
+    ranks = markup.table(("rank", "device", "threads", "pid"), rank_rows(status))
+    return markup.card(head, reason, f"<details><summary>Ranks</summary>{ranks}</details>")
+
+
+def rank_rows(status: PoolStatus) -> list[tuple[str, str, str, str]]:
+    """(rank, device, threads, pid) of each rank."""
+    return [
+        (
+            str(rank.rank),
+            f"{rank.gpu.index}: {rank.gpu.name}" if rank.gpu else "CPU",
+            str(rank.num_threads),
+            str(status.pids.get(rank.rank, "-")),
+        )
+        for rank in status.ranks
+    ]
+
+
+def env_text(variables: Mapping[str, str], world_size: int, unset: bool = False) -> str:
+    """Names and fingerprints of variables; values are not known here."""
+    if not variables:
+        return "No variable matches." if unset else "No variable has been propagated."
+    if unset:
+        return f"Removed from {world_size} ranks: {', '.join(variables)}"
+    names = ", ".join(f"{name} ({mark})" for name, mark in variables.items())
+    return f"On {world_size} ranks: {names}"
+
+
+def gpu_table_html(table: GpuTable) -> str:
+    """The GPU table, or a sentence where there is none."""
+    if not table:
+        return markup.card(markup.muted(table.NONE))
+    return markup.card(markup.table(table.HEADER, table.rows()))
+
+
+class StartProgress:
+    """A line that says how far the start is; the pool's bar takes its place.
+
+    In a notebook it is drawn anew in one place; on a terminal too; elsewhere each line stays.
+    """
+
+    def __init__(self) -> None:
+        shell = get_ipython()
+        self._handle = None
+        if getattr(shell, "kernel", None) is not None:
+            self._handle = display(_plain("Starting"), raw=True, display_id=True)
+
+    def __enter__(self) -> StartProgress:
+        return self
+
+    def __call__(self, line: str) -> None:
+        """Show a stage."""
+        if self._handle is not None:
+            self._handle.update(_plain(f"Starting: {line}"), raw=True)
+        elif sys.stderr.isatty():
+            sys.stderr.write(f"\rStarting: {line}".ljust(60))
+            sys.stderr.flush()
+
+    def finish(self, status: PoolStatus) -> None:
+        """Show the pool."""
+        if self._handle is not None:
+            self._handle.update(status)
+        else:
+            print(status_text(status))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+    ) -> None:
+        if self._handle is None and sys.stderr.isatty():
+            sys.stderr.write("\r".ljust(60) + "\r")
+        elif self._handle is not None and error is not None:
+            self._handle.update(_plain("The pool was not started."), raw=True)
+
+
+def register_formatters(shell: Any) -> None:
+    """Let IPython show our objects in text and HTML."""
+    formatters = shell.display_formatter.formatters
+    formatters["text/plain"].for_type(PoolStatus, lambda s, p, cycle: p.text(status_text(s)))
+    formatters["text/html"].for_type(PoolStatus, status_html)
+    formatters["text/plain"].for_type(GpuTable, lambda table, p, cycle: p.text(repr(table)))
+    formatters["text/html"].for_type(GpuTable, gpu_table_html)
+
+
+def _facts(status: PoolStatus) -> list[str]:
+    names = sorted({rank.gpu.name for rank in status.ranks if rank.gpu})
+    facts = [f"one engine per GPU ({', '.join(names)})" if names else "CPU ranks", status.backend]
+    facts.append(f"generation {status.generation}")
+    if status.env:
+        facts.append(f"env: {', '.join(status.env)} (hidden)")
+    left = status.idle_left_s
+    facts.append("no idle timeout" if left is None else f"stops after {duration(left)} idle")
+    return facts
+
+
+def _plain(text: str) -> dict[str, Any]:
+    return {"text/plain": text}

@@ -1,0 +1,159 @@
+"""One engine function on several ranks at once: wait, free the blocked. Runs on the client.
+
+A background thread supervises each execution, so that the caller's thread only waits for an event
+and hears the user's interrupt at once. When a rank fails or the user interrupts while others still
+run, the ranks that are done leave the process group: that closes their connections, and a peer
+that waits for them in a gloo collective gets an error instead of waiting for ever. The pool then
+forms the group again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import TYPE_CHECKING, Any
+
+from gpupool.core.environ import redact
+from gpupool.core.errors import RankError, SpmdError
+
+if TYPE_CHECKING:
+    from gpupool.pool.pool import Pool
+
+GRACE_S = 0.25  # after a first failure the others may still finish or fail by themselves
+REACT_S = 3.0  # a rank that has not reacted to an interrupt by then is given up
+
+# (rank, kind, content): see `gpupool.pool.client.OnMessage`
+OnOutput = Callable[[int, str, Any], None]
+
+
+class Execution:
+    """The running call of `gpupool.engine.entry.<name>` on the ranks in `payloads`.
+
+    `replies` maps rank to the reply of each rank that has finished; `errors` those that failed.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        name: str,
+        payloads: Mapping[int, dict[str, Any]],
+        on_output: OnOutput,
+        timeout_s: float | None = None,
+    ) -> None:
+        self.replies: dict[int, dict[str, Any]] = {}
+        self.errors: dict[int, RankError] = {}
+        self.elapsed_s = 0.0
+        self._pool = pool
+        self._hidden = pool.hidden_values()
+        self._started = time.monotonic()
+        self._deadline = None if timeout_s is None else self._started + timeout_s
+        self._interrupted = threading.Event()
+        self._finished = threading.Event()
+        self._group_left = False
+        self._futures: dict[Future[Any], int] = {
+            pool.call(rank, name, payload, on_output): rank for rank, payload in payloads.items()
+        }
+        threading.Thread(target=self._supervise, name=f"gpupool-{name}", daemon=True).start()
+
+    def done(self) -> bool:
+        """Whether every rank has finished."""
+        return self._finished.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end, at most `timeout_s`; tells whether it has come."""
+        return self._finished.wait(timeout_s)
+
+    def interrupt(self) -> None:
+        """Interrupt the ranks that still run; returns at once. May be called again."""
+        self._interrupted.set()
+
+    def result(self, tick: Callable[[], None] = lambda: None) -> dict[int, dict[str, Any]]:
+        """The replies by rank, after waiting for them. Ctrl-C meanwhile interrupts the ranks.
+
+        Args:
+            tick: called every 0.1 s while waiting, in this thread.
+
+        Raises:
+            SpmdError: one or more ranks failed.
+        """
+        while True:
+            try:
+                # In slices: a wait without limit would not hear the interrupt on every platform.
+                while not self.wait(0.1):
+                    tick()
+                break
+            except KeyboardInterrupt:
+                self.interrupt()
+        if self.errors:
+            raise SpmdError(self.errors, self._pool.world_size)
+        return self.replies
+
+    # ---- in the supervising thread -------------------------------------------------------
+
+    def _supervise(self) -> None:
+        pending = set(self._futures)
+        failed_at: float | None = None
+        signalled_at: float | None = None
+        while pending:
+            done, pending = wait(pending, timeout=0.05, return_when=FIRST_COMPLETED)
+            for future in done:
+                self._take(self._futures[future], future)
+            now = time.monotonic()
+            if self.errors and failed_at is None:
+                failed_at = now
+            if pending and failed_at is not None and now - failed_at > GRACE_S:
+                self._free_peers(pending)
+            if self._deadline is not None and now > self._deadline:
+                self._interrupted.set()
+            if pending and self._interrupted.is_set() and signalled_at is None:
+                signalled_at = now
+                self._pool.signal([self._futures[f] for f in pending])
+            if pending and signalled_at is not None and now - signalled_at > GRACE_S:
+                self._free_peers(pending)
+            if pending and signalled_at is not None and now - signalled_at > REACT_S:
+                self._give_up(pending)
+                break
+        self.elapsed_s = time.monotonic() - self._started
+        if self._group_left or signalled_at is not None:
+            self._pool.reform_group()
+        self._finished.set()
+
+    def _take(self, rank: int, future: Future[Any]) -> None:
+        failure = future.exception()
+        if failure is not None:  # the engine died, or did not run our function at all
+            name = type(failure).__name__
+            self.errors[rank] = RankError(rank, name, str(failure), failed_at=time.time())
+        elif "error" in future.result():
+            error = future.result()["error"]
+            self.errors[rank] = RankError(
+                rank=rank,
+                ename=error["ename"],
+                evalue=redact(error["evalue"], self._hidden),
+                traceback=redact(error["traceback"], self._hidden),
+                failed_at=error["failed_at"],
+                freed=self._group_left and bool(self.errors),
+            )
+        else:
+            self.replies[rank] = future.result()
+
+    def _free_peers(self, pending: set[Future[Any]]) -> None:
+        if self._group_left:
+            return
+        self._group_left = True
+        busy = {self._futures[future] for future in pending}
+        for rank in self._pool.alive_ranks():
+            if rank not in busy:
+                self._pool.call(rank, "leave_group", {})
+
+    def _give_up(self, pending: set[Future[Any]]) -> None:
+        ranks = sorted(self._futures[future] for future in pending)
+        listed = ", ".join(map(str, ranks))
+        reason = (
+            f"rank {listed} did not react to the interrupt within {REACT_S:.0f} s (blocked in a "
+            "collective, or in code that does not return to Python)"
+        )
+        for rank in ranks:
+            self.errors[rank] = RankError(rank, "Unresponsive", reason, failed_at=time.time())
+        self._pool.mark_broken(reason)

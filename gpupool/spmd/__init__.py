@@ -1,0 +1,1 @@
+"""A cell on every rank. Runs in the notebook kernel."""

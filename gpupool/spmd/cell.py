@@ -1,0 +1,108 @@
+"""A cell on the ranks: start it, let a view watch, take the result. Runs on the client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from gpupool.core.errors import SpmdError
+from gpupool.pool.pool import Pool
+from gpupool.pool.result import OutputRecorder, RankOutput, SpmdResult
+
+VIEWS = ("auto", "ranks", "raw", "quiet")
+
+
+@dataclass(frozen=True, slots=True)
+class CellReport:
+    """How a finished cell went, for a view to draw. Either `result` or `error` is there."""
+
+    outputs: Mapping[int, RankOutput]
+    elapsed_s: float
+    result: SpmdResult | None = None
+    error: SpmdError | None = None
+
+
+class View(Protocol):
+    """Shows a cell while it runs and when it has ended."""
+
+    def on_output(self, rank: int, kind: str, content: Any) -> None:
+        """A piece of output; called in a background thread."""
+
+    def tick(self) -> None:
+        """Called every 0.1 s in the waiting thread."""
+
+    def finish(self, report: CellReport) -> None:
+        """The end; called in the waiting thread."""
+
+
+class SpmdRun:
+    """A cell that runs on the ranks: a future. `await run` gives its result in an async cell."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        source: str,
+        ranks: Sequence[int],
+        view: View,
+        *,
+        timeout_s: float | None = None,
+        cell_number: int | None = None,
+        on_result: Callable[[SpmdResult], None] = lambda result: None,
+    ) -> None:
+        self._view = view
+        self._on_result = on_result
+        self._outcome: CellReport | None = None
+        self._recorder = OutputRecorder(tuple(ranks), pool.hidden_values(), view.on_output)
+        self._execution = pool.begin(
+            source,
+            ranks=ranks,
+            on_output=self._recorder,
+            timeout_s=timeout_s,
+            cell_number=cell_number,
+        )
+
+    def done(self) -> bool:
+        """Whether every rank has finished."""
+        return self._execution.done()
+
+    def interrupt(self) -> None:
+        """Interrupt the ranks that still run."""
+        self._execution.interrupt()
+
+    def result(self) -> SpmdResult:
+        """One value per rank, after waiting. The output is shown when it is asked for first.
+
+        Raises:
+            SpmdError: one or more ranks failed.
+        """
+        if self._outcome is None:
+            self._outcome = self._collect()
+            self._view.finish(self._outcome)
+            if self._outcome.result is not None:
+                self._on_result(self._outcome.result)
+        if self._outcome.error is not None:
+            raise self._outcome.error
+        assert self._outcome.result is not None
+        return self._outcome.result
+
+    def __await__(self) -> Any:
+        import asyncio
+
+        while not self.done():
+            yield from asyncio.sleep(0.05).__await__()
+        return self.result()
+
+    def _collect(self) -> CellReport:
+        execution, outputs = self._execution, self._recorder.outputs
+        try:
+            replies = execution.result(self._view.tick)
+        except SpmdError as error:
+            self._recorder.finish()
+            return CellReport(outputs, execution.elapsed_s, error=error)
+        self._recorder.finish()
+        result = SpmdResult(replies, outputs, execution.elapsed_s)
+        return CellReport(outputs, execution.elapsed_s, result=result)
+
+    def __repr__(self) -> str:
+        return f"SpmdRun({'done' if self.done() else 'running'})"

@@ -1,0 +1,56 @@
+"""Fold what the ranks said: equal texts once. Pure; returns data. Runs on the client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranks that said exactly the same."""
+
+    ranks: tuple[int, ...]
+    text: str
+
+
+def fold(texts: Mapping[int, str]) -> list[Group]:
+    """The texts by rank with equal ones together, the largest group first, then by first rank.
+
+    >>> fold({0: "a", 1: "b", 2: "b"})
+    [Group(ranks=(1, 2), text='b'), Group(ranks=(0,), text='a')]
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank in sorted(texts):
+        ranks.setdefault(texts[rank], []).append(rank)
+    groups = [Group(tuple(members), text) for text, members in ranks.items()]
+    return sorted(groups, key=lambda group: (-len(group.ranks), group.ranks))
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Ranks as short text, runs of three and more with a dash.
+
+    >>> format_ranks([0, 1, 2, 3, 5, 6, 8])
+    '0-3, 5, 6, 8'
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts: list[str] = []
+    for run in runs:
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else list(map(str, run))
+    return ", ".join(parts)
+
+
+def tail(lines: Iterable[tuple[int, str]], num_lines: int) -> list[tuple[tuple[int, ...], str]]:
+    """The last lines in order of arrival, the same line from several ranks in a row as one."""
+    folded: list[tuple[tuple[int, ...], str]] = []
+    for rank, line in lines:
+        if folded and folded[-1][1] == line and rank not in folded[-1][0]:
+            folded[-1] = (*folded[-1][0], rank), line
+        else:
+            folded.append(((rank,), line))
+    return folded[-num_lines:]

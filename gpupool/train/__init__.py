@@ -1,0 +1,1 @@
+"""Training as the notebook sees it. Runs in the notebook kernel."""

@@ -1,0 +1,43 @@
+"""What all tests share: a real S3 server, real images in it, and a clean environment."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from demo import photos
+from demo.s3 import SeaweedServer
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[SeaweedServer]:
+    """A SeaweedFS server for the whole run. `os.environ.update(s3.env)` makes s3:// mean it."""
+    with SeaweedServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def photos_url(s3: SeaweedServer) -> str:
+    """A bucket with 20 real images of each of 10 classes in train/ and 10 of each in test/."""
+    url = s3.make_bucket("photos")
+    options = s3.storage_options
+    photos.upload(url, photos.source(), num_train=200, num_test=100, storage_options=options)
+    return url
+
+
+@pytest.fixture(autouse=True)
+def clean_environ() -> Iterator[None]:
+    """No test sees this machine's AWS settings, nor what another test has set."""
+    before = dict(os.environ)
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        del os.environ[name]
+    os.environ["AWS_CONFIG_FILE"] = os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
+    os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+    if "s3fs" in sys.modules:
+        sys.modules["s3fs"].S3FileSystem.clear_instance_cache()

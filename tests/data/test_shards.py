@@ -1,0 +1,82 @@
+"""The arithmetic of who gets which sample."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpupool.core.errors import OptionsError
+from gpupool.data.shards import Indices, epoch_order, num_batches, shard
+
+sizes = st.integers(0, 500)
+keys = st.integers(0, 2**64 - 1)
+worlds = st.integers(1, 20)
+
+
+def batches_of(order: Indices, batch_size: int) -> list[Indices]:
+    count = num_batches(len(order), batch_size)
+    return [order[i * batch_size : (i + 1) * batch_size] for i in range(count)]
+
+
+@given(sizes, keys, st.integers(0, 1000), st.integers(1, 70), worlds)
+def test_every_sample_is_in_exactly_one_share(
+    num_samples: int, seed: int, epoch: int, batch_size: int, world_size: int
+) -> None:
+    order = epoch_order(num_samples, seed, epoch, shuffle=True)
+    shares = [
+        shard(batch, rank, world_size)
+        for batch in batches_of(order, batch_size)
+        for rank in range(world_size)
+    ]
+    seen = np.concatenate([np.empty(0, np.int64), *shares])
+    assert sorted(seen) == list(range(num_samples))
+
+
+@given(sizes, keys, st.integers(1, 70), worlds)
+def test_all_ranks_together_see_the_batch_that_one_rank_sees(
+    num_samples: int, seed: int, batch_size: int, world_size: int
+) -> None:
+    for batch in batches_of(epoch_order(num_samples, seed, 3, shuffle=True), batch_size):
+        shares = [shard(batch, rank, world_size) for rank in range(world_size)]
+        assert np.array_equal(np.concatenate(shares), batch)
+        lengths = [len(share) for share in shares]
+        assert max(lengths) - min(lengths) <= 1
+
+
+@given(sizes, keys, st.integers(0, 1000))
+def test_the_order_depends_on_seed_and_epoch_alone(num_samples: int, seed: int, epoch: int) -> None:
+    first = epoch_order(num_samples, seed, epoch, shuffle=True)
+    np.random.default_rng(0).random(7)
+    assert first.dtype == np.int64
+    assert np.array_equal(first, epoch_order(num_samples, seed, epoch, shuffle=True))
+
+
+def test_seeds_and_epochs_give_different_orders() -> None:
+    orders = [epoch_order(50, seed, epoch, shuffle=True) for seed in range(5) for epoch in range(5)]
+    assert len({tuple(order) for order in orders}) == 25
+
+
+def test_without_shuffle_the_order_is_that_of_the_data() -> None:
+    assert list(epoch_order(4, seed=1, epoch=2, shuffle=False)) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "batch_size", "expected"), [(0, 4, 0), (4, 4, 1), (5, 4, 2), (3, 4, 1)]
+)
+def test_the_last_batch_may_be_short(num_samples: int, batch_size: int, expected: int) -> None:
+    assert num_batches(num_samples, batch_size) == expected
+
+
+def test_a_share_may_be_empty() -> None:
+    assert [len(shard(np.arange(2), rank, 3)) for rank in range(3)] == [0, 1, 1]
+
+
+def test_impossible_arguments_are_refused() -> None:
+    with pytest.raises(OptionsError, match="batch_size=0"):
+        num_batches(10, 0)
+    with pytest.raises(OptionsError, match=r"rank=2 .* world_size=2"):
+        shard(np.arange(4), 2, 2)
+    with pytest.raises(OptionsError, match="seed=-1"):
+        epoch_order(4, -1, 0, shuffle=True)
