@@ -32,14 +32,14 @@ _NAMES = {
     "SpmdError": "gpupool.core.errors",
     "SpmdResult": "gpupool.pool.result",
     "TrainingError": "gpupool.core.errors",
-    "TrainingHistory": "gpupool.train.history",
+    "TrainingHistory": "gpupool.training.history",
     "TrainingOptions": "gpupool.core.options",
-    "TrainingResult": "gpupool.train.result",
-    "TrainingRun": "gpupool.train.run",
+    "TrainingResult": "gpupool.training.result",
+    "TrainingRun": "gpupool.training.run",
     "current_pool": "gpupool.pool.session",
     "gpus": "gpupool.core.topology",
-    "predict": "gpupool.train.predict",
-    "replace_head": "gpupool.train.head",
+    "predict": "gpupool.training.predict",
+    "replace_head": "gpupool.training.head",
     "start": "gpupool.pool.session",
     "train": "gpupool.notebook.training",
 }
@@ -93,8 +93,8 @@ if TYPE_CHECKING:
     from gpupool.pool.result import SpmdResult as SpmdResult
     from gpupool.pool.session import current_pool as current_pool
     from gpupool.pool.session import start as start
-    from gpupool.train.head import replace_head as replace_head
-    from gpupool.train.history import TrainingHistory as TrainingHistory
-    from gpupool.train.predict import predict as predict
-    from gpupool.train.result import TrainingResult as TrainingResult
-    from gpupool.train.run import TrainingRun as TrainingRun
+    from gpupool.training.head import replace_head as replace_head
+    from gpupool.training.history import TrainingHistory as TrainingHistory
+    from gpupool.training.predict import predict as predict
+    from gpupool.training.result import TrainingResult as TrainingResult
+    from gpupool.training.run import TrainingRun as TrainingRun

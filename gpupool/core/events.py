@@ -1,7 +1,7 @@
 """What training tells the notebook: small frozen events that cross as plain dicts. Runs anywhere.
 
 Rank 0 sends them; the client folds them, in order, into a `TrainingHistory`
-(`gpupool/train/history.py`). Times are seconds since the training started, on rank 0's
+(`gpupool/training/history.py`). Times are seconds since the training started, on rank 0's
 monotonic clock, so that no clock of one host is compared with another's.
 """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from gpupool.train.history import TrainingHistory, smooth
+from gpupool.training.history import TrainingHistory, smooth
 
 Point = tuple[int, float]
 # plot ("accuracy" in percent, "loss") -> line ("raw", "smooth", "validation") -> points

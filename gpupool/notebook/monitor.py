@@ -18,7 +18,7 @@ import traitlets
 
 from gpupool.notebook import words
 from gpupool.notebook.curves import Curves
-from gpupool.train.history import OVER, TrainingHistory
+from gpupool.training.history import OVER, TrainingHistory
 
 MESSAGE_EVERY_S = 0.1
 WHOLE_EVERY_S = 2.0

@@ -12,7 +12,7 @@ from typing import Any
 
 from gpupool.notebook import words
 from gpupool.notebook.curves import PLOTS, Curves, Point
-from gpupool.train.history import TrainingHistory
+from gpupool.training.history import TrainingHistory
 
 # Mid-tones: the background is not known, and may be white or nearly black.
 COLORS = {"accuracy": "#1a85d6", "loss": "#e0632a"}

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
-from gpupool.train.history import TrainingHistory
+from gpupool.training.history import TrainingHistory
 
 REDRAW_EVERY_S = 0.1
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from gpupool.core.options import TrainingOptions
 from gpupool.notebook.views import show_training
 from gpupool.pool.session import current_pool
-from gpupool.train.result import TrainingResult
-from gpupool.train.run import TrainingRun
+from gpupool.training.result import TrainingResult
+from gpupool.training.run import TrainingRun
 
 if TYPE_CHECKING:
     from torch import nn

@@ -13,7 +13,7 @@ from IPython.display import display
 
 from gpupool.notebook.picture import training_html, training_text
 from gpupool.notebook.text import TextProgress
-from gpupool.train.history import TrainingHistory
+from gpupool.training.history import TrainingHistory
 
 HTML_EVERY_S = 0.5
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpupool.train.history import TrainingHistory
+from gpupool.training.history import TrainingHistory
 
 Table = list[tuple[str, list[tuple[str, str]]]]
 

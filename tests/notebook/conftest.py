@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gpupool.train.history import TrainingHistory
+from gpupool.training.history import TrainingHistory
 from tests.notebook.feed import training_events
 
 

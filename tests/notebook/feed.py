@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from gpupool.core.events import EndEvent, Event, StartEvent, StepEvent, ValidationEvent
-from gpupool.train.history import TrainingHistory
+from gpupool.training.history import TrainingHistory
 
 
 def training_events(

@@ -16,7 +16,7 @@ WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 # The kernel runs in the root of the repository.
 FEED = """
 from gpupool.notebook.views import show_training
-from gpupool.train.history import TrainingHistory
+from gpupool.training.history import TrainingHistory
 from tests.notebook.feed import Run, training_events
 """
 

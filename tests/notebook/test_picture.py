@@ -13,7 +13,7 @@ from gpupool.core.events import EndEvent, StepEvent
 from gpupool.notebook import words
 from gpupool.notebook.curves import Curve, Curves, epoch_bands, nice_axis, step_ticks
 from gpupool.notebook.picture import training_html, training_text
-from gpupool.train.history import TrainingHistory
+from gpupool.training.history import TrainingHistory
 
 SVG = "{http://www.w3.org/2000/svg}"
 HistoryOf = Callable[..., TrainingHistory]

@@ -13,7 +13,7 @@ import pytest
 
 from gpupool.core.events import EndEvent, StepEvent
 from gpupool.notebook.text import TextProgress
-from gpupool.train.history import TrainingHistory
+from gpupool.training.history import TrainingHistory
 
 HistoryOf = Callable[..., TrainingHistory]
 
@@ -96,7 +96,7 @@ def test_it_works_on_a_real_terminal_and_needs_only_the_standard_library() -> No
     script = (
         "import sys\n"
         "from gpupool.notebook.text import TextProgress\n"
-        "from gpupool.train.history import TrainingHistory\n"
+        "from gpupool.training.history import TrainingHistory\n"
         "progress = TextProgress(sys.stderr)\n"
         "progress(TrainingHistory())\n"
         "progress(TrainingHistory(status='finished'))\n"

@@ -17,9 +17,9 @@ from gpupool.core.events import from_dict
 from gpupool.core.options import TrainingOptions
 from gpupool.pool.pool import Pool
 from gpupool.pool.result import OutputRecorder
-from gpupool.train.head import require_module
-from gpupool.train.history import TrainingHistory
-from gpupool.train.result import TrainingResult
+from gpupool.training.head import require_module
+from gpupool.training.history import TrainingHistory
+from gpupool.training.result import TrainingResult
 
 if TYPE_CHECKING:
     from torch import nn

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpupool.core.options import TrainingOptions
-from gpupool.train.history import TrainingHistory
+from gpupool.training.history import TrainingHistory
 
 if TYPE_CHECKING:
     from torch import nn

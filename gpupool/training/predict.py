@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpupool.pool.result import OutputRecorder
 from gpupool.pool.session import current_pool
-from gpupool.train.head import require_module
-from gpupool.train.run import require_dataset, write_job
+from gpupool.training.head import require_module
+from gpupool.training.run import require_dataset, write_job
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -1,0 +1,47 @@
+# make demo   the quick-start notebook, end to end, on an S3 server of its own
+# make lab    the same notebook in JupyterLab
+# make test   the tests            make lint   ruff and mypy
+# All set-up is done here, on a machine with Python 3.11 or newer and make.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+# Debian packages, installed as root where apt is there; everything works without them, with less.
+VENV_PACKAGES := python3-venv
+DEMO_PACKAGES := dataset-fashion-mnist
+TEST_PACKAGES := $(DEMO_PACKAGES) chromium iproute2
+
+.PHONY: demo lab test lint clean
+
+demo: $(VENV)/.demo
+	@scripts/apt-install $(DEMO_PACKAGES)
+	@$(BIN)/python -m demo.run
+
+lab: $(VENV)/.demo
+	@scripts/apt-install $(DEMO_PACKAGES)
+	@$(BIN)/python -m demo.run --lab
+
+test: $(VENV)/.test
+	@scripts/apt-install $(TEST_PACKAGES)
+	@$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "gpupool needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || scripts/apt-install $(VENV_PACKAGES)
+	@$(PYTHON) -m venv $(VENV)
+
+# One stamp for each set of dependencies; editing pyproject.toml installs anew.
+$(VENV)/.%: $(BIN)/python pyproject.toml
+	@echo "Installing gpupool[$*] into $(VENV); with torch this takes some minutes"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
