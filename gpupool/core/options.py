@@ -18,6 +18,7 @@ DEVICES = ("auto", "cpu", "gpu")
 BACKENDS = ("auto", "nccl", "gloo")
 PROFILES = ("local",)
 OPTIMIZERS = ("sgdm", "adam", "adamw", "rmsprop")
+LOSSES = ("cross_entropy", "mse")
 SHUFFLES = ("every-epoch", "once", "never")
 
 # The same things under the names of MATLAB's trainingOptions, for a better error.

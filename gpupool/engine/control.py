@@ -1,14 +1,19 @@
 """What an engine answers while its main thread is busy. Runs on engines, in the control thread.
 
-A handler may only set a flag: the main thread is in the middle of something else.
+The main thread is in the middle of something else meanwhile: a handler sets a flag or frees it, and
+touches nothing that the main thread uses.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
-STOP_REQUEST = "gpupool_stop_request"
+from gpupool.engine.abort import abort_collectives
+
+STOP_REQUEST = "gpupool_stop_request"  # end the training after the next report
+ABORT_REQUEST = "gpupool_abort_request"  # get out of the collective
 
 _stop = threading.Event()
 
@@ -20,12 +25,16 @@ def install() -> None:
     shell: Any = get_ipython()
     kernel = shell.kernel
 
-    def on_stop(stream: Any, ident: Any, parent: Any) -> None:
-        _stop.set()
-        reply = STOP_REQUEST.replace("request", "reply")
-        kernel.session.send(stream, reply, content={"status": "ok"}, parent=parent, ident=ident)
+    def answer(request: str, act: Callable[[], object]) -> None:
+        def handler(stream: Any, ident: Any, parent: Any) -> None:
+            act()
+            reply = request.replace("request", "reply")
+            kernel.session.send(stream, reply, content={"status": "ok"}, parent=parent, ident=ident)
 
-    kernel.control_handlers[STOP_REQUEST] = on_stop
+        kernel.control_handlers[request] = handler
+
+    answer(STOP_REQUEST, _stop.set)
+    answer(ABORT_REQUEST, abort_collectives)
 
 
 def stop_requested() -> bool:

@@ -44,12 +44,6 @@ def form_group(store_path: str, backend: str) -> dict[str, Any]:
     return execute.guarded(form)
 
 
-def leave_group() -> dict[str, Any]:
-    """Leave the process group, which frees peers that wait for this rank in a gloo collective."""
-    group.leave()
-    return {}
-
-
 def set_environment(variables: dict[str, str], unset: list[str]) -> dict[str, Any]:
     """Set and remove environment variables; open file systems take new credentials."""
     environ.apply(variables, unset)

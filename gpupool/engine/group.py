@@ -34,7 +34,7 @@ def form(store_path: str, backend: str, rank: int, world_size: int) -> None:
 
 
 def leave() -> None:
-    """Leave the group, if there is one. Peers blocked in a gloo collective get an error at once."""
+    """Leave the group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
 

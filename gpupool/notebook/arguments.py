@@ -7,8 +7,11 @@ process, and defaults come from the option classes.
 from __future__ import annotations
 
 import argparse
+import keyword
+import math
 import re
 import shlex
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from gpupool.core.errors import OptionsError
@@ -28,14 +31,17 @@ class MagicParser(argparse.ArgumentParser):
             # an unset option is left out, so that the option class's default counts
             argument_default=argparse.SUPPRESS,
         )
+        # argparse takes -1 for a value and -1,0 for an option; in ranks both are values
+        self._negative_number_matcher = re.compile(r"-\d")
 
     def error(self, message: str) -> NoReturn:
-        unknown = re.fullmatch(r"unrecognized arguments: (.*)", message)
+        unknown = re.fullmatch(r"unrecognized arguments: (.*\S.*)", message, re.DOTALL)
         if not unknown:
             raise OptionsError(f"{self.prog}: {message}. Usage: {self._usage()}")
         words = unknown[1].split()
-        options = [word for word in words if word.startswith("-")]
-        known = [name for action in self._actions for name in action.option_strings]
+        # without a value behind "=": it may be a secret, and an error is kept in the notebook
+        options = [word.split("=")[0] for word in words if word.startswith("-")]
+        known = self.option_names()
         if options and known:
             raise OptionsError(
                 f"{self.prog} has no option {options[0]}. {suggest(options[0], known)}"
@@ -50,6 +56,17 @@ class MagicParser(argparse.ArgumentParser):
             raise OptionsError(f"{self.prog}: {error}.") from None
         return self.parse_args(words)
 
+    def option_names(self) -> list[str]:
+        """All options in all spellings."""
+        return [name for action in self._actions for name in action.option_strings]
+
+    def values_of(self, option: str) -> tuple[str, ...] | None:
+        """What may follow an option: the fixed words, () if it is free, None if nothing does."""
+        for action in self._actions:
+            if option in action.option_strings and action.nargs != 0:
+                return tuple(map(str, action.choices or ()))
+        return None
+
     def _usage(self) -> str:
         return " ".join(self.format_usage().removeprefix("usage: ").split())
 
@@ -58,13 +75,13 @@ def start_parser() -> MagicParser:
     """%gpupool start"""
     parser = MagicParser("%gpupool start")
     parser.add_argument("profile", nargs="?")
-    parser.add_argument("-n", type=int)
+    parser.add_argument("-n", type=int, metavar="N")
     parser.add_argument("--gpus")
     parser.add_argument("--cpu", dest="device", action="store_const", const="cpu")
     parser.add_argument("--backend", choices=BACKENDS)
     parser.add_argument("--env", nargs="+", metavar="NAME")
     parser.add_argument("--idle-timeout")
-    parser.add_argument("--timeout", dest="timeout_s", type=float, metavar="SECONDS")
+    parser.add_argument("--timeout", dest="timeout_s", type=_seconds, metavar="SECONDS")
     return parser
 
 
@@ -87,21 +104,59 @@ def log_parser() -> MagicParser:
     """%gpupool log"""
     parser = MagicParser("%gpupool log")
     parser.add_argument("rank", nargs="?", default="0")
-    parser.add_argument("-n", dest="num_lines", type=int, default=50, metavar="LINES")
+    parser.add_argument("-n", dest="num_lines", type=_count, default=50, metavar="LINES")
     return parser
 
 
-def bare_parser(command: str) -> MagicParser:
-    """A command without arguments."""
-    return MagicParser(f"%gpupool {command}")
+def bare_parser(command: str) -> Callable[[], MagicParser]:
+    """The parser of a command without arguments."""
+    return lambda: MagicParser(f"%gpupool {command}")
 
 
 def spmd_parser() -> MagicParser:
     """%%spmd"""
     parser = MagicParser("%%spmd")
     parser.add_argument("-t", "--targets", dest="ranks", default="all")
-    parser.add_argument("-o", "--out", dest="name", default=None)
+    parser.add_argument("-o", "--out", dest="name", type=_variable_name, default=None)
     parser.add_argument("--view", choices=VIEWS, default="auto")
-    parser.add_argument("--timeout", dest="timeout_s", type=float, default=None, metavar="SECONDS")
+    parser.add_argument(
+        "--timeout", dest="timeout_s", type=_seconds, default=None, metavar="SECONDS"
+    )
     parser.add_argument("--nowait", action="store_true", default=False)
     return parser
+
+
+COMMANDS: Mapping[str, Callable[[], MagicParser]] = {
+    "status": bare_parser("status"),
+    "start": start_parser,
+    "stop": bare_parser("stop"),
+    "interrupt": bare_parser("interrupt"),
+    "gpus": gpus_parser,
+    "env": env_parser,
+    "log": log_parser,
+}
+"""The commands of %gpupool and what may follow each."""
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+    return seconds
+
+
+def _count(text: str) -> int:
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
+    return count
+
+
+def _variable_name(text: str) -> str:
+    if not text.isidentifier() or keyword.iskeyword(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a name that a variable can have")
+    return text
+
+
+# argparse names the type in "invalid float value: 'x'"
+_seconds.__name__, _count.__name__ = "number of seconds", "number"

@@ -6,16 +6,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
+from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
 from IPython.display import display
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.options import suggest
 from gpupool.core.topology import gpus
-from gpupool.notebook import arguments, pool_view, spmd_view
+from gpupool.notebook import arguments, completion, pool_view, spmd_view
 from gpupool.pool import session
+from gpupool.pool.pool import Pool
 from gpupool.pool.result import SpmdResult
-from gpupool.spmd.cell import SpmdRun
+from gpupool.spmd.cell import SpmdRun, View
 
 _NAMES = ("gpupool", "spmd")
 
@@ -28,10 +29,31 @@ class GpupoolMagics(Magics):
 
     @line_magic
     def gpupool(self, line: str) -> object:
-        """%gpupool [status] | start | stop | interrupt | gpus | env | log"""
+        """The pool of this notebook.
+
+        %gpupool                 what runs: state, ranks, devices, process ids
+        %gpupool start [PROFILE] [-n N] [--gpus 0,2] [--cpu] [--backend auto|nccl|gloo]
+                       [--env NAME|GLOB ...] [--idle-timeout 30m|never] [--timeout SECONDS]
+                                 start it: one rank per GPU, or 2 CPU ranks where there is none
+            -n N                 number of ranks
+            --gpus 0,2           indices or UUIDs of the GPUs to use
+            --cpu                leave the GPUs alone
+            --backend NAME       nccl, gloo, or auto: nccl when every rank has its own GPU
+            --env NAME ...       environment variables for the ranks, as `%gpupool env` does
+            --idle-timeout TIME  stop it after that long without use: 90s, 30m (the default), 2h
+            --timeout SECONDS    give up starting after that many seconds
+        %gpupool stop            end every process of the pool
+        %gpupool interrupt       interrupt the ranks that are busy
+        %gpupool gpus [--watch]  the GPUs of this machine and who uses them
+        %gpupool env [NAME|GLOB ...] [--unset]
+                                 copy environment variables to the ranks, as in
+                                 `%gpupool env AWS_*`; without names: tell which are there.
+                                 Values are never shown.
+        %gpupool log [RANK] [-n LINES]
+                                 the end of an engine's log
+        """
         word, _, rest = line.strip().partition(" ")
         commands: dict[str, Callable[[str], object]] = {
-            "": self._status,
             "status": self._status,
             "start": self._start,
             "stop": self._stop,
@@ -40,41 +62,56 @@ class GpupoolMagics(Magics):
             "env": self._env,
             "log": self._log,
         }
+        word = word or "status"
         if word not in commands:
-            known = [name for name in commands if name]
-            raise OptionsError(f"%gpupool has no command {word!r}. {suggest(word, known)}")
+            raise OptionsError(f"%gpupool has no command {word!r}. {suggest(word, commands)}")
         return commands[word](rest)
 
-    @line_cell_magic
-    def spmd(self, line: str, cell: str | None = None) -> SpmdResult | SpmdRun | None:
-        """%%spmd [-t RANKS] [-o NAME] [--view V] [--timeout S] [--nowait]: run it on the ranks.
+    @cell_magic("spmd")  # type: ignore[arg-type]
+    def spmd_cell(self, line: str, cell: str) -> SpmdRun | None:
+        """Run the cell on every rank; the process group of torch.distributed is ready.
+
+        %%spmd [-t RANKS] [-o NAME] [--view auto|ranks|raw|quiet] [--timeout SECONDS] [--nowait]
+
+            -t, --targets RANKS  where: all (the default), 0, 0,2, 0:4 or -1
+            -o, --out NAME       bind the result: NAME[rank] is the value of the last expression,
+                                 NAME.text(rank) what was printed
+            --view auto          the end of the output while it runs, then equal ranks as one
+                   ranks         the same with a block for each rank
+                   raw           every line as it comes
+                   quiet         nothing
+            --timeout SECONDS    interrupt the ranks after that long
+            --nowait             go on at once with a handle, NAME or the cell's own value:
+                                 .done(), .result(), .interrupt(), `await handle`
 
         In the cell rank, world_size, local_rank, device, torch and dist are defined.
-        %spmd EXPRESSION gives the expression's value per rank.
+        `%spmd EXPRESSION` gives the value of an expression per rank.
         """
-        if cell is None:
-            return self._expression(line)
         chosen = arguments.spmd_parser().parse_line(line)
-        pool = session.current_pool(create=True)
-        run = SpmdRun(
-            pool,
-            cell,
-            pool.select_ranks(chosen.ranks),
-            spmd_view.make_view(chosen.view),
-            timeout_s=chosen.timeout_s,
-            cell_number=self.shell.execution_count,
-            on_result=lambda result: self._bind(chosen.name, result),
-        )
+        # a handle's result shows its values itself, where it is asked for
+        view = spmd_view.make_view(chosen.view, show_values=not chosen.nowait)
+        run = self._begin(cell, view, chosen.ranks, chosen.timeout_s)
         if chosen.nowait:
             self._bind(chosen.name, run)
             return run
-        run.result()
+        self._bind(chosen.name, run.result())
         return None
+
+    @no_var_expand  # {} and $ belong to the expression
+    @line_magic("spmd")  # type: ignore[arg-type]
+    def spmd_line(self, line: str) -> SpmdResult:
+        """The value of an expression on every rank: %spmd EXPRESSION
+
+        `x = %spmd EXPRESSION` keeps it: x[rank]. `%%spmd` runs a whole cell.
+        """
+        if not line.strip():
+            raise OptionsError("%spmd needs an expression, as in `%spmd rank * 2`.")
+        return self._begin(line, spmd_view.make_view("auto", show_values=False)).result()
 
     # ---- the commands of %gpupool --------------------------------------------------------
 
     def _status(self, rest: str) -> None:
-        arguments.bare_parser("status").parse_line(rest)
+        arguments.COMMANDS["status"]().parse_line(rest)
         pool = session.find()
         if pool is None:
             print("No pool runs in this notebook. `%gpupool start` starts one.")
@@ -88,12 +125,15 @@ class GpupoolMagics(Magics):
             progress.finish(pool.status())
 
     def _stop(self, rest: str) -> None:
-        arguments.bare_parser("stop").parse_line(rest)
+        arguments.COMMANDS["stop"]().parse_line(rest)
         print("Pool stopped." if session.stop() else "No pool was running.")
 
     def _interrupt(self, rest: str) -> None:
-        arguments.bare_parser("interrupt").parse_line(rest)
-        session.current_pool().interrupt()
+        arguments.COMMANDS["interrupt"]().parse_line(rest)
+        pool = session.current_pool()
+        busy = pool.status().state == "busy"
+        pool.interrupt()
+        print("The busy ranks are interrupted." if busy else "No rank is busy.")
 
     def _gpus(self, rest: str) -> object:
         if not arguments.gpus_parser().parse_line(rest).watch:
@@ -123,15 +163,28 @@ class GpupoolMagics(Magics):
 
     # ---- inside --------------------------------------------------------------------------
 
-    def _expression(self, line: str) -> SpmdResult:
-        if not line.strip():
-            raise OptionsError("%spmd needs an expression, as in `%spmd rank * 2`.")
-        return session.current_pool(create=True).run(line)
+    def _begin(
+        self, source: str, view: View, ranks: str = "all", timeout_s: float | None = None
+    ) -> SpmdRun:
+        pool = session.find() or self._autostart()
+        return SpmdRun(
+            pool,
+            source,
+            pool.select_ranks(ranks),
+            view,
+            timeout_s=timeout_s,
+            # the n of In [n]; execution_count is one higher from some version of IPython on
+            cell_number=self.shell.displayhook.prompt_count,
+        )
+
+    def _autostart(self) -> Pool:
+        with pool_view.StartProgress() as progress:
+            pool = session.start(progress=progress)
+            progress.finish_line(f"gpupool: no pool was running; started {session.describe(pool)}.")
+        return pool
 
     def _bind(self, name: str | None, value: object) -> None:
         if name is not None:
-            if not name.isidentifier():
-                raise OptionsError(f"-o {name}: not a name that a variable can have.")
             self.shell.user_ns[name] = value
 
 
@@ -140,10 +193,12 @@ def register(shell: Any) -> None:
     shell.register_magics(GpupoolMagics)
     pool_view.register_formatters(shell)
     spmd_view.register_formatters(shell)
+    completion.register(shell)
 
 
 def unregister(shell: Any) -> None:
-    """Take the magics away again."""
+    """Take the magics and their completion away again; pictures of our objects stay."""
+    completion.unregister(shell)
     for name in _NAMES:
         for kind in ("line", "cell"):
             shell.magics_manager.magics[kind].pop(name, None)

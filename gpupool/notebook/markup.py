@@ -45,7 +45,17 @@ def bar(inner: str, colour: str) -> str:
 
 def code(text: str) -> str:
     """Preformatted text."""
-    return f'<pre style="{CODE};margin:2px 0;white-space:pre-wrap">{escape(text)}</pre>'
+    return code_html(escape(text))
+
+
+def code_html(inner: str) -> str:
+    """Preformatted HTML."""
+    return f'<pre style="{CODE};margin:2px 0;white-space:pre-wrap">{inner}</pre>'
+
+
+def highlight(text: str) -> str:
+    """Text on a tinted ground, for what deserves a second look."""
+    return f'<span style="background:{AMBER}44;border-radius:3px">{escape(text)}</span>'
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

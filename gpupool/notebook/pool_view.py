@@ -29,7 +29,8 @@ def status_text(status: PoolStatus) -> str:
     if status.reason:
         lines.append(status.reason)
     for rank, device, threads, pid in rank_rows(status):
-        lines.append(f"  rank {rank}  {device}  {threads} threads  pid {pid}")
+        plural = "" if threads == "1" else "s"
+        lines.append(f"  rank {rank}  {device}  {threads} thread{plural}  pid {pid}")
     return "\n".join(lines)
 
 
@@ -78,32 +79,39 @@ def gpu_table_html(table: GpuTable) -> str:
 class StartProgress:
     """A line that says how far the start is; the pool's bar takes its place.
 
-    In a notebook it is drawn anew in one place; on a terminal too; elsewhere each line stays.
+    In a notebook and on a terminal it is drawn anew in one place; elsewhere only the end shows.
     """
 
     def __init__(self) -> None:
-        shell = get_ipython()
-        self._handle = None
-        if getattr(shell, "kernel", None) is not None:
-            self._handle = display(_plain("Starting"), raw=True, display_id=True)
+        self._in_notebook = getattr(get_ipython(), "kernel", None) is not None
+        self._handle: Any = None
 
     def __enter__(self) -> StartProgress:
         return self
 
     def __call__(self, line: str) -> None:
         """Show a stage."""
-        if self._handle is not None:
-            self._handle.update(_plain(f"Starting: {line}"), raw=True)
+        if self._in_notebook:
+            self._show(_plain(f"Starting: {line}"))
         elif sys.stderr.isatty():
             sys.stderr.write(f"\rStarting: {line}".ljust(60))
             sys.stderr.flush()
 
     def finish(self, status: PoolStatus) -> None:
         """Show the pool."""
-        if self._handle is not None:
-            self._handle.update(status)
+        if self._in_notebook:
+            self._show({"text/plain": status_text(status), "text/html": status_html(status)})
         else:
+            self._clear_line()
             print(status_text(status))
+
+    def finish_line(self, text: str) -> None:
+        """Show one line instead."""
+        if self._in_notebook:
+            self._show(_plain(text))
+        else:
+            self._clear_line()
+            print(text)
 
     def __exit__(
         self,
@@ -111,10 +119,23 @@ class StartProgress:
         error: BaseException | None,
         frames: TracebackType | None,
     ) -> None:
-        if self._handle is None and sys.stderr.isatty():
+        if error is None:
+            return
+        if self._handle is not None:
+            self._show(_plain("The pool was not started."))
+        elif not self._in_notebook:
+            self._clear_line()
+
+    def _show(self, bundle: dict[str, str]) -> None:
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+    def _clear_line(self) -> None:
+        if sys.stderr.isatty():
             sys.stderr.write("\r".ljust(60) + "\r")
-        elif self._handle is not None and error is not None:
-            self._handle.update(_plain("The pool was not started."), raw=True)
+            sys.stderr.flush()
 
 
 def register_formatters(shell: Any) -> None:
@@ -129,13 +150,19 @@ def register_formatters(shell: Any) -> None:
 def _facts(status: PoolStatus) -> list[str]:
     names = sorted({rank.gpu.name for rank in status.ranks if rank.gpu})
     facts = [f"one engine per GPU ({', '.join(names)})" if names else "CPU ranks", status.backend]
-    facts.append(f"generation {status.generation}")
+    if status.generation > 1:  # the group was formed again after an error
+        facts.append(f"generation {status.generation}")
     if status.env:
         facts.append(f"env: {', '.join(status.env)} (hidden)")
     left = status.idle_left_s
-    facts.append("no idle timeout" if left is None else f"stops after {duration(left)} idle")
+    if left is None:
+        facts.append("no idle timeout")
+    elif status.state in ("idle", "busy"):
+        # whole minutes: this stays as it is in the saved notebook
+        shown = f"{round(left / 60)} min" if left >= 90 else duration(left)
+        facts.append(f"stops in {shown} unless used")
     return facts
 
 
-def _plain(text: str) -> dict[str, Any]:
+def _plain(text: str) -> dict[str, str]:
     return {"text/plain": text}

@@ -6,6 +6,8 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
 from typing import Any
 
 from IPython.core.getipython import get_ipython
@@ -15,22 +17,43 @@ from gpupool.notebook import markup
 from gpupool.notebook.words import duration
 from gpupool.pool.result import RankOutput, SpmdResult
 from gpupool.spmd.cell import CellReport, View
-from gpupool.spmd.output import Group, fold, format_ranks, tail
+from gpupool.spmd.output import (
+    Group,
+    different_lines,
+    fold,
+    fold_displays,
+    format_ranks,
+    majority,
+    tail,
+)
 
 REDRAW_EVERY_S = 0.25
 NUM_TAIL_LINES = 20
-MAX_LINE_CHARS = 2000
+MAX_LINE_CHARS = 2000  # of the live tail
+MAX_QUEUED_LINES = 200_000  # that nobody has waited for yet
 HEAD_LINES, LAST_LINES = 200, 50  # of a group at the end; the rest is in result.text(rank)
 
 
-def make_view(name: str) -> View:
-    """The view for `--view`: in a notebook a live tail and groups at the end, else lines."""
-    shell = get_ipython()
+def make_view(name: str, show_values: bool = True) -> View:
+    """The view for `--view`: in a notebook a live tail and groups at the end, else lines.
+
+    Args:
+        show_values: whether the value of the last expression belongs to the output.
+    """
+    in_notebook = getattr(get_ipython(), "kernel", None) is not None
     if name == "quiet":
         return QuietView()
-    if name == "raw" or getattr(shell, "kernel", None) is None:
-        return LineView()
-    return LiveView(fold_equal=name == "auto")
+    if name == "raw" or not in_notebook:
+        return LineView(show_values, show_figure if in_notebook else None)
+    return LiveView(show_values, fold_equal=name == "auto")
+
+
+def show_figure(ranks: Sequence[int], bundle: Mapping[str, Any]) -> None:
+    """Display what ranks have displayed, their names above it."""
+    name = f"[{format_ranks(ranks)}]"
+    html = f'<div style="{markup.FONT}"><b>{name}</b></div>'
+    display({"text/html": html, "text/plain": name}, raw=True)
+    display(bundle["data"], metadata=bundle.get("metadata", {}), raw=True)
 
 
 class QuietView:
@@ -47,38 +70,59 @@ class QuietView:
 
 
 class LineView:
-    """Every line as it comes, with its rank: for terminals, logs and `--view raw`."""
+    """Every line as it comes, with its rank: for terminals, logs and `--view raw`.
 
-    def __init__(self) -> None:
+    Figures are drawn by `show_figure`; without one their text is shown.
+    """
+
+    def __init__(
+        self,
+        show_values: bool = True,
+        show_figure: Callable[[Sequence[int], Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        self._show_values = show_values
+        self._show_figure = show_figure
         self._lines = _Lines()
-        self._queue: deque[tuple[int, str]] = deque()
+        self._queue: deque[tuple[int, str | dict[str, Any]]] = deque(maxlen=MAX_QUEUED_LINES)
 
     def on_output(self, rank: int, kind: str, content: Any) -> None:
         """Queue the complete lines; they are written by the waiting thread, whose cell it is."""
         if kind in ("stdout", "stderr"):
             self._queue.extend(self._lines.feed(rank, content))
-        elif kind == "result":
-            self._queue.append((rank, content["data"].get("text/plain", "")))
+            return
+        rich = _is_rich(content)
+        if kind == "display" or rich or self._show_values:
+            self._queue.extend(self._lines.rest(rank))
+            if rich and self._show_figure is not None:
+                self._queue.append((rank, content))
+            else:
+                self._queue.extend((rank, line) for line in _plain_text(content).split("\n"))
 
     def tick(self) -> None:
         """Write what has come."""
         while self._queue:
-            rank, line = self._queue.popleft()
-            sys.stdout.write(f"[{rank}] {line}\n")
+            rank, piece = self._queue.popleft()
+            if isinstance(piece, str):
+                sys.stdout.write(f"[{rank}] {piece}\n")
+            elif self._show_figure is not None:
+                sys.stdout.flush()
+                self._show_figure((rank,), piece)
         sys.stdout.flush()
 
     def finish(self, report: CellReport) -> None:
         """Write the rest, also lines without an end."""
-        self._queue.extend(self._lines.rest())
+        for rank in report.outputs:
+            self._queue.extend(self._lines.rest(rank))
         self.tick()
 
 
 class LiveView:
     """A bounded tail that is drawn anew while the cell runs, then the ranks' output in groups."""
 
-    def __init__(self, fold_equal: bool) -> None:
+    def __init__(self, show_values: bool = True, *, fold_equal: bool) -> None:
+        self._show_values = show_values
         self._fold_equal = fold_equal
-        self._lines = _Lines()
+        self._lines = _Lines(MAX_LINE_CHARS)
         self._tail: deque[tuple[int, str]] = deque(maxlen=NUM_TAIL_LINES * 32)
         self._lock = threading.Lock()
         self._handle: Any = None
@@ -105,7 +149,8 @@ class LiveView:
 
     def finish(self, report: CellReport) -> None:
         """Put the groups in the place of the tail, and show figures below."""
-        texts = {rank: _shown_text(output) for rank, output in report.outputs.items()}
+        outputs = report.outputs
+        texts = {r: _shown_text(output, self._show_values) for r, output in outputs.items()}
         if any(texts.values()) or self._handle is not None:
             groups = fold(texts) if self._fold_equal else [Group((r,), t) for r, t in texts.items()]
             self._show(
@@ -114,11 +159,17 @@ class LiveView:
                     "text/plain": groups_text(groups),
                 }
             )
-        for rank, output in report.outputs.items():
-            for bundle in output.displays:
-                if bundle["kind"] == "display" or _is_rich(bundle):
-                    display({"text/plain": f"[{rank}]"}, raw=True)
-                    display(bundle["data"], metadata=bundle.get("metadata", {}), raw=True)
+        figures = {
+            rank: [bundle for bundle in output.displays if _is_rich(bundle)]
+            for rank, output in outputs.items()
+        }
+        if self._fold_equal:
+            for ranks, bundle in fold_displays(figures):
+                show_figure(ranks, bundle)
+        else:
+            for rank, bundles in figures.items():
+                for bundle in bundles:
+                    show_figure((rank,), bundle)
 
     def _show(self, bundle: dict[str, str]) -> None:
         if self._handle is None:
@@ -144,26 +195,16 @@ def groups_text(groups: list[Group]) -> str:
 
 
 def groups_html(groups: list[Group], report: CellReport) -> str:
-    """The groups under a line on how the cell went; equal ranks once."""
-    num_ranks = len(report.outputs)
-    failed = len(report.error.errors) if report.error else 0
-    head = f"<b>{num_ranks} rank{'s' if num_ranks > 1 else ''}</b>"
-    if num_ranks > failed:
-        head += markup.badge(f"✓ {num_ranks - failed} ok", markup.GREEN)
-    if failed:
-        head += markup.badge(f"✗ {failed} failed", markup.RED)
-    head += markup.muted(_times(report))
-    blocks = []
-    for number, group in enumerate(groups):
-        if group.text:
-            title = f"<b>[{format_ranks(group.ranks)}]</b> "
-            if len(group.ranks) > 1:
-                title += markup.muted(f"identical on {len(group.ranks)} ranks")
-            inner = (
-                f"<details open><summary>{title}</summary>{markup.code(_cut(group.text))}</details>"
-            )
-            blocks.append(markup.bar(inner, markup.AMBER if number else markup.GREEN))
-    return markup.card(head, *blocks)
+    """The groups under a line on how the cell went; equal ranks once.
+
+    Where most ranks agree, the lines in which others differ from them are marked.
+    """
+    most, said = majority(groups), [group for group in groups if group.text]
+    if most is None and len(said) > 1 and not any("\n" in group.text for group in said):
+        blocks = [markup.bar(markup.code(groups_text(said)), markup.GREY)]
+    else:
+        blocks = [_block(group, most) for group in said]
+    return markup.card(_head(report), *blocks)
 
 
 def result_text(result: SpmdResult) -> str:
@@ -180,57 +221,103 @@ def register_formatters(shell: Any) -> None:
 class _Lines:
     """Cuts each rank's stream into lines; the unfinished last one waits for its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_chars: int | None = None) -> None:
+        self._max_chars = max_chars
         self._open: dict[int, str] = {}
 
     def feed(self, rank: int, text: str) -> list[tuple[int, str]]:
         """The lines that this piece completes; of a redrawn progress bar the last state."""
         *lines, rest = (self._open.get(rank, "") + text.replace("\r\n", "\n")).split("\n")
-        self._open[rank] = (
-            rest.rpartition("\r")[2][-MAX_LINE_CHARS:] if rest[:-1].count("\r") else rest
-        )
-        return [(rank, line.rstrip("\r").rpartition("\r")[2][:MAX_LINE_CHARS]) for line in lines]
+        # A last "\r" is kept: what comes next is drawn over the line, or is a "\n".
+        self._open[rank] = self._as_drawn(rest) + ("\r" if rest.endswith("\r") else "")
+        return [(rank, self._as_drawn(line)) for line in lines]
 
     def partial(self) -> list[tuple[int, str]]:
         """The unfinished lines as they look now."""
-        return [
-            (rank, line.rstrip("\r").rpartition("\r")[2][:MAX_LINE_CHARS])
-            for rank, line in sorted(self._open.items())
-            if line
-        ]
+        return [(rank, self._as_drawn(line)) for rank, line in sorted(self._open.items()) if line]
 
-    def rest(self) -> list[tuple[int, str]]:
-        """The unfinished lines, for good."""
-        lines, self._open = self.partial(), {}
-        return lines
+    def rest(self, rank: int) -> list[tuple[int, str]]:
+        """The unfinished line of a rank, for good."""
+        line = self._open.pop(rank, "")
+        return [(rank, self._as_drawn(line))] if line else []
+
+    def _as_drawn(self, line: str) -> str:
+        return line.rstrip("\r").rpartition("\r")[2][: self._max_chars]
 
 
-def _shown_text(output: RankOutput) -> str:
-    """What the rank printed, and after it the value of its last expression."""
-    values = [
-        bundle["data"].get("text/plain", "")
+def _shown_text(output: RankOutput, show_values: bool) -> str:
+    """What the rank printed, and after it what it displayed as mere text."""
+    texts = [
+        _plain_text(bundle)
         for bundle in output.displays
-        if bundle["kind"] == "result" and not _is_rich(bundle)
+        if not _is_rich(bundle) and (show_values or bundle["kind"] == "display")
     ]
-    return "\n".join([*([output.text.rstrip("\n")] if output.text.strip() else []), *values])
+    return "\n".join([*([output.text.rstrip("\n")] if output.text.strip() else []), *texts])
 
 
-def _is_rich(bundle: dict[str, Any]) -> bool:
+def _plain_text(bundle: Mapping[str, Any]) -> str:
+    return str(bundle["data"].get("text/plain", ""))
+
+
+def _is_rich(bundle: Mapping[str, Any]) -> bool:
     return bool(set(bundle["data"]) - {"text/plain"})
+
+
+def _head(report: CellReport) -> str:
+    num_ranks = len(report.outputs)
+    errors = report.error.errors.values() if report.error else ()
+    freed = sum(error.freed for error in errors)
+    interrupted = sum(error.ename == "KeyboardInterrupt" and not error.freed for error in errors)
+    counts = [
+        (num_ranks - len(errors), "✓ {} ok", markup.GREEN),
+        (len(errors) - freed - interrupted, "✗ {} failed", markup.RED),
+        (interrupted, "{} interrupted", markup.AMBER),
+        (freed, "{} freed from waiting", markup.AMBER),
+    ]
+    badges = [markup.badge(text.format(n), colour) for n, text, colour in counts if n]
+    name = f"<b>{num_ranks} rank{'s' if num_ranks > 1 else ''}</b>"
+    return name + "".join(badges) + markup.muted(_times(report))
+
+
+def _block(group: Group, most: Group | None) -> str:
+    title, text, marked = f"<b>[{format_ranks(group.ranks)}]</b> ", _cut(group.text), set()
+    if len(group.ranks) > 1:
+        title += markup.muted(f"identical on {len(group.ranks)} ranks")
+    colour = markup.GREEN if group is most else markup.GREY
+    if most is not None and most.text and group is not most:
+        marked = set(different_lines(text, _cut(most.text)))
+        colour = markup.AMBER
+    if marked:
+        lines = "1 line" if len(marked) == 1 else f"{len(marked)} lines"
+        title += markup.badge(f"differs in {lines}", markup.AMBER)
+    inner = f"<details open><summary>{title}</summary>{_code(text, marked)}</details>"
+    return markup.bar(inner, colour)
+
+
+def _code(text: str, marked: set[int]) -> str:
+    lines = [
+        markup.highlight(line) if number in marked else escape(line)
+        for number, line in enumerate(text.split("\n"))
+    ]
+    return markup.code_html("\n".join(lines))
 
 
 def _times(report: CellReport) -> str:
     result = report.result
     if result is None or len(result) < 2:
-        return duration(report.elapsed_s)
+        return _shown_time(report.elapsed_s)
     by_rank = {rank: result.rank_elapsed_s(rank) for rank in result.ranks}
     slowest, fastest = max(by_rank, key=by_rank.__getitem__), min(by_rank.values())
     if by_rank[slowest] - fastest < 0.1:
-        return duration(report.elapsed_s)
+        return _shown_time(report.elapsed_s)
     return (
-        f"{duration(report.elapsed_s)} (slowest rank {slowest}: {duration(by_rank[slowest])}, "
-        f"fastest {duration(fastest)})"
+        f"{_shown_time(report.elapsed_s)} (slowest rank {slowest}: "
+        f"{_shown_time(by_rank[slowest])}, fastest {_shown_time(fastest)})"
     )
+
+
+def _shown_time(seconds: float) -> str:
+    return f"{1000 * seconds:.0f} ms" if seconds < 0.95 else duration(seconds)
 
 
 def _cut(text: str) -> str:

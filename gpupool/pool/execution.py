@@ -2,9 +2,8 @@
 
 A background thread supervises each execution, so that the caller's thread only waits for an event
 and hears the user's interrupt at once. When a rank fails or the user interrupts while others still
-run, the ranks that are done leave the process group: that closes their connections, and a peer
-that waits for them in a gloo collective gets an error instead of waiting for ever. The pool then
-forms the group again.
+run, every rank is told to abort its collectives (`gpupool/engine/abort.py`): nobody waits for a
+peer that does not come. The pool then forms the group again.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
 
 GRACE_S = 0.25  # after a first failure the others may still finish or fail by themselves
+_ABORT_REQUEST = "gpupool_abort_request"  # answered by gpupool/engine/control.py
 REACT_S = 3.0  # a rank that has not reacted to an interrupt by then is given up
 
 # (rank, kind, content): see `gpupool.pool.client.OnMessage`
@@ -48,10 +48,12 @@ class Execution:
         self._pool = pool
         self._hidden = pool.hidden_values()
         self._started = time.monotonic()
-        self._deadline = None if timeout_s is None else self._started + timeout_s
+        self._timeout_s = timeout_s
+        self._timed_out = False
         self._interrupted = threading.Event()
         self._finished = threading.Event()
-        self._group_left = False
+        self._signalled_at: float | None = None
+        self._aborted = False
         self._futures: dict[Future[Any], int] = {
             pool.call(rank, name, payload, on_output): rank for rank, payload in payloads.items()
         }
@@ -94,31 +96,35 @@ class Execution:
 
     def _supervise(self) -> None:
         pending = set(self._futures)
-        failed_at: float | None = None
-        signalled_at: float | None = None
+        trouble_at: float | None = None  # since the first error, the interrupt or the time-out
         while pending:
             done, pending = wait(pending, timeout=0.05, return_when=FIRST_COMPLETED)
             for future in done:
                 self._take(self._futures[future], future)
             now = time.monotonic()
-            if self.errors and failed_at is None:
-                failed_at = now
-            if pending and failed_at is not None and now - failed_at > GRACE_S:
-                self._free_peers(pending)
-            if self._deadline is not None and now > self._deadline:
+            if self._timeout_s is not None and now - self._started > self._timeout_s:
+                self._timed_out = not self._interrupted.is_set() or self._timed_out
                 self._interrupted.set()
-            if pending and self._interrupted.is_set() and signalled_at is None:
-                signalled_at = now
-                self._pool.signal([self._futures[f] for f in pending])
-            if pending and signalled_at is not None and now - signalled_at > GRACE_S:
-                self._free_peers(pending)
-            if pending and signalled_at is not None and now - signalled_at > REACT_S:
+            if not pending or not (self.errors or self._interrupted.is_set()):
+                continue
+            trouble_at = trouble_at or now
+            self._free(pending, now - trouble_at)
+            if self._signalled_at is not None and now - self._signalled_at > REACT_S:
                 self._give_up(pending)
                 break
         self.elapsed_s = time.monotonic() - self._started
-        if self._group_left or signalled_at is not None:
+        if self._aborted or self._signalled_at is not None:
             self._pool.reform_group()
         self._finished.set()
+
+    def _free(self, pending: set[Future[Any]], since_s: float) -> None:
+        """One rung of the ladder: SIGINT if the user wants out, abort after the grace."""
+        if self._interrupted.is_set() and self._signalled_at is None:
+            self._signalled_at = time.monotonic()
+            self._pool.signal([self._futures[future] for future in pending])
+        if since_s > GRACE_S and not self._aborted:
+            self._aborted = True
+            self._pool.control(_ABORT_REQUEST)
 
     def _take(self, rank: int, future: Future[Any]) -> None:
         failure = future.exception()
@@ -126,26 +132,24 @@ class Execution:
             name = type(failure).__name__
             self.errors[rank] = RankError(rank, name, str(failure), failed_at=time.time())
         elif "error" in future.result():
-            error = future.result()["error"]
-            self.errors[rank] = RankError(
-                rank=rank,
-                ename=error["ename"],
-                evalue=redact(error["evalue"], self._hidden),
-                traceback=redact(error["traceback"], self._hidden),
-                failed_at=error["failed_at"],
-                freed=self._group_left and bool(self.errors),
-            )
+            self.errors[rank] = self._rank_error(rank, **future.result()["error"])
         else:
             self.replies[rank] = future.result()
 
-    def _free_peers(self, pending: set[Future[Any]]) -> None:
-        if self._group_left:
-            return
-        self._group_left = True
-        busy = {self._futures[future] for future in pending}
-        for rank in self._pool.alive_ranks():
-            if rank not in busy:
-                self._pool.call(rank, "leave_group", {})
+    def _rank_error(
+        self, rank: int, ename: str, evalue: str, traceback: str, failed_at: float
+    ) -> RankError:
+        interrupted = ename == "KeyboardInterrupt"
+        if interrupted and self._timed_out:
+            ename, evalue = "TimeoutError", f"took longer than {self._timeout_s:g} s"
+        return RankError(
+            rank=rank,
+            ename=ename,
+            evalue=redact(evalue, self._hidden),
+            traceback=redact(traceback, self._hidden),
+            failed_at=failed_at,
+            freed=self._aborted and bool(self.errors) and not interrupted,
+        )
 
     def _give_up(self, pending: set[Future[Any]]) -> None:
         ranks = sorted(self._futures[future] for future in pending)

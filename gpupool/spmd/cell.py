@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,10 +48,8 @@ class SpmdRun:
         *,
         timeout_s: float | None = None,
         cell_number: int | None = None,
-        on_result: Callable[[SpmdResult], None] = lambda result: None,
     ) -> None:
         self._view = view
-        self._on_result = on_result
         self._outcome: CellReport | None = None
         self._recorder = OutputRecorder(tuple(ranks), pool.hidden_values(), view.on_output)
         self._execution = pool.begin(
@@ -79,8 +77,6 @@ class SpmdRun:
         if self._outcome is None:
             self._outcome = self._collect()
             self._view.finish(self._outcome)
-            if self._outcome.result is not None:
-                self._on_result(self._outcome.result)
         if self._outcome.error is not None:
             raise self._outcome.error
         assert self._outcome.result is not None
@@ -89,8 +85,14 @@ class SpmdRun:
     def __await__(self) -> Any:
         import asyncio
 
-        while not self.done():
-            yield from asyncio.sleep(0.05).__await__()
+        try:
+            while not self.done():
+                self._view.tick()
+                yield from asyncio.sleep(0.05).__await__()
+        except asyncio.CancelledError:
+            # The notebook's stop button does this to an async cell. It means the ranks, and how
+            # they end (within seconds) tells more than our frames would.
+            self.interrupt()
         return self.result()
 
     def _collect(self) -> CellReport:

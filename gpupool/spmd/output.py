@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,42 @@ def fold(texts: Mapping[int, str]) -> list[Group]:
         ranks.setdefault(texts[rank], []).append(rank)
     groups = [Group(tuple(members), text) for text, members in ranks.items()]
     return sorted(groups, key=lambda group: (-len(group.ranks), group.ranks))
+
+
+def fold_displays(
+    displays: Mapping[int, Sequence[Mapping[str, Any]]],
+) -> list[tuple[tuple[int, ...], Mapping[str, Any]]]:
+    """The mime bundles that ranks displayed with equal ones together, in order of appearance.
+
+    A rank that displays the same thing twice has it twice.
+    """
+    found: dict[tuple[str, int], tuple[list[int], Mapping[str, Any]]] = {}
+    for rank in sorted(displays):
+        seen: Counter[str] = Counter()
+        for bundle in displays[rank]:
+            content = json.dumps(bundle["data"], sort_keys=True)
+            found.setdefault((content, seen[content]), ([], bundle))[0].append(rank)
+            seen[content] += 1
+    return [(tuple(ranks), bundle) for ranks, bundle in found.values()]
+
+
+def majority(groups: Sequence[Group]) -> Group | None:
+    """The group that the others differ from: the one larger than every other, if there is one."""
+    if len(groups) < 2 or len(groups[0].ranks) == len(groups[1].ranks):
+        return None
+    return groups[0]
+
+
+def different_lines(text: str, reference: str) -> frozenset[int]:
+    """The numbers, from 0, of the lines of `text` that `reference` does not have there.
+
+    >>> sorted(different_lines("device cpu\\nrows 3", "device cpu\\nrows 2"))
+    [1]
+    """
+    ours, theirs = text.split("\n"), reference.split("\n")
+    matching = SequenceMatcher(None, theirs, ours, autojunk=False).get_matching_blocks()
+    same = {line for block in matching for line in range(block.b, block.b + block.size)}
+    return frozenset(range(len(ours))) - same
 
 
 def format_ranks(ranks: Iterable[int]) -> str:

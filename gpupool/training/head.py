@@ -33,9 +33,9 @@ def replace_head(model: nn.Module, num_classes: int) -> nn.Module:
         )
     name, old = (linear or layers)[-1]
     changed = copy.deepcopy(model)
-    parent_name, _, attribute = name.rpartition(".")
-    if not attribute or not name:
+    if not name:  # the network is that layer
         return _like(old, num_classes)
+    parent_name, _, attribute = name.rpartition(".")
     setattr(changed.get_submodule(parent_name), attribute, _like(old, num_classes))
     if hasattr(changed, "num_classes"):  # SqueezeNet reads it in its forward
         changed.num_classes = num_classes  # type: ignore[assignment]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import TrainingError
 from gpupool.core.events import from_dict
-from gpupool.core.options import TrainingOptions
+from gpupool.core.options import LOSSES, TrainingOptions
 from gpupool.pool.pool import Pool
 from gpupool.pool.result import OutputRecorder
 from gpupool.training.head import require_module
@@ -49,6 +49,9 @@ class TrainingRun:
         require_dataset("dataset", dataset)
         if validation is not None:
             require_dataset("validation", validation)
+        if not callable(loss) and loss not in LOSSES:
+            names = ", ".join(map(repr, LOSSES))
+            raise TrainingError(f"loss={loss!r}: give {names} or a function (outputs, targets).")
         self.history = TrainingHistory()
         self.options = options
         self._pool = pool

@@ -1,0 +1,98 @@
+"""The quick-start notebook, executed headless as `make demo` does, and read as a user reads it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from demo.run import NOTEBOOK, execute
+from demo.s3 import SeaweedServer
+
+Outputs = list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def executed(s3: SeaweedServer, photos_url: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    before = dict(os.environ)
+    os.environ.update(s3.env, GPUPOOL_DEMO_URL=photos_url, OMP_NUM_THREADS="1")
+    try:
+        return execute(NOTEBOOK, tmp_path_factory.mktemp("build"))
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@pytest.fixture(scope="module")
+def cells(executed: Path) -> dict[str, Outputs]:
+    """Source of each code cell -> its outputs."""
+    document = nbformat.read(executed, as_version=4)
+    return {c.source: c.outputs for c in document.cells if c.cell_type == "code"}
+
+
+def outputs_of(cells: dict[str, Outputs], start: str) -> Outputs:
+    return next(outputs for source, outputs in cells.items() if source.startswith(start))
+
+
+def text_of(outputs: Outputs) -> str:
+    return "\n".join(o.get("text") or o["data"]["text/plain"] for o in outputs)
+
+
+def test_there_are_about_a_dozen_cells_and_none_failed(cells: dict[str, Outputs]) -> None:
+    assert 10 <= len(cells) <= 14
+    assert not [o for outputs in cells.values() for o in outputs if o["output_type"] == "error"]
+
+
+def test_the_pool_shows_its_bar(cells: dict[str, Outputs]) -> None:
+    outputs = outputs_of(cells, "%gpupool start")
+    assert len(outputs) == 1
+    assert text_of(outputs).startswith("Pool of 2: idle")
+    assert "<b>Pool of 2</b>" in outputs[0]["data"]["text/html"]
+
+
+def test_names_of_variables_are_shown_and_no_value_is_anywhere(
+    cells: dict[str, Outputs], executed: Path, s3: SeaweedServer
+) -> None:
+    shown = text_of(outputs_of(cells, "%gpupool env"))
+    assert shown.startswith("On 2 ranks: ")
+    assert "AWS_SECRET_ACCESS_KEY (" in shown
+    for path in (executed, executed.with_suffix(".html")):
+        page = path.read_text()
+        assert s3.env["AWS_SECRET_ACCESS_KEY"] not in page
+        assert s3.env["AWS_ACCESS_KEY_ID"] not in page
+
+
+def test_every_rank_says_where_it_is(cells: dict[str, Outputs]) -> None:
+    text = text_of(outputs_of(cells, "%%spmd"))
+    assert re.search(r"rank 0 of 2 on (cpu|cuda:0): ", text)
+    assert re.search(r"rank 1 of 2 on (cpu|cuda:0): ", text)
+
+
+def test_the_monitor_is_left_as_a_still_picture(cells: dict[str, Outputs]) -> None:
+    outputs = outputs_of(cells, "result = gpupool.train")
+    assert len(outputs) == 1
+    data = outputs[0]["data"]
+    assert set(data) == {"text/html", "text/plain"}
+    assert "<svg" in data["text/html"]
+    assert "Finished" in data["text/html"]
+    assert "images/s" in data["text/plain"]
+
+
+def test_the_accuracy_on_unseen_images_is_printed(cells: dict[str, Outputs]) -> None:
+    text = text_of(outputs_of(cells, "correct ="))
+    assert re.fullmatch(r"Test accuracy: \d+\.\d% of 100 images\n", text)
+
+
+def test_the_page_needs_no_network(executed: Path) -> None:
+    page = executed.with_suffix(".html").read_text()
+    assert "<script" not in page
+    assert not re.findall(r"""(?:src|href)=["']https?://""", page)
+    assert not re.findall(r"""url\(["']?https?://""", page)
+
+
+def test_the_pool_was_stopped(cells: dict[str, Outputs]) -> None:
+    assert text_of(outputs_of(cells, "%gpupool stop")) == "Pool stopped.\n"

@@ -1,0 +1,121 @@
+"""A real ipykernel, driven by messages as a front end does it: what a user sees, cell by cell."""
+
+from __future__ import annotations
+
+import queue
+import re
+import time
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass
+class Cell:
+    """A cell that has run: every message it published with its time, and its final outputs."""
+
+    status: str = ""
+    elapsed_s: float = 0.0
+    messages: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
+
+    @property
+    def outputs(self) -> list[dict[str, Any]]:
+        """The outputs as a notebook keeps them: streams joined, updated displays in their place."""
+        outputs: list[dict[str, Any]] = []
+        for _, kind, content in self.messages:
+            if kind == "update_display_data":
+                wanted = content["transient"]["display_id"]
+                for output in outputs:
+                    if output.get("transient", {}).get("display_id") == wanted:
+                        output.update(data=content["data"])
+            elif kind == "stream" and outputs and outputs[-1].get("name") == content["name"]:
+                outputs[-1]["text"] += content["text"]
+            elif kind in ("stream", "display_data", "execute_result", "error"):
+                outputs.append({"type": kind, **content})
+        return outputs
+
+    @property
+    def errors(self) -> list[dict[str, Any]]:
+        """The error outputs."""
+        return [output for output in self.outputs if output["type"] == "error"]
+
+    @property
+    def error_text(self) -> str:
+        """The one error output as it is read, without colours."""
+        (error,) = self.errors
+        return plain("\n".join(error["traceback"]))
+
+    @property
+    def html(self) -> str:
+        """The HTML of all outputs."""
+        return "\n".join(o["data"].get("text/html", "") for o in self.outputs if "data" in o)
+
+    @property
+    def text(self) -> str:
+        """What a reader without HTML sees, errors left out."""
+        parts = [
+            output["text"] if "text" in output else output["data"].get("text/plain", "")
+            for output in self.outputs
+            if output["type"] != "error"
+        ]
+        return plain("\n".join(part.rstrip("\n") for part in parts))
+
+
+class Kernel:
+    """A kernel with gpupool loaded; a context manager."""
+
+    def __init__(self, env: dict[str, str] | None = None) -> None:
+        self.manager = KernelManager()
+        self._env = env
+
+    def __enter__(self) -> Self:
+        self.manager.start_kernel(**({"env": self._env} if self._env else {}))
+        self.client: BlockingKernelClient = self.manager.blocking_client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+    ) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=False)
+
+    def run(self, code: str, *, timeout_s: float = 60.0, interrupt_after_s: float = 1e9) -> Cell:
+        """Run a cell to its end; press the stop button after `interrupt_after_s`."""
+        cell = Cell()
+        sent = time.monotonic()
+        request = self.client.execute(code)
+        interrupt_at = sent + interrupt_after_s
+        while True:
+            now = time.monotonic()
+            assert now - sent < timeout_s, f"the cell did not end within {timeout_s:.0f} s: {code}"
+            if now > interrupt_at:
+                self.manager.interrupt_kernel()
+                interrupt_at = now + 1e9
+            try:
+                message = self.client.get_iopub_msg(timeout=0.1)
+            except queue.Empty:
+                continue
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            cell.messages.append((time.monotonic() - sent, kind, content))
+            if kind == "status" and content["execution_state"] == "idle":
+                break
+        cell.elapsed_s = time.monotonic() - sent
+        cell.status = self.client.get_shell_msg(timeout=10)["content"]["status"]
+        return cell
+
+
+def plain(text: str) -> str:
+    """Text without ANSI colours."""
+    return _ANSI.sub("", text)

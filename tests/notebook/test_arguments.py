@@ -1,0 +1,99 @@
+"""What may stand on a magic's line, and the sentence for what may not."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpupool.core.errors import OptionsError
+from gpupool.notebook.arguments import COMMANDS, spmd_parser
+
+PARSERS = {**COMMANDS, "%%spmd": spmd_parser}
+WORDS = [name for make in PARSERS.values() for name in make().option_names()]
+LINES = st.text() | st.lists(
+    st.sampled_from([*WORDS, "0", "-1", "a", "=", "--", "nan", "'", '"a b"', "--view=x"])
+).map(" ".join)
+
+
+@given(st.sampled_from(sorted(PARSERS)), LINES)
+def test_every_line_gives_arguments_or_one_sentence(command: str, line: str) -> None:
+    try:
+        parsed = PARSERS[command]().parse_line(line)
+    except OptionsError as error:
+        assert str(error).startswith(("%gpupool " + command, "%%spmd"))
+        return
+    assert isinstance(parsed, argparse.Namespace)
+
+
+@pytest.mark.parametrize(
+    ("command", "line", "sentence"),
+    [
+        (
+            "start",
+            "--tiemout 3",
+            "%gpupool start has no option --tiemout. Did you mean '--timeout'?",
+        ),
+        ("start", "--gpu=0", "%gpupool start has no option --gpu. Did you mean '--gpus'?"),
+        ("start", "-n", "%gpupool start: argument -n: expected one argument. Usage: %gpupool"),
+        ("start", "-n two", "%gpupool start: argument -n: invalid int value: 'two'."),
+        ("start", "--timeout 0", "argument --timeout: 0 is not a number of seconds above 0."),
+        ("start", "--timeout nan", "argument --timeout: nan is not a number of seconds above 0."),
+        ("start", "--timeout x", "argument --timeout: invalid number of seconds value: 'x'."),
+        ("start", "--env", "%gpupool start: argument --env: expected at least one argument."),
+        ("start", "local remote", "%gpupool start: 'remote' is too much. Usage: %gpupool start"),
+        ("stop", "now", "%gpupool stop: 'now' is too much. Usage: %gpupool stop"),
+        ("stop", "--now", "%gpupool stop: '--now' is too much. Usage: %gpupool stop"),
+        ("env", "'AWS_*", "%gpupool env: No closing quotation."),
+        ("log", "0 -n 0", "%gpupool log: argument -n: 0 is not a number above 0."),
+        ("%%spmd", "--view all", "%%spmd: argument --view: invalid choice: 'all' (choose from"),
+        ("%%spmd", "--isolate", "%%spmd has no option --isolate. There are: -t, --targets, -o,"),
+        ("%%spmd", "-t", "%%spmd: argument -t/--targets: expected one argument."),
+        (
+            "%%spmd",
+            "-o class",
+            "argument -o/--out: 'class' is not a name that a variable can have.",
+        ),
+        ("%%spmd", "-o a.b", "argument -o/--out: 'a.b' is not a name that a variable can have."),
+        ("%%spmd", "rank", "%%spmd: 'rank' is too much. Usage: %%spmd [-t RANKS] [-o NAME]"),
+    ],
+)
+def test_a_bad_line_is_answered_with_what_is_allowed(
+    command: str, line: str, sentence: str
+) -> None:
+    with pytest.raises(OptionsError) as caught:
+        PARSERS[command]().parse_line(line)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_error_does_not_repeat_a_value() -> None:
+    with pytest.raises(OptionsError) as caught:
+        COMMANDS["start"]().parse_line("--secret=hunter2")
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("command", "line", "expected"),
+    [
+        ("start", "", {"profile": None}),
+        ("start", "local -n 4 --cpu", {"profile": "local", "n": 4, "device": "cpu"}),
+        ("start", "--gpus 0,2 --timeout 9", {"profile": None, "gpus": "0,2", "timeout_s": 9.0}),
+        ("start", "--env A 'B*'", {"profile": None, "env": ["A", "B*"]}),
+        ("env", "AWS_* --unset", {"names": ["AWS_*"], "unset": True}),
+        ("log", "-1 -n 5", {"rank": "-1", "num_lines": 5}),
+    ],
+)
+def test_a_good_line_gives_just_what_it_says(
+    command: str, line: str, expected: dict[str, Any]
+) -> None:
+    parsed = vars(COMMANDS[command]().parse_line(line))
+    assert {"profile": None, **parsed} == {"profile": None, **expected}
+
+
+@pytest.mark.parametrize("ranks", ["all", "0", "0,2", "0:4", "-1", "-1,0", "-2:"])
+def test_ranks_may_be_negative(ranks: str) -> None:
+    assert spmd_parser().parse_line(f"-t {ranks} -o r").ranks == ranks

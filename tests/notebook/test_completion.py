@@ -1,0 +1,70 @@
+"""What the Tab key offers after our magics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from IPython.core.completer import provisionalcompleter
+from IPython.core.interactiveshell import InteractiveShell
+
+import gpupool
+from gpupool.notebook.completion import complete
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("%gpupool st", ["status", "start", "stop"]),
+        ("%gpupool start --t", ["--timeout"]),
+        ("%gpupool start --backend ", ["auto", "nccl", "gloo"]),
+        ("%gpupool start lo", ["local"]),
+        ("%gpupool start -n ", []),
+        ("%gpupool start --cpu --c", []),  # an option is offered once
+        ("%gpupool env AWS", ["AWS_A", "AWS_B"]),
+        ("%gpupool env AWS_A AWS", ["AWS_B"]),
+        ("%gpupool start --env HO", ["HOME"]),
+        ("%gpupool stop ", []),
+        ("%gpupool nonsense ", []),
+        ("%%spmd --v", ["--view"]),
+        ("%%spmd --view r", ["ranks", "raw"]),
+        ("%%spmd -o ", []),
+        ("%gpupool", []),
+        ("print(1) ", []),
+        ("", []),
+    ],
+)
+def test_offered_words(line: str, words: list[str]) -> None:
+    assert complete(line, ["HOME", "AWS_B", "AWS_A"]) == words
+
+
+@pytest.fixture
+def shell() -> Iterator[InteractiveShell]:
+    shell = InteractiveShell()
+    gpupool.load_ipython_extension(shell)
+    yield shell
+    gpupool.unload_ipython_extension(shell)
+
+
+def offered(shell: InteractiveShell, text: str) -> list[str]:
+    with provisionalcompleter():
+        found = list(shell.Completer.completions(text, len(text)))
+    assert all(text[c.start : c.end] == text.rpartition(" ")[2] for c in found)
+    return [c.text for c in found]
+
+
+def test_the_shell_offers_commands_and_options(shell: InteractiveShell) -> None:
+    assert offered(shell, "%gpupool sta") == ["status", "start"]
+    assert offered(shell, "%gpupool start --ti") == ["--timeout"]
+    assert offered(shell, "%%spmd --view ra") == ["ranks", "raw"]
+
+
+def test_other_lines_are_completed_as_before(shell: InteractiveShell) -> None:
+    assert "isinstance" in offered(shell, "x = isinst")
+
+
+def test_unloading_takes_the_completion_away(shell: InteractiveShell) -> None:
+    gpupool.load_ipython_extension(shell)  # loading twice must not leave one behind
+    gpupool.unload_ipython_extension(shell)
+    assert shell.Completer.custom_matchers == []
+    assert "status" not in offered(shell, "%gpupool sta")

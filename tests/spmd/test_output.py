@@ -1,0 +1,98 @@
+"""Folding what ranks said loses nothing."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpupool.spmd.output import (
+    Group,
+    different_lines,
+    fold,
+    fold_displays,
+    format_ranks,
+    majority,
+    tail,
+)
+
+RANKS = st.integers(0, 40)
+# few different texts, so that ranks often agree
+TEXTS = st.dictionaries(RANKS, st.sampled_from(["", "a", "b", "a\nb"]) | st.text(max_size=3))
+
+
+@given(TEXTS)
+def test_unfolding_the_groups_gives_each_rank_its_text(texts: dict[int, str]) -> None:
+    groups = fold(texts)
+    assert {rank: group.text for group in groups for rank in group.ranks} == texts
+    assert sum(len(group.ranks) for group in groups) == len(texts)
+
+
+@given(TEXTS)
+def test_groups_differ_and_the_largest_comes_first(texts: dict[int, str]) -> None:
+    groups = fold(texts)
+    assert len({group.text for group in groups}) == len(groups)
+    sizes = [len(group.ranks) for group in groups]
+    assert sizes == sorted(sizes, reverse=True)
+    assert all(group.ranks == tuple(sorted(group.ranks)) for group in groups)
+
+
+@given(st.sets(RANKS, min_size=1))
+def test_formatted_ranks_can_be_read_back(ranks: set[int]) -> None:
+    read: set[int] = set()
+    for part in format_ranks(ranks).split(", "):
+        first, _, last = part.partition("-")
+        read |= set(range(int(first), int(last or first) + 1))
+    assert read == ranks
+
+
+def test_only_runs_of_three_ranks_get_a_dash() -> None:
+    assert format_ranks([3, 1, 0]) == "0, 1, 3"
+    assert format_ranks(range(8)) == "0-7"
+    assert not re.search(r"\d-\d", format_ranks([0, 1, 5, 6]))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["a", "b"]))), st.integers(1, 5))
+def test_the_tail_is_the_end_of_what_each_rank_said(
+    lines: list[tuple[int, str]], num_lines: int
+) -> None:
+    shown = tail(lines, num_lines)
+    assert len(shown) <= num_lines
+    unfolded = [(rank, line) for ranks, line in shown for rank in ranks]
+    assert unfolded == lines[len(lines) - len(unfolded) :]
+    assert len(tail(lines, 10_000)) <= num_lines or len(shown) == num_lines
+
+
+def test_the_tail_joins_ranks_that_say_the_same_in_a_row() -> None:
+    lines = [(0, "a"), (1, "a"), (1, "a"), (0, "b")]
+    assert tail(lines, 9) == [((0, 1), "a"), ((1,), "a"), ((0,), "b")]
+
+
+def test_there_is_a_majority_only_where_one_group_is_the_largest() -> None:
+    one, two, three = Group((0,), "a"), Group((1, 2), "b"), Group((3, 4), "c")
+    assert majority([two, one]) is two
+    assert majority([two, three]) is None
+    assert majority([two]) is None  # nothing differs from it
+    assert majority([]) is None
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1), st.lists(st.sampled_from("abc"), min_size=1))
+def test_lines_not_marked_as_different_are_in_the_reference_in_order(
+    ours: list[str], theirs: list[str]
+) -> None:
+    marked = different_lines("\n".join(ours), "\n".join(theirs))
+    rest = iter(theirs)
+    assert all(line in rest for number, line in enumerate(ours) if number not in marked)
+    assert bool(marked) or len(ours) <= len(theirs)
+
+
+def test_an_inserted_line_alone_differs() -> None:
+    assert different_lines("a\nnew\nb\nc", "a\nb\nc") == {1}
+    assert different_lines("same\ntext", "same\ntext") == set()
+
+
+def test_equal_figures_are_shown_once_and_a_repeated_one_twice() -> None:
+    red, blue = {"data": {"text/html": "red"}}, {"data": {"text/html": "blue"}}
+    folded = fold_displays({1: [red, blue], 0: [red, red]})
+    assert folded == [((0, 1), red), ((0,), red), ((1,), blue)]

@@ -1,0 +1,36 @@
+"""predict: every sample once, in order, whatever the sizes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import gpupool
+from gpupool import Pool, TrainingError
+
+from .conftest import network, samples
+
+
+@pytest.mark.parametrize("num_samples", [1, 2, 7, 101])
+def test_outputs_come_in_the_order_of_the_samples(pool2: Pool, num_samples: int) -> None:
+    data, model = samples(num_samples), network()
+    outputs = gpupool.predict(model, data, batch_size=10)
+    with torch.no_grad():
+        expected = model(data.tensors[0])
+    assert outputs.shape == (num_samples, 3)
+    assert torch.allclose(outputs, expected, atol=1e-6)
+
+
+def test_dropout_and_batch_norm_are_in_evaluation_mode(pool2: Pool) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(8), nn.Dropout(0.5))
+    data = TensorDataset(torch.ones(8, 8), torch.zeros(8))
+    assert torch.allclose(gpupool.predict(model, data), torch.ones(8, 8), atol=1e-4)
+
+
+def test_bad_input_is_refused(pool2: Pool) -> None:
+    with pytest.raises(TrainingError, match=r"not a torch\.nn\.Module"):
+        gpupool.predict("resnet18", samples(4))  # type: ignore[arg-type]
+    with pytest.raises(TrainingError, match="empty"):
+        gpupool.predict(network(), [])
