@@ -11,12 +11,14 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
 from nbconvert import HTMLExporter
+from traitlets.config import Config
 
 from demo import photos
 from demo.s3 import SeaweedServer
@@ -62,20 +64,28 @@ def execute(notebook: Path, build: Path) -> Path:
     build.mkdir(parents=True, exist_ok=True)
     print(f"Running {notebook.name} ...", flush=True)
     document = nbformat.read(notebook, as_version=4)
-    # The kernel works in the notebook's folder, as it does in JupyterLab.
-    client = NotebookClient(
-        document,
-        timeout=_CELL_TIMEOUT_S,
-        kernel_name="python3",
-        resources={"metadata": {"path": str(notebook.parent)}},
-    )
     executed = build / notebook.name
-    try:
-        client.execute()
-    finally:  # also of a failed run: it shows the error
-        nbformat.write(document, executed)
-        executed.with_suffix(".html").write_text(to_html(document), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as folder:
+        # Unix sockets in a private folder: on a shared machine nobody else can listen in.
+        sockets = {"transport": "ipc", "ip": f"{folder}/kernel"}
+        client = NotebookClient(
+            document,
+            timeout=_CELL_TIMEOUT_S,
+            kernel_name="python3",
+            config=Config({"KernelManager": sockets}),
+            # the kernel works in the notebook's folder, as it does in JupyterLab
+            resources={"metadata": {"path": str(notebook.parent)}},
+        )
+        try:
+            client.execute()
+        finally:  # also of a failed run: it shows the error
+            _save(document, executed)
     return executed
+
+
+def _save(document: nbformat.NotebookNode, executed: Path) -> None:
+    nbformat.write(document, executed)
+    executed.with_suffix(".html").write_text(to_html(document), encoding="utf-8")
 
 
 def to_html(document: nbformat.NotebookNode) -> str:

@@ -10,6 +10,8 @@ import pytest
 
 from demo import photos
 from demo.s3 import SeaweedServer
+from gpupool.pool import session
+from gpupool.pool.pool import Pool
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +43,23 @@ def clean_environ() -> Iterator[None]:
     os.environ.update(before)
     if "s3fs" in sys.modules:
         sys.modules["s3fs"].S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture(scope="session")
+def _stop_last_pool() -> Iterator[None]:
+    yield
+    session.stop()
+
+
+@pytest.fixture
+def pool2(_stop_last_pool: None) -> Pool:
+    """Two CPU ranks, the same from test to test; new ones if a test broke or stopped them.
+
+    Variables of earlier tests may be left on the ranks.
+    """
+    pool = session.find()
+    usable = pool is not None and pool.status().state == "idle" and pool.world_size == 2
+    if pool is not None and usable and pool.backend == "gloo":
+        return pool
+    session.stop()
+    return session.start(n=2, device="cpu")

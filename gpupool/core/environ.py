@@ -76,48 +76,81 @@ def fingerprint(value: str) -> str:
 
 
 def secret_values(variables: Mapping[str, str]) -> frozenset[str]:
-    """The values to mask: those of variables that are named like a secret."""
-    return frozenset(
+    """The values to mask: those of variables that are named like a secret, also as `repr` shows."""
+    values = {
         value
         for name, value in variables.items()
         if _SECRET_NAME.search(name) and len(value) >= _MIN_SECRET_LENGTH
-    )
+    }
+    return frozenset(values | {repr(value)[1:-1] for value in values})
 
 
 def redact(text: str, hidden: Iterable[str]) -> str:
-    """`text` with every occurrence of a hidden value replaced by a mask."""
-    for value in sorted(hidden, key=len, reverse=True):
-        text = text.replace(value, MASK)
-    return text
+    """`text` with every occurrence of a hidden value replaced by a mask.
+
+    Values that overlap in the text are masked as one, so that no piece of either is left.
+    """
+    redactor = Redactor(hidden)
+    return redactor.feed(text) + redactor.flush()
 
 
 class Redactor:
     """Masks hidden values in a stream of text chunks, also where one is cut by a chunk's end.
 
     The end of a chunk is held back while it could be the beginning of a hidden value; `flush`
-    gives it out.
+    gives it out. However a text is cut, what comes out is the same.
     """
 
     def __init__(self, hidden: Iterable[str]) -> None:
-        self._hidden = frozenset(hidden)
+        self._hidden = sorted(filter(None, hidden), key=len, reverse=True)
+        # A lookahead finds a value at every position, also inside another one; longest first.
+        self._pattern = re.compile(f"(?=({'|'.join(map(re.escape, self._hidden))}))")
         self._held = ""
+        self._num_masked = 0  # characters at the start of _held that a mask already stands for
 
     def feed(self, chunk: str) -> str:
         """What of the text so far can be shown now."""
-        text = redact(self._held + chunk, self._hidden)
-        cut = len(text) - max((_overlap(text, value) for value in self._hidden), default=0)
-        self._held = text[cut:]
-        return text[:cut]
+        text = self._held + chunk
+        return self._give_out(text, len(text) - self._unsure(text))
 
     def flush(self) -> str:
         """The text that was held back, at the end of the stream."""
-        held, self._held = self._held, ""
-        return held
+        return self._give_out(self._held, len(self._held))
+
+    def _give_out(self, text: str, cut: int) -> str:
+        shown, position, num_masked = "", 0, 0
+        for start, end in self._runs(text):
+            is_shown = start == 0 and self._num_masked > 0
+            if start >= cut and not is_shown:
+                break
+            shown += text[position:start] + ("" if is_shown else MASK)
+            position, num_masked = min(end, cut), max(0, end - cut)
+        shown += text[position:cut]
+        self._held, self._num_masked = text[cut:], num_masked
+        return shown
+
+    def _runs(self, text: str) -> list[tuple[int, int]]:
+        """Start and end of each stretch of hidden values, overlapping ones as one."""
+        runs = [(0, self._num_masked)] if self._num_masked else []
+        if any(value in text for value in self._hidden):  # quick, and seldom so
+            for match in self._pattern.finditer(text):
+                start, end = match.span(1)
+                if runs and start < runs[-1][1]:
+                    runs[-1] = runs[-1][0], max(end, runs[-1][1])
+                else:
+                    runs.append((start, end))
+        return runs
+
+    def _unsure(self, text: str) -> int:
+        """Length of the longest end of `text` that a hidden value could begin with."""
+        return max((_overlap(text, value) for value in self._hidden), default=0)
 
 
 def _overlap(text: str, value: str) -> int:
     """Length of the longest proper beginning of `value` that ends `text`."""
-    for length in range(min(len(text), len(value) - 1), 0, -1):
-        if text.endswith(value[:length]):
-            return length
+    start = max(0, len(text) - len(value) + 1)
+    while (start := text.find(value[0], start)) >= 0:
+        if value.startswith(text[start:]):
+            return len(text) - start
+        start += 1
     return 0

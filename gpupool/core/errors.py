@@ -100,17 +100,21 @@ class SpmdError(GpuPoolError):
         return folded
 
     def _message(self) -> str:
-        same = [r for text, r in self.others().items() if text == str(self.first)]
-        failed = 1 + sum(map(len, same))
-        of = f"{failed} of {self.world_size} ranks"
-        if failed > 1:
-            return f"{self.first} (the same on {of})"
-        return f"rank {self.first.rank}: {self.first} ({of} failed)"
+        same = 1 + len(self.others().get(str(self.first), ()))
+        failed = 1 + sum(e is not self.first and not e.freed for e in self.errors.values())
+        # The count goes to the end of the first line: a long message must not push it out of sight.
+        head, newline, rest = str(self.first).partition("\n")
+        if same == failed > 1:
+            head = f"{head} (the same on {failed} of {self.world_size} ranks)"
+        else:
+            head = f"rank {self.first.rank}: {head} ({failed} of {self.world_size} ranks failed)"
+        return head + newline + rest
 
     def _render_traceback_(self) -> list[str]:
         """The traceback of the rank that failed first; the other ranks in one line each kind."""
         lines = [f"SpmdError: {self}"]
-        if self.first.traceback:
+        # an error of ours has no traceback but its message, which is said already
+        if self.first.traceback.strip() not in ("", str(self.first)):
             lines += ["", f"rank {self.first.rank}:", self.first.traceback]
         for text, ranks in self.others().items():
             if text != str(self.first):

@@ -7,6 +7,7 @@ Magics and views read names and defaults from here and repeat none. A wrong valu
 from __future__ import annotations
 
 import difflib
+import numbers
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -60,6 +61,9 @@ class PoolOptions:
         _one_of("profile", self.profile, PROFILES)
         _one_of("device", self.device, DEVICES)
         _one_of("backend", self.backend, BACKENDS)
+        if self.n is not None:
+            _number("n", self.n, whole=True)
+        _number("timeout_s", self.timeout_s)
         if self.n is not None and self.n < 1:
             raise OptionsError(f"n={self.n}: a pool needs at least one rank.")
         if self.timeout_s <= 0:
@@ -108,12 +112,15 @@ class TrainingOptions:
     def __post_init__(self) -> None:
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("shuffle", self.shuffle, SHUFFLES)
+        for name in ("epochs", "batch_size", "log_every", "seed"):
+            _number(name, getattr(self, name), whole=True)
+        for name in ("lr", "weight_decay"):
+            _number(name, getattr(self, name))
+        if self.momentum is not None:
+            _number("momentum", self.momentum)
         for name in ("lr", "epochs", "batch_size", "log_every"):
             if not getattr(self, name) > 0:
                 raise OptionsError(f"{name}={getattr(self, name)}: must be above 0.")
-        for name in ("epochs", "batch_size", "log_every", "seed"):
-            if getattr(self, name) != int(getattr(self, name)):
-                raise OptionsError(f"{name}={getattr(self, name)}: must be a whole number.")
         if self.weight_decay < 0:
             raise OptionsError(f"weight_decay={self.weight_decay}: must not be negative.")
         if self.momentum is not None and self.optimizer not in ("sgdm", "rmsprop"):
@@ -196,3 +203,10 @@ def _parse_part(part: str, world_size: int) -> Iterable[int]:
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise OptionsError(f"{name}={value!r} is unknown: choose one of {', '.join(allowed)}.")
+
+
+def _number(name: str, value: object, *, whole: bool = False) -> None:
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise OptionsError(f"{name}={value!r}: must be a number.")
+    if whole and value % 1 != 0:  # also true of nan and inf
+        raise OptionsError(f"{name}={value}: must be a whole number.")

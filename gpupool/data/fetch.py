@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -40,6 +41,8 @@ _NO_KEY_ERRORS = {
     "TokenRetrievalError",
 }
 _UNREACHABLE_ERRORS = {"EndpointConnectionError", "ConnectTimeoutError"}
+# Set when a key was refused: the user may have set another one by the next try.
+_refused = threading.Event()
 _SECRET_NAME = re.compile(r"secret|token|passw|key|credential|sas|connection_string", re.IGNORECASE)
 
 
@@ -97,7 +100,7 @@ class Folder:
         Raises DataNotFoundError where there are none, CredentialsError or DataError otherwise.
         """
         with self._faults_named():
-            filesystem, root = fsspec.core.url_to_fs(self.url, **self.storage_options)
+            filesystem, root = self._open()
             filesystem.invalidate_cache()
             found = filesystem.find(root, withdirs=True, detail=True)
         listing = _listing(root.rstrip("/"), found)
@@ -111,7 +114,7 @@ class Folder:
         Raises CredentialsError, DataNotFoundError or DataError naming the first that failed.
         """
         with self._faults_named():
-            filesystem, root = fsspec.core.url_to_fs(self.url, **self.storage_options)
+            filesystem, root = self._open()
             full = [f"{root.rstrip('/')}/{path}" for path in paths]
             # `cat` takes "[1].jpg" for a pattern, and sorts; `cat_ranges` does neither. Were s3fs
             # allowed to read an object in parts, it would ask for its size first: two round trips.
@@ -119,15 +122,31 @@ class Folder:
             contents = filesystem.cat_ranges(full, None, None, on_error="return", **options)
         for path, content in zip(paths, contents, strict=True):
             if isinstance(content, Exception):
-                raise store_error(content, self, path) from None
+                raise self._fault(content, path) from None
         return list(contents)
 
     @contextmanager
     def _faults_named(self) -> Iterator[None]:
         try:
             yield
+        except DataError:
+            raise  # says it already
         except Exception as error:  # file systems raise whatever they like
-            raise store_error(error, self, "") from None
+            raise self._fault(error, "") from None
+
+    def _open(self) -> tuple[Any, str]:
+        """The file system and this folder's path on it."""
+        if _refused.is_set():
+            _refused.clear()
+            refresh_filesystems()
+        filesystem, root = fsspec.core.url_to_fs(self.url, **self.storage_options)
+        return filesystem, root
+
+    def _fault(self, error: BaseException, path: str) -> DataError:
+        fault = store_error(error, self, path)
+        if isinstance(fault, CredentialsError):
+            _refused.set()
+        return fault
 
 
 def refresh_filesystems() -> None:
@@ -158,11 +177,12 @@ def store_error(error: BaseException, folder: Folder, path: str) -> DataError:
     chain = list(_chain(error))
     code = next((code for code in map(_s3_code, chain) if code), "")
     kinds = {base.__name__ for link in chain for base in type(link).__mro__}
+    where = folder.shown_url  # a key is refused for all files alike: so all ranks say the same
     if kinds & _NO_KEY_ERRORS:
-        return CredentialsError(f"{name}: no access key was found ({text}). {_SET_AWS_KEYS}")
+        return CredentialsError(f"{where}: no access key was found ({text}). {_SET_AWS_KEYS}")
     if code in _BAD_KEY_CODES:
         return CredentialsError(
-            f"{name}: the store refused the access key ({code}). {_SET_AWS_KEYS}"
+            f"{where}: the store refused the access key ({code}). {_SET_AWS_KEYS}"
         )
     if code in _DENIED_CODES:
         return CredentialsError(

@@ -31,7 +31,7 @@ def abort_collectives() -> int:
         for group in list(distributed_c10d._world.pg_map):
             # gloo's does nothing; a group that is being destroyed by the main thread may refuse
             with contextlib.suppress(RuntimeError):
-                group.abort()  # type: ignore[attr-defined]
+                group.abort()
     return num_shut
 
 

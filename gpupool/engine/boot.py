@@ -21,7 +21,9 @@ def this_rank() -> dict[str, Any]:
 
 def main() -> None:
     """Import torch, register with the controller, serve until told to stop."""
-    faulthandler.enable()  # a segfault leaves its stack in the log, which the agent reads
+    # A segfault leaves its stack in the log, which the agent reads. The duplicate stays the log:
+    # the kernel turns descriptor 2 into a pipe to itself, and nobody reads that after a crash.
+    faulthandler.enable(os.dup(2), all_threads=False)
     rank = this_rank()
 
     import torch

@@ -30,6 +30,7 @@ def prepare(sys_path: list[str], cwd: str) -> dict[str, Any]:
     shell: Any = get_ipython()
     shell.user_ns.update(namespace, device=torch.device(rank["device"]), torch=torch, dist=dist)
     control.install()
+    execute.disarm_exit()
     return {"pid": os.getpid(), "torch": str(torch.__version__)}
 
 
@@ -47,8 +48,12 @@ def form_group(store_path: str, backend: str) -> dict[str, Any]:
 def set_environment(variables: dict[str, str], unset: list[str]) -> dict[str, Any]:
     """Set and remove environment variables; open file systems take new credentials."""
     environ.apply(variables, unset)
-    refresh_filesystems()
-    return {}
+
+    def refresh() -> dict[str, Any]:
+        refresh_filesystems()
+        return {}
+
+    return execute.guarded(refresh)
 
 
 def run_source(source: str, cell_number: int | None) -> dict[str, Any]:

@@ -7,8 +7,10 @@ would show our frames. A dict has either "value" and "text" or "error".
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 import traceback
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,11 +19,17 @@ from typing import Any
 
 import cloudpickle
 import IPython
+import torch
 from IPython.core.getipython import get_ipython
+
+import gpupool
 
 MAX_VALUE_BYTES = 1 << 20  # the last expression of a cell comes along up to here
 
-_NOT_THE_USERS = (str(Path(__file__).parents[1]), str(Path(IPython.__file__).parent))
+# Frames of these lead to the user's code, or are all there is when an argument was wrong.
+_NOT_THE_USERS = tuple(
+    str(Path(module).parent) for module in (gpupool.__file__, IPython.__file__, torch.__file__)
+)
 
 
 def run_source(source: str, cell_number: int | None) -> dict[str, Any]:
@@ -63,7 +71,9 @@ def describe(error: BaseException) -> dict[str, Any]:
     """The error as plain data, its traceback formatted without frames of IPython or gpupool."""
     shell: Any = get_ipython()
     frames = _users_frames(error.__traceback__)
+    evalue = str(error)
     if isinstance(error, SyntaxError):
+        evalue = f"{error.msg} (line {error.lineno})"  # its own text names a temporary file
         lines = shell.SyntaxTB.structured_traceback(type(error), error, [])
     elif hasattr(error, "_render_traceback_"):
         lines = error._render_traceback_()
@@ -73,10 +83,26 @@ def describe(error: BaseException) -> dict[str, Any]:
         lines = shell.InteractiveTB.structured_traceback(type(error), error, frames)
     return {
         "ename": type(error).__name__,
-        "evalue": str(error),
+        "evalue": evalue,
         "traceback": "\n".join(lines),
         "failed_at": time.time(),
     }
+
+
+def disarm_exit() -> None:
+    """Make `exit` and `quit` in a cell say what to do instead of ending the engine."""
+    shell: Any = get_ipython()
+
+    def ask_exit() -> None:
+        print(
+            "exit and quit do not end an engine. `%gpupool stop` ends the pool; `return` from a "
+            "function or raise an exception to leave a cell early.",
+            file=sys.stderr,
+        )
+
+    shell.ask_exit = ask_exit
+    # IPython's advice on SystemExit, which is not that for an engine either
+    warnings.filterwarnings("ignore", message="To exit: use 'exit'")
 
 
 class _QuietErrors:
@@ -122,7 +148,7 @@ def _value_reply(value: object) -> dict[str, Any]:
 
 
 def _users_frames(frames: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame on that is neither IPython's nor ours."""
+    """The traceback from the first frame on that is the user's; None if there is no such frame."""
     while frames and frames.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frames = frames.tb_next
     return frames

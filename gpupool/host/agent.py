@@ -1,7 +1,8 @@
 """The host agent: parent of the controller and of every engine of one machine.
 
-Runs on the host as `python -m gpupool.host.agent`, standard library only, one thread. The client
-writes one JSON command a line to its stdin and reads one JSON event a line from its stdout:
+Runs on the host as `python -m gpupool.host.agent FOLDER`, standard library only, one thread. FOLDER
+is the pool's own: it holds keys, and is removed at the end, however that comes. The client writes
+one JSON command a line to its stdin and reads one JSON event a line from its stdout:
 
     -> {"op": "spawn", "name": "rank 0", "argv": [...], "env": {...}, "log": "/run/.../rank0.log"}
     -> {"op": "signal", "name": "rank 0", "signal": 2}
@@ -22,6 +23,7 @@ import ctypes
 import json
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,12 +34,14 @@ from typing import Any
 STOP_GRACE_S = 0.4  # from SIGTERM to SIGKILL: an engine has nothing to save that it could in time
 _PR_SET_PDEATHSIG = 1
 _LOG_TAIL_LINES = 20
+_CRASH = "Fatal Python error"  # faulthandler's first line; the innermost frames follow it
 
 
 class Agent:
     """Children by name, and the loop that serves commands and reaps the dead."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._children: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
         self._buffer = b""
         self._serving = True
@@ -58,6 +62,7 @@ class Agent:
                         self._read_commands()
         finally:
             self._kill_all()
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _read_commands(self) -> None:
         data = os.read(sys.stdin.fileno(), 1 << 16)
@@ -122,7 +127,7 @@ def main() -> None:
     os.umask(0o077)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the client to handle
     with contextlib.suppress(BrokenPipeError):  # the client died while it was being told something
-        Agent().serve()
+        Agent(Path(sys.argv[1])).serve()
 
 
 def _tell(event: dict[str, Any]) -> None:
@@ -151,11 +156,14 @@ def _signal_group(child: subprocess.Popen[bytes], number: int) -> None:
 
 
 def _tail(log: Path) -> str:
+    """The end of a log; of a crash report the beginning, where the user's own lines are."""
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:  # the log is gone with its folder; the death still has to be told
         return ""
-    return "\n".join(lines[-_LOG_TAIL_LINES:])
+    crashes = [i for i, line in enumerate(lines) if line.startswith(_CRASH)]
+    start = crashes[-1] if crashes else max(0, len(lines) - _LOG_TAIL_LINES)
+    return "\n".join(lines[start : start + _LOG_TAIL_LINES])
 
 
 if __name__ == "__main__":

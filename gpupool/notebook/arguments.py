@@ -89,6 +89,7 @@ def env_parser() -> MagicParser:
     """%gpupool env"""
     parser = MagicParser("%gpupool env")
     parser.add_argument("names", nargs="*", metavar="NAME", default=[])
+    parser.add_argument("--aws", action="store_true", default=False)
     parser.add_argument("--unset", action="store_true", default=False)
     return parser
 

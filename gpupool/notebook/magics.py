@@ -45,7 +45,7 @@ class GpupoolMagics(Magics):
         %gpupool stop            end every process of the pool
         %gpupool interrupt       interrupt the ranks that are busy
         %gpupool gpus [--watch]  the GPUs of this machine and who uses them
-        %gpupool env [NAME|GLOB ...] [--unset]
+        %gpupool env [NAME|GLOB ...] [--aws] [--unset]
                                  copy environment variables to the ranks, as in
                                  `%gpupool env AWS_*`; without names: tell which are there.
                                  Values are never shown.
@@ -149,8 +149,10 @@ class GpupoolMagics(Magics):
     def _env(self, rest: str) -> None:
         chosen = arguments.env_parser().parse_line(rest)
         pool = session.current_pool()
-        if chosen.names:
-            changed = pool.propagate_env(*chosen.names, unset=chosen.unset)
+        if chosen.aws and chosen.unset:
+            raise OptionsError("%gpupool env: --aws and --unset exclude each other.")
+        if chosen.names or chosen.aws:
+            changed = pool.propagate_env(*chosen.names, aws=chosen.aws, unset=chosen.unset)
             print(pool_view.env_text(changed, pool.world_size, chosen.unset))
         elif chosen.unset:
             raise OptionsError("%gpupool env --unset: name the variables to remove.")

@@ -130,11 +130,15 @@ class Execution:
         failure = future.exception()
         if failure is not None:  # the engine died, or did not run our function at all
             name = type(failure).__name__
-            self.errors[rank] = RankError(rank, name, str(failure), failed_at=time.time())
+            text = redact(str(failure), self._hidden)  # the end of a log may hold anything
+            self.errors[rank] = RankError(rank, name, text, failed_at=time.time())
         elif "error" in future.result():
             self.errors[rank] = self._rank_error(rank, **future.result()["error"])
         else:
-            self.replies[rank] = future.result()
+            reply = future.result()
+            if reply.get("text"):
+                reply = {**reply, "text": redact(reply["text"], self._hidden)}
+            self.replies[rank] = reply
 
     def _rank_error(
         self, rank: int, ename: str, evalue: str, traceback: str, failed_at: float

@@ -48,7 +48,7 @@ class Launch:
         self._on_exit = on_exit
         self._stopped = threading.Event()
         self._agent = subprocess.Popen(
-            [sys.executable, "-m", "gpupool.host.agent"],
+            [sys.executable, "-m", "gpupool.host.agent", str(self.folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -85,7 +85,7 @@ class Launch:
                     # the agent tells of deaths and sends signals; the nanny costs 2 s a start
                     "--IPEngine.enable_nanny=False",
                     "--IPEngine.wait_for_url_file=60",
-                    "--log-level=30",
+                    "--log-level=40",  # its warnings speak of settings that are meant
                 ],
                 engine_environment(rank),
             )

@@ -10,24 +10,19 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from concurrent.futures import wait as wait_futures
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from gpupool.core import environ, topology
-from gpupool.core.errors import EngineDiedError, OptionsError, PoolError, PoolStartError
+from gpupool.core.errors import OptionsError, PoolError, PoolStartError
 from gpupool.core.options import PoolOptions, parse_ranks
 from gpupool.core.topology import Rank
-from gpupool.pool.client import EngineClient
+from gpupool.pool.credentials import AWS_NAMES, aws_variables
+from gpupool.pool.engines import Engines, Progress, with_log
 from gpupool.pool.execution import Execution, OnOutput
-from gpupool.pool.launch import Launch, exit_reason
 from gpupool.pool.result import OutputRecorder, SpmdResult
-
-_GROUP_TIMEOUT_S = 60.0
-
-Progress = Callable[[str], None]
 
 # Names and globs (never values) that this notebook has propagated: its next pool gets them too.
 _remembered_env: dict[str, None] = {}
@@ -58,13 +53,8 @@ class Pool:
         self.generation = 0
         self._env: dict[str, str] = {}
         self._broken = ""
+        self._log_tail = ""  # of the process whose end broke the pool
         self._stopped = False
-        self._busy = 0
-        self._last_used = time.monotonic()
-        self._lock = threading.RLock()
-        self._dead: dict[int, str] = {}
-        self._open: dict[int, set[Future[Any]]] = {}
-        self._num_files = 0
         gpus = [] if options.device == "cpu" else topology.visible_gpus()
         chosen = topology.choose(gpus, options.gpus)
         device = "gpu" if options.gpus else options.device
@@ -74,11 +64,20 @@ class Pool:
             **environ.select(_remembered_env, os.environ, strict=False),
             **environ.select(options.env, os.environ),
         }
-        self._launch = Launch(self._on_exit)
+        self._engines = Engines(self.ranks, self._on_loss)
         try:
-            self._client = self._start(progress)
+            self._engines.start(options.timeout_s, progress)
+            payload = {"sys_path": [path for path in sys.path if path], "cwd": os.getcwd()}
+            self._engines.call_all("prepare", payload)
             self.set_environment(variables)
             self._form_group()
+        except PoolStartError:
+            self.stop()
+            raise
+        except PoolError as error:
+            self.stop()
+            message = f"the pool did not come up; nothing was left running. {error}"
+            raise PoolStartError(message) from None
         except BaseException:
             self.stop()
             raise
@@ -143,37 +142,40 @@ class Pool:
             payload = {"pickled": cloudpickle.dumps((source_or_function, args, kwargs))}
         return self.execute(name, dict.fromkeys(ranks, payload), on_output, timeout_s)
 
-    def propagate_env(self, *names_or_globs: str, unset: bool = False) -> dict[str, str]:
+    def propagate_env(
+        self, *names_or_globs: str, aws: bool = False, unset: bool = False
+    ) -> dict[str, str]:
         """Copy environment variables of the notebook to every rank, present and future.
 
         The names are remembered: a pool that this notebook starts later gets them too.
 
         Args:
             names_or_globs: such as "HF_TOKEN" or "AWS_*".
-            unset: remove them from the ranks instead.
+            aws: also send what the notebook's own AWS credential chain finds (profile, SSO, role).
+            unset: remove the variables from the ranks instead.
 
         Returns:
             Name -> fingerprint of the value; values are never shown.
         """
         if unset:
-            names = list(environ.select(names_or_globs, self._env, strict=False))
-            self.set_environment({}, unset=names)
-            for name in (*names, *names_or_globs):
-                _remembered_env.pop(name, None)
-            return dict.fromkeys(names, "")
+            return self._unset_env(names_or_globs)
         variables = environ.select(names_or_globs, os.environ)
-        self.set_environment(variables)
+        missing: list[str] = []
+        if aws:
+            variables |= aws_variables()
+            missing = [name for name in AWS_NAMES if name not in variables]
+        self.set_environment(variables, unset=missing)
         _remembered_env.update(dict.fromkeys(names_or_globs))
         return {name: environ.fingerprint(value) for name, value in variables.items()}
 
     def interrupt(self) -> None:
         """Send SIGINT to the ranks that are busy."""
-        self.signal([rank for rank, futures in self._open.items() if futures])
+        self.signal(self._engines.busy_ranks())
 
     def status(self) -> PoolStatus:
         """The pool at this moment."""
         state = "stopped" if self._stopped else "broken" if self._broken else "idle"
-        if state == "idle" and self._busy:
+        if state == "idle" and self._engines.busy_ranks():
             state = "busy"
         return PoolStatus(
             state=state,
@@ -181,25 +183,22 @@ class Pool:
             backend=self.backend,
             generation=self.generation,
             ranks=self.ranks,
-            pids={r.rank: self._launch.pids.get(f"rank {r.rank}", 0) for r in self.ranks},
+            pids=self._engines.pids,
             env={name: environ.fingerprint(value) for name, value in self._env.items()},
             idle_left_s=self._idle_left_s(),
         )
 
     def log(self, rank: int, num_lines: int = 50) -> str:
         """The last lines of an engine's log: what it printed outside of cells."""
-        path = self._launch.log_path(f"rank {self.select_ranks(rank)[0]}")
-        return "\n".join(path.read_text(errors="replace").splitlines()[-num_lines:])
+        text = environ.redact(self._engines.log(self.select_ranks(rank)[0]), self.hidden_values())
+        return "\n".join(text.splitlines()[-num_lines:])
 
     def stop(self) -> None:
         """End every process of the pool. May be called again."""
         if self._stopped:
             return
         self._stopped = True
-        if hasattr(self, "_client"):
-            self._client.close()
-        self._launch.stop()
-        self._fail_open("the pool was stopped")
+        self._engines.stop()
 
     def __enter__(self) -> Pool:
         return self
@@ -245,36 +244,23 @@ class Pool:
             if on_output is not None:
                 on_output(rank, kind, content)
 
-        with self._lock:
-            if rank in self._dead:
-                failed: Future[Any] = Future()
-                failed.set_exception(EngineDiedError(self._dead[rank]))
-                return failed
-            self._busy += 1
-            future = self._client.call(rank, name, payload, on_message)
-            self._open.setdefault(rank, set()).add(future)
-        future.add_done_callback(lambda f: self._closed(rank, f))
-        return future
+        return self._engines.call(rank, name, payload, on_message)
 
     def alive_ranks(self) -> list[int]:
         """The ranks whose engines have not died."""
-        return [r.rank for r in self.ranks if r.rank not in self._dead]
+        return self._engines.alive_ranks()
 
     def signal(self, ranks: Iterable[int]) -> None:
         """Send SIGINT to these ranks' engines; one that is idle ignores it."""
-        for rank in ranks:
-            self._launch.signal(rank)
+        self._engines.signal(ranks)
 
     def control(self, request: str) -> None:
         """Send a control request to every rank, busy or not."""
-        for rank in self.alive_ranks():
-            self._client.control(rank, request)
+        self._engines.control(request)
 
     def new_file(self, name: str) -> Path:
         """A new path in the pool's private folder, which every rank of this host can read."""
-        with self._lock:
-            self._num_files += 1
-            return self._launch.folder / f"{self._num_files}-{name}"
+        return self._engines.new_file(name)
 
     def hidden_values(self) -> frozenset[str]:
         """The secret values that must not be shown."""
@@ -286,8 +272,12 @@ class Pool:
         if not variables and not unset:
             return
         payload = {"variables": dict(variables), "unset": list(unset)}
-        self._call_all("set_environment", payload)
+        # First, so that whatever goes wrong on a rank is masked already.
         self._env = {k: v for k, v in {**self._env, **variables}.items() if k not in unset}
+        for rank, reply in self._engines.call_all("set_environment", payload).items():
+            if "error" in reply:
+                text = environ.redact(reply["error"]["evalue"], self.hidden_values())
+                raise PoolError(f"rank {rank} has the new variables, but: {text}")
 
     def reform_group(self) -> None:
         """Form the group again, one generation higher, if every rank is there to join."""
@@ -311,54 +301,23 @@ class Pool:
             return self.options.backend
         return "nccl" if own_gpus else "gloo"
 
-    def _start(self, progress: Progress) -> EngineClient:
-        deadline = time.monotonic() + self.options.timeout_s
-        self._launch.start_controller()
-        self._launch.start_engines(self.ranks)
-        progress(f"starting {self.world_size} engines")
-        while not self._launch.client_file.exists():
-            self._check_start(deadline, "the controller")
-            time.sleep(0.02)
-        client = EngineClient(self._launch.client_file, max(1.0, deadline - time.monotonic()))
-        ready = -1
-        while ready < self.world_size:
-            if len(client.ranks) > ready:
-                ready = len(client.ranks)
-                progress(f"{ready} of {self.world_size} engines ready")
-            self._check_start(deadline, f"{self.world_size - ready} of the engines")
-            time.sleep(0.02)
-        self._client = client
-        self._call_all("prepare", {"sys_path": [p for p in sys.path if p], "cwd": os.getcwd()})
-        return client
-
-    def _check_start(self, deadline: float, missing: str) -> None:
-        if self._broken:
-            raise PoolStartError(f"{self._broken} Nothing was left running.")
-        if time.monotonic() > deadline:
-            raise PoolStartError(
-                f"{missing} did not come up within {self.options.timeout_s:g} s; nothing was left "
-                "running. A larger timeout_s (--timeout) gives a slow machine more time."
-            )
-
     def _form_group(self) -> None:
         generation = self.generation + 1
         store = self.new_file(f"group{generation}")
         payload = {"store_path": str(store), "backend": self.backend}
-        for rank, reply in self._call_all("form_group", payload).items():
+        for rank, reply in self._engines.call_all("form_group", payload).items():
             if "error" in reply:
                 raise PoolStartError(
                     f"the process group was not formed: rank {rank}: {reply['error']['evalue']}"
                 )
         self.generation = generation
 
-    def _call_all(self, name: str, payload: dict[str, Any]) -> dict[int, Any]:
-        """Call an engine function on every rank and wait; for calls that take a moment."""
-        futures = {r.rank: self.call(r.rank, name, payload) for r in self.ranks}
-        _, late = wait_futures(futures.values(), timeout=_GROUP_TIMEOUT_S)
-        if late:
-            ranks = ", ".join(str(r) for r, f in futures.items() if f in late)
-            raise PoolError(f"rank {ranks} did not answer {name} within {_GROUP_TIMEOUT_S:.0f} s.")
-        return {rank: future.result() for rank, future in futures.items()}
+    def _unset_env(self, names_or_globs: Sequence[str]) -> dict[str, str]:
+        names = list(environ.select(names_or_globs, self._env, strict=False))
+        self.set_environment({}, unset=names)
+        for name in (*names, *names_or_globs):
+            _remembered_env.pop(name, None)
+        return dict.fromkeys(names, "")
 
     def _require_usable(self) -> None:
         if self._stopped:
@@ -366,47 +325,21 @@ class Pool:
                 "this pool was stopped. `%gpupool start` (gpupool.start()) makes a new one."
             )
         if self._broken:
-            raise PoolError(
-                f"{self._broken} `%gpupool stop`, then `%gpupool start`, makes a new pool."
-            )
+            advice = f"{self._broken} `%gpupool stop`, then `%gpupool start`, makes a new pool."
+            raise PoolError(with_log(advice, self._log_tail))
 
-    def _closed(self, rank: int, future: Future[Any]) -> None:
-        with self._lock:
-            self._open[rank].discard(future)
-            self._busy -= 1
-            self._last_used = time.monotonic()
-
-    def _on_exit(self, name: str, status: int, log_tail: str) -> None:
-        """A process of ours has ended; called from the agent's reader thread."""
-        if self._stopped:
-            return
-        message = f"{name} {exit_reason(status)}."
-        if log_tail:
-            message += f" The end of its log:\n{log_tail}\n"
-        if name.startswith("rank "):
-            rank = int(name.removeprefix("rank "))
-            message = f"{message} Its variables are lost."
-            with self._lock:
-                self._dead[rank] = message
-                lost = list(self._open.get(rank, ()))
-            self.mark_broken(message)
-            for future in lost:
-                _fail(future, message)
-        else:
-            self.mark_broken(message)
-            self._fail_open(message)
-
-    def _fail_open(self, message: str) -> None:
-        with self._lock:
-            lost = [future for futures in self._open.values() for future in futures]
-        for future in lost:
-            _fail(future, message)
+    def _on_loss(self, sentence: str, log_tail: str) -> None:
+        """A process of ours has ended; called from a background thread."""
+        if not self._broken:
+            self._log_tail = environ.redact(log_tail, self.hidden_values())
+        self.mark_broken(sentence)
 
     def _idle_left_s(self) -> float | None:
         limit = self.options.idle_timeout_s
         if limit is None:
             return None
-        return limit if self._busy else limit - (time.monotonic() - self._last_used)
+        idle_s = time.monotonic() - self._engines.last_used
+        return limit if self._engines.busy_ranks() else limit - idle_s
 
     def _watch_idle(self) -> None:
         while not self._stopped:
@@ -415,11 +348,6 @@ class Pool:
                 self.stop()
                 return
             time.sleep(min(1.0, max(0.05, left or 1.0)))
-
-
-def _fail(future: Future[Any], message: str) -> None:
-    if not future.done():
-        future.set_exception(EngineDiedError(message))
 
 
 def _stop_at_exit(pool: Pool) -> None:

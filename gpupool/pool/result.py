@@ -9,7 +9,7 @@ from typing import Any
 
 import cloudpickle
 
-from gpupool.core.environ import Redactor
+from gpupool.core.environ import Redactor, redact
 from gpupool.core.errors import PoolError
 
 MAX_TEXT_CHARS = 10_000_000  # per rank; beyond, the oldest output is let go
@@ -126,6 +126,7 @@ class OutputRecorder:
         self._redactors = {
             (rank, kind): Redactor(hidden) for rank in ranks for kind in ("stdout", "stderr")
         }
+        self._hidden = hidden
         self._listener = listener
 
     def __call__(self, rank: int, kind: str, content: Any) -> None:
@@ -133,6 +134,7 @@ class OutputRecorder:
         if kind in ("stdout", "stderr"):
             self._text(rank, kind, self._redactors[rank, kind].feed(content))
         elif kind in ("display", "result"):
+            content = _redact_strings(content, self._hidden)
             self.outputs[rank].displays.append({"kind": kind, **content})
             self._notify(rank, kind, content)
 
@@ -149,3 +151,14 @@ class OutputRecorder:
     def _notify(self, rank: int, kind: str, content: Any) -> None:
         if self._listener is not None:
             self._listener(rank, kind, content)
+
+
+def _redact_strings(content: Any, hidden: frozenset[str]) -> Any:
+    """A mime bundle with every text in it masked."""
+    if isinstance(content, str):
+        return redact(content, hidden)
+    if isinstance(content, dict):
+        return {key: _redact_strings(value, hidden) for key, value in content.items()}
+    if isinstance(content, list):
+        return [_redact_strings(value, hidden) for value in content]
+    return content

@@ -6,7 +6,8 @@ from typing import Any
 
 from gpupool.core.errors import NoPoolError, PoolError
 from gpupool.core.options import PoolOptions, make_options
-from gpupool.pool.pool import Pool, Progress
+from gpupool.pool.engines import Progress
+from gpupool.pool.pool import Pool
 
 _current: Pool | None = None
 

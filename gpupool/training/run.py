@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpupool.core.errors import TrainingError
+from gpupool.core.errors import OptionsError, TrainingError
 from gpupool.core.events import from_dict
 from gpupool.core.options import LOSSES, TrainingOptions
 from gpupool.pool.pool import Pool
@@ -49,6 +49,8 @@ class TrainingRun:
         require_dataset("dataset", dataset)
         if validation is not None:
             require_dataset("validation", validation)
+        if not isinstance(options, TrainingOptions):
+            raise OptionsError(f"options={options!r}: give a gpupool.TrainingOptions(...).")
         if not callable(loss) and loss not in LOSSES:
             names = ", ".join(map(repr, LOSSES))
             raise TrainingError(f"loss={loss!r}: give {names} or a function (outputs, targets).")

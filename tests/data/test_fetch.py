@@ -106,7 +106,7 @@ def test_a_wrong_key_is_one_sentence(in_s3: Folder) -> None:
         in_s3.list_files()
     assert str(caught.value) == expected
     assert caught.value.__suppress_context__
-    with pytest.raises(CredentialsError, match=r"s3://fetch/in/a/1.txt: the store refused"):
+    with pytest.raises(CredentialsError, match=r"s3://fetch/in: the store refused"):
         in_s3.read_many(["a/1.txt"])
 
 
@@ -184,15 +184,15 @@ def test_secrets_are_neither_printed_nor_in_messages() -> None:
 @pytest.mark.parametrize(
     ("code", "message"),
     [
-        ("AccessDenied", r"may not read here \(AccessDenied\). Allow it to list and read"),
-        ("ExpiredToken", r"the store refused the access key \(ExpiredToken\)"),
+        ("AccessDenied", r"s3://b/in/x.jpg: .* may not read here \(AccessDenied\). Allow it to"),
+        ("ExpiredToken", r"s3://b/in: the store refused the access key \(ExpiredToken\)"),
     ],
 )
 def test_refusals_that_this_server_does_not_give(code: str, message: str) -> None:
     error = ClientError({"Error": {"Code": code, "Message": "no"}}, "GetObject")
     found = store_error(translate_boto_error(error), Folder("s3://b/in"), "x.jpg")
     assert isinstance(found, CredentialsError)
-    assert re.match(f"s3://b/in/x.jpg: .*{message}", str(found))
+    assert re.match(message, str(found))
 
 
 def test_a_folder_pickles_without_connection_or_credentials(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import re
+import tempfile
 import time
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -67,14 +69,18 @@ class Cell:
 
 
 class Kernel:
-    """A kernel with gpupool loaded; a context manager."""
+    """A kernel with an empty profile of its own; a context manager.
 
-    def __init__(self, env: dict[str, str] | None = None) -> None:
+    `variables` are added to its environment.
+    """
+
+    def __init__(self, **variables: str) -> None:
         self.manager = KernelManager()
-        self._env = env
+        self._folder = tempfile.TemporaryDirectory(prefix="gpupool-test-")
+        self._env = {**os.environ, "IPYTHONDIR": self._folder.name, **variables}
 
     def __enter__(self) -> Self:
-        self.manager.start_kernel(**({"env": self._env} if self._env else {}))
+        self.manager.start_kernel(env=self._env)
         self.client: BlockingKernelClient = self.manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
@@ -88,6 +94,7 @@ class Kernel:
     ) -> None:
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=False)
+        self._folder.cleanup()
 
     def run(self, code: str, *, timeout_s: float = 60.0, interrupt_after_s: float = 1e9) -> Cell:
         """Run a cell to its end; press the stop button after `interrupt_after_s`."""

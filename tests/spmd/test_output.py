@@ -19,7 +19,9 @@ from gpupool.spmd.output import (
 
 RANKS = st.integers(0, 40)
 # few different texts, so that ranks often agree
-TEXTS = st.dictionaries(RANKS, st.sampled_from(["", "a", "b", "a\nb"]) | st.text(max_size=3))
+TEXTS = st.dictionaries(
+    RANKS, st.sampled_from(["", "a", "b", "a\nb"]) | st.text("ab\n", max_size=3)
+)
 
 
 @given(TEXTS)

@@ -1,0 +1,95 @@
+"""What a user reads when ranks fail."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from gpupool.core import errors
+from gpupool.core.errors import GpuPoolError, OptionsError, PoolError, RankError, SpmdError
+
+
+def failed(rank: int, evalue: str = "bad", at: float = 0.0, freed: bool = False) -> RankError:
+    return RankError(rank, "ValueError", evalue, f"Traceback of {rank}", at, freed)
+
+
+def spmd(*ranks: RankError, world_size: int = 4) -> SpmdError:
+    return SpmdError({error.rank: error for error in ranks}, world_size)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (spmd(failed(1)), "rank 1: ValueError: bad (1 of 4 ranks failed)"),
+        (
+            spmd(failed(0), failed(1), world_size=2),
+            "ValueError: bad (the same on 2 of 2 ranks)",
+        ),
+        (
+            spmd(failed(0), failed(2, "other"), failed(3)),
+            "rank 0: ValueError: bad (3 of 4 ranks failed)",
+        ),
+        (
+            spmd(failed(0), failed(1, "Connection closed", freed=True)),
+            "rank 0: ValueError: bad (1 of 4 ranks failed)",
+        ),
+        (
+            spmd(failed(2, "first line\nsecond line")),
+            "rank 2: ValueError: first line (1 of 4 ranks failed)\nsecond line",
+        ),
+        (
+            spmd(RankError(0, "AssertionError", "")),
+            "rank 0: AssertionError (1 of 4 ranks failed)",
+        ),
+    ],
+)
+def test_the_message_names_the_rank_the_error_and_how_many(error: SpmdError, message: str) -> None:
+    assert str(error) == message
+
+
+def test_the_rank_that_failed_first_is_shown_and_never_one_that_was_only_freed() -> None:
+    assert spmd(failed(0, at=3.0), failed(1, at=1.0), failed(2, at=2.0)).first.rank == 1
+    assert spmd(failed(0, at=1.0, freed=True), failed(1, at=9.0)).first.rank == 1
+    assert spmd(failed(3, at=1.0), failed(2, at=1.0)).first.rank == 2
+
+
+def test_the_others_are_told_by_kind_equal_ones_together() -> None:
+    error = spmd(
+        failed(0), failed(1, "x", 1.0), failed(2, "x", 1.0), failed(3, freed=True), world_size=4
+    )
+    assert error.others() == {"ValueError: x": [1, 2], "freed from waiting for it": [3]}
+
+
+def test_ipython_shows_the_first_traceback_and_one_line_for_each_other_kind() -> None:
+    error = spmd(failed(1), failed(2, "x", 1.0), failed(3, "x", 1.0), failed(0, at=2.0))
+    assert error._render_traceback_() == [
+        "SpmdError: rank 1: ValueError: bad (4 of 4 ranks failed)",
+        "",
+        "rank 1:",
+        "Traceback of 1",
+        "rank 2, 3: ValueError: x",
+    ]
+
+
+def test_a_plain_error_shows_as_its_sentence_alone() -> None:
+    assert PoolError("no pool.")._render_traceback_() == ["PoolError: no pool."]
+
+
+def test_an_spmd_error_survives_pickling() -> None:
+    error = spmd(failed(1, at=1.0), failed(2, "x", 2.0))
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.errors, copy.world_size, copy.first) == (error.errors, 4, error.first)
+    assert str(copy) == str(error)
+
+
+def test_errors_are_in_the_order_of_ranks() -> None:
+    assert list(spmd(failed(3), failed(0), failed(2)).errors) == [0, 2, 3]
+
+
+def test_every_error_of_ours_can_be_caught_as_one() -> None:
+    ours = [value for name, value in vars(errors).items() if name.endswith("Error")]
+    ours.remove(RankError)
+    assert len(ours) > 10
+    assert all(issubclass(kind, GpuPoolError) for kind in ours)
+    assert issubclass(OptionsError, ValueError)

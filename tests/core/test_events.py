@@ -1,0 +1,40 @@
+"""Events cross between processes as plain dicts and come back as they were."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpupool.core.events import (
+    EndEvent,
+    Event,
+    StartEvent,
+    StepEvent,
+    ValidationEvent,
+    from_dict,
+    to_dict,
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "event"),
+    [
+        ("start", StartEvent(3, 10, 1000, 100, 2, "cpu", "gloo")),
+        ("step", StepEvent(7, 1, 0.25, 0.5, 0.01, 100, 1.5, 0.125)),
+        ("step", StepEvent(7, 1, 0.25, None, 0.01, 100, 1.5, 0.125)),
+        ("validation", ValidationEvent(10, 1, 0.5, 0.75, 200, 2.0)),
+        ("end", EndEvent("user", 8, 2.5)),
+    ],
+)
+def test_an_event_comes_back_as_it_was(kind: str, event: Event) -> None:
+    data = json.loads(json.dumps(to_dict(event)))  # plain enough for any channel
+    assert data["kind"] == kind
+    before = dict(data)
+    assert from_dict(data) == event
+    assert data == before
+
+
+def test_an_event_of_another_version_is_not_guessed_at() -> None:
+    with pytest.raises(KeyError, match="pause"):
+        from_dict({"kind": "pause"})

@@ -1,0 +1,183 @@
+"""Bad input, typed into a real notebook: one sentence that says what to do, and the pool goes on.
+
+The notebook's environment has the S3 keys; its ranks do not, until `%gpupool env` sends them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from demo.s3 import SeaweedServer
+from tests.notebook.kernel import Cell, Kernel
+
+PREPARE = """
+import os
+os.environ.update({env!r})
+ds = gpupool.ImageDatastore({url!r} + "/train").with_transform(lambda image: image.float())
+net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 28 * 28, 10))
+once = gpupool.TrainingOptions(epochs=1)
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Kernel]:
+    """A kernel without a GPU in sight, and without a pool."""
+    with Kernel(CUDA_VISIBLE_DEVICES="", AWS_EC2_METADATA_DISABLED="true") as kernel:
+        assert kernel.run("%load_ext gpupool\nimport gpupool, torch").status == "ok"
+        yield kernel
+
+
+@pytest.fixture(scope="module")
+def pool(kernel: Kernel) -> Kernel:
+    """The kernel with a pool, and keys that only the notebook has."""
+    assert kernel.run("%gpupool start").status == "ok"
+    return kernel
+
+
+@pytest.fixture(scope="module")
+def bucket(pool: Kernel, s3: SeaweedServer, photos_url: str) -> Kernel:
+    """The same with images, a network, and folders that something is wrong with."""
+    s3.make_bucket("bad-input")
+    s3.put_objects("bad-input", {"empty/": b"", "holes/full/a.jpg": b"x", "holes/hollow/": b""})
+    assert pool.run(PREPARE.format(env=s3.env, url=photos_url)).status == "ok"
+    return pool
+
+
+def refusal(cell: Cell) -> str:
+    """The only output of the cell: an error of one line."""
+    assert cell.status == "error"
+    assert [output["type"] for output in cell.outputs] == ["error"]
+    assert "\n" not in cell.error_text
+    (error,) = cell.errors
+    assert cell.error_text == f"{error['ename']}: {error['evalue']}"
+    return cell.error_text
+
+
+def still_usable(kernel: Kernel) -> bool:
+    return kernel.run("%spmd (rank, dist.get_world_size())").text == "[0] (0, 2)\n[1] (1, 2)"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (
+            "%gpupool start --gpus 0",
+            "PlacementError: GPU '0' is not there: this machine has no NVI",
+        ),
+        ("%gpupool start nowhere", "OptionsError: profile='nowhere' is unknown: choose one of loc"),
+        ("%gpupool start -n 0", "OptionsError: n=0: a pool needs at least one rank."),
+        ("%gpupool start --backend nccl", "OptionsError: backend='nccl' needs a GPU for every r"),
+        ("%gpupool start --idle-timeout x", "OptionsError: 'x' is not a time. Write '90s', '30m'"),
+        ("%gpupool env AWS_*", "NoPoolError: no pool runs in this notebook. `%gpupool start` (gp"),
+        ("gpupool.start(m=2)", "OptionsError: 'm' is not an option."),
+    ],
+)
+def test_a_pool_that_cannot_be_started_says_why_and_leaves_none(
+    kernel: Kernel, line: str, said: str
+) -> None:
+    assert refusal(kernel.run(line)).startswith(said)
+    assert kernel.run("%gpupool").text.startswith("No pool runs in this notebook.")
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("%gpupool start", "PoolError: a pool of 2 ranks runs already. Go on with it (gpupool.cur"),
+        ("%gpupool strat", "OptionsError: %gpupool has no command 'strat'. Did you mean 'start'?"),
+        ("%gpupool start --gpu 0", "OptionsError: %gpupool start has no option --gpu. Did you me"),
+        ("%gpupool stop --force", "OptionsError: %gpupool stop: '--force' is too much."),
+        ("%gpupool env FOO=bar", "OptionsError: FOO=...: name the variable only, its value is tak"),
+        ("%gpupool env NO_SUCH", "OptionsError: NO_SUCH is not set in the notebook's environment."),
+        (
+            "%%spmd --veiw raw\n1",
+            "OptionsError: %%spmd has no option --veiw. Did you mean '--view'?",
+        ),
+        ("%%spmd -t 2\n1", "OptionsError: ranks '2': write all, 0, 0,2, 0:4 or -1; this pool has "),
+        ("%%spmd -t x\n1", "OptionsError: ranks 'x': write all, 0, 0,2, 0:4 or -1; this pool has "),
+        ("%%spmd -o 1\n1", "OptionsError: %%spmd: argument -o/--out: '1' is not a name that a var"),
+    ],
+)
+def test_a_bad_line_is_refused_and_the_pool_goes_on(pool: Kernel, code: str, said: str) -> None:
+    assert refusal(pool.run(code)).startswith(said)
+    assert still_usable(pool)
+
+
+def test_a_value_on_the_line_is_not_repeated(pool: Kernel) -> None:
+    assert "hunter2" not in refusal(pool.run("%gpupool env FOO=hunter2"))
+    assert "hunter2" not in refusal(pool.run("%gpupool start --token=hunter2"))
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("gpupool.ImageDatastore('s3://no-such-bucket/x')", "DataNotFoundError: s3://no-such-buck"),
+        ("gpupool.ImageDatastore('s3://bad-input/no/such')", "DataNotFoundError: s3://bad-input/n"),
+        ("gpupool.ImageDatastore('s3://bad-input/empty')", "DataNotFoundError: s3://bad-input/emp"),
+        ("gpupool.ImageDatastore('s3://bad-input/holes')", "DataError: s3://bad-input/holes/hollo"),
+        ("gpupool.ImageDatastore('/no/such/folder')", "DataNotFoundError: /no/such/folder does no"),
+        ("gpupool.train(torch.nn.Linear, ds)", "TrainingError: model is a type, not a torch.nn.Mo"),
+        ("gpupool.train(None, ds)", "TrainingError: model is a NoneType, not a torch.nn.Module"),
+        ("gpupool.train(net, None)", "TrainingError: dataset is a NoneType: a data set needs len("),
+        ("gpupool.train(net, [])", "TrainingError: dataset is empty."),
+        ("gpupool.predict(None, ds)", "TrainingError: model is a NoneType, not a torch.nn.Module"),
+        ("gpupool.TrainingOptions(lr=-1)", "OptionsError: lr=-1: must be above 0."),
+    ],
+)
+def test_bad_data_or_a_bad_network_is_refused_in_the_notebook(
+    bucket: Kernel, code: str, said: str
+) -> None:
+    assert refusal(bucket.run(code)).startswith(said)
+    assert still_usable(bucket)
+
+
+def test_training_without_keys_on_the_ranks_says_how_to_send_them(bucket: Kernel) -> None:
+    cell = bucket.run("gpupool.train(net, ds, options=once)")
+    (error,) = cell.errors
+    assert error["ename"] == "SpmdError"
+    assert "CredentialsError: s3://photos/train" in error["evalue"]
+    assert "no access key was found" in error["evalue"]
+    assert "`%gpupool env AWS_*` sends them to every rank." in error["evalue"]
+    assert "Traceback" not in cell.error_text
+    assert not re.search(r"line \d+", cell.error_text)
+    assert still_usable(bucket)
+    assert bucket.run("%gpupool env AWS_*").status == "ok"
+    assert bucket.run("gpupool.train(net, ds, options=once)").status == "ok"
+    assert bucket.run("%gpupool env AWS_* --unset").status == "ok"
+
+
+def test_a_wrong_key_on_the_ranks_is_one_error_and_stays_hidden(
+    bucket: Kernel, s3: SeaweedServer
+) -> None:
+    bucket.run("os.environ['AWS_SECRET_ACCESS_KEY'] = 'wrong-key-0123456789'\n%gpupool env AWS_*")
+    cell = bucket.run("gpupool.train(net, ds, options=once)")
+    bucket.run(f"os.environ.update({s3.env!r})\n%gpupool env AWS_*")
+    (error,) = cell.errors
+    assert "the store refused the access key (SignatureDoesNotMatch)" in error["evalue"]
+    assert "Traceback" not in cell.error_text
+    assert "wrong-key" not in cell.error_text + cell.text + cell.html
+    assert bucket.run("gpupool.train(net, ds, options=once)").status == "ok"
+
+
+@pytest.fixture(scope="module")
+def wrong_key(s3: SeaweedServer) -> Iterator[Kernel]:
+    """A kernel whose environment has a wrong key."""
+    with Kernel(**{**s3.env, "AWS_SECRET_ACCESS_KEY": "wrong-key-0123456789"}) as kernel:
+        assert kernel.run("import gpupool, os").status == "ok"
+        yield kernel
+
+
+def test_a_wrong_key_in_the_notebook_is_one_sentence(wrong_key: Kernel, photos_url: str) -> None:
+    cell = wrong_key.run(f"ds = gpupool.ImageDatastore('{photos_url}/train')")
+    said = "CredentialsError: s3://photos/train: the store refused the access key"
+    assert refusal(cell).startswith(said)
+    assert "wrong-key" not in cell.error_text
+
+
+def test_a_wrong_key_can_be_mended(wrong_key: Kernel, s3: SeaweedServer, photos_url: str) -> None:
+    read = f"ds = gpupool.ImageDatastore('{photos_url}/train')"
+    wrong_key.run(read)
+    wrong_key.run(f"os.environ.update({s3.env!r})")
+    assert wrong_key.run(read).errors == []

@@ -1,0 +1,87 @@
+"""Keys on the ranks: sent after the start, noticed by file systems that are open already."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import gpupool
+from demo.s3 import SeaweedServer
+from gpupool import CredentialsError, Pool, SpmdError, TrainingOptions
+
+NOTICE = """
+import s3fs
+try:
+    filesystem
+except NameError:
+    filesystem = s3fs.S3FileSystem()
+len(filesystem.find("photos/test"))
+"""
+
+
+def test_a_file_system_that_a_rank_holds_notices_new_keys(
+    pool2: Pool, s3: SeaweedServer, photos_url: str
+) -> None:
+    os.environ.update(s3.env, AWS_SECRET_ACCESS_KEY="not-the-right-one")
+    pool2.propagate_env("AWS_*")
+    with pytest.raises(SpmdError, match="PermissionError"):
+        pool2.run(NOTICE)
+    os.environ.update(s3.env)
+    pool2.propagate_env("AWS_*")
+    assert dict(pool2.run(NOTICE)) == {0: 100, 1: 100}
+
+
+def test_the_notebooks_own_credential_chain_reaches_the_ranks(
+    pool2: Pool, s3: SeaweedServer, photos_url: str, tmp_path: Path
+) -> None:
+    """A profile in a file, which the ranks would not find: they know nothing of AWS_PROFILE."""
+    profile = tmp_path / "credentials"
+    profile.write_text(
+        f"[lab]\naws_access_key_id = {s3.access_key}\n"
+        f"aws_secret_access_key = {s3.env['AWS_SECRET_ACCESS_KEY']}\n"
+        f"endpoint_url = {s3.endpoint}\nregion = us-east-1\n"
+    )
+    os.environ.update(AWS_SHARED_CREDENTIALS_FILE=str(profile), AWS_PROFILE="lab")
+    pool2.propagate_env("AWS_*", unset=True)
+    shown = pool2.propagate_env(aws=True)
+    assert set(shown) == {
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_DEFAULT_REGION",
+        "AWS_ENDPOINT_URL",
+    }
+    count = "import s3fs; len(s3fs.S3FileSystem().find('photos/test'))"
+    assert dict(pool2.run(count)) == {0: 100, 1: 100}
+
+
+def test_without_credentials_the_error_says_where_they_may_come_from(pool2: Pool) -> None:
+    with pytest.raises(CredentialsError, match=r"none were found.*AWS_PROFILE"):
+        pool2.propagate_env(aws=True)
+    os.environ["AWS_PROFILE"] = "missing"
+    with pytest.raises(CredentialsError, match="missing"):
+        pool2.propagate_env(aws=True)
+
+
+def test_training_from_s3_learns_and_predicts(
+    pool2: Pool, s3: SeaweedServer, photos_url: str
+) -> None:
+    import torch
+    from torch import nn
+
+    os.environ.update(s3.env)
+    pool2.propagate_env("AWS_*")
+    images = gpupool.ImageDatastore(f"{photos_url}/train").shuffle(seed=0)
+    train_images, validation_images = images.split_each_label(0.9)
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 5, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 12 * 12, 10)
+    )
+    options = TrainingOptions(optimizer="adam", lr=3e-3, batch_size=16, epochs=8)
+    result = gpupool.train(network, train_images, options=options, validation=validation_images)
+    assert result.history.steps[-1].num_samples == 180 % 16
+    assert [v.num_samples for v in result.history.validations] == [20] * 8
+    tested = gpupool.ImageDatastore(f"{photos_url}/test")
+    predicted = gpupool.predict(result.model, tested).argmax(1).numpy()
+    assert (predicted == tested.labels).mean() > 0.5  # chance is 0.1

@@ -1,0 +1,84 @@
+"""A real IPython shell without a kernel, in a process of its own, so that its pool is its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from tests.notebook.kernel import plain
+
+_SHELL = """
+import json, sys
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
+shell = InteractiveShell.instance()
+answers = sys.stdout
+for line in sys.stdin:
+    with capture_output(display=False) as captured:
+        ran = shell.run_cell(json.loads(line), store_history=True)
+    answer = [captured.stdout, captured.stderr, ran.success]
+    print(json.dumps(answer), file=answers, flush=True)
+"""
+
+
+@dataclass
+class Shown:
+    """What a cell has left on the terminal, without colours, and whether it succeeded."""
+
+    stdout: str
+    stderr: str
+    success: bool
+
+
+class Terminal:
+    """A shell to run cells in; a context manager."""
+
+    def __enter__(self) -> Self:
+        self._folder = tempfile.TemporaryDirectory(prefix="gpupool-test-")
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _SHELL],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "IPYTHONDIR": self._folder.name},
+        )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+    ) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            assert self._process.wait(15) == 0
+        finally:
+            self._process.kill()
+            self._process.stdout.close()
+            self._folder.cleanup()
+
+    def run(self, code: str, timeout_s: float = 60.0) -> Shown:
+        """Run a cell to its end."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        alarm = threading.Timer(timeout_s, self._process.kill)
+        alarm.start()
+        try:
+            self._process.stdin.write(json.dumps(code) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        finally:
+            alarm.cancel()
+        assert answer, f"the shell has ended, or took longer than {timeout_s:.0f} s: {code}"
+        stdout, stderr, success = json.loads(answer)
+        return Shown(plain(stdout), plain(stderr), success)

@@ -1,0 +1,240 @@
+"""The magics in a real kernel: what a notebook shows, message by message."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+
+import nbclient
+import nbformat
+import psutil
+import pytest
+
+from tests.notebook.kernel import Cell, Kernel, plain
+
+START = "%load_ext gpupool\n%gpupool start --cpu -n 2"
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Kernel]:
+    """A kernel with a pool of two ranks; every test leaves it usable."""
+    with Kernel() as kernel:
+        kernel.started = kernel.run(START)  # type: ignore[attr-defined]
+        yield kernel
+
+
+def no_frame_of_ours(text: str) -> bool:
+    return "gpupool/" not in text and "ipyparallel" not in text
+
+
+# ---- the pool --------------------------------------------------------------------------------
+
+
+def test_the_start_shows_progress_and_then_the_pool_in_its_place(kernel: Kernel) -> None:
+    started: Cell = kernel.started  # type: ignore[attr-defined]
+    shown = [
+        content["data"]["text/plain"] for _, kind, content in started.messages if "display" in kind
+    ]
+    assert shown[0].startswith("Starting: ")
+    assert "Starting: 2 of 2 engines ready" in shown
+    (bar,) = started.outputs
+    first, *ranks = bar["data"]["text/plain"].splitlines()
+    assert first == "Pool of 2: idle, CPU ranks, gloo, stops in 30 min unless used"
+    assert len(ranks) == 2
+    assert "<b>Pool of 2</b>" in started.html
+    assert "<details><summary>Ranks</summary>" in started.html
+
+
+def test_the_status_is_the_same_bar(kernel: Kernel) -> None:
+    (bar,) = kernel.run("%gpupool").outputs
+    assert bar["data"]["text/plain"].startswith("Pool of 2: idle")
+    assert "<b>Pool of 2</b>" in bar["data"]["text/html"]
+
+
+def test_a_start_that_is_refused_at_once_shows_the_error_alone(kernel: Kernel) -> None:
+    refused = kernel.run("%gpupool start")
+    assert [output["type"] for output in refused.outputs] == ["error"]
+
+
+# ---- output ----------------------------------------------------------------------------------
+
+
+def test_output_is_shown_while_the_cell_runs_and_grouped_at_the_end(kernel: Kernel) -> None:
+    cell = kernel.run(
+        "%%spmd\nimport time\n"
+        "for i in range(15):\n    print('step', i, flush=True)\n    time.sleep(0.1)"
+    )
+    live = [(at, c["data"]) for at, kind, c in cell.messages if "display_data" in kind][:-1]
+    early = [data for at, data in live if at < cell.elapsed_s - 0.5]
+    assert len(early) >= 2
+    assert "step 0" in early[0]["text/plain"]
+    assert "step 14" not in early[0]["text/plain"]
+    assert all(len(data["text/plain"].splitlines()) <= 20 for _, data in live)
+
+    (output,) = cell.outputs  # one display, whose content was replaced
+    lines = [f"step {i}" for i in range(15)]
+    assert output["data"]["text/plain"].split() == " ".join(["[0, 1]", *lines]).split()
+    assert "<b>2 ranks</b>" in cell.html
+    assert "✓ 2 ok" in cell.html
+    assert "identical on 2 ranks" in cell.html
+
+
+def test_ranks_that_differ_are_shown_apart(kernel: Kernel) -> None:
+    cell = kernel.run("%%spmd\nprint('head')\nprint('mine', rank)")
+    assert cell.text == "[0] head\n    mine 0\n[1] head\n    mine 1"
+    assert "identical" not in cell.html
+
+
+def test_every_rank_has_its_block_where_that_is_asked_for(kernel: Kernel) -> None:
+    assert kernel.run("%%spmd --view ranks\nprint('same')").text == "[0] same\n[1] same"
+    assert kernel.run("%%spmd --view raw\nprint('same')").outputs[0]["name"] == "stdout"
+    assert kernel.run("%%spmd --view quiet\nprint('same')").outputs == []
+
+
+def test_what_a_rank_prints_is_text_and_not_html(kernel: Kernel) -> None:
+    cell = kernel.run("%%spmd\nprint('<script>alert(1)</script>')")
+    assert "<script>" not in cell.html
+    assert "&lt;script&gt;" in cell.html
+
+
+def test_long_output_is_cut_and_kept_in_the_result(kernel: Kernel) -> None:
+    cell = kernel.run("%%spmd -o long\nprint(*range(1000), sep='\\n')")
+    assert "[... 750 lines left out; -o NAME keeps all, NAME.text(rank) ...]" in cell.text
+    assert len(cell.text.splitlines()) == 251
+    assert kernel.run("print(len(long.text(1).splitlines()))").text == "1000"
+
+
+def test_a_bar_that_redraws_itself_is_seen_moving_and_stays_one_line(kernel: Kernel) -> None:
+    cell = kernel.run(
+        "%%spmd\nimport time\n"
+        "for i in range(10):\n    print(f'{i} of 9', end='\\r', flush=True)\n    time.sleep(0.1)"
+    )
+    shown = [c["data"]["text/plain"] for _, kind, c in cell.messages if "display_data" in kind]
+    assert len(shown) >= 3
+    assert all(re.fullmatch(r"(\[[01, ]+\] \d of 9\n?)+", text) for text in shown)
+    assert shown[-1] == "[0, 1] 9 of 9"
+
+
+def test_figures_are_shown_with_their_ranks(kernel: Kernel) -> None:
+    cell = kernel.run(
+        "%%spmd\nfrom IPython.display import HTML\nfrom PIL import Image\n"
+        "display(HTML(f'<i>rank {rank}</i>'))\n"
+        "display(HTML('<i>both</i>'))\n"
+        "display(Image.new('RGB', (4, 4), (255 * rank, 0, 0)))"
+    )
+    data = [output["data"] for output in cell.outputs]
+    names = [d["text/plain"] for d in data[0::2]]
+    figures = [d.get("text/html") or "png" * ("image/png" in d) for d in data[1::2]]
+    shown = list(zip(names, figures, strict=True))
+    assert sorted(shown) == [
+        ("[0, 1]", "<i>both</i>"),
+        ("[0]", "<i>rank 0</i>"),
+        ("[0]", "png"),
+        ("[1]", "<i>rank 1</i>"),
+        ("[1]", "png"),
+    ]
+
+
+def test_the_value_of_a_background_cell_is_shown_once(kernel: Kernel) -> None:
+    assert kernel.run("%%spmd --nowait -o handle\nprint('said')\nrank + 40").status == "ok"
+    shown = kernel.run("await handle")
+    assert shown.text.count("40") == 1
+    assert shown.text == "[0, 1] said\n[0] 40\n[1] 41"
+
+
+# ---- errors ----------------------------------------------------------------------------------
+
+
+def test_an_error_is_one_output_with_the_line_of_this_cell(kernel: Kernel) -> None:
+    cell = kernel.run(
+        "%%spmd\nprint('before')\nif rank == 1:\n    raise ValueError('bad row')\ndist.barrier()"
+    )
+    number = next(c["execution_count"] for _, kind, c in cell.messages if kind == "execute_input")
+    assert cell.status == "error"
+    assert [error["ename"] for error in cell.errors] == ["SpmdError"]
+    assert cell.errors[0]["evalue"] == "rank 1: ValueError: bad row (1 of 2 ranks failed)"
+    assert f"Cell In[{number}], line 3" in cell.error_text
+    assert "----> 3     raise ValueError('bad row')" in cell.error_text
+    assert cell.error_text.endswith("rank 0: freed from waiting for it")
+    assert no_frame_of_ours(cell.error_text)
+    assert cell.text == "[0, 1] before"  # what was printed is not lost
+    assert "✗ 1 failed" in cell.html
+    assert "1 freed from waiting" in cell.html
+    assert kernel.run("%%spmd\ndist.barrier()\nrank").text == "[0] 0\n[1] 1"
+
+
+def test_an_expression_that_fails_points_at_its_own_cell(kernel: Kernel) -> None:
+    cell = kernel.run("%spmd 1 / 0")
+    number = next(c["execution_count"] for _, kind, c in cell.messages if kind == "execute_input")
+    assert f"Cell In[{number}], line 1" in cell.error_text
+    assert no_frame_of_ours(cell.error_text)
+
+
+def test_a_cell_that_cannot_be_parsed_shows_the_place(kernel: Kernel) -> None:
+    cell = kernel.run("%%spmd\nfine = 1\nx = (")
+    assert "line 2" in cell.error_text
+    assert "SyntaxError" in cell.error_text
+    assert no_frame_of_ours(cell.error_text)
+
+
+# ---- interrupts ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import time\ntime.sleep(60)",
+        "if rank == 0:\n    import time\n    time.sleep(60)\ndist.barrier()",
+    ],
+)
+def test_the_stop_button_ends_a_cell_and_the_next_one_works(kernel: Kernel, code: str) -> None:
+    cell = kernel.run(f"%%spmd\n{code}", interrupt_after_s=1.0, timeout_s=20)
+    assert cell.elapsed_s < 8
+    assert [error["ename"] for error in cell.errors] == ["SpmdError"]
+    assert "KeyboardInterrupt" in cell.error_text
+    assert no_frame_of_ours(cell.error_text)
+    assert kernel.run("%%spmd\ndist.barrier()\nrank", timeout_s=20).text == "[0] 0\n[1] 1"
+
+
+def test_the_stop_button_ends_an_awaited_cell_too(kernel: Kernel) -> None:
+    kernel.run("%%spmd --nowait -o handle\nimport time\ntime.sleep(60)")
+    cell = kernel.run("await handle", interrupt_after_s=1.0, timeout_s=20)
+    assert [error["ename"] for error in cell.errors] == ["SpmdError"]
+    assert no_frame_of_ours(cell.error_text)
+    assert kernel.run("%spmd rank").text == "[0] 0\n[1] 1"
+
+
+# ---- whole notebooks, and the end ------------------------------------------------------------
+
+
+def test_run_all_stops_at_a_failing_cell_and_no_process_is_left() -> None:
+    cells = [
+        START,
+        "print(*[p for p in __import__('gpupool').current_pool().status().pids.values()])",
+        "%%spmd\nprint('hello')",
+        "%%spmd\nraise RuntimeError('here')",
+        "print('never')",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    with pytest.raises(nbclient.exceptions.CellExecutionError, match="RuntimeError: here"):
+        nbclient.NotebookClient(notebook, timeout=60).execute()
+    bar, pids, hello, failed, never = (cell.outputs for cell in notebook.cells)
+    assert "Pool of 2" in bar[-1]["data"]["text/html"]  # the saved notebook has the final pictures
+    assert hello[0]["data"]["text/plain"] == "[0, 1] hello"
+    assert [output["output_type"] for output in failed] == ["error"]
+    assert "Cell In[4], line 1" in plain("\n".join(failed[0]["traceback"]))
+    assert never == []
+    engines = [int(pid) for pid in pids[0]["text"].split()]
+    assert len(engines) == 2
+    assert within(10, lambda: not any(psutil.pid_exists(pid) for pid in engines))
+
+
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
+    """Whether the condition comes true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

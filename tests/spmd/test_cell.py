@@ -1,0 +1,159 @@
+"""A cell on the ranks as a future, with real engines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gpupool.core.errors import SpmdError
+from gpupool.pool.pool import Pool
+from gpupool.spmd.cell import CellReport, SpmdRun
+
+
+class Notes:
+    """A view that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[int, str, Any]] = []
+        self.num_ticks = 0
+        self.reports: list[CellReport] = []
+
+    def on_output(self, rank: int, kind: str, content: Any) -> None:
+        """A piece of output."""
+        self.pieces.append((rank, kind, content))
+
+    def tick(self) -> None:
+        """Time passes."""
+        self.num_ticks += 1
+
+    def finish(self, report: CellReport) -> None:
+        """The end."""
+        self.reports.append(report)
+
+
+Begin = Callable[..., tuple[SpmdRun, Notes]]
+
+
+@pytest.fixture
+def begin(pool2: Pool) -> Begin:
+    """Begins a cell on both ranks; gives the run and what its view notes."""
+
+    def begin(source: str, **options: Any) -> tuple[SpmdRun, Notes]:
+        notes = Notes()
+        return SpmdRun(pool2, source, (0, 1), notes, **options), notes
+
+    return begin
+
+
+def wait_until_done(run: SpmdRun) -> None:
+    deadline = time.monotonic() + 20
+    while not run.done():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_run_is_a_handle_until_its_result_is_asked_for(begin: Begin) -> None:
+    run, notes = begin("import time\ntime.sleep(0.5)\nrank * 2")
+    assert not run.done()
+    assert repr(run) == "SpmdRun(running)"
+    wait_until_done(run)
+    assert repr(run) == "SpmdRun(done)"
+    assert notes.reports == []  # nothing is shown before
+    assert dict(run.result()) == {0: 0, 1: 2}
+    assert len(notes.reports) == 1
+
+
+def test_the_result_is_kept_and_shown_once(begin: Begin) -> None:
+    run, notes = begin("rank")
+    assert run.result() is run.result()
+    assert len(notes.reports) == 1
+    assert notes.reports[0].result is run.result()
+
+
+def test_the_error_is_kept_and_shown_once(begin: Begin) -> None:
+    run, notes = begin("print('said', flush=True)\n1 / 0")
+    caught = []
+    for _ in range(2):
+        with pytest.raises(SpmdError) as error:
+            run.result()
+        caught.append(error.value)
+    assert caught[0] is caught[1]
+    (report,) = notes.reports
+    assert report.error is caught[0]
+    assert report.result is None
+    assert {rank: output.text for rank, output in report.outputs.items()} == {
+        0: "said\n",
+        1: "said\n",
+    }
+
+
+def test_the_view_hears_every_piece_with_its_rank_and_the_passing_of_time(begin: Begin) -> None:
+    run, notes = begin("import time\nprint('out', rank)\ntime.sleep(0.4)\ndisplay(rank)\nrank")
+    run.result()
+    for rank in (0, 1):
+        mine = [(kind, content) for r, kind, content in notes.pieces if r == rank]
+        assert "".join(text for kind, text in mine if kind == "stdout") == f"out {rank}\n"
+        assert [kind for kind, _ in mine if kind != "stdout"] == ["display", "result"]
+    assert notes.num_ticks >= 2
+
+
+def test_awaiting_gives_the_result_and_lets_others_run_meanwhile(begin: Begin) -> None:
+    async def both() -> tuple[Any, int]:
+        run, notes = begin("import time\ntime.sleep(0.4)\nrank + 1")
+        others = 0
+
+        async def other() -> None:
+            nonlocal others
+            while not run.done():
+                others += 1
+                await asyncio.sleep(0.01)
+
+        background = asyncio.create_task(other())
+        result = await run
+        await background
+        assert notes.num_ticks > 1  # the output is drawn meanwhile
+        return result, others
+
+    result, others = asyncio.run(both())
+    assert dict(result) == {0: 1, 1: 2}
+    assert others > 5
+
+
+def test_cancelling_an_awaited_run_interrupts_the_ranks(begin: Begin) -> None:
+    async def cancelled() -> None:
+        run, _ = begin("import time\ntime.sleep(60)")
+        waiting = asyncio.ensure_future(run)
+        await asyncio.sleep(0.3)
+        waiting.cancel()
+        with pytest.raises(SpmdError, match="KeyboardInterrupt"):
+            await waiting
+
+    asyncio.run(asyncio.wait_for(cancelled(), 20))
+
+
+def test_a_run_can_be_interrupted(begin: Begin, pool2: Pool) -> None:
+    run, _ = begin("import time\ntime.sleep(60)")
+    time.sleep(0.3)
+    run.interrupt()
+    wait_until_done(run)
+    with pytest.raises(SpmdError, match="KeyboardInterrupt"):
+        run.result()
+    assert dict(pool2.run("rank")) == {0: 0, 1: 1}
+
+
+def test_a_run_has_a_time_limit(begin: Begin) -> None:
+    run, _ = begin("import time\ntime.sleep(60)", timeout_s=0.4)
+    wait_until_done(run)
+    with pytest.raises(SpmdError):
+        run.result()
+
+
+def test_the_number_of_the_cell_is_in_the_traceback(begin: Begin) -> None:
+    run, _ = begin("x = 1\n1 / 0", cell_number=1234)
+    with pytest.raises(SpmdError) as error:
+        run.result()
+    assert "1234" in error.value.first.traceback
