@@ -118,7 +118,11 @@ def report(executed: Path) -> None:
 
 def lab() -> None:
     """Open the notebook in JupyterLab until it is ended (Ctrl-C twice)."""
-    command = [sys.executable, "-m", "jupyterlab", str(NOTEBOOK)]
+    command = [
+        *(sys.executable, "-m", "jupyterlab"),
+        f"--ServerApp.root_dir={NOTEBOOK.parent}",
+        f"--LabApp.default_url=/lab/tree/{NOTEBOOK.name}",  # the printed address opens it too
+    ]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")  # Jupyter refuses root otherwise; containers run as root
     process = subprocess.Popen(command)

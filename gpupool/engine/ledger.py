@@ -63,7 +63,7 @@ class Ledger:
                 num_samples=len(dataset),
                 batch_size=options.batch_size,
                 world_size=self._world.size,
-                device=torch.cuda.get_device_name() if device.type == "cuda" else device.type,
+                device=torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
                 backend="nccl" if device.type == "cuda" else "gloo",
             )
         )

@@ -82,7 +82,7 @@ def test_the_history_tells_what_was_done(pools: dict[int, Pool]) -> None:
     start = history.start
     assert start is not None
     assert (start.num_epochs, start.steps_per_epoch, start.world_size) == (2, 4, 2)
-    assert (start.device, start.backend) == ("cpu", "gloo")
+    assert (start.device, start.backend) == ("CPU", "gloo")
     assert history.status == "finished"
     assert history.progress == 1.0
     times = [s.elapsed_s for s in history.steps]
