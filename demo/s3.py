@@ -102,8 +102,10 @@ class SeaweedServer:
 
     def put_objects(self, bucket: str, objects: Mapping[str, bytes]) -> None:
         """Write objects one by one: key to content. A key ending in "/" makes a folder marker."""
-        with contextlib.closing(self.client()) as client:
-            for key, content in objects.items():
+        for key, content in objects.items():
+            # A client each: botocore 1.41 waits for ever on a connection that has carried an
+            # empty object.
+            with contextlib.closing(self.client()) as client:
                 client.put_object(Bucket=bucket, Key=key, Body=content)
 
     def start(self) -> Self:

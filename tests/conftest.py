@@ -7,11 +7,16 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from demo import photos
 from demo.s3 import SeaweedServer
 from gpupool.pool import session
 from gpupool.pool.pool import Pool
+
+# How long an example takes says nothing on a machine that others use too.
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 
 @pytest.fixture(scope="session")
@@ -62,4 +67,9 @@ def pool2(_stop_last_pool: None) -> Pool:
     if pool is not None and usable and pool.backend == "gloo":
         return pool
     session.stop()
-    return session.start(n=2, device="cpu")
+    # With it set, ipykernel leaves descriptors 1 and 2 alone, which it does in no notebook.
+    test = os.environ.pop("PYTEST_CURRENT_TEST")
+    try:
+        return session.start(n=2, device="cpu")
+    finally:
+        os.environ["PYTEST_CURRENT_TEST"] = test

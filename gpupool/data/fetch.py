@@ -5,6 +5,7 @@ Every fault of a store becomes one sentence here, and only here: see `store_erro
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import threading
@@ -116,9 +117,8 @@ class Folder:
         with self._faults_named():
             filesystem, root = self._open()
             full = [f"{root.rstrip('/')}/{path}" for path in paths]
-            # `cat` takes "[1].jpg" for a pattern, and sorts; `cat_ranges` does neither. Were s3fs
-            # allowed to read an object in parts, it would ask for its size first: two round trips.
-            options = {"max_concurrency": 1} if _is_s3(filesystem) else {}
+            # `cat` takes "[1].jpg" for a pattern, and sorts; `cat_ranges` does neither.
+            options = {"max_concurrency": 1} if _reads_in_parts(filesystem) else {}
             contents = filesystem.cat_ranges(full, None, None, on_error="return", **options)
         for path, content in zip(paths, contents, strict=True):
             if isinstance(content, Exception):
@@ -254,9 +254,13 @@ def _secrets(options: Mapping[str, Any]) -> Iterable[str]:
             yield value
 
 
-def _is_s3(filesystem: Any) -> bool:
-    protocols = filesystem.protocol
-    return "s3" in ([protocols] if isinstance(protocols, str) else protocols)
+def _reads_in_parts(filesystem: Any) -> bool:
+    """Whether it would read a file in parts, as s3fs does from 2026 on.
+
+    It would ask for the size of every file first: a second round trip.
+    """
+    read = getattr(filesystem, "_cat_file", None)
+    return read is not None and "max_concurrency" in inspect.signature(read).parameters
 
 
 def _subclasses(kind: type[Any]) -> Iterator[type[Any]]:

@@ -11,6 +11,8 @@ import faulthandler
 import json
 import os
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 
@@ -32,7 +34,22 @@ def main() -> None:
     from ipyparallel.engine.app import IPEngine
 
     sys.argv[0] = "gpupool-engine"
+    _wait_for_whole_file(Path(sys.argv[1].removeprefix("--file=")))
     IPEngine.launch_instance()
+
+
+def _wait_for_whole_file(connection_file: Path) -> None:
+    """The controller writes in place, and an engine that reads half a file ends at once.
+
+    After a minute IPEngine goes on and says what is missing.
+    """
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            json.loads(connection_file.read_text())
+            return
+        except (FileNotFoundError, ValueError):
+            time.sleep(0.02)
 
 
 if __name__ == "__main__":

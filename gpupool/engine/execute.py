@@ -80,7 +80,7 @@ def describe(error: BaseException) -> dict[str, Any]:
     elif frames is None:
         lines = traceback.format_exception_only(error)
     else:
-        lines = shell.InteractiveTB.structured_traceback(type(error), error, frames)
+        lines = shell.InteractiveTB.structured_traceback(type(error), error, frames, tb_offset=0)
     return {
         "ename": type(error).__name__,
         "evalue": evalue,

@@ -125,7 +125,8 @@ class Agent:
 def main() -> None:
     """Entry of `python -m gpupool.host.agent`."""
     os.umask(0o077)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for the client to handle
+    # Ctrl-C in a terminal is for the client to handle. Not SIG_IGN: children would inherit that.
+    signal.signal(signal.SIGINT, lambda *_: None)
     with contextlib.suppress(BrokenPipeError):  # the client died while it was being told something
         Agent(Path(sys.argv[1])).serve()
 

@@ -7,8 +7,9 @@ guarded by a test in `tests/pool/test_private_names.py`.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +81,12 @@ class EngineClient:
 
 
 def _settle(reply: Future[Any], done: Any) -> None:
-    if reply.done():  # the rank was given up meanwhile
-        return
     result = done.result()  # ipyparallel puts an exception here as a value
-    if isinstance(result, BaseException):
-        reply.set_exception(result)
-    else:
-        reply.set_result(result)
+    with contextlib.suppress(InvalidStateError):  # the rank was given up meanwhile
+        if isinstance(result, BaseException):
+            reply.set_exception(result)
+        else:
+            reply.set_result(result)
 
 
 def _dispatch(msg: dict[str, Any], on_message: OnMessage) -> None:

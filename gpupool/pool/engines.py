@@ -54,7 +54,7 @@ class Engines:
         self._launch.start_controller()
         self._launch.start_engines(self._ranks)
         progress(f"starting {size} engines")
-        while not self._launch.client_file.exists():
+        while not self._launch.is_controller_up():
             self._check_start(deadline, timeout_s, "the controller")
             time.sleep(0.02)
         try:
@@ -95,6 +95,7 @@ class Engines:
                 failed.set_exception(EngineDiedError(self._dead[rank]))
                 return failed
             assert self._client is not None
+            self._client.trim()
             future = self._client.call(rank, name, payload, on_message)
             self._open[rank].add(future)
         future.add_done_callback(lambda f: self._closed(rank, f))

@@ -46,6 +46,7 @@ class Launch:
         self.folder = Path(tempfile.mkdtemp(prefix="gpupool-"))
         self.pids: dict[str, int] = {}
         self._on_exit = on_exit
+        self._running: set[int] = set()
         self._stopped = threading.Event()
         self._agent = subprocess.Popen(
             [sys.executable, "-m", "gpupool.host.agent", str(self.folder)],
@@ -63,6 +64,14 @@ class Launch:
     def client_file(self) -> Path:
         """Where the controller writes what a client needs to connect."""
         return self.folder / "profile" / "security" / "ipcontroller-client.json"
+
+    def is_controller_up(self) -> bool:
+        """Whether the controller has written how to connect to it, to the last byte."""
+        try:
+            json.loads(self.client_file.read_text())
+        except (FileNotFoundError, ValueError):  # it writes in place: half a file can be seen
+            return False
+        return True
 
     def log_path(self, name: str) -> Path:
         """The log of a process: of "controller", or of "rank 0", "rank 1" ..."""
@@ -84,7 +93,7 @@ class Launch:
                     f"--IPEngine.id={rank.rank}",
                     # the agent tells of deaths and sends signals; the nanny costs 2 s a start
                     "--IPEngine.enable_nanny=False",
-                    "--IPEngine.wait_for_url_file=60",
+                    "--IPEngine.wait_for_url_file=1",  # boot.py has waited
                     "--log-level=40",  # its warnings speak of settings that are meant
                 ],
                 engine_environment(rank),
@@ -124,14 +133,23 @@ class Launch:
             event = json.loads(line)
             if event["event"] == "spawned":
                 self.pids[event["name"]] = event["pid"]
+                self._running.add(event["pid"])
             elif event["event"] == "exited":
+                self._running.discard(self.pids[event["name"]])
                 self._on_exit(event["name"], event["status"], event["log_tail"])
             elif event["event"] == "stopped":
                 self._stopped.set()
         self._agent.stdout.close()
         if not self._stopped.is_set():
             self._stopped.set()
+            self._kill_groups()
             self._on_exit("agent", self._agent.wait(), "")
+
+    def _kill_groups(self) -> None:
+        """The agent was killed and its children died with it: end what those had started."""
+        for pid in self._running:  # each is the leader of its own process group
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
 
 
 def engine_environment(rank: Rank) -> dict[str, str]:

@@ -24,7 +24,7 @@ from gpupool.pool.engines import Engines, Progress, with_log
 from gpupool.pool.execution import Execution, OnOutput
 from gpupool.pool.result import OutputRecorder, SpmdResult
 
-# Names and globs (never values) that this notebook has propagated: its next pool gets them too.
+# Names (never values) that this notebook has propagated: its next pool gets them too.
 _remembered_env: dict[str, None] = {}
 
 
@@ -165,7 +165,7 @@ class Pool:
             variables |= aws_variables()
             missing = [name for name in AWS_NAMES if name not in variables]
         self.set_environment(variables, unset=missing)
-        _remembered_env.update(dict.fromkeys(names_or_globs))
+        _remembered_env.update(dict.fromkeys(environ.select(names_or_globs, os.environ)))
         return {name: environ.fingerprint(value) for name, value in variables.items()}
 
     def interrupt(self) -> None:
@@ -315,7 +315,7 @@ class Pool:
     def _unset_env(self, names_or_globs: Sequence[str]) -> dict[str, str]:
         names = list(environ.select(names_or_globs, self._env, strict=False))
         self.set_environment({}, unset=names)
-        for name in (*names, *names_or_globs):
+        for name in names:
             _remembered_env.pop(name, None)
         return dict.fromkeys(names, "")
 

@@ -30,9 +30,12 @@ class RankOutput:
 
     def add_text(self, text: str) -> None:
         """Take in a piece of text; memory stays bounded."""
+        if len(text) > MAX_TEXT_CHARS:  # what was printed in one go comes in one message
+            text = text[-MAX_TEXT_CHARS:]
+            self.truncated = True
         self.chunks.append(text)
         self._num_chars += len(text)
-        while self._num_chars > MAX_TEXT_CHARS and len(self.chunks) > 1:
+        while self._num_chars > MAX_TEXT_CHARS:
             self._num_chars -= len(self.chunks.popleft())
             self.truncated = True
 

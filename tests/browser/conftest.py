@@ -22,9 +22,9 @@ def screenshots() -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """A headless Chromium."""
+    """A headless Chromium. Stopped before other tests: it runs an event loop in this thread."""
     pytest.importorskip("playwright", reason="playwright is not installed")
     from tests.browser.lab import CHROMIUM, Browser
 

@@ -119,8 +119,16 @@ class Kernel:
             if kind == "status" and content["execution_state"] == "idle":
                 break
         cell.elapsed_s = time.monotonic() - sent
-        cell.status = self.client.get_shell_msg(timeout=10)["content"]["status"]
+        cell.status = self._reply(request)["status"]
         return cell
+
+    def _reply(self, request: str) -> dict[str, Any]:
+        """The reply to a request; replies to earlier ones (of getting ready, say) are let go."""
+        while True:
+            message = self.client.get_shell_msg(timeout=10)
+            if message["parent_header"].get("msg_id") == request:
+                content: dict[str, Any] = message["content"]
+                return content
 
 
 def plain(text: str) -> str:

@@ -1,0 +1,71 @@
+"""Looking at the processes of a pool, and scripts that play a notebook of their own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from gpupool import Pool
+
+
+def until(holds: Callable[[], bool], seconds: float, what: str = "it") -> None:
+    """Wait for something to become true; fails after a while."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} s"
+        time.sleep(0.02)
+
+
+def gone(*pids: int) -> bool:
+    """Whether none of these processes runs; an unreaped zombie does not."""
+
+    def runs(pid: int) -> bool:
+        try:
+            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    return not any(map(runs, pids))
+
+
+def engine_pid(pool: Pool, rank: int) -> int:
+    """The process of a rank."""
+    return pool.status().pids[rank]
+
+
+def folder_of(pool: Pool) -> Path:
+    """The pool's private folder."""
+    return pool.new_file("x").parent
+
+
+def family(pool: Pool) -> dict[str, psutil.Process]:
+    """Every process of a pool: "agent", "controller", "rank 0" ..., and what those have started."""
+    pids = pool.status().pids
+    agent = psutil.Process(pids[0]).parent()
+    assert agent is not None
+    found = {"agent": agent}
+    for process in agent.children(recursive=True):
+        ranks = [rank for rank, pid in pids.items() if pid == process.pid]
+        if ranks:
+            found[f"rank {ranks[0]}"] = process
+        elif process.ppid() == agent.pid:
+            found["controller"] = process
+        else:
+            found[f"{process.name()} {process.pid}"] = process
+    return found
+
+
+def notebook(script: str) -> subprocess.Popen[str]:
+    """A Python process of its own that runs `script` and can be killed."""
+    return subprocess.Popen(
+        [sys.executable, "-uc", script],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )

@@ -1,0 +1,498 @@
+"""A pool as a notebook meets it: real engines, real signals, real deaths."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import gpupool
+from gpupool import Pool, PoolError, PoolStartError, SpmdError
+from gpupool.core.errors import EngineDiedError, NoPoolError, OptionsError, PlacementError
+from gpupool.pool import session
+from gpupool.pool.launch import Launch
+from tests.pool.processes import engine_pid, family, folder_of, gone, notebook, until
+
+SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
+SOON_S = 10.0  # what takes well under a second here, on a machine that has other things to do
+
+
+def error_of(pool: Pool, code: Any, *args: Any, **options: Any) -> SpmdError:
+    started = time.monotonic()
+    with pytest.raises(SpmdError) as caught:
+        pool.run(code, *args, **options)
+    assert time.monotonic() - started < SOON_S
+    return caught.value
+
+
+# ---- a cell and a function -------------------------------------------------------------------
+
+
+def test_a_started_pool_has_its_group_formed(pool2: Pool) -> None:
+    assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
+    assert (pool2.world_size, pool2.backend) == (2, "gloo")
+    assert pool2.generation >= 1
+
+
+def test_names_in_a_cell(pool2: Pool) -> None:
+    code = "rank, world_size, local_rank, str(device), torch.__name__, dist.get_rank()"
+    assert pool2.run(code)[0] == (0, 2, 0, "cpu", "torch", 0)
+    assert pool2.run(code)[1] == (1, 2, 1, "cpu", "torch", 1)
+
+
+def test_torchruns_names_are_in_the_environment(pool2: Pool) -> None:
+    code = "import os; [os.environ[k] for k in ('RANK', 'WORLD_SIZE', 'LOCAL_RANK')]"
+    assert dict(pool2.run(code)) == {0: ["0", "2", "0"], 1: ["1", "2", "1"]}
+
+
+def test_variables_stay_from_cell_to_cell(pool2: Pool) -> None:
+    pool2.run("kept = 10 + rank")
+    assert dict(pool2.run("kept")) == {0: 10, 1: 11}
+
+
+def test_a_cell_gives_value_text_and_times(pool2: Pool) -> None:
+    result = pool2.run("print('hello from', rank)\n'v' * (rank + 1)")
+    assert dict(result) == {0: "v", 1: "vv"}
+    assert result.text(1) == "hello from 1\n"
+    assert result.value_text(1) == "'vv'"
+    assert result.ranks == (0, 1)
+    assert 0 <= result.rank_elapsed_s(0) <= result.elapsed_s < SOON_S
+
+
+def test_a_cell_without_a_value(pool2: Pool) -> None:
+    result = pool2.run("nothing = 1")
+    assert (result[0], result.value_text(0), result.text(0)) == (None, "", "")
+
+
+def test_a_value_that_cannot_travel_stays_and_says_so(pool2: Pool) -> None:
+    result = pool2.run("import threading; threading.Lock()")
+    assert "lock object" in result.value_text(0)
+    with pytest.raises(PoolError, match="the value of rank 0 stays there"):
+        result[0]
+
+
+def test_a_function_travels_with_what_it_closes_over(pool2: Pool) -> None:
+    offset = {"by": 100}
+
+    def add(a: int, *, b: int) -> int:
+        return a + b + offset["by"]
+
+    assert dict(pool2.run(add, 1, b=2)) == {0: 103, 1: 103}
+
+
+def test_a_function_returns_more_than_a_cell_sends_along(pool2: Pool) -> None:
+    assert len(pool2.run(lambda: bytes(3_000_000))[1]) == 3_000_000
+    with pytest.raises(PoolError, match="larger than a cell sends along"):
+        pool2.run("bytes(3_000_000)")[1]
+
+
+def test_only_the_ranks_asked_for_run(pool2: Pool) -> None:
+    result = pool2.run("rank", ranks="-1")
+    assert dict(result) == {1: 1}
+    with pytest.raises(PoolError, match=r"rank 0 did not take part in this run; these did: 1\."):
+        result.text(0)
+    assert dict(pool2.run("rank", ranks=[0])) == {0: 0}
+    with pytest.raises(OptionsError, match="this pool has ranks 0 to 1"):
+        pool2.run("rank", ranks=2)
+
+
+def test_top_level_await_and_magics_work_in_a_cell(pool2: Pool) -> None:
+    assert pool2.run("import asyncio\nawait asyncio.sleep(0.01, 'slept')")[0] == "slept"
+    assert "/" in pool2.run("%pwd")[0]
+
+
+def test_the_ranks_work_in_the_notebooks_folder_and_see_its_modules(pool2: Pool) -> None:
+    cwd, path = pool2.run("import os, sys; os.getcwd(), sys.path")[0]
+    assert cwd == os.getcwd()
+    assert {entry for entry in sys.path if entry} <= set(path)
+
+
+# ---- output ----------------------------------------------------------------------------------
+
+
+def test_stdout_and_stderr_come_as_text_of_their_rank(pool2: Pool) -> None:
+    result = pool2.run("import sys; print('out', rank); print('err', rank, file=sys.stderr)")
+    for rank in (0, 1):
+        assert sorted(result.text(rank).splitlines()) == [f"err {rank}", f"out {rank}"]
+
+
+def test_the_output_of_a_subprocess_comes_too(pool2: Pool) -> None:
+    assert pool2.run("!echo from the shell").text(0).strip() == "from the shell"
+
+
+def test_the_output_of_c_code_comes_too(pool2: Pool) -> None:
+    result = pool2.run("import os, time\nos.write(1, b'from C\\n')\ntime.sleep(0.5)")
+    assert result.text(1) == "from C\n"
+
+
+def test_five_megabytes_of_prints_arrive_whole(pool2: Pool) -> None:
+    text = pool2.run("for i in range(50_000): print(f'{i:099d}')").text(1)
+    assert len(text) == 5_000_000
+    assert text.splitlines()[-1] == f"{49_999:099d}"
+
+
+def test_endless_output_is_bounded_and_its_end_is_kept(pool2: Pool) -> None:
+    result = pool2.run("for i in range(150): print('x' * 99_999)\nprint('the end')", ranks=0)
+    assert result.text(0).startswith("[... earlier output left out ...]\n")
+    assert result.text(0).endswith("the end\n")
+    assert len(result.text(0)) < 11_000_000
+
+
+def test_a_progress_bar_is_left_as_a_terminal_leaves_it(pool2: Pool) -> None:
+    code = "for i in range(101): print(f'\\r{i} %', end='')\nprint('\\ndone')"
+    assert pool2.run(code).text(0) == "100 %\ndone\n"
+
+
+def test_a_display_is_kept_beside_the_text(pool2: Pool) -> None:
+    result = pool2.run("from IPython.display import HTML, display\ndisplay(HTML('<b>x</b>'))")
+    assert result.outputs[0].displays[0]["data"]["text/html"] == "<b>x</b>"
+
+
+# ---- errors ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("def f(:\n    pass", "SyntaxError: "),
+        ("if True:\nx = 1", "IndentationError: expected an indented block"),
+        ("%nosuch", "UsageError: Line magic function `%nosuch` not found"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("await 3", "TypeError: "),
+        ("undefined_name", "NameError: name 'undefined_name' is not defined"),
+    ],
+)
+def test_an_error_on_all_ranks_is_told_once_and_the_pool_goes_on(
+    pool2: Pool, code: str, message: str
+) -> None:
+    error = error_of(pool2, code)
+    assert str(error).startswith(message)
+    assert str(error).splitlines()[0].endswith("(the same on 2 of 2 ranks)")
+    assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
+
+
+def test_a_syntax_error_shows_the_line(pool2: Pool) -> None:
+    shown = "\n".join(error_of(pool2, "x = 1\ndef f(:\n    pass")._render_traceback_())
+    assert "def f(:" in shown
+    assert "line 2" in shown
+
+
+def test_a_traceback_is_the_users_own_without_our_frames(pool2: Pool) -> None:
+    error = error_of(pool2, "def inner():\n    raise ValueError('mine')\ninner()")
+    assert "inner" in error.first.traceback
+    assert "mine" in error.first.traceback
+    assert "gpupool" not in error.first.traceback
+    assert "interactiveshell" not in error.first.traceback
+
+
+def test_a_function_that_raises(pool2: Pool) -> None:
+    def fail(value: int) -> None:
+        raise LookupError(f"no {value}")
+
+    assert str(error_of(pool2, fail, 7)).startswith("LookupError: no 7 (the same on 2 of 2 ranks)")
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_one_rank_raises_while_the_other_waits_for_it(pool2: Pool, failing: int) -> None:
+    generation = pool2.generation
+    code = f"kept = rank\nif rank == {failing}: raise ValueError('one')\n{SUM}"
+    error = error_of(pool2, code)
+    assert str(error) == f"rank {failing}: ValueError: one (1 of 2 ranks failed)"
+    assert error.others() == {"freed from waiting for it": [1 - failing]}
+    assert pool2.generation == generation + 1
+    assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
+    assert dict(pool2.run("kept")) == {0: 0, 1: 1}
+
+
+def test_a_run_longer_than_its_timeout_ends_with_an_error(pool2: Pool) -> None:
+    error = error_of(pool2, "import time; time.sleep(60)", timeout_s=0.3)
+    assert str(error).startswith("TimeoutError: took longer than 0.3 s")
+    assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
+
+
+def test_a_run_within_its_timeout_ends_as_always(pool2: Pool) -> None:
+    assert pool2.run("rank", timeout_s=30)[1] == 1
+
+
+@pytest.mark.parametrize("code", ["exit()", "quit()", "exit", "quit"])
+def test_leaving_in_a_cell_does_not_end_an_engine(pool2: Pool, code: str) -> None:
+    pids = pool2.status().pids
+    pool2.run("saved = rank")
+    result = pool2.run(code)
+    assert "do not end an engine. `%gpupool stop` ends the pool" in result.text(0)
+    time.sleep(0.6)  # an engine that was told to go is gone by then
+    assert dict(pool2.run("saved")) == {0: 0, 1: 1}
+    assert pool2.status().pids == pids
+
+
+# ---- interrupts ------------------------------------------------------------------------------
+
+
+def interrupt_soon(after_s: float = 0.5) -> threading.Timer:
+    timer = threading.Timer(after_s, signal.raise_signal, [signal.SIGINT])
+    # A signal is handled in the main thread, which is waiting for the ranks.
+    timer.start()
+    return timer
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import time; time.sleep(60)",
+        "if rank: dist.barrier()\nelse: time.sleep(60)",
+        "while True: pass",
+    ],
+)
+def test_ctrl_c_interrupts_the_ranks_and_the_pool_goes_on(pool2: Pool, code: str) -> None:
+    pool2.run("import time; kept = rank")
+    timer = interrupt_soon()
+    try:
+        error = error_of(pool2, code)
+    finally:
+        timer.join()
+    assert error.first.ename == "KeyboardInterrupt"
+    assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
+    assert dict(pool2.run("kept")) == {0: 0, 1: 1}
+
+
+def test_ctrl_c_ends_a_shell_command_in_a_cell_which_is_no_error_in_ipython(pool2: Pool) -> None:
+    timer = interrupt_soon()
+    started = time.monotonic()
+    result = pool2.run("!sleep 60")
+    timer.join()
+    assert time.monotonic() - started < SOON_S
+    assert "^C" in result.text(0)
+    assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
+
+
+def test_an_interrupt_of_an_idle_pool_does_no_harm(pool2: Pool) -> None:
+    pids = pool2.status().pids
+    pool2.signal([0, 1])
+    time.sleep(0.3)
+    assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
+    assert pool2.status().pids == pids
+
+
+# ---- start and stop --------------------------------------------------------------------------
+
+
+def test_a_second_start_is_refused_and_the_first_pool_stays(pool2: Pool) -> None:
+    with pytest.raises(PoolError) as caught:
+        gpupool.start(n=1, device="cpu")
+    assert str(caught.value) == (
+        "a pool of 2 ranks runs already. Go on with it (gpupool.current_pool()), or stop it "
+        "first: `%gpupool stop`."
+    )
+    assert gpupool.current_pool() is pool2
+    assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
+
+
+def test_the_status_says_who_runs_where(pool2: Pool) -> None:
+    status = pool2.status()
+    assert (status.state, status.reason, status.backend) == ("idle", "", "gloo")
+    assert status.generation == pool2.generation
+    assert dict(pool2.run("import os; os.getpid()")) == dict(status.pids)
+    assert [rank.device for rank in status.ranks] == ["cpu", "cpu"]
+    assert 1700 < (status.idle_left_s or 0) <= 1800
+    assert repr(pool2) == "Pool(2 ranks, gloo, idle)"
+    assert session.describe(pool2) == "2 ranks on CPU (gloo)"
+
+
+def test_a_pool_that_works_is_busy(pool2: Pool) -> None:
+    execution = pool2.begin("import time; time.sleep(1)", ranks=(0,), on_output=lambda *_: None)
+    assert pool2.status().state == "busy"
+    execution.result()
+    until(lambda: pool2.status().state == "idle", SOON_S)
+
+
+@pytest.fixture
+def no_pool() -> Iterator[None]:
+    """No pool runs before the test nor after it."""
+    session.stop()
+    yield
+    session.stop()
+
+
+@pytest.fixture
+def scratch(no_pool: None, tmp_path: Path) -> Iterator[Path]:
+    """Where a pool of this test makes its folder, and nobody else does."""
+    before, tempfile.tempdir = tempfile.tempdir, str(tmp_path)
+    yield tmp_path
+    tempfile.tempdir = before
+
+
+def test_stop_leaves_no_process_and_no_folder_and_may_be_repeated(pool2: Pool) -> None:
+    pids = [process.pid for process in family(pool2).values()]
+    assert len(pids) >= 4
+    folder = folder_of(pool2)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    pool2.stop()
+    assert gone(*pids)
+    assert not folder.exists()
+    pool2.stop()
+    assert pool2.status().state == "stopped"
+    with pytest.raises(PoolError, match=r"this pool was stopped. `%gpupool start`"):
+        pool2.run("1")
+    with pytest.raises(NoPoolError, match=r"`%gpupool start` \(gpupool.start\(\)\) starts one"):
+        gpupool.current_pool()
+
+
+def test_a_pool_of_one_as_a_context_manager(no_pool: None) -> None:
+    with gpupool.start(n=1, device="cpu") as pool:
+        assert dict(pool.run(SUM)) == {0: 1.0}
+        pid = engine_pid(pool, 0)
+    assert gone(pid)
+    assert session.find() is None
+
+
+def test_a_pool_that_nobody_uses_stops_itself(no_pool: None) -> None:
+    pool = gpupool.start(n=1, device="cpu", idle_timeout="1s")
+    pid = engine_pid(pool, 0)
+    pool.run("import time; time.sleep(1.5)")  # being busy is use
+    assert pool.status().state == "idle"
+    until(lambda: gone(pid), SOON_S, "the idle pool's end")
+    assert session.find() is None
+
+
+@pytest.mark.parametrize("timeout_s", [0.01, 1.2])
+def test_a_start_without_enough_time_leaves_nothing(scratch: Path, timeout_s: float) -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with pytest.raises(PoolStartError) as caught:
+        gpupool.start(n=2, device="cpu", timeout_s=timeout_s)
+    assert f"did not come up within {timeout_s:g} s; nothing was left running" in str(caught.value)
+    after = {child.pid for child in psutil.Process().children(recursive=True)}
+    assert gone(*(after - before))
+    assert list(scratch.iterdir()) == []
+    assert session.find() is None
+
+
+def test_bad_input_starts_nothing(scratch: Path) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    with pytest.raises(OptionsError, match="Did you mean 'device'"):
+        gpupool.start(devices="cpu")
+    with pytest.raises(PlacementError, match="no NVIDIA GPU"):
+        gpupool.start(device="gpu")
+    with pytest.raises(OptionsError, match="NOSUCH_VARIABLE is not set"):
+        gpupool.start(n=1, device="cpu", env=["NOSUCH_VARIABLE"])
+    assert list(scratch.iterdir()) == []
+    assert session.find() is None
+
+
+def test_half_a_connection_file_is_waited_for(scratch: Path) -> None:
+    launch = Launch(lambda *_: None)
+    try:
+        assert not launch.is_controller_up()
+        launch.client_file.parent.mkdir(parents=True)
+        launch.client_file.write_text('{"key": "abc')
+        assert not launch.is_controller_up()
+        launch.client_file.write_text('{"key": "abc"}')
+        assert launch.is_controller_up()
+    finally:
+        launch.stop()
+    assert list(scratch.iterdir()) == []
+
+
+# ---- deaths ----------------------------------------------------------------------------------
+
+
+def test_a_killed_engine_is_named_with_its_signal_and_the_way_on(pool2: Pool) -> None:
+    pids = [process.pid for process in family(pool2).values()]
+    victim = engine_pid(pool2, 1)
+    timer = threading.Timer(0.3, os.kill, [victim, signal.SIGKILL])
+    timer.start()
+    error = error_of(pool2, f"import time; time.sleep(1)\n{SUM}")
+    timer.join()
+    assert (error.first.rank, error.first.ename) == (1, "EngineDiedError")
+    assert "rank 1 was killed by SIGKILL; its variables are lost." in str(error)
+    assert pool2.status().state == "broken"
+    with pytest.raises(PoolError) as caught:
+        pool2.run("1")
+    assert str(caught.value).splitlines()[0] == (
+        "rank 1 was killed by SIGKILL; its variables are lost. `%gpupool stop`, then "
+        "`%gpupool start`, makes a new pool."
+    )
+    pool2.stop()
+    assert gone(*pids)
+
+
+def test_a_segfault_shows_the_line_that_caused_it(pool2: Pool) -> None:
+    code = "def crash():\n    import ctypes\n    ctypes.string_at(0)\nif rank == 0: crash()"
+    error = error_of(pool2, code)
+    first, *log = str(error).splitlines()
+    assert first == (
+        "rank 0: EngineDiedError: rank 0 was killed by SIGSEGV; its variables are lost. "
+        "(1 of 2 ranks failed)"
+    )
+    assert log[:2] == ["The end of its log:", "Fatal Python error: Segmentation fault"]
+    assert any("line 3 in crash" in line for line in log)
+
+
+def test_an_engine_that_dies_while_idle_is_told_at_the_next_run(pool2: Pool) -> None:
+    os.kill(engine_pid(pool2, 0), signal.SIGKILL)
+    until(lambda: pool2.status().state == "broken", SOON_S)
+    with pytest.raises(PoolError, match="rank 0 was killed by SIGKILL"):
+        pool2.run("1")
+    future = pool2.call(0, "run_source", {"source": "1", "cell_number": None})
+    assert isinstance(future.exception(SOON_S), EngineDiedError)
+
+
+@pytest.mark.parametrize("name", ["controller", "agent"])
+def test_a_lost_helper_process_is_an_error_and_no_hang(pool2: Pool, name: str) -> None:
+    members, folder = family(pool2), folder_of(pool2)
+    timer = threading.Timer(0.3, members[name].kill)
+    timer.start()
+    error = error_of(pool2, "import time; time.sleep(60)")
+    timer.join()
+    # The agent takes the engines along, so that either may be told of first.
+    assert "was killed by SIGKILL; its " in str(error)
+    until(lambda: pool2.status().state == "broken", SOON_S)
+    pool2.stop()
+    until(lambda: gone(*(p.pid for p in members.values())), SOON_S, "the end of all processes")
+    assert not folder.exists()
+
+
+START_AND_WAIT = """
+import json, time
+import gpupool
+pool = gpupool.start(n=2, device="cpu")
+import psutil
+from tests.pool.processes import family, folder_of
+pids = [process.pid for process in family(pool).values()]
+print(json.dumps({"pids": pids, "folder": str(folder_of(pool))}))
+"""
+
+
+def test_a_killed_notebook_leaves_nothing_within_three_seconds(no_pool: None) -> None:
+    client = notebook(START_AND_WAIT + "pool.run('while True: pass')")
+    assert client.stdout is not None
+    with client.stdout:
+        told = json.loads(client.stdout.readline())
+        assert len(told["pids"]) >= 4
+        assert not any(gone(pid) for pid in told["pids"])
+        os.kill(told["pids"][-1], signal.SIGSTOP)
+        time.sleep(0.3)  # the ranks are inside of the endless loop
+        client.kill()
+        client.wait(10)
+        until(lambda: gone(*told["pids"]), 3.0, "the end of all processes")
+        until(lambda: not Path(told["folder"]).exists(), 3.0, "the folder's removal")
+
+
+def test_a_notebook_that_ends_takes_its_pool_along(no_pool: None) -> None:
+    client = notebook(START_AND_WAIT)
+    output, _ = client.communicate(timeout=60)
+    told = json.loads(output)
+    assert client.returncode == 0
+    until(lambda: gone(*told["pids"]), 3.0, "the end of all processes")
+    assert not Path(told["folder"]).exists()

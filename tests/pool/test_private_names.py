@@ -1,0 +1,211 @@
+"""What we rely on in ipyparallel, ipykernel, IPython and torch that they do not promise.
+
+One test for each private name, or unwritten fact, that gpupool uses. If one fails after an upgrade,
+the file that it names has to change.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import ipyparallel
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from gpupool import Pool
+from gpupool.core.errors import PoolError
+from tests.pool.processes import folder_of, until
+
+TIMEOUT_S = 10.0
+
+
+@pytest.fixture
+def client(pool2: Pool) -> Iterator[Any]:
+    """ipyparallel's own client, beside the pool's: its engines are ordinary ones."""
+    file = folder_of(pool2) / "profile" / "security" / "ipcontroller-client.json"
+    client = ipyparallel.Client(str(file), timeout=TIMEOUT_S)
+    yield client
+    client.close(linger=0)
+
+
+def forty_two() -> int:
+    print("asked")
+    return 42
+
+
+def rank_here() -> int:
+    import os
+
+    return int(os.environ["RANK"])
+
+
+def request(client: Any, rank: int, hook: Any = None) -> Any:
+    return client.send_apply_request(
+        client._mux_stream,
+        forty_two,
+        ident=client._engines[rank].encode(),
+        message_future_hook=hook,
+    )
+
+
+def test_engines_maps_the_id_which_is_the_rank_to_the_address(client: Any) -> None:
+    """`_engines`, in pool/client.py."""
+    assert sorted(client._engines) == sorted(client.ids) == [0, 1]
+    assert all(isinstance(client._engines[rank], str) for rank in client.ids)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_request_on_the_mux_stream_is_answered_by_the_rank_addressed(
+    client: Any, rank: int
+) -> None:
+    """`_mux_stream` and `_engines`, in pool/client.py."""
+    message = client.send_apply_request(
+        client._mux_stream, rank_here, ident=client._engines[rank].encode()
+    )
+    assert message.result(TIMEOUT_S) == rank
+
+
+def test_the_hook_is_called_before_sending_and_callbacks_hear_all_output(client: Any) -> None:
+    """`message_future_hook`, `iopub_callbacks` and `output`, in pool/client.py."""
+    heard: list[str] = []
+    hooked: list[Any] = []
+
+    def hook(message: Any) -> None:
+        hooked.append(message)
+        message.iopub_callbacks.append(lambda msg: heard.append(msg["header"]["msg_type"]))
+
+    message = request(client, 0, hook)
+    assert hooked == [message]
+    assert message.result(TIMEOUT_S) == 42  # this and the output come by different ways
+    message.output.result(TIMEOUT_S)  # resolves after the last output
+    assert "stream" in heard
+
+
+def test_the_history_of_calls_can_be_forgotten_between_them(client: Any) -> None:
+    """`history`, in pool/client.py."""
+    request(client, 0).result(TIMEOUT_S)
+    assert client.history
+    client.history.clear()
+    assert request(client, 0).result(TIMEOUT_S) == 42
+
+
+def test_a_control_request_reaches_its_handler_while_the_main_thread_is_busy(
+    pool2: Pool, client: Any
+) -> None:
+    """`_send`, `_control_stream` and `kernel.control_handlers`, in client.py and control.py."""
+
+    def install() -> None:
+        from IPython.core.getipython import get_ipython
+
+        shell: Any = get_ipython()
+        import threading
+
+        shell.user_ns["heard"] = heard = []
+
+        def handler(stream: Any, ident: Any, parent: Any) -> None:
+            heard.append(threading.current_thread() is threading.main_thread())
+            kernel.session.send(stream, "test_reply", {"status": "ok"}, parent=parent, ident=ident)
+
+        kernel = shell.kernel
+        kernel.control_handlers["test_request"] = handler
+
+    pool2.run(install)
+    busy = "import time\nfor _ in range(1000):\n    if heard: break\n    time.sleep(0.01)\nheard"
+    execution = pool2.begin(busy, ranks=(0,), on_output=lambda *_: None)
+    client._send(
+        client._control_stream, "test_request", content={}, ident=client._engines[0].encode()
+    )
+    assert execution.result()[0]["text"] == "[False]"
+
+
+def test_showtraceback_takes_three_arguments_and_can_be_covered_on_the_shell(pool2: Pool) -> None:
+    """`shell._showtraceback`, in engine/execute.py."""
+    assert list(inspect.signature(InteractiveShell._showtraceback).parameters) == [
+        "self", "etype", "evalue", "stb",
+    ]  # fmt: skip
+
+    def covered() -> list[str]:
+        from IPython.core.getipython import get_ipython
+
+        shell: Any = get_ipython()
+        seen: list[str] = []
+        shell._showtraceback = lambda etype, evalue, lines: seen.append(etype.__name__)
+        shell.run_cell("1 / 0", store_history=False)
+        del shell._showtraceback
+        return [*seen, shell._showtraceback.__func__.__name__]
+
+    assert pool2.run(covered, ranks=0)[0] == ["ZeroDivisionError", "_showtraceback"]
+
+
+def test_exit_asks_the_shell_and_the_shell_can_be_given_another_answer(pool2: Pool) -> None:
+    """`shell.ask_exit`, in engine/execute.py."""
+
+    def asked() -> bool:
+        from IPython.core.getipython import get_ipython
+
+        shell: Any = get_ipython()
+        before, calls = shell.ask_exit, []
+        shell.ask_exit = lambda: calls.append("asked")
+        shell.run_cell("exit()", store_history=False)
+        shell.ask_exit = before
+        return calls == ["asked"] and not shell.exit_now
+
+    assert pool2.run(asked, ranks=0)[0]
+
+
+def test_the_kernel_turns_descriptor_2_into_a_pipe_to_itself(pool2: Pool) -> None:
+    """Why engine/boot.py gives faulthandler a duplicate of the log's descriptor."""
+    assert str(pool2.run("import os; os.readlink('/proc/self/fd/2')")[0]).startswith("pipe:")
+
+
+def test_torch_lists_its_process_groups_and_they_can_be_aborted(pool2: Pool) -> None:
+    """`distributed_c10d._world.pg_map` and `ProcessGroup.abort`, in engine/abort.py."""
+    code = (
+        "from torch.distributed import distributed_c10d\n"
+        "groups = list(distributed_c10d._world.pg_map)\n"
+        "dist.group.WORLD in groups, all(callable(group.abort) for group in groups)"
+    )
+    assert pool2.run(code)[0] == (True, True)
+
+
+def test_data_published_by_an_engine_comes_as_a_message_of_its_call(pool2: Pool) -> None:
+    """`ipyparallel.datapub` and "data_message", in engine/emit.py and pool/client.py."""
+    heard: list[tuple[str, Any]] = []
+    arrived = threading.Event()
+
+    def publish() -> None:
+        from ipyparallel.datapub import publish_data
+
+        publish_data({"events": [{"kind": "test"}]})
+
+    def on_output(rank: int, kind: str, content: Any) -> None:
+        heard.append((kind, content))
+        arrived.set()
+
+    pool2.begin(publish, ranks=(0,), on_output=on_output).result()
+    assert arrived.wait(TIMEOUT_S)
+    assert heard == [("events", [{"kind": "test"}])]
+
+
+def test_ipython_prints_what_an_exception_renders_of_itself() -> None:
+    """`_render_traceback_`, in core/errors.py."""
+    shell = InteractiveShell()
+    shown: list[str] = []
+    shell._showtraceback = lambda etype, evalue, lines: shown.extend(lines)
+    try:
+        raise PoolError("one sentence.")
+    except PoolError:
+        shell.showtraceback()
+    assert shown == ["PoolError: one sentence."]
+
+
+def test_the_connection_closes_without_waiting(pool2: Pool) -> None:
+    """`Client.close(linger=0)`, in pool/client.py."""
+    file = folder_of(pool2) / "profile" / "security" / "ipcontroller-client.json"
+    client = ipyparallel.Client(str(file), timeout=TIMEOUT_S)
+    thread = client._io_thread
+    client.close(linger=0)
+    until(lambda: not thread.is_alive(), TIMEOUT_S, "the end of the IO thread")
