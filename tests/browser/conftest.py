@@ -22,7 +22,7 @@ def screenshots() -> Path:
     return folder
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     """A headless Chromium. Stopped before other tests: it runs an event loop in this thread."""
     pytest.importorskip("playwright", reason="playwright is not installed")
