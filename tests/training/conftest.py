@@ -14,7 +14,7 @@ from gpupool import Pool, PoolOptions, TrainingOptions, TrainingResult, Training
 from gpupool.training.head import require_module
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def pools() -> Iterator[dict[int, Pool]]:
     """Real pools by their number of ranks."""
     made = {n: Pool(PoolOptions(n=n, device="cpu")) for n in (1, 2, 3)}
