@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +77,14 @@ def test_imports_run_down_the_house(file: str) -> None:
 def test_few_files_know_ipyparallel(file: str) -> None:
     roots = {name.split(".")[0] for name in imports(file, at_import=False)}
     assert "ipyparallel" not in roots or file in ONLY_HERE["ipyparallel"]
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if ">>>" in (ROOT / f).read_text()])
+def test_the_examples_in_docstrings_are_true(file: str) -> None:
+    module = importlib.import_module(f"gpupool.{file.removesuffix('.py').replace('/', '.')}")
+    tried = doctest.testmod(module)
+    assert tried.attempted > 0
+    assert tried.failed == 0
 
 
 def test_every_public_name_is_there_and_documented() -> None:

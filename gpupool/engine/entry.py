@@ -58,7 +58,7 @@ def set_environment(variables: dict[str, str], unset: list[str]) -> dict[str, An
 
 def run_source(source: str, cell_number: int | None) -> dict[str, Any]:
     """Run a cell; the reply has "value" (pickled or None) and "text", or "error"."""
-    return execute.run_source(source, cell_number)
+    return execute.guarded(lambda: execute.run_source(source, cell_number))
 
 
 def run_function(pickled: bytes) -> dict[str, Any]:

@@ -23,6 +23,7 @@ import torch
 from IPython.core.getipython import get_ipython
 
 import gpupool
+from gpupool.engine.values import pickle_value
 
 MAX_VALUE_BYTES = 1 << 20  # the last expression of a cell comes along up to here
 
@@ -53,7 +54,7 @@ def run_function(pickled: bytes) -> dict[str, Any]:
     try:
         function, args, kwargs = cloudpickle.loads(pickled)
         value = function(*args, **kwargs)
-        reply = {"value": cloudpickle.dumps(value), "text": repr(value)}
+        reply: dict[str, Any] = {"value": pickle_value(value), "text": repr(value)}
     except BaseException as error:  # also SystemExit and KeyboardInterrupt: the engine goes on
         reply = {"error": describe(error)}
     return {**reply, "elapsed_s": time.monotonic() - started}
@@ -139,10 +140,8 @@ def _value_reply(value: object) -> dict[str, Any]:
     if value is None:
         return {"value": None, "text": ""}
     try:
-        pickled = cloudpickle.dumps(value)
-    except Exception:  # many things cannot travel (locks, sockets, CUDA graphs): the text can
-        pickled = None
-    if pickled is not None and len(pickled) > MAX_VALUE_BYTES:
+        pickled = pickle_value(value, MAX_VALUE_BYTES)
+    except Exception:  # too large, or a thing that cannot travel (lock, socket): the text can
         pickled = None
     return {"value": pickled, "text": repr(value)}
 

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpupool.core.errors import RankError, SpmdError
-from gpupool.notebook.spmd_view import LineView, groups_html, groups_text
+from gpupool.notebook.spmd_picture import groups_html, groups_text
+from gpupool.notebook.spmd_view import LineView
 from gpupool.pool.result import RankOutput
 from gpupool.spmd.cell import CellReport
 from gpupool.spmd.output import fold
