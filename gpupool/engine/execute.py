@@ -73,17 +73,19 @@ def describe(error: BaseException) -> dict[str, Any]:
     shell: Any = get_ipython()
     frames = _users_frames(error.__traceback__)
     evalue = str(error)
+    # Python 3.13 raises a SyntaxError under a private name when a cell ends too early.
+    kind = next(base for base in type(error).__mro__ if not base.__name__.startswith("_"))
     if isinstance(error, SyntaxError):
         evalue = f"{error.msg} (line {error.lineno})"  # its own text names a temporary file
-        lines = shell.SyntaxTB.structured_traceback(type(error), error, [])
+        lines = shell.SyntaxTB.structured_traceback(kind, error, [])
     elif hasattr(error, "_render_traceback_"):
         lines = error._render_traceback_()
     elif frames is None:
         lines = traceback.format_exception_only(error)
     else:
-        lines = shell.InteractiveTB.structured_traceback(type(error), error, frames, tb_offset=0)
+        lines = shell.InteractiveTB.structured_traceback(kind, error, frames, tb_offset=0)
     return {
-        "ename": type(error).__name__,
+        "ename": kind.__name__,
         "evalue": evalue,
         "traceback": "\n".join(lines),
         "failed_at": time.time(),
