@@ -233,10 +233,13 @@ def test_refresh_makes_live_file_systems_take_the_new_credentials(in_s3: Folder)
             in_s3.list_files()
 
 
-def test_the_server_dies_with_its_parent() -> None:
+def test_the_server_dies_with_its_parent(tmp_path: Path) -> None:
     program = "from demo.s3 import *; print(SeaweedServer().start().pid, flush=True); input()"
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},  # nobody is left to remove its folder
     ) as parent:
         assert parent.stdout is not None
         server = os.pidfd_open(int(parent.stdout.readline()))
