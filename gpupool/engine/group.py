@@ -7,6 +7,7 @@ listener, and no rank whose death takes the store along.
 from __future__ import annotations
 
 import datetime
+import gc
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +38,8 @@ def leave() -> None:
     """Leave the group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()
+        # The traceback of an aborted collective holds the old group in a cycle, sockets and all.
+        gc.collect()
 
 
 @dataclass(frozen=True, slots=True)
