@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+
+from tests.pool.processes import gone, until
 
 SLEEP = [sys.executable, "-c", "import time; time.sleep(60)"]
 GONE_S = 3.0  # the promise: everything is gone within this time
@@ -53,26 +53,6 @@ class AgentUnderTest:
         """Wait until a child has printed something."""
         path = self.folder / f"{name}.log"
         until(lambda: path.exists() and text in path.read_text(), 10.0)
-
-
-def until(holds: Callable[[], bool], seconds: float) -> None:
-    """Wait for something to become true; fails after a while."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
-
-
-def gone(*pids: int) -> bool:
-    """Whether none of these processes runs; an unreaped zombie does not."""
-
-    def runs(pid: int) -> bool:
-        try:
-            return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
-
-    return not any(map(runs, pids))
 
 
 @pytest.fixture

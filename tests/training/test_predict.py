@@ -8,7 +8,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import gpupool
-from gpupool import Pool, TrainingError
+from gpupool import Pool, TrainingError, TrainingOptions
+from gpupool.pool import session
 
 from .conftest import network, samples
 
@@ -34,3 +35,15 @@ def test_bad_input_is_refused(pool2: Pool) -> None:
         gpupool.predict("resnet18", samples(4))  # type: ignore[arg-type]
     with pytest.raises(TrainingError, match="empty"):
         gpupool.predict(network(), [])
+
+
+def test_train_starts_a_pool_if_none_runs_and_says_so_in_a_line(
+    pool2: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session.stop()
+    result = gpupool.train(network(), samples(8), options=TrainingOptions(epochs=1))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("gpupool: no pool was running; started ")
+    assert result.stopped_by == "epochs"
+    assert session.current_pool().status().state == "idle"
