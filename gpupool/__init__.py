@@ -58,10 +58,13 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """What `%load_ext gpupool` calls: registers the magics and the formatters."""
+    """What `%load_ext gpupool` calls: registers the magics, and has torch imported by the time it
+    is needed, in another process in the background."""
     from gpupool.notebook import magics
+    from gpupool.pool import agent
 
     magics.register(shell)
+    agent.warm()
 
 
 def unload_ipython_extension(shell: Any) -> None:

@@ -1,8 +1,8 @@
-"""Become an engine: `python -m gpupool.engine.boot`. Runs on engines, before anything else.
+"""Become an engine. Runs on engines, before anything else, in a process that was just forked.
 
-The device was pinned by the environment this process was started with, so that neither torch nor
-anything else can see another GPU. torch is imported before registering: an engine that counts as
-ready is ready.
+The fork server (`gpupool/host/forkserver.py`) has imported torch and has not touched CUDA, which
+reads the environment when it is first used: the device that the environment names is the only one
+that torch or anything else here will ever see.
 """
 
 from __future__ import annotations
@@ -15,6 +15,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from threadpoolctl import threadpool_limits
+
 
 def this_rank() -> dict[str, Any]:
     """This engine's rank, world_size, local_rank, node_rank, host, device, gpu and num_threads."""
@@ -22,18 +26,17 @@ def this_rank() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Import torch, register with the controller, serve until told to stop."""
+    """Register with the controller and serve until told to stop."""
     # A segfault leaves its stack in the log, which the agent reads. The duplicate stays the log:
     # the kernel turns descriptor 2 into a pipe to itself, and nobody reads that after a crash.
     faulthandler.enable(os.dup(2), all_threads=False)
-    rank = this_rank()
-
-    import torch
-
-    torch.set_num_threads(rank["num_threads"])
+    num_threads = this_rank()["num_threads"]
+    # The fork server's environment said 1, and libraries read that when they were loaded.
+    torch.set_num_threads(num_threads)
+    threadpool_limits(num_threads)
+    np.random.seed()  # else every rank would draw the same numbers; `random` sees to it itself
     from ipyparallel.engine.app import IPEngine
 
-    sys.argv[0] = "gpupool-engine"
     _wait_for_whole_file(Path(sys.argv[1].removeprefix("--file=")))
     IPEngine.launch_instance()
 
@@ -50,7 +53,3 @@ def _wait_for_whole_file(connection_file: Path) -> None:
             return
         except (FileNotFoundError, ValueError):
             time.sleep(0.02)
-
-
-if __name__ == "__main__":
-    main()

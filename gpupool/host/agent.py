@@ -1,19 +1,24 @@
 """The host agent: parent of the controller and of every engine of one machine.
 
-Runs on the host as `python -m gpupool.host.agent FOLDER`, standard library only, one thread. FOLDER
-is the pool's own: it holds keys, and is removed at the end, however that comes. The client writes
-one JSON command a line to its stdin and reads one JSON event a line from its stdout:
+Runs on the host as `python -m gpupool.host.agent FOLDER CLIENT_PID MODULE ...`: one thread, the
+standard library only. Its first child, the fork server (`forkserver.py`), imports the modules and
+forks all others. The client writes one JSON command a line to its stdin and reads one event a line:
 
-    -> {"op": "spawn", "name": "rank 0", "argv": [...], "env": {...}, "log": "/run/.../rank0.log"}
-    -> {"op": "signal", "name": "rank 0", "signal": 2}
+    -> {"op": "open", "folder": "FOLDER/pool1"}
+    -> {"op": "lock", "devices": ["GPU-..."], "number": 1, "force": false}
+    -> {"op": "spawn", "name": "rank 0", "target": "...", "argv": [...], "env": {...}, "log": "..."}
+    -> {"op": "signal", "name": "rank 0", "number": 2}
     -> {"op": "stop"}
+    <- {"event": "ready"}                           the fork server has imported its modules
+    <- {"event": "locked", "devices": ["GPU-..."], "others": {"GPU-...": {...}}, "error": ""}
     <- {"event": "spawned", "name": "rank 0", "pid": 4711}
-    <- {"event": "exited", "name": "rank 0", "status": -9, "log_tail": "..."}
+    <- {"event": "exited", "name": "rank 0", "status": -9, "cause": "...", "log_tail": "..."}
     <- {"event": "stopped"}
 
-stdin is the lifeline: when the client is gone, by whatever means, the pipe closes and everything
-the agent started is killed. Should the agent itself be killed, the kernel ends its children
-(PR_SET_PDEATHSIG). `env` holds additions to the agent's own environment and never a secret.
+It serves one pool at a time, from "open" to "stop", and ends by itself when none has been open for
+a while. stdin is the lifeline: when it closes or the client dies, by whatever means, everything the
+agent started is killed and FOLDER, which holds keys, removed. Should the agent itself be killed,
+the kernel ends its children (PR_SET_PDEATHSIG). `env` never holds a secret.
 """
 
 from __future__ import annotations
@@ -22,116 +27,236 @@ import contextlib
 import ctypes
 import json
 import os
+import pwd
 import selectors
 import shutil
 import signal
-import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpupool.core.processes import ProcessId, children, set_process_name
+from gpupool.host.locks import DeviceLocks, lock_folder
+from gpupool.host.memory import OutOfMemoryWatch
+from gpupool.host.spawner import JsonLines, Spawner
+
+FORK_SERVER = "fork server"
+WARM_S = 600.0  # how long it waits for a pool before it goes away
 STOP_GRACE_S = 0.4  # from SIGTERM to SIGKILL: an engine has nothing to save that it could in time
-_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 _LOG_TAIL_LINES = 20
 _CRASH = "Fatal Python error"  # faulthandler's first line; the innermost frames follow it
 
 
-class Agent:
-    """Children by name, and the loop that serves commands and reaps the dead."""
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process the agent has to tell the end of."""
 
-    def __init__(self, folder: Path) -> None:
+    name: str
+    process: ProcessId
+    log: Path
+
+
+class Agent:
+    """The processes of a pool by pid, and the loop that serves commands and reaps the dead."""
+
+    def __init__(self, folder: Path, client_pid: int, modules: list[str]) -> None:
         self._folder = folder
-        self._children: dict[str, tuple[subprocess.Popen[bytes], Path]] = {}
-        self._buffer = b""
+        self._client = ProcessId.of(client_pid)
+        self._pool_folder: Path | None = None
+        self._children: dict[int, Child] = {}
+        self._unclaimed: dict[int, int] = {}  # pid -> status, ended before their name was told
+        self._locks = DeviceLocks(lock_folder())
+        self._memory = OutOfMemoryWatch()
+        self._spawner = Spawner(folder, modules)
+        self._selector = selectors.DefaultSelector()
         self._serving = True
 
+    # ---- the loop ------------------------------------------------------------------------
+
     def serve(self) -> None:
-        """Serve commands until told to stop or the client is gone; then nothing is left."""
-        wake_reader = _wake_on_child_death()
-        selector = selectors.DefaultSelector()
-        selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
-        selector.register(wake_reader, selectors.EVENT_READ)
+        """Serve commands until the client is gone or nobody wants a pool; then nothing is left."""
+        wake = _wake_on_child_death()
+        commands = JsonLines(sys.stdin.buffer)
+        client = os.pidfd_open(self._client.pid)  # readable when it has ended
+        self._watch(commands.descriptor, lambda: self._read_commands(commands))
+        self._watch(client, self._leave)
+        self._watch(wake, lambda: self._reap(wake))
         try:
+            self._start_server()
             while self._serving:
-                for key, _ in selector.select():
-                    if key.fd == wake_reader:
-                        os.read(wake_reader, 4096)
-                        self._reap()
-                    else:
-                        self._read_commands()
+                ready = self._selector.select(None if self._pool_folder else WARM_S)
+                if not ready:
+                    self._leave()
+                for key, _ in ready:
+                    key.data()
         finally:
-            self._kill_all()
+            self._kill_children(spare_server=False)
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _read_commands(self) -> None:
-        data = os.read(sys.stdin.fileno(), 1 << 16)
-        if not data:  # the client is gone
-            self._serving = False
-            return
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        for line in lines:
-            command = json.loads(line)
-            getattr(self, "_op_" + command.pop("op"))(**command)
+    def _watch(self, descriptor: int, react: Callable[[], None]) -> None:
+        self._selector.register(descriptor, selectors.EVENT_READ, react)
 
-    def _op_spawn(self, name: str, argv: list[str], env: dict[str, str], log: str) -> None:
-        with open(log, "ab") as output:
-            child = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **env},
-                start_new_session=True,  # its own process group: killed with all it forked
-                preexec_fn=_die_with_parent,
-            )
-        self._children[name] = child, Path(log)
-        _tell({"event": "spawned", "name": name, "pid": child.pid})
-
-    def _op_signal(self, name: str, signal: int) -> None:
-        child = self._children.get(name)
-        if child and child[0].poll() is None:
-            child[0].send_signal(signal)
-
-    def _op_stop(self) -> None:
-        for child, _ in self._children.values():
-            _signal_group(child, signal.SIGTERM)
-        deadline = time.monotonic() + STOP_GRACE_S
-        while time.monotonic() < deadline and any(
-            child.poll() is None for child, _ in self._children.values()
-        ):
-            time.sleep(0.01)
-        self._kill_all()
-        _tell({"event": "stopped"})
+    def _leave(self) -> None:
         self._serving = False
 
-    def _reap(self) -> None:
-        for name, (child, log) in list(self._children.items()):
-            status = child.poll()
-            if status is not None:
-                _signal_group(child, signal.SIGKILL)  # what the dead process had forked
-                del self._children[name]
-                tail = _tail(log)
-                _tell({"event": "exited", "name": name, "status": status, "log_tail": tail})
+    def _read_commands(self, commands: JsonLines) -> None:
+        for command in commands.read():
+            getattr(self, "_op_" + command.pop("op"))(**command)
+        if commands.closed:
+            self._leave()
 
-    def _kill_all(self) -> None:
-        for child, _ in self._children.values():
-            _signal_group(child, signal.SIGKILL)
-        for child, _ in self._children.values():
-            child.wait()
-        self._children.clear()
+    # ---- what the client asks for --------------------------------------------------------
+
+    def _op_open(self, folder: str) -> None:
+        self._pool_folder = Path(folder)
+        if self._spawner.pid is None:
+            self._start_server()
+        if self._spawner.ready:
+            _tell(event="ready")
+
+    def _op_lock(self, devices: list[str], number: int, force: bool) -> None:
+        owner = {"pid": self._client.pid, "user": _user()}
+        try:
+            taken, others = self._locks.take(devices, number, owner, force)
+        except OSError as error:  # of the lock files: told, for it must not cost the agent
+            self._locks.release()
+            _tell(event="locked", devices=[], others={}, error=str(error))
+        else:
+            _tell(event="locked", devices=taken, others=others, error="")
+
+    def _op_spawn(self, **request: Any) -> None:
+        if self._spawner.pid is None:
+            self._start_server()
+        self._spawner.ask(request)
+
+    def _op_signal(self, name: str, number: int) -> None:
+        for pid in [pid for pid, child in self._children.items() if child.name == name]:
+            if number == signal.SIGKILL:
+                _signal_group(pid, number)  # with all it forked
+            else:
+                os.kill(pid, number)
+
+    def _op_stop(self) -> None:
+        self._spawner.forget()
+        for pid in self._pool_pids():
+            _signal_group(pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_GRACE_S
+        while self._pool_pids() and time.monotonic() < deadline:
+            time.sleep(0.01)
+            self._collect()
+        self._kill_children(spare_server=True)
+        self._locks.release()
+        if self._pool_folder is not None:
+            shutil.rmtree(self._pool_folder, ignore_errors=True)
+            self._pool_folder = None
+        self._write_state()
+        _tell(event="stopped")
+
+    # ---- the fork server -----------------------------------------------------------------
+
+    def _start_server(self) -> None:
+        said = self._spawner.start()
+        assert self._spawner.pid is not None
+        process = ProcessId.of(self._spawner.pid)
+        self._children[process.pid] = Child(FORK_SERVER, process, self._spawner.log)
+        self._watch(said.descriptor, lambda: self._hear_server(said))
+        self._write_state()
+
+    def _hear_server(self, said: JsonLines) -> None:
+        for line in said.read():
+            pid = line.pop("pid", 0)
+            wanted = self._spawner.hear(**line)
+            if not pid:
+                _tell(event="ready")
+            elif wanted:
+                self._adopt(line["name"], pid, Path(line["log"]))
+            else:
+                _signal_group(pid, signal.SIGKILL)
+        if said.closed:
+            self._selector.unregister(said.descriptor)
+            said.close()
+
+    def _adopt(self, name: str, pid: int, log: Path) -> None:
+        _tell(event="spawned", name=name, pid=pid)
+        if pid in self._unclaimed:
+            self._tell_end(name, log, self._unclaimed.pop(pid))
+        else:
+            self._children[pid] = Child(name, ProcessId.of(pid), log)
+            self._write_state()
+
+    # ---- the dead ------------------------------------------------------------------------
+
+    def _reap(self, wake: int) -> None:
+        os.read(wake, 4096)
+        for pid, status, child in self._collect():
+            _signal_group(pid, signal.SIGKILL)  # what the dead process had forked
+            if child is not None:
+                self._tell_end(child.name, child.log, status)
+            elif self._spawner.expects:
+                self._unclaimed[pid] = status
+        self._write_state()
+
+    def _collect(self) -> list[tuple[int, int, Child | None]]:
+        """(pid, exit status, who it was) of each child that has ended since; None: an orphan."""
+        found = []
+        with contextlib.suppress(ChildProcessError):  # there is no child at all
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                pid, status = ended[0], os.waitstatus_to_exitcode(ended[1])
+                if pid == self._spawner.pid:
+                    self._spawner.lost(status)
+                found.append((pid, status, self._children.pop(pid, None)))
+        return found
+
+    def _tell_end(self, name: str, log: Path, status: int) -> None:
+        cause = self._memory.reason() if status == -signal.SIGKILL else ""
+        _tell(event="exited", name=name, status=status, cause=cause, log_tail=_tail(log))
+
+    # ---- the end -------------------------------------------------------------------------
+
+    def _pool_pids(self) -> list[int]:
+        return [pid for pid in self._children if pid != self._spawner.pid]
+
+    def _kill_children(self, spare_server: bool) -> None:
+        """Kill and reap all children, and what they leave behind, for the agent is its heir."""
+        spared = {self._spawner.pid} if spare_server else set()
+        while victims := set(children(os.getpid())) - spared:
+            for pid in victims:
+                _signal_group(pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)  # one that leads no group; a zombie takes it
+            for pid in victims:
+                os.waitpid(pid, 0)
+                self._children.pop(pid, None)
+        self._unclaimed.clear()
+
+    def _write_state(self) -> None:
+        """Who is alive, for the next client of this user, should all of us be killed at once."""
+        processes = {"agent": ProcessId.of(os.getpid()), "client": self._client}
+        processes |= {child.name: child.process for child in self._children.values()}
+        state = {name: [p.pid, p.started] for name, p in processes.items()}
+        new = self._folder / "processes.json.new"
+        with contextlib.suppress(OSError):  # a full disk must not cost the pool
+            new.write_text(json.dumps(state))
+            new.replace(new.with_suffix(""))  # never half of it: we may be killed now
 
 
 def main() -> None:
     """Entry of `python -m gpupool.host.agent`."""
     os.umask(0o077)
+    if sys.platform != "linux":
+        raise SystemExit("gpupool runs on Linux: it needs PR_SET_PDEATHSIG and pidfd_open.")
+    set_process_name("gpupool:agent")
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     # Ctrl-C in a terminal is for the client to handle. Not SIG_IGN: children would inherit that.
     signal.signal(signal.SIGINT, lambda *_: None)
     with contextlib.suppress(BrokenPipeError):  # the client died while it was being told something
-        Agent(Path(sys.argv[1])).serve()
+        Agent(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]).serve()
 
 
-def _tell(event: dict[str, Any]) -> None:
+def _tell(**event: Any) -> None:
     sys.stdout.write(json.dumps(event) + "\n")
     sys.stdout.flush()
 
@@ -145,15 +270,16 @@ def _wake_on_child_death() -> int:
     return reader
 
 
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def _user() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container's user without a name
+        return str(os.getuid())
 
 
-def _signal_group(child: subprocess.Popen[bytes], number: int) -> None:
+def _signal_group(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        # PermissionError is macOS's answer for a group of zombies only
-        os.killpg(child.pid, number)
+        os.killpg(pid, number)
 
 
 def _tail(log: Path) -> str:

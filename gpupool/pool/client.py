@@ -24,9 +24,7 @@ class EngineClient:
     """Calls by rank over ipyparallel's channels. Engine ids equal ranks by construction."""
 
     def __init__(self, connection_file: Path, timeout_s: float) -> None:
-        # Imported here: `import gpupool` must not wait for it.
-        import ipyparallel
-
+        ipyparallel = load_ipyparallel()
         # ipyparallel annotates nothing of what is used here
         self._client: Any = ipyparallel.Client(str(connection_file), timeout=timeout_s, debug=False)
 
@@ -71,6 +69,18 @@ class EngineClient:
             ident=self._client._engines[rank].encode(),
         )
 
+    def unregister(self, rank: int) -> None:
+        """Have the controller forget a dead engine, so that another can take its rank.
+
+        As ipyparallel's nanny does it (`engine/nanny.py`).
+        """
+        self._client._io_loop.add_callback(
+            self._client._send,
+            self._client._query_stream,
+            "unregistration_request",
+            content={"id": rank},
+        )
+
     def trim(self) -> None:
         """Forget the ids of past calls, which ipyparallel would keep for ever."""
         self._client.history.clear()
@@ -78,6 +88,13 @@ class EngineClient:
     def close(self) -> None:
         """Close the sockets. Futures that are still open stay so."""
         self._client.close(linger=0)
+
+
+def load_ipyparallel() -> Any:
+    """The module; `import gpupool` must not wait for it (0.3 s)."""
+    import ipyparallel
+
+    return ipyparallel
 
 
 def _settle(reply: Future[Any], done: Any) -> None:

@@ -16,8 +16,8 @@ from typing import Any
 
 from gpupool.core.errors import EngineDiedError, PoolError, PoolStartError
 from gpupool.core.topology import Rank
-from gpupool.pool.client import EngineClient, OnMessage
-from gpupool.pool.launch import Launch, exit_reason
+from gpupool.pool.client import EngineClient, OnMessage, load_ipyparallel
+from gpupool.pool.launch import FORK_SERVER, Launch
 
 _CALL_ALL_TIMEOUT_S = 60.0
 
@@ -30,46 +30,69 @@ class Engines:
     `on_loss(sentence, log_tail)` is called, from a background thread, when a process is gone.
     """
 
-    def __init__(self, ranks: Sequence[Rank], on_loss: Callable[[str, str], None]) -> None:
+    def __init__(self, on_loss: Callable[[str, str], None]) -> None:
         self.last_used = time.monotonic()
-        self._ranks = ranks
+        self._ranks: tuple[Rank, ...] = ()
         self._on_loss = on_loss
         self._lock = threading.RLock()
         self._stopped = False
         self._losses: list[tuple[str, str]] = []
         self._dead: dict[int, str] = {}
-        self._open: dict[int, set[Future[Any]]] = {rank.rank: set() for rank in ranks}
+        self._leaving: set[int] = set()  # ranks that are being replaced: their end is no loss
+        self._open: dict[int, set[Future[Any]]] = {}
         self._num_files = 0
         self._client: EngineClient | None = None
         self._launch = Launch(self._on_exit)
 
-    def start(self, timeout_s: float, progress: Progress) -> None:
-        """Start the processes and connect to them.
+    def lock_gpus(self, uuids: Sequence[str], number: int, force: bool = False) -> list[str]:
+        """Lock `number` of these GPUs for as long as the engines run; returns which.
 
         Raises:
-            PoolStartError: one ended, or they were not all there in time. `stop` has to follow.
+            PlacementError: other pools have too many of them.
         """
-        size = len(self._ranks)
-        deadline = time.monotonic() + timeout_s
-        self._launch.start_controller()
-        self._launch.start_engines(self._ranks)
-        progress(f"starting {size} engines")
-        while not self._launch.is_controller_up():
-            self._check_start(deadline, timeout_s, "the controller")
-            time.sleep(0.02)
+        return self._launch.lock_gpus(uuids, number, force)
+
+    def start(self, ranks: Sequence[Rank], timeout_s: float, progress: Progress) -> None:
+        """Start one engine per rank and connect to them.
+
+        Raises:
+            PoolStartError: one ended, or they were not all there in time. Nothing runs then, not
+                even the agent: it may be what is wrong.
+        """
+        self._ranks = tuple(ranks)
+        self._open = {rank.rank: set() for rank in ranks}
         try:
-            left_s = max(1.0, deadline - time.monotonic())
-            self._client = EngineClient(self._launch.client_file, left_s)
-        except TimeoutError:
-            self._check_start(0.0, timeout_s, "the connection to the controller")
+            self._start(_Deadline(timeout_s), progress)
+        except BaseException:
+            self._launch.abandon()
             raise
-        ready = -1
-        while ready < size:
-            if len(self._client.ranks) > ready:
-                ready = len(self._client.ranks)
-                progress(f"{ready} of {size} engines ready")
-            self._check_start(deadline, timeout_s, f"{size - ready} of the engines")
-            time.sleep(0.02)
+
+    def restart(self, ranks: Sequence[int], timeout_s: float, progress: Progress) -> None:
+        """End the engines of these ranks, dead ones too, and start new ones in their place.
+
+        Raises:
+            PoolStartError: a new one ended, or they were not all there in time.
+        """
+        assert self._client is not None
+        deadline = _Deadline(timeout_s)
+        chosen = [rank for rank in self._ranks if rank.rank in ranks]
+        with self._lock:
+            self._leaving.update(ranks)
+            given_up = {rank: set(self._open[rank]) for rank in ranks}
+        self._launch.kill_engines(ranks)
+        self._fail(given_up, "the rank was restarted")
+        for rank in ranks:
+            self._client.unregister(rank)
+        self._wait(
+            lambda: not set(ranks) & set(self._registered()), deadline, "the controller's answer"
+        )
+        with self._lock:
+            self._leaving.clear()
+            self._losses.clear()
+            for rank in ranks:
+                self._dead.pop(rank, None)
+        self._launch.start_engines(chosen)
+        self._wait_for_engines(deadline, progress)
 
     @property
     def pids(self) -> dict[int, int]:
@@ -141,30 +164,72 @@ class Engines:
         self._launch.stop()
         self._fail(self._open, "the pool was stopped")
 
-    def _check_start(self, deadline: float, timeout_s: float, missing: str) -> None:
+    def _start(self, deadline: _Deadline, progress: Progress) -> None:
+        self._launch.start_controller()
+        self._launch.start_engines(self._ranks)
+        progress(f"starting {len(self._ranks)} engines")
+        load_ipyparallel()  # here, because the processes need as long as this takes
+        if not self._launch.preloaded.wait(0.05):
+            progress("importing torch, once for all engines")
+        self._wait(self._launch.preloaded.is_set, deadline, "the fork server")
+        self._wait(self._launch.is_controller_up, deadline, "the controller")
+        try:
+            self._client = EngineClient(self._launch.client_file, deadline.left_s)
+        except TimeoutError:
+            raise self._late(deadline, "the connection to the controller") from None
+        self._wait_for_engines(deadline, progress)
+
+    def _registered(self) -> list[int]:
+        return self._client.ranks if self._client is not None else []
+
+    def _wait_for_engines(self, deadline: _Deadline, progress: Progress) -> None:
+        size, shown = len(self._ranks), -1
+        while shown < size:
+            ready = len(self._registered())
+            if ready != shown:
+                progress(f"{ready} of {size} engines ready")
+                shown = ready
+            self._check(deadline, f"{size - ready} of the engines")
+            time.sleep(0.01)
+
+    def _wait(self, holds: Callable[[], bool], deadline: _Deadline, missing: str) -> None:
+        while not holds():
+            self._check(deadline, missing)
+            time.sleep(0.01)
+
+    def _check(self, deadline: _Deadline, missing: str) -> None:
         if self._losses:
             sentence, log_tail = self._losses[0]
             raise PoolStartError(with_log(f"{sentence} Nothing was left running.", log_tail))
-        if time.monotonic() > deadline:
-            raise PoolStartError(
-                f"{missing} did not come up within {timeout_s:g} s; nothing was left running. "
-                "A larger timeout_s (--timeout) gives a slow machine more time."
-            )
+        if deadline.left_s <= 0:
+            raise self._late(deadline, missing)
+
+    def _late(self, deadline: _Deadline, missing: str) -> PoolStartError:
+        return PoolStartError(
+            f"{missing} did not come up within {deadline.timeout_s:g} s; nothing was left running. "
+            "A larger timeout_s (--timeout) gives a slow machine more time."
+        )
 
     def _closed(self, rank: int, future: Future[Any]) -> None:
         with self._lock:
             self._open[rank].discard(future)
             self.last_used = time.monotonic()
 
-    def _on_exit(self, name: str, status: int, log_tail: str) -> None:
+    def _on_exit(self, name: str, reason: str, log_tail: str) -> None:
         """A process of ours has ended; called from the agent's reader thread."""
         if self._stopped:
             return
         if name.startswith("rank "):
-            sentence = f"{name} {exit_reason(status)}; its variables are lost."
             lost = [int(name.removeprefix("rank "))]
+            if lost[0] in self._leaving:
+                return
+            sentence = f"{name} {reason}; its variables are lost."
+        elif name == FORK_SERVER:
+            if len(self._registered()) == len(self._ranks):
+                return  # the engines do without; the next restart starts another
+            sentence, lost = f"the fork server of the pool {reason}.", self.alive_ranks()
         else:
-            sentence = f"the {name} of the pool {exit_reason(status)}; its ranks are out of reach."
+            sentence = f"the {name} of the pool {reason}; its ranks are out of reach."
             lost = self.alive_ranks()
         message = with_log(sentence, log_tail)
         with self._lock:
@@ -180,6 +245,19 @@ class Engines:
         for future in lost:
             with contextlib.suppress(InvalidStateError):  # its answer has come after all
                 future.set_exception(EngineDiedError(message))
+
+
+class _Deadline:
+    """A point in time, and how long it was away when it was set."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._at = time.monotonic() + timeout_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until then; negative afterwards."""
+        return self._at - time.monotonic()
 
 
 def with_log(sentence: str, log_tail: str) -> str:

@@ -1,7 +1,7 @@
-"""Bring up the processes of a pool and hold the line to their agent. Runs on the client.
+"""Bring up the processes of one pool through the host agent. Runs on the client.
 
-The agent (`gpupool/host/agent.py`) is the parent of the controller and of the engines. All files of
-a pool lie in one private folder, which goes with it.
+The agent is the parent of the controller and of the engines, and removes the pool's private folder
+with them. The fork server gives each process its own environment; `engine_environment` says which.
 """
 
 from __future__ import annotations
@@ -9,56 +9,62 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from gpupool.core import environ
+from gpupool.core.errors import PlacementError, PoolError
 from gpupool.core.topology import Rank
+from gpupool.pool import agent
 
-_STOP_TIMEOUT_S = 5.0
+_REPLY_TIMEOUT_S = 5.0
+FORK_SERVER = "fork server"  # as in gpupool/host/agent.py
 
 # The hub keeps no messages (--nodb) and hears of a new engine at its next heartbeat, so beats are
-# quick; many may be missed, because an engine that computes holds its heart's thread up.
+# quick; many may be missed, because an engine that computes holds its heart's thread up. Threads
+# instead of a process for each of its queues: 7 processes and 280 MiB less.
 _CONTROLLER_ARGS = (
     "--nodb",
     "--log-level=30",
-    "--HeartMonitor.period=200",
-    "--HeartMonitor.max_heartmonitor_misses=300",
+    "--IPController.use_threads=True",
+    "--HeartMonitor.period=100",
+    "--HeartMonitor.max_heartmonitor_misses=600",
+)
+# The agent tells of deaths, sends signals and outlives nobody: neither ipyparallel's nanny (2 s a
+# start) nor an engine's own watch on the controller is needed.
+_ENGINE_ARGS = (
+    "--IPEngine.enable_nanny=False",
+    "--IPEngine.max_heartbeat_misses=0",
+    "--IPEngine.wait_for_url_file=1",  # boot.py has waited
+    "--log-level=40",  # its warnings speak of settings that are meant
 )
 
 
 class Launch:
     """The running processes of one pool, seen through their agent.
 
-    `on_exit(name, status, log_tail)` is called from a background thread when a process ends.
+    `on_exit(name, reason, log_tail)` is called from a background thread when a process ends.
     """
 
-    def __init__(self, on_exit: Callable[[str, int, str], None]) -> None:
-        # mkdtemp makes the folder for its owner alone (mode 0700); the agent's umask does the rest.
-        self.folder = Path(tempfile.mkdtemp(prefix="gpupool-"))
+    def __init__(self, on_exit: Callable[[str, str, str], None]) -> None:
+        self._agent = agent.warm()
+        self._agent.num_pools += 1
+        self._agent.on_event = self._on_event
+        self.folder = self._agent.folder / f"pool{self._agent.num_pools}"
+        self.folder.mkdir(mode=0o700)
         self.pids: dict[str, int] = {}
+        self.preloaded = threading.Event()  # the fork server is ready
         self._on_exit = on_exit
-        self._running: set[int] = set()
+        self._running: dict[str, int] = {}
+        self._changed = threading.Condition()
+        self._locked: dict[str, Any] | None = None
         self._stopped = threading.Event()
-        self._agent = subprocess.Popen(
-            [sys.executable, "-m", "gpupool.host.agent", str(self.folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-            env=environ.inheritable(os.environ),
-            start_new_session=True,  # the notebook's interrupt is not meant for it
-        )
-        self._write_lock = threading.Lock()
-        threading.Thread(target=self._read_events, name="gpupool-agent", daemon=True).start()
+        self._agent.command(op="open", folder=str(self.folder))
 
     @property
     def client_file(self) -> Path:
@@ -77,79 +83,126 @@ class Launch:
         """The log of a process: of "controller", or of "rank 0", "rank 1" ..."""
         return self.folder / f"{name.replace(' ', '')}.log"
 
+    def lock_gpus(self, uuids: Sequence[str], number: int, force: bool) -> list[str]:
+        """Lock `number` of these GPUs until the pool ends; returns which.
+
+        Raises:
+            PlacementError: other pools have locked too many of them; it names their owners.
+        """
+        self._locked = None
+        self._agent.command(op="lock", devices=list(uuids), number=number, force=force)
+        self._wait(lambda: self._locked is not None, "did not answer")
+        assert self._locked is not None
+        if self._locked["error"]:
+            raise PlacementError(f"the GPUs cannot be locked: {self._locked['error']}.")
+        if len(self._locked["devices"]) < number:
+            raise PlacementError(locked_text(self._locked["others"], len(uuids), number))
+        return list(self._locked["devices"])
+
     def start_controller(self) -> None:
         """Start ipyparallel's controller, on loopback."""
-        self._spawn("controller", ["ipyparallel.controller", *_CONTROLLER_ARGS], {})
+        self._spawn("controller", "ipyparallel.controller.app:main", _CONTROLLER_ARGS, {})
 
-    def start_engines(self, ranks: Sequence[Rank]) -> None:
+    def start_engines(self, ranks: Iterable[Rank]) -> None:
         """Start one engine per rank. They wait for the controller by themselves."""
         engine_file = self.client_file.with_name("ipcontroller-engine.json")
         for rank in ranks:
-            self._spawn(
-                f"rank {rank.rank}",
-                [
-                    "gpupool.engine.boot",
-                    f"--file={engine_file}",
-                    f"--IPEngine.id={rank.rank}",
-                    # the agent tells of deaths and sends signals; the nanny costs 2 s a start
-                    "--IPEngine.enable_nanny=False",
-                    "--IPEngine.wait_for_url_file=1",  # boot.py has waited
-                    "--log-level=40",  # its warnings speak of settings that are meant
-                ],
-                engine_environment(rank),
-            )
+            arguments = [f"--file={engine_file}", f"--IPEngine.id={rank.rank}", *_ENGINE_ARGS]
+            environment = engine_environment(rank)
+            self._spawn(f"rank {rank.rank}", "gpupool.engine.boot:main", arguments, environment)
 
     def signal(self, rank: int, number: int = signal.SIGINT) -> None:
-        """Send a signal to the engine of a rank."""
-        self._command(op="signal", name=f"rank {rank}", signal=int(number))
+        """Send a signal to the engine of a rank; SIGKILL also to what it has started."""
+        self._agent.command(op="signal", name=f"rank {rank}", number=int(number))
+
+    def kill_engines(self, ranks: Iterable[int]) -> None:
+        """Kill the engines of these ranks and wait until they are gone.
+
+        `on_exit` is not told of them.
+        """
+        names = {f"rank {rank}" for rank in ranks}
+        for name in names:
+            self._agent.command(op="signal", name=name, number=int(signal.SIGKILL))
+        self._wait(lambda: not names & self._running.keys(), "could not end the engines")
 
     def stop(self) -> None:
         """End every process of the pool and remove its folder. May be called again."""
-        if not self._stopped.is_set():
-            self._command(op="stop")
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._agent.wait(_STOP_TIMEOUT_S)
-            self._agent.kill()  # its children die with it; no effect when it has ended
-            self._agent.wait()
-        with contextlib.suppress(BrokenPipeError):
-            if self._agent.stdin:
-                self._agent.stdin.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._stopped.is_set():
+            return
+        self._agent.command(op="stop")
+        if not self._stopped.wait(_REPLY_TIMEOUT_S):  # the agent itself is stopped, or stuck
+            self.abandon()
 
-    def _spawn(self, name: str, module_args: list[str], env: dict[str, str]) -> None:
-        argv = [sys.executable, "-m", *module_args, f"--profile-dir={self.folder / 'profile'}"]
-        self._command(op="spawn", name=name, argv=argv, env=env, log=str(self.log_path(name)))
+    def abandon(self) -> None:
+        """End every process, the agent too."""
+        self._stopped.set()
+        agent.close()
 
-    def _command(self, **command: Any) -> None:
-        assert self._agent.stdin is not None
-        # A dead agent is told of by `_read_events`; here there is nobody left to command.
-        with self._write_lock, contextlib.suppress(BrokenPipeError, ValueError):
-            self._agent.stdin.write(json.dumps(command) + "\n")
-            self._agent.stdin.flush()
+    def _spawn(self, name: str, target: str, argv: Sequence[str], env: dict[str, str]) -> None:
+        self._agent.command(
+            op="spawn",
+            name=name,
+            target=target,
+            argv=[*argv, f"--profile-dir={self.folder / 'profile'}"],
+            env={**environ.inheritable(os.environ), **env},
+            log=str(self.log_path(name)),
+        )
 
-    def _read_events(self) -> None:
-        assert self._agent.stdout is not None
-        for line in self._agent.stdout:
-            event = json.loads(line)
-            if event["event"] == "spawned":
-                self.pids[event["name"]] = event["pid"]
-                self._running.add(event["pid"])
-            elif event["event"] == "exited":
-                self._running.discard(self.pids[event["name"]])
-                self._on_exit(event["name"], event["status"], event["log_tail"])
-            elif event["event"] == "stopped":
-                self._stopped.set()
-        self._agent.stdout.close()
-        if not self._stopped.is_set():
+    def _wait(self, holds: Callable[[], bool], failure: str) -> None:
+        with self._changed:
+            deadline = time.monotonic() + _REPLY_TIMEOUT_S
+            while not holds() and time.monotonic() < deadline and not self._stopped.is_set():
+                self._changed.wait(0.1)
+        if not holds():
+            raise PoolError(f"the host agent (pid {self._agent.pid}) {failure}.")
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        """Take in what the agent tells; called from its reader thread."""
+        with self._changed:
+            match event:
+                case {"event": "ready"}:
+                    self.preloaded.set()
+                case {"event": "locked"}:
+                    self._locked = event
+                case {"event": "spawned", "name": name, "pid": pid}:
+                    self.pids[name] = self._running[name] = pid
+                case {"event": "exited", "name": name}:
+                    self._running.pop(name, None)
+                case {"event": "stopped"}:
+                    self._stopped.set()
+            self._changed.notify_all()
+        if event["event"] == "exited":
+            reason = exit_reason(event["status"], event["cause"])
+            self._on_exit(event["name"], reason, event["log_tail"])
+        elif event["event"] == "gone" and not self._stopped.is_set():
             self._stopped.set()
             self._kill_groups()
-            self._on_exit("agent", self._agent.wait(), "")
+            self._on_exit("agent", exit_reason(event["status"]), "")
 
     def _kill_groups(self) -> None:
         """The agent was killed and its children died with it: end what those had started."""
-        for pid in self._running:  # each is the leader of its own process group
+        for pid in self._running.values():  # each is the leader of its own process group
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
+
+
+def locked_text(others: dict[str, dict[str, Any]], num_gpus: int, number: int) -> str:
+    """Why GPUs cannot be had: who has them, since when, and what to do."""
+    owners: dict[str, list[str]] = {}
+    for uuid, owner in others.items():
+        since = time.strftime("%H:%M on %d %B", time.localtime(owner.get("since", 0)))
+        who = f"process {owner.get('pid', '?')} of {owner.get('user', '?')} since {since}"
+        owners.setdefault(who, []).append(uuid)
+    listed = "; ".join(f"{', '.join(uuids)} by {who}" for who, uuids in owners.items())
+    free = num_gpus - len(others)
+    if free:
+        advice = f"`%gpupool start -n {free}` takes those that are free; --force shares them."
+    else:
+        advice = "`--cpu` starts CPU ranks; --force (force=True) shares the GPUs all the same."
+    return (
+        f"{number} of {num_gpus} GPUs were asked for and {free} are free; other pools use "
+        f"{listed}. {advice}"
+    )
 
 
 def engine_environment(rank: Rank) -> dict[str, str]:
@@ -157,7 +210,7 @@ def engine_environment(rank: Rank) -> dict[str, str]:
 
     torchrun's names are set, so that scripts written for it find themselves at home.
     """
-    env = {
+    return {
         "CUDA_VISIBLE_DEVICES": rank.gpu.uuid if rank.gpu else "",
         "OMP_NUM_THREADS": str(rank.num_threads),
         "RANK": str(rank.rank),
@@ -173,17 +226,17 @@ def engine_environment(rank: Rank) -> dict[str, str]:
         "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
         "TORCH_NCCL_PROPAGATE_ERROR": "0",
     }
-    if sys.platform != "linux":  # the loopback interface is called differently elsewhere
-        del env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]
-    return env
 
 
-def exit_reason(status: int) -> str:
+def exit_reason(status: int, cause: str = "") -> str:
     """How a process ended, in words.
 
     >>> exit_reason(-9), exit_reason(1)
     ('was killed by SIGKILL', 'ended with exit status 1')
+    >>> exit_reason(-9, "out of host memory")
+    'was killed by SIGKILL (out of host memory)'
     """
+    words = f" ({cause})" if cause else ""
     if status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
-    return f"ended with exit status {status}"
+        return f"was killed by {signal.Signals(-status).name}{words}"
+    return f"ended with exit status {status}{words}"

@@ -64,11 +64,10 @@ class Pool:
             **environ.select(_remembered_env, os.environ, strict=False),
             **environ.select(options.env, os.environ),
         }
-        self._engines = Engines(self.ranks, self._on_loss)
+        self._engines = Engines(self._on_loss)
         try:
-            self._engines.start(options.timeout_s, progress)
-            payload = {"sys_path": [path for path in sys.path if path], "cwd": os.getcwd()}
-            self._engines.call_all("prepare", payload)
+            self._engines.start(self.ranks, options.timeout_s, progress)
+            self._engines.call_all("prepare", notebook_place())
             self.set_environment(variables)
             self._form_group()
         except PoolStartError:
@@ -348,6 +347,11 @@ class Pool:
                 self.stop()
                 return
             time.sleep(min(1.0, max(0.05, left or 1.0)))
+
+
+def notebook_place() -> dict[str, Any]:
+    """Where this notebook works: what an engine takes over (`gpupool.engine.entry.prepare`)."""
+    return {"sys_path": [path for path in sys.path if path], "cwd": os.getcwd()}
 
 
 def _stop_at_exit(pool: Pool) -> None:

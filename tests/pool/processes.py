@@ -44,20 +44,23 @@ def folder_of(pool: Pool) -> Path:
 
 
 def family(pool: Pool) -> dict[str, psutil.Process]:
-    """Every process of a pool: "agent", "controller", "rank 0" ..., and what those have started."""
+    """All processes of a pool: "agent", "fork server", "controller", "rank 0", their children."""
     pids = pool.status().pids
     agent = psutil.Process(pids[0]).parent()
     assert agent is not None
     found = {"agent": agent}
+    names = {"gpupool:forks": "fork server", "gpupool:control": "controller"}
+    names |= {f"gpupool:rank{rank}": f"rank {rank}" for rank in pids}
     for process in agent.children(recursive=True):
-        ranks = [rank for rank, pid in pids.items() if pid == process.pid]
-        if ranks:
-            found[f"rank {ranks[0]}"] = process
-        elif process.ppid() == agent.pid:
-            found["controller"] = process
-        else:
-            found[f"{process.name()} {process.pid}"] = process
+        own = names.get(process.name()) if process.ppid() == agent.pid else None
+        found[own or f"{process.name()} {process.pid}"] = process
     return found
+
+
+def members(pool: Pool) -> list[int]:
+    """The pids of what `pool.stop()` ends: all but the agent and its fork server."""
+    everyone = family(pool).items()
+    return [process.pid for name, process in everyone if name not in ("agent", "fork server")]
 
 
 def notebook(script: str) -> subprocess.Popen[str]:

@@ -1,0 +1,93 @@
+"""Processes that cannot be mistaken for others: a pid and when it started. Runs anywhere, on Linux.
+
+A pid alone is used again sooner or later. Facts are from proc(5).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_PR_SET_NAME = 15
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """One process of this machine. `started` counts clock ticks since boot (proc(5), field 22)."""
+
+    pid: int
+    started: int
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId:
+        """The process that has this pid now.
+
+        Raises:
+            ProcessLookupError: there is none.
+        """
+        return cls(pid, int(_stat(pid)[19]))
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether this very process runs; a zombie does not."""
+        try:
+            fields = _stat(self.pid)
+        except ProcessLookupError:
+            return False
+        return int(fields[19]) == self.started and fields[0] not in ("Z", "X")
+
+    @property
+    def start_time(self) -> float:
+        """When it started, in seconds since the epoch."""
+        boot = next(
+            float(line.split()[1])
+            for line in Path("/proc/stat").read_text().splitlines()
+            if line.startswith("btime")
+        )
+        return boot + self.started / os.sysconf("SC_CLK_TCK")
+
+    def kill(self) -> None:
+        """SIGKILL to this very process; nothing if it has ended, whoever has its pid now."""
+        with contextlib.suppress(ProcessLookupError):
+            handle = os.pidfd_open(self.pid)  # from here on the pid cannot change its meaning
+            try:
+                if self.is_alive:
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            finally:
+                os.close(handle)
+
+
+def children(pid: int) -> list[int]:
+    """The pids of the children a process has now."""
+    return [child for child in all_pids() if _parent(child) == pid]
+
+
+def all_pids() -> Iterator[int]:
+    """Every process of this machine that can be seen from here."""
+    return (int(name) for name in os.listdir("/proc") if name.isdecimal())
+
+
+def set_process_name(name: str) -> None:
+    """What `top`, `nvidia-smi` and psutil call this process from now on; 15 characters at most."""
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        return int(_stat(pid)[1])
+    except ProcessLookupError:
+        return None
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent pid, ... of a process: the fields after its name, which may hold anything."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        raise ProcessLookupError(pid) from None
+    return text.rpartition(")")[2].split()

@@ -1,0 +1,112 @@
+"""One pool at a time on a GPU, among all users of this machine. Runs on the host.
+
+A lock is an flock(2) on a file named after the device: the kernel lets go of it when its holder
+ends, however that comes. The file also tells who the holder is; what it says is for people only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import stat
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# FHS: "lock files for devices and other resources shared by multiple applications"
+_PLACES = (Path("/run/lock"), Path("/tmp"))  # noqa: S108 - the same for every user, on purpose
+
+
+def lock_folder() -> Path:
+    """The folder that all users of this machine may write lock files to."""
+    for place in _PLACES:
+        with contextlib.suppress(OSError):
+            if place.stat().st_mode & (stat.S_ISVTX | stat.S_IWOTH) == stat.S_ISVTX | stat.S_IWOTH:
+                return place
+    return Path(tempfile.gettempdir())
+
+
+class DeviceLocks:
+    """The devices that this process has locked."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._held: dict[str, int] = {}
+
+    def take(
+        self, devices: Sequence[str], number: int, owner: dict[str, Any], force: bool = False
+    ) -> tuple[list[str], dict[str, dict[str, Any]]]:
+        """Lock the first `number` of `devices` that are free; none at all if there are too few.
+
+        Args:
+            owner: what to tell others: "pid" and "user".
+            force: count devices that others have locked as free.
+
+        Returns:
+            The devices to use, and for each that another pool has locked what its owner told:
+            "pid", "user" and "since" (seconds since the epoch).
+        """
+        taken: list[str] = []
+        others: dict[str, dict[str, Any]] = {}
+        for device in devices:
+            if len(taken) == number:
+                break
+            other = self._lock(device, owner)
+            if other is not None:
+                others[device] = other
+            if other is None or force:
+                taken.append(device)
+        if len(taken) < number:
+            self.release()
+            return [], others
+        return taken, others
+
+    def release(self) -> None:
+        """Let go of every device."""
+        for descriptor in self._held.values():
+            os.close(descriptor)
+        self._held.clear()
+
+    def _lock(self, device: str, owner: dict[str, Any]) -> dict[str, Any] | None:
+        """Lock one device; returns its owner instead if it is another pool."""
+        descriptor = _open(self._folder / f"gpupool-{re.sub(r'[^A-Za-z0-9.-]', '-', device)}.lock")
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            found = _read(descriptor)
+            os.close(descriptor)
+            return found
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps({**owner, "since": time.time()}).encode(), 0)
+        self._held[device] = descriptor
+        return None
+
+
+def _open(path: Path) -> int:
+    """Open a lock file, for the first time or one that another user has made.
+
+    The folder is everybody's: a link set there must not lead us to write elsewhere.
+    """
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags)
+    except FileNotFoundError:
+        descriptor = os.open(path, flags | os.O_CREAT, 0o666)
+        os.fchmod(descriptor, 0o666)  # the umask took that away; another user has to lock it too
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        os.close(descriptor)
+        raise PermissionError(f"{path} is not an ordinary file; it is not used as a lock")
+    return descriptor
+
+
+def _read(descriptor: int) -> dict[str, Any]:
+    try:
+        return dict(json.loads(os.pread(descriptor, 4096, 0)))
+    except ValueError:  # its owner is just writing
+        return {}

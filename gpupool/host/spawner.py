@@ -1,0 +1,118 @@
+"""The agent's side of the fork server: start it, ask it for processes. Runs in the agent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+
+class JsonLines:
+    """JSON objects, one a line, as far as they have come over a pipe."""
+
+    def __init__(self, pipe: IO[bytes]) -> None:
+        self.descriptor = pipe.fileno()
+        self.closed = False
+        self._pipe = pipe
+        self._buffer = b""
+
+    def read(self) -> list[dict[str, Any]]:
+        """The objects there are now; does not wait when the pipe is readable."""
+        data = os.read(self.descriptor, 1 << 16)
+        self.closed = not data
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        return [dict(json.loads(line)) for line in lines]
+
+    def close(self) -> None:
+        """Close the pipe."""
+        self._pipe.close()
+
+
+class Spawner:
+    """A fork server that is started when it is needed, and again should it have been killed."""
+
+    def __init__(self, folder: Path, modules: list[str]) -> None:
+        self.log = folder / "forkserver.log"
+        self.ready = False
+        self._folder = folder
+        self._modules = modules
+        self._process: subprocess.Popen[bytes] | None = None
+        self._waiting: list[dict[str, Any]] = []  # requests until it is ready to read them
+        self._expected: dict[str, str] = {}  # name -> log of what was asked for and has not come
+
+    @property
+    def pid(self) -> int | None:
+        """The fork server's; None while there is none."""
+        return self._process.pid if self._process else None
+
+    @property
+    def expects(self) -> bool:
+        """Whether a process is still to come."""
+        return bool(self._expected)
+
+    def start(self) -> JsonLines:
+        """Start the fork server; what it says is to be read and given to `hear`."""
+        with self.log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "gpupool.host.forkserver", str(os.getpid()), *self._modules],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                # OpenBLAS would start its threads when imported, and no thread survives a fork.
+                # All that is forked inherits the folder's name: it tells leftovers of this pool.
+                env={
+                    **os.environ,
+                    "OPENBLAS_NUM_THREADS": "1",
+                    "GPUPOOL_FOLDER": str(self._folder),
+                },
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None
+        return JsonLines(self._process.stdout)
+
+    def ask(self, request: dict[str, Any]) -> None:
+        """Ask for a process; it comes when the fork server is ready."""
+        self._expected[request["name"]] = request["log"]
+        self._waiting.append(request)
+        if self.ready:
+            self._pass_on()
+
+    def hear(self, ready: bool = False, name: str = "", log: str = "") -> bool:
+        """Take in what the fork server said; tells whether it is a process that was asked for."""
+        if ready:
+            self.ready = True
+            self._pass_on()
+            return False
+        if self._expected.get(name) != log:  # asked for by a pool that was stopped meanwhile
+            return False
+        del self._expected[name]
+        return True
+
+    def forget(self) -> None:
+        """Nothing of what was asked for is wanted any more."""
+        self._waiting.clear()
+        self._expected.clear()
+
+    def lost(self, status: int) -> None:
+        """It has ended and was reaped."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.returncode = status  # the agent reaps, not Popen
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process = None
+        self.ready = False
+        self.forget()
+
+    def _pass_on(self) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        lines = "".join(json.dumps(request) + "\n" for request in self._waiting)
+        self._waiting.clear()
+        with contextlib.suppress(BrokenPipeError):  # it was killed; told when it is reaped
+            self._process.stdin.write(lines.encode())
+            self._process.stdin.flush()

@@ -1,0 +1,149 @@
+"""The host agent as the client sees it: one, warm or in use. Runs on the client.
+
+`%load_ext gpupool` starts the agent (`gpupool/host/agent.py`) in the background, so that torch is
+imported by the time it is needed. It serves the pools of this notebook one after the other.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpupool.core import environ
+
+# What every engine needs, imported once by the fork server. Reading these opens no zmq context.
+PRELOADED = (
+    "torch",
+    "ipyparallel.controller.app",
+    "ipyparallel.engine.app",
+    "gpupool.engine.boot",
+    "gpupool.engine.entry",
+)
+# Variables that an interpreter and torch read while they start: a change of one needs a new agent.
+_READ_AT_START = (
+    "PYTHON",
+    "LD_",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "TORCH",
+    "PYTORCH_",
+)
+
+_STOP_TIMEOUT_S = 5.0
+
+OnEvent = Callable[[dict[str, Any]], None]
+_current: HostAgent | None = None
+
+
+class HostAgent:
+    """A running agent and the line to it; `folder` is private, and goes with the agent.
+
+    `on_event` is called from a background thread with each event, and with one more, "gone", that
+    has the agent's exit status when it has ended.
+    """
+
+    def __init__(self) -> None:
+        # mkdtemp makes the folder for its owner alone (mode 0700); the agent's umask does the rest.
+        self.folder = Path(tempfile.mkdtemp(prefix="gpupool-"))
+        self.on_event: OnEvent = lambda event: None
+        self.num_pools = 0
+        self._client_pid = os.getpid()
+        self._read_at_start = _read_at_start()
+        command = [sys.executable, "-m", "gpupool.host.agent", str(self.folder), str(os.getpid())]
+        self._process = subprocess.Popen(
+            [*command, *PRELOADED],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            env=environ.inheritable(os.environ),
+            start_new_session=True,  # the notebook's interrupt is not meant for it
+        )
+        self._write_lock = threading.Lock()
+        threading.Thread(target=self._read_events, name="gpupool-agent", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def usable(self) -> bool:
+        """Whether it runs, and was started with what the environment says now."""
+        return self._process.poll() is None and self._read_at_start == _read_at_start()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this process has started it; a child that the notebook forks has no say."""
+        return os.getpid() == self._client_pid
+
+    def command(self, **command: Any) -> None:
+        """Send one command. A dead agent is told of by an event; here nobody is left to hear."""
+        assert self._process.stdin is not None
+        if not self.is_ours:
+            return
+        with self._write_lock, contextlib.suppress(BrokenPipeError, ValueError):
+            self._process.stdin.write(json.dumps(command) + "\n")
+            self._process.stdin.flush()
+
+    def close(self) -> int:
+        """End it, and with it all it has started; returns its exit status. May be called again."""
+        assert self._process.stdin is not None
+        with self._write_lock, contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_STOP_TIMEOUT_S)
+        self._process.kill()  # its children die with it; no effect when it has ended
+        status = self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return status
+
+    def _read_events(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as lines:
+            for line in lines:
+                self.on_event(json.loads(line))
+        status = self._process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)  # it could not, if it was killed
+        self.on_event({"event": "gone", "status": status})
+
+
+def warm() -> HostAgent:
+    """The agent for the next pool, started in the background if need be; returns at once.
+
+    Nobody has to use it: it ends by itself after a while (`gpupool.host.agent.WARM_S`).
+    """
+    global _current
+    if _current is None:
+        atexit.register(close)
+    elif not _current.usable:
+        close()
+    if _current is None:
+        _current = HostAgent()
+    return _current
+
+
+def close() -> None:
+    """End the agent, if there is one."""
+    global _current
+    agent, _current = _current, None
+    if agent is not None and agent.is_ours:
+        agent.close()
+
+
+def _read_at_start() -> dict[str, str]:
+    variables = environ.inheritable(os.environ)
+    return {k: v for k, v in variables.items() if k.startswith(_READ_AT_START)}
