@@ -38,6 +38,7 @@ _NAMES = {
     "TrainingRun": "gpupool.training.run",
     "current_pool": "gpupool.pool.session",
     "gpus": "gpupool.core.topology",
+    "leftovers": "gpupool.pool.leftovers",
     "predict": "gpupool.training.predict",
     "replace_head": "gpupool.training.head",
     "start": "gpupool.pool.session",
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
     from gpupool.core.topology import gpus as gpus
     from gpupool.data.datastore import ImageDatastore as ImageDatastore
     from gpupool.notebook.training import train as train
+    from gpupool.pool.leftovers import leftovers as leftovers
     from gpupool.pool.pool import Pool as Pool
     from gpupool.pool.result import SpmdResult as SpmdResult
     from gpupool.pool.session import current_pool as current_pool

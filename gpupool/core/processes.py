@@ -72,6 +72,14 @@ def all_pids() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdecimal())
 
 
+def command_of(pid: int) -> str:
+    """The short name of a process's command; "?" if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return "?"
+
+
 def set_process_name(name: str) -> None:
     """What `top`, `nvidia-smi` and psutil call this process from now on; 15 characters at most."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())

@@ -109,6 +109,20 @@ def log_parser() -> MagicParser:
     return parser
 
 
+def restart_parser() -> MagicParser:
+    """%gpupool restart"""
+    parser = MagicParser("%gpupool restart")
+    parser.add_argument("ranks", nargs="?", default="all")
+    return parser
+
+
+def leftovers_parser() -> MagicParser:
+    """%gpupool leftovers"""
+    parser = MagicParser("%gpupool leftovers")
+    parser.add_argument("--reap", action="store_true", default=False)
+    return parser
+
+
 def bare_parser(command: str) -> Callable[[], MagicParser]:
     """The parser of a command without arguments."""
     return lambda: MagicParser(f"%gpupool {command}")
@@ -131,8 +145,10 @@ COMMANDS: Mapping[str, Callable[[], MagicParser]] = {
     "status": bare_parser("status"),
     "start": start_parser,
     "stop": bare_parser("stop"),
+    "restart": restart_parser,
     "interrupt": bare_parser("interrupt"),
     "gpus": gpus_parser,
+    "leftovers": leftovers_parser,
     "env": env_parser,
     "log": log_parser,
 }

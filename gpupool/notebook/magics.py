@@ -14,6 +14,7 @@ from gpupool.core.options import suggest
 from gpupool.core.topology import gpus
 from gpupool.notebook import arguments, completion, pool_view, spmd_view
 from gpupool.pool import session
+from gpupool.pool.leftovers import Leftovers, leftovers
 from gpupool.pool.pool import Pool
 from gpupool.pool.result import SpmdResult
 from gpupool.spmd.cell import SpmdRun, View
@@ -43,8 +44,12 @@ class GpupoolMagics(Magics):
             --idle-timeout TIME  stop it after that long without use: 90s, 30m (the default), 2h
             --timeout SECONDS    give up starting after that many seconds
         %gpupool stop            end every process of the pool
+        %gpupool restart [RANKS] new engines for these ranks, or for all; the others keep
+                                 their variables
         %gpupool interrupt       interrupt the ranks that are busy
         %gpupool gpus [--watch]  the GPUs of this machine and who uses them
+        %gpupool leftovers [--reap]
+                                 processes that earlier pools have left; --reap ends them
         %gpupool env [NAME|GLOB ...] [--aws] [--unset]
                                  copy environment variables to the ranks, as in
                                  `%gpupool env AWS_*`; without names: tell which are there.
@@ -57,8 +62,10 @@ class GpupoolMagics(Magics):
             "status": self._status,
             "start": self._start,
             "stop": self._stop,
+            "restart": self._restart,
             "interrupt": self._interrupt,
             "gpus": self._gpus,
+            "leftovers": self._leftovers,
             "env": self._env,
             "log": self._log,
         }
@@ -120,6 +127,9 @@ class GpupoolMagics(Magics):
 
     def _start(self, rest: str) -> None:
         options = vars(arguments.start_parser().parse_line(rest))
+        found = leftovers()
+        if found:
+            print(f"{found!r}\n`%gpupool leftovers --reap` ends them.")
         with pool_view.StartProgress() as progress:
             pool = session.start(**options, progress=progress)
             progress.finish(pool.status())
@@ -127,6 +137,13 @@ class GpupoolMagics(Magics):
     def _stop(self, rest: str) -> None:
         arguments.COMMANDS["stop"]().parse_line(rest)
         print("Pool stopped." if session.stop() else "No pool was running.")
+
+    def _restart(self, rest: str) -> None:
+        ranks = arguments.COMMANDS["restart"]().parse_line(rest).ranks
+        pool = session.current_pool()
+        with pool_view.StartProgress() as progress:
+            pool.restart(ranks, progress=progress)
+            progress.finish(pool.status())
 
     def _interrupt(self, rest: str) -> None:
         arguments.COMMANDS["interrupt"]().parse_line(rest)
@@ -145,6 +162,15 @@ class GpupoolMagics(Magics):
                 handle.update(gpus())
         except KeyboardInterrupt:  # the stop button ends the watching, and is no error here
             return None
+
+    def _leftovers(self, rest: str) -> Leftovers | None:
+        chosen = arguments.COMMANDS["leftovers"]().parse_line(rest)
+        found = leftovers()
+        if not chosen.reap:
+            return found
+        found.reap()
+        print(f"{len(found)} ended." if found else repr(found))
+        return None
 
     def _env(self, rest: str) -> None:
         chosen = arguments.env_parser().parse_line(rest)

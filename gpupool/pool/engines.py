@@ -27,10 +27,11 @@ Progress = Callable[[str], None]
 class Engines:
     """One engine per rank, each at once known to have died if it has.
 
-    `on_loss(sentence, log_tail)` is called, from a background thread, when a process is gone.
+    `on_loss(sentence, log_tail, rank)` is called, from a background thread, when a process is gone;
+    rank is None for one that all ranks need.
     """
 
-    def __init__(self, on_loss: Callable[[str, str], None]) -> None:
+    def __init__(self, on_loss: Callable[[str, str, int | None], None]) -> None:
         self.last_used = time.monotonic()
         self._ranks: tuple[Rank, ...] = ()
         self._on_loss = on_loss
@@ -78,6 +79,7 @@ class Engines:
         chosen = [rank for rank in self._ranks if rank.rank in ranks]
         with self._lock:
             self._leaving.update(ranks)
+            self._losses.clear()
             given_up = {rank: set(self._open[rank]) for rank in ranks}
         self._launch.kill_engines(ranks)
         self._fail(given_up, "the rank was restarted")
@@ -88,7 +90,6 @@ class Engines:
         )
         with self._lock:
             self._leaving.clear()
-            self._losses.clear()
             for rank in ranks:
                 self._dead.pop(rank, None)
         self._launch.start_engines(chosen)
@@ -124,14 +125,17 @@ class Engines:
         future.add_done_callback(lambda f: self._closed(rank, f))
         return future
 
-    def call_all(self, name: str, payload: dict[str, Any]) -> dict[int, Any]:
+    def call_all(
+        self, name: str, payload: dict[str, Any], ranks: Iterable[int] | None = None
+    ) -> dict[int, Any]:
         """Call an engine function on every rank and wait; for calls that take a moment."""
-        futures = {r.rank: self.call(r.rank, name, payload) for r in self._ranks}
+        chosen = [r.rank for r in self._ranks] if ranks is None else ranks
+        futures = {rank: self.call(rank, name, payload) for rank in chosen}
         _, late = wait_futures(futures.values(), timeout=_CALL_ALL_TIMEOUT_S)
         if late:
-            ranks = ", ".join(str(r) for r, f in futures.items() if f in late)
+            silent = ", ".join(str(r) for r, f in futures.items() if f in late)
             raise PoolError(
-                f"rank {ranks} did not answer {name} within {_CALL_ALL_TIMEOUT_S:.0f} s."
+                f"rank {silent} did not answer {name} within {_CALL_ALL_TIMEOUT_S:.0f} s."
             )
         return {rank: future.result() for rank, future in futures.items()}
 
@@ -236,7 +240,7 @@ class Engines:
             self._losses.append((sentence, log_tail))
             for rank in lost:
                 self._dead[rank] = message
-        self._on_loss(sentence, log_tail)
+        self._on_loss(sentence, log_tail, lost[0] if name.startswith("rank ") else None)
         self._fail({rank: self._open[rank] for rank in lost}, message)
 
     def _fail(self, open_calls: Mapping[int, set[Future[Any]]], message: str) -> None:

@@ -164,4 +164,4 @@ class Execution:
         )
         for rank in ranks:
             self.errors[rank] = RankError(rank, "Unresponsive", reason, failed_at=time.time())
-        self._pool.mark_broken(reason)
+        self._pool.mark_broken(f"{reason}.", ranks)

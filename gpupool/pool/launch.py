@@ -144,7 +144,12 @@ class Launch:
             name=name,
             target=target,
             argv=[*argv, f"--profile-dir={self.folder / 'profile'}"],
-            env={**environ.inheritable(os.environ), **env},
+            # what it starts inherits the folder's name, by which leftovers are told
+            env={
+                **environ.inheritable(os.environ),
+                **env,
+                "GPUPOOL_FOLDER": str(self._agent.folder),
+            },
             log=str(self.log_path(name)),
         )
 

@@ -24,6 +24,8 @@ from gpupool.pool.engines import Engines, Progress, with_log
 from gpupool.pool.execution import Execution, OnOutput
 from gpupool.pool.result import OutputRecorder, SpmdResult
 
+_ABORT_REQUEST = "gpupool_abort_request"  # answered by gpupool/engine/control.py
+
 # Names (never values) that this notebook has propagated: its next pool gets them too.
 _remembered_env: dict[str, None] = {}
 
@@ -54,6 +56,9 @@ class Pool:
         self._env: dict[str, str] = {}
         self._broken = ""
         self._log_tail = ""  # of the process whose end broke the pool
+        self._to_replace: set[int] = set()  # ranks whose restart mends it
+        self._beyond_repair = False
+        self._forming = threading.RLock()  # one at a time changes engines or their group
         self._stopped = False
         gpus = [] if options.device == "cpu" else topology.visible_gpus()
         chosen = topology.choose(gpus, options.gpus)
@@ -67,8 +72,8 @@ class Pool:
         self._engines = Engines(self._on_loss)
         try:
             self._engines.start(self.ranks, options.timeout_s, progress)
-            self._engines.call_all("prepare", notebook_place())
-            self.set_environment(variables)
+            self._env = variables
+            self._prepare(range(self.world_size))
             self._form_group()
         except PoolStartError:
             self.stop()
@@ -170,6 +175,37 @@ class Pool:
     def interrupt(self) -> None:
         """Send SIGINT to the ranks that are busy."""
         self.signal(self._engines.busy_ranks())
+
+    def restart(
+        self,
+        ranks: str | int | Iterable[int] | None = None,
+        *,
+        progress: Progress = lambda line: None,
+    ) -> None:
+        """End the engines of some ranks, or of all, and start new ones in their place.
+
+        A new engine has the rank, device and environment of the old one and joins the group, which
+        is formed again; its variables are lost, those of the other ranks stay. Ranks that died or
+        do not react can be restarted too, which makes the pool usable again.
+
+        Raises:
+            PoolError: the pool was stopped or has lost its controller, other ranks have to be
+                restarted as well, or a new engine did not come up.
+        """
+        chosen = self.select_ranks(ranks)
+        with self._forming:
+            self._require_restartable(chosen)
+            try:
+                self._engines.restart(chosen, self.options.timeout_s, progress)
+                self._prepare(chosen)
+                self.control(_ABORT_REQUEST)  # the survivors' group waits for ranks that are gone
+                self._form_group()
+            except PoolError as error:
+                reason = f"rank {', '.join(map(str, chosen))} could not be started again: {error}"
+                self.mark_broken(reason, chosen)
+                raise PoolError(reason) from None
+            self._broken, self._log_tail = "", ""
+            self._to_replace.clear()
 
     def status(self) -> PoolStatus:
         """The pool at this moment."""
@@ -280,15 +316,19 @@ class Pool:
 
     def reform_group(self) -> None:
         """Form the group again, one generation higher, if every rank is there to join."""
-        if not self._broken and not self._stopped:
+        with self._forming:
+            if self._broken or self._stopped:
+                return
             try:
                 self._form_group()
             except PoolError as error:
-                self.mark_broken(f"the process group could not be formed again: {error}")
+                reason = f"the process group could not be formed again: {error}"
+                self.mark_broken(reason, range(self.world_size))
 
-    def mark_broken(self, reason: str) -> None:
-        """From now on every run is refused with this reason."""
+    def mark_broken(self, reason: str, ranks: Iterable[int] = ()) -> None:
+        """From now on every run is refused with this reason, until these ranks are restarted."""
         self._broken = self._broken or reason
+        self._to_replace.update(ranks)
 
     # ---- inside --------------------------------------------------------------------------
 
@@ -311,6 +351,24 @@ class Pool:
                 )
         self.generation = generation
 
+    def _prepare(self, ranks: Iterable[int]) -> None:
+        """Give new engines this notebook's place and the pool's environment."""
+        variables = {"variables": dict(self._env), "unset": []}
+        for name, payload in (("prepare", notebook_place()), ("set_environment", variables)):
+            for rank, reply in self._engines.call_all(name, payload, ranks).items():
+                if "error" in reply:
+                    raise PoolError(f"rank {rank}: {reply['error']['evalue']}")
+
+    def _require_restartable(self, ranks: Iterable[int]) -> None:
+        if self._stopped or self._beyond_repair:
+            self._require_usable()
+        others = sorted(self._to_replace - set(ranks))
+        if others:
+            raise PoolError(
+                f"{self._broken} Restart rank {', '.join(map(str, others))} as well: "
+                "`%gpupool restart` restarts all."
+            )
+
     def _unset_env(self, names_or_globs: Sequence[str]) -> dict[str, str]:
         names = list(environ.select(names_or_globs, self._env, strict=False))
         self.set_environment({}, unset=names)
@@ -324,14 +382,20 @@ class Pool:
                 "this pool was stopped. `%gpupool start` (gpupool.start()) makes a new one."
             )
         if self._broken:
-            advice = f"{self._broken} `%gpupool stop`, then `%gpupool start`, makes a new pool."
+            ranks = ",".join(map(str, sorted(self._to_replace)))
+            if self._beyond_repair:
+                way_on = "`%gpupool stop`, then `%gpupool start`, makes a new pool."
+            else:
+                way_on = f"`%gpupool restart {ranks}` replaces it; the other ranks keep theirs."
+            advice = f"{self._broken} {way_on}"
             raise PoolError(with_log(advice, self._log_tail))
 
-    def _on_loss(self, sentence: str, log_tail: str) -> None:
+    def _on_loss(self, sentence: str, log_tail: str, rank: int | None) -> None:
         """A process of ours has ended; called from a background thread."""
         if not self._broken:
             self._log_tail = environ.redact(log_tail, self.hidden_values())
-        self.mark_broken(sentence)
+        self._beyond_repair = self._beyond_repair or rank is None
+        self.mark_broken(sentence, () if rank is None else [rank])
 
     def _idle_left_s(self) -> float | None:
         limit = self.options.idle_timeout_s

@@ -82,9 +82,7 @@ def test_a_killed_owner_lets_go(locks: DeviceLocks, tmp_path: Path) -> None:
     locks.release()
 
 
-def test_every_user_may_lock_and_a_link_is_not_followed(
-    locks: DeviceLocks, tmp_path: Path
-) -> None:
+def test_every_user_may_lock_and_a_link_is_not_followed(locks: DeviceLocks, tmp_path: Path) -> None:
     before = os.umask(0o077)
     locks.take(["MIG-a/1"], 1, OWNER)
     os.umask(before)

@@ -63,10 +63,10 @@ def members(pool: Pool) -> list[int]:
     return [process.pid for name, process in everyone if name not in ("agent", "fork server")]
 
 
-def notebook(script: str) -> subprocess.Popen[str]:
+def notebook(script: str, *arguments: str) -> subprocess.Popen[str]:
     """A Python process of its own that runs `script` and can be killed."""
     return subprocess.Popen(
-        [sys.executable, "-uc", script],
+        [sys.executable, "-uc", script, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

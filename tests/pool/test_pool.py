@@ -421,8 +421,8 @@ def test_a_killed_engine_is_named_with_its_signal_and_the_way_on(pool2: Pool) ->
     with pytest.raises(PoolError) as caught:
         pool2.run("1")
     assert str(caught.value).splitlines()[0] == (
-        "rank 1 was killed by SIGKILL; its variables are lost. `%gpupool stop`, then "
-        "`%gpupool start`, makes a new pool."
+        "rank 1 was killed by SIGKILL; its variables are lost. `%gpupool restart 1` replaces it; "
+        "the other ranks keep theirs."
     )
     pool2.stop()
     assert gone(*pids)

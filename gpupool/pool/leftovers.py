@@ -1,0 +1,113 @@
+"""Processes of pools whose notebook and agent are both gone. Runs on the client.
+
+The agent ends everything with its notebook, and the kernel ends its children with the agent. What
+can be left when both are killed at one moment are processes that those children had started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpupool.core.processes import ProcessId, all_pids, command_of
+
+_REAP_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """One process; `name` is what its pool called it, or else its command."""
+
+    process: ProcessId
+    name: str
+    folder: Path
+
+    def __str__(self) -> str:
+        since = time.strftime("%d %B %H:%M", time.localtime(self.process.start_time))
+        return f"{self.name}, pid {self.process.pid}, since {since}"
+
+
+class Leftovers(tuple[Leftover, ...]):
+    """What is left of earlier pools of this user on this machine; `reap` ends it."""
+
+    __slots__ = ()
+
+    def reap(self) -> None:
+        """Kill these very processes, and remove the folders of their pools.
+
+        A process is known by its pid and the time it started: another one that has its pid by now
+        is left alone.
+        """
+        for leftover in self:
+            leftover.process.kill()
+        deadline = time.monotonic() + _REAP_TIMEOUT_S
+        while any(one.process.is_alive for one in self) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for folder in {one.folder for one in self if not one.process.is_alive}:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def __repr__(self) -> str:
+        if not self:
+            return "Nothing is left of earlier pools."
+        plural = "es" if len(self) > 1 else ""
+        lines = [f"{len(self)} process{plural} of earlier pools still run:"]
+        return "\n".join([*lines, *(f"  {leftover}" for leftover in self)])
+
+
+def leftovers() -> Leftovers:
+    """Processes that pools of this user have left on this machine; nothing is done to them.
+
+    Folders of ended pools of which no process is left are removed.
+    """
+    found: list[Leftover] = []
+    for folder, state in _abandoned():
+        alive = [
+            Leftover(process, name, folder) for name, process in state.items() if process.is_alive
+        ]
+        known = {one.process.pid for one in alive}
+        alive += [
+            Leftover(ProcessId.of(pid), command_of(pid), folder)
+            for pid in _started_from(folder)
+            if pid not in known
+        ]
+        if not alive:
+            shutil.rmtree(folder, ignore_errors=True)
+        found += alive
+    return Leftovers(found)
+
+
+def _abandoned() -> Iterator[tuple[Path, dict[str, ProcessId]]]:
+    """The folders of pools whose agent has ended, and the processes it last had."""
+    for folder in Path(tempfile.gettempdir()).glob("gpupool-*"):
+        processes = _state(folder)
+        if processes and not processes.pop("agent").is_alive:
+            del processes["client"]
+            yield folder, processes
+
+
+def _state(folder: Path) -> dict[str, ProcessId] | None:
+    """What an agent has last written about its processes; None for anything else of that name."""
+    try:
+        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+            return None
+        state = json.loads((folder / "processes.json").read_text())
+        processes = {name: ProcessId(*numbers) for name, numbers in state.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return None
+    return processes if {"agent", "client"} <= processes.keys() else None
+
+
+def _started_from(folder: Path) -> Iterator[int]:
+    """Living processes that carry the folder's name in the environment they were started with."""
+    mark = f"GPUPOOL_FOLDER={folder}".encode()
+    for pid in all_pids():
+        with contextlib.suppress(OSError):  # another user's, or gone meanwhile
+            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                yield pid

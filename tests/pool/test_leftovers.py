@@ -1,0 +1,82 @@
+"""What a crash can leave: killed together, the notebook and its agent end nothing any more."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gpupool
+from gpupool.core.processes import ProcessId
+from tests.pool.processes import gone, notebook, until
+
+CRASH = """
+import json, os, subprocess, sys, tempfile, time
+import gpupool
+tempfile.tempdir = sys.argv[1]
+pool = gpupool.start(n=2, device="cpu")
+pool.run("import subprocess")
+pool.run("child = subprocess.Popen(['sleep', '60'], start_new_session=True)", ranks=1)
+from tests.pool.processes import family, folder_of
+everyone = {name: process.pid for name, process in family(pool).items()}
+print(json.dumps({"pids": everyone, "folder": str(folder_of(pool).parent)}), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Iterator[Path]:
+    before, tempfile.tempdir = tempfile.tempdir, str(tmp_path)
+    yield tmp_path
+    tempfile.tempdir = before
+
+
+def test_a_crash_of_everything_is_found_named_and_reaped_with_consent_only(scratch: Path) -> None:
+    client = notebook(CRASH, str(scratch))
+    assert client.stdout is not None
+    with client.stdout:
+        told = json.loads(client.stdout.readline())
+    assert list(gpupool.leftovers()) == []  # while its agent lives it is somebody's pool
+    agent = told["pids"]["agent"]
+    for pid in (agent, client.pid):
+        os.kill(pid, signal.SIGSTOP)  # neither sees the other die
+    for pid in (agent, client.pid):
+        os.kill(pid, signal.SIGKILL)
+    client.wait(10)
+    engines = [pid for name, pid in told["pids"].items() if name.startswith("rank")]
+    until(lambda: gone(*engines, agent), 3.0, "the end of the engines by PDEATHSIG")
+    found = gpupool.leftovers()
+    assert "sleep" in [one.name for one in found]
+    assert all(not gone(one.process.pid) for one in found)  # looking does nothing
+    assert f"sleep, pid {found[-1].process.pid}, since " in repr(found)
+    assert Path(told["folder"]).exists()
+    found.reap()
+    assert gone(*(one.process.pid for one in found))
+    assert gone(*told["pids"].values())
+    assert not Path(told["folder"]).exists()
+    assert repr(gpupool.leftovers()) == "Nothing is left of earlier pools."
+
+
+def test_another_process_that_has_the_pid_by_now_is_left_alone(scratch: Path) -> None:
+    me = ProcessId.of(os.getpid())
+    folder = scratch / "gpupool-dead"
+    folder.mkdir()
+    state = {"agent": [me.pid, 1], "client": [me.pid, 1], "rank 0": [me.pid, me.started - 1]}
+    (folder / "processes.json").write_text(json.dumps(state))
+    assert list(gpupool.leftovers()) == []
+    assert not folder.exists()  # nothing of that pool lives
+    ProcessId(me.pid, me.started - 1).kill()  # would be the end of this test
+
+
+def test_other_folders_of_the_same_name_stay(scratch: Path) -> None:
+    for name in ("gpupool-notes", "gpupool-fresh"):
+        (scratch / name).mkdir()
+    (scratch / "gpupool-notes" / "processes.json").write_text("[1, 2]")
+    (scratch / "gpupool-file").write_text("")
+    assert list(gpupool.leftovers()) == []
+    assert len(list(scratch.iterdir())) == 3

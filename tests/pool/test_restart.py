@@ -1,0 +1,124 @@
+"""Ranks are replaced while the others keep what they have."""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+import time
+
+import pytest
+
+import gpupool
+from gpupool import Pool, PoolError, SpmdError
+from gpupool.pool import session
+from tests.pool.processes import engine_pid, family, folder_of, gone, members, until
+
+SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
+KEPT = "globals().get('kept')"
+
+
+@pytest.fixture
+def pool3() -> Pool:
+    """Three CPU ranks, each with a variable `kept`."""
+    pool = session.find()
+    if pool is None or pool.status().state != "idle" or pool.world_size != 3:
+        session.stop()
+        pool = gpupool.start(n=3, device="cpu")
+    pool.run("kept = 10 + rank")
+    return pool
+
+
+def test_one_rank_is_replaced_and_the_others_keep_their_variables(pool3: Pool) -> None:
+    before, generation = pool3.status().pids, pool3.generation
+    pool3.restart(ranks=[1])
+    after = pool3.status().pids
+    assert [before[rank] == after[rank] for rank in range(3)] == [True, False, True]
+    assert gone(before[1])
+    assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: 12}
+    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+    assert pool3.generation == generation + 1
+
+
+def test_the_new_one_has_rank_threads_environment_folder_and_names(pool3: Pool) -> None:
+    os.environ["GPUPOOL_TEST_KEY"] = "a-value-that-is-secret"
+    pool3.propagate_env("GPUPOOL_TEST_KEY")
+    where = (
+        "import os, sys\n(rank, world_size, local_rank, str(device), os.environ['RANK'], "
+        "torch.get_num_threads(), os.getcwd(), os.environ.get('GPUPOOL_TEST_KEY'), "
+        "dist.get_world_size(), [p for p in sys.path if p])"
+    )
+    before = dict(pool3.run(where))
+    pool3.restart(2)
+    assert dict(pool3.run(where)) == before
+    pool3.propagate_env("GPUPOOL_TEST_KEY", unset=True)
+
+
+def test_all_ranks_are_replaced_without_an_argument(pool3: Pool) -> None:
+    before = pool3.status().pids
+    pool3.restart()
+    assert not set(before.values()) & set(pool3.status().pids.values())
+    assert gone(*before.values())
+    assert dict(pool3.run(KEPT)) == {0: None, 1: None, 2: None}
+
+
+def test_a_dead_rank_is_replaced_and_the_pool_works_again(pool3: Pool) -> None:
+    os.kill(engine_pid(pool3, 0), signal.SIGKILL)
+    until(lambda: pool3.status().state == "broken", 5.0)
+    with pytest.raises(PoolError, match=r"`%gpupool restart 0` replaces it"):
+        pool3.run("1")
+    pool3.restart([0])
+    assert pool3.status().state == "idle"
+    assert dict(pool3.run(KEPT)) == {0: None, 1: 11, 2: 12}
+    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+
+
+def test_two_dead_ranks_are_replaced_together_or_not_at_all(pool3: Pool) -> None:
+    for rank in (0, 2):
+        os.kill(engine_pid(pool3, rank), signal.SIGKILL)
+    until(lambda: len(pool3.alive_ranks()) == 1, 5.0)
+    with pytest.raises(PoolError, match=r"Restart rank 2 as well"):
+        pool3.restart([0])
+    pool3.restart([0, 2])
+    assert dict(pool3.run(KEPT)) == {0: None, 1: 11, 2: None}
+
+
+@pytest.mark.parametrize(
+    "stuck",
+    [
+        "import time\nwhile True:\n    try: time.sleep(60)\n    except: pass",
+        "import itertools; any(itertools.repeat(0))",
+        "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
+    ],
+    ids=["bare-except", "gil", "stopped"],
+)
+def test_a_rank_that_does_not_react_is_replaced(pool3: Pool, stuck: str) -> None:
+    with pytest.raises(SpmdError) as caught:
+        pool3.run("if rank == 1:\n" + textwrap.indent(stuck, "    "), timeout_s=1)
+    assert caught.value.errors[1].ename == "Unresponsive"
+    assert pool3.status().state == "broken"
+    began = time.monotonic()
+    pool3.restart([1])
+    assert time.monotonic() - began < 10
+    assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: 12}
+    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+
+
+def test_a_rank_is_replaced_after_its_fork_server_was_killed(pool3: Pool) -> None:
+    family(pool3)["fork server"].kill()
+    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}  # nobody needs it now
+    pool3.restart([1])
+    assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: 12}
+
+
+def test_a_pool_without_its_controller_cannot_be_mended(pool3: Pool) -> None:
+    family(pool3)["controller"].kill()
+    until(lambda: pool3.status().state == "broken", 2.0)
+    with pytest.raises(PoolError, match="`%gpupool start`, makes a new pool"):
+        pool3.restart([0])
+    pids, folder = members(pool3), folder_of(pool3)
+    pool3.stop()
+    assert gone(*pids)
+    assert not folder.exists()
+    with pytest.raises(PoolError, match="was stopped"):
+        pool3.restart([0])
