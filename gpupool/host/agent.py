@@ -1,8 +1,8 @@
 """The host agent: parent of the controller and of every engine of one machine.
 
-Runs on the host as `python -m gpupool.host.agent FOLDER CLIENT_PID MODULE ...`: one thread, the
-standard library only. Its first child, the fork server (`forkserver.py`), imports the modules and
-forks all others. The client writes one JSON command a line to its stdin and reads one event a line:
+Runs on the host as `python -m gpupool.host.agent FOLDER CLIENT_PID WARM_S MODULE ...`: one thread,
+the standard library only. Its first child, the fork server (`forkserver.py`), imports the modules
+and forks all others. The client writes JSON commands to its stdin and reads events, one a line:
 
     -> {"op": "open", "folder": "FOLDER/pool1"}
     -> {"op": "lock", "devices": ["GPU-..."], "number": 1, "force": false}
@@ -16,9 +16,9 @@ forks all others. The client writes one JSON command a line to its stdin and rea
     <- {"event": "stopped"}
 
 It serves one pool at a time, from "open" to "stop", and ends by itself when none has been open for
-a while. stdin is the lifeline: when it closes or the client dies, by whatever means, everything the
-agent started is killed and FOLDER, which holds keys, removed. Should the agent itself be killed,
-the kernel ends its children (PR_SET_PDEATHSIG). `env` never holds a secret.
+WARM_S seconds. stdin is the lifeline: when it closes or the client dies, by whatever means, all
+that the agent started is killed and FOLDER, which holds keys, removed. Should the agent itself be
+killed, the kernel ends its children (PR_SET_PDEATHSIG). `env` never holds a secret.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ from gpupool.host.memory import OutOfMemoryWatch
 from gpupool.host.spawner import JsonLines, Spawner
 
 FORK_SERVER = "fork server"
-WARM_S = 600.0  # how long it waits for a pool before it goes away
 STOP_GRACE_S = 0.4  # from SIGTERM to SIGKILL: an engine has nothing to save that it could in time
 _PR_SET_CHILD_SUBREAPER = 36
 _LOG_TAIL_LINES = 20
@@ -63,8 +62,9 @@ class Child:
 class Agent:
     """The processes of a pool by pid, and the loop that serves commands and reaps the dead."""
 
-    def __init__(self, folder: Path, client_pid: int, modules: list[str]) -> None:
+    def __init__(self, folder: Path, client_pid: int, warm_s: float, modules: list[str]) -> None:
         self._folder = folder
+        self._warm_s = warm_s
         self._client = ProcessId.of(client_pid)
         self._pool_folder: Path | None = None
         self._children: dict[int, Child] = {}
@@ -88,7 +88,7 @@ class Agent:
         try:
             self._start_server()
             while self._serving:
-                ready = self._selector.select(None if self._pool_folder else WARM_S)
+                ready = self._selector.select(None if self._pool_folder else self._warm_s)
                 if not ready:
                     self._leave()
                 for key, _ in ready:
@@ -253,7 +253,8 @@ def main() -> None:
     # Ctrl-C in a terminal is for the client to handle. Not SIG_IGN: children would inherit that.
     signal.signal(signal.SIGINT, lambda *_: None)
     with contextlib.suppress(BrokenPipeError):  # the client died while it was being told something
-        Agent(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]).serve()
+        folder, client_pid, warm_s, *modules = sys.argv[1:]
+        Agent(Path(folder), int(client_pid), float(warm_s), modules).serve()
 
 
 def _tell(**event: Any) -> None:

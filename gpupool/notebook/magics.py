@@ -132,7 +132,7 @@ class GpupoolMagics(Magics):
             print(f"{found!r}\n`%gpupool leftovers --reap` ends them.")
         with pool_view.StartProgress() as progress:
             pool = session.start(**options, progress=progress)
-            progress.finish(pool.status())
+            progress.finish(pool)
 
     def _stop(self, rest: str) -> None:
         arguments.COMMANDS["stop"]().parse_line(rest)
@@ -143,7 +143,7 @@ class GpupoolMagics(Magics):
         pool = session.current_pool()
         with pool_view.StartProgress() as progress:
             pool.restart(ranks, progress=progress)
-            progress.finish(pool.status())
+            progress.finish(pool)
 
     def _interrupt(self, rest: str) -> None:
         arguments.COMMANDS["interrupt"]().parse_line(rest)
@@ -207,8 +207,9 @@ class GpupoolMagics(Magics):
 
     def _autostart(self) -> Pool:
         with pool_view.StartProgress() as progress:
+            sentence = session.started_unasked()
             pool = session.start(progress=progress)
-            progress.finish_line(f"gpupool: no pool was running; started {session.describe(pool)}.")
+            progress.finish_line(sentence.format(session.describe(pool)))
         return pool
 
     def _bind(self, name: str | None, value: object) -> None:

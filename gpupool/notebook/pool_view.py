@@ -13,7 +13,7 @@ from IPython.display import display
 from gpupool.core.topology import GpuTable
 from gpupool.notebook import markup
 from gpupool.notebook.words import duration
-from gpupool.pool.pool import PoolStatus
+from gpupool.pool.pool import Pool, PoolStatus
 
 _COLOURS = {
     "idle": markup.GREEN,
@@ -41,7 +41,9 @@ def status_html(status: PoolStatus) -> str:
         + markup.badge(status.state, _COLOURS[status.state])
         + markup.muted(" · ".join(_facts(status)))
     )
-    reason = markup.bar(markup.code(status.reason), markup.RED) if status.reason else ""
+    reason = markup.bar(markup.code(status.reason), _COLOURS[status.state]) if status.reason else ""
+    if status.stops_soon:
+        reason = markup.bar(markup.code(f"The pool {_countdown(status)}."), markup.AMBER)
     ranks = markup.table(("rank", "device", "threads", "pid"), rank_rows(status))
     return markup.card(head, reason, f"<details><summary>Ranks</summary>{ranks}</details>")
 
@@ -97,13 +99,16 @@ class StartProgress:
             sys.stderr.write(f"\rStarting: {line}".ljust(60))
             sys.stderr.flush()
 
-    def finish(self, status: PoolStatus) -> None:
-        """Show the pool."""
+    def finish(self, pool: Pool) -> None:
+        """Show the pool; from now on also what becomes of it."""
+        status = pool.status()
         if self._in_notebook:
-            self._show({"text/plain": status_text(status), "text/html": status_html(status)})
+            self._show(_bundle(status))
+            pool.add_listener(lambda status: self._show(_bundle(status)))
         else:
             self._clear_line()
             print(status_text(status))
+            pool.add_listener(_tell_on_terminal)
 
     def finish_line(self, text: str) -> None:
         """Show one line instead."""
@@ -158,10 +163,26 @@ def _facts(status: PoolStatus) -> list[str]:
     if left is None:
         facts.append("no idle timeout")
     elif status.state in ("idle", "busy"):
-        # whole minutes: this stays as it is in the saved notebook
-        shown = f"{round(left / 60)} min" if left >= 90 else duration(left)
-        facts.append(f"stops in {shown} unless used")
+        facts.append(_countdown(status))
     return facts
+
+
+def _bundle(status: PoolStatus) -> dict[str, str]:
+    return {"text/plain": status_text(status), "text/html": status_html(status)}
+
+
+def _tell_on_terminal(status: PoolStatus) -> None:
+    """A line about what the user has not asked for, where a bar cannot be drawn anew."""
+    if status.stops_soon:
+        print(f"gpupool: the pool {_countdown(status)}.", file=sys.stderr)
+    elif status.state == "stopped" and status.reason:
+        print(f"gpupool: the pool was {status.reason}.", file=sys.stderr)
+
+
+def _countdown(status: PoolStatus) -> str:
+    left = status.idle_left_s or 0.0
+    # whole minutes: this stays as it is in the saved notebook
+    return f"stops in {f'{round(left / 60)} min' if left >= 90 else duration(left)} unless used"
 
 
 def _plain(text: str) -> dict[str, str]:

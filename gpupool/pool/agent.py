@@ -42,6 +42,7 @@ _READ_AT_START = (
     "PYTORCH_",
 )
 
+WARM_S = 600.0  # how long an agent without a pool stays
 _STOP_TIMEOUT_S = 5.0
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -62,9 +63,9 @@ class HostAgent:
         self.num_pools = 0
         self._client_pid = os.getpid()
         self._read_at_start = _read_at_start()
-        command = [sys.executable, "-m", "gpupool.host.agent", str(self.folder), str(os.getpid())]
+        arguments = [str(self.folder), str(os.getpid()), str(WARM_S), *PRELOADED]
         self._process = subprocess.Popen(
-            [*command, *PRELOADED],
+            [sys.executable, "-m", "gpupool.host.agent", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -124,7 +125,7 @@ class HostAgent:
 def warm() -> HostAgent:
     """The agent for the next pool, started in the background if need be; returns at once.
 
-    Nobody has to use it: it ends by itself after a while (`gpupool.host.agent.WARM_S`).
+    Nobody has to use it: it ends by itself after `WARM_S` seconds without a pool.
     """
     global _current
     if _current is None:

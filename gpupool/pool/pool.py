@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 import threading
@@ -24,6 +25,7 @@ from gpupool.pool.engines import Engines, Progress, with_log
 from gpupool.pool.execution import Execution, OnOutput
 from gpupool.pool.result import OutputRecorder, SpmdResult
 
+_IDLE_WARNING_S = 120.0
 _ABORT_REQUEST = "gpupool_abort_request"  # answered by gpupool/engine/control.py
 
 # Names (never values) that this notebook has propagated: its next pool gets them too.
@@ -32,9 +34,10 @@ _remembered_env: dict[str, None] = {}
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """A pool at one moment. `state` is "idle", "busy", "broken" or "stopped"; `reason` why broken.
+    """A pool at one moment. `state` is "idle", "busy", "broken" or "stopped"; `reason` why so.
 
-    `env` maps the names of propagated variables to fingerprints of their values.
+    `env` maps the names of propagated variables to fingerprints of their values. `idle_left_s`
+    are the seconds until the pool stops unless it is used; the last `idle_warning_s` are a warning.
     """
 
     state: str
@@ -45,6 +48,16 @@ class PoolStatus:
     pids: Mapping[int, int]
     env: Mapping[str, str]
     idle_left_s: float | None
+    idle_warning_s: float = 0.0
+
+    @property
+    def stops_soon(self) -> bool:
+        """Whether the time without use is nearly over."""
+        return (
+            self.state == "idle"
+            and self.idle_left_s is not None
+            and self.idle_left_s <= self.idle_warning_s
+        )
 
 
 class Pool:
@@ -60,6 +73,8 @@ class Pool:
         self._beyond_repair = False
         self._forming = threading.RLock()  # one at a time changes engines or their group
         self._stopped = False
+        self._end = ""  # why it was stopped
+        self._listeners: list[Callable[[PoolStatus], None]] = []
         gpus = [] if options.device == "cpu" else topology.visible_gpus()
         chosen = topology.choose(gpus, options.gpus)
         device = "gpu" if options.gpus else options.device
@@ -206,6 +221,7 @@ class Pool:
                 raise PoolError(reason) from None
             self._broken, self._log_tail = "", ""
             self._to_replace.clear()
+        self._notify()
 
     def status(self) -> PoolStatus:
         """The pool at this moment."""
@@ -214,26 +230,41 @@ class Pool:
             state = "busy"
         return PoolStatus(
             state=state,
-            reason=self._broken,
+            reason=self._end if self._stopped else self._broken,
             backend=self.backend,
             generation=self.generation,
             ranks=self.ranks,
             pids=self._engines.pids,
             env={name: environ.fingerprint(value) for name, value in self._env.items()},
             idle_left_s=self._idle_left_s(),
+            idle_warning_s=self._idle_warning_s(),
         )
+
+    def add_listener(self, listener: Callable[[PoolStatus], None]) -> None:
+        """Call `listener(status)` when the pool breaks or is mended, stops soon or by itself.
+
+        It is called in a background thread.
+        """
+        self._listeners.append(listener)
 
     def log(self, rank: int, num_lines: int = 50) -> str:
         """The last lines of an engine's log: what it printed outside of cells."""
         text = environ.redact(self._engines.log(self.select_ranks(rank)[0]), self.hidden_values())
         return "\n".join(text.splitlines()[-num_lines:])
 
-    def stop(self) -> None:
-        """End every process of the pool. May be called again."""
+    def stop(self, reason: str = "") -> None:
+        """End every process of the pool. May be called again.
+
+        Args:
+            reason: told by the status from then on.
+        """
         if self._stopped:
             return
         self._stopped = True
+        self._end = reason
         self._engines.stop()
+        if reason:  # otherwise it was asked for, and answered there
+            self._notify()
 
     def __enter__(self) -> Pool:
         return self
@@ -327,8 +358,10 @@ class Pool:
 
     def mark_broken(self, reason: str, ranks: Iterable[int] = ()) -> None:
         """From now on every run is refused with this reason, until these ranks are restarted."""
-        self._broken = self._broken or reason
         self._to_replace.update(ranks)
+        if not self._broken:
+            self._broken = reason
+            self._notify()
 
     # ---- inside --------------------------------------------------------------------------
 
@@ -404,13 +437,29 @@ class Pool:
         idle_s = time.monotonic() - self._engines.last_used
         return limit if self._engines.busy_ranks() else limit - idle_s
 
+    def _idle_warning_s(self) -> float:
+        limit = self.options.idle_timeout_s
+        return 0.0 if limit is None else min(_IDLE_WARNING_S, limit / 4)
+
     def _watch_idle(self) -> None:
+        warned = False
         while not self._stopped:
-            left = self._idle_left_s()
+            status = self.status()
+            if status.stops_soon != warned:
+                warned = status.stops_soon
+                self._notify()
+            left = status.idle_left_s
             if left is not None and left <= 0:
-                self.stop()
+                self.stop(f"stopped after {self.options.idle_timeout} without use")
                 return
             time.sleep(min(1.0, max(0.05, left or 1.0)))
+
+    def _notify(self) -> None:
+        for listener in self._listeners:
+            try:
+                listener(self.status())
+            except Exception:  # a picture that cannot be drawn must not keep an idle pool alive
+                logging.getLogger("gpupool").exception("a listener of the pool failed")
 
 
 def notebook_place() -> dict[str, Any]:

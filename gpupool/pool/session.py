@@ -57,12 +57,19 @@ def current_pool(create: bool = False) -> Pool:
         return pool
     if not create:
         raise NoPoolError(
-            "no pool runs in this notebook. `%gpupool start` (gpupool.start()) starts one."
+            f"no pool runs in this notebook{_last_end()}. `%gpupool start` (gpupool.start()) "
+            "starts one."
         )
+    sentence = started_unasked()
     pool = start()
-    # One line, because starting takes seconds and the user did not ask for it by name.
-    print(f"gpupool: no pool was running; started {describe(pool)}.")
+    print(sentence.format(describe(pool)))
     return pool
+
+
+def started_unasked() -> str:
+    """The line for a start that the user did not ask for by name: it takes a moment, and what
+    the ranks of an earlier pool had is gone. {} stands for the new pool."""
+    return f"gpupool: no pool was running{_last_end()}; started {{}}."
 
 
 def find() -> Pool | None:
@@ -89,6 +96,12 @@ def describe(pool: Pool) -> str:
     device = f", one {' or '.join(names)} each" if names else " on CPU"
     plural = "s" if pool.world_size > 1 else ""
     return f"{pool.world_size} rank{plural}{device} ({pool.backend})"
+
+
+def _last_end() -> str:
+    """Why the last pool of this notebook is no more, in brackets, if there is something to say."""
+    reason = _current.status().reason if _current is not None else ""
+    return f" (the last one was {reason})" if reason else ""
 
 
 def _names(value: Any) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,13 @@ GONE_S = 3.0  # the promise: everything is gone within this time
 class AgentUnderTest:
     """An agent, its children, and the line to it. Its client is `client_pid`."""
 
-    def __init__(self, folder: Path, client_pid: int, *modules: str) -> None:
+    def __init__(self, folder: Path, client_pid: int, *modules: str, warm_s: float = 600.0) -> None:
         self.folder = folder
         self.pool_folder = folder / "pool1"
         self.pool_folder.mkdir(parents=True)
+        arguments = [str(folder), str(client_pid), str(warm_s), *modules]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gpupool.host.agent", str(folder), str(client_pid), *modules],
+            [sys.executable, "-m", "gpupool.host.agent", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -171,6 +173,21 @@ def test_a_pool_whose_folder_is_gone_still_ends(agent: AgentUnderTest) -> None:
     agent.send(op="stop")
     assert agent.event() == {"event": "stopped"}
     assert gone(pid)
+
+
+def test_an_agent_that_nobody_uses_goes_away_by_itself(tmp_path: Path) -> None:
+    agent = AgentUnderTest(tmp_path / "agent", os.getpid(), warm_s=0.5)
+    agent.send(op="open", folder=str(agent.pool_folder))
+    assert agent.event() == {"event": "ready"}
+    server = agent.fork_server()
+    time.sleep(1.0)
+    assert agent.process.poll() is None  # while a pool is open it stays
+    agent.send(op="stop")
+    assert agent.event() == {"event": "stopped"}
+    agent.process.wait(GONE_S)
+    until(lambda: gone(server), GONE_S)
+    assert not agent.folder.exists()
+    agent.end()
 
 
 # ---- ends are told ---------------------------------------------------------------------------

@@ -1,0 +1,278 @@
+"""Engines live as long as their notebook, and not a moment longer than three seconds more."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
+
+from tests.notebook.kernel import Kernel
+from tests.pool.processes import gone, notebook, until
+
+START = "%load_ext gpupool\n%gpupool start --cpu -n 2"
+FAMILY = """
+import json
+from gpupool import current_pool
+from tests.pool.processes import family, folder_of
+everyone = {name: process.pid for name, process in family(current_pool()).items()}
+print(json.dumps({"pids": everyone, "folder": str(folder_of(current_pool()).parent)}))
+"""
+ROOT = Path(__file__).parents[2]
+GONE_S = 3.0
+
+
+@pytest.fixture
+def kernel() -> Iterator[Kernel]:
+    with Kernel(PYTHONPATH=str(ROOT)) as kernel:
+        yield kernel
+
+
+def family_in(kernel: Kernel) -> dict[str, int]:
+    """name -> pid of all processes of the kernel's pool."""
+    return dict(json.loads(kernel.run(FAMILY).text)["pids"])
+
+
+def pid_of(kernel: Kernel) -> int:
+    return int(kernel.run("import os; os.getpid()").text)
+
+
+# ---- the kernel ends -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "in-a-collective"])
+def test_a_killed_kernel_takes_all_along(kernel: Kernel, busy: bool) -> None:
+    kernel.run(START)
+    pids, kernel_pid = family_in(kernel), pid_of(kernel)
+    assert {"agent", "fork server", "controller", "rank 0", "rank 1"} <= pids.keys()
+    if busy:
+        kernel.client.execute("%%spmd\nif rank == 0:\n    dist.barrier()\nelse:\n    while 1: pass")
+        time.sleep(1.0)
+    os.kill(kernel_pid, signal.SIGKILL)
+    until(lambda: gone(*pids.values()), GONE_S, "the end of all processes")
+
+
+@pytest.mark.parametrize("after_s", [0.05, 0.4, 1.0])
+def test_a_kernel_killed_during_the_start_leaves_nothing(kernel: Kernel, after_s: float) -> None:
+    kernel_pid = pid_of(kernel)
+    kernel.client.execute(START)
+    process = psutil.Process(kernel_pid)
+    until(lambda: bool(process.children()), 10.0, "the start of the agent")
+    time.sleep(after_s)
+    children = process.children(recursive=True)
+    os.kill(kernel_pid, signal.SIGKILL)
+    until(lambda: gone(*(child.pid for child in children)), GONE_S, "the end of all processes")
+
+
+@pytest.mark.parametrize("now", [True, False], ids=["hard", "polite"])
+def test_a_restarted_kernel_leaves_nothing_and_can_start_again(kernel: Kernel, now: bool) -> None:
+    kernel.run(START)
+    pids = family_in(kernel)
+    kernel.manager.restart_kernel(now=now)
+    kernel.client.wait_for_ready(timeout=60)
+    until(lambda: gone(*pids.values()), GONE_S, "the end of all processes")
+    kernel.run(START)
+    assert kernel.run("%spmd rank").status == "ok"
+
+
+def test_an_interrupted_start_leaves_nothing_and_the_next_one_works(kernel: Kernel) -> None:
+    kernel_pid = pid_of(kernel)
+    kernel.run("import gpupool")
+    cell = kernel.run("gpupool.start(n=2, device='cpu')", interrupt_after_s=0.5)
+    assert cell.error_text.splitlines()[-1].startswith("KeyboardInterrupt")
+    until(lambda: not psutil.Process(kernel_pid).children(), GONE_S, "the end of all processes")
+    kernel.run("pool = gpupool.start(n=2, device='cpu')")
+    assert kernel.run("dict(pool.run('rank'))").text == "{0: 0, 1: 1}"
+
+
+# ---- what is not the end ---------------------------------------------------------------------
+
+
+def test_a_kernel_that_is_busy_or_was_stopped_for_a_while_keeps_its_pool(kernel: Kernel) -> None:
+    kernel.run(START)
+    kernel.run("%%spmd\nkept = rank + 10")
+    pids, kernel_pid = family_in(kernel), pid_of(kernel)
+    kernel.run(
+        "import itertools, time\nend = time.monotonic() + 4\nwhile time.monotonic() < end: 0"
+    )
+    os.kill(kernel_pid, signal.SIGSTOP)
+    time.sleep(4.0)
+    os.kill(kernel_pid, signal.SIGCONT)
+    assert "11" in kernel.run("%spmd kept").text
+    assert family_in(kernel) == pids
+
+
+def test_a_machine_that_slept_goes_on(kernel: Kernel) -> None:
+    """A closed laptop stops every process for a while; here each is stopped by a signal."""
+    kernel.run(START)
+    kernel.run("%%spmd\nkept = rank + 10")
+    pids = [pid_of(kernel), *family_in(kernel).values()]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(5.0)
+    for pid in reversed(pids):
+        os.kill(pid, signal.SIGCONT)
+    assert "11" in kernel.run("%spmd kept").text
+    total = kernel.run("%%spmd\nx = torch.ones(1); dist.all_reduce(x); print(x.item())")
+    assert "2.0" in total.text
+
+
+def test_two_notebooks_have_two_pools_and_one_end_is_no_matter_of_the_other() -> None:
+    with Kernel(PYTHONPATH=str(ROOT)) as one, Kernel(PYTHONPATH=str(ROOT)) as other:
+        one.run(START)
+        other.run(START)
+        first, second = family_in(one), family_in(other)
+        assert not set(first.values()) & set(second.values())
+        os.kill(pid_of(one), signal.SIGKILL)
+        until(lambda: gone(*first.values()), GONE_S, "the end of all processes")
+        assert other.run("%spmd rank").status == "ok"
+        assert family_in(other) == second
+
+
+# ---- the Jupyter server ----------------------------------------------------------------------
+
+
+def test_a_killed_jupyter_server_ends_the_kernel_and_so_the_pool(tmp_path: Path) -> None:
+    token = secrets.token_hex(16)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folders = {
+        name: str(tmp_path / name.lower())
+        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+    }
+    server = subprocess.Popen(
+        [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", f"--port={port}"],
+        env={**os.environ, **folders, "JUPYTER_TOKEN": token, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+    def ask(path: str, data: bytes | None = None) -> Any:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/api/{path}",
+            data,
+            {"Authorization": f"token {token}", "Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return json.loads(reply.read())
+
+    def answers() -> bool:
+        try:
+            return bool(ask("status"))
+        except OSError:
+            return False
+
+    try:
+        until(answers, 60.0, "the server's start")
+        kernel_id = ask("kernels", b"{}")["id"]
+        runtime = Path(folders["JUPYTER_RUNTIME_DIR"])
+        connection = runtime / f"kernel-{kernel_id}.json"
+        until(connection.exists, 10.0)
+        client = BlockingKernelClient(connection_file=str(connection))
+        client.load_connection_file()
+        client.start_channels()
+        client.wait_for_ready(timeout=60)
+        told: list[str] = []
+        client.execute_interactive(
+            f"{START}\n{FAMILY}",
+            timeout=60,
+            output_hook=lambda message: told.append(message["content"].get("text", "")),
+        )
+        client.stop_channels()
+        pids = json.loads("".join(told))["pids"]
+        kernel_pid = psutil.Process(pids["agent"]).ppid()
+    finally:
+        server.kill()
+        server.wait()
+    until(lambda: gone(kernel_pid), 10.0, "the end of the kernel")  # ipykernel looks each second
+    until(lambda: gone(*pids.values()), GONE_S, "the end of all processes")
+
+
+# ---- the idle pool ---------------------------------------------------------------------------
+
+
+def test_an_idle_pool_warns_stops_and_says_so_in_its_bar_and_to_the_next_cell(
+    kernel: Kernel,
+) -> None:
+    kernel.run("%load_ext gpupool")
+    started = kernel.run("%gpupool start --cpu -n 1 --idle-timeout 4s")
+    (bar,) = started.outputs
+    bars: list[str] = []
+
+    def listen() -> None:
+        while not (bars and "stopped after 4s without use" in bars[-1]):
+            message = kernel.client.get_iopub_msg(timeout=20)
+            if message["msg_type"] == "update_display_data":
+                content = message["content"]
+                assert content["transient"]["display_id"] == bar["transient"]["display_id"]
+                bars.append(content["data"]["text/plain"])
+
+    listen()
+    assert ": idle, " in bars[0]
+    assert " s unless used" in bars[0]
+    assert bars[-1].startswith("Pool of 1: stopped")
+    cell = kernel.run("%%spmd\nprint('hello')")
+    assert (
+        "no pool was running (the last one was stopped after 4s without use); started" in cell.text
+    )
+
+
+def test_a_pool_that_is_used_does_not_stop(kernel: Kernel) -> None:
+    kernel.run("%load_ext gpupool")
+    kernel.run("%gpupool start --cpu -n 1 --idle-timeout 2s")
+    kernel.run("%%spmd\nkept = 1")
+    for _ in range(4):
+        time.sleep(1.0)
+        assert "1" in kernel.run("%spmd kept").text
+    kernel.run("%%spmd\nimport time; time.sleep(3)")  # to be busy is to be used
+    assert "1" in kernel.run("%spmd kept").text
+
+
+def test_on_a_terminal_the_warning_is_a_line() -> None:
+    script = (
+        "import time\nfrom IPython.core.interactiveshell import InteractiveShell as S\n"
+        "shell = S.instance()\nshell.run_line_magic('load_ext', 'gpupool')\n"
+        "shell.run_line_magic('gpupool', 'start --cpu -n 1 --idle-timeout 2s')\ntime.sleep(4)"
+    )
+    output, _ = notebook(script).communicate(timeout=60)
+    assert "gpupool: the pool stops in " in output
+    assert "gpupool: the pool was stopped after 2s without use." in output
+
+
+# ---- stop ------------------------------------------------------------------------------------
+
+
+def test_stop_ends_engines_that_do_not_react(kernel: Kernel) -> None:
+    kernel.run("%load_ext gpupool")
+    kernel.run("%gpupool start --cpu -n 4")
+    pids = family_in(kernel)
+    kernel.run(
+        "%%spmd --nowait -o run\nimport itertools\nif rank < 2:\n    any(itertools.repeat(0))\n"
+        "dist.barrier()"
+    )
+    os.kill(pids["rank 3"], signal.SIGSTOP)
+    timer = threading.Timer(60, os.kill, [pids["agent"], signal.SIGKILL])
+    timer.start()
+    cell = kernel.run("%gpupool stop")
+    timer.cancel()
+    assert cell.text == "Pool stopped."
+    assert cell.elapsed_s < GONE_S  # the promise is one second, on a machine with nothing else
+    warm = {"agent", "fork server"}
+    assert gone(*(pid for name, pid in pids.items() if name not in warm))
