@@ -15,13 +15,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gpupool.core import environ, topology
-from gpupool.core.errors import OptionsError, PoolError, PoolStartError
+from gpupool.core import environ
+from gpupool.core.errors import PoolError, PoolStartError
 from gpupool.core.options import PoolOptions, parse_ranks
 from gpupool.core.topology import Rank
 from gpupool.pool.credentials import AWS_NAMES, aws_variables
 from gpupool.pool.engines import Engines, Progress, with_log
 from gpupool.pool.execution import Execution, OnOutput
+from gpupool.pool.placement import place_ranks
 from gpupool.pool.result import OutputRecorder, SpmdResult
 
 # Names (never values) that this notebook has propagated: its next pool gets them too.
@@ -32,7 +33,8 @@ _remembered_env: dict[str, None] = {}
 class PoolStatus:
     """A pool at one moment. `state` is "idle", "busy", "broken" or "stopped"; `reason` why broken.
 
-    `env` maps the names of propagated variables to fingerprints of their values.
+    `env` maps the names of propagated variables to fingerprints of their values. `why_cpu` says why
+    there is no GPU, where one would have been taken.
     """
 
     state: str
@@ -43,6 +45,9 @@ class PoolStatus:
     pids: Mapping[int, int]
     env: Mapping[str, str]
     idle_left_s: float | None
+    training_ranks: tuple[int, ...]
+    training_backend: str
+    why_cpu: str
 
 
 class Pool:
@@ -55,11 +60,13 @@ class Pool:
         self._broken = ""
         self._log_tail = ""  # of the process whose end broke the pool
         self._stopped = False
-        gpus = [] if options.device == "cpu" else topology.visible_gpus()
-        chosen = topology.choose(gpus, options.gpus)
-        device = "gpu" if options.gpus else options.device
-        self.ranks = tuple(topology.place(chosen, options.n, device, topology.num_usable_cores()))
-        self.backend = self._choose_backend()
+        # This is the place for the lock of the GPUs: (uuids, number) -> those that are ours now.
+        placement = place_ranks(options, lambda uuids, number: list(uuids[:number]))
+        self.ranks = placement.ranks
+        self.training_ranks = placement.training_ranks
+        self.backend = placement.backend
+        self.training_backend = placement.training_backend
+        self.why_cpu = placement.why_cpu
         variables = {
             **environ.select(_remembered_env, os.environ, strict=False),
             **environ.select(options.env, os.environ),
@@ -186,6 +193,9 @@ class Pool:
             pids=self._engines.pids,
             env={name: environ.fingerprint(value) for name, value in self._env.items()},
             idle_left_s=self._idle_left_s(),
+            training_ranks=self.training_ranks,
+            training_backend=self.training_backend,
+            why_cpu=self.why_cpu,
         )
 
     def log(self, rank: int, num_lines: int = 50) -> str:
@@ -293,18 +303,15 @@ class Pool:
 
     # ---- inside --------------------------------------------------------------------------
 
-    def _choose_backend(self) -> str:
-        own_gpus = all(rank.gpu is not None for rank in self.ranks)
-        if self.options.backend == "nccl" and not own_gpus:
-            raise OptionsError("backend='nccl' needs a GPU for every rank; use 'gloo' or 'auto'.")
-        if self.options.backend != "auto":
-            return self.options.backend
-        return "nccl" if own_gpus else "gloo"
-
     def _form_group(self) -> None:
         generation = self.generation + 1
         store = self.new_file(f"group{generation}")
-        payload = {"store_path": str(store), "backend": self.backend}
+        payload = {
+            "store_path": str(store),
+            "backend": self.backend,
+            "training_ranks": list(self.training_ranks),
+            "training_backend": self.training_backend,
+        }
         for rank, reply in self._engines.call_all("form_group", payload).items():
             if "error" in reply:
                 raise PoolStartError(
