@@ -23,13 +23,17 @@ def read_gpus() -> tuple[list[Gpu], str]:
     except pynvml.NVMLError_LibraryNotFound:
         return [], NO_DRIVER
     except pynvml.NVMLError as error:  # such as a version mismatch after an upgrade
-        return [], f"the NVIDIA driver fails ({error})"
+        return [], _failure(error)
     try:
         return [_read_index(i) for i in range(pynvml.nvmlDeviceGetCount())], ""
     except pynvml.NVMLError as error:
-        return [], f"the NVIDIA driver fails ({error})"
+        return [], _failure(error)
     finally:
         pynvml.nvmlShutdown()
+
+
+def _failure(error: Exception) -> str:
+    return f"the NVIDIA driver fails ({str(error).rstrip('.')})"
 
 
 def _read_index(index: int) -> Gpu:
@@ -39,7 +43,7 @@ def _read_index(index: int) -> Gpu:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
     except pynvml.NVMLError as error:  # it fell off the bus, or is not this user's
-        return Gpu(index, "?", "?", unavailable=str(error))
+        return Gpu(index, "?", "?", unavailable=str(error).rstrip("."))
     mode = _ask("nvmlDeviceGetMigMode", handle)  # [current, after the next reset]
     mig = mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE
     return _read(handle, index, uuid, None, _instances(handle, index) if mig else None)

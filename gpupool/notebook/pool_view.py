@@ -171,8 +171,11 @@ def _devices(status: PoolStatus) -> str:
     if not names:
         return f"CPU ranks: {status.why_cpu}" if status.why_cpu else "CPU ranks"
     spare = len(status.ranks) - len(status.training_ranks)
-    beside = f", {spare} without take no part in training" if spare else ""
-    return f"one engine per GPU ({', '.join(names)}){beside}"
+    shown = f"one engine per GPU ({', '.join(names)})"
+    if spare:
+        ranks = "1 rank without takes" if spare == 1 else f"{spare} ranks without take"
+        shown += f", {ranks} no part in training"
+    return shown
 
 
 def _device(rank: Rank, status: PoolStatus) -> str:

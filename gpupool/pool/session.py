@@ -84,7 +84,7 @@ def describe(pool: Pool) -> str:
     """Size, device and backend in a few words.
 
     For example "2 ranks on CPU: no NVIDIA driver (gloo)", "8 ranks, one NVIDIA H200 each (nccl)" or
-    "3 ranks, 2 of them with an NVIDIA H200 each (gloo)".
+    "3 ranks, 2 with a GPU: NVIDIA H200 (gloo)".
     """
     names = sorted({rank.gpu.name for rank in pool.ranks if rank.gpu})
     num_gpus = sum(rank.gpu is not None for rank in pool.ranks)
@@ -93,7 +93,7 @@ def describe(pool: Pool) -> str:
     elif num_gpus == pool.world_size:
         device = f", one {' or '.join(names)} each"
     else:
-        device = f", {num_gpus} of them with an {' or '.join(names)} each"
+        device = f", {num_gpus} with a GPU: {' or '.join(names)}"
     plural = "s" if pool.world_size > 1 else ""
     return f"{pool.world_size} rank{plural}{device} ({pool.backend})"
 

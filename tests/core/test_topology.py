@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -251,6 +253,15 @@ def test_a_machine_without_a_driver_says_so() -> None:
     if gpus or trouble != NO_DRIVER:
         pytest.skip("this machine has an NVIDIA driver")
     assert discover() == Discovery((), (), "no NVIDIA driver")
+
+
+def test_every_call_of_nvml_is_one_of_nvidias_package() -> None:
+    import pynvml
+
+    source = Path(nvml.__file__).read_text().replace("{kind}", "Compute")
+    calls = set(re.findall(r"\bnvml[A-Z]\w+", source)) | set(re.findall(r"\bNVML_\w+", source))
+    assert len(calls) > 12
+    assert [name for name in calls if not hasattr(pynvml, name)] == []
 
 
 @pytest.mark.gpu

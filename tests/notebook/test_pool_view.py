@@ -45,12 +45,13 @@ def test_ranks_that_take_no_part_in_training_are_named() -> None:
     shown = status(TWO, n=4)
     first, *ranks = status_text(shown).splitlines()
     assert first == (
-        "Pool of 4: idle, one engine per GPU (NVIDIA H200), 2 without take no part in training, "
-        "gloo (training: nccl), no idle timeout"
+        "Pool of 4: idle, one engine per GPU (NVIDIA H200), 2 ranks without take no part in "
+        "training, gloo (training: nccl), no idle timeout"
     )
     assert ranks[1] == "  rank 1  1: NVIDIA H200  2 threads  pid 101"
     assert ranks[2] == "  rank 2  CPU, takes no part in training  2 threads  pid 102"
     assert "CPU, takes no part in training" in status_html(shown)
+    assert ", 1 rank without takes no part in training, " in status_text(status(TWO, n=3))
 
 
 def test_why_there_are_cpu_ranks() -> None:
