@@ -37,7 +37,7 @@ _NAMES = {
     "TrainingResult": "gpupool.training.result",
     "TrainingRun": "gpupool.training.run",
     "current_pool": "gpupool.pool.session",
-    "gpus": "gpupool.core.topology",
+    "gpus": "gpupool.pool.gpus",
     "leftovers": "gpupool.pool.leftovers",
     "predict": "gpupool.training.predict",
     "replace_head": "gpupool.training.head",
@@ -90,9 +90,9 @@ if TYPE_CHECKING:
     from gpupool.core.errors import TrainingError as TrainingError
     from gpupool.core.options import PoolOptions as PoolOptions
     from gpupool.core.options import TrainingOptions as TrainingOptions
-    from gpupool.core.topology import gpus as gpus
     from gpupool.data.datastore import ImageDatastore as ImageDatastore
     from gpupool.notebook.training import train as train
+    from gpupool.pool.gpus import gpus as gpus
     from gpupool.pool.leftovers import leftovers as leftovers
     from gpupool.pool.pool import Pool as Pool
     from gpupool.pool.result import SpmdResult as SpmdResult

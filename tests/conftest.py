@@ -11,12 +11,19 @@ from hypothesis import HealthCheck, settings
 
 from demo import photos
 from demo.s3 import SeaweedServer
+from gpupool.core.topology import discover
 from gpupool.pool import session
 from gpupool.pool.pool import Pool
 
 # How long an example takes says nothing on a machine that others use too.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what needs a GPU where there is none, with the reason."""
+    if item.get_closest_marker("gpu") and (why_none := discover().why_none):
+        pytest.skip(f"needs an NVIDIA GPU: {why_none}")
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
     GpuPoolError                  one sentence: what happened, where, what to do
     ├── OptionsError (ValueError) an option is unknown, malformed or without effect
-    ├── PlacementError            the devices asked for are not there
+    ├── PlacementError            the devices asked for are not there, or in use
     ├── PoolError                 the pool cannot do this now
     │   ├── NoPoolError           no pool runs in this notebook
     │   ├── PoolStartError        the pool did not come up; nothing was left running
@@ -36,7 +36,7 @@ class OptionsError(GpuPoolError, ValueError):
 
 
 class PlacementError(GpuPoolError):
-    """The devices asked for do not exist or are too few."""
+    """The devices asked for do not exist, are too few, or are in use by another pool."""
 
 
 class PoolError(GpuPoolError):

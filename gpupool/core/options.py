@@ -43,13 +43,17 @@ class PoolOptions:
     profile: str = "local"
     """Where the engines run; "local" is this machine."""
     n: int | None = None
-    """Number of ranks; None: one per GPU, or 2 on a machine without."""
+    """Number of ranks; None: one per GPU, or 2 on a machine without.
+
+    Ranks beyond the GPUs are there, without a GPU, and take no part in training."""
     gpus: tuple[str, ...] | None = None
-    """Indices or UUIDs of the GPUs to use; None: all visible ones."""
+    """GPUs to use: indices, UUIDs, or MIG instances such as "0:1"; None: all visible ones."""
     device: str = "auto"
     """"auto" takes GPUs if there are any, "gpu" insists on them, "cpu" leaves them alone."""
     backend: str = "auto"
-    """"auto": NCCL when every rank has its own GPU, gloo otherwise."""
+    """"auto": NCCL among ranks that have a GPU each, gloo as soon as one without takes part."""
+    force: bool = False
+    """Take GPUs that another pool has locked, too."""
     env: tuple[str, ...] = ()
     """Names or globs of environment variables that every rank gets."""
     idle_timeout: str | float | None = "30m"
@@ -70,6 +74,10 @@ class PoolOptions:
             raise OptionsError(f"timeout_s={self.timeout_s}: must be above 0 seconds.")
         if self.device == "cpu" and self.gpus:
             raise OptionsError("device='cpu' and gpus= exclude each other; leave one of them out.")
+        if self.device == "cpu" and self.force:
+            raise OptionsError(
+                "device='cpu' and force exclude each other: there is no GPU to take."
+            )
         if self.device == "cpu" and self.backend == "nccl":
             raise OptionsError("backend='nccl' needs GPUs; on CPU ranks use 'gloo' or 'auto'.")
         parse_duration_s(self.idle_timeout)

@@ -1,6 +1,6 @@
-"""Which devices there are and which rank gets which. Runs anywhere; loads no torch.
+"""Which devices there are and which rank gets which. Pure arithmetic; runs anywhere.
 
-`visible_gpus` asks the driver through NVML; `place` is pure arithmetic on its answer.
+`discover` alone asks: the driver, through `gpupool/core/nvml.py`, and never torch.
 """
 
 from __future__ import annotations
@@ -8,9 +8,12 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpupool.core.errors import PlacementError
+
+NO_DRIVER = "no NVIDIA driver"
+HIDDEN = "hidden by CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,12 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU as the driver describes it now. Unknown readings are None."""
+    """One GPU, or one MIG instance of a GPU, as the driver describes it now.
+
+    Unknown readings are None. `unavailable` says why it cannot be used ("" if it can). An instance
+    has a `mig_index` and the `parent_uuid` of its GPU. A GPU with MIG mode on, as NVML shows it,
+    has `instances` and cannot be used itself.
+    """
 
     index: int
     uuid: str
@@ -35,6 +43,16 @@ class Gpu:
     utilization_percent: int | None = None
     temperature_c: int | None = None
     processes: tuple[GpuProcess, ...] = ()
+    compute_capability: str | None = None
+    unavailable: str = ""
+    mig_index: int | None = None
+    parent_uuid: str = ""
+    instances: tuple[Gpu, ...] | None = None
+
+    @property
+    def label(self) -> str:
+        """What it is called: "0", and an instance of it "0:1", as NVIDIA's container tools do."""
+        return str(self.index) if self.mig_index is None else f"{self.index}:{self.mig_index}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,215 +69,185 @@ class Rank:
     num_threads: int
 
 
-class GpuTable(tuple[Gpu, ...]):
-    """GPUs that show as a table. `repr` is its text form; a notebook draws it."""
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """The GPUs of this machine: `gpus` all, `usable` those this process may use, in its order.
 
-    __slots__ = ()
-    HEADER = ("index", "name", "memory", "utilization", "temperature", "held by", "uuid")
-    NONE = "No NVIDIA GPU: this machine has no NVIDIA driver, or CUDA_VISIBLE_DEVICES hides them."
+    `why_none` says in a few words why none is usable; "" if one is.
+    """
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """One tuple of texts for each GPU, in the order of `HEADER`; "-" where unknown."""
-        return [
-            (
-                str(gpu.index),
-                gpu.name,
-                f"{_gib(gpu.used_memory_bytes)} of {_gib(gpu.total_memory_bytes)} GiB",
-                _known(gpu.utilization_percent, " %"),
-                _known(gpu.temperature_c, " °C"),
-                ", ".join(
-                    f"{p.name} {p.pid} ({p.user}, {_gib(p.used_memory_bytes)} GiB)"
-                    for p in gpu.processes
-                )
-                or "-",
-                gpu.uuid,
-            )
-            for gpu in self
-        ]
-
-    def __repr__(self) -> str:
-        if not self:
-            return self.NONE
-        lines = [self.HEADER, *self.rows()]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join(
-            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines
-        )
+    gpus: tuple[Gpu, ...]
+    usable: tuple[Gpu, ...]
+    why_none: str
 
 
-def gpus() -> GpuTable:
-    """The GPUs of this machine that can be used, as a table: memory, load, who holds them."""
-    return GpuTable(visible_gpus())
+def discover() -> Discovery:
+    """Ask the driver which GPUs there are; respects `CUDA_VISIBLE_DEVICES`."""
+    from gpupool.core import nvml
+
+    gpus, trouble = nvml.read_gpus()
+    return survey(gpus, trouble, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def visible_gpus() -> list[Gpu]:
-    """The GPUs this process may use, in the driver's order; empty without an NVIDIA driver.
+    """The GPUs and MIG instances this process may use; empty without an NVIDIA driver."""
+    return list(discover().usable)
 
-    `CUDA_VISIBLE_DEVICES` is honoured as CUDA does it, so that a job's allocation is respected.
+
+def survey(gpus: Sequence[Gpu], trouble: str, visible_devices: str | None) -> Discovery:
+    """What can be used of the GPUs that the driver names, and why nothing can.
+
+    Args:
+        gpus: as NVML shows them.
+        trouble: why NVML shows none, or "".
+        visible_devices: the value of CUDA_VISIBLE_DEVICES, None where it is not set.
     """
-    gpus = _nvml_gpus()
-    allowed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return gpus if allowed is None else restrict(gpus, allowed)
+    devices = split_mig(gpus)
+    visible = devices if visible_devices is None else restrict(devices, visible_devices)
+    marked = tuple(
+        gpu if gpu in visible or gpu.unavailable else replace(gpu, unavailable=HIDDEN)
+        for gpu in devices
+    )
+    usable = tuple(gpu for gpu in visible if not gpu.unavailable)
+    if usable:
+        why_none = ""
+    elif trouble:
+        why_none = trouble
+    elif not devices:
+        why_none = "the NVIDIA driver finds no GPU"
+    elif not visible:
+        why_none = f"CUDA_VISIBLE_DEVICES={visible_devices!r} hides all GPUs"
+    else:
+        why_none = ", ".join(f"GPU {gpu.label}: {gpu.unavailable}" for gpu in visible)
+    return Discovery(marked, usable, why_none)
+
+
+def split_mig(gpus: Sequence[Gpu]) -> list[Gpu]:
+    """The devices that a process can use: in place of a GPU with MIG mode on, its instances.
+
+    What the driver does not tell of an instance is taken from its GPU.
+    """
+    devices: list[Gpu] = []
+    for gpu in gpus:
+        if gpu.instances is None:
+            devices.append(gpu)
+        elif not gpu.instances:
+            devices.append(replace(gpu, unavailable="MIG mode is on and has no instance"))
+        devices.extend(
+            replace(
+                instance,
+                parent_uuid=gpu.uuid,
+                temperature_c=gpu.temperature_c,
+                compute_capability=instance.compute_capability or gpu.compute_capability,
+                unavailable=instance.unavailable or gpu.unavailable,
+            )
+            for instance in gpu.instances or ()
+        )
+    return devices
 
 
 def restrict(gpus: Sequence[Gpu], visible_devices: str) -> list[Gpu]:
     """`gpus` as CUDA shows them under `CUDA_VISIBLE_DEVICES=visible_devices`.
 
-    CUDA reads entries up to the first unknown one: an index, or the beginning of a UUID.
+    CUDA reads entries (an index, or the unambiguous beginning of a UUID) up to the first that it
+    does not know; one given twice leaves none. Indices count in the driver's order, which is
+    CUDA's on machines with equal GPUs.
+
+    Where CUDA shows a process one MIG instance only, all that are named count here: a job's
+    allocation may have several, and each engine is given its own. A GPU with MIG mode on stands for
+    all its instances.
     """
     chosen: list[Gpu] = []
     for entry in visible_devices.split(","):
-        found = _find(gpus, entry.strip())
-        if found is None or found in chosen:
+        found = [] if ":" in entry else _find(gpus, entry.strip())
+        if not found:
             break
-        chosen.append(found)
+        if any(gpu in chosen for gpu in found):
+            return []
+        chosen += found
     return chosen
 
 
-def choose(gpus: Sequence[Gpu], wanted: Sequence[str] | None) -> list[Gpu]:
-    """The GPUs named by index or UUID, in the order named; all of them for None.
+def choose(found: Discovery, wanted: Sequence[str] | None) -> list[Gpu]:
+    """The GPUs named, in the order named; all usable ones for None.
+
+    Args:
+        wanted: an index ("0"), a MIG instance ("0:1"), or a UUID or its unambiguous beginning.
+            A GPU with MIG mode on stands for all its instances.
 
     Raises:
-        PlacementError: a name that is not there, or given twice.
+        PlacementError: one is not there, cannot be used, is ambiguous, or is given twice.
     """
     if wanted is None:
-        return list(gpus)
+        return list(found.usable)
     chosen: list[Gpu] = []
     for name in wanted:
-        gpu = _find(gpus, name)
-        if gpu is None:
-            raise PlacementError(f"GPU {name!r} is not there: {_describe(gpus)}")
-        if gpu in chosen:
-            raise PlacementError(f"GPU {name!r} is named twice; each rank needs its own.")
-        chosen.append(gpu)
+        gpus = _find(found.gpus, name)
+        if not gpus:
+            raise PlacementError(f"GPU {name!r} {_why_not(found, name)}")
+        for gpu in gpus:
+            if gpu.unavailable:
+                raise PlacementError(f"GPU {name!r} cannot be used: {gpu.unavailable}.")
+            if gpu in chosen:
+                raise PlacementError(f"GPU {name!r} is named twice; each rank needs its own.")
+        chosen += gpus
     return chosen
 
 
-def place(gpus: Sequence[Gpu], n: int | None, device: str, num_cores: int) -> list[Rank]:
-    """Who gets what on this machine: one GPU per rank, or CPU ranks that share the cores.
+def place(gpus: Sequence[Gpu], n: int | None, num_cores: int) -> tuple[Rank, ...]:
+    """Who gets what on this machine.
+
+    Each of the first ranks has a GPU of its own; ranks beyond the GPUs have none, and take no part
+    in training. Without GPUs all ranks are CPU ranks. The cores are divided evenly among all ranks,
+    with a GPU or without: loading data and launching kernels need them too.
 
     Args:
         gpus: the GPUs to use, at most one per rank.
-        n: number of ranks; None takes all GPUs, or 2 CPU ranks where there is none.
-        device: "auto", "cpu" or "gpu".
-        num_cores: cores to divide among the ranks.
-
-    Raises:
-        PlacementError: more ranks than GPUs, or GPUs asked for and none there.
+        n: number of ranks; None: one per GPU, or 2 CPU ranks where there is none.
+        num_cores: cores to divide among the ranks; each rank has at least one thread.
     """
-    if device == "gpu" and not gpus:
-        raise PlacementError(f"device='gpu': {_describe(gpus)}")
-    use_gpus = bool(gpus) and device != "cpu"
-    size = n or (len(gpus) if use_gpus else 2)
-    if use_gpus and size > len(gpus):
-        raise PlacementError(
-            f"{size} ranks need {size} GPUs, one each, and {len(gpus)} can be used. Ask for "
-            f"n={len(gpus)}, or for CPU ranks with --cpu (device='cpu')."
-        )
-    threads = max(1, num_cores // size)
-    return [
+    size = n or len(gpus) or 2
+    return tuple(
         Rank(
             rank=i,
             world_size=size,
             local_rank=i,
             node_rank=0,
             host=socket.gethostname(),
-            device="cuda:0" if use_gpus else "cpu",
-            gpu=gpus[i] if use_gpus else None,
-            num_threads=threads,
+            device="cuda:0" if i < len(gpus) else "cpu",
+            gpu=gpus[i] if i < len(gpus) else None,
+            num_threads=max(1, num_cores // size),
         )
         for i in range(size)
-    ]
-
-
-def num_usable_cores() -> int:
-    """Cores this process may run on (its affinity mask, where the system has one)."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _find(gpus: Sequence[Gpu], name: str) -> Gpu | None:
-    for gpu in gpus:
-        if name == str(gpu.index) or (len(name) > 4 and gpu.uuid.startswith(name)):
-            return gpu
-    return None
-
-
-def _describe(gpus: Sequence[Gpu]) -> str:
-    if not gpus:
-        return (
-            "this machine has no NVIDIA GPU that can be used here (no driver, or "
-            "CUDA_VISIBLE_DEVICES hides it). `%gpupool start --cpu` starts CPU ranks."
-        )
-    return "there are " + ", ".join(f"{g.index} ({g.name})" for g in gpus) + "."
-
-
-def _gib(value: int | None) -> str:
-    return "-" if value is None else f"{value / 2**30:.1f}"
-
-
-def _known(value: int | None, unit: str) -> str:
-    return "-" if value is None else f"{value}{unit}"
-
-
-def _nvml_gpus() -> list[Gpu]:
-    import pynvml
-
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:  # no driver, or no GPU behind it: that is an answer, not a fault
-        return []
-    try:
-        return [_read(pynvml.nvmlDeviceGetHandleByIndex(i), i) for i in range(_count())]
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _count() -> int:
-    import pynvml
-
-    return int(pynvml.nvmlDeviceGetCount())
-
-
-def _read(handle: object, index: int) -> Gpu:
-    import pynvml
-
-    def ask(call: str, *args: object) -> object | None:
-        try:  # a reading may be missing on this card (MIG, passive cooling); the rest still counts
-            return getattr(pynvml, call)(handle, *args)  # type: ignore[no-any-return]
-        except pynvml.NVMLError:
-            return None
-
-    memory = ask("nvmlDeviceGetMemoryInfo")
-    rates = ask("nvmlDeviceGetUtilizationRates")
-    temperature = ask("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
-    processes = ask("nvmlDeviceGetComputeRunningProcesses")
-    return Gpu(
-        index=index,
-        uuid=_text(ask("nvmlDeviceGetUUID")),
-        name=_text(ask("nvmlDeviceGetName")),
-        total_memory_bytes=getattr(memory, "total", None),
-        used_memory_bytes=getattr(memory, "used", None),
-        utilization_percent=getattr(rates, "gpu", None),
-        temperature_c=temperature if isinstance(temperature, int) else None,
-        processes=tuple(
-            _process(p.pid, p.usedGpuMemory)
-            for p in (processes or ())  # type: ignore[attr-defined]
-        ),
     )
 
 
-def _process(pid: int, used: int | None) -> GpuProcess:
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        return GpuProcess(pid, process.name(), process.username(), used)
-    except psutil.Error:  # gone meanwhile, or in another container
-        return GpuProcess(pid, "?", "?", used)
+def training_ranks(ranks: Sequence[Rank]) -> tuple[int, ...]:
+    """The ranks that train: those with a GPU of their own, or all where no rank has one."""
+    with_gpu = tuple(rank.rank for rank in ranks if rank.gpu is not None)
+    return with_gpu or tuple(rank.rank for rank in ranks)
 
 
-def _text(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value or "?")
+def _find(gpus: Sequence[Gpu], name: str) -> list[Gpu]:
+    """What a name means: a GPU, the instances of one, or nothing (also if it is ambiguous)."""
+    matches = [gpu for gpu in gpus if _is_called(gpu, name)]
+    return matches if len({_identity(gpu, name) for gpu in matches}) == 1 else []
+
+
+def _is_called(gpu: Gpu, name: str) -> bool:
+    if name.startswith(("GPU-", "MIG-")):
+        return len(name) > 4 and any(u.startswith(name) for u in (gpu.uuid, gpu.parent_uuid))
+    return name in (gpu.label, str(gpu.index))
+
+
+def _identity(gpu: Gpu, name: str) -> str:
+    """Of what `name` is a name: the GPU itself, or the one that the instance belongs to."""
+    return gpu.uuid if gpu.uuid.startswith(name) else gpu.parent_uuid or gpu.uuid
+
+
+def _why_not(found: Discovery, name: str) -> str:
+    if any(_is_called(gpu, name) for gpu in found.gpus):
+        return "is ambiguous: write more of the UUID. `%gpupool gpus` shows them."
+    if not found.gpus:
+        return f"is not there: {found.why_none}. `%gpupool start --cpu` starts CPU ranks."
+    return f"is not there: there are {', '.join(f'{g.label} ({g.name})' for g in found.gpus)}."

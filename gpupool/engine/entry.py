@@ -34,12 +34,18 @@ def prepare(sys_path: list[str], cwd: str) -> dict[str, Any]:
     return {"pid": os.getpid(), "torch": str(torch.__version__)}
 
 
-def form_group(store_path: str, backend: str) -> dict[str, Any]:
-    """Join the process group of all ranks; returns when every rank has joined."""
+def form_group(
+    store_path: str, backend: str, training_ranks: list[int], training_backend: str
+) -> dict[str, Any]:
+    """Join the process group of all ranks, and that of those that train if these are fewer.
+
+    Returns when every rank has joined.
+    """
     rank = boot.this_rank()
 
     def form() -> dict[str, Any]:
-        group.form(store_path, backend, rank["rank"], rank["world_size"])
+        place = (rank["rank"], rank["world_size"])
+        group.form(store_path, backend, *place, training_ranks, training_backend)
         return {}
 
     return execute.guarded(form)
@@ -67,10 +73,10 @@ def run_function(pickled: bytes) -> dict[str, Any]:
 
 
 def train(job_path: str, result_path: str) -> dict[str, Any]:
-    """Train as the job in `job_path` says; rank 0 leaves the weights in `result_path`."""
+    """Train as the job in `job_path` says; the first rank leaves the weights in `result_path`."""
     return execute.guarded(lambda: work.train(job_path, result_path))
 
 
 def predict(job_path: str, result_path: str) -> dict[str, Any]:
-    """Run a model over this rank's part of the samples; the outputs go to `result_path`."""
+    """Run a model over this rank's part of the samples; the outputs go to `result_path`.N."""
     return execute.guarded(lambda: work.predict(job_path, result_path))

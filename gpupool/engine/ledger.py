@@ -64,7 +64,7 @@ class Ledger:
                 batch_size=options.batch_size,
                 world_size=self._world.size,
                 device=torch.cuda.get_device_name() if device.type == "cuda" else "CPU",
-                backend="nccl" if device.type == "cuda" else "gloo",
+                backend=self._world.backend,
             )
         )
 

@@ -46,7 +46,7 @@ def fit(
 
     Args:
         loss: a name in `LOSSES`, or a callable (outputs, targets) -> mean loss over the samples.
-        emit: is given the events of rank 0; the other ranks emit nothing.
+        emit: is given the events of the first rank; the other ranks emit nothing.
         stop_requested: asked every `log_every` steps; true on any rank ends training on all,
             after the same step.
     """
@@ -54,7 +54,9 @@ def fit(
     compute_loss = LOSSES[loss] if isinstance(loss, str) else loss
     model.to(world.device)
     optimizer = make_optimizer(model, options)
-    parallel = DistributedDataParallel(model) if world.size > 1 else model
+    parallel = (
+        DistributedDataParallel(model, process_group=world.group) if world.size > 1 else model
+    )
 
     steps_per_epoch = shards.num_batches(len(dataset), options.batch_size)
     ledger = Ledger(world, emit, stop_requested)

@@ -25,7 +25,7 @@ from gpupool.engine.loop import fit
 
 
 def train(job_path: str, result_path: str) -> dict[str, Any]:
-    """Train; rank 0 saves the weights as a state dict of CPU tensors."""
+    """Train; the first of the ranks that train saves the weights: a state dict of CPU tensors."""
     control.clear_stop()
     world = _world()
     job = _load(job_path)
@@ -36,7 +36,10 @@ def train(job_path: str, result_path: str) -> dict[str, Any]:
 
 
 def predict(job_path: str, result_path: str) -> dict[str, Any]:
-    """Save the model's outputs for this rank's contiguous part of the samples, in order."""
+    """Save the model's outputs for this rank's contiguous part of the samples, in order.
+
+    The number that ends the file's name counts the ranks that train.
+    """
     world = _world()
     job = _load(job_path)
     outputs = _outputs(job["model"].to(world.device), job["dataset"], job["batch_size"], world)

@@ -77,6 +77,7 @@ def start_parser() -> MagicParser:
     parser.add_argument("profile", nargs="?")
     parser.add_argument("-n", type=int, metavar="N")
     parser.add_argument("--gpus")
+    parser.add_argument("--force", action="store_true")
     parser.add_argument("--cpu", dest="device", action="store_const", const="cpu")
     parser.add_argument("--backend", choices=BACKENDS)
     parser.add_argument("--env", nargs="+", metavar="NAME")

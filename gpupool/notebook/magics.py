@@ -11,9 +11,9 @@ from IPython.display import display
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.options import suggest
-from gpupool.core.topology import gpus
 from gpupool.notebook import arguments, completion, pool_view, spmd_view
 from gpupool.pool import session
+from gpupool.pool.gpus import gpus
 from gpupool.pool.leftovers import Leftovers, leftovers
 from gpupool.pool.pool import Pool
 from gpupool.pool.result import SpmdResult
@@ -35,11 +35,13 @@ class GpupoolMagics(Magics):
         %gpupool                 what runs: state, ranks, devices, process ids
         %gpupool start [PROFILE] [-n N] [--gpus 0,2] [--cpu] [--backend auto|nccl|gloo]
                        [--env NAME|GLOB ...] [--idle-timeout 30m|never] [--timeout SECONDS]
+                       [--force]
                                  start it: one rank per GPU, or 2 CPU ranks where there is none
-            -n N                 number of ranks
-            --gpus 0,2           indices or UUIDs of the GPUs to use
+            -n N                 number of ranks; those beyond the GPUs take no part in training
+            --gpus 0,2           the GPUs to use: indices, UUIDs, or MIG instances such as 0:1
+            --force              take GPUs that another pool has locked, too
             --cpu                leave the GPUs alone
-            --backend NAME       nccl, gloo, or auto: nccl when every rank has its own GPU
+            --backend NAME       nccl, gloo, or auto: nccl among ranks that have a GPU each
             --env NAME ...       environment variables for the ranks, as `%gpupool env` does
             --idle-timeout TIME  stop it after that long without use: 90s, 30m (the default), 2h
             --timeout SECONDS    give up starting after that many seconds

@@ -10,7 +10,8 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from gpupool.core.topology import GpuTable
+from gpupool.core.gpu_table import GpuTable
+from gpupool.core.topology import Rank
 from gpupool.notebook import markup
 from gpupool.notebook.words import duration
 from gpupool.pool.pool import Pool, PoolStatus
@@ -53,7 +54,7 @@ def rank_rows(status: PoolStatus) -> list[tuple[str, str, str, str]]:
     return [
         (
             str(rank.rank),
-            f"{rank.gpu.index}: {rank.gpu.name}" if rank.gpu else "CPU",
+            _device(rank, status),
             str(rank.num_threads),
             str(status.pids.get(rank.rank, "-")),
         )
@@ -74,7 +75,7 @@ def env_text(variables: Mapping[str, str], world_size: int, unset: bool = False)
 def gpu_table_html(table: GpuTable) -> str:
     """The GPU table, or a sentence where there is none."""
     if not table:
-        return markup.card(markup.muted(table.NONE))
+        return markup.card(markup.muted(table.none))
     return markup.card(markup.table(table.HEADER, table.rows()))
 
 
@@ -153,8 +154,9 @@ def register_formatters(shell: Any) -> None:
 
 
 def _facts(status: PoolStatus) -> list[str]:
-    names = sorted({rank.gpu.name for rank in status.ranks if rank.gpu})
-    facts = [f"one engine per GPU ({', '.join(names)})" if names else "CPU ranks", status.backend]
+    facts = [_devices(status), status.backend]
+    if status.training_backend != status.backend:
+        facts[-1] += f" (training: {status.training_backend})"
     if status.generation > 1:  # the group was formed again after an error
         facts.append(f"generation {status.generation}")
     if status.env:
@@ -183,6 +185,24 @@ def _countdown(status: PoolStatus) -> str:
     left = status.idle_left_s or 0.0
     # whole minutes: this stays as it is in the saved notebook
     return f"stops in {f'{round(left / 60)} min' if left >= 90 else duration(left)} unless used"
+
+
+def _devices(status: PoolStatus) -> str:
+    names = sorted({rank.gpu.name for rank in status.ranks if rank.gpu})
+    if not names:
+        return f"CPU ranks: {status.why_cpu}" if status.why_cpu else "CPU ranks"
+    spare = len(status.ranks) - len(status.training_ranks)
+    shown = f"one engine per GPU ({', '.join(names)})"
+    if spare:
+        ranks = "1 rank without takes" if spare == 1 else f"{spare} ranks without take"
+        shown += f", {ranks} no part in training"
+    return shown
+
+
+def _device(rank: Rank, status: PoolStatus) -> str:
+    if rank.gpu is not None:
+        return f"{rank.gpu.label}: {rank.gpu.name}"
+    return "CPU" if rank.rank in status.training_ranks else "CPU, takes no part in training"
 
 
 def _plain(text: str) -> dict[str, str]:

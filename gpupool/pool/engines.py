@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from concurrent.futures import wait as wait_futures
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,11 @@ class Engines:
         self._open: dict[int, set[Future[Any]]] = {}
         self._num_files = 0
         self._client: EngineClient | None = None
-        self._launch = Launch(self._on_exit)
+
+    @cached_property
+    def _launch(self) -> Launch:
+        """Made when it is first needed: wrong input starts nothing."""
+        return Launch(self._on_exit)
 
     def lock_gpus(self, uuids: Sequence[str], number: int, force: bool = False) -> list[str]:
         """Lock `number` of these GPUs for as long as the engines run; returns which.
@@ -165,7 +170,8 @@ class Engines:
         self._stopped = True  # from now on an end is no loss
         if self._client is not None:
             self._client.close()
-        self._launch.stop()
+        if "_launch" in vars(self):
+            self._launch.stop()
         self._fail(self._open, "the pool was stopped")
 
     def _start(self, deadline: _Deadline, progress: Progress) -> None:

@@ -16,13 +16,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gpupool.core import environ, topology
-from gpupool.core.errors import OptionsError, PoolError, PoolStartError
+from gpupool.core import environ
+from gpupool.core.errors import PoolError, PoolStartError
 from gpupool.core.options import PoolOptions, parse_ranks
 from gpupool.core.topology import Rank
 from gpupool.pool.credentials import AWS_NAMES, aws_variables
 from gpupool.pool.engines import Engines, Progress, with_log
 from gpupool.pool.execution import Execution, OnOutput
+from gpupool.pool.placement import place_ranks
 from gpupool.pool.result import OutputRecorder, SpmdResult
 
 _IDLE_WARNING_S = 120.0
@@ -36,8 +37,9 @@ _remembered_env: dict[str, None] = {}
 class PoolStatus:
     """A pool at one moment. `state` is "idle", "busy", "broken" or "stopped"; `reason` why so.
 
-    `env` maps the names of propagated variables to fingerprints of their values. `idle_left_s`
-    are the seconds until the pool stops unless it is used; the last `idle_warning_s` are a warning.
+    `env` maps the names of propagated variables to fingerprints of their values. `why_cpu` says why
+    there is no GPU, where one would have been taken. `idle_left_s` are the seconds until the pool
+    stops unless it is used; the last `idle_warning_s` are a warning.
     """
 
     state: str
@@ -48,6 +50,9 @@ class PoolStatus:
     pids: Mapping[int, int]
     env: Mapping[str, str]
     idle_left_s: float | None
+    training_ranks: tuple[int, ...]
+    training_backend: str
+    why_cpu: str
     idle_warning_s: float = 0.0
 
     @property
@@ -66,7 +71,6 @@ class Pool:
     def __init__(self, options: PoolOptions, progress: Progress = lambda line: None) -> None:
         self.options = options
         self.generation = 0
-        self._env: dict[str, str] = {}
         self._broken = ""
         self._log_tail = ""  # of the process whose end broke the pool
         self._to_replace: set[int] = set()  # ranks whose restart mends it
@@ -75,19 +79,19 @@ class Pool:
         self._stopped = False
         self._end = ""  # why it was stopped
         self._listeners: list[Callable[[PoolStatus], None]] = []
-        gpus = [] if options.device == "cpu" else topology.visible_gpus()
-        chosen = topology.choose(gpus, options.gpus)
-        device = "gpu" if options.gpus else options.device
-        self.ranks = tuple(topology.place(chosen, options.n, device, topology.num_usable_cores()))
-        self.backend = self._choose_backend()
-        variables = {
+        self._engines = Engines(self._on_loss)
+        self._env = {
             **environ.select(_remembered_env, os.environ, strict=False),
             **environ.select(options.env, os.environ),
         }
-        self._engines = Engines(self._on_loss)
         try:
+            placement = place_ranks(options, self._lock_gpus)
+            self.ranks = placement.ranks
+            self.training_ranks = placement.training_ranks
+            self.backend = placement.backend
+            self.training_backend = placement.training_backend
+            self.why_cpu = placement.why_cpu
             self._engines.start(self.ranks, options.timeout_s, progress)
-            self._env = variables
             self._prepare(range(self.world_size))
             self._form_group()
         except PoolStartError:
@@ -238,6 +242,9 @@ class Pool:
             env={name: environ.fingerprint(value) for name, value in self._env.items()},
             idle_left_s=self._idle_left_s(),
             idle_warning_s=self._idle_warning_s(),
+            training_ranks=self.training_ranks,
+            training_backend=self.training_backend,
+            why_cpu=self.why_cpu,
         )
 
     def add_listener(self, listener: Callable[[PoolStatus], None]) -> None:
@@ -365,18 +372,18 @@ class Pool:
 
     # ---- inside --------------------------------------------------------------------------
 
-    def _choose_backend(self) -> str:
-        own_gpus = all(rank.gpu is not None for rank in self.ranks)
-        if self.options.backend == "nccl" and not own_gpus:
-            raise OptionsError("backend='nccl' needs a GPU for every rank; use 'gloo' or 'auto'.")
-        if self.options.backend != "auto":
-            return self.options.backend
-        return "nccl" if own_gpus else "gloo"
+    def _lock_gpus(self, uuids: Sequence[str], number: int) -> list[str]:
+        return self._engines.lock_gpus(uuids, number, self.options.force)
 
     def _form_group(self) -> None:
         generation = self.generation + 1
         store = self.new_file(f"group{generation}")
-        payload = {"store_path": str(store), "backend": self.backend}
+        payload = {
+            "store_path": str(store),
+            "backend": self.backend,
+            "training_ranks": list(self.training_ranks),
+            "training_backend": self.training_backend,
+        }
         for rank, reply in self._engines.call_all("form_group", payload).items():
             if "error" in reply:
                 raise PoolStartError(

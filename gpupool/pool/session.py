@@ -20,8 +20,8 @@ def start(
     Args:
         profile: where the engines run; "local" is this machine.
         progress: called with a line of text at each stage.
-        options: the fields of `gpupool.core.options.PoolOptions`: n, gpus, device, backend, env,
-            idle_timeout, timeout_s.
+        options: the fields of `gpupool.core.options.PoolOptions`: n, gpus, device, backend,
+            force, env, idle_timeout, timeout_s.
 
     Raises:
         OptionsError, PlacementError: bad input; nothing was started.
@@ -90,10 +90,17 @@ def stop() -> bool:
 def describe(pool: Pool) -> str:
     """Size, device and backend in a few words.
 
-    For example "2 ranks on CPU (gloo)" or "8 ranks, one NVIDIA H200 each (nccl)".
+    For example "2 ranks on CPU: no NVIDIA driver (gloo)", "8 ranks, one NVIDIA H200 each (nccl)" or
+    "3 ranks, 2 with a GPU: NVIDIA H200 (gloo)".
     """
     names = sorted({rank.gpu.name for rank in pool.ranks if rank.gpu})
-    device = f", one {' or '.join(names)} each" if names else " on CPU"
+    num_gpus = sum(rank.gpu is not None for rank in pool.ranks)
+    if not names:
+        device = f" on CPU: {pool.why_cpu}" if pool.why_cpu else " on CPU"
+    elif num_gpus == pool.world_size:
+        device = f", one {' or '.join(names)} each"
+    else:
+        device = f", {num_gpus} with a GPU: {' or '.join(names)}"
     plural = "s" if pool.world_size > 1 else ""
     return f"{pool.world_size} rank{plural}{device} ({pool.backend})"
 

@@ -1,4 +1,4 @@
-"""Run a network over a data set on every rank. Runs on the client."""
+"""Run a network over a data set on the ranks that train. Runs on the client."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def predict(model: nn.Module, dataset: Any, *, batch_size: int = 256) -> Tensor:
     job_path = write_job(pool, {"model": model, "dataset": dataset, "batch_size": batch_size})
     result_path = pool.new_file("outputs.pt")
     payload = {"job_path": str(job_path), "result_path": str(result_path)}
-    ranks = pool.select_ranks(None)
+    ranks = pool.training_ranks
     recorder = OutputRecorder(ranks, pool.hidden_values())
     pool.execute("predict", dict.fromkeys(ranks, payload), recorder).result()
-    paths = [result_path.with_name(f"{result_path.name}.{rank}") for rank in ranks]
+    paths = [result_path.with_name(f"{result_path.name}.{i}") for i in range(len(ranks))]
     parts = [torch.load(path, weights_only=True) for path in paths]
     for path in (job_path, *paths):
         path.unlink()

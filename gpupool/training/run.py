@@ -1,7 +1,8 @@
-"""Train one network on every rank of the pool. Runs on the client.
+"""Train one network on the ranks of the pool that train. Runs on the client.
 
-The job (model, data, loss, options) is pickled once into the pool's private folder and read by
-every rank; rank 0 sends events while it trains and leaves the weights in a file.
+These are the ranks with a GPU of their own, or all where none has one. The job (model, data, loss,
+options) is pickled once into the pool's private folder and read by each of them; the first one
+sends events while it trains and leaves the weights in a file.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class TrainingRun:
             "validation": validation,
         }
         self._job_path = write_job(pool, job)
-        ranks = pool.select_ranks(None)
+        ranks = pool.training_ranks
         self._recorder = OutputRecorder(ranks, pool.hidden_values())
         payload = {"job_path": str(self._job_path), "result_path": str(self._weights_path)}
         self._execution = pool.execute("train", dict.fromkeys(ranks, payload), self._on_output)
@@ -94,7 +95,7 @@ class TrainingRun:
         return self._finished.is_set()
 
     def text(self, rank: int) -> str:
-        """What the rank has printed so far."""
+        """What a rank that trains has printed so far."""
         return self._recorder.outputs[rank].text
 
     def result(self) -> TrainingResult:

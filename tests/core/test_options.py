@@ -48,6 +48,10 @@ def test_the_defaults_of_training() -> None:
             "device='cpu' and gpus= exclude each other; leave one of them out.",
         ),
         (
+            {"device": "cpu", "force": True},
+            "device='cpu' and force exclude each other: there is no GPU to take.",
+        ),
+        (
             {"device": "cpu", "backend": "nccl"},
             "backend='nccl' needs GPUs; on CPU ranks use 'gloo' or 'auto'.",
         ),

@@ -3,77 +3,188 @@
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-import gpupool
+from gpupool.core import nvml
 from gpupool.core.errors import PlacementError
 from gpupool.core.topology import (
+    HIDDEN,
+    NO_DRIVER,
+    Discovery,
     Gpu,
-    GpuProcess,
-    GpuTable,
     choose,
-    num_usable_cores,
+    discover,
     place,
     restrict,
+    split_mig,
+    survey,
+    training_ranks,
     visible_gpus,
 )
 
 GPUS = [Gpu(i, f"GPU-{i}abc{i}def", "NVIDIA H200") for i in range(4)]
+# As NVML shows an A100 with MIG mode on, instance 1 deleted, beside a whole one.
+A100 = Gpu(
+    0,
+    "GPU-aaaa-1111",
+    "NVIDIA A100-SXM4-40GB",
+    temperature_c=40,
+    compute_capability="8.0",
+    instances=tuple(
+        Gpu(0, f"MIG-{letter * 4}-2222", "NVIDIA A100 MIG 3g.20gb", 20 * 2**30, mig_index=i)
+        for i, letter in ((0, "b"), (2, "c"))
+    ),
+)
+WHOLE = Gpu(1, "GPU-aaaa-3333", "NVIDIA A100-SXM4-40GB")
+MIXED = [A100, WHOLE]
+
+
+def found(gpus: Sequence[Gpu], visible_devices: str | None = None) -> Discovery:
+    return survey(gpus, "", visible_devices)
+
+
+def labels(gpus: Sequence[Gpu]) -> list[str]:
+    return [gpu.label for gpu in gpus]
+
+
+# ---- which rank gets what ----------------------------------------------------------------------
 
 
 def test_each_rank_gets_its_own_gpu_and_its_share_of_the_cores() -> None:
-    ranks = place(GPUS, None, "auto", num_cores=18)
+    ranks = place(GPUS, None, num_cores=18)
     assert [rank.rank for rank in ranks] == [rank.local_rank for rank in ranks] == [0, 1, 2, 3]
     assert [rank.gpu for rank in ranks] == GPUS
     assert {(rank.world_size, rank.device, rank.num_threads) for rank in ranks} == {
         (4, "cuda:0", 4)
     }
+    assert training_ranks(ranks) == (0, 1, 2, 3)
 
 
 def test_fewer_ranks_than_gpus_take_the_first_ones() -> None:
-    assert [rank.gpu for rank in place(GPUS, 2, "auto", 8)] == GPUS[:2]
+    assert [rank.gpu for rank in place(GPUS, 2, 8)] == GPUS[:2]
 
 
-@pytest.mark.parametrize(("gpus", "device"), [([], "auto"), (GPUS, "cpu")])
-def test_two_cpu_ranks_where_no_gpu_is_there_or_wanted(gpus: list[Gpu], device: str) -> None:
-    ranks = place(gpus, None, device, num_cores=1)
+def test_two_cpu_ranks_where_there_is_no_gpu_and_all_train() -> None:
+    ranks = place([], None, num_cores=1)
     assert [(rank.device, rank.gpu, rank.num_threads) for rank in ranks] == [("cpu", None, 1)] * 2
+    assert training_ranks(ranks) == (0, 1)
 
 
-def test_more_ranks_than_gpus_are_refused_with_both_ways_out() -> None:
-    with pytest.raises(PlacementError) as caught:
-        place(GPUS, 5, "auto", 8)
-    assert str(caught.value) == (
-        "5 ranks need 5 GPUs, one each, and 4 can be used. Ask for n=4, or for CPU ranks with "
-        "--cpu (device='cpu')."
-    )
+def test_ranks_beyond_the_gpus_have_none_and_do_not_train() -> None:
+    ranks = place(GPUS[:2], 5, num_cores=16)
+    assert [rank.gpu for rank in ranks] == [*GPUS[:2], None, None, None]
+    assert [rank.device for rank in ranks] == ["cuda:0", "cuda:0", "cpu", "cpu", "cpu"]
+    assert {(rank.world_size, rank.num_threads) for rank in ranks} == {(5, 3)}
+    assert training_ranks(ranks) == (0, 1)
 
 
-def test_gpus_asked_for_where_there_are_none() -> None:
-    with pytest.raises(PlacementError) as caught:
-        place([], None, "gpu", 8)
-    assert str(caught.value).startswith("device='gpu': this machine has no NVIDIA GPU")
-    assert "`%gpupool start --cpu` starts CPU ranks" in str(caught.value)
+# ---- what a user names -------------------------------------------------------------------------
 
 
 def test_gpus_are_chosen_by_index_or_uuid_in_the_order_named() -> None:
-    assert choose(GPUS, ["2", "GPU-0abc0def", "GPU-1ab"]) == [GPUS[2], GPUS[0], GPUS[1]]
-    assert choose(GPUS, None) == GPUS
+    assert choose(found(GPUS), ["2", "GPU-0abc0def", "GPU-1ab"]) == [GPUS[2], GPUS[0], GPUS[1]]
+    assert choose(found(GPUS), None) == GPUS
 
 
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
         (["9"], "GPU '9' is not there: there are 0 (NVIDIA H200), 1 (NVIDIA H200), "),
+        (["0:0"], "GPU '0:0' is not there: there are 0 (NVIDIA H200), "),
         (["GPU-"], "GPU 'GPU-' is not there: "),
+        ([""], "GPU '' is not there: "),
         (["1", "GPU-1abc1def"], "GPU 'GPU-1abc1def' is named twice; each rank needs its own."),
     ],
 )
 def test_a_wrong_choice_is_refused(wanted: list[str], message: str) -> None:
     with pytest.raises(PlacementError) as caught:
-        choose(GPUS, wanted)
+        choose(found(GPUS), wanted)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(("name", "gpus"), [("GPU-aaaa", MIXED), ("MIG-bb", [A100])])
+def test_the_beginning_of_a_uuid_must_be_unambiguous(name: str, gpus: list[Gpu]) -> None:
+    twin = replace(A100.instances[0], uuid="MIG-bb99", mig_index=5)  # type: ignore[index]
+    gpus = [replace(A100, instances=(*A100.instances, twin)), *gpus[1:]]  # type: ignore[misc]
+    with pytest.raises(PlacementError) as caught:
+        choose(found(gpus), [name])
+    assert str(caught.value) == (
+        f"GPU {name!r} is ambiguous: write more of the UUID. `%gpupool gpus` shows them."
+    )
+    assert restrict(split_mig(gpus), name) == []
+
+
+def test_a_gpu_that_cannot_be_used_is_refused_with_the_reason() -> None:
+    gpus = [GPUS[0], replace(GPUS[1], unavailable="its compute mode is prohibited")]
+    with pytest.raises(PlacementError) as caught:
+        choose(found(gpus), ["1"])
+    assert str(caught.value) == "GPU '1' cannot be used: its compute mode is prohibited."
+    with pytest.raises(PlacementError, match="'0' cannot be used: hidden by CUDA_VISIBLE_DEVICES"):
+        choose(found(gpus, "1"), ["0"])
+    assert choose(found(gpus), None) == GPUS[:1]
+
+
+def test_a_gpu_is_named_where_there_is_no_driver() -> None:
+    with pytest.raises(PlacementError) as caught:
+        choose(survey([], NO_DRIVER, None), ["0"])
+    assert str(caught.value) == (
+        "GPU '0' is not there: no NVIDIA driver. `%gpupool start --cpu` starts CPU ranks."
+    )
+
+
+# ---- MIG ---------------------------------------------------------------------------------------
+
+
+def test_instances_stand_in_place_of_their_gpu() -> None:
+    assert labels(split_mig(MIXED)) == ["0:0", "0:2", "1"]
+    first = split_mig(MIXED)[0]
+    assert (first.uuid, first.parent_uuid) == ("MIG-bbbb-2222", "GPU-aaaa-1111")
+    assert (first.total_memory_bytes, first.temperature_c) == (20 * 2**30, 40)
+    assert first.compute_capability == "8.0"
+
+
+def test_mig_mode_without_an_instance_gives_nothing_to_use() -> None:
+    bare = replace(A100, instances=())
+    assert labels(found([bare, WHOLE]).usable) == ["1"]
+    assert found([bare]).why_none == "GPU 0: MIG mode is on and has no instance"
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [
+        ("0:2", ["0:2"]),
+        ("MIG-cccc-2222", ["0:2"]),
+        ("MIG-b", ["0:0"]),
+        ("0", ["0:0", "0:2"]),  # the GPU stands for its instances
+        ("GPU-aaaa-1", ["0:0", "0:2"]),
+        ("1", ["1"]),
+        ("GPU-aaaa-3", ["1"]),
+    ],
+)
+def test_instances_are_chosen_by_index_or_uuid(name: str, chosen: list[str]) -> None:
+    assert labels(choose(found(MIXED), [name])) == chosen
+
+
+def test_an_instance_named_with_its_gpu_is_named_twice() -> None:
+    with pytest.raises(PlacementError, match="'0:2' is named twice"):
+        choose(found(MIXED), ["0", "0:2"])
+    with pytest.raises(PlacementError, match=r"'0:1' is not there: there are 0:0 \(NVIDIA A100"):
+        choose(found(MIXED), ["0:1"])
+
+
+def test_each_rank_gets_an_instance_of_its_own() -> None:
+    ranks = place(choose(found(MIXED), None), None, 6)
+    assert [rank.gpu.uuid for rank in ranks if rank.gpu] == [
+        "MIG-bbbb-2222", "MIG-cccc-2222", "GPU-aaaa-3333",
+    ]  # fmt: skip
+
+
+# ---- CUDA_VISIBLE_DEVICES ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -86,51 +197,80 @@ def test_a_wrong_choice_is_refused(wanted: list[str], message: str) -> None:
         ("0,9,1", [0]),  # CUDA reads up to the first unknown entry
         ("-1", []),
         ("NoDevFiles", []),
-        ("1,1,2", [1]),
+        ("1,1,2", []),  # one given twice leaves none
     ],
 )
 def test_cuda_visible_devices_means_what_it_means_to_cuda(visible: str, indices: list[int]) -> None:
     assert [gpu.index for gpu in restrict(GPUS, visible)] == indices
 
 
-def test_the_table_shows_what_is_known_and_a_dash_for_the_rest() -> None:
-    busy = Gpu(
-        index=0,
-        uuid="GPU-0",
-        name="NVIDIA H200",
-        total_memory_bytes=141 * 2**30,
-        used_memory_bytes=3 * 2**29,
-        utilization_percent=7,
-        temperature_c=41,
-        processes=(GpuProcess(4711, "python", "ada", None),),
-    )
-    header, first, second = repr(GpuTable([busy, Gpu(1, "GPU-1", "T4")])).splitlines()
-    assert header.split() == [
-        "index", "name", "memory", "utilization", "temperature", "held", "by", "uuid",
-    ]  # fmt: skip
-    assert "1.5 of 141.0 GiB  7 %          41 °C        python 4711 (ada, - GiB)  GPU-0" in first
-    assert second.split() == ["1", "T4", "-", "of", "-", "GiB", "-", "-", "-", "GPU-1"]
+@pytest.mark.parametrize(
+    ("visible", "chosen"),
+    [
+        ("MIG-cccc-2222", ["0:2"]),
+        ("MIG-cccc-2222,MIG-bbbb-2222", ["0:2", "0:0"]),  # an engine each
+        ("0", ["0:0", "0:2"]),
+        ("1,GPU-aaaa-1111", ["1", "0:0", "0:2"]),
+        ("0:2", []),  # not a word of CUDA's
+    ],
+)
+def test_cuda_visible_devices_names_instances(visible: str, chosen: list[str]) -> None:
+    assert labels(restrict(split_mig(MIXED), visible)) == chosen
 
 
-def test_nothing_visible_is_said_in_a_sentence() -> None:
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    assert repr(gpupool.gpus()) == GpuTable.NONE
-    assert repr(gpupool.gpus()).startswith("No NVIDIA GPU: ")
+def test_hidden_gpus_are_listed_and_not_used() -> None:
+    seen = found(GPUS, "2,0")
+    assert labels(seen.usable) == ["2", "0"]
+    assert [gpu.unavailable for gpu in seen.gpus] == ["", HIDDEN, "", HIDDEN]
+    assert seen.why_none == ""
 
 
-def test_this_process_may_use_at_least_one_core() -> None:
-    assert 1 <= num_usable_cores() <= (os.cpu_count() or 1)
+# ---- why there is none -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpus", "trouble", "visible", "why"),
+    [
+        ([], NO_DRIVER, None, "no NVIDIA driver"),
+        ([], NO_DRIVER, "", "no NVIDIA driver"),
+        ([], "the NVIDIA driver fails (x)", None, "the NVIDIA driver fails (x)"),
+        ([], "", None, "the NVIDIA driver finds no GPU"),
+        (GPUS, "", "", "CUDA_VISIBLE_DEVICES='' hides all GPUs"),
+        (GPUS, "", "9", "CUDA_VISIBLE_DEVICES='9' hides all GPUs"),
+        ([replace(GPUS[0], unavailable="lost")], "", None, "GPU 0: lost"),
+        (GPUS, "", None, ""),
+    ],
+)
+def test_the_reason_why_no_gpu_is_used(
+    gpus: list[Gpu], trouble: str, visible: str | None, why: str
+) -> None:
+    assert survey(gpus, trouble, visible).why_none == why
+
+
+def test_a_machine_without_a_driver_says_so() -> None:
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    gpus, trouble = nvml.read_gpus()
+    if gpus or trouble != NO_DRIVER:
+        pytest.skip("this machine has an NVIDIA driver")
+    assert discover() == Discovery((), (), "no NVIDIA driver")
+
+
+def test_every_call_of_nvml_is_one_of_nvidias_package() -> None:
+    import pynvml
+
+    source = Path(nvml.__file__).read_text().replace("{kind}", "Compute")
+    calls = set(re.findall(r"\bnvml[A-Z]\w+", source)) | set(re.findall(r"\bNVML_\w+", source))
+    assert len(calls) > 12
+    assert [name for name in calls if not hasattr(pynvml, name)] == []
 
 
 @pytest.mark.gpu
 def test_a_real_gpu_is_described_by_its_driver() -> None:
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    found = visible_gpus()
-    if not found:
-        pytest.skip("this machine has no NVIDIA GPU")
-    for gpu in found:
-        assert gpu.uuid.startswith("GPU-")
+    for gpu in visible_gpus():
+        assert gpu.uuid.startswith(("GPU-", "MIG-"))
         assert gpu.name != "?"
+        assert float(gpu.compute_capability or 0) >= 5
         assert 0 <= (gpu.used_memory_bytes or 0) <= (gpu.total_memory_bytes or 0)
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu.uuid
         assert [seen.uuid for seen in visible_gpus()] == [gpu.uuid]

@@ -65,7 +65,7 @@ def still_usable(kernel: Kernel) -> bool:
     [
         (
             "%gpupool start --gpus 0",
-            "PlacementError: GPU '0' is not there: this machine has no NVI",
+            "PlacementError: GPU '0' ",  # not there, or hidden
         ),
         ("%gpupool start nowhere", "OptionsError: profile='nowhere' is unknown: choose one of loc"),
         ("%gpupool start -n 0", "OptionsError: n=0: a pool needs at least one rank."),

@@ -82,6 +82,7 @@ def test_an_error_does_not_repeat_a_value() -> None:
         ("start", "", {"profile": None}),
         ("start", "local -n 4 --cpu", {"profile": "local", "n": 4, "device": "cpu"}),
         ("start", "--gpus 0,2 --timeout 9", {"profile": None, "gpus": "0,2", "timeout_s": 9.0}),
+        ("start", "-n 2 --force", {"n": 2, "force": True}),
         ("start", "--env A 'B*'", {"profile": None, "env": ["A", "B*"]}),
         ("env", "AWS_* --unset", {"names": ["AWS_*"], "aws": False, "unset": True}),
         ("log", "-1 -n 5", {"rank": "-1", "num_lines": 5}),

@@ -17,6 +17,7 @@ from gpupool.notebook.completion import complete
     [
         ("%gpupool st", ["status", "start", "stop"]),
         ("%gpupool start --t", ["--timeout"]),
+        ("%gpupool start --f", ["--force"]),
         ("%gpupool start --backend ", ["auto", "nccl", "gloo"]),
         ("%gpupool start lo", ["local"]),
         ("%gpupool start -n ", []),

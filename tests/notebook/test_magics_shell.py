@@ -9,6 +9,9 @@ import pytest
 
 from tests.notebook.terminal import Terminal
 
+# a driver may be there or not; the variable is set to "" either way
+WHY_CPU = "no NVIDIA driver|CUDA_VISIBLE_DEVICES='' hides all GPUs"
+
 
 @pytest.fixture(scope="module")
 def fresh() -> Iterator[Terminal]:
@@ -49,13 +52,17 @@ def test_a_cell_starts_a_pool_and_says_so_in_one_line(fresh: Terminal) -> None:
     fresh.run("import os; os.environ['CUDA_VISIBLE_DEVICES'] = ''")
     shown = fresh.run("%%spmd\nprint('hello')")
     started, *rest = shown.stdout.splitlines()
-    assert started == "gpupool: no pool was running; started 2 ranks on CPU (gloo)."
+    assert re.fullmatch(
+        rf"gpupool: no pool was running; started 2 ranks on CPU: ({WHY_CPU}) \(gloo\)\.", started
+    )
     assert sorted(rest) == ["[0] hello", "[1] hello"]
 
 
 def test_the_status_tells_state_ranks_and_processes(terminal: Terminal) -> None:
     first, *ranks = terminal.run("%gpupool").stdout.splitlines()
-    assert first == "Pool of 2: idle, CPU ranks, gloo, stops in 30 min unless used"
+    assert re.fullmatch(
+        rf"Pool of 2: idle, CPU ranks(: ({WHY_CPU}))?, gloo, stops in 30 min unless used", first
+    )
     assert [re.sub(r"\d+ thread.*", "...", line) for line in ranks] == [
         "  rank 0  CPU  ...",
         "  rank 1  CPU  ...",

@@ -383,7 +383,7 @@ def test_bad_input_starts_nothing(scratch: Path) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     with pytest.raises(OptionsError, match="Did you mean 'device'"):
         gpupool.start(devices="cpu")
-    with pytest.raises(PlacementError, match="no NVIDIA GPU"):
+    with pytest.raises(PlacementError, match=r"device='gpu': .+ --cpu` starts CPU ranks\."):
         gpupool.start(device="gpu")
     with pytest.raises(OptionsError, match="NOSUCH_VARIABLE is not set"):
         gpupool.start(n=1, device="cpu", env=["NOSUCH_VARIABLE"])

@@ -1,0 +1,87 @@
+"""The GPUs as a table. Runs anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gpupool.core.topology import Gpu, GpuProcess
+
+
+class GpuTable(tuple[Gpu, ...]):
+    """GPUs that show as a table. `repr` is its text form; a notebook draws it.
+
+    `selected` maps the UUID of a GPU to who uses it, such as "rank 0"; `why_none` says why no GPU
+    can be used.
+    """
+
+    HEADER = (
+        "index",
+        "name",
+        "capability",
+        "memory",
+        "utilization",
+        "temperature",
+        "available",
+        "selected",
+        "held by",
+        "uuid",
+    )
+    selected: Mapping[str, str]
+    why_none: str
+
+    def __new__(
+        cls,
+        gpus: Iterable[Gpu] = (),
+        selected: Mapping[str, str] | None = None,
+        why_none: str = "",
+    ) -> GpuTable:
+        table = super().__new__(cls, gpus)
+        table.selected = selected or {}
+        table.why_none = why_none
+        return table
+
+    @property
+    def none(self) -> str:
+        """The sentence that stands for a table without rows."""
+        return f"No GPU: {self.why_none}." if self.why_none else "No GPU."
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """One tuple of texts for each GPU, in the order of `HEADER`; "-" where unknown."""
+        return [
+            (
+                gpu.label,
+                gpu.name,
+                gpu.compute_capability or "-",
+                f"{_gib(gpu.used_memory_bytes)} of {_gib(gpu.total_memory_bytes)} GiB",
+                _known(gpu.utilization_percent, " %"),
+                _known(gpu.temperature_c, " °C"),
+                f"no: {gpu.unavailable}" if gpu.unavailable else "yes",
+                self.selected.get(gpu.uuid, "-"),
+                ", ".join(map(_holder, gpu.processes)) or "-",
+                gpu.uuid,
+            )
+            for gpu in self
+        ]
+
+    def __repr__(self) -> str:
+        if not self:
+            return self.none
+        lines = [self.HEADER, *self.rows()]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        )
+
+
+def _holder(process: GpuProcess) -> str:
+    used = _gib(process.used_memory_bytes)
+    return f"{process.name} {process.pid} ({process.user}, {used} GiB)"
+
+
+def _gib(value: int | None) -> str:
+    return "-" if value is None else f"{value / 2**30:.1f}"
+
+
+def _known(value: int | None, unit: str) -> str:
+    return "-" if value is None else f"{value}{unit}"

@@ -1,0 +1,77 @@
+"""A pool's status as text and HTML. Statuses are plain data here, GPUs included."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpupool.core.gpu_table import GpuTable
+from gpupool.core.options import PoolOptions
+from gpupool.core.topology import NO_DRIVER, Discovery, Gpu, survey
+from gpupool.notebook.pool_view import gpu_table_html, rank_rows, status_html, status_text
+from gpupool.pool.placement import place_ranks
+from gpupool.pool.pool import PoolStatus
+
+TWO = survey([Gpu(i, f"GPU-{i}", "NVIDIA H200") for i in range(2)], "", None)
+
+
+def status(found: Discovery, n: int | None = None) -> PoolStatus:
+    placement = place_ranks(
+        PoolOptions(n=n), lambda uuids, number: list(uuids[:number]), found=found, num_cores=8
+    )
+    return PoolStatus(
+        state="idle",
+        reason="",
+        backend=placement.backend,
+        generation=1,
+        ranks=placement.ranks,
+        pids={rank.rank: 100 + rank.rank for rank in placement.ranks},
+        env={},
+        idle_left_s=None,
+        training_ranks=placement.training_ranks,
+        training_backend=placement.training_backend,
+        why_cpu=placement.why_cpu,
+    )
+
+
+def test_a_gpu_each() -> None:
+    assert status_text(status(TWO)).splitlines() == [
+        "Pool of 2: idle, one engine per GPU (NVIDIA H200), nccl, no idle timeout",
+        "  rank 0  0: NVIDIA H200  4 threads  pid 100",
+        "  rank 1  1: NVIDIA H200  4 threads  pid 101",
+    ]
+
+
+def test_ranks_that_take_no_part_in_training_are_named() -> None:
+    shown = status(TWO, n=4)
+    first, *ranks = status_text(shown).splitlines()
+    assert first == (
+        "Pool of 4: idle, one engine per GPU (NVIDIA H200), 2 ranks without take no part in "
+        "training, gloo (training: nccl), no idle timeout"
+    )
+    assert ranks[1] == "  rank 1  1: NVIDIA H200  2 threads  pid 101"
+    assert ranks[2] == "  rank 2  CPU, takes no part in training  2 threads  pid 102"
+    assert "CPU, takes no part in training" in status_html(shown)
+    assert ", 1 rank without takes no part in training, " in status_text(status(TWO, n=3))
+
+
+def test_why_there_are_cpu_ranks() -> None:
+    shown = status(survey([], NO_DRIVER, None))
+    assert status_text(shown).splitlines()[0] == (
+        "Pool of 2: idle, CPU ranks: no NVIDIA driver, gloo, no idle timeout"
+    )
+    assert rank_rows(shown)[1] == ("1", "CPU", "4", "101")
+    assert "CPU ranks: no NVIDIA driver" in status_html(shown)
+    assert status_text(replace(shown, why_cpu="")).startswith("Pool of 2: idle, CPU ranks, gloo")
+
+
+def test_a_mig_instance_is_called_by_gpu_and_instance() -> None:
+    instance = Gpu(0, "MIG-1", "NVIDIA A100 MIG 3g.20gb", mig_index=1)
+    found = survey([Gpu(0, "GPU-1", "NVIDIA A100", instances=(instance,))], "", None)
+    assert rank_rows(status(found))[0][1] == "0:1: NVIDIA A100 MIG 3g.20gb"
+
+
+def test_the_table_as_html() -> None:
+    html = gpu_table_html(GpuTable(TWO.gpus, {"GPU-1": "rank 0"}))
+    assert html.count("<tr") == 3
+    assert "rank 0" in html
+    assert "No GPU: no NVIDIA driver." in gpu_table_html(GpuTable(why_none=NO_DRIVER))

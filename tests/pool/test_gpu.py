@@ -1,0 +1,85 @@
+"""Pools on a machine with an NVIDIA GPU; one is enough."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+import gpupool
+from gpupool import SpmdError, TrainingOptions
+from gpupool.core.topology import Gpu, visible_gpus
+from gpupool.pool import session
+from tests.training.conftest import network, samples
+
+pytestmark = pytest.mark.gpu
+
+SUM = "x = torch.ones(1, device=device); dist.all_reduce(x); x.item()"
+
+
+@pytest.fixture
+def gpu() -> Iterator[Gpu]:
+    """The first GPU, which no pool of ours uses before the test nor after it."""
+    session.stop()
+    yield visible_gpus()[0]
+    session.stop()
+
+
+def test_a_rank_has_its_gpu_and_the_group_is_nccl(gpu: Gpu) -> None:
+    with gpupool.start(n=1, gpus=gpu.uuid) as pool:
+        assert (pool.backend, pool.training_backend, pool.training_ranks) == ("nccl", "nccl", (0,))
+        assert pool.run("str(device), torch.cuda.device_count()")[0] == ("cuda:0", 1)
+        assert pool.run("torch.cuda.get_device_name()")[0] in gpu.name
+        assert pool.run("dist.get_backend_config()")[0] == "cpu:gloo,cuda:nccl"
+        assert pool.run(SUM)[0] == 1.0
+        assert session.describe(pool) == f"1 rank, one {gpu.name} each (nccl)"
+
+
+def test_the_table_names_the_rank_and_the_process_that_holds_memory(gpu: Gpu) -> None:
+    with gpupool.start(n=1, gpus=gpu.uuid) as pool:
+        pool.run("kept = torch.ones(2**28, device=device)")  # 1 GiB
+        table = gpupool.gpus()
+        row = next(seen for seen in table if seen.uuid == gpu.uuid)
+        assert table.selected == {gpu.uuid: "rank 0"}
+        assert (row.used_memory_bytes or 0) >= 2**30
+        if all(process.name == "?" for process in row.processes):
+            pytest.skip("the driver does not tell the processes of this container")
+        holder = next(p for p in row.processes if p.pid == pool.status().pids[0])
+        assert holder.user
+        assert (holder.used_memory_bytes or 2**30) >= 2**30
+        assert f"{holder.pid} (" in repr(table)
+    assert gpupool.gpus().selected == {}
+
+
+def test_a_rank_beyond_the_gpus_is_there_and_takes_no_part_in_training(gpu: Gpu) -> None:
+    with gpupool.start(n=2, gpus=gpu.uuid) as pool:
+        assert (pool.backend, pool.training_backend) == ("gloo", "nccl")
+        assert pool.training_ranks == (0,)
+        assert dict(pool.run("str(device)")) == {0: "cuda:0", 1: "cpu"}
+        assert dict(pool.run("torch.cuda.device_count()")) == {0: 1, 1: 0}
+        assert dict(pool.run(SUM)) == {0: 2.0, 1: 2.0}
+        options = TrainingOptions(batch_size=8, epochs=2, lr=0.1)
+        result = gpupool.train(network(), samples(32), options=options)
+        start = result.history.start
+        assert start is not None
+        assert (start.world_size, start.backend) == (1, "nccl")
+        assert start.device in gpu.name
+        assert gpupool.predict(result.model, samples(5)).shape == (5, 3)
+
+
+def test_a_gpu_that_waits_for_a_rank_without_is_freed(gpu: Gpu) -> None:
+    with gpupool.start(n=2, gpus=gpu.uuid) as pool:
+        with pytest.raises(SpmdError, match="rank 1: ValueError: one"):
+            pool.run(f"kept = rank\nif rank == 1: raise ValueError('one')\n{SUM}", timeout_s=60)
+        assert pool.generation == 2
+        assert dict(pool.run(SUM)) == {0: 2.0, 1: 2.0}
+        assert dict(pool.run("kept")) == {0: 0, 1: 1}
+
+
+def test_a_gpu_that_is_hidden_is_refused(gpu: Gpu) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    with pytest.raises(gpupool.PlacementError, match="hidden by CUDA_VISIBLE_DEVICES"):
+        gpupool.start(gpus=gpu.uuid)
+    with pytest.raises(gpupool.PlacementError, match="hides all GPUs"):
+        gpupool.start(device="gpu")

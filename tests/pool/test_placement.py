@@ -1,0 +1,142 @@
+"""Look, choose, lock, place: on GPUs that are values, with a lock that is a list of owners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from gpupool.core.errors import OptionsError, PlacementError
+from gpupool.core.options import PoolOptions
+from gpupool.core.topology import NO_DRIVER, Discovery, Gpu, survey
+from gpupool.pool.placement import Placement, place_ranks
+
+GPUS = [Gpu(i, f"GPU-{i}", "NVIDIA H200") for i in range(4)]
+FOUR = survey(GPUS, "", None)
+NONE = survey([], NO_DRIVER, None)
+
+
+def lock_but(*taken: str) -> Callable[[Sequence[str], int], list[str]]:
+    """A lock under which these UUIDs belong to somebody else."""
+
+    def lock(uuids: Sequence[str], number: int) -> list[str]:
+        free = [uuid for uuid in uuids if uuid not in taken]
+        if len(free) < number:
+            raise PlacementError(f"{', '.join(taken)} in use by pid 4711.")
+        return free[:number]
+
+    return lock
+
+
+def placed(found: Discovery = FOUR, taken: Sequence[str] = (), **options: Any) -> Placement:
+    return place_ranks(PoolOptions(**options), lock_but(*taken), found=found, num_cores=8)
+
+
+def uuids(placement: Placement) -> list[str | None]:
+    return [rank.gpu and rank.gpu.uuid for rank in placement.ranks]
+
+
+def test_one_rank_per_gpu_by_default_with_nccl() -> None:
+    placement = placed()
+    assert uuids(placement) == ["GPU-0", "GPU-1", "GPU-2", "GPU-3"]
+    assert (placement.backend, placement.training_backend) == ("nccl", "nccl")
+    assert placement.training_ranks == (0, 1, 2, 3)
+    assert placement.why_cpu == ""
+
+
+def test_fewer_ranks_find_the_gpus_that_are_free() -> None:
+    assert uuids(placed(n=2)) == ["GPU-0", "GPU-1"]
+    assert uuids(placed(n=2, taken=["GPU-0", "GPU-2"])) == ["GPU-1", "GPU-3"]
+    with pytest.raises(PlacementError, match="GPU-0, GPU-2, GPU-3 in use by pid 4711"):
+        placed(n=2, taken=["GPU-0", "GPU-2", "GPU-3"])
+
+
+def test_all_gpus_are_needed_by_default() -> None:
+    with pytest.raises(PlacementError, match="GPU-3 in use"):
+        placed(taken=["GPU-3"])
+
+
+def test_the_gpus_that_were_named_are_needed_as_they_are() -> None:
+    assert uuids(placed(gpus=("3", "0"))) == ["GPU-3", "GPU-0"]
+    assert uuids(placed(gpus=("3", "0"), n=1)) == ["GPU-3"]
+    with pytest.raises(PlacementError, match="GPU-3 in use"):
+        placed(gpus=("3", "0"), n=1, taken=["GPU-3"])
+
+
+@pytest.mark.parametrize("options", [{"n": 6}, {"n": 6, "gpus": ("0", "1", "2", "3")}])
+def test_ranks_beyond_the_gpus_talk_by_gloo_and_the_others_train_by_nccl(
+    options: dict[str, Any],
+) -> None:
+    placement = placed(**options)
+    assert uuids(placement) == ["GPU-0", "GPU-1", "GPU-2", "GPU-3", None, None]
+    assert (placement.backend, placement.training_backend) == ("gloo", "nccl")
+    assert placement.training_ranks == (0, 1, 2, 3)
+    assert {rank.num_threads for rank in placement.ranks} == {1}
+
+
+def test_ranks_beyond_the_gpus_do_not_excuse_a_locked_one() -> None:
+    with pytest.raises(PlacementError, match="GPU-1 in use"):
+        placed(n=6, taken=["GPU-1"])
+
+
+def test_gloo_among_gpus_where_it_was_asked_for() -> None:
+    placement = placed(backend="gloo", n=5)
+    assert (placement.backend, placement.training_backend) == ("gloo", "gloo")
+
+
+@pytest.mark.parametrize("found", [FOUR, NONE])
+def test_cpu_ranks_where_they_were_asked_for_lock_nothing(found: Discovery) -> None:
+    placement = placed(found, device="cpu", n=3, taken=["GPU-0"])
+    assert uuids(placement) == [None, None, None]
+    assert (placement.backend, placement.training_backend) == ("gloo", "gloo")
+    assert placement.training_ranks == (0, 1, 2)
+    assert placement.why_cpu == ""
+
+
+def test_cpu_ranks_where_there_is_no_gpu_and_the_reason() -> None:
+    placement = placed(NONE)
+    assert uuids(placement) == [None, None]
+    assert placement.training_ranks == (0, 1)
+    assert placement.why_cpu == "no NVIDIA driver"
+    assert placed(survey(GPUS, "", "")).why_cpu == "CUDA_VISIBLE_DEVICES='' hides all GPUs"
+
+
+@pytest.mark.parametrize(
+    ("found", "options", "error", "message"),
+    [
+        (
+            NONE,
+            {"device": "gpu"},
+            PlacementError,
+            "device='gpu': no NVIDIA driver. `%gpupool start --cpu` starts CPU ranks.",
+        ),
+        (
+            NONE,
+            {"gpus": ("0",)},
+            PlacementError,
+            "GPU '0' is not there: no NVIDIA driver. `%gpupool start --cpu` starts CPU ranks.",
+        ),
+        (
+            NONE,
+            {"backend": "nccl"},
+            OptionsError,
+            "backend='nccl' needs a GPU for every rank; no NVIDIA driver. Use 'gloo' or 'auto'.",
+        ),
+        (
+            FOUR,
+            {"backend": "nccl", "n": 5},
+            OptionsError,
+            "backend='nccl' needs a GPU for every rank; 4 can be used. Use 'gloo' or 'auto'.",
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_refused_before_anything_is_locked(
+    found: Discovery, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    def never(uuids: Sequence[str], number: int) -> list[str]:
+        raise AssertionError("locked")
+
+    with pytest.raises(error) as caught:
+        place_ranks(PoolOptions(**options), never, found=found, num_cores=8)
+    assert str(caught.value) == message

@@ -1,0 +1,191 @@
+"""Ranks that take no part in training: the others train in a group of their own.
+
+There need not be a GPU for it: which ranks train is plain data for the engines.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from gpupool import Pool, PoolOptions, SpmdError, TrainingOptions, TrainingRun
+from gpupool.pool.result import OutputRecorder
+
+from .conftest import network, samples, train_on, weights
+
+ALL = "x = torch.ones(1); dist.all_reduce(x); x.item()"
+DOUBLE = torch.float64
+SETTINGS: dict[str, Any] = {"batch_size": 12, "lr": 0.1, "epochs": 3}
+
+
+@pytest.fixture(scope="module")
+def spare() -> Iterator[Pool]:
+    """A pool of three where ranks 0 and 1 train, as if they had a GPU each and rank 2 none."""
+    with Pool(PoolOptions(n=3, device="cpu")) as pool:
+        pool.training_ranks = (0, 1)
+        pool.reform_group()
+        assert pool.status().state == "idle"
+        yield pool
+
+
+def test_the_result_is_that_of_one_process(spare: Pool, pools: dict[int, Pool]) -> None:
+    data, held_out = samples(50, DOUBLE), samples(17, DOUBLE, seed=1)
+    ours = train_on(spare, network(DOUBLE), data, validation=held_out, **SETTINGS)
+    alone = train_on(pools[1], network(DOUBLE), data, validation=held_out, **SETTINGS)
+    assert (weights(ours.model) - weights(alone.model)).abs().max() < 1e-12
+    assert ours.history.loss == pytest.approx(alone.history.loss, abs=1e-12)
+    assert [v.num_samples for v in ours.history.validations] == [17] * 3
+    assert ours.history.start is not None
+    assert (ours.history.start.world_size, ours.history.start.backend) == (2, "gloo")
+
+
+def test_the_spare_rank_is_free_while_the_others_train(spare: Pool) -> None:
+    run = TrainingRun(
+        spare, network(), Slow(64), "cross_entropy", TrainingOptions(batch_size=8, epochs=50), None
+    )
+    assert dict(spare.run("rank", ranks=2, timeout_s=30)) == {2: 2}
+    assert not run.done()
+    run.stop()
+    assert run.result().stopped_by == "user"
+    assert dict(spare.run(ALL)) == {0: 3.0, 1: 3.0, 2: 3.0}
+
+
+def test_prediction_is_by_the_ranks_that_train(spare: Pool, tmp_path: Path) -> None:
+    import cloudpickle
+
+    model, data = network(), samples(7)
+    job, result = tmp_path / "job", tmp_path / "out"
+    job.write_bytes(cloudpickle.dumps({"model": model, "dataset": data, "batch_size": 4}))
+    payload = {"job_path": str(job), "result_path": str(result)}
+    ranks = spare.training_ranks
+    recorder = OutputRecorder(ranks, frozenset())
+    spare.execute("predict", dict.fromkeys(ranks, payload), recorder).result()
+    parts = [torch.load(f"{result}.{i}", weights_only=True) for i in range(2)]
+    assert not Path(f"{result}.2").exists()
+    assert torch.allclose(torch.cat(parts), model(data.tensors[0]), atol=1e-6)
+
+
+class Slow(TensorDataset):
+    """Data that takes its time, so that a training lasts."""
+
+    def __init__(self, num: int) -> None:
+        super().__init__(*samples(num).tensors)
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.02)
+        return super().__getitem__(index)
+
+
+class Failing(nn.Module):
+    """A network that raises on one rank alone, in its third step; the other one waits for it."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.inner, self.rank, self.steps = network(), rank, 0
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.steps += 1
+        if self.steps == 3 and int(os.environ["RANK"]) == self.rank:
+            raise ValueError("third step")
+        return self.inner(inputs)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_waits_in_the_training_group_is_freed(spare: Pool, failing: int) -> None:
+    generation = spare.generation
+    started = time.monotonic()
+    with pytest.raises(SpmdError) as caught:
+        train_on(spare, Failing(failing), samples(64), batch_size=8)
+    assert time.monotonic() - started < 20
+    assert caught.value.first.rank == failing
+    assert "ValueError: third step" in str(caught.value)
+    assert caught.value.others() == {"freed from waiting for it": [1 - failing]}
+    assert spare.generation == generation + 1
+    assert dict(spare.run(ALL)) == {0: 3.0, 1: 3.0, 2: 3.0}
+    train_on(spare, network(), samples(16), batch_size=8, epochs=1)
+
+
+def test_both_groups_are_left_when_they_are_formed_again(spare: Pool) -> None:
+    count = (
+        "import os; from torch.distributed import distributed_c10d as c10d\n"
+        "len(os.listdir('/proc/self/fd')), len(c10d._world.pg_map)"
+    )
+    spare.reform_group()
+    before = dict(spare.run(count))
+    for _ in range(10):
+        spare.reform_group()
+    assert spare.status().state == "idle"
+    assert dict(spare.run(count)) == before
+    assert [groups for _, groups in before.values()] == [2, 2, 1]
+
+
+def test_descriptors_stay_flat_while_trainings_are_aborted(spare: Pool) -> None:
+    count = "import os; len(os.listdir('/proc/self/fd'))"
+    counts = []
+    for i in range(8):
+        with pytest.raises(SpmdError):
+            train_on(spare, Failing(i % 2), samples(64), batch_size=8)
+        counts.append(dict(spare.run(count)))
+    # the last traceback may keep one generation's groups
+    assert all(counts[-1][rank] <= counts[1][rank] + 12 for rank in range(3)), counts
+
+
+PROCESS = """
+import sys
+import torch
+import torch.distributed as dist
+from gpupool.core.options import TrainingOptions
+from gpupool.engine import group
+from gpupool.engine.loop import fit
+from tests.training.conftest import network, samples, weights
+
+rank, store, result = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+group.form(store, "gloo", rank, 3, [0, 1], "gloo")
+if rank < 2:
+    world = group.World.here(torch.device("cpu"))
+    assert (world.rank, world.size, world.backend) == (rank, 2, "gloo")
+    options = TrainingOptions(batch_size=12, lr=0.1, epochs=3)
+    model = fit(network(torch.float64), samples(50, torch.float64), "cross_entropy", options,
+                world=world)
+    torch.save(weights(model), f"{result}.{rank}")
+else:
+    assert group.training_group() is None
+total = torch.ones(1)
+dist.all_reduce(total)
+assert total.item() == 3
+group.leave()
+"""
+
+
+def test_three_processes_without_a_pool(pools: dict[int, Pool], tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(PROCESS)
+    root = str(Path(__file__).parents[2])
+    environment = {
+        **os.environ, "PYTHONPATH": root, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+    }  # fmt: skip
+    paths = [str(tmp_path / "store"), str(tmp_path / "weights")]
+    processes = [
+        subprocess.Popen([sys.executable, script, str(rank), *paths], env=environment)
+        for rank in range(3)
+    ]
+    try:
+        assert [process.wait(90) for process in processes] == [0, 0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    alone = train_on(pools[1], network(DOUBLE), samples(50, DOUBLE), **SETTINGS)
+    for rank in range(2):
+        found = torch.load(tmp_path / f"weights.{rank}", weights_only=True)
+        assert (found - weights(alone.model)).abs().max() < 1e-12
