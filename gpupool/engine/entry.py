@@ -20,9 +20,13 @@ from gpupool.data.fetch import refresh_filesystems
 from gpupool.engine import boot, control, execute, group, work
 
 
-def prepare(sys_path: list[str], cwd: str) -> dict[str, Any]:
-    """Make the engine's namespace and search path those of the notebook; tells pid and torch."""
+def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
+    """Make the engine's names, search path, folder and umask the notebook's; tells pid and torch.
+
+    Until here files were made for their owner alone: keys and logs.
+    """
     rank = boot.this_rank()
+    os.umask(umask)
     if Path(cwd).is_dir():
         os.chdir(cwd)
     sys.path.extend(p for p in sys_path if p not in sys.path)

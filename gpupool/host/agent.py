@@ -212,8 +212,12 @@ class Agent:
         return found
 
     def _tell_end(self, name: str, log: Path, status: int) -> None:
-        cause = self._memory.reason() if status == -signal.SIGKILL else ""
-        _tell(event="exited", name=name, status=status, cause=cause, log_tail=_tail(log))
+        tail, cause = _tail(log), ""
+        if status == -signal.SIGKILL:
+            cause = self._memory.reason()
+        elif not tail and os.statvfs(self._folder).f_bavail == 0:  # not even a log can be written
+            cause = f"No space left on device: {self._folder}"
+        _tell(event="exited", name=name, status=status, cause=cause, log_tail=tail)
 
     # ---- the end -------------------------------------------------------------------------
 

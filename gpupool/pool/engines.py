@@ -182,7 +182,8 @@ class Engines:
         if not self._launch.preloaded.wait(0.05):
             progress("importing torch, once for all engines")
         self._wait(self._launch.preloaded.is_set, deadline, "the fork server")
-        self._wait(self._launch.is_controller_up, deadline, "the controller")
+        controller = "the controller (which looks for 20 free ports on 127.0.0.1)"
+        self._wait(self._launch.is_controller_up, deadline, controller)
         try:
             self._client = EngineClient(self._launch.client_file, deadline.left_s)
         except TimeoutError:

@@ -32,8 +32,8 @@ _CONTROLLER_ARGS = (
     "--nodb",
     "--log-level=30",
     "--IPController.use_threads=True",
-    "--HeartMonitor.period=100",
-    "--HeartMonitor.max_heartmonitor_misses=600",
+    "--HeartMonitor.period=200",
+    "--HeartMonitor.max_heartmonitor_misses=300",
 )
 # The agent tells of deaths, sends signals and outlives nobody: neither ipyparallel's nanny (2 s a
 # start) nor an engine's own watch on the controller is needed.

@@ -471,7 +471,16 @@ class Pool:
 
 def notebook_place() -> dict[str, Any]:
     """Where this notebook works: what an engine takes over (`gpupool.engine.entry.prepare`)."""
-    return {"sys_path": [path for path in sys.path if path], "cwd": os.getcwd()}
+    return {
+        "sys_path": [path for path in sys.path if path],
+        "cwd": os.getcwd(),
+        # reading it through os.umask would change it, for other threads too
+        "umask": next(
+            int(line.split()[1], 8)
+            for line in Path("/proc/self/status").read_text().splitlines()
+            if line.startswith("Umask:")
+        ),
+    }
 
 
 def _stop_at_exit(pool: Pool) -> None:

@@ -405,6 +405,43 @@ def test_half_a_connection_file_is_waited_for(scratch: Path) -> None:
     assert list(scratch.iterdir()) == []
 
 
+def test_ranks_draw_different_numbers_though_they_were_forked_from_one_process(
+    pool2: Pool,
+) -> None:
+    code = (
+        "import random, uuid, numpy as np\n(random.random(), np.random.rand(), str(uuid.uuid4()))"
+    )
+    pool2.restart()
+    first, second = pool2.run(code).values()
+    assert all(one != other for one, other in zip(first, second, strict=True))
+
+
+def test_ranks_use_the_threads_they_were_given(no_pool: None) -> None:
+    code = (
+        "import os, threadpoolctl\n"
+        "found = {pool['num_threads'] for pool in threadpoolctl.threadpool_info()}\n"
+        "(torch.get_num_threads(), os.environ['OMP_NUM_THREADS'], found)"
+    )
+    with gpupool.start(n=1, device="cpu") as pool:
+        cores = pool.ranks[0].num_threads
+        assert pool.run(code)[0] == (cores, str(cores), {cores})
+
+
+def test_files_of_the_user_have_the_notebooks_mode_and_those_of_the_pool_their_owners(
+    pool2: Pool, tmp_path: Path
+) -> None:
+    before = os.umask(0o027)
+    try:
+        pool2.restart()
+    finally:
+        os.umask(before)
+    pool2.run(f"open({str(tmp_path / 'file')!r} + str(rank), 'w').close()")
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o640}
+    for path in folder_of(pool2).rglob("*"):
+        forbidden = 0o077 if "security" in path.parts or path.suffix == ".log" else 0
+        assert path.stat().st_mode & forbidden == 0
+
+
 # ---- deaths ----------------------------------------------------------------------------------
 
 

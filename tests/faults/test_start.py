@@ -1,0 +1,141 @@
+"""A start that cannot succeed says why and leaves nothing; one that can is not disturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.pool.processes import gone, until
+
+START = """
+import json, sys, tempfile
+import gpupool
+tempfile.gettempdir()  # a folder that can be written to at this moment
+{first}
+try:
+    with gpupool.start(n=2, device="cpu", timeout_s=15) as pool:
+        print(json.dumps(dict(pool.run("x = torch.ones(1); dist.all_reduce(x); x.item()"))))
+        {then}
+except gpupool.GpuPoolError as error:
+    print(json.dumps({{"kind": type(error).__name__, "text": str(error)}}))
+import psutil
+from gpupool.pool import agent
+print(json.dumps([child.pid for child in psutil.Process().children(recursive=True)]))
+"""
+
+
+# a write that does not fit is cut short, so that no byte is left free
+FILL = "open(tempfile.gettempdir() + '/filler', 'wb', 0).write(b'x' * (1 << 20))"
+
+
+def start(folder: Path, *prefix: str, first: str = "", then: str = "pass") -> list[object]:
+    """What a notebook of its own, with its temporary files in `folder`, has to tell."""
+    done = subprocess.run(
+        [*prefix, sys.executable, "-c", START.format(first=first, then=then)],
+        env={**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB, mounted for one test."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)], capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"needs to mount a tmpfs: {mounted.stderr.decode().strip()}")
+    yield tmp_path
+    subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+
+
+def test_a_full_disk_is_named_and_nothing_is_left(small_disk: Path) -> None:
+    told, left = start(small_disk, first=FILL)
+    assert isinstance(told, dict)
+    assert told["kind"] == "PoolStartError"
+    assert "No space left on device" in told["text"]
+    assert "othing was left running" in told["text"]
+    assert isinstance(left, list)
+    assert gone(*left)
+    until(lambda: [p.name for p in small_disk.iterdir()] == ["filler"], 3.0)
+
+
+def test_a_disk_that_fills_up_later_costs_no_pool(small_disk: Path) -> None:
+    then = f"{FILL}; print(json.dumps(dict(pool.run('rank * 2'))))"
+    first, second, _ = start(small_disk, then=then)
+    assert first == {"0": 2.0, "1": 2.0}
+    assert second == {"0": 0, "1": 2}
+
+
+def in_a_network_of_its_own(low: int, high: int) -> list[str]:
+    """A command prefix: a network with loopback alone, and only these ports to give away."""
+    script = (
+        f"ip link set lo up && echo {low} {high} > /proc/sys/net/ipv4/ip_local_port_range "
+        '&& exec "$@"'
+    )
+    prefix = ["unshare", "--net", "sh", "-c", script, "sh"]
+    tried = subprocess.run([*prefix, "true"], capture_output=True)
+    if tried.returncode != 0:
+        pytest.skip(f"needs a network namespace: {tried.stderr.decode().strip()}")
+    return prefix
+
+
+def test_taken_ports_are_named_and_nothing_is_left(tmp_path: Path) -> None:
+    told, left = start(tmp_path, *in_a_network_of_its_own(40000, 40006))
+    assert isinstance(told, dict)
+    assert told["kind"] == "PoolStartError"
+    assert "the controller (which looks for 20 free ports on 127.0.0.1) did not" in told["text"]
+    assert isinstance(left, list)
+    assert gone(*left)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_machine_without_a_network_is_enough(tmp_path: Path) -> None:
+    first, *_ = start(tmp_path, *in_a_network_of_its_own(32768, 60999))
+    assert first == {"0": 2.0, "1": 2.0}
+
+
+def test_a_torch_that_cannot_be_imported_is_the_reason_given(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "torch.py").write_text("raise ImportError('libcudart.so.99: cannot open')")
+    told, left = start(tmp_path, "env", f"PYTHONPATH={broken}:{Path.cwd()}")
+    assert isinstance(told, dict)
+    assert told["kind"] == "PoolStartError"
+    assert "the fork server of the pool ended with exit status 1" in told["text"]
+    assert "ImportError: libcudart.so.99: cannot open" in told["text"]
+    assert isinstance(left, list)
+    assert gone(*left)
+
+
+def test_the_agent_that_load_ext_started_is_not_seen_in_the_way() -> None:
+    """What a user pays who never starts a pool: two processes, and nothing in the foreground."""
+    script = (
+        "import sys, time\nfrom IPython.core.interactiveshell import InteractiveShell as S\n"
+        "S.instance().run_line_magic('load_ext', 'gpupool')\n"
+        "print('torch' in sys.modules, 'ipyparallel' in sys.modules, flush=True)\ntime.sleep(60)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "False False\n"
+        client = psutil.Process(process.pid)
+        until(lambda: len(client.children(recursive=True)) == 2, 10.0)
+        agent, server = client.children(recursive=True)
+        until(lambda: server.cpu_times().user > 0.5, 30.0)  # it imports torch meanwhile
+        until(lambda: server.status() == psutil.STATUS_SLEEPING, 30.0)
+        assert agent.num_threads() == server.num_threads() == 1
+        process.kill()
+    until(lambda: gone(agent.pid, server.pid), 3.0)
