@@ -215,8 +215,8 @@ class Agent:
         tail, cause = _tail(log), ""
         if status == -signal.SIGKILL:
             cause = self._memory.reason()
-        elif not tail and os.statvfs(self._folder).f_bavail == 0:  # not even a log can be written
-            cause = f"No space left on device: {self._folder}"
+        elif not tail and _is_full(log.parent):  # not even a log could be written
+            cause = f"No space left on device: {log.parent}"
         _tell(event="exited", name=name, status=status, cause=cause, log_tail=tail)
 
     # ---- the end -------------------------------------------------------------------------
@@ -285,6 +285,13 @@ def _user() -> str:
 def _signal_group(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        return os.statvfs(folder).f_bavail == 0
+    except OSError:  # the folder is gone: something else is wrong
+        return False
 
 
 def _tail(log: Path) -> str:
