@@ -69,10 +69,14 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """What `%unload_ext gpupool` calls: takes the magics away again; a running pool goes on."""
+    """What `%unload_ext gpupool` calls: takes the magics away again; a running pool goes on, an
+    agent without one ends."""
     from gpupool.notebook import magics
+    from gpupool.pool import agent, session
 
     magics.unregister(shell)
+    if session.find() is None:
+        agent.close()
 
 
 if TYPE_CHECKING:

@@ -219,6 +219,33 @@ def test_the_help_lists_every_command_and_option(terminal: Terminal) -> None:
     assert all(option in cell_help for option in spmd_parser().option_names())
 
 
+def test_a_rank_is_restarted_and_the_others_keep_their_variables(terminal: Terminal) -> None:
+    terminal.run("%%spmd\nkept = 10 + rank")
+    before = terminal.run("%gpupool").stdout.splitlines()
+    after = terminal.run("%gpupool restart 1").stdout.splitlines()
+    assert "generation" in after[0]
+    assert before[1] == after[1]  # with its pid
+    assert before[2] != after[2]
+    shown = terminal.run("%%spmd --view ranks\nprint('kept' in globals())").stdout
+    assert re.findall(r"True|False", shown) == ["True", "False"]
+    assert "write all, 0, 0,2" in terminal.run("%gpupool restart nonsense").stdout
+
+
+def test_leftovers_are_told_and_reaped_by_name_of_the_command_only(terminal: Terminal) -> None:
+    nothing = "Nothing is left of earlier pools."
+    assert nothing in terminal.run("%gpupool leftovers").stdout
+    assert terminal.run("%gpupool leftovers --reap").stdout == f"{nothing}\n"
+
+
+def test_unloading_ends_the_agent_but_not_one_that_has_a_pool(terminal: Terminal) -> None:
+    agent = "from gpupool.pool import agent; print(agent.warm().pid)"
+    pid = terminal.run(agent).stdout
+    terminal.run("%unload_ext gpupool")
+    assert terminal.run(agent).stdout == pid
+    terminal.run("%load_ext gpupool")
+    assert terminal.run("%spmd rank").success
+
+
 def test_stopping_ends_the_pool(terminal: Terminal) -> None:
     assert terminal.run("%gpupool stop").stdout == "Pool stopped.\n"
     assert terminal.run("%gpupool").stdout.startswith("No pool runs")
