@@ -62,21 +62,21 @@ def load_ipython_extension(shell: Any) -> None:
     """What `%load_ext gpupool` calls: registers the magics, and has torch imported by the time it
     is needed, in another process in the background."""
     from gpupool.notebook import magics
-    from gpupool.pool import agent
+    from gpupool.pool import agent, session
 
     magics.register(shell)
-    agent.warm()
+    if session.find() is None:
+        agent.warm()
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """What `%unload_ext gpupool` calls: takes the magics away again; a running pool goes on, an
-    agent without one ends."""
+    agent that waits for one ends."""
     from gpupool.notebook import magics
-    from gpupool.pool import agent, session
+    from gpupool.pool import agent
 
     magics.unregister(shell)
-    if session.find() is None:
-        agent.close()
+    agent.close()
 
 
 if TYPE_CHECKING:

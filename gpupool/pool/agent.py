@@ -1,7 +1,8 @@
-"""The host agent as the client sees it: one, warm or in use. Runs on the client.
+"""The host agent as the client sees it: warm, or in use by a pool. Runs on the client.
 
 `%load_ext gpupool` starts the agent (`gpupool/host/agent.py`) in the background, so that torch is
-imported by the time it is needed. It serves the pools of this notebook one after the other.
+imported by the time it is needed. A pool takes it and gives it back when it is stopped: the next
+pool of this notebook finds it warm.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ WARM_S = 600.0  # how long an agent without a pool stays
 _STOP_TIMEOUT_S = 5.0
 
 OnEvent = Callable[[dict[str, Any]], None]
-_current: HostAgent | None = None
+_warm: HostAgent | None = None
 
 
 class HostAgent:
@@ -87,30 +88,31 @@ class HostAgent:
         return self._process.poll() is None and self._read_at_start == _read_at_start()
 
     @property
-    def is_ours(self) -> bool:
+    def _is_ours(self) -> bool:
         """Whether this process has started it; a child that the notebook forks has no say."""
         return os.getpid() == self._client_pid
 
     def command(self, **command: Any) -> None:
         """Send one command. A dead agent is told of by an event; here nobody is left to hear."""
         assert self._process.stdin is not None
-        if not self.is_ours:
+        if not self._is_ours:
             return
         with self._write_lock, contextlib.suppress(BrokenPipeError, ValueError):
             self._process.stdin.write(json.dumps(command) + "\n")
             self._process.stdin.flush()
 
-    def close(self) -> int:
-        """End it, and with it all it has started; returns its exit status. May be called again."""
+    def close(self) -> None:
+        """End it, and with it all it has started. May be called again."""
+        if not self._is_ours:
+            return
         assert self._process.stdin is not None
         with self._write_lock, contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_TIMEOUT_S)
         self._process.kill()  # its children die with it; no effect when it has ended
-        status = self._process.wait()
+        self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
-        return status
 
     def _read_events(self) -> None:
         assert self._process.stdout is not None
@@ -122,26 +124,43 @@ class HostAgent:
         self.on_event({"event": "gone", "status": status})
 
 
-def warm() -> HostAgent:
-    """The agent for the next pool, started in the background if need be; returns at once.
+def warm() -> None:
+    """Start an agent in the background, if none is waiting; returns at once.
 
     Nobody has to use it: it ends by itself after `WARM_S` seconds without a pool.
     """
-    global _current
-    if _current is None:
+    global _warm
+    if _warm is None:
         atexit.register(close)
-    elif not _current.usable:
+    elif not _warm.usable:
         close()
-    if _current is None:
-        _current = HostAgent()
-    return _current
+    if _warm is None:
+        _warm = HostAgent()
+
+
+def take() -> HostAgent:
+    """The agent for a pool, which is its only one until it is given back."""
+    global _warm
+    warm()
+    assert _warm is not None
+    agent, _warm = _warm, None
+    return agent
+
+
+def give_back(agent: HostAgent) -> None:
+    """Keep an agent that has no pool any more for the next one."""
+    global _warm
+    if _warm is None and agent.usable:
+        _warm = agent
+    else:
+        agent.close()
 
 
 def close() -> None:
-    """End the agent, if there is one."""
-    global _current
-    agent, _current = _current, None
-    if agent is not None and agent.is_ours:
+    """End the agent that is waiting, if there is one."""
+    global _warm
+    agent, _warm = _warm, None
+    if agent is not None:
         agent.close()
 
 

@@ -52,7 +52,7 @@ class Launch:
     """
 
     def __init__(self, on_exit: Callable[[str, str, str], None]) -> None:
-        self._agent = agent.warm()
+        self._agent = agent.take()
         self._agent.num_pools += 1
         self._agent.on_event = self._on_event
         self.folder = self._agent.folder / f"pool{self._agent.num_pools}"
@@ -130,13 +130,15 @@ class Launch:
         if self._stopped.is_set():
             return
         self._agent.command(op="stop")
-        if not self._stopped.wait(_REPLY_TIMEOUT_S):  # the agent itself is stopped, or stuck
+        if self._stopped.wait(_REPLY_TIMEOUT_S):
+            agent.give_back(self._agent)
+        else:  # the agent itself is stopped, or stuck
             self.abandon()
 
     def abandon(self) -> None:
         """End every process, the agent too."""
         self._stopped.set()
-        agent.close()
+        self._agent.close()
 
     def _spawn(self, name: str, target: str, argv: Sequence[str], env: dict[str, str]) -> None:
         self._agent.command(

@@ -237,13 +237,23 @@ def test_leftovers_are_told_and_reaped_by_name_of_the_command_only(terminal: Ter
     assert terminal.run("%gpupool leftovers --reap").stdout == f"{nothing}\n"
 
 
-def test_unloading_ends_the_agent_but_not_one_that_has_a_pool(terminal: Terminal) -> None:
-    agent = "from gpupool.pool import agent; print(agent.warm().pid)"
-    pid = terminal.run(agent).stdout
-    terminal.run("%unload_ext gpupool")
-    assert terminal.run(agent).stdout == pid
-    terminal.run("%load_ext gpupool")
+def test_loading_and_unloading_do_not_touch_the_agent_of_a_running_pool(
+    terminal: Terminal,
+) -> None:
+    children = "import psutil; print([p.name() for p in psutil.Process().children()])"
+    for command in ("%load_ext gpupool", "%unload_ext gpupool", "%load_ext gpupool"):
+        terminal.run(command)
+        assert terminal.run(children).stdout == "['gpupool:agent']\n"
     assert terminal.run("%spmd rank").success
+
+
+def test_unloading_ends_an_agent_that_waits(fresh: Terminal) -> None:
+    children = "import psutil; print([p.name() for p in psutil.Process().children()])"
+    fresh.run("%gpupool stop")
+    assert fresh.run(children).stdout == "['gpupool:agent']\n"
+    fresh.run("%unload_ext gpupool")
+    assert fresh.run(children).stdout == "[]\n"
+    fresh.run("%load_ext gpupool")
 
 
 def test_stopping_ends_the_pool(terminal: Terminal) -> None:

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 import gpupool
-from gpupool import Pool, PoolError, PoolStartError, SpmdError
+from gpupool import Pool, PoolError, PoolOptions, PoolStartError, SpmdError
 from gpupool.core.errors import EngineDiedError, NoPoolError, OptionsError, PlacementError
 from gpupool.pool import agent, session
 from gpupool.pool.launch import Launch
@@ -356,6 +356,14 @@ def test_a_pool_of_one_as_a_context_manager(no_pool: None) -> None:
         pid = engine_pid(pool, 0)
     assert gone(pid)
     assert session.find() is None
+
+
+def test_two_pools_of_one_process_do_not_touch_each_other(pool2: Pool) -> None:
+    pool2.run("kept = 1")
+    with Pool(PoolOptions(n=1, device="cpu")) as other:
+        assert family(other)["agent"] != family(pool2)["agent"]
+        assert dict(other.run(SUM)) == {0: 1.0}
+    assert dict(pool2.run("kept")) == {0: 1, 1: 1}
 
 
 def test_a_pool_that_nobody_uses_stops_itself(no_pool: None) -> None:
