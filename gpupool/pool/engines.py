@@ -117,11 +117,16 @@ class Engines:
         for rank in ranks:
             self._launch.signal(rank)
 
-    def control(self, request: str) -> None:
-        """Send a control request to every rank, busy or not."""
+    def control(
+        self,
+        request: str,
+        content: dict[str, Any] | None = None,
+        ranks: Sequence[int] | None = None,
+    ) -> dict[int, Future[dict[str, Any]]]:
+        """Send a control request to every rank (or these), busy or not: rank -> its answer."""
         assert self._client is not None
-        for rank in self.alive_ranks():
-            self._client.control(rank, request)
+        chosen = [r for r in self.alive_ranks() if ranks is None or r in ranks]
+        return {rank: self._client.control(rank, request, content) for rank in chosen}
 
     def new_file(self, name: str) -> Path:
         """A new path in the private folder, which every rank of this host can read."""

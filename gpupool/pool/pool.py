@@ -15,24 +15,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gpupool.core import environ, topology
+from gpupool.core import topology
 from gpupool.core.errors import OptionsError, PoolError, PoolStartError
+from gpupool.core.masking import Secrets, redact, redact_all
 from gpupool.core.options import PoolOptions, parse_ranks
 from gpupool.core.topology import Rank
-from gpupool.pool.credentials import AWS_NAMES, aws_variables
 from gpupool.pool.engines import Engines, Progress, with_log
+from gpupool.pool.environment import Environment, variables_at_start
 from gpupool.pool.execution import Execution, OnOutput
 from gpupool.pool.result import OutputRecorder, SpmdResult
-
-# Names (never values) that this notebook has propagated: its next pool gets them too.
-_remembered_env: dict[str, None] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
     """A pool at one moment. `state` is "idle", "busy", "broken" or "stopped"; `reason` why broken.
 
-    `env` maps the names of propagated variables to fingerprints of their values.
+    `env` maps the names of propagated variables to fingerprints of their values; `credentials`
+    says until when the AWS credentials are good that `--aws` has sent.
     """
 
     state: str
@@ -43,6 +42,7 @@ class PoolStatus:
     pids: Mapping[int, int]
     env: Mapping[str, str]
     idle_left_s: float | None
+    credentials: str = ""
 
 
 class Pool:
@@ -51,7 +51,6 @@ class Pool:
     def __init__(self, options: PoolOptions, progress: Progress = lambda line: None) -> None:
         self.options = options
         self.generation = 0
-        self._env: dict[str, str] = {}
         self._broken = ""
         self._log_tail = ""  # of the process whose end broke the pool
         self._stopped = False
@@ -60,23 +59,22 @@ class Pool:
         device = "gpu" if options.gpus else options.device
         self.ranks = tuple(topology.place(chosen, options.n, device, topology.num_usable_cores()))
         self.backend = self._choose_backend()
-        variables = {
-            **environ.select(_remembered_env, os.environ, strict=False),
-            **environ.select(options.env, os.environ),
-        }
+        variables = variables_at_start(options.env)
         self._engines = Engines(self.ranks, self._on_loss)
+        self.environment = Environment(self._engines)
         try:
             self._engines.start(options.timeout_s, progress)
             payload = {"sys_path": [path for path in sys.path if path], "cwd": os.getcwd()}
             self._engines.call_all("prepare", payload)
-            self.set_environment(variables)
+            self.environment.start(variables)
             self._form_group()
         except PoolStartError:
             self.stop()
             raise
         except PoolError as error:
             self.stop()
-            message = f"the pool did not come up; nothing was left running. {error}"
+            reason = redact(str(error), self.hidden_values())
+            message = f"the pool did not come up; nothing was left running. {reason}"
             raise PoolStartError(message) from None
         except BaseException:
             self.stop()
@@ -151,22 +149,17 @@ class Pool:
 
         Args:
             names_or_globs: such as "HF_TOKEN" or "AWS_*".
-            aws: also send what the notebook's own AWS credential chain finds (profile, SSO, role).
+            aws: also send what the notebook's own AWS credential chain finds (profile, SSO, role),
+                and again before it expires, for as long as the pool lives.
             unset: remove the variables from the ranks instead.
 
         Returns:
             Name -> fingerprint of the value; values are never shown.
         """
+        self._require_usable()
         if unset:
-            return self._unset_env(names_or_globs)
-        variables = environ.select(names_or_globs, os.environ)
-        missing: list[str] = []
-        if aws:
-            variables |= aws_variables()
-            missing = [name for name in AWS_NAMES if name not in variables]
-        self.set_environment(variables, unset=missing)
-        _remembered_env.update(dict.fromkeys(environ.select(names_or_globs, os.environ)))
-        return {name: environ.fingerprint(value) for name, value in variables.items()}
+            return dict.fromkeys(self.environment.unset(names_or_globs), "")
+        return self.environment.propagate(names_or_globs, aws)
 
     def interrupt(self) -> None:
         """Send SIGINT to the ranks that are busy."""
@@ -184,13 +177,14 @@ class Pool:
             generation=self.generation,
             ranks=self.ranks,
             pids=self._engines.pids,
-            env={name: environ.fingerprint(value) for name, value in self._env.items()},
+            env=self.environment.fingerprints,
             idle_left_s=self._idle_left_s(),
+            credentials=self.environment.credentials,
         )
 
     def log(self, rank: int, num_lines: int = 50) -> str:
         """The last lines of an engine's log: what it printed outside of cells."""
-        text = environ.redact(self._engines.log(self.select_ranks(rank)[0]), self.hidden_values())
+        text = redact(self._engines.log(self.select_ranks(rank)[0]), self.hidden_values())
         return "\n".join(text.splitlines()[-num_lines:])
 
     def stop(self) -> None:
@@ -198,6 +192,7 @@ class Pool:
         if self._stopped:
             return
         self._stopped = True
+        self.environment.close()
         self._engines.stop()
 
     def __enter__(self) -> Pool:
@@ -242,6 +237,8 @@ class Pool:
 
         def on_message(kind: str, content: Any) -> None:
             if on_output is not None:
+                if kind == "events":  # what else comes is masked by the recorder, chunk by chunk
+                    content = redact_all(content, self.hidden_values())
                 on_output(rank, kind, content)
 
         return self._engines.call(rank, name, payload, on_message)
@@ -262,22 +259,14 @@ class Pool:
         """A new path in the pool's private folder, which every rank of this host can read."""
         return self._engines.new_file(name)
 
-    def hidden_values(self) -> frozenset[str]:
-        """The secret values that must not be shown."""
-        return environ.secret_values(self._env)
+    def hidden_values(self) -> Secrets:
+        """The secret values that must not be shown: those of now and those that are sent later."""
+        return self.environment.secrets
 
     def set_environment(self, variables: Mapping[str, str], unset: Sequence[str] = ()) -> None:
         """Set and remove variables on every rank, over the signed channel."""
         self._require_usable()
-        if not variables and not unset:
-            return
-        payload = {"variables": dict(variables), "unset": list(unset)}
-        # First, so that whatever goes wrong on a rank is masked already.
-        self._env = {k: v for k, v in {**self._env, **variables}.items() if k not in unset}
-        for rank, reply in self._engines.call_all("set_environment", payload).items():
-            if "error" in reply:
-                text = environ.redact(reply["error"]["evalue"], self.hidden_values())
-                raise PoolError(f"rank {rank} has the new variables, but: {text}")
+        self.environment.set(variables, unset)
 
     def reform_group(self) -> None:
         """Form the group again, one generation higher, if every rank is there to join."""
@@ -289,7 +278,7 @@ class Pool:
 
     def mark_broken(self, reason: str) -> None:
         """From now on every run is refused with this reason."""
-        self._broken = self._broken or reason
+        self._broken = self._broken or redact(reason, self.hidden_values())
 
     # ---- inside --------------------------------------------------------------------------
 
@@ -312,13 +301,6 @@ class Pool:
                 )
         self.generation = generation
 
-    def _unset_env(self, names_or_globs: Sequence[str]) -> dict[str, str]:
-        names = list(environ.select(names_or_globs, self._env, strict=False))
-        self.set_environment({}, unset=names)
-        for name in names:
-            _remembered_env.pop(name, None)
-        return dict.fromkeys(names, "")
-
     def _require_usable(self) -> None:
         if self._stopped:
             raise PoolError(
@@ -331,7 +313,7 @@ class Pool:
     def _on_loss(self, sentence: str, log_tail: str) -> None:
         """A process of ours has ended; called from a background thread."""
         if not self._broken:
-            self._log_tail = environ.redact(log_tail, self.hidden_values())
+            self._log_tail = redact(log_tail, self.hidden_values())
         self.mark_broken(sentence)
 
     def _idle_left_s(self) -> float | None:

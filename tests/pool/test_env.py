@@ -12,7 +12,7 @@ import pytest
 
 import gpupool
 from gpupool import OptionsError, Pool, SpmdError
-from gpupool.core.environ import MASK
+from gpupool.core.masking import MASK
 from gpupool.pool import session
 from tests.pool.processes import family, folder_of
 
