@@ -90,9 +90,14 @@ class Renewal:
             f"{self._reason}. Log in again (`aws sso login`), or send others: `%gpupool env --aws`."
         )
 
+    @property
+    def due_s(self) -> float:
+        """Seconds until the next try, by the clock; negative when it is overdue."""
+        return self._due - self._clock()
+
     def _run(self) -> None:
-        while not self._closed.wait(min(_SLICE_S, max(0.05, self._due - self._clock()))):
-            if self._clock() >= self._due:
+        while not self._closed.wait(min(_SLICE_S, max(0.05, self.due_s))):
+            if self.due_s <= 0:
                 self._renew()
 
     def _renew(self) -> None:
