@@ -12,6 +12,7 @@ from typing import Any
 
 from gpupool.core import environ
 from gpupool.data.fetch import refresh_filesystems
+from gpupool.engine import log
 from gpupool.engine.abort import abort_collectives
 
 STOP_REQUEST = "gpupool_stop_request"  # end the training after the next report
@@ -58,6 +59,7 @@ def set_environment(variables: Mapping[str, str], unset: list[str], refresh: boo
         refresh: also have open file systems take new credentials. Not needed for keys that replace
             others with an expiry (AWS_CREDENTIAL_EXPIRATION): botocore reads the variables again.
     """
+    log.hide(environ.secret_values(variables))
     environ.apply(variables, unset)
     if refresh:
         refresh_filesystems()

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from IPython.core.getipython import get_ipython
 
-from gpupool.engine import boot, control, execute, group, work
+from gpupool.engine import boot, control, execute, group, log, work
 
 
 def prepare(sys_path: list[str], cwd: str) -> dict[str, Any]:
@@ -28,6 +28,7 @@ def prepare(sys_path: list[str], cwd: str) -> dict[str, Any]:
     shell: Any = get_ipython()
     shell.user_ns.update(namespace, device=torch.device(rank["device"]), torch=torch, dist=dist)
     control.install()
+    log.mask()
     execute.disarm_exit()
     return {"pid": os.getpid(), "torch": str(torch.__version__)}
 

@@ -168,6 +168,16 @@ def test_the_kernel_turns_descriptor_2_into_a_pipe_to_itself(pool2: Pool) -> Non
     assert str(pool2.run("import os; os.readlink('/proc/self/fd/2')")[0]).startswith("pipe:")
 
 
+def test_the_kernel_echoes_through_a_descriptor_that_can_be_replaced(pool2: Pool) -> None:
+    """`_original_stdstream_copy`, in engine/log.py."""
+    code = "import os, sys; os.readlink(f'/proc/self/fd/{sys.STREAM._original_stdstream_copy}')"
+    for stream in ("stdout", "stderr"):
+        targets = pool2.run(code.replace("STREAM", stream))
+        assert all(target.startswith("pipe:") for target in targets.values())
+    pool2.run("os.write(1, b'to descriptor 1\\n'); os.write(2, b'to descriptor 2\\n')")
+    until(lambda: {"to descriptor 1", "to descriptor 2"} <= set(pool2.log(1).splitlines()), 5)
+
+
 def test_torch_lists_its_process_groups_and_they_can_be_aborted(pool2: Pool) -> None:
     """`distributed_c10d._world.pg_map` and `ProcessGroup.abort`, in engine/abort.py."""
     code = (
