@@ -82,6 +82,32 @@ def test_the_notebooks_own_credential_chain_reaches_the_ranks(
     assert dict(pool2.run(count)) == {0: 100, 1: 100}
 
 
+def test_file_systems_are_connected_anew_while_they_read(
+    pool2: Pool, s3: SeaweedServer, photos_url: str
+) -> None:
+    """Keys sent by hand in the middle of a loop: it goes on, and no read of it fails."""
+    os.environ.update(s3.env)
+    pool2.propagate_env("AWS_*")
+    loop = """
+import os, s3fs
+filesystem = s3fs.S3FileSystem()
+names = filesystem.find("photos/test")
+num_read = 0
+while "GPUPOOL_ENOUGH" not in os.environ:
+    assert all(len(content) > 100 for content in filesystem.cat(names[:20]).values())
+    num_read += 20
+num_read
+"""
+    execution = pool2.begin(loop, ranks=(0, 1), on_output=lambda *_: None, timeout_s=60)
+    for _ in range(8):
+        assert not execution.wait(0.3)
+        pool2.propagate_env("AWS_*")
+    os.environ["GPUPOOL_ENOUGH"] = "1"
+    pool2.propagate_env("GPUPOOL_ENOUGH")
+    assert all(int(reply["text"]) > 20 for reply in execution.result().values())
+    pool2.propagate_env("GPUPOOL_ENOUGH", unset=True)
+
+
 def test_a_loop_that_reads_survives_that_its_keys_expire_and_are_refused(
     pool2: Pool, s3: SeaweedServer, photos_url: str, tmp_path: Path
 ) -> None:

@@ -40,7 +40,9 @@ token = credentials.get_frozen_credentials().token
 def forgetful(pool2: Pool) -> Iterator[Pool]:
     """Two ranks that lose the AWS credentials of the test at its end."""
     yield pool2
-    session.current_pool(create=True).propagate_env("AWS_*", unset=True)
+    pool = session.find()  # not a new one: that would inherit this test's AWS_PROFILE
+    if pool is not None:
+        pool.propagate_env("AWS_*", unset=True)
 
 
 @pytest.fixture
@@ -145,6 +147,7 @@ def test_a_pool_starts_without_the_credentials_that_are_not_there_any_more(
         issuer.fail("")
         pool.propagate_env(aws=True)
         assert "renewed automatically" in pool.status().credentials
+        pool.propagate_env("AWS_*", unset=True)
 
 
 def test_keys_of_the_users_choice_end_the_renewal(forgetful: Pool, issuer: Issuer) -> None:
