@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -140,7 +141,8 @@ class SeaweedServer:
         folder = Path(tempfile.mkdtemp(prefix="gpupool-s3-"))  # mode 0700
         self._cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
         (folder / "data").mkdir()
-        self._write_identity(folder / "s3.json")
+        self._config = folder / "s3.json"
+        self._write_identities(reader={})
         ports = _free_ports(len(_PORTS))
         self.endpoint = f"http://127.0.0.1:{ports[0]}"
         command = [sys.executable, "-S", "-c", _TIED_TO_PARENT, str(os.getpid()), find_weed()]
@@ -152,12 +154,30 @@ class SeaweedServer:
             )
         self._cleanup.callback(_end, self._process)
 
-    def _write_identity(self, path: Path) -> None:
-        keys = {"accessKey": self.access_key, "secretKey": self._secret_key}
-        actions = ["Admin", "Read", "List", "Tagging", "Write"]
-        identity = {"name": "demo", "credentials": [keys], "actions": actions}
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump({"identities": [identity]}, file)
+    def set_reader_keys(self, keys: Mapping[str, str]) -> None:
+        """Let these keys (id to secret) read, and refuse those of an earlier call; within 0.1 s."""
+        self._write_identities(reader=keys)
+        os.kill(self.pid, signal.SIGHUP)
+
+    def _write_identities(self, reader: Mapping[str, str]) -> None:
+        mine = {self.access_key: self._secret_key}
+        everything = ["Admin", "Read", "List", "Tagging", "Write"]
+        identities = [
+            {
+                "name": name,
+                "credentials": [{"accessKey": k, "secretKey": v} for k, v in keys.items()],
+                "actions": actions,
+            }
+            for name, keys, actions in (
+                ("demo", mine, everything),
+                ("reader", reader, ["Read", "List"]),
+            )
+            if keys
+        ]
+        new = self._config.with_suffix(".new")  # the server never sees half a file
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump({"identities": identities}, file)
+        new.replace(self._config)
 
     def _wait_until_writable(self, deadline: float) -> None:
         """One object written proves that the S3 gate, the filer and a volume are all there."""

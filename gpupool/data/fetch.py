@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import fsspec
+import fsspec.asyn
 
 from gpupool.core.errors import CredentialsError, DataError, DataNotFoundError
 
@@ -44,6 +45,7 @@ _NO_KEY_ERRORS = {
 _UNREACHABLE_ERRORS = {"EndpointConnectionError", "ConnectTimeoutError"}
 # Set when a key was refused: the user may have set another one by the next try.
 _refused = threading.Event()
+_RECONNECT_S = 10.0  # finding credentials may ask the machine's metadata service
 _SECRET_NAME = re.compile(r"secret|token|passw|key|credential|sas|connection_string", re.IGNORECASE)
 
 
@@ -155,16 +157,27 @@ def refresh_filesystems() -> None:
     An s3fs instance keeps the keys that it found first, and fsspec hands the same instance out
     again. Instances that can connect anew do so in place, so that those a user holds work too;
     the others are forgotten, and the next use makes new ones. No object store is asked anything.
+
+    May be called in any thread while others read: an instance changes in the thread of its event
+    loop, between the steps of what runs there, and a read under way ends on its old connection.
+
     Raises CredentialsError if the new settings name credentials that are not there.
     """
-    for kind in _subclasses(fsspec.AbstractFileSystem):
+    for kind in list(_subclasses(fsspec.AbstractFileSystem)):
         if not hasattr(kind, "set_session"):
             kind.clear_instance_cache()
             continue
-        for filesystem in list(kind._cache.values()):
-            filesystem.invalidate_cache()
+        for token, filesystem in list(kind._cache.items()):
+            if filesystem.asynchronous:  # in an event loop of the user's
+                kind._cache.pop(token, None)
+                continue
             with Folder("s3://")._faults_named():
-                filesystem.connect(refresh=True)
+                fsspec.asyn.sync(filesystem.loop, _reconnect, filesystem, timeout=_RECONNECT_S)
+
+
+async def _reconnect(filesystem: Any) -> None:
+    filesystem.invalidate_cache()
+    await filesystem.set_session(refresh=True)
 
 
 def store_error(error: BaseException, folder: Folder, path: str) -> DataError:

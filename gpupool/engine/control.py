@@ -7,13 +7,17 @@ touches nothing that the main thread uses.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from gpupool.core import environ
+from gpupool.data.fetch import refresh_filesystems
+from gpupool.engine import log
 from gpupool.engine.abort import abort_collectives
 
 STOP_REQUEST = "gpupool_stop_request"  # end the training after the next report
 ABORT_REQUEST = "gpupool_abort_request"  # get out of the collective
+ENVIRONMENT_REQUEST = "gpupool_environment_request"  # set and remove environment variables
 
 _stop = threading.Event()
 
@@ -25,16 +29,47 @@ def install() -> None:
     shell: Any = get_ipython()
     kernel = shell.kernel
 
-    def answer(request: str, act: Callable[[], object]) -> None:
-        def handler(stream: Any, ident: Any, parent: Any) -> None:
-            act()
+    def handler(request: str) -> Callable[[Any, Any, Any], None]:
+        def handle(stream: Any, ident: Any, parent: Any) -> None:
             reply = request.replace("request", "reply")
-            kernel.session.send(stream, reply, content={"status": "ok"}, parent=parent, ident=ident)
+            content = answer(request, parent["content"])
+            kernel.session.send(stream, reply, content=content, parent=parent, ident=ident)
 
-        kernel.control_handlers[request] = handler
+        return handle
 
-    answer(STOP_REQUEST, _stop.set)
-    answer(ABORT_REQUEST, abort_collectives)
+    kernel.control_handlers.update({request: handler(request) for request in _ANSWERS})
+
+
+def answer(request: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """Do what a request asks; the reply has "status" "ok", or "error" with the error's text.
+
+    Nothing is raised: ipykernel would log it, and with it what may be a secret.
+    """
+    try:
+        _ANSWERS[request](**content)
+    except Exception as error:
+        return {"status": "error", "error": str(error) or type(error).__name__}
+    return {"status": "ok"}
+
+
+def set_environment(variables: Mapping[str, str], unset: list[str], refresh: bool) -> None:
+    """Set and remove environment variables.
+
+    Args:
+        refresh: also have open file systems take new credentials. Not needed for keys that replace
+            others with an expiry (AWS_CREDENTIAL_EXPIRATION): botocore reads the variables again.
+    """
+    log.hide(environ.secret_values(variables))
+    environ.apply(variables, unset)
+    if refresh:
+        refresh_filesystems()
+
+
+_ANSWERS: dict[str, Callable[..., object]] = {
+    STOP_REQUEST: _stop.set,
+    ABORT_REQUEST: abort_collectives,
+    ENVIRONMENT_REQUEST: set_environment,
+}
 
 
 def stop_requested() -> bool:

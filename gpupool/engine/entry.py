@@ -15,9 +15,7 @@ import torch
 import torch.distributed as dist
 from IPython.core.getipython import get_ipython
 
-from gpupool.core import environ
-from gpupool.data.fetch import refresh_filesystems
-from gpupool.engine import boot, control, execute, group, work
+from gpupool.engine import boot, control, execute, group, log, work
 
 
 def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
@@ -34,6 +32,7 @@ def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
     shell: Any = get_ipython()
     shell.user_ns.update(namespace, device=torch.device(rank["device"]), torch=torch, dist=dist)
     control.install()
+    log.mask()
     execute.disarm_exit()
     return {"pid": os.getpid(), "torch": str(torch.__version__)}
 
@@ -55,15 +54,15 @@ def form_group(
     return execute.guarded(form)
 
 
-def set_environment(variables: dict[str, str], unset: list[str]) -> dict[str, Any]:
-    """Set and remove environment variables; open file systems take new credentials."""
-    environ.apply(variables, unset)
+def set_environment(
+    variables: dict[str, str], unset: list[str], refresh: bool = True
+) -> dict[str, Any]:
+    """Set and remove environment variables; the reply is that of `control.answer`.
 
-    def refresh() -> dict[str, Any]:
-        refresh_filesystems()
-        return {}
-
-    return execute.guarded(refresh)
+    For a rank that has just come up. A busy one is asked over the control channel.
+    """
+    content = {"variables": variables, "unset": unset, "refresh": refresh}
+    return control.answer(control.ENVIRONMENT_REQUEST, content)
 
 
 def run_source(source: str, cell_number: int | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from IPython.display import display
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.options import suggest
-from gpupool.notebook import arguments, completion, pool_view, spmd_view
+from gpupool.notebook import arguments, completion, history, pool_view, spmd_view
 from gpupool.pool import session
 from gpupool.pool.gpus import gpus
 from gpupool.pool.leftovers import Leftovers, leftovers
@@ -55,7 +55,8 @@ class GpupoolMagics(Magics):
         %gpupool env [NAME|GLOB ...] [--aws] [--unset]
                                  copy environment variables to the ranks, as in
                                  `%gpupool env AWS_*`; without names: tell which are there.
-                                 Values are never shown.
+                                 --aws sends what this notebook's AWS profile, SSO login or role
+                                 gives, and again before it expires. Values are never shown.
         %gpupool log [RANK] [-n LINES]
                                  the end of an engine's log
         """
@@ -74,6 +75,8 @@ class GpupoolMagics(Magics):
         word = word or "status"
         if word not in commands:
             raise OptionsError(f"%gpupool has no command {word!r}. {suggest(word, commands)}")
+        if word in ("env", "start"):
+            history.refuse_typed_value(self.shell, rest)
         return commands[word](rest)
 
     @cell_magic("spmd")  # type: ignore[arg-type]
@@ -181,11 +184,14 @@ class GpupoolMagics(Magics):
             raise OptionsError("%gpupool env: --aws and --unset exclude each other.")
         if chosen.names or chosen.aws:
             changed = pool.propagate_env(*chosen.names, aws=chosen.aws, unset=chosen.unset)
-            print(pool_view.env_text(changed, pool.world_size, chosen.unset))
+            credentials = pool.status().credentials if chosen.aws else ""
+            print(pool_view.env_text(changed, pool.world_size, chosen.unset, credentials))
         elif chosen.unset:
             raise OptionsError("%gpupool env --unset: name the variables to remove.")
         else:
-            print(pool_view.env_text(pool.status().env, pool.world_size))
+            status = pool.status()
+            credentials = status.credentials
+            print(pool_view.env_text(status.env, pool.world_size, credentials=credentials))
 
     def _log(self, rest: str) -> None:
         chosen = arguments.log_parser().parse_line(rest)

@@ -62,14 +62,16 @@ def rank_rows(status: PoolStatus) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def env_text(variables: Mapping[str, str], world_size: int, unset: bool = False) -> str:
-    """Names and fingerprints of variables; values are not known here."""
+def env_text(
+    variables: Mapping[str, str], world_size: int, unset: bool = False, credentials: str = ""
+) -> str:
+    """Names and fingerprints of variables, how AWS credentials stand; values are not known here."""
     if not variables:
         return "No variable matches." if unset else "No variable has been propagated."
     if unset:
         return f"Removed from {world_size} ranks: {', '.join(variables)}"
     names = ", ".join(f"{name} ({mark})" for name, mark in variables.items())
-    return f"On {world_size} ranks: {names}"
+    return f"On {world_size} ranks: {names}" + (f"\n{credentials}" if credentials else "")
 
 
 def gpu_table_html(table: GpuTable) -> str:
@@ -161,6 +163,8 @@ def _facts(status: PoolStatus) -> list[str]:
         facts.append(f"generation {status.generation}")
     if status.env:
         facts.append(f"env: {', '.join(status.env)} (hidden)")
+    if status.credentials:
+        facts.append(status.credentials)
     left = status.idle_left_s
     if left is None:
         facts.append("no idle timeout")

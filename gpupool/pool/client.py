@@ -60,14 +60,22 @@ class EngineClient:
         )
         return reply
 
-    def control(self, rank: int, request: str) -> None:
-        """Send a control request, which the engine answers while its main thread is busy."""
-        self._client._send(
+    def control(
+        self, rank: int, request: str, content: dict[str, Any] | None = None
+    ) -> Future[dict[str, Any]]:
+        """Send a control request, which the engine answers while its main thread is busy.
+
+        The future resolves to the content of the answer; it does not should the engine die.
+        """
+        answer: Future[dict[str, Any]] = Future()
+        message = self._client._send(
             self._client._control_stream,
             request,
-            content={},
+            content=content or {},
             ident=self._client._engines[rank].encode(),
         )
+        message.add_done_callback(lambda done: answer.set_result(done.result()["content"]))
+        return answer
 
     def unregister(self, rank: int) -> None:
         """Have the controller forget a dead engine, so that another can take its rank.

@@ -2,60 +2,116 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from gpupool.core.errors import CredentialsError
-
-AWS_NAMES = (
+AWS_KEY_NAMES = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SECRET_ACCESS_KEY",
     "AWS_SESSION_TOKEN",
     "AWS_CREDENTIAL_EXPIRATION",
-    "AWS_DEFAULT_REGION",
-    "AWS_ENDPOINT_URL",
 )
-_HOW_TO = (
-    "Log in (`aws sso login`), name a profile (AWS_PROFILE), or set AWS_ACCESS_KEY_ID and "
-    "AWS_SECRET_ACCESS_KEY."
-)
+AWS_NAMES = (*AWS_KEY_NAMES, "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL")
+# They print a traceback for what is told here in one sentence, and would again at every try.
+_TALKATIVE = ("botocore.credentials", "botocore.tokens", "botocore.utils")
 
 
-def aws_variables() -> dict[str, str]:
-    """What botocore's credential chain finds here: environment, profile, SSO, role or process.
+class ChainError(Exception):
+    """Why there are no credentials, as a part of a sentence."""
 
-    Returns:
-        AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for short-lived credentials AWS_SESSION_TOKEN
-        and AWS_CREDENTIAL_EXPIRATION too (ISO 8601); the region and endpoint where they are set.
 
-    Raises:
-        CredentialsError: there are none, or they cannot be had.
+@dataclass(frozen=True, slots=True)
+class AwsCredentials:
+    """What the chain gave: variables for the ranks; until when in seconds since 1970, if known.
+
+    The variables are AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY; for short-lived credentials
+    AWS_SESSION_TOKEN and AWS_CREDENTIAL_EXPIRATION too (ISO 8601); region and endpoint where set.
     """
-    from botocore.exceptions import BotoCoreError
-    from botocore.session import Session
 
-    session = Session()
+    variables: dict[str, str]
+    expires_at: float | None
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """The variables that are new with every renewal."""
+        return {name: self.variables[name] for name in AWS_KEY_NAMES if name in self.variables}
+
+    def __repr__(self) -> str:  # a dataclass's own would show the keys in a traceback
+        return f"AwsCredentials({', '.join(self.variables)})"
+
+
+class AwsChain:
+    """botocore's chain (environment, profile, SSO, role, process), resolved as often as needed.
+
+    The botocore session is kept, and with it the profile: another AWS_PROFILE that the notebook
+    sets later is for a new chain.
+    """
+
+    def __init__(self) -> None:
+        from botocore.session import Session
+
+        self._session = Session()
+
+    def resolve(self) -> AwsCredentials:
+        """The credentials of this moment. May ask AWS or run a program, and take seconds.
+
+        Raises:
+            ChainError: there are none, or they cannot be had.
+        """
+        with _quiet():
+            try:
+                found = self._resolve()
+            except Exception as error:  # profile missing, login ran out, program or network fails
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                raise ChainError(reason[:300].rstrip(".")) from None
+        if found is None:
+            raise ChainError("none were found")
+        return found
+
+    def _resolve(self) -> AwsCredentials | None:
+        from botocore.credentials import create_credential_resolver
+
+        session = self._session
+        # A new resolver has an empty cache: it gives new credentials though the last ones are
+        # still good, and sees a login or a file that another program has renewed.
+        credentials = create_credential_resolver(session).load_credentials()
+        if credentials is None:
+            return None
+        frozen = credentials.get_frozen_credentials()
+        if session.profile is not None and credentials.method != "env":
+            session.set_config_variable("profile", session.profile)
+        expires = getattr(credentials, "_expiry_time", None)  # botocore has no public name for it
+        endpoint = os.environ.get("AWS_ENDPOINT_URL")
+        found = {
+            "AWS_ACCESS_KEY_ID": frozen.access_key,
+            "AWS_SECRET_ACCESS_KEY": frozen.secret_key,
+            "AWS_SESSION_TOKEN": frozen.token,
+            "AWS_CREDENTIAL_EXPIRATION": expires and expires.isoformat(),
+            "AWS_DEFAULT_REGION": session.get_config_variable("region"),
+            "AWS_ENDPOINT_URL": endpoint or session.get_scoped_config().get("endpoint_url"),
+        }
+        variables = {name: str(value) for name, value in found.items() if value}
+        return AwsCredentials(variables, expires and expires.timestamp())
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what botocore logs in this thread meanwhile out of the notebook."""
+    thread = threading.get_ident()
+
+    def of_others(record: Any) -> bool:
+        return bool(record.thread != thread)
+
+    loggers = [logging.getLogger(name) for name in _TALKATIVE]
+    for logger in loggers:
+        logger.addFilter(of_others)
     try:
-        credentials = session.get_credentials()
-        frozen = credentials.get_frozen_credentials() if credentials else None
-        region = session.get_config_variable("region")
-        config = session.get_scoped_config()
-    except BotoCoreError as error:  # a profile that is not there, an SSO login that ran out
-        raise CredentialsError(f"AWS credentials: {error}. {_HOW_TO}") from None
-    if frozen is None:
-        raise CredentialsError(f"AWS credentials: none were found. {_HOW_TO}")
-    found = {
-        "AWS_ACCESS_KEY_ID": frozen.access_key,
-        "AWS_SECRET_ACCESS_KEY": frozen.secret_key,
-        "AWS_SESSION_TOKEN": frozen.token,
-        "AWS_CREDENTIAL_EXPIRATION": _expiry(credentials),
-        "AWS_DEFAULT_REGION": region,
-        "AWS_ENDPOINT_URL": os.environ.get("AWS_ENDPOINT_URL") or config.get("endpoint_url"),
-    }
-    return {name: str(value) for name, value in found.items() if value}
-
-
-def _expiry(credentials: Any) -> str | None:
-    """When refreshable credentials run out; botocore keeps it under a private name only."""
-    expiry = getattr(credentials, "_expiry_time", None)
-    return expiry.isoformat() if expiry is not None else None
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeFilter(of_others)

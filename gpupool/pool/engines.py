@@ -107,7 +107,7 @@ class Engines:
 
     def alive_ranks(self) -> list[int]:
         """The ranks whose engines have not died."""
-        return [r.rank for r in self._ranks if r.rank not in self._dead]
+        return [r.rank for r in self._ranks if r.rank not in {*self._dead, *self._leaving}]
 
     def busy_ranks(self) -> list[int]:
         """The ranks that have a call to answer."""
@@ -149,11 +149,16 @@ class Engines:
         for rank in ranks:
             self._launch.signal(rank)
 
-    def control(self, request: str) -> None:
-        """Send a control request to every rank, busy or not."""
+    def control(
+        self,
+        request: str,
+        content: dict[str, Any] | None = None,
+        ranks: Sequence[int] | None = None,
+    ) -> dict[int, Future[dict[str, Any]]]:
+        """Send a control request to every rank (or these), busy or not: rank -> its answer."""
         assert self._client is not None
-        for rank in self.alive_ranks():
-            self._client.control(rank, request)
+        chosen = [r for r in self.alive_ranks() if ranks is None or r in ranks]
+        return {rank: self._client.control(rank, request, content) for rank in chosen}
 
     def new_file(self, name: str) -> Path:
         """A new path in the private folder, which every rank of this host can read."""

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
-from gpupool.core.environ import redact
 from gpupool.core.errors import RankError, SpmdError
+from gpupool.core.masking import redact
 
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool

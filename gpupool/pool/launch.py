@@ -64,6 +64,7 @@ class Launch:
         self._changed = threading.Condition()
         self._locked: dict[str, Any] | None = None
         self._stopped = threading.Event()
+        self._released = False  # the agent is no longer ours
         self._agent.command(op="open", folder=str(self.folder))
 
     @property
@@ -127,16 +128,19 @@ class Launch:
 
     def stop(self) -> None:
         """End every process of the pool and remove its folder. May be called again."""
-        if self._stopped.is_set():
+        if self._released:
             return
+        self._released = True
         self._agent.command(op="stop")
         if self._stopped.wait(_REPLY_TIMEOUT_S):
             agent.give_back(self._agent)
         else:  # the agent itself is stopped, or stuck
-            self.abandon()
+            self._stopped.set()
+            self._agent.close()
 
     def abandon(self) -> None:
         """End every process, the agent too."""
+        self._released = True
         self._stopped.set()
         self._agent.close()
 

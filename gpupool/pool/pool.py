@@ -16,12 +16,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gpupool.core import environ
 from gpupool.core.errors import PoolError, PoolStartError
+from gpupool.core.masking import Secrets, redact, redact_all
 from gpupool.core.options import PoolOptions, parse_ranks
 from gpupool.core.topology import Rank
-from gpupool.pool.credentials import AWS_NAMES, aws_variables
 from gpupool.pool.engines import Engines, Progress, with_log
+from gpupool.pool.environment import Environment, variables_at_start
 from gpupool.pool.execution import Execution, OnOutput
 from gpupool.pool.placement import place_ranks
 from gpupool.pool.result import OutputRecorder, SpmdResult
@@ -29,17 +29,15 @@ from gpupool.pool.result import OutputRecorder, SpmdResult
 _IDLE_WARNING_S = 120.0
 _ABORT_REQUEST = "gpupool_abort_request"  # answered by gpupool/engine/control.py
 
-# Names (never values) that this notebook has propagated: its next pool gets them too.
-_remembered_env: dict[str, None] = {}
-
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
     """A pool at one moment. `state` is "idle", "busy", "broken" or "stopped"; `reason` why so.
 
-    `env` maps the names of propagated variables to fingerprints of their values. `why_cpu` says why
-    there is no GPU, where one would have been taken. `idle_left_s` are the seconds until the pool
-    stops unless it is used; the last `idle_warning_s` are a warning.
+    `env` maps the names of propagated variables to fingerprints of their values; `credentials`
+    says until when the AWS credentials are good that `--aws` has sent. `why_cpu` says why there is
+    no GPU, where one would have been taken. `idle_left_s` are the seconds until the pool stops
+    unless it is used; the last `idle_warning_s` are a warning.
     """
 
     state: str
@@ -54,6 +52,7 @@ class PoolStatus:
     training_backend: str
     why_cpu: str
     idle_warning_s: float = 0.0
+    credentials: str = ""
 
     @property
     def stops_soon(self) -> bool:
@@ -79,11 +78,9 @@ class Pool:
         self._stopped = False
         self._end = ""  # why it was stopped
         self._listeners: list[Callable[[PoolStatus], None]] = []
+        variables = variables_at_start(options.env)
         self._engines = Engines(self._on_loss)
-        self._env = {
-            **environ.select(_remembered_env, os.environ, strict=False),
-            **environ.select(options.env, os.environ),
-        }
+        self.environment = Environment(self._engines)
         try:
             placement = place_ranks(options, self._lock_gpus)
             self.ranks = placement.ranks
@@ -92,14 +89,16 @@ class Pool:
             self.training_backend = placement.training_backend
             self.why_cpu = placement.why_cpu
             self._engines.start(self.ranks, options.timeout_s, progress)
-            self._prepare(range(self.world_size))
+            self._engines.call_all("prepare", notebook_place())
+            self.environment.start(variables)
             self._form_group()
         except PoolStartError:
             self.stop()
             raise
         except PoolError as error:
             self.stop()
-            message = f"the pool did not come up; nothing was left running. {error}"
+            reason = redact(str(error), self.hidden_values())
+            message = f"the pool did not come up; nothing was left running. {reason}"
             raise PoolStartError(message) from None
         except BaseException:
             self.stop()
@@ -174,22 +173,17 @@ class Pool:
 
         Args:
             names_or_globs: such as "HF_TOKEN" or "AWS_*".
-            aws: also send what the notebook's own AWS credential chain finds (profile, SSO, role).
+            aws: also send what the notebook's own AWS credential chain finds (profile, SSO, role),
+                and again before it expires, for as long as the pool lives.
             unset: remove the variables from the ranks instead.
 
         Returns:
             Name -> fingerprint of the value; values are never shown.
         """
+        self._require_usable()
         if unset:
-            return self._unset_env(names_or_globs)
-        variables = environ.select(names_or_globs, os.environ)
-        missing: list[str] = []
-        if aws:
-            variables |= aws_variables()
-            missing = [name for name in AWS_NAMES if name not in variables]
-        self.set_environment(variables, unset=missing)
-        _remembered_env.update(dict.fromkeys(environ.select(names_or_globs, os.environ)))
-        return {name: environ.fingerprint(value) for name, value in variables.items()}
+            return dict.fromkeys(self.environment.unset(names_or_globs), "")
+        return self.environment.propagate(names_or_globs, aws)
 
     def interrupt(self) -> None:
         """Send SIGINT to the ranks that are busy."""
@@ -216,7 +210,9 @@ class Pool:
             self._require_restartable(chosen)
             try:
                 self._engines.restart(chosen, self.options.timeout_s, progress)
-                self._prepare(chosen)
+                self._engines.call_all("prepare", notebook_place(), chosen)
+                for rank in chosen:
+                    self.environment.apply_to(rank)
                 self.control(_ABORT_REQUEST)  # the survivors' group waits for ranks that are gone
                 self._form_group()
             except PoolError as error:
@@ -239,12 +235,13 @@ class Pool:
             generation=self.generation,
             ranks=self.ranks,
             pids=self._engines.pids,
-            env={name: environ.fingerprint(value) for name, value in self._env.items()},
+            env=self.environment.fingerprints,
             idle_left_s=self._idle_left_s(),
             idle_warning_s=self._idle_warning_s(),
             training_ranks=self.training_ranks,
             training_backend=self.training_backend,
             why_cpu=self.why_cpu,
+            credentials=self.environment.credentials,
         )
 
     def add_listener(self, listener: Callable[[PoolStatus], None]) -> None:
@@ -256,7 +253,7 @@ class Pool:
 
     def log(self, rank: int, num_lines: int = 50) -> str:
         """The last lines of an engine's log: what it printed outside of cells."""
-        text = environ.redact(self._engines.log(self.select_ranks(rank)[0]), self.hidden_values())
+        text = redact(self._engines.log(self.select_ranks(rank)[0]), self.hidden_values())
         return "\n".join(text.splitlines()[-num_lines:])
 
     def stop(self, reason: str = "") -> None:
@@ -269,6 +266,7 @@ class Pool:
             return
         self._stopped = True
         self._end = reason
+        self.environment.close()
         self._engines.stop()
         if reason:  # otherwise it was asked for, and answered there
             self._notify()
@@ -315,6 +313,8 @@ class Pool:
 
         def on_message(kind: str, content: Any) -> None:
             if on_output is not None:
+                if kind == "events":  # what else comes is masked by the recorder, chunk by chunk
+                    content = redact_all(content, self.hidden_values())
                 on_output(rank, kind, content)
 
         return self._engines.call(rank, name, payload, on_message)
@@ -335,22 +335,14 @@ class Pool:
         """A new path in the pool's private folder, which every rank of this host can read."""
         return self._engines.new_file(name)
 
-    def hidden_values(self) -> frozenset[str]:
-        """The secret values that must not be shown."""
-        return environ.secret_values(self._env)
+    def hidden_values(self) -> Secrets:
+        """The secret values that must not be shown: those of now and those that are sent later."""
+        return self.environment.secrets
 
     def set_environment(self, variables: Mapping[str, str], unset: Sequence[str] = ()) -> None:
         """Set and remove variables on every rank, over the signed channel."""
         self._require_usable()
-        if not variables and not unset:
-            return
-        payload = {"variables": dict(variables), "unset": list(unset)}
-        # First, so that whatever goes wrong on a rank is masked already.
-        self._env = {k: v for k, v in {**self._env, **variables}.items() if k not in unset}
-        for rank, reply in self._engines.call_all("set_environment", payload).items():
-            if "error" in reply:
-                text = environ.redact(reply["error"]["evalue"], self.hidden_values())
-                raise PoolError(f"rank {rank} has the new variables, but: {text}")
+        self.environment.set(variables, unset)
 
     def reform_group(self) -> None:
         """Form the group again, one generation higher, if every rank is there to join."""
@@ -367,7 +359,7 @@ class Pool:
         """From now on every run is refused with this reason, until these ranks are restarted."""
         self._to_replace.update(ranks)
         if not self._broken:
-            self._broken = reason
+            self._broken = redact(reason, self.hidden_values())
             self._notify()
 
     # ---- inside --------------------------------------------------------------------------
@@ -391,14 +383,6 @@ class Pool:
                 )
         self.generation = generation
 
-    def _prepare(self, ranks: Iterable[int]) -> None:
-        """Give new engines this notebook's place and the pool's environment."""
-        variables = {"variables": dict(self._env), "unset": []}
-        for name, payload in (("prepare", notebook_place()), ("set_environment", variables)):
-            for rank, reply in self._engines.call_all(name, payload, ranks).items():
-                if "error" in reply:
-                    raise PoolError(f"rank {rank}: {reply['error']['evalue']}")
-
     def _require_restartable(self, ranks: Iterable[int]) -> None:
         if self._stopped or self._beyond_repair:
             self._require_usable()
@@ -408,13 +392,6 @@ class Pool:
                 f"{self._broken} Restart rank {', '.join(map(str, others))} as well: "
                 "`%gpupool restart` restarts all."
             )
-
-    def _unset_env(self, names_or_globs: Sequence[str]) -> dict[str, str]:
-        names = list(environ.select(names_or_globs, self._env, strict=False))
-        self.set_environment({}, unset=names)
-        for name in names:
-            _remembered_env.pop(name, None)
-        return dict.fromkeys(names, "")
 
     def _require_usable(self) -> None:
         if self._stopped:
@@ -433,7 +410,7 @@ class Pool:
     def _on_loss(self, sentence: str, log_tail: str, rank: int | None) -> None:
         """A process of ours has ended; called from a background thread."""
         if not self._broken:
-            self._log_tail = environ.redact(log_tail, self.hidden_values())
+            self._log_tail = redact(log_tail, self.hidden_values())
         self._beyond_repair = self._beyond_repair or rank is None
         self.mark_broken(sentence, () if rank is None else [rank])
 

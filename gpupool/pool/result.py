@@ -9,8 +9,8 @@ from typing import Any
 
 import cloudpickle
 
-from gpupool.core.environ import Redactor, redact
 from gpupool.core.errors import PoolError
+from gpupool.core.masking import Redactor, Secrets, redact_all
 
 MAX_TEXT_CHARS = 10_000_000  # per rank; beyond, the oldest output is let go
 LEFT_OUT = "[... earlier output left out ...]\n"
@@ -116,13 +116,14 @@ class SpmdResult(Mapping[int, Any]):
 class OutputRecorder:
     """Collects what every rank shows during a run, with the hidden values masked.
 
+    Values that become known during the run are masked from then on.
     `listener(rank, kind, content)` is told of each piece after it was masked and kept.
     """
 
     def __init__(
         self,
         ranks: tuple[int, ...],
-        hidden: frozenset[str],
+        hidden: Secrets,
         listener: Callable[[int, str, Any], None] | None = None,
     ) -> None:
         self.outputs = {rank: RankOutput() for rank in ranks}
@@ -137,7 +138,7 @@ class OutputRecorder:
         if kind in ("stdout", "stderr"):
             self._text(rank, kind, self._redactors[rank, kind].feed(content))
         elif kind in ("display", "result"):
-            content = _redact_strings(content, self._hidden)
+            content = redact_all(content, self._hidden)
             self.outputs[rank].displays.append({"kind": kind, **content})
             self._notify(rank, kind, content)
 
@@ -154,14 +155,3 @@ class OutputRecorder:
     def _notify(self, rank: int, kind: str, content: Any) -> None:
         if self._listener is not None:
             self._listener(rank, kind, content)
-
-
-def _redact_strings(content: Any, hidden: frozenset[str]) -> Any:
-    """A mime bundle with every text in it masked."""
-    if isinstance(content, str):
-        return redact(content, hidden)
-    if isinstance(content, dict):
-        return {key: _redact_strings(value, hidden) for key, value in content.items()}
-    if isinstance(content, list):
-        return [_redact_strings(value, hidden) for value in content]
-    return content

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.core import environ
-from gpupool.core.environ import MASK, Redactor, redact
 from gpupool.core.errors import OptionsError
 
 ENVIRON = {
@@ -79,60 +78,45 @@ def test_fingerprints_differ_between_values() -> None:
     assert len({environ.fingerprint(str(i)) for i in range(100)}) > 95
 
 
-def test_secret_values_are_those_named_so_that_are_long_enough_to_mask() -> None:
+def test_secret_values_are_those_named_so_and_passwords_in_urls_if_long_enough_to_mask() -> None:
     values = environ.secret_values(
-        {"HF_TOKEN": "hf_abc", "PIN_KEY": "1234", "HOME": "/home/ada", "PEM_KEY": "line 1\nline 2"}
+        {
+            "HF_TOKEN": "hf_abc",
+            "PIN_KEY": "1234",
+            "HOME": "/home/ada",
+            "HTTPS_PROXY": "http://ada:lovelace%21@proxy:3128",
+            "AWS_CREDENTIAL_EXPIRATION": "2026-11-05T14:03:00+00:00",
+        }
     )
-    assert values == {"hf_abc", "line 1\nline 2", "line 1\\nline 2"}
+    assert values == {"hf_abc", "lovelace%21", "lovelace!"}
 
 
 @pytest.mark.parametrize(
-    ("text", "hidden", "shown"),
+    ("value", "passwords"),
     [
-        ("a secret here", ["secret"], f"a {MASK} here"),
-        ("secretsecret", ["secret"], MASK * 2),
-        ("secret42!", ["secret", "secret42"], f"{MASK}!"),
-        ("abcdefghij", ["abcdef", "efghij"], MASK),  # no end of the second one is left
-        ("the word hidden", ["hidden"], f"the word {MASK}"),
-        ("nothing", [], "nothing"),
-        ("", ["secret"], ""),
+        ("http://ada:lovelace@proxy:3128", {"lovelace"}),
+        ("socks5h://:lovelace@proxy", {"lovelace"}),
+        ("postgres://ada:l%40ve@host/db", {"l%40ve", "l@ve"}),
+        ("http://a:one@x,http://b:two@y", {"one", "two"}),
+        ("redis://ada:p@ss@host", {"p@ss"}),
+        ("http://proxy:3128", set()),
+        ("ssh://git@host:22/x", set()),
+        ("https://host/path:colon@sign", set()),
+        ("ada:lovelace@proxy", set()),
     ],
 )
-def test_hidden_values_are_masked(text: str, hidden: list[str], shown: str) -> None:
-    assert redact(text, hidden) == shown
+def test_passwords_are_found_in_urls(value: str, passwords: set[str]) -> None:
+    assert environ.url_passwords(value) == passwords
 
 
-# Few letters, so that values overlap, repeat and contain each other; none of the mask's letters.
-secrets = st.lists(st.text("xyz", min_size=2, max_size=6), min_size=1, max_size=4)
-chunks = st.lists(st.text("xyz\n", max_size=6), max_size=12)
-
-
-@given(secrets, chunks)
-def test_however_a_stream_is_cut_no_secret_gets_through(
-    hidden: list[str], parts: list[str]
-) -> None:
-    redactor = Redactor(hidden)
-    shown = [redactor.feed(part) for part in parts] + [redactor.flush()]
-    assert not any(value in "".join(shown) for value in hidden)
-    assert "".join(shown) == redact("".join(parts), hidden)
-
-
-@given(st.lists(st.text("abc", max_size=5)))
-def test_a_stream_without_secrets_is_passed_on_at_once(parts: list[str]) -> None:
-    redactor = Redactor([])
-    assert [redactor.feed(part) for part in parts] == parts
-
-
-def test_text_that_cannot_begin_a_secret_is_not_held_back() -> None:
-    redactor = Redactor(["secret"])
-    assert redactor.feed("progress 10 %\n") == "progress 10 %\n"
-    assert redactor.feed("the sec") == "the "
-    assert redactor.feed("ond") == "second"
-    assert redactor.feed("secre") == ""
-    assert redactor.flush() == "secre"
-
-
-def test_a_stream_that_is_all_secret_does_not_grow_the_memory() -> None:
-    redactor = Redactor(["oooooo"])
-    shown = "".join(redactor.feed("o" * 1000) for _ in range(100)) + redactor.flush()
-    assert shown == MASK
+def test_every_variable_goes_one_of_three_ways() -> None:
+    given = {
+        "PATH": "/bin",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HTTPS_PROXY": "http://ada:lovelace@proxy",
+        "PROXY_AUTH": "http://ada:lovelace@proxy",
+        "DB_PASS": "x",
+        "IPP_CONNECTION_INFO": "{}",
+    }
+    assert list(environ.inheritable(given)) == ["PATH", "TOKENIZERS_PARALLELISM"]
+    assert list(environ.sent_after_start(given)) == ["HTTPS_PROXY"]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import threading
+import time
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,28 @@ try:
 except NameError:
     filesystem = s3fs.S3FileSystem()
 len(filesystem.find("photos/test"))
+"""
+
+READING = """
+import os, time, s3fs
+filesystem = s3fs.S3FileSystem(use_listings_cache=False)
+names = filesystem.find("photos/test")
+first = {"key": os.environ["AWS_ACCESS_KEY_ID"], "secret": os.environ["AWS_SECRET_ACCESS_KEY"]}
+num_read, keys, end = 0, set(), time.monotonic() + 20
+while time.monotonic() < end:
+    assert len(filesystem.cat_file(names[num_read % len(names)])) > 100
+    keys.add(os.environ["AWS_ACCESS_KEY_ID"])
+    num_read += 1
+    time.sleep(0.02)
+
+def attempt(**options):
+    try:
+        s3fs.S3FileSystem(skip_instance_cache=True, **options).find("photos/test")
+    except Exception as error:
+        return repr(error)
+    return "read"
+
+num_read, len(keys), attempt(**first), attempt()
 """
 
 
@@ -54,6 +80,85 @@ def test_the_notebooks_own_credential_chain_reaches_the_ranks(
     }
     count = "import s3fs; len(s3fs.S3FileSystem().find('photos/test'))"
     assert dict(pool2.run(count)) == {0: 100, 1: 100}
+
+
+def test_file_systems_are_connected_anew_while_they_read(
+    pool2: Pool, s3: SeaweedServer, photos_url: str
+) -> None:
+    """Keys sent by hand in the middle of a loop: it goes on, and no read of it fails."""
+    os.environ.update(s3.env)
+    pool2.propagate_env("AWS_*")
+    loop = """
+import os, s3fs
+filesystem = s3fs.S3FileSystem()
+names = filesystem.find("photos/test")
+num_read = 0
+while "GPUPOOL_ENOUGH" not in os.environ:
+    assert all(len(content) > 100 for content in filesystem.cat(names[:20]).values())
+    num_read += 20
+num_read
+"""
+    execution = pool2.begin(loop, ranks=(0, 1), on_output=lambda *_: None, timeout_s=60)
+    for _ in range(8):
+        assert not execution.wait(0.3)
+        pool2.propagate_env("AWS_*")
+    os.environ["GPUPOOL_ENOUGH"] = "1"
+    pool2.propagate_env("GPUPOOL_ENOUGH")
+    assert all(int(reply["text"]) > 20 for reply in execution.result().values())
+    pool2.propagate_env("GPUPOOL_ENOUGH", unset=True)
+
+
+def test_a_loop_that_reads_survives_that_its_keys_expire_and_are_refused(
+    pool2: Pool, s3: SeaweedServer, photos_url: str, tmp_path: Path
+) -> None:
+    """Each key is good for 8 s, and the server refuses it from then on; the loop takes 20 s."""
+    keys = iter(f"RENEWED{number}" for number in range(100))
+    granted: list[str] = []
+    over = threading.Event()
+
+    def grant() -> None:
+        """A new key; the one before goes on for a while."""
+        granted.append(next(keys))
+        s3.set_reader_keys({key: f"secret-of-{key}" for key in granted[-2:]})
+        time.sleep(0.3)  # the server has read it
+        document = {
+            "Version": 1,
+            "AccessKeyId": granted[-1],
+            "SecretAccessKey": f"secret-of-{granted[-1]}",
+            "Expiration": (datetime.now(UTC) + timedelta(seconds=8)).isoformat(),
+        }
+        new = tmp_path / "new.json"
+        new.write_text(json.dumps(document))
+        new.replace(tmp_path / "key.json")
+
+    def grant_again_and_again() -> None:
+        while not over.wait(4.0):
+            grant()
+
+    grant()
+    config = tmp_path / "config"
+    config.write_text(
+        f"[profile lab]\nregion = us-east-1\nendpoint_url = {s3.endpoint}\n"
+        f"credential_process = cat {tmp_path / 'key.json'}\n"
+    )
+    os.environ.update(AWS_CONFIG_FILE=str(config), AWS_PROFILE="lab")
+    pool2.propagate_env("AWS_*", unset=True)
+    pool2.propagate_env(aws=True)
+    issuing = threading.Thread(target=grant_again_and_again)
+    issuing.start()
+    try:
+        result = pool2.run(READING, timeout_s=60)
+    finally:
+        over.set()
+        issuing.join()
+        pool2.propagate_env("AWS_*", unset=True)
+        s3.set_reader_keys({})
+    for rank in (0, 1):
+        num_read, num_keys, first, last = result[rank]
+        assert num_read > 20
+        assert num_keys >= 3
+        assert first.startswith("PermissionError"), first
+        assert last == "read"
 
 
 def test_without_credentials_the_error_says_where_they_may_come_from(pool2: Pool) -> None:

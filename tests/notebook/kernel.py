@@ -79,6 +79,11 @@ class Kernel:
         self._folder = tempfile.TemporaryDirectory(prefix="gpupool-test-")
         self._env = {**os.environ, "IPYTHONDIR": self._folder.name, **variables}
 
+    @property
+    def folder(self) -> str:
+        """Where IPython keeps its profile and history."""
+        return self._folder.name
+
     def __enter__(self) -> Self:
         self.manager.start_kernel(env=self._env)
         self.client: BlockingKernelClient = self.manager.blocking_client()

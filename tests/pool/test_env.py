@@ -12,11 +12,12 @@ import pytest
 
 import gpupool
 from gpupool import OptionsError, Pool, SpmdError
-from gpupool.core.environ import MASK
+from gpupool.core.masking import MASK
 from gpupool.pool import session
-from tests.pool.processes import family, folder_of
+from tests.pool.processes import family, folder_of, until
 
 CANARY = "canary/Zx81+q7wLm0"
+PROXY = f"http://ada:{CANARY.replace('/', '%2F')}@proxy.invalid:3128"
 GET = "import os; os.environ.get({!r})"
 
 
@@ -24,8 +25,11 @@ GET = "import os; os.environ.get({!r})"
 def own_pool() -> Iterator[Pool]:
     """A pool that was started while the notebook had a secret, which it was not told to send."""
     session.stop()
+    # With it set, ipykernel leaves descriptors 1 and 2 alone, which it does in no notebook.
+    del os.environ["PYTEST_CURRENT_TEST"]
     os.environ["GPUPOOL_CANARY_TOKEN"] = CANARY
     os.environ["GPUPOOL_PLAIN"] = "plain"
+    os.environ["GPUPOOL_PROXY"] = PROXY
     with gpupool.start(n=1, device="cpu") as pool:
         yield pool
         # The next pool starts without.
@@ -86,7 +90,28 @@ def test_engines_do_not_inherit_what_is_named_like_a_secret(own_pool: Pool) -> N
     assert own_pool.run(GET.format("GPUPOOL_PLAIN"))[0] == "plain"
     assert own_pool.run(GET.format("GPUPOOL_CANARY_TOKEN"))[0] is None
     for process in family(own_pool).values():
-        assert CANARY.encode() not in Path(f"/proc/{process.pid}/environ").read_bytes()
+        environ = Path(f"/proc/{process.pid}/environ").read_bytes()
+        assert CANARY.encode() not in environ
+        assert b"GPUPOOL_PROXY" not in environ
+
+
+def test_a_url_with_a_password_is_sent_after_the_start_and_the_password_masked(
+    own_pool: Pool,
+) -> None:
+    assert "GPUPOOL_PROXY" in own_pool.status().env
+    result = own_pool.run(GET.format("GPUPOOL_PROXY") + "\nprint(os.environ['GPUPOOL_PROXY'])")
+    assert result.text(0) == f"http://ada:{MASK}@proxy.invalid:3128\n"
+    assert own_pool.run(GET.format("GPUPOOL_PROXY"))[0] == PROXY
+
+
+def test_what_programs_print_is_masked_in_the_log_too(own_pool: Pool) -> None:
+    own_pool.propagate_env("GPUPOOL_CANARY_TOKEN")
+    # The pipe that ipykernel reads may be behind the cell's end.
+    code = "import subprocess, time; subprocess.run(['env']); time.sleep(0.5)"
+    assert own_pool.run(code).text(0).count(MASK) == 2
+    file = folder_of(own_pool) / "rank0.log"
+    until(lambda: f"GPUPOOL_CANARY_TOKEN={MASK}" in file.read_text(), 5)
+    assert CANARY not in file.read_text()
 
 
 def test_a_sent_secret_lies_in_no_file_log_argument_or_first_environment(own_pool: Pool) -> None:

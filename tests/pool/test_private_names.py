@@ -7,16 +7,23 @@ the file that it names has to change.
 from __future__ import annotations
 
 import inspect
+import os
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import ipyparallel
 import pytest
+from botocore.credentials import create_credential_resolver
+from botocore.session import Session
+from IPython.core.history import HistoryManager
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpupool import Pool
 from gpupool.core.errors import PoolError
+from tests.pool.issuer import Issuer
 from tests.pool.processes import folder_of, until
 
 TIMEOUT_S = 10.0
@@ -161,6 +168,16 @@ def test_the_kernel_turns_descriptor_2_into_a_pipe_to_itself(pool2: Pool) -> Non
     assert str(pool2.run("import os; os.readlink('/proc/self/fd/2')")[0]).startswith("pipe:")
 
 
+def test_the_kernel_echoes_through_a_descriptor_that_can_be_replaced(pool2: Pool) -> None:
+    """`_original_stdstream_copy`, in engine/log.py."""
+    code = "import os, sys; os.readlink(f'/proc/self/fd/{sys.STREAM._original_stdstream_copy}')"
+    for stream in ("stdout", "stderr"):
+        targets = pool2.run(code.replace("STREAM", stream))
+        assert all(target.startswith("pipe:") for target in targets.values())
+    pool2.run("os.write(1, b'to descriptor 1\\n'); os.write(2, b'to descriptor 2\\n')")
+    until(lambda: {"to descriptor 1", "to descriptor 2"} <= set(pool2.log(1).splitlines()), 5)
+
+
 def test_torch_lists_its_process_groups_and_they_can_be_aborted(pool2: Pool) -> None:
     """`distributed_c10d._world.pg_map` and `ProcessGroup.abort`, in engine/abort.py."""
     code = (
@@ -200,6 +217,57 @@ def test_ipython_prints_what_an_exception_renders_of_itself() -> None:
     except PoolError:
         shell.showtraceback()
     assert shown == ["PoolError: one sentence."]
+
+
+def test_a_control_request_resolves_to_the_message_of_its_answer(client: Any) -> None:
+    """`_send` and `_control_stream`, in pool/client.py."""
+    variables = {"GPUPOOL_X": "\udcff é"}
+    content = {"variables": variables, "unset": ["GPUPOOL_X"], "refresh": False}
+    future = client._send(
+        client._control_stream,
+        "gpupool_environment_request",
+        content=content,
+        ident=client._engines[1].encode(),
+    )
+    answered = threading.Event()
+    future.add_done_callback(lambda _: answered.set())
+    assert answered.wait(TIMEOUT_S)
+    assert future.result()["content"] == {"status": "ok"}
+
+
+def test_botocore_reads_the_variables_again_before_keys_with_an_end_expire() -> None:
+    """So a session on a rank goes on with what is sent to it meanwhile."""
+    from botocore.credentials import EnvProvider
+
+    def end_in(minutes: float) -> str:
+        return (datetime.now(UTC) + timedelta(minutes=minutes)).isoformat()
+
+    names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+    environ = {**dict.fromkeys(names, "one"), "AWS_CREDENTIAL_EXPIRATION": end_in(14)}
+    credentials = EnvProvider(environ).load()
+    assert credentials.get_frozen_credentials().secret_key == "one"
+    environ.update({**dict.fromkeys(names, "two"), "AWS_CREDENTIAL_EXPIRATION": end_in(16)})
+    assert credentials.get_frozen_credentials()[:3] == ("two", "two", "two")
+    environ.update({**dict.fromkeys(names, "three"), "AWS_CREDENTIAL_EXPIRATION": end_in(60)})
+    assert credentials.get_frozen_credentials().secret_key == "two", "not read while there is time"
+
+
+def test_botocore_keeps_the_end_of_credentials_under_a_private_name(tmp_path: Path) -> None:
+    """`_expiry_time`, and a resolver without the last one's cache, in pool/credentials.py."""
+    os.environ.update(Issuer(tmp_path, lifetime_s=3600).env)
+    session = Session()
+    found = [create_credential_resolver(session).load_credentials() for _ in range(2)]
+    assert found[0].get_frozen_credentials() != found[1].get_frozen_credentials()
+    left = found[1]._expiry_time - datetime.now(UTC)
+    assert 3500 < left.total_seconds() < 3600
+
+
+def test_ipython_keeps_cells_where_they_are_taken_out() -> None:
+    """The names of its history, in notebook/history.py."""
+    names = inspect.getsource(HistoryManager)
+    for name in ("input_hist_raw", "input_hist_parsed", "db_input_cache_lock", "_i00", "_iii"):
+        assert name in names
+    assert "INSERT INTO history VALUES (?, ?, ?, ?)" in names
 
 
 def test_the_connection_closes_without_waiting(pool2: Pool) -> None:

@@ -1,0 +1,220 @@
+"""One session of a user with secrets, and a look into every place where one could have stayed."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import ipyparallel
+import psutil
+import pytest
+
+from tests.notebook.kernel import Cell, Kernel
+from tests.pool.issuer import Issuer
+
+CANARY = "c4n4ry"  # a part of each secret: not even a piece of one may be seen
+
+SETUP = """
+import json, os, pathlib, torch, gpupool
+for name, value in json.loads(pathlib.Path(os.environ["SECRETS_FILE"]).read_text()).items():
+    os.environ[name] = value
+%load_ext gpupool
+%gpupool start -n 2 --cpu
+"""
+
+SHOW = """
+%%spmd -o shown
+import base64, json, os, subprocess, sys, logging, urllib.parse
+names = ["HF_TOKEN", "HTTPS_PROXY", *(name for name in os.environ if name.startswith("AWS_S"))]
+assert len(names) == 4, names
+print(dict(os.environ))
+print(json.dumps({name: os.environ[name] for name in names}), file=sys.stderr)
+print(urllib.parse.urlencode({name: os.environ[name] for name in names}))
+for name in names:
+    print(os.environ[name][:9], end="", flush=True)
+    print(os.environ[name][9:])
+subprocess.run(["env"])
+!env
+os.write(1, os.environ["HF_TOKEN"].encode()); os.write(2, os.environ["HF_TOKEN"].encode())
+logging.warning("logging in with %s", os.environ["HF_TOKEN"])
+from IPython.display import HTML, display
+display(HTML("<b>" + os.environ["HF_TOKEN"] + "</b>"), {"key": os.environ["AWS_SECRET_ACCESS_KEY"]})
+os.environ["HF_TOKEN"]
+"""
+
+FAIL = """
+%%spmd
+import os
+token = os.environ["HF_TOKEN"]
+raise ValueError(f"{token} {os.environ['AWS_SESSION_TOKEN']!r} {os.environ['HTTPS_PROXY']}")
+"""
+
+TRAIN = """
+def loss(outputs, targets):
+    import os, time
+    print("training with", os.environ["HF_TOKEN"], os.environ["AWS_SECRET_ACCESS_KEY"])
+    time.sleep(0.05)
+    return torch.nn.functional.cross_entropy(outputs, targets)
+
+def failing_loss(outputs, targets):
+    import os
+    raise ValueError(os.environ["AWS_SECRET_ACCESS_KEY"])
+
+data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randint(2, (64,)))
+options = gpupool.TrainingOptions(epochs=4, batch_size=8)
+run = gpupool.train(torch.nn.Linear(4, 2), data, loss, options, wait=False)
+run.result()
+run.text(0), run.text(1), run.history
+"""
+
+
+class Watch(threading.Thread):
+    """Looks at the processes below one, again and again: what they listen on, argv, environment."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(name="watch", daemon=True)
+        self._root = psutil.Process(pid)
+        self._over = threading.Event()
+        self.pids: set[int] = set()
+        self.found: set[str] = set()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self.join()
+
+    def run(self) -> None:
+        while not self._over.wait(0.05):
+            for process in self._root.children(recursive=True):
+                try:
+                    self._look_at(process)
+                except (psutil.Error, OSError):
+                    continue  # it has ended meanwhile
+
+    def _look_at(self, process: psutil.Process) -> None:
+        self.pids.add(process.pid)
+        name = " ".join(process.cmdline())[:200]
+        for connection in process.net_connections(kind="inet"):
+            address = connection.laddr.ip if connection.status == psutil.CONN_LISTEN else "::1"
+            if address not in ("127.0.0.1", "::1"):
+                self.found.add(f"{name} listens on {address}")
+        if CANARY in " ".join(process.cmdline()):
+            self.found.add(f"{name}: in its arguments")
+        # What a cell starts (`!env`) is given its environment: that is what it was asked for.
+        environ = Path(f"/proc/{process.pid}/environ").read_bytes()
+        if CANARY.encode() in environ and ("gpupool" in name or "ipyparallel" in name):
+            self.found.add(f"{name}: in its first environment")
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> dict[str, Path]:
+    found = {name: tmp_path / name for name in ("tmp", "issuer")}
+    for folder in found.values():
+        folder.mkdir()
+    return found
+
+
+def lines_with_canary(folder: Path) -> list[str]:
+    """The name of each file below the folder that holds a piece of a secret, and the line."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    lines = [(path.name, line) for path in files for line in path.read_bytes().splitlines()]
+    return [f"{name}: {line[:300]!r}" for name, line in lines if CANARY.encode() in line]
+
+
+def ask_the_hub(tmp: Path) -> str:
+    """What another client of the same user learns: the records of all calls, and the queues."""
+    (file,) = tmp.rglob("ipcontroller-client.json")
+    client: Any = ipyparallel.Client(str(file), timeout=10)
+    try:
+        answers = [client.queue_status(verbose=True)]
+        for ask in (client.hub_history, lambda: client.db_query({})):
+            try:
+                answers.append(ask())
+            except Exception as error:  # there is no database to ask
+                answers.append(error)
+        return repr(answers)
+    finally:
+        client.close(linger=0)
+
+
+def test_no_secret_stays_anywhere(folders: dict[str, Path]) -> None:
+    tmp = folders["tmp"]
+    issuer = Issuer(folders["issuer"], lifetime_s=6, canary=CANARY)
+    secrets = {
+        **issuer.env,
+        "HF_TOKEN": f"hf_{CANARY}/q+1&\"'x",
+        "HTTPS_PROXY": f"http://ada:{CANARY}%21pass@proxy.invalid:3128",
+        "IPP_CONNECTION_INFO": json.dumps({"key": CANARY}),
+    }
+    secrets_file = folders["issuer"] / "secrets.json"
+    secrets_file.write_text(json.dumps(secrets))
+    # With it set, ipykernel leaves descriptors 1 and 2 alone, which it does in no notebook.
+    del os.environ["PYTEST_CURRENT_TEST"]
+    cells: list[Cell] = []
+    with Kernel(TMPDIR=str(tmp), SECRETS_FILE=str(secrets_file)) as kernel:
+        ipython = Path(kernel.folder)
+        pid = kernel.manager.provisioner.pid  # type: ignore[union-attr]
+
+        def run(code: str) -> Cell:
+            cell = kernel.run(code, timeout_s=120)
+            cells.append(cell)
+            return cell
+
+        with Watch(pid) as watch:
+            assert run(SETUP).errors == []
+            assert run("%gpupool env HF_TOKEN --aws").errors == []
+            shown = run(SHOW.lstrip())
+            assert shown.errors == []
+            assert shown.text.count("[hidden]") > 20
+            assert "ValueError: [hidden] '[hidden]' http://ada:[hidden]@" in run(FAIL).error_text
+            trained = run(TRAIN)
+            assert trained.errors == []
+            assert "training with [hidden] [hidden]" in trained.text
+            assert run("gpupool.train(torch.nn.Linear(4, 2), data, failing_loss, options)").errors
+            assert run(f"%gpupool env HF_TOKEN={CANARY}typed").errors
+            run("%gpupool\n%gpupool env\n%gpupool log 0\n%gpupool log 1")
+            run(
+                "shown, [shown.text(rank) + shown.value_text(rank) for rank in (0, 1)], In, _ih, _i"
+            )
+            assert issuer.num_issued > 3, "renewed in between"
+            num_pids = len(watch.pids)
+            in_use = lines_with_canary(tmp)
+            modes = {path: path.stat().st_mode & 0o777 for path in tmp.glob("gpupool-*/**/*")}
+            hub = ask_the_hub(tmp)
+            assert run("%gpupool stop").errors == []
+        kernel.run("get_ipython().history_manager.writeout_cache()")
+        assert lines_with_canary(ipython) == []
+    assert watch.found == set()
+    assert num_pids >= 4, "agent, controller and engines were seen"
+    assert in_use == lines_with_canary(tmp) == []
+    assert [p for p, mode in modes.items() if mode & 0o077 and p.name != "README"] == []
+    assert CANARY not in hub
+    for cell in cells:
+        assert CANARY not in json.dumps(cell.outputs)
+
+
+def test_engines_do_not_know_the_key_of_the_notebooks_own_pool(folders: dict[str, Path]) -> None:
+    """A notebook may run in an engine itself, and has that one's connection in its environment."""
+    import gpupool
+    from gpupool.pool import session
+
+    session.stop()
+    os.environ["IPP_CONNECTION_INFO"] = CANARY
+    with gpupool.start(n=1, device="cpu") as pool:
+        code = "import os, pathlib; ('IPP_CONNECTION_INFO' in os.environ, os.environ.keys())"
+        assert pool.run(code)[0][0] is False
+        environ = Path(f"/proc/{pool.status().pids[0]}/environ").read_bytes()
+        assert b"IPP_CONNECTION_INFO" not in environ
+        assert b"GPUPOOL_RANK" in environ

@@ -1,0 +1,24 @@
+"""What holds for every line of the package."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import gpupool
+
+PACKAGE = Path(gpupool.__file__).parent
+
+
+def test_weights_are_loaded_without_running_what_is_in_the_file() -> None:
+    """`torch.load` with weights_only=True, always: a pickle would run code."""
+    calls = [
+        (path.name, node)
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"
+    ]
+    assert calls
+    for name, call in calls:
+        options = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+        assert options.get("weights_only") == "True", f"{name}, line {call.lineno}"
