@@ -112,11 +112,11 @@ def test_a_rank_is_replaced_after_its_fork_server_was_killed(pool3: Pool) -> Non
 
 
 def test_a_pool_without_its_controller_cannot_be_mended(pool3: Pool) -> None:
+    pids, folder = members(pool3), folder_of(pool3)
     family(pool3)["controller"].kill()
     until(lambda: pool3.status().state == "broken", 2.0)
     with pytest.raises(PoolError, match="`%gpupool start`, makes a new pool"):
         pool3.restart([0])
-    pids, folder = members(pool3), folder_of(pool3)
     pool3.stop()
     assert gone(*pids)
     assert not folder.exists()
