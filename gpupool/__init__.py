@@ -22,6 +22,7 @@ _NAMES = {
     "EngineDiedError": "gpupool.core.errors",
     "GpuPoolError": "gpupool.core.errors",
     "ImageDatastore": "gpupool.data.datastore",
+    "InlinePool": "gpupool.pool.inline",
     "NoPoolError": "gpupool.core.errors",
     "OptionsError": "gpupool.core.errors",
     "PlacementError": "gpupool.core.errors",
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
     from gpupool.core.topology import gpus as gpus
     from gpupool.data.datastore import ImageDatastore as ImageDatastore
     from gpupool.notebook.training import train as train
+    from gpupool.pool.inline import InlinePool as InlinePool
     from gpupool.pool.pool import Pool as Pool
     from gpupool.pool.result import SpmdResult as SpmdResult
     from gpupool.pool.session import current_pool as current_pool

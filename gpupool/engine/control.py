@@ -16,6 +16,15 @@ STOP_REQUEST = "gpupool_stop_request"  # end the training after the next report
 ABORT_REQUEST = "gpupool_abort_request"  # get out of the collective
 
 _stop = threading.Event()
+_ACTIONS: dict[str, Callable[[], object]] = {
+    STOP_REQUEST: _stop.set,
+    ABORT_REQUEST: abort_collectives,
+}
+
+
+def act(request: str) -> None:
+    """Do what a request asks for; from any thread."""
+    _ACTIONS[request]()
 
 
 def install() -> None:
@@ -25,16 +34,16 @@ def install() -> None:
     shell: Any = get_ipython()
     kernel = shell.kernel
 
-    def answer(request: str, act: Callable[[], object]) -> None:
+    def answer(request: str) -> None:
         def handler(stream: Any, ident: Any, parent: Any) -> None:
-            act()
+            act(request)
             reply = request.replace("request", "reply")
             kernel.session.send(stream, reply, content={"status": "ok"}, parent=parent, ident=ident)
 
         kernel.control_handlers[request] = handler
 
-    answer(STOP_REQUEST, _stop.set)
-    answer(ABORT_REQUEST, abort_collectives)
+    for request in _ACTIONS:
+        answer(request)
 
 
 def stop_requested() -> bool:

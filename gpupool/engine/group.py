@@ -19,11 +19,11 @@ _TORCH_BACKEND = {"nccl": "cpu:gloo,cuda:nccl", "gloo": "gloo"}
 TIMEOUT = datetime.timedelta(minutes=30)
 
 
-def form(store_path: str, backend: str, rank: int, world_size: int) -> None:
+def form(store_path: str, backend: str, rank: int, world_size: int, device: str = "cuda:0") -> None:
     """Join the group of all ranks; leaves an earlier one first. Returns when all have joined."""
     leave()
     if backend == "nccl":
-        torch.cuda.set_device(0)
+        torch.cuda.set_device(device)
     dist.init_process_group(
         _TORCH_BACKEND[backend],
         store=dist.FileStore(store_path, world_size),  # type: ignore[attr-defined]

@@ -149,15 +149,18 @@ def register_formatters(shell: Any) -> None:
 
 def _facts(status: PoolStatus) -> list[str]:
     names = sorted({rank.gpu.name for rank in status.ranks if rank.gpu})
-    facts = [f"one engine per GPU ({', '.join(names)})" if names else "CPU ranks", status.backend]
+    devices = f"one engine per GPU ({', '.join(names)})" if names else "CPU ranks"
+    if status.inline:
+        devices = f"inline (this process), {', '.join(names) or 'CPU'}"
+    facts = [devices, status.backend]
     if status.generation > 1:  # the group was formed again after an error
         facts.append(f"generation {status.generation}")
     if status.env:
         facts.append(f"env: {', '.join(status.env)} (hidden)")
     left = status.idle_left_s
-    if left is None:
+    if left is None and not status.inline:
         facts.append("no idle timeout")
-    elif status.state in ("idle", "busy"):
+    elif left is not None and status.state in ("idle", "busy"):
         # whole minutes: this stays as it is in the saved notebook
         shown = f"{round(left / 60)} min" if left >= 90 else duration(left)
         facts.append(f"stops in {shown} unless used")

@@ -22,6 +22,7 @@ from gpupool.core.topology import Rank
 from gpupool.pool.credentials import AWS_NAMES, aws_variables
 from gpupool.pool.engines import Engines, Progress, with_log
 from gpupool.pool.execution import Execution, OnOutput
+from gpupool.pool.protocol import RankEngines
 from gpupool.pool.result import OutputRecorder, SpmdResult
 
 # Names (never values) that this notebook has propagated: its next pool gets them too.
@@ -43,6 +44,7 @@ class PoolStatus:
     pids: Mapping[int, int]
     env: Mapping[str, str]
     idle_left_s: float | None
+    inline: bool = False
 
 
 class Pool:
@@ -55,6 +57,7 @@ class Pool:
         self._broken = ""
         self._log_tail = ""  # of the process whose end broke the pool
         self._stopped = False
+        self._at_exit: Callable[[], None] = lambda: None
         gpus = [] if options.device == "cpu" else topology.visible_gpus()
         chosen = topology.choose(gpus, options.gpus)
         device = "gpu" if options.gpus else options.device
@@ -64,7 +67,7 @@ class Pool:
             **environ.select(_remembered_env, os.environ, strict=False),
             **environ.select(options.env, os.environ),
         }
-        self._engines = Engines(self.ranks, self._on_loss)
+        self._engines: RankEngines = self._make_engines()
         try:
             self._engines.start(options.timeout_s, progress)
             payload = {"sys_path": [path for path in sys.path if path], "cwd": os.getcwd()}
@@ -81,8 +84,9 @@ class Pool:
         except BaseException:
             self.stop()
             raise
-        _stop_at_exit(self)
-        threading.Thread(target=self._watch_idle, name="gpupool-idle", daemon=True).start()
+        self._at_exit = _stop_at_exit(self)
+        if options.idle_timeout_s is not None:
+            threading.Thread(target=self._watch_idle, name="gpupool-idle", daemon=True).start()
 
     # ---- what a user asks for ------------------------------------------------------------
 
@@ -186,6 +190,7 @@ class Pool:
             pids=self._engines.pids,
             env={name: environ.fingerprint(value) for name, value in self._env.items()},
             idle_left_s=self._idle_left_s(),
+            inline=self.options.inline,
         )
 
     def log(self, rank: int, num_lines: int = 50) -> str:
@@ -198,6 +203,7 @@ class Pool:
         if self._stopped:
             return
         self._stopped = True
+        atexit.unregister(self._at_exit)
         self._engines.stop()
 
     def __enter__(self) -> Pool:
@@ -230,9 +236,15 @@ class Pool:
         payloads: Mapping[int, dict[str, Any]],
         on_output: OnOutput,
         timeout_s: float | None = None,
+        on_interrupt: Callable[[], None] | None = None,
     ) -> Execution:
-        """Call an engine function on several ranks, supervised."""
-        self._require_usable()
+        """Call an engine function on several ranks, supervised.
+
+        Args:
+            on_interrupt: called at the first Ctrl-C by a pool that works in the caller's thread,
+                which then cannot hear it itself; without it the ranks are interrupted.
+        """
+        self.require_usable()
         return Execution(self, name, payloads, on_output, timeout_s)
 
     def call(
@@ -268,7 +280,7 @@ class Pool:
 
     def set_environment(self, variables: Mapping[str, str], unset: Sequence[str] = ()) -> None:
         """Set and remove variables on every rank, over the signed channel."""
-        self._require_usable()
+        self.require_usable()
         if not variables and not unset:
             return
         payload = {"variables": dict(variables), "unset": list(unset)}
@@ -292,6 +304,9 @@ class Pool:
         self._broken = self._broken or reason
 
     # ---- inside --------------------------------------------------------------------------
+
+    def _make_engines(self) -> RankEngines:
+        return Engines(self.ranks, self._on_loss)
 
     def _choose_backend(self) -> str:
         own_gpus = all(rank.gpu is not None for rank in self.ranks)
@@ -319,7 +334,8 @@ class Pool:
             _remembered_env.pop(name, None)
         return dict.fromkeys(names, "")
 
-    def _require_usable(self) -> None:
+    def require_usable(self) -> None:
+        """Raise the PoolError that says why nothing can run here, if so."""
         if self._stopped:
             raise PoolError(
                 "this pool was stopped. `%gpupool start` (gpupool.start()) makes a new one."
@@ -350,8 +366,11 @@ class Pool:
             time.sleep(min(1.0, max(0.05, left or 1.0)))
 
 
-def _stop_at_exit(pool: Pool) -> None:
-    """Stop the pool when the interpreter ends; does not keep it alive until then."""
+def _stop_at_exit(pool: Pool) -> Callable[[], None]:
+    """Stop the pool when the interpreter ends; does not keep it alive until then.
+
+    What is returned is registered with `atexit`.
+    """
     reference = weakref.ref(pool)
 
     def stop() -> None:
@@ -359,4 +378,4 @@ def _stop_at_exit(pool: Pool) -> None:
         if alive is not None:
             alive.stop()
 
-    atexit.register(stop)
+    return atexit.register(stop)

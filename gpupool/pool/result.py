@@ -137,7 +137,7 @@ class OutputRecorder:
         if kind in ("stdout", "stderr"):
             self._text(rank, kind, self._redactors[rank, kind].feed(content))
         elif kind in ("display", "result"):
-            content = _redact_strings(content, self._hidden)
+            content = redact_strings(content, self._hidden)
             self.outputs[rank].displays.append({"kind": kind, **content})
             self._notify(rank, kind, content)
 
@@ -156,12 +156,12 @@ class OutputRecorder:
             self._listener(rank, kind, content)
 
 
-def _redact_strings(content: Any, hidden: frozenset[str]) -> Any:
+def redact_strings(content: Any, hidden: frozenset[str]) -> Any:
     """A mime bundle with every text in it masked."""
     if isinstance(content, str):
         return redact(content, hidden)
     if isinstance(content, dict):
-        return {key: _redact_strings(value, hidden) for key, value in content.items()}
+        return {key: redact_strings(value, hidden) for key, value in content.items()}
     if isinstance(content, list):
-        return [_redact_strings(value, hidden) for value in content]
+        return [redact_strings(value, hidden) for value in content]
     return content

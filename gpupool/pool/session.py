@@ -7,6 +7,7 @@ from typing import Any
 from gpupool.core.errors import NoPoolError, PoolError
 from gpupool.core.options import PoolOptions, make_options
 from gpupool.pool.engines import Progress
+from gpupool.pool.inline import InlinePool
 from gpupool.pool.pool import Pool
 
 _current: Pool | None = None
@@ -21,7 +22,7 @@ def start(
         profile: where the engines run; "local" is this machine.
         progress: called with a line of text at each stage.
         options: the fields of `gpupool.core.options.PoolOptions`: n, gpus, device, backend, env,
-            idle_timeout, timeout_s.
+            idle_timeout, timeout_s, inline.
 
     Raises:
         OptionsError, PlacementError: bad input; nothing was started.
@@ -39,7 +40,7 @@ def start(
         if options.get(name) is not None:
             options[name] = _names(options[name])
     chosen = make_options(PoolOptions, {"profile": profile, **options})
-    _current = Pool(chosen, progress)
+    _current = InlinePool(chosen, progress) if chosen.inline else Pool(chosen, progress)
     return _current
 
 
@@ -88,7 +89,8 @@ def describe(pool: Pool) -> str:
     names = sorted({rank.gpu.name for rank in pool.ranks if rank.gpu})
     device = f", one {' or '.join(names)} each" if names else " on CPU"
     plural = "s" if pool.world_size > 1 else ""
-    return f"{pool.world_size} rank{plural}{device} ({pool.backend})"
+    inline = ", inline" if pool.options.inline else ""
+    return f"{pool.world_size} rank{plural}{device} ({pool.backend}{inline})"
 
 
 def _names(value: Any) -> tuple[str, ...]:

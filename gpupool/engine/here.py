@@ -1,0 +1,16 @@
+"""Whether this process is an engine or the notebook itself. Runs on engines; imports nothing.
+
+An inline pool runs engine code in the notebook's own process (`inline.py`, which sets these). The
+few places where that makes a difference ask here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+is_inline = False
+"""The notebook is rank 0 of 1."""
+
+publish: Callable[[str, Any], Any] | None = None
+"""While an inline call runs: takes (kind, content), as `gpupool.pool.client.OnMessage` does."""
