@@ -72,7 +72,7 @@ def load_shares(dataset: Dataset, batches: list[Indices], world: World) -> Itera
 
 def read_ahead() -> int:
     """Batches to read ahead: none in the notebook's own process, where breakpoints are meant."""
-    return 0 if here.is_inline else 2
+    return 0 if here.is_inline() else 2
 
 
 def as_input(images: Tensor) -> Tensor:

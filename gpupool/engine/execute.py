@@ -38,7 +38,7 @@ def run_source(source: str, cell_number: int | None) -> dict[str, Any]:
     if cell_number is not None:
         shell.execution_count = cell_number  # "Cell In[12]" in tracebacks means the notebook's
     started = time.monotonic()
-    with QuietErrors(shell):
+    with _QuietErrors(shell):
         result = run_cell(shell, source)
     return cell_reply(result, result.result, time.monotonic() - started)
 
@@ -96,7 +96,7 @@ def describe(error: BaseException) -> dict[str, Any]:
         "traceback": "\n".join(lines),
         "failed_at": time.time(),
     }
-    if here.is_inline:
+    if here.is_inline():
         described["exception"] = error.with_traceback(frames)
     return described
 
@@ -107,7 +107,7 @@ def cell_names(rank: Mapping[str, Any]) -> dict[str, Any]:
     return {**named, "device": torch.device(rank["device"]), "torch": torch, "dist": dist}
 
 
-class QuietErrors:
+class _QuietErrors:
     """While entered, IPython publishes no traceback: the client shows one."""
 
     def __init__(self, shell: Any) -> None:

@@ -9,8 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-is_inline = False
-"""The notebook is rank 0 of 1."""
+rank: dict[str, Any] | None = None
+"""The notebook's place as rank 0 of 1; None on an engine, which has it from its environment."""
 
 publish: Callable[[str, Any], Any] | None = None
 """While an inline call runs: takes (kind, content), as `gpupool.pool.client.OnMessage` does."""
+
+
+def is_inline() -> bool:
+    """Whether this process is the notebook."""
+    return rank is not None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import sys
 import time
@@ -23,6 +22,7 @@ from IPython.core.getipython import get_ipython
 
 from gpupool.core.errors import PlacementError, PoolError
 from gpupool.engine import execute, group, here
+from gpupool.engine.boot import this_rank
 from gpupool.engine.recording import Recording, Take, swap
 from gpupool.engine.shell import close_own_shell, plan_shell, this_shell
 
@@ -46,7 +46,7 @@ def join(rank: Mapping[str, Any], gpu_uuid: str | None, folder: Path) -> dict[st
     """Make this process rank 0 of 1.
 
     Args:
-        rank: what an engine finds in GPUPOOL_RANK.
+        rank: what `this_rank` gives from now on, but for what torch knows better here.
         gpu_uuid: the GPU to use; None for the CPU.
         folder: where files may be put.
 
@@ -67,14 +67,14 @@ def join(rank: Mapping[str, Any], gpu_uuid: str | None, folder: Path) -> dict[st
         index = _device_index(gpu_uuid)
         device, before.cuda_device = f"cuda:{index}", torch.cuda.current_device()
     rank = {**rank, "device": device, "num_threads": torch.get_num_threads()}
-    for name, value in _environment(rank).items():
+    for name, value in _environment().items():
         before.environ[name] = value, os.environ.get(name)
         os.environ[name] = value
     names = execute.cell_names(rank)
     if get_ipython() is not None:
         _cover(this_shell().user_ns, names, before)
     plan_shell(folder, names)
-    here.is_inline, _before = True, before
+    here.rank, _before = rank, before
     covered = [name for name, (ours, users) in before.names.items() if _differ(ours, users)]
     return {"device": device, "num_threads": rank["num_threads"], "covered": covered}
 
@@ -84,7 +84,9 @@ def form_group(store_path: str, backend: str) -> dict[str, Any]:
     assert _before is not None
     if dist.is_initialized() and dist.group.WORLD is not _before.group:
         raise PoolError(_HAS_GROUP)
-    group.form(store_path, backend, 0, 1, json.loads(os.environ["GPUPOOL_RANK"])["device"])
+    hook = sys.excepthook
+    group.form(store_path, backend, 0, 1, this_rank()["device"])
+    sys.excepthook = hook  # torch has put "[rank0]:" before every line of the user's errors
     _before.group = dist.group.WORLD
     return {}
 
@@ -95,7 +97,7 @@ def leave() -> None:
     if _before is None:
         return
     before, _before = _before, None
-    here.is_inline = False
+    here.rank = None
     if dist.is_initialized() and dist.group.WORLD is before.group:
         group.leave()
     if before.cuda_device is not None:
@@ -138,7 +140,7 @@ def keeping_random_state(work: Callable[..., dict[str, Any]]) -> Callable[..., d
 
     @functools.wraps(work)
     def kept(**payload: Any) -> dict[str, Any]:
-        device = torch.device(json.loads(os.environ["GPUPOOL_RANK"])["device"])
+        device = torch.device(this_rank()["device"])
         with torch.random.fork_rng([device.index] if device.type == "cuda" else []):
             return work(**payload)
 
@@ -182,10 +184,11 @@ def _inside_a_cell(
     # "Cell In[12]" in tracebacks means the notebook's, whose number has been counted up already
     shell.execution_count = cell_number or max(1, shell.displayhook.prompt_count)
     shell.display_trap.hook = on_value
-    with contextlib.ExitStack() as undo, execute.QuietErrors(shell):
+    with contextlib.ExitStack() as undo:
         swap(undo, sys, "displayhook", on_value)
-        # Nothing is noted as the last error either: that will be the SpmdError.
-        swap(undo, shell, "showtraceback", lambda *args, **options: None)
+        # Errors are not shown here, nor noted as the last one: that will be the SpmdError.
+        for method in ("showtraceback", "_showtraceback"):
+            swap(undo, shell, method, lambda *args, **options: None)
         try:
             yield
         finally:
@@ -205,14 +208,9 @@ def _hear_breakpoints(undo: contextlib.ExitStack) -> None:
         swap(undo, sys, "breakpointhook", sys.__breakpointhook__)
 
 
-def _environment(rank: Mapping[str, Any]) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """torchrun's names, as an engine has them; what the group opens listens on loopback alone."""
-    environment = {
-        "RANK": "0",
-        "WORLD_SIZE": "1",
-        "LOCAL_RANK": "0",
-        "GPUPOOL_RANK": json.dumps(rank),
-    }
+    environment = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     if sys.platform == "linux":
         environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     return environment

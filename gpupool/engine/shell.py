@@ -42,6 +42,8 @@ def this_shell() -> Any:
     global _own
     shell: Any = get_ipython()
     if shell is not None:
+        if shell is _own:  # the filters of a script come and go with its `catch_warnings`
+            _silence_advice()
         return shell
     main = sys.modules["__main__"]
     _traces[:] = [(place, name) for place, name in _TRACES if not hasattr(place, name)]
@@ -51,6 +53,8 @@ def this_shell() -> Any:
         _own = InteractiveShell.instance(config=config, ipython_dir=_folder)
     finally:
         sys.modules["__main__"] = main  # IPython puts its namespace there
+    # `close_own_shell` does what IPython would do at the end of the process
+    atexit.unregister(_own.atexit_operations)
     _own.user_ns.update(_names)
     disarm_exit(_own)
     return _own
@@ -67,7 +71,11 @@ def disarm_exit(shell: Any) -> None:
         )
 
     shell.ask_exit = ask_exit
-    # IPython's advice on SystemExit, which is not that for an engine either
+    _silence_advice()
+
+
+def _silence_advice() -> None:
+    """No word from IPython on SystemExit: its advice is not that for an engine."""
     warnings.filterwarnings("ignore", message="To exit: use 'exit'")
 
 
@@ -78,7 +86,6 @@ def close_own_shell() -> None:
         return
     shell, _own = _own, None
     InteractiveShell.clear_instance()
-    atexit.unregister(shell.atexit_operations)
     shell.atexit_operations()
     for place, name in _traces:
         if hasattr(place, name):
