@@ -22,6 +22,7 @@ _NAMES = {
     "EngineDiedError": "gpupool.core.errors",
     "GpuPoolError": "gpupool.core.errors",
     "ImageDatastore": "gpupool.data.datastore",
+    "InlinePool": "gpupool.pool.inline",
     "NoPoolError": "gpupool.core.errors",
     "OptionsError": "gpupool.core.errors",
     "PlacementError": "gpupool.core.errors",
@@ -97,6 +98,7 @@ if TYPE_CHECKING:
     from gpupool.data.datastore import ImageDatastore as ImageDatastore
     from gpupool.notebook.training import train as train
     from gpupool.pool.gpus import gpus as gpus
+    from gpupool.pool.inline import InlinePool as InlinePool
     from gpupool.pool.leftovers import leftovers as leftovers
     from gpupool.pool.pool import Pool as Pool
     from gpupool.pool.result import SpmdResult as SpmdResult

@@ -60,6 +60,8 @@ class PoolOptions:
     """Stop the pool after this time without use: "90s", "30m", "2h", "never", or seconds."""
     timeout_s: float = 60.0
     """Give up starting after this many seconds."""
+    inline: bool = False
+    """No engines: this process itself is rank 0 of 1, so that breakpoints work."""
 
     def __post_init__(self) -> None:
         _one_of("profile", self.profile, PROFILES)
@@ -81,6 +83,25 @@ class PoolOptions:
         if self.device == "cpu" and self.backend == "nccl":
             raise OptionsError("backend='nccl' needs GPUs; on CPU ranks use 'gloo' or 'auto'.")
         parse_duration_s(self.idle_timeout)
+        if self.inline:
+            self._check_inline()
+
+    def _check_inline(self) -> None:
+        """What an inline pool cannot do, or what would have no effect."""
+        if self.n not in (None, 1):
+            raise OptionsError(
+                f"n={self.n}: an inline pool is this process alone, one rank. Leave n out."
+            )
+        if self.gpus is not None and len(self.gpus) != 1:
+            raise OptionsError(f"gpus={','.join(self.gpus)}: an inline pool uses one GPU; name it.")
+        # An idle timeout frees GPUs that are held for nobody; this process is the user's.
+        for name, quiet in (("idle_timeout", ("30m", "never", None)), ("timeout_s", (60.0,))):
+            value = getattr(self, name)
+            if value not in quiet:
+                raise OptionsError(
+                    f"{name}={value!r} has no effect on an inline pool, which starts no processes: "
+                    "leave it out."
+                )
 
     @property
     def idle_timeout_s(self) -> float | None:

@@ -25,7 +25,8 @@ def load_batches(
 ) -> Generator[Batch | None, None, None]:
     """For each entry of `batches`, in order, its samples as (inputs, targets); None if it is empty.
 
-    One background thread reads up to `depth` batches ahead, starting with the first `next()`.
+    One background thread reads up to `depth` batches ahead, starting with the first `next()`; with
+    `depth` 0 the caller's thread reads each when it is asked for, which a debugger can follow.
     Tensors stay in CPU memory, pinned if `device` is a CUDA device. What the thread raises is
     raised by the `next()` of that batch. Closing the iterator, also by an exception or by leaving
     the last reference, ends the thread as soon as the read under way returns.
@@ -34,6 +35,9 @@ def load_batches(
     """
     device = torch.device(device)
     pin = device.type == "cuda"
+    if depth == 0:
+        yield from (_load(dataset, indices, pin) for indices in batches)
+        return
     reader = ThreadPoolExecutor(1, "gpupool-loader", initializer=_use_device, initargs=(device,))
     ahead: deque[Future[Batch | None]] = deque()
     remaining = iter(batches)

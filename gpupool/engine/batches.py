@@ -15,6 +15,7 @@ from torch import Tensor
 from gpupool.core.options import TrainingOptions
 from gpupool.data import shards
 from gpupool.data.loader import load_batches
+from gpupool.engine import here
 from gpupool.engine.group import World
 
 Indices = npt.NDArray[np.int64]
@@ -54,7 +55,7 @@ def epoch_batches(num_samples: int, options: TrainingOptions, epoch: int) -> lis
 def load_shares(dataset: Dataset, batches: list[Indices], world: World) -> Iterator[Share]:
     mine = [shards.shard(batch, world.rank, world.size) for batch in batches]
     wanted = [own if len(own) else batch[:1] for own, batch in zip(mine, batches, strict=True)]
-    loading = load_batches(dataset, wanted, device=world.device)
+    loading = load_batches(dataset, wanted, depth=read_ahead(), device=world.device)
     asked = time.perf_counter()
     for own, batch, loaded in zip(mine, batches, loading, strict=True):
         assert loaded is not None  # no entry of `wanted` is empty
@@ -67,6 +68,11 @@ def load_shares(dataset: Dataset, batches: list[Indices], world: World) -> Itera
             wait_s=time.perf_counter() - asked,
         )
         asked = time.perf_counter()
+
+
+def read_ahead() -> int:
+    """Batches to read ahead: none in the notebook's own process, where breakpoints are meant."""
+    return 0 if here.is_inline() else 2
 
 
 def as_input(images: Tensor) -> Tensor:

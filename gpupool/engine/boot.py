@@ -19,10 +19,12 @@ import numpy as np
 import torch
 from threadpoolctl import threadpool_limits
 
+from gpupool.engine import here
+
 
 def this_rank() -> dict[str, Any]:
     """This engine's rank, world_size, local_rank, node_rank, host, device, gpu and num_threads."""
-    return dict(json.loads(os.environ["GPUPOOL_RANK"]))
+    return here.rank or dict(json.loads(os.environ["GPUPOOL_RANK"]))
 
 
 def main() -> None:

@@ -79,4 +79,5 @@ def stop_requested() -> bool:
 
 def clear_stop() -> None:
     """Forget an earlier request, at the start of a training."""
-    _stop.clear()
+    if _stop.is_set():  # rather not taking its lock: a signal's handler may set it in this thread
+        _stop.clear()

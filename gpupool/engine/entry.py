@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from IPython.core.getipython import get_ipython
 
-from gpupool.engine import boot, control, execute, group, log, work
+from gpupool.engine import boot, control, execute, group, inline, log, work
+from gpupool.engine.recording import Take
+from gpupool.engine.shell import disarm_exit, this_shell
 
 
 def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
@@ -28,12 +29,11 @@ def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
     if Path(cwd).is_dir():
         os.chdir(cwd)
     sys.path.extend(p for p in sys_path if p not in sys.path)
-    namespace = {key: rank[key] for key in ("rank", "world_size", "local_rank")}
     shell: Any = get_ipython()
-    shell.user_ns.update(namespace, device=torch.device(rank["device"]), torch=torch, dist=dist)
+    shell.user_ns.update(execute.cell_names(rank))
     control.install()
     log.mask()
-    execute.disarm_exit()
+    disarm_exit(shell)
     return {"pid": os.getpid(), "torch": str(torch.__version__)}
 
 
@@ -83,3 +83,34 @@ def train(job_path: str, result_path: str) -> dict[str, Any]:
 def predict(job_path: str, result_path: str) -> dict[str, Any]:
     """Run a model over this rank's part of the samples; the outputs go to `result_path`.N."""
     return execute.guarded(lambda: work.predict(job_path, result_path))
+
+
+# ---- the notebook's own process as the one rank: see inline.py --------------------------------
+
+
+def inline_join(rank: dict[str, Any], gpu_uuid: str | None, folder: str) -> dict[str, Any]:
+    """Make this process rank 0 of 1; tells its "device", "num_threads" and "covered" names."""
+    return inline.join(rank, gpu_uuid, Path(folder))
+
+
+def inline_form_group(store_path: str, backend: str) -> dict[str, Any]:
+    """Form the process group of this process alone."""
+    return execute.guarded(lambda: inline.form_group(store_path, backend))
+
+
+def inline_call(name: str, payload: dict[str, Any], take: Take) -> dict[str, Any]:
+    """Call a function of this page; what is shown meanwhile goes through `take`."""
+    if name == "run_source":
+        this_shell()  # now, so that its displays are seen too
+    replaced = {"run_source": inline.run_source, "train": inline.keeping_random_state(train)}
+    return inline.call(replaced.get(name, globals()[name]), payload, take)
+
+
+def inline_control(request: str, content: dict[str, Any]) -> dict[str, Any]:
+    """Do what a control request asks for, here and now; replies as `control.answer` does."""
+    return control.answer(request, content)
+
+
+def inline_leave() -> None:
+    """Make this process what it was before `inline_join`."""
+    inline.leave()

@@ -7,12 +7,9 @@ would show our frames. A dict has either "value" and "text" or "error".
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 import traceback
-import warnings
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,9 +17,11 @@ from typing import Any
 import cloudpickle
 import IPython
 import torch
-from IPython.core.getipython import get_ipython
+import torch.distributed as dist
 
 import gpupool
+from gpupool.engine import here
+from gpupool.engine.shell import this_shell
 from gpupool.engine.values import pickle_value
 
 MAX_VALUE_BYTES = 1 << 20  # the last expression of a cell comes along up to here
@@ -35,15 +34,19 @@ _NOT_THE_USERS = tuple(
 
 def run_source(source: str, cell_number: int | None) -> dict[str, Any]:
     """Run a cell as IPython does: magics, display of the last expression, top-level await."""
-    shell: Any = get_ipython()
+    shell = this_shell()
     if cell_number is not None:
         shell.execution_count = cell_number  # "Cell In[12]" in tracebacks means the notebook's
     started = time.monotonic()
     with _QuietErrors(shell):
-        result = _run_cell(shell, source)
-    elapsed_s = time.monotonic() - started
+        result = run_cell(shell, source)
+    return cell_reply(result, result.result, time.monotonic() - started)
+
+
+def cell_reply(result: Any, value: object, elapsed_s: float) -> dict[str, Any]:
+    """The reply for IPython's result of a cell and the value of its last expression."""
     if result.success:
-        return {**_value_reply(result.result), "elapsed_s": elapsed_s}
+        return {**_value_reply(value), "elapsed_s": elapsed_s}
     error = result.error_before_exec or result.error_in_exec
     return {"error": describe(error), "elapsed_s": elapsed_s}
 
@@ -69,8 +72,11 @@ def guarded(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """The error as plain data, its traceback formatted without frames of IPython or gpupool."""
-    shell: Any = get_ipython()
+    """The error as plain data, its traceback formatted without frames of IPython or gpupool.
+
+    In the notebook's own process the exception comes along, its traceback cut to those frames.
+    """
+    shell = this_shell()
     frames = _users_frames(error.__traceback__)
     evalue = str(error)
     # Python 3.13 raises a SyntaxError under a private name when a cell ends too early.
@@ -84,28 +90,21 @@ def describe(error: BaseException) -> dict[str, Any]:
         lines = traceback.format_exception_only(error)
     else:
         lines = shell.InteractiveTB.structured_traceback(kind, error, frames, tb_offset=0)
-    return {
+    described = {
         "ename": kind.__name__,
         "evalue": evalue,
         "traceback": "\n".join(lines),
         "failed_at": time.time(),
     }
+    if here.is_inline():
+        described["exception"] = error.with_traceback(frames)
+    return described
 
 
-def disarm_exit() -> None:
-    """Make `exit` and `quit` in a cell say what to do instead of ending the engine."""
-    shell: Any = get_ipython()
-
-    def ask_exit() -> None:
-        print(
-            "exit and quit do not end an engine. `%gpupool stop` ends the pool; `return` from a "
-            "function or raise an exception to leave a cell early.",
-            file=sys.stderr,
-        )
-
-    shell.ask_exit = ask_exit
-    # IPython's advice on SystemExit, which is not that for an engine either
-    warnings.filterwarnings("ignore", message="To exit: use 'exit'")
+def cell_names(rank: Mapping[str, Any]) -> dict[str, Any]:
+    """The names that every cell finds."""
+    named = {key: rank[key] for key in ("rank", "world_size", "local_rank")}
+    return {**named, "device": torch.device(rank["device"]), "torch": torch, "dist": dist}
 
 
 class _QuietErrors:
@@ -121,14 +120,35 @@ class _QuietErrors:
         del self._shell._showtraceback  # the class's own method again
 
 
-def _run_cell(shell: Any, source: str) -> Any:
+def run_cell(shell: Any, source: str) -> Any:
+    """Run a cell in `shell`, in this thread, and give IPython's result; top-level await works."""
     if not _awaits(shell, source):
         return shell.run_cell(source, store_history=False)
-    # The engine's own event loop is running this call, so top-level await needs another one.
-    with ThreadPoolExecutor(1, thread_name_prefix="gpupool-await") as thread:
-        transformed = shell.transform_cell(source)
-        run = shell.run_cell_async(source, store_history=False, transformed_cell=transformed)
-        return thread.submit(asyncio.run, run).result()
+    transformed = shell.transform_cell(source)
+    run = shell.run_cell_async(source, store_history=False, transformed_cell=transformed)
+    # The process's own event loop is running this call, and loops do not nest: it is hidden while
+    # one for the cell runs. (In another thread the cell would not hear an interrupt.)
+    outer = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+            return _run_task(runner.get_loop(), run)
+    finally:
+        asyncio._set_running_loop(outer)
+
+
+def _run_task(loop: asyncio.AbstractEventLoop, run: Coroutine[Any, Any, Any]) -> Any:
+    """IPython's result of `run`; an interrupt is raised where the cell waits."""
+    task = loop.create_task(run)
+    try:
+        return loop.run_until_complete(task)
+    except KeyboardInterrupt:  # met the loop, not the cell
+        task.cancel()
+        result = loop.run_until_complete(task)
+        if isinstance(result.error_in_exec, asyncio.CancelledError):
+            frames = result.error_in_exec.__traceback__
+            result.error_in_exec = KeyboardInterrupt().with_traceback(frames)
+        return result
 
 
 def _awaits(shell: Any, source: str) -> bool:
@@ -149,7 +169,17 @@ def _value_reply(value: object) -> dict[str, Any]:
 
 
 def _users_frames(frames: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame on that is the user's; None if there is no such frame."""
+    """The traceback from the first frame on that is the user's; None if there is no such frame.
+
+    Frames at its end that have a `__tracebackhide__` go as well: handlers of signals.
+    """
     while frames and frames.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frames = frames.tb_next
+    last = frame = frames
+    while frame is not None:
+        if "__tracebackhide__" not in frame.tb_frame.f_locals:
+            last = frame
+        frame = frame.tb_next
+    if last is not None:
+        last.tb_next = None
     return frames

@@ -32,6 +32,7 @@ def form(
     world_size: int,
     training_ranks: Sequence[int],
     training_backend: str,
+    device: str = "cuda:0",
 ) -> None:
     """Join the group of all ranks, and that of the ranks that train if these are fewer.
 
@@ -41,7 +42,7 @@ def form(
     leave()
     trains = rank in training_ranks
     if trains and training_backend == "nccl":
-        torch.cuda.set_device(0)
+        torch.cuda.set_device(device)
     dist.init_process_group(
         _TORCH_BACKEND[backend],
         store=dist.FileStore(store_path, world_size),  # type: ignore[attr-defined]

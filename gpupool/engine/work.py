@@ -17,7 +17,7 @@ from torch import nn
 from gpupool.data import shards
 from gpupool.data.loader import load_batches
 from gpupool.engine import control
-from gpupool.engine.batches import Dataset, as_input
+from gpupool.engine.batches import Dataset, as_input, read_ahead
 from gpupool.engine.boot import this_rank
 from gpupool.engine.emit import emit
 from gpupool.engine.group import World
@@ -56,7 +56,7 @@ def _outputs(
     model.eval()
     parts = []
     with torch.no_grad():
-        for loaded in load_batches(dataset, batches, device=world.device):
+        for loaded in load_batches(dataset, batches, depth=read_ahead(), device=world.device):
             assert loaded is not None  # no batch is empty
             inputs = loaded[0].to(world.device, non_blocking=True)
             parts.append(model(as_input(inputs)).cpu())

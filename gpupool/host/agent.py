@@ -27,7 +27,6 @@ import contextlib
 import ctypes
 import json
 import os
-import pwd
 import selectors
 import shutil
 import signal
@@ -38,8 +37,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpupool.core.locks import DeviceLocks, lock_folder, user_name
 from gpupool.core.processes import ProcessId, children, set_process_name
-from gpupool.host.locks import DeviceLocks, lock_folder
 from gpupool.host.memory import OutOfMemoryWatch
 from gpupool.host.spawner import JsonLines, Spawner
 
@@ -119,7 +118,7 @@ class Agent:
             _tell(event="ready")
 
     def _op_lock(self, devices: list[str], number: int, force: bool) -> None:
-        owner = {"pid": self._client.pid, "user": _user()}
+        owner = {"pid": self._client.pid, "user": user_name()}
         try:
             taken, others = self._locks.take(devices, number, owner, force)
         except OSError as error:  # of the lock files: told, for it must not cost the agent
@@ -273,13 +272,6 @@ def _wake_on_child_death() -> int:
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)  # SIG_IGN would reap without telling
     return reader
-
-
-def _user() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container's user without a name
-        return str(os.getuid())
 
 
 def _signal_group(pid: int, number: int) -> None:

@@ -83,6 +83,7 @@ def start_parser() -> MagicParser:
     parser.add_argument("--env", nargs="+", metavar="NAME")
     parser.add_argument("--idle-timeout")
     parser.add_argument("--timeout", dest="timeout_s", type=_seconds, metavar="SECONDS")
+    parser.add_argument("--inline", action="store_true")
     return parser
 
 

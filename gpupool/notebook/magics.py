@@ -17,7 +17,7 @@ from gpupool.pool.gpus import gpus
 from gpupool.pool.leftovers import Leftovers, leftovers
 from gpupool.pool.pool import Pool
 from gpupool.pool.result import SpmdResult
-from gpupool.spmd.cell import SpmdRun, View
+from gpupool.spmd.cell import SpmdRun
 
 _NAMES = ("gpupool", "spmd")
 
@@ -35,7 +35,7 @@ class GpupoolMagics(Magics):
         %gpupool                 what runs: state, ranks, devices, process ids
         %gpupool start [PROFILE] [-n N] [--gpus 0,2] [--cpu] [--backend auto|nccl|gloo]
                        [--env NAME|GLOB ...] [--idle-timeout 30m|never] [--timeout SECONDS]
-                       [--force]
+                       [--force] [--inline]
                                  start it: one rank per GPU, or 2 CPU ranks where there is none
             -n N                 number of ranks; those beyond the GPUs take no part in training
             --gpus 0,2           the GPUs to use: indices, UUIDs, or MIG instances such as 0:1
@@ -45,6 +45,8 @@ class GpupoolMagics(Magics):
             --env NAME ...       environment variables for the ranks, as `%gpupool env` does
             --idle-timeout TIME  stop it after that long without use: 90s, 30m (the default), 2h
             --timeout SECONDS    give up starting after that many seconds
+            --inline             no engines: this process is rank 0 of 1, for debugging; output
+                                 goes straight here, breakpoint() and %debug work
         %gpupool stop            end every process of the pool
         %gpupool restart [RANKS] new engines for these ranks, or for all; the others keep
                                  their variables
@@ -101,8 +103,7 @@ class GpupoolMagics(Magics):
         """
         chosen = arguments.spmd_parser().parse_line(line)
         # a handle's result shows its values itself, where it is asked for
-        view = spmd_view.make_view(chosen.view, show_values=not chosen.nowait)
-        run = self._begin(cell, view, chosen.ranks, chosen.timeout_s)
+        run = self._begin(cell, chosen.view, not chosen.nowait, chosen.ranks, chosen.timeout_s)
         if chosen.nowait:
             self._bind(chosen.name, run)
             return run
@@ -118,7 +119,7 @@ class GpupoolMagics(Magics):
         """
         if not line.strip():
             raise OptionsError("%spmd needs an expression, as in `%spmd rank * 2`.")
-        return self._begin(line, spmd_view.make_view("auto", show_values=False)).result()
+        return self._begin(line, "auto", show_values=False).result()
 
     # ---- the commands of %gpupool --------------------------------------------------------
 
@@ -200,9 +201,15 @@ class GpupoolMagics(Magics):
     # ---- inside --------------------------------------------------------------------------
 
     def _begin(
-        self, source: str, view: View, ranks: str = "all", timeout_s: float | None = None
+        self,
+        source: str,
+        view_name: str,
+        show_values: bool,
+        ranks: str = "all",
+        timeout_s: float | None = None,
     ) -> SpmdRun:
         pool = session.find() or self._autostart()
+        view = spmd_view.make_view(view_name, show_values, inline=pool.options.inline)
         return SpmdRun(
             pool,
             source,

@@ -166,9 +166,9 @@ def _facts(status: PoolStatus) -> list[str]:
     if status.credentials:
         facts.append(status.credentials)
     left = status.idle_left_s
-    if left is None:
+    if left is None and not status.inline:
         facts.append("no idle timeout")
-    elif status.state in ("idle", "busy"):
+    elif left is not None and status.state in ("idle", "busy"):
         facts.append(_countdown(status))
     return facts
 
@@ -193,6 +193,8 @@ def _countdown(status: PoolStatus) -> str:
 
 def _devices(status: PoolStatus) -> str:
     names = sorted({rank.gpu.name for rank in status.ranks if rank.gpu})
+    if status.inline:
+        return f"inline (this process), {', '.join(names) or 'CPU'}"
     if not names:
         return f"CPU ranks: {status.why_cpu}" if status.why_cpu else "CPU ranks"
     spare = len(status.ranks) - len(status.training_ranks)

@@ -24,12 +24,15 @@ MAX_LINE_CHARS = 2000  # of the live tail
 MAX_QUEUED_LINES = 200_000  # that nobody has waited for yet
 
 
-def make_view(name: str, show_values: bool = True) -> View:
+def make_view(name: str, show_values: bool = True, *, inline: bool = False) -> View:
     """The view for `--view`: in a notebook a live tail and groups at the end, else lines.
 
     Args:
         show_values: whether the value of the last expression belongs to the output.
+        inline: the pool is inline: what the cell prints and displays is seen already.
     """
+    if inline:
+        return QuietView() if name == "quiet" or not show_values else ValueView()
     in_notebook = getattr(get_ipython(), "kernel", None) is not None
     if name == "quiet":
         return QuietView()
@@ -57,6 +60,23 @@ class QuietView:
 
     def finish(self, report: CellReport) -> None:
         """Nothing."""
+
+
+class ValueView:
+    """Shows the value of a cell that an inline pool has run; the rest has been seen already."""
+
+    def on_output(self, rank: int, kind: str, content: Any) -> None:
+        """Nothing: it is on the screen."""
+
+    def tick(self) -> None:
+        """Nothing."""
+
+    def finish(self, report: CellReport) -> None:
+        """Show the value as the notebook shows one."""
+        for output in report.outputs.values():
+            for bundle in output.displays:
+                if bundle["kind"] == "result":
+                    display(bundle["data"], metadata=bundle.get("metadata", {}), raw=True)
 
 
 class LineView:

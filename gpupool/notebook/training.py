@@ -54,13 +54,13 @@ def train(
         loss: "cross_entropy", "mse", or a callable (outputs, targets) -> mean loss.
         options: how; `TrainingOptions()` if left out.
         validation: a data set whose loss and accuracy are computed after every epoch.
-        wait: False returns the running `TrainingRun` at once.
+        wait: False returns the running `TrainingRun` at once (of an inline pool: when it is over).
 
     Raises:
         TrainingError: the input cannot be trained on; no rank has started.
         SpmdError: a rank failed.
     """
     options = options or TrainingOptions()
-    run = TrainingRun(current_pool(create=True), model, dataset, loss, options, validation)
-    show_training(run)
+    pool = current_pool(create=True)
+    run = TrainingRun(pool, model, dataset, loss, options, validation, show=show_training)
     return run.result() if wait else run

@@ -153,7 +153,7 @@ class Engines:
         self,
         request: str,
         content: dict[str, Any] | None = None,
-        ranks: Sequence[int] | None = None,
+        ranks: Iterable[int] | None = None,
     ) -> dict[int, Future[dict[str, Any]]]:
         """Send a control request to every rank (or these), busy or not: rank -> its answer."""
         assert self._client is not None
@@ -274,6 +274,10 @@ class _Deadline:
     def left_s(self) -> float:
         """Seconds until then; negative afterwards."""
         return self._at - time.monotonic()
+
+
+def unheard(line: str) -> None:
+    """Progress that nobody is shown."""
 
 
 def with_log(sentence: str, log_tail: str) -> str:

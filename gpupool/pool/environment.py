@@ -26,7 +26,7 @@ from gpupool.pool.credentials import (
     AwsCredentials,
     ChainError,
 )
-from gpupool.pool.engines import Engines
+from gpupool.pool.protocol import RankEngines
 from gpupool.pool.renewal import Renewal, Tell
 
 _ENVIRONMENT_REQUEST = "gpupool_environment_request"  # answered by gpupool/engine/control.py
@@ -74,7 +74,7 @@ class Environment:
     `tell` is called, in a background thread, with a sentence that the user should see.
     """
 
-    def __init__(self, engines: Engines, tell: Tell = _tell) -> None:
+    def __init__(self, engines: RankEngines, tell: Tell = _tell) -> None:
         self.secrets = Secrets()
         self._engines = engines
         self._tell = tell

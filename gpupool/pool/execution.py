@@ -45,6 +45,7 @@ class Execution:
         self.replies: dict[int, dict[str, Any]] = {}
         self.errors: dict[int, RankError] = {}
         self.elapsed_s = 0.0
+        self._exceptions: dict[int, BaseException] = {}  # of an inline pool's rank
         self._pool = pool
         self._hidden = pool.hidden_values()
         self._started = time.monotonic()
@@ -88,9 +89,14 @@ class Execution:
                 break
             except KeyboardInterrupt:
                 self.interrupt()
-        if self.errors:
-            raise SpmdError(self.errors, self._pool.world_size)
-        return self.replies
+        if not self.errors:
+            return self.replies
+        error = SpmdError(self.errors, self._pool.world_size)
+        cause = self._exceptions.get(error.first.rank)
+        if cause is None:
+            raise error
+        # It was raised in this process: a debugger that is given our error stops in that frame.
+        raise error.with_traceback(cause.__traceback__) from cause
 
     # ---- in the supervising thread -------------------------------------------------------
 
@@ -99,12 +105,12 @@ class Execution:
         trouble_at: float | None = None  # since the first error, the interrupt or the time-out
         while pending:
             done, pending = wait(pending, timeout=0.05, return_when=FIRST_COMPLETED)
-            for future in done:
-                self._take(self._futures[future], future)
             now = time.monotonic()
             if self._timeout_s is not None and now - self._started > self._timeout_s:
                 self._timed_out = not self._interrupted.is_set() or self._timed_out
                 self._interrupted.set()
+            for future in done:
+                self._take(self._futures[future], future)
             if not pending or not (self.errors or self._interrupted.is_set()):
                 continue
             trouble_at = trouble_at or now
@@ -133,7 +139,10 @@ class Execution:
             text = redact(str(failure), self._hidden)  # the end of a log may hold anything
             self.errors[rank] = RankError(rank, name, text, failed_at=time.time())
         elif "error" in future.result():
-            self.errors[rank] = self._rank_error(rank, **future.result()["error"])
+            error = dict(future.result()["error"])
+            if "exception" in error:
+                self._exceptions[rank] = error.pop("exception")
+            self.errors[rank] = self._rank_error(rank, **error)
         else:
             reply = future.result()
             if reply.get("text"):

@@ -19,6 +19,7 @@ from typing import Any
 
 from gpupool.core import environ
 from gpupool.core.errors import PlacementError, PoolError
+from gpupool.core.locks import locked_text
 from gpupool.core.topology import Rank
 from gpupool.pool import agent
 
@@ -195,25 +196,6 @@ class Launch:
         for pid in self._running.values():  # each is the leader of its own process group
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal.SIGKILL)
-
-
-def locked_text(others: dict[str, dict[str, Any]], num_gpus: int, number: int) -> str:
-    """Why GPUs cannot be had: who has them, since when, and what to do."""
-    owners: dict[str, list[str]] = {}
-    for uuid, owner in others.items():
-        since = time.strftime("%H:%M on %d %B", time.localtime(owner.get("since", 0)))
-        who = f"process {owner.get('pid', '?')} of {owner.get('user', '?')} since {since}"
-        owners.setdefault(who, []).append(uuid)
-    listed = "; ".join(f"{', '.join(uuids)} by {who}" for who, uuids in owners.items())
-    free = num_gpus - len(others)
-    if free:
-        advice = f"`%gpupool start -n {free}` takes those that are free; --force shares them."
-    else:
-        advice = "`--cpu` starts CPU ranks; --force (force=True) shares the GPUs all the same."
-    return (
-        f"{number} of {num_gpus} GPUs were asked for and {free} are free; other pools use "
-        f"{listed}. {advice}"
-    )
 
 
 def engine_environment(rank: Rank) -> dict[str, str]:

@@ -20,10 +20,11 @@ from gpupool.core.errors import PoolError, PoolStartError
 from gpupool.core.masking import Secrets, redact, redact_all
 from gpupool.core.options import PoolOptions, parse_ranks
 from gpupool.core.topology import Rank
-from gpupool.pool.engines import Engines, Progress, with_log
+from gpupool.pool.engines import Engines, Progress, unheard, with_log
 from gpupool.pool.environment import Environment, variables_at_start
 from gpupool.pool.execution import Execution, OnOutput
 from gpupool.pool.placement import place_ranks
+from gpupool.pool.protocol import RankEngines
 from gpupool.pool.result import OutputRecorder, SpmdResult
 
 _IDLE_WARNING_S = 120.0
@@ -53,6 +54,7 @@ class PoolStatus:
     why_cpu: str
     idle_warning_s: float = 0.0
     credentials: str = ""
+    inline: bool = False
 
     @property
     def stops_soon(self) -> bool:
@@ -67,7 +69,7 @@ class PoolStatus:
 class Pool:
     """One engine per rank, alive until stopped. Made by `gpupool.start`; a context manager."""
 
-    def __init__(self, options: PoolOptions, progress: Progress = lambda line: None) -> None:
+    def __init__(self, options: PoolOptions, progress: Progress = unheard) -> None:
         self.options = options
         self.generation = 0
         self._broken = ""
@@ -79,7 +81,8 @@ class Pool:
         self._end = ""  # why it was stopped
         self._listeners: list[Callable[[PoolStatus], None]] = []
         variables = variables_at_start(options.env)
-        self._engines = Engines(self._on_loss)
+        self._at_exit: Callable[[], None] = lambda: None
+        self._engines: RankEngines = self._make_engines()
         self.environment = Environment(self._engines)
         try:
             placement = place_ranks(options, self._lock_gpus)
@@ -103,8 +106,9 @@ class Pool:
         except BaseException:
             self.stop()
             raise
-        _stop_at_exit(self)
-        threading.Thread(target=self._watch_idle, name="gpupool-idle", daemon=True).start()
+        self._at_exit = _stop_at_exit(self)
+        if options.idle_timeout_s is not None:
+            threading.Thread(target=self._watch_idle, name="gpupool-idle", daemon=True).start()
 
     # ---- what a user asks for ------------------------------------------------------------
 
@@ -180,7 +184,7 @@ class Pool:
         Returns:
             Name -> fingerprint of the value; values are never shown.
         """
-        self._require_usable()
+        self.require_usable()
         if unset:
             return dict.fromkeys(self.environment.unset(names_or_globs), "")
         return self.environment.propagate(names_or_globs, aws)
@@ -193,7 +197,7 @@ class Pool:
         self,
         ranks: str | int | Iterable[int] | None = None,
         *,
-        progress: Progress = lambda line: None,
+        progress: Progress = unheard,
     ) -> None:
         """End the engines of some ranks, or of all, and start new ones in their place.
 
@@ -242,6 +246,7 @@ class Pool:
             training_backend=self.training_backend,
             why_cpu=self.why_cpu,
             credentials=self.environment.credentials,
+            inline=self.options.inline,
         )
 
     def add_listener(self, listener: Callable[[PoolStatus], None]) -> None:
@@ -267,6 +272,7 @@ class Pool:
         self._stopped = True
         self._end = reason
         self.environment.close()
+        atexit.unregister(self._at_exit)
         self._engines.stop()
         if reason:  # otherwise it was asked for, and answered there
             self._notify()
@@ -301,9 +307,15 @@ class Pool:
         payloads: Mapping[int, dict[str, Any]],
         on_output: OnOutput,
         timeout_s: float | None = None,
+        on_interrupt: Callable[[], None] | None = None,
     ) -> Execution:
-        """Call an engine function on several ranks, supervised."""
-        self._require_usable()
+        """Call an engine function on several ranks, supervised.
+
+        Args:
+            on_interrupt: called at the first Ctrl-C by a pool that works in the caller's thread,
+                which then cannot hear it itself; without it the ranks are interrupted.
+        """
+        self.require_usable()
         return Execution(self, name, payloads, on_output, timeout_s)
 
     def call(
@@ -341,7 +353,7 @@ class Pool:
 
     def set_environment(self, variables: Mapping[str, str], unset: Sequence[str] = ()) -> None:
         """Set and remove variables on every rank, over the signed channel."""
-        self._require_usable()
+        self.require_usable()
         self.environment.set(variables, unset)
 
     def reform_group(self) -> None:
@@ -364,6 +376,9 @@ class Pool:
 
     # ---- inside --------------------------------------------------------------------------
 
+    def _make_engines(self) -> RankEngines:
+        return Engines(self._on_loss)
+
     def _lock_gpus(self, uuids: Sequence[str], number: int) -> list[str]:
         return self._engines.lock_gpus(uuids, number, self.options.force)
 
@@ -385,7 +400,7 @@ class Pool:
 
     def _require_restartable(self, ranks: Iterable[int]) -> None:
         if self._stopped or self._beyond_repair:
-            self._require_usable()
+            self.require_usable()
         others = sorted(self._to_replace - set(ranks))
         if others:
             raise PoolError(
@@ -393,7 +408,8 @@ class Pool:
                 "`%gpupool restart` restarts all."
             )
 
-    def _require_usable(self) -> None:
+    def require_usable(self) -> None:
+        """Raise the PoolError that says why nothing can run here, if so."""
         if self._stopped:
             raise PoolError(
                 "this pool was stopped. `%gpupool start` (gpupool.start()) makes a new one."
@@ -460,8 +476,11 @@ def notebook_place() -> dict[str, Any]:
     }
 
 
-def _stop_at_exit(pool: Pool) -> None:
-    """Stop the pool when the interpreter ends; does not keep it alive until then."""
+def _stop_at_exit(pool: Pool) -> Callable[[], None]:
+    """Stop the pool when the interpreter ends; does not keep it alive until then.
+
+    What is returned is registered with `atexit`.
+    """
     reference = weakref.ref(pool)
 
     def stop() -> None:
@@ -469,4 +488,4 @@ def _stop_at_exit(pool: Pool) -> None:
         if alive is not None:
             alive.stop()
 
-    atexit.register(stop)
+    return atexit.register(stop)

@@ -6,22 +6,21 @@ from typing import Any
 
 from gpupool.core.errors import NoPoolError, PoolError
 from gpupool.core.options import PoolOptions, make_options
-from gpupool.pool.engines import Progress
+from gpupool.pool.engines import Progress, unheard
+from gpupool.pool.inline import InlinePool
 from gpupool.pool.pool import Pool
 
 _current: Pool | None = None
 
 
-def start(
-    profile: str = "local", *, progress: Progress = lambda line: None, **options: Any
-) -> Pool:
+def start(profile: str = "local", *, progress: Progress = unheard, **options: Any) -> Pool:
     """Start the pool of this notebook; returns when its process group is formed.
 
     Args:
         profile: where the engines run; "local" is this machine.
         progress: called with a line of text at each stage.
         options: the fields of `gpupool.core.options.PoolOptions`: n, gpus, device, backend,
-            force, env, idle_timeout, timeout_s.
+            force, env, idle_timeout, timeout_s, inline.
 
     Raises:
         OptionsError, PlacementError: bad input; nothing was started.
@@ -39,7 +38,7 @@ def start(
         if options.get(name) is not None:
             options[name] = _names(options[name])
     chosen = make_options(PoolOptions, {"profile": profile, **options})
-    _current = Pool(chosen, progress)
+    _current = InlinePool(chosen, progress) if chosen.inline else Pool(chosen, progress)
     return _current
 
 
@@ -102,7 +101,8 @@ def describe(pool: Pool) -> str:
     else:
         device = f", {num_gpus} with a GPU: {' or '.join(names)}"
     plural = "s" if pool.world_size > 1 else ""
-    return f"{pool.world_size} rank{plural}{device} ({pool.backend})"
+    inline = ", inline" if pool.options.inline else ""
+    return f"{pool.world_size} rank{plural}{device} ({pool.backend}{inline})"
 
 
 def _last_end() -> str:

@@ -33,6 +33,11 @@ Listener = Callable[[TrainingHistory], None]
 class TrainingRun:
     """A training that goes on in the background: a future with a live history.
 
+    An inline pool trains in this thread: there the run is over when it has been made.
+
+    Args:
+        show: called with this run before the ranks start, to add listeners.
+
     Raises:
         TrainingError: the input cannot be trained on; no rank has started.
     """
@@ -45,7 +50,9 @@ class TrainingRun:
         loss: str | Callable[..., Any],
         options: TrainingOptions,
         validation: Any,
+        show: Callable[[TrainingRun], None] = lambda run: None,
     ) -> None:
+        pool.require_usable()
         require_module(model)
         require_dataset("dataset", dataset)
         if validation is not None:
@@ -74,7 +81,10 @@ class TrainingRun:
         ranks = pool.training_ranks
         self._recorder = OutputRecorder(ranks, pool.hidden_values())
         payload = {"job_path": str(self._job_path), "result_path": str(self._weights_path)}
-        self._execution = pool.execute("train", dict.fromkeys(ranks, payload), self._on_output)
+        show(self)
+        self._execution = pool.execute(
+            "train", dict.fromkeys(ranks, payload), self._on_output, on_interrupt=self.stop
+        )
         threading.Thread(target=self._finish, name="gpupool-training", daemon=True).start()
 
     def add_listener(self, listener: Listener) -> None:

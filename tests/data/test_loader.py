@@ -94,6 +94,17 @@ def test_it_reads_ahead_but_not_further_than_asked(depth: int) -> None:
     assert dataset.read == list(range(depth + 2))
 
 
+def test_without_depth_the_callers_thread_reads_each_batch_when_asked() -> None:
+    data = Squares()
+    loading = load_batches(data, batches([0], [], [1, 13]), depth=0)
+    before = threading.active_count()
+    assert first(loading)[1].tolist() == [0]
+    assert (data.read, threading.active_count()) == ([0], before)
+    assert next(loading) is None
+    with pytest.raises(DataError, match="sample 13"):
+        next(loading)
+
+
 def test_the_next_batch_is_ready_before_it_is_asked_for() -> None:
     dataset = Squares(closed_from=2)
     loading = load_batches(dataset, batches([0], [1], [2]), depth=2)

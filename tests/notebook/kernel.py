@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import re
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -101,9 +103,19 @@ class Kernel:
         self.manager.shutdown_kernel(now=False)
         self._folder.cleanup()
 
-    def run(self, code: str, *, timeout_s: float = 60.0, interrupt_after_s: float = 1e9) -> Cell:
-        """Run a cell to its end; press the stop button after `interrupt_after_s`."""
-        cell = Cell()
+    def run(
+        self,
+        code: str,
+        *,
+        timeout_s: float = 60.0,
+        interrupt_after_s: float = 1e9,
+        answers: Sequence[str] = (),
+    ) -> Cell:
+        """Run a cell to its end; press the stop button after `interrupt_after_s`.
+
+        `answers` are typed, one after the other, where the cell asks for input.
+        """
+        cell, left = Cell(), list(answers)
         sent = time.monotonic()
         request = self.client.execute(code)
         interrupt_at = sent + interrupt_after_s
@@ -113,6 +125,10 @@ class Kernel:
             if now > interrupt_at:
                 self.manager.interrupt_kernel()
                 interrupt_at = now + 1e9
+            with contextlib.suppress(queue.Empty):
+                question = self.client.get_stdin_msg(timeout=0)["content"]
+                assert left, f"the cell asks for more input than expected: {question['prompt']}"
+                self.client.input(left.pop(0))
             try:
                 message = self.client.get_iopub_msg(timeout=0.1)
             except queue.Empty:

@@ -6,6 +6,7 @@ the file that it names has to change.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import threading
@@ -277,3 +278,29 @@ def test_the_connection_closes_without_waiting(pool2: Pool) -> None:
     thread = client._io_thread
     client.close(linger=0)
     until(lambda: not thread.is_alive(), TIMEOUT_S, "the end of the IO thread")
+
+
+def test_asyncio_runs_a_second_loop_in_a_thread_while_the_first_is_hidden() -> None:
+    # top-level await in a cell that the process's own loop is running
+    async def inner() -> int:
+        await asyncio.sleep(0)
+        return 5
+
+    async def outer() -> tuple[int, bool]:
+        mine = asyncio._get_running_loop()
+        asyncio._set_running_loop(None)
+        try:
+            with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+                value = runner.get_loop().run_until_complete(inner())
+        finally:
+            asyncio._set_running_loop(mine)
+        await asyncio.sleep(0.001)
+        return value, asyncio.get_running_loop() is mine
+
+    assert asyncio.run(outer()) == (5, True)
+
+
+def test_ipython_shows_every_error_through_methods_that_a_shell_can_replace() -> None:
+    for name in ("showtraceback", "_showtraceback"):
+        assert callable(getattr(InteractiveShell, name))
+    assert inspect.getsource(InteractiveShell.showsyntaxerror).count("self._showtraceback") == 1

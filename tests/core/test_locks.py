@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.host.locks import DeviceLocks, lock_folder
+from gpupool.core.locks import DeviceLocks, lock_folder
 
 OWNER = {"pid": os.getpid(), "user": "me"}
 HOLD = """
 import sys
 from pathlib import Path
-from gpupool.host.locks import DeviceLocks
+from gpupool.core.locks import DeviceLocks
 locks = DeviceLocks(Path(sys.argv[1]))
 taken, others = locks.take(sys.argv[2:], len(sys.argv) - 2, {"pid": 4711, "user": "somebody"})
 print(taken, flush=True)

@@ -1,4 +1,4 @@
-"""One pool at a time on a GPU, among all users of this machine. Runs on the host.
+"""One pool at a time on a GPU, among all users of this machine. Runs in the agent, or inline.
 
 A lock is an flock(2) on a file named after the device: the kernel lets go of it when its holder
 ends, however that comes. The file also tells who the holder is; what it says is for people only.
@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import pwd
 import re
 import stat
 import tempfile
@@ -20,6 +21,33 @@ from typing import Any
 
 # FHS: "lock files for devices and other resources shared by multiple applications"
 _PLACES = (Path("/run/lock"), Path("/tmp"))  # noqa: S108 - the same for every user, on purpose
+
+
+def user_name() -> str:
+    """The user of this process, as others know them."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container's user without a name
+        return str(os.getuid())
+
+
+def locked_text(others: dict[str, dict[str, Any]], num_gpus: int, number: int) -> str:
+    """Why `number` of `num_gpus` GPUs cannot be had: who has them, since when, and what to do."""
+    owners: dict[str, list[str]] = {}
+    for uuid, owner in others.items():
+        since = time.strftime("%H:%M on %d %B", time.localtime(owner.get("since", 0)))
+        who = f"process {owner.get('pid', '?')} of {owner.get('user', '?')} since {since}"
+        owners.setdefault(who, []).append(uuid)
+    listed = "; ".join(f"{', '.join(uuids)} by {who}" for who, uuids in owners.items())
+    free = num_gpus - len(others)
+    if free:
+        advice = f"`%gpupool start -n {free}` takes those that are free; --force shares them."
+    else:
+        advice = "`--cpu` starts CPU ranks; --force (force=True) shares the GPUs all the same."
+    return (
+        f"{number} of {num_gpus} GPUs were asked for and {free} are free; other pools use "
+        f"{listed}. {advice}"
+    )
 
 
 def lock_folder() -> Path:

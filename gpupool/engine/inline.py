@@ -1,0 +1,241 @@
+"""The notebook's own process as rank 0 of 1. Runs there, called by name like all engine code.
+
+What an engine has for itself (environment, namespace, streams, shell, process group) belongs to the
+user here. `leave` puts back what `join` has changed, unless the user has changed it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from IPython.core.getipython import get_ipython
+
+from gpupool.core.errors import PlacementError, PoolError
+from gpupool.engine import execute, group, here
+from gpupool.engine.boot import this_rank
+from gpupool.engine.recording import Recording, Take, swap
+from gpupool.engine.shell import close_own_shell, plan_shell, this_shell
+
+_NOTHING = object()
+
+
+@dataclass
+class _Before:
+    """What `leave` puts back: name -> (what we have set, what was there)."""
+
+    environ: dict[str, tuple[str, str | None]] = field(default_factory=dict)
+    names: dict[str, tuple[object, object]] = field(default_factory=dict)
+    cuda_device: int | None = None
+    group: object = None  # the process group that was formed here
+
+
+_before: _Before | None = None
+
+
+def join(rank: Mapping[str, Any], gpu_uuid: str | None, folder: Path) -> dict[str, Any]:
+    """Make this process rank 0 of 1.
+
+    Args:
+        rank: what `this_rank` gives from now on, but for what torch knows better here.
+        gpu_uuid: the GPU to use; None for the CPU.
+        folder: where files may be put.
+
+    Returns:
+        "device" and "num_threads" of torch here, and "covered": the user's names that mean
+        something else until `leave`.
+
+    Raises:
+        PoolError: this process has a process group already; it stays as it is.
+        PlacementError: torch does not see the GPU here.
+    """
+    global _before
+    if dist.is_initialized():
+        raise PoolError(_HAS_GROUP)
+    before = _Before()
+    device = "cpu"
+    if gpu_uuid is not None:
+        index = _device_index(gpu_uuid)
+        device, before.cuda_device = f"cuda:{index}", torch.cuda.current_device()
+    rank = {**rank, "device": device, "num_threads": torch.get_num_threads()}
+    for name, value in _environment().items():
+        before.environ[name] = value, os.environ.get(name)
+        os.environ[name] = value
+    names = execute.cell_names(rank)
+    if get_ipython() is not None:
+        _cover(this_shell().user_ns, names, before)
+    plan_shell(folder, names)
+    here.rank, _before = rank, before
+    covered = [name for name, (ours, users) in before.names.items() if _differ(ours, users)]
+    return {"device": device, "num_threads": rank["num_threads"], "covered": covered}
+
+
+def form_group(store_path: str, backend: str) -> dict[str, Any]:
+    """Form the process group of this process alone; leaves the one formed here before."""
+    assert _before is not None
+    if dist.is_initialized() and dist.group.WORLD is not _before.group:
+        raise PoolError(_HAS_GROUP)
+    hook = sys.excepthook
+    group.form(store_path, backend, 0, 1, [0], backend, this_rank()["device"])
+    sys.excepthook = hook  # torch has put "[rank0]:" before every line of the user's errors
+    _before.group = dist.group.WORLD
+    return {}
+
+
+def leave() -> None:
+    """Make this process what it was before `join`; does nothing without one."""
+    global _before
+    if _before is None:
+        return
+    before, _before = _before, None
+    here.rank = None
+    if dist.is_initialized() and dist.group.WORLD is before.group:
+        group.leave()
+    if before.cuda_device is not None:
+        torch.cuda.set_device(before.cuda_device)
+    for name, (ours, users) in before.environ.items():
+        if os.environ.get(name) == ours:
+            os.environ.pop(name)
+            if users is not None:
+                os.environ[name] = users
+    shell: Any = get_ipython()
+    for name, (ours_, users_) in before.names.items():
+        if shell.user_ns.get(name, _NOTHING) is ours_:
+            del shell.user_ns[name]
+            if users_ is not _NOTHING:
+                shell.user_ns[name] = users_
+    close_own_shell()
+
+
+def call(
+    work: Callable[..., dict[str, Any]], payload: Mapping[str, Any], take: Take
+) -> dict[str, Any]:
+    """Call `work(**payload)`; what is shown and published meanwhile goes through `take`."""
+    outer = here.publish
+    try:
+        with Recording(take) as recording, contextlib.ExitStack() as undo:
+            _hear_breakpoints(undo)
+            here.publish = recording.publish
+            return work(**payload)
+    finally:
+        here.publish = outer
+
+
+def run_source(source: str, cell_number: int | None) -> dict[str, Any]:
+    """Run a cell inside the notebook's cell that asked for it; replies as on an engine."""
+    return execute.guarded(lambda: _run_source(source, cell_number))
+
+
+def keeping_random_state(work: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """`work`, after which the notebook's random numbers go on as if it had not been called."""
+
+    @functools.wraps(work)
+    def kept(**payload: Any) -> dict[str, Any]:
+        device = torch.device(this_rank()["device"])
+        with torch.random.fork_rng([device.index] if device.type == "cuda" else []):
+            return work(**payload)
+
+    return kept
+
+
+# ---- inside ----------------------------------------------------------------------------------
+
+_HAS_GROUP = (
+    "this process has a process group of torch.distributed already, which an inline pool would "
+    "replace. Leave it first: torch.distributed.destroy_process_group()."
+)
+
+
+def _run_source(source: str, cell_number: int | None) -> dict[str, Any]:
+    shell = this_shell()
+    values: list[object] = []
+
+    def on_value(value: object) -> None:
+        """Instead of showing the value: it belongs to the result, and a view may show it."""
+        if value is not None:
+            values.append(value)
+            data, metadata = shell.display_formatter.format(value)
+            if data and here.publish is not None:
+                here.publish("result", {"data": data, "metadata": metadata})
+
+    started = time.monotonic()
+    with _inside_a_cell(shell, cell_number, on_value):
+        result = execute.run_cell(shell, source)
+    value = values[-1] if values else None
+    return execute.cell_reply(result, value, time.monotonic() - started)
+
+
+@contextlib.contextmanager
+def _inside_a_cell(
+    shell: Any, cell_number: int | None, on_value: Callable[[object], None]
+) -> Iterator[None]:
+    """Let `shell` run a cell while it runs one: the outer one's numbers and values stay."""
+    count, hook = shell.execution_count, shell.display_trap.hook
+    exec_result = shell.displayhook.exec_result
+    # "Cell In[12]" in tracebacks means the notebook's, whose number has been counted up already
+    shell.execution_count = cell_number or max(1, shell.displayhook.prompt_count)
+    shell.display_trap.hook = on_value
+    with contextlib.ExitStack() as undo:
+        swap(undo, sys, "displayhook", on_value)
+        # Errors are not shown here, nor noted as the last one: that will be the SpmdError.
+        for method in ("showtraceback", "_showtraceback"):
+            swap(undo, shell, method, lambda *args, **options: None)
+        try:
+            yield
+        finally:
+            shell.execution_count, shell.display_trap.hook = count, hook
+            shell.displayhook.exec_result = exec_result
+
+
+def _hear_breakpoints(undo: contextlib.ExitStack) -> None:
+    """Have `breakpoint()` mean pdb until `undo` is closed, if nothing else would hear it.
+
+    ipykernel loads debugpy, whose hook does nothing as long as no debugger's window is attached.
+    """
+    debugpy = sys.modules.get("debugpy")
+    if str(getattr(sys.breakpointhook, "__module__", "")).startswith("debugpy.") and not (
+        debugpy is not None and debugpy.is_client_connected()
+    ):
+        swap(undo, sys, "breakpointhook", sys.__breakpointhook__)
+
+
+def _environment() -> dict[str, str]:
+    """torchrun's names, as an engine has them; what the group opens listens on loopback alone."""
+    environment = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
+    if sys.platform == "linux":
+        environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    return environment
+
+
+def _cover(namespace: dict[str, Any], names: Mapping[str, object], before: _Before) -> None:
+    for name, value in names.items():
+        before.names[name] = value, namespace.get(name, _NOTHING)
+        namespace[name] = value
+
+
+def _differ(ours: object, users: object) -> bool:
+    """Whether a name of the user's meant something else; `==` may be anything but a truth value."""
+    if users is _NOTHING or users is ours:
+        return False
+    return type(users) is not type(ours) or bool(users != ours)
+
+
+def _device_index(uuid: str) -> int:
+    """torch's number of a GPU: it need not be the driver's."""
+    num_devices = torch.cuda.device_count()
+    for index in range(num_devices):
+        if uuid.endswith(str(torch.cuda.get_device_properties(index).uuid)):  # GPU-..., MIG-...
+            return index
+    raise PlacementError(
+        f"GPU {uuid} is not among the {num_devices} that torch sees in this process. Was "
+        "CUDA_VISIBLE_DEVICES changed after torch had begun to use CUDA? Restart the kernel."
+    )

@@ -1,0 +1,313 @@
+"""A pool that is this process: rank 0 of 1, for debugging. Runs on the client.
+
+Cells, functions and trainings run in the thread that asks for them, with the engine's own code
+(`gpupool/engine/`, called by name as ever): breakpoints, prompts and post-mortems work.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from gpupool.core.errors import PlacementError, PoolError
+from gpupool.core.invoke import invoke
+from gpupool.core.locks import DeviceLocks, lock_folder, locked_text, user_name
+from gpupool.core.masking import Redactor, Secrets, redact_all
+from gpupool.core.options import PoolOptions
+from gpupool.core.topology import Rank
+from gpupool.pool.client import OnMessage
+from gpupool.pool.engines import Progress, unheard
+from gpupool.pool.execution import Execution, OnOutput
+from gpupool.pool.pool import Pool
+from gpupool.pool.protocol import RankEngines
+
+
+class InlinePool(Pool):
+    """A pool of one rank, which is this process. Made by `gpupool.start(inline=True)`.
+
+    Everything runs in the thread that asks for it and is over when the call returns, also what a
+    pool of engines does in the background. In IPython the cells' namespace is the notebook's own:
+    rank, world_size, local_rank, device, torch and dist are defined there until `stop`, which also
+    leaves the process group and takes RANK, WORLD_SIZE and LOCAL_RANK out of the environment.
+    Variables need not be propagated here; those that are get masked in what is shown.
+    """
+
+    def __init__(self, options: PoolOptions, progress: Progress = unheard) -> None:
+        super().__init__(replace(options, inline=True, n=1, idle_timeout="never"), progress)
+        self.ranks = (self._here.rank,)
+        if self._here.covered:
+            print(
+                f"gpupool: what you had as {', '.join(self._here.covered)} is put aside: as in "
+                "every cell of a pool, the rank's own is there now. `%gpupool stop` gives yours "
+                "back."
+            )
+
+    def execute(
+        self,
+        name: str,
+        payloads: Mapping[int, dict[str, Any]],
+        on_output: OnOutput,
+        timeout_s: float | None = None,
+        on_interrupt: Callable[[], None] | None = None,
+    ) -> Execution:
+        """Call an engine function here and now; what is returned is over."""
+        self.require_usable()
+        with _Interrupts(on_interrupt, timeout_s, lambda: bool(self._here.busy_ranks())):
+            return super().execute(name, payloads, on_output, timeout_s)
+
+    def restart(
+        self,
+        ranks: str | int | Iterable[int] | None = None,
+        *,
+        progress: Progress = unheard,
+    ) -> None:
+        """There is nothing to start anew but the notebook's kernel: raises a PoolError."""
+        self._here.restart(self.select_ranks(ranks), self.options.timeout_s, progress)
+
+    def __repr__(self) -> str:
+        return f"InlinePool({self.ranks[0].device}, {self.backend}, {self.status().state})"
+
+    def _make_engines(self) -> RankEngines:
+        self._here = InlineEngines(self.hidden_values)
+        return self._here
+
+
+class InlineEngines:
+    """The engines of an inline pool: calls run here, one at a time, and are over on return.
+
+    `hidden` gives the secret values that are masked in what is shown. `covered` are the names of
+    the user's that mean something else until `stop`.
+    """
+
+    rank: Rank
+
+    def __init__(self, hidden: Callable[[], Secrets]) -> None:
+        self.covered: tuple[str, ...] = ()
+        self.last_used = time.monotonic()
+        self._hidden = hidden
+        self._pid = os.getpid()
+        self._lock = threading.RLock()  # code that runs here may call again
+        self._threads: list[int] = []  # one entry for each call that is not over
+        self._num_files = 0
+        self._locks = DeviceLocks(lock_folder())
+        # mkdtemp makes the folder for its owner alone (mode 0700)
+        self._folder = Path(tempfile.mkdtemp(prefix="gpupool-inline-"))
+
+    def lock_gpus(self, uuids: Sequence[str], number: int, force: bool = False) -> list[str]:
+        """Lock `number` of these GPUs until `stop`; returns which.
+
+        Raises:
+            PlacementError: other pools have them.
+        """
+        owner = {"pid": self._pid, "user": user_name()}
+        taken, others = self._locks.take(uuids, number, owner, force)
+        if len(taken) < number:
+            raise PlacementError(locked_text(others, len(uuids), number))
+        return taken
+
+    def start(self, ranks: Sequence[Rank], timeout_s: float, progress: Progress) -> None:
+        """Make this process rank 0 of 1.
+
+        Raises:
+            PoolError: it has a process group already, which is left alone.
+            PlacementError: torch does not see the GPU.
+        """
+        progress("this process becomes rank 0 of 1")
+        (self.rank,) = ranks
+        gpu = self.rank.gpu
+        rank = {**asdict(self.rank), "gpu": gpu and gpu.name}
+        payload = {"rank": rank, "gpu_uuid": gpu and gpu.uuid, "folder": str(self._folder)}
+        facts = invoke("inline_join", payload)
+        self.rank = replace(self.rank, device=facts["device"], num_threads=facts["num_threads"])
+        self.covered = tuple(facts["covered"])
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """This process."""
+        return {0: self._pid}
+
+    def alive_ranks(self) -> list[int]:
+        """Rank 0."""
+        return [0]
+
+    def busy_ranks(self) -> list[int]:
+        """Rank 0 while a call runs."""
+        return [0] if self._threads else []
+
+    def call(
+        self, rank: int, name: str, payload: dict[str, Any], on_message: OnMessage | None = None
+    ) -> Future[Any]:
+        """Call an engine function, in this thread; the future is done."""
+        future: Future[Any] = Future()
+        with self._lock:
+            self._threads.append(threading.get_ident())
+            shown = _Shown(on_message, self._hidden())
+            try:
+                arguments = {"name": name, "payload": payload, "take": shown}
+                future.set_result(invoke("inline_call", arguments))
+            except BaseException as error:  # an interrupt that met our own frames, say
+                future.set_exception(error)
+            finally:
+                shown.finish()
+                self._threads.pop()
+                self.last_used = time.monotonic()
+        return future
+
+    def restart(self, ranks: Sequence[int], timeout_s: float, progress: Progress) -> None:
+        """There is nothing to start anew but the notebook's kernel."""
+        raise PoolError("an inline pool is this process: restart the notebook's kernel instead.")
+
+    def call_all(
+        self, name: str, payload: dict[str, Any], ranks: Iterable[int] | None = None
+    ) -> dict[int, Any]:
+        """Call an engine function; nothing it says is taken note of."""
+        if name == "prepare":  # this process has the notebook's folder and search path
+            return {0: {}}
+        if name == "form_group":  # of one
+            payload = {key: payload[key] for key in ("store_path", "backend")}
+            return {0: invoke("inline_form_group", payload)}
+        return {0: invoke(name, payload)}
+
+    def signal(self, ranks: Iterable[int]) -> None:
+        """Interrupt what runs here, if another thread asks for it and the main thread does it."""
+        main = threading.main_thread().ident
+        if main is not None and main in self._threads and main != threading.get_ident():
+            signal.pthread_kill(main, signal.SIGINT)
+
+    def control(
+        self,
+        request: str,
+        content: dict[str, Any] | None = None,
+        ranks: Iterable[int] | None = None,
+    ) -> dict[int, Future[dict[str, Any]]]:
+        """Do what a control request asks for; from any thread.
+
+        Variables are here already; open file systems take new credentials.
+        """
+        content = dict(content or {})
+        if "variables" in content:
+            content |= {"variables": {}, "unset": []}
+        answered: Future[dict[str, Any]] = Future()
+        answered.set_result(invoke("inline_control", {"request": request, "content": content}))
+        return {0: answered}
+
+    def new_file(self, name: str) -> Path:
+        """A new path in the private folder."""
+        self._num_files += 1
+        return self._folder / f"{self._num_files}-{name}"
+
+    def log(self, rank: int) -> str:
+        """There is no log; tells where the output is."""
+        return (
+            "Rank 0 is this process (an inline pool): it has no log of its own, and what it prints "
+            "outside of cells is where you see everything else this process prints."
+        )
+
+    def stop(self) -> None:
+        """Make this process what it was, and remove the folder."""
+        if os.getpid() != self._pid:  # a fork of the process that ends
+            return
+        invoke("inline_leave", {})
+        self._locks.release()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _Shown:
+    """Takes what is shown during a call; gives back what may be shown: secrets are masked."""
+
+    def __init__(self, on_message: OnMessage | None, hidden: Secrets) -> None:
+        self._on_message = on_message
+        self._hidden = hidden
+        self._redactors = {kind: Redactor(hidden) for kind in ("stdout", "stderr")}
+        self._lock = threading.RLock()  # output may come from several threads
+
+    def __call__(self, kind: str, content: Any) -> Any:
+        with self._lock:
+            if self._on_message is not None and kind != "update":
+                self._on_message(kind, content)
+            if kind in self._redactors:
+                return self._redactors[kind].feed(content)
+            return redact_all(content, self._hidden)
+
+    def finish(self) -> None:
+        """Show what was held back because it could have been the beginning of a secret."""
+        for kind, redactor in self._redactors.items():
+            rest = redactor.flush()
+            if rest:
+                getattr(sys, kind).write(rest)
+
+
+class _Interrupts:
+    """Ctrl-C and the time limit of work in the main thread. A context manager.
+
+    The first Ctrl-C calls `on_interrupt`, if there is one; the next one does what it always does.
+    After `timeout_s` the work gets a KeyboardInterrupt, provided that `is_busy()`.
+    """
+
+    def __init__(
+        self,
+        on_interrupt: Callable[[], None] | None,
+        timeout_s: float | None,
+        is_busy: Callable[[], bool],
+    ) -> None:
+        self._on_interrupt = on_interrupt
+        self._timeout_s = timeout_s
+        self._is_busy = is_busy
+        self._is_late = False
+        self._timer: threading.Timer | None = None
+        self._previous: Any = None
+
+    def __enter__(self) -> None:
+        in_main = threading.current_thread() is threading.main_thread()
+        if self._timeout_s is not None and not in_main:
+            raise PoolError("timeout_s: an inline pool can end only what its main thread does.")
+        if not in_main or (self._timeout_s is None and self._on_interrupt is None):
+            return
+        self._previous = signal.signal(signal.SIGINT, self._handle)
+        if self._timeout_s is not None:
+            self._timer = threading.Timer(self._timeout_s, self._end)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+    ) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer.join()
+        # the user's code may have set a handler meanwhile
+        if signal.getsignal(signal.SIGINT) == self._handle:
+            signal.signal(signal.SIGINT, self._previous)
+
+    def _end(self) -> None:
+        """The time is over; called in the timer's thread."""
+        main = threading.main_thread().ident
+        if self._is_busy() and main is not None:
+            self._is_late = True
+            signal.pthread_kill(main, signal.SIGINT)  # also wakes a thread that sleeps
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        __tracebackhide__ = True  # the work was interrupted where it was, not here
+        if self._is_late:
+            self._is_late = False
+            if self._is_busy():
+                raise KeyboardInterrupt
+        elif self._on_interrupt is not None:
+            act, self._on_interrupt = self._on_interrupt, None
+            act()
+        elif callable(self._previous):
+            self._previous(number, frame)

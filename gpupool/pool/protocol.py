@@ -1,0 +1,45 @@
+"""What a pool asks of its engines, wherever they run. Runs on the client.
+
+`engines.Engines` are processes; `inline.InlineEngines` is this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpupool.core.topology import Rank
+from gpupool.pool.client import OnMessage
+from gpupool.pool.engines import Progress
+
+
+class RankEngines(Protocol):
+    """One engine per rank. Their methods are described at `Engines`."""
+
+    last_used: float
+
+    def lock_gpus(self, uuids: Sequence[str], number: int, force: bool = False) -> list[str]: ...
+    def start(self, ranks: Sequence[Rank], timeout_s: float, progress: Progress) -> None: ...
+    def restart(self, ranks: Sequence[int], timeout_s: float, progress: Progress) -> None: ...
+    @property
+    def pids(self) -> Mapping[int, int]: ...
+    def alive_ranks(self) -> list[int]: ...
+    def busy_ranks(self) -> list[int]: ...
+    def call(
+        self, rank: int, name: str, payload: dict[str, Any], on_message: OnMessage | None = None
+    ) -> Future[Any]: ...
+    def call_all(
+        self, name: str, payload: dict[str, Any], ranks: Iterable[int] | None = None
+    ) -> dict[int, Any]: ...
+    def signal(self, ranks: Iterable[int]) -> None: ...
+    def control(
+        self,
+        request: str,
+        content: dict[str, Any] | None = None,
+        ranks: Iterable[int] | None = None,
+    ) -> dict[int, Future[dict[str, Any]]]: ...
+    def new_file(self, name: str) -> Path: ...
+    def log(self, rank: int) -> str: ...
+    def stop(self) -> None: ...

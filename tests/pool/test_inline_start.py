@@ -1,0 +1,259 @@
+"""How an inline pool comes and goes: this process is afterwards what it was before."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from IPython.core.getipython import get_ipython
+from IPython.core.interactiveshell import InteractiveShell
+
+import gpupool
+from gpupool import InlinePool, NoPoolError, OptionsError, PoolError, PoolOptions, PoolStartError
+from gpupool.core.topology import visible_gpus
+from gpupool.pool import session
+from tests.pool.processes import folder_of
+
+SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path: Path) -> Iterator[Path]:
+    """Where a pool of this test makes its folder; no pool runs before the test nor after it."""
+    session.stop()
+    before, tempfile.tempdir = tempfile.tempdir, str(tmp_path)
+    yield tmp_path
+    session.stop()
+    tempfile.tempdir = before
+
+
+def this_process() -> dict[str, Any]:
+    """What an inline pool could have changed."""
+    return {
+        "environ": dict(os.environ),
+        "handlers": [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)],
+        "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+        "streams": [vars(s).get("write") for s in (sys.stdout, sys.stderr)],
+        "hooks": [sys.displayhook, sys.excepthook, sys.breakpointhook],
+        "main": sys.modules["__main__"],
+        "path": list(sys.path),
+        "cwd": os.getcwd(),
+        "shell": get_ipython(),
+        "group": dist.is_initialized(),
+        "prompt": hasattr(sys, "ps1"),
+    }
+
+
+def test_it_is_the_pool_of_this_notebook_until_it_stops(scratch: Path) -> None:
+    before = this_process()
+    pool = gpupool.start(inline=True, device="cpu")
+    assert isinstance(pool, InlinePool)
+    assert gpupool.current_pool() is pool
+    assert dict(pool.run(SUM)) == {0: 1.0}
+    with pytest.raises(PoolError, match="a pool of 1 ranks runs already"):
+        gpupool.start(inline=True)
+    assert os.environ["WORLD_SIZE"] == "1"
+    assert this_process()["main"] is before["main"]
+    folder = folder_of(pool)
+    pool.stop()
+    pool.stop()
+    assert this_process() == before
+    assert not folder.exists()
+    assert list(scratch.iterdir()) == []
+    assert pool.status().state == "stopped"
+    with pytest.raises(PoolError, match="this pool was stopped"):
+        pool.run("1")
+    with pytest.raises(NoPoolError):
+        gpupool.current_pool()
+
+
+def test_functions_and_training_need_no_shell() -> None:
+    with gpupool.start(inline=True, device="cpu") as pool:
+        shell = get_ipython()
+        assert pool.run(lambda: dist.get_world_size())[0] == 1
+        assert get_ipython() is shell
+
+
+def test_what_the_user_changes_meanwhile_stays() -> None:
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = "7", "8"
+    with gpupool.start(inline=True, device="cpu"):
+        assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("0", "1")
+        os.environ["WORLD_SIZE"] = "9"
+    assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == ("7", "9")
+
+
+def test_a_process_group_of_the_users_own_is_left_alone(scratch: Path, tmp_path: Path) -> None:
+    store = dist.FileStore(str(tmp_path / "mine"), 1)  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        before, mine = this_process(), dist.group.WORLD
+        with pytest.raises(PoolStartError, match=r"already.*destroy_process_group\(\)"):
+            gpupool.start(inline=True, device="cpu")
+        assert this_process() == before
+        assert dist.group.WORLD is mine
+        assert session.find() is None
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_group_that_the_user_has_put_in_its_place_stays(tmp_path: Path) -> None:
+    with gpupool.start(inline=True, device="cpu") as pool:
+        dist.destroy_process_group()
+        store = dist.FileStore(str(tmp_path / "mine"), 1)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        pool.reform_group()
+        assert pool.status().state == "broken"
+    assert dist.is_initialized()
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n": 2}, "n=2: an inline pool is this process alone"),
+        ({"gpus": "0,1"}, "gpus=0,1: an inline pool uses one GPU"),
+        ({"idle_timeout": "2h"}, "idle_timeout='2h' has no effect on an inline pool"),
+        ({"timeout_s": 5.0}, r"timeout_s=5\.0 has no effect"),
+        ({"backend": "nccl", "device": "cpu"}, "backend='nccl' needs GPUs"),
+        ({"env": ["NOSUCH_VARIABLE"], "device": "cpu"}, "NOSUCH_VARIABLE is not set"),
+    ],
+)
+def test_options_that_contradict_it_are_refused(
+    scratch: Path, options: dict[str, Any], message: str
+) -> None:
+    before = this_process()
+    with pytest.raises(OptionsError, match=message):
+        gpupool.start(inline=True, **options)
+    assert this_process() == before
+    assert list(scratch.iterdir()) == []
+
+
+def test_options_that_mean_the_same_are_taken() -> None:
+    with gpupool.start(inline=True, n=1, device="cpu", idle_timeout="never") as pool:
+        assert pool.world_size == 1
+
+
+def test_twenty_pools_leave_nothing_behind() -> None:
+    def alive() -> dict[str, int]:
+        gc.collect()
+        kinds = [type(thing) for thing in gc.get_objects()]
+        return {
+            "descriptors": psutil.Process().num_fds(),
+            "threads": threading.active_count(),
+            "pools": sum(issubclass(kind, InlinePool) for kind in kinds),
+            "shells": sum(issubclass(kind, InteractiveShell) for kind in kinds),
+        }
+
+    def use(times: int) -> None:
+        for _ in range(times):
+            with gpupool.start(inline=True, device="cpu") as pool:
+                pool.run("x = torch.ones(3)\nx.sum().item()")
+
+    use(2)  # what the first ones load stays loaded
+    session._current = None
+    before = alive()
+    use(20)
+    session._current = None
+    assert alive() == before
+
+
+def test_the_callbacks_for_the_end_are_taken_back() -> None:
+    # atexit counts places, also empty ones: see who is asked
+    script = (
+        "import gc, types, gpupool\n"
+        "for _ in range(5):\n"
+        "    with gpupool.start(inline=True, device='cpu') as pool: pool.run('1')\n"
+        "del pool; gpupool.pool.session._current = None; gc.collect()\n"
+        "left = [f for f in gc.get_objects() if type(f) is types.FunctionType\n"
+        "        and f.__qualname__ == '_stop_at_exit.<locals>.stop']\n"
+        "print(len(left))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "0\n"
+    assert done.stderr == ""
+
+
+def test_a_script_that_ends_without_stopping_leaves_no_folder(scratch: Path) -> None:
+    script = (
+        "import os, gpupool\n"
+        "pool = gpupool.start(inline=True, device='cpu')\n"
+        "print(pool.run('rank + 41')[0], os.listdir(os.environ['TMPDIR']))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        env={**os.environ, "TMPDIR": str(scratch)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout.startswith("41 ['gpupool-inline-")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_breakpoint_in_a_plain_script_asks_the_terminal() -> None:
+    script = (
+        "import gpupool\n"
+        "def work(row):\n"
+        "    half = row / 2\n"
+        "    breakpoint()\n"
+        "    return half\n"
+        "with gpupool.start(inline=True, device='cpu') as pool:\n"
+        "    print('value', pool.run(work, 6)[0])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        input="p half\np row\nc\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "(Pdb) 3.0\n(Pdb) 6\n(Pdb) value 3.0" in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_post_mortem_in_a_plain_script_stops_in_the_users_frame() -> None:
+    script = (
+        "import gpupool, pdb, sys\n"
+        "def work(row):\n"
+        "    bad = row * 2\n"
+        "    raise ValueError(bad)\n"
+        "with gpupool.start(inline=True, device='cpu') as pool:\n"
+        "    try:\n"
+        "        pool.run(work, 6)\n"
+        "    except gpupool.SpmdError as error:\n"
+        "        pdb.post_mortem(error.__traceback__)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        input="p bad\nq\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert "(Pdb) 12\n" in done.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not visible_gpus(), reason="this machine has no NVIDIA GPU")
+def test_a_gpu_is_used_from_here() -> None:
+    with InlinePool(PoolOptions(gpus=("0",))) as pool:
+        assert pool.backend == "nccl"
+        assert str(pool.run("device")[0]) == pool.ranks[0].device
+        assert pool.run("x = torch.ones(1, device=device); dist.all_reduce(x); x.item()")[0] == 1
+        assert pool.run("dist.all_reduce(torch.ones(1)); x.device.index")[0] is not None
+        assert pool.ranks[0].gpu is not None
