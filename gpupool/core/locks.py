@@ -45,8 +45,8 @@ def locked_text(others: dict[str, dict[str, Any]], num_gpus: int, number: int) -
     else:
         advice = "`--cpu` starts CPU ranks; --force (force=True) shares the GPUs all the same."
     return (
-        f"{number} of {num_gpus} GPUs were asked for and {free} are free; other pools use "
-        f"{listed}. {advice}"
+        f"{number} of {num_gpus} GPUs were asked for, of which {free or 'none'} can be had; other "
+        f"pools use {listed}. {advice}"
     )
 
 
@@ -102,6 +102,8 @@ class DeviceLocks:
 
     def _lock(self, device: str, owner: dict[str, Any]) -> dict[str, Any] | None:
         """Lock one device; returns its owner instead if it is another pool."""
+        if device in self._held:
+            return None
         descriptor = _open(self._folder / f"gpupool-{re.sub(r'[^A-Za-z0-9.-]', '-', device)}.lock")
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

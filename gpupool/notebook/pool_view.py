@@ -14,7 +14,8 @@ from gpupool.core.gpu_table import GpuTable
 from gpupool.core.topology import Rank
 from gpupool.notebook import markup
 from gpupool.notebook.words import duration
-from gpupool.pool.pool import Pool, PoolStatus
+from gpupool.pool.pool import Pool
+from gpupool.pool.status import PoolStatus
 
 _COLOURS = {
     "idle": markup.GREEN,

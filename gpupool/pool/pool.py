@@ -11,7 +11,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -19,51 +18,17 @@ from typing import Any
 from gpupool.core.errors import PoolError, PoolStartError
 from gpupool.core.masking import Secrets, redact, redact_all
 from gpupool.core.options import PoolOptions, parse_ranks
-from gpupool.core.topology import Rank
-from gpupool.pool.engines import Engines, Progress, unheard, with_log
+from gpupool.pool import idle
+from gpupool.pool.engines import Engines, Progress, unheard
 from gpupool.pool.environment import Environment, variables_at_start
 from gpupool.pool.execution import Execution, OnOutput
+from gpupool.pool.health import Health
 from gpupool.pool.placement import place_ranks
 from gpupool.pool.protocol import RankEngines
 from gpupool.pool.result import OutputRecorder, SpmdResult
+from gpupool.pool.status import PoolStatus
 
-_IDLE_WARNING_S = 120.0
 _ABORT_REQUEST = "gpupool_abort_request"  # answered by gpupool/engine/control.py
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStatus:
-    """A pool at one moment. `state` is "idle", "busy", "broken" or "stopped"; `reason` why so.
-
-    `env` maps the names of propagated variables to fingerprints of their values; `credentials`
-    says until when the AWS credentials are good that `--aws` has sent. `why_cpu` says why there is
-    no GPU, where one would have been taken. `idle_left_s` are the seconds until the pool stops
-    unless it is used; the last `idle_warning_s` are a warning.
-    """
-
-    state: str
-    reason: str
-    backend: str
-    generation: int
-    ranks: tuple[Rank, ...]
-    pids: Mapping[int, int]
-    env: Mapping[str, str]
-    idle_left_s: float | None
-    training_ranks: tuple[int, ...]
-    training_backend: str
-    why_cpu: str
-    idle_warning_s: float = 0.0
-    credentials: str = ""
-    inline: bool = False
-
-    @property
-    def stops_soon(self) -> bool:
-        """Whether the time without use is nearly over."""
-        return (
-            self.state == "idle"
-            and self.idle_left_s is not None
-            and self.idle_left_s <= self.idle_warning_s
-        )
 
 
 class Pool:
@@ -72,18 +37,13 @@ class Pool:
     def __init__(self, options: PoolOptions, progress: Progress = unheard) -> None:
         self.options = options
         self.generation = 0
-        self._broken = ""
-        self._log_tail = ""  # of the process whose end broke the pool
-        self._to_replace: set[int] = set()  # ranks whose restart mends it
-        self._beyond_repair = False
         self._forming = threading.RLock()  # one at a time changes engines or their group
-        self._stopped = False
-        self._end = ""  # why it was stopped
         self._listeners: list[Callable[[PoolStatus], None]] = []
         variables = variables_at_start(options.env)
         self._at_exit: Callable[[], None] = lambda: None
         self._engines: RankEngines = self._make_engines()
         self.environment = Environment(self._engines)
+        self._health = Health(self.environment.secrets, self.tell_listeners)
         try:
             placement = place_ranks(options, self._lock_gpus)
             self.ranks = placement.ranks
@@ -108,7 +68,7 @@ class Pool:
             raise
         self._at_exit = _stop_at_exit(self)
         if options.idle_timeout_s is not None:
-            threading.Thread(target=self._watch_idle, name="gpupool-idle", daemon=True).start()
+            idle.watch(self)
 
     # ---- what a user asks for ------------------------------------------------------------
 
@@ -211,7 +171,7 @@ class Pool:
         """
         chosen = self.select_ranks(ranks)
         with self._forming:
-            self._require_restartable(chosen)
+            self._health.require_restartable(chosen)
             try:
                 self._engines.restart(chosen, self.options.timeout_s, progress)
                 self._engines.call_all("prepare", notebook_place(), chosen)
@@ -223,25 +183,23 @@ class Pool:
                 reason = f"rank {', '.join(map(str, chosen))} could not be started again: {error}"
                 self.mark_broken(reason, chosen)
                 raise PoolError(reason) from None
-            self._broken, self._log_tail = "", ""
-            self._to_replace.clear()
-        self._notify()
+            self._health.mark_mended()
 
     def status(self) -> PoolStatus:
         """The pool at this moment."""
-        state = "stopped" if self._stopped else "broken" if self._broken else "idle"
-        if state == "idle" and self._engines.busy_ranks():
-            state = "busy"
+        state = self._health.state
+        if state == "well":
+            state = "busy" if self._engines.busy_ranks() else "idle"
         return PoolStatus(
             state=state,
-            reason=self._end if self._stopped else self._broken,
+            reason=self._health.reason,
             backend=self.backend,
             generation=self.generation,
             ranks=self.ranks,
             pids=self._engines.pids,
             env=self.environment.fingerprints,
             idle_left_s=self._idle_left_s(),
-            idle_warning_s=self._idle_warning_s(),
+            idle_warning_s=idle.warning_s(self.options.idle_timeout_s),
             training_ranks=self.training_ranks,
             training_backend=self.training_backend,
             why_cpu=self.why_cpu,
@@ -267,15 +225,13 @@ class Pool:
         Args:
             reason: told by the status from then on.
         """
-        if self._stopped:
+        if not self._health.end(reason):
             return
-        self._stopped = True
-        self._end = reason
         self.environment.close()
         atexit.unregister(self._at_exit)
         self._engines.stop()
         if reason:  # otherwise it was asked for, and answered there
-            self._notify()
+            self.tell_listeners()
 
     def __enter__(self) -> Pool:
         return self
@@ -359,7 +315,7 @@ class Pool:
     def reform_group(self) -> None:
         """Form the group again, one generation higher, if every rank is there to join."""
         with self._forming:
-            if self._broken or self._stopped:
+            if self._health.state != "well":
                 return
             try:
                 self._form_group()
@@ -369,10 +325,19 @@ class Pool:
 
     def mark_broken(self, reason: str, ranks: Iterable[int] = ()) -> None:
         """From now on every run is refused with this reason, until these ranks are restarted."""
-        self._to_replace.update(ranks)
-        if not self._broken:
-            self._broken = redact(reason, self.hidden_values())
-            self._notify()
+        self._health.mark_broken(reason, ranks)
+
+    def require_usable(self) -> None:
+        """Raise the PoolError that says why nothing can run here, if so."""
+        self._health.require_usable()
+
+    def tell_listeners(self) -> None:
+        """Have those who show the pool show it as it is now."""
+        for listener in self._listeners:
+            try:
+                listener(self.status())
+            except Exception:  # a picture that cannot be drawn must not keep an idle pool alive
+                logging.getLogger("gpupool").exception("a listener of the pool failed")
 
     # ---- inside --------------------------------------------------------------------------
 
@@ -398,37 +363,8 @@ class Pool:
                 )
         self.generation = generation
 
-    def _require_restartable(self, ranks: Iterable[int]) -> None:
-        if self._stopped or self._beyond_repair:
-            self.require_usable()
-        others = sorted(self._to_replace - set(ranks))
-        if others:
-            raise PoolError(
-                f"{self._broken} Restart rank {', '.join(map(str, others))} as well: "
-                "`%gpupool restart` restarts all."
-            )
-
-    def require_usable(self) -> None:
-        """Raise the PoolError that says why nothing can run here, if so."""
-        if self._stopped:
-            raise PoolError(
-                "this pool was stopped. `%gpupool start` (gpupool.start()) makes a new one."
-            )
-        if self._broken:
-            ranks = ",".join(map(str, sorted(self._to_replace)))
-            if self._beyond_repair:
-                way_on = "`%gpupool stop`, then `%gpupool start`, makes a new pool."
-            else:
-                way_on = f"`%gpupool restart {ranks}` replaces it; the other ranks keep theirs."
-            advice = f"{self._broken} {way_on}"
-            raise PoolError(with_log(advice, self._log_tail))
-
     def _on_loss(self, sentence: str, log_tail: str, rank: int | None) -> None:
-        """A process of ours has ended; called from a background thread."""
-        if not self._broken:
-            self._log_tail = redact(log_tail, self.hidden_values())
-        self._beyond_repair = self._beyond_repair or rank is None
-        self.mark_broken(sentence, () if rank is None else [rank])
+        self._health.lose(sentence, log_tail, rank)
 
     def _idle_left_s(self) -> float | None:
         limit = self.options.idle_timeout_s
@@ -436,30 +372,6 @@ class Pool:
             return None
         idle_s = time.monotonic() - self._engines.last_used
         return limit if self._engines.busy_ranks() else limit - idle_s
-
-    def _idle_warning_s(self) -> float:
-        limit = self.options.idle_timeout_s
-        return 0.0 if limit is None else min(_IDLE_WARNING_S, limit / 4)
-
-    def _watch_idle(self) -> None:
-        warned = False
-        while not self._stopped:
-            status = self.status()
-            if status.stops_soon != warned:
-                warned = status.stops_soon
-                self._notify()
-            left = status.idle_left_s
-            if left is not None and left <= 0:
-                self.stop(f"stopped after {self.options.idle_timeout} without use")
-                return
-            time.sleep(min(1.0, max(0.05, left or 1.0)))
-
-    def _notify(self) -> None:
-        for listener in self._listeners:
-            try:
-                listener(self.status())
-            except Exception:  # a picture that cannot be drawn must not keep an idle pool alive
-                logging.getLogger("gpupool").exception("a listener of the pool failed")
 
 
 def notebook_place() -> dict[str, Any]:

@@ -9,7 +9,7 @@ from gpupool.core.options import PoolOptions
 from gpupool.core.topology import NO_DRIVER, Discovery, Gpu, survey
 from gpupool.notebook.pool_view import gpu_table_html, rank_rows, status_html, status_text
 from gpupool.pool.placement import place_ranks
-from gpupool.pool.pool import PoolStatus
+from gpupool.pool.status import PoolStatus
 
 TWO = survey([Gpu(i, f"GPU-{i}", "NVIDIA H200") for i in range(2)], "", None)
 

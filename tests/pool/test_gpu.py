@@ -9,8 +9,10 @@ import pytest
 
 import gpupool
 from gpupool import SpmdError, TrainingOptions
+from gpupool.core.errors import PlacementError
 from gpupool.core.topology import Gpu, visible_gpus
 from gpupool.pool import session
+from tests.pool.processes import notebook
 from tests.training.conftest import network, samples
 
 pytestmark = pytest.mark.gpu
@@ -83,3 +85,23 @@ def test_a_gpu_that_is_hidden_is_refused(gpu: Gpu) -> None:
         gpupool.start(gpus=gpu.uuid)
     with pytest.raises(gpupool.PlacementError, match="hides all GPUs"):
         gpupool.start(device="gpu")
+
+
+OTHER = """
+import sys, time
+import gpupool
+pool = gpupool.start(gpus=sys.argv[1])
+print(pool.ranks[0].gpu.uuid, flush=True)
+time.sleep(120)
+"""
+
+
+def test_two_pools_for_one_gpu(gpu: Gpu) -> None:
+    with notebook(OTHER, gpu.uuid) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline().strip() == gpu.uuid
+        with pytest.raises(PlacementError, match=f"process {other.pid} of .* since "):
+            gpupool.start(gpus=gpu.uuid)
+        with gpupool.start(gpus=gpu.uuid, backend="gloo", force=True) as pool:
+            assert pool.run("torch.ones(1, device=device).item()")[0] == 1.0
+        other.kill()

@@ -1,0 +1,43 @@
+"""Stops a pool that nobody uses, after a warning. Runs on the client."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpupool.pool.pool import Pool
+
+_WARNING_S = 120.0
+_LOOK_S = 1.0
+
+
+def warning_s(limit_s: float | None) -> float:
+    """How long before the end a pool with this limit warns."""
+    return 0.0 if limit_s is None else min(_WARNING_S, limit_s / 4)
+
+
+def watch(pool: Pool) -> None:
+    """Stop the pool in time, in the background; does not keep it alive until then."""
+    reference = weakref.ref(pool)
+    del pool
+    threading.Thread(target=_watch, args=[reference], name="gpupool-idle", daemon=True).start()
+
+
+def _watch(reference: weakref.ref[Pool]) -> None:
+    warned = False
+    while (pool := reference()) is not None:
+        status = pool.status()
+        left = status.idle_left_s
+        if status.state == "stopped" or left is None:
+            return
+        if status.stops_soon != warned:
+            warned = status.stops_soon
+            pool.tell_listeners()
+        if left <= 0:
+            pool.stop(f"stopped after {pool.options.idle_timeout} without use")
+            return
+        del pool
+        time.sleep(min(_LOOK_S, max(0.05, left)))

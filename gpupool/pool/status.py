@@ -1,0 +1,43 @@
+"""A pool at one moment, as plain data for views. Runs on the client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpupool.core.topology import Rank
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    """A pool at one moment. `state` is "idle", "busy", "broken" or "stopped"; `reason` why so.
+
+    `env` maps the names of propagated variables to fingerprints of their values; `credentials`
+    says until when the AWS credentials are good that `--aws` has sent. `why_cpu` says why there is
+    no GPU, where one would have been taken. `idle_left_s` are the seconds until the pool stops
+    unless it is used; the last `idle_warning_s` are a warning.
+    """
+
+    state: str
+    reason: str
+    backend: str
+    generation: int
+    ranks: tuple[Rank, ...]
+    pids: Mapping[int, int]
+    env: Mapping[str, str]
+    idle_left_s: float | None
+    training_ranks: tuple[int, ...]
+    training_backend: str
+    why_cpu: str
+    idle_warning_s: float = 0.0
+    credentials: str = ""
+    inline: bool = False
+
+    @property
+    def stops_soon(self) -> bool:
+        """Whether the time without use is nearly over."""
+        return (
+            self.state == "idle"
+            and self.idle_left_s is not None
+            and self.idle_left_s <= self.idle_warning_s
+        )
