@@ -32,6 +32,8 @@ _SECRET_NAME = re.compile(
     r"|CONNECTION_?STRING|_(PASS|PWD|PAT|SAS)$|^IPP_CONNECTION_INFO$",
     re.IGNORECASE,
 )
+# These say where a secret lies; its keeper is the file's mode.
+_PLACE_NAME = re.compile(r"_(FILE|PATH|DIR|SOCK)$", re.IGNORECASE)
 _NOT_SECRET = {"AWS_CREDENTIAL_EXPIRATION"}  # a date; goes with the keys, but needs no mask
 _URL_PASSWORD = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/:@]*:([^\s/]+)@", re.IGNORECASE)
 _MIN_SECRET_LENGTH = 6  # masking a shorter text would hit ordinary words
@@ -117,4 +119,4 @@ def secret_values(variables: Mapping[str, str]) -> set[str]:
 
 
 def _is_secret(name: str) -> bool:
-    return _SECRET_NAME.search(name) is not None
+    return bool(_SECRET_NAME.search(name)) and not _PLACE_NAME.search(name)

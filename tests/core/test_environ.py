@@ -120,3 +120,10 @@ def test_every_variable_goes_one_of_three_ways() -> None:
     }
     assert list(environ.inheritable(given)) == ["PATH", "TOKENIZERS_PARALLELISM"]
     assert list(environ.sent_after_start(given)) == ["HTTPS_PROXY"]
+
+
+def test_the_name_of_a_file_that_holds_a_secret_is_none() -> None:
+    places = {"AWS_WEB_IDENTITY_TOKEN_FILE": "/run/token", "SSH_AUTH_SOCK": "/tmp/ssh-x/agent.1"}
+    assert environ.inheritable(places) == places
+    assert environ.secret_values(places) == set()
+    assert environ.inheritable({"TOKEN_FILE_CONTENT": "x" * 8, "FILE_TOKEN": "y" * 8}) == {}

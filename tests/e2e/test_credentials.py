@@ -6,6 +6,7 @@ import json
 import os
 import threading
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -45,6 +46,13 @@ def attempt(**options):
 
 num_read, len(keys), attempt(**first), attempt()
 """
+
+
+@pytest.fixture(autouse=True)
+def nothing_propagated(pool2: Pool) -> Iterator[None]:
+    """What a test has sent is not sent to the pools of later ones."""
+    yield
+    pool2.propagate_env("*", unset=True)
 
 
 def test_a_file_system_that_a_rank_holds_notices_new_keys(
