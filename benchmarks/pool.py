@@ -59,6 +59,7 @@ COLUMNS = {
     "num_processes": ("processes", "{:.0f}"),
     "private_mib": ("private MiB an engine", "{:.0f}"),
     "idle_percent": ("idle, % of a core", "{:.1f}"),
+    "agent_percent": ("of it the agent", "{:.1f}"),
 }
 
 
@@ -152,17 +153,18 @@ def timed(call: RunCell) -> float:
 def footprint(n: int) -> dict[str, float]:
     """Processes besides this one, their CPU while nothing happens, private memory of an engine."""
     processes = psutil.Process().children(recursive=True)
-    before, began = cpu_seconds(processes), time.perf_counter()
+    agent = [p for p in processes if p.name() in ("gpupool:agent", "gpupool:forks")]
+    before, began = (cpu_seconds(processes), cpu_seconds(agent)), time.perf_counter()
     time.sleep(IDLE_S)
-    idle = (cpu_seconds(processes) - before) / (time.perf_counter() - began)
-    # Engines have gloo's sockets; of all the others only the fork server holds much memory.
+    elapsed = time.perf_counter() - began
+    used = cpu_seconds(processes) - before[0], cpu_seconds(agent) - before[1]
     private = [p.memory_full_info().uss for p in processes if is_engine(p)]
     assert len(private) == n, [p.cmdline() for p in processes]
     return {
         "num_processes": len(processes),
-        "idle_percent": 100 * idle,
+        "idle_percent": 100 * used[0] / elapsed,
         "private_mib": statistics.mean(private) / 2**20,
-    }
+    } | ({"agent_percent": 100 * used[1] / elapsed} if agent else {})
 
 
 def is_engine(process: psutil.Process) -> bool:

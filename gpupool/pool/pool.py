@@ -370,8 +370,10 @@ class Pool:
         limit = self.options.idle_timeout_s
         if limit is None:
             return None
-        idle_s = time.monotonic() - self._engines.last_used
-        return limit if self._engines.busy_ranks() else limit - idle_s
+        # A rank that was given up is busy for ever; that must not keep a broken pool.
+        if self._health.state == "well" and self._engines.busy_ranks():
+            return limit
+        return limit - (time.monotonic() - self._engines.last_used)
 
 
 def notebook_place() -> dict[str, Any]:

@@ -37,7 +37,7 @@ class PoolStatus:
     def stops_soon(self) -> bool:
         """Whether the time without use is nearly over."""
         return (
-            self.state == "idle"
+            self.state in ("idle", "broken")
             and self.idle_left_s is not None
             and self.idle_left_s <= self.idle_warning_s
         )
