@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import IPython
 import psutil
 import pytest
 import torch
@@ -166,7 +167,10 @@ def test_twenty_pools_leave_nothing_behind() -> None:
     before = alive()
     use(20)
     session._current = None
-    assert alive() == before
+    after = alive()
+    if IPython.version_info[:2] == (9, 0):  # it keeps every shell by a reference of its own
+        before.pop("shells"), after.pop("shells")
+    assert after == before
 
 
 def test_the_callbacks_for_the_end_are_taken_back() -> None:
