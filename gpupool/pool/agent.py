@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from gpupool.core import environ
+from gpupool.core.processes import started_with
 
 # What every engine needs, imported once by the fork server. Reading these opens no zmq context.
 PRELOADED = (
@@ -75,7 +76,8 @@ class HostAgent:
             start_new_session=True,  # the notebook's interrupt is not meant for it
         )
         self._write_lock = threading.Lock()
-        threading.Thread(target=self._read_events, name="gpupool-agent", daemon=True).start()
+        self._reader = threading.Thread(target=self._read_events, name="gpupool-agent", daemon=True)
+        self._reader.start()
 
     @property
     def pid(self) -> int:
@@ -88,14 +90,14 @@ class HostAgent:
         return self._process.poll() is None and self._read_at_start == _read_at_start()
 
     @property
-    def _is_ours(self) -> bool:
+    def is_ours(self) -> bool:
         """Whether this process has started it; a child that the notebook forks has no say."""
         return os.getpid() == self._client_pid
 
     def command(self, **command: Any) -> None:
         """Send one command. A dead agent is told of by an event; here nobody is left to hear."""
         assert self._process.stdin is not None
-        if not self._is_ours:
+        if not self.is_ours:
             return
         with self._write_lock, contextlib.suppress(BrokenPipeError, ValueError):
             self._process.stdin.write(json.dumps(command) + "\n")
@@ -103,16 +105,27 @@ class HostAgent:
 
     def close(self) -> None:
         """End it, and with it all it has started. May be called again."""
-        if not self._is_ours:
+        if not self.is_ours:
             return
+        self._hang_up()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_STOP_TIMEOUT_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End one that does not react, and all it has started. May be called again."""
+        if not self.is_ours:
+            return
+        self._process.kill()  # its children die with it; no effect when it has ended
+        self._process.wait()
+        self._hang_up()
+        if threading.current_thread() is not self._reader:
+            self._reader.join(_STOP_TIMEOUT_S)  # it ends what is left
+
+    def _hang_up(self) -> None:
         assert self._process.stdin is not None
         with self._write_lock, contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_STOP_TIMEOUT_S)
-        self._process.kill()  # its children die with it; no effect when it has ended
-        self._process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _read_events(self) -> None:
         assert self._process.stdout is not None
@@ -120,7 +133,10 @@ class HostAgent:
             for line in lines:
                 self.on_event(json.loads(line))
         status = self._process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)  # it could not, if it was killed
+        if status != 0:  # it was killed, and its children with it: end what those had started
+            for process in started_with("GPUPOOL_FOLDER", str(self.folder)):
+                process.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
         self.on_event({"event": "gone", "status": status})
 
 
