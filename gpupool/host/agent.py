@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpupool.core.locks import DeviceLocks, lock_folder, user_name
+from gpupool.core.locks import DeviceLocks, hold_folder, lock_folder, user_name
 from gpupool.core.processes import ProcessId, children, set_process_name
 from gpupool.host.memory import OutOfMemoryWatch
 from gpupool.host.spawner import JsonLines, Spawner
@@ -67,6 +67,8 @@ class Agent:
         self._folder = folder
         self._warm_s = warm_s
         self._client = ProcessId.of(client_pid)
+        self._self = ProcessId.of(os.getpid())
+        self._holding = hold_folder(folder)
         self._pool_folder: Path | None = None
         self._children: dict[int, Child] = {}
         self._log_starts: dict[str, int] = {}
@@ -256,7 +258,7 @@ class Agent:
 
     def _write_state(self) -> None:
         """Who is alive, for the next client of this user, should all of us be killed at once."""
-        processes = {"agent": ProcessId.of(os.getpid()), "client": self._client}
+        processes = {"agent": self._self, "client": self._client}
         processes |= {child.name: child.process for child in self._children.values()}
         state = {name: [p.pid, p.started] for name, p in processes.items()}
         new = self._folder / "processes.json.new"
@@ -276,7 +278,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, lambda *_: None)
     with contextlib.suppress(BrokenPipeError):  # the client died while it was being told something
         folder, client_pid, warm_s, *modules = sys.argv[1:]
-        Agent(Path(folder), int(client_pid), float(warm_s), modules).serve()
+        try:
+            agent = Agent(Path(folder), int(client_pid), float(warm_s), modules)
+        except ProcessLookupError:  # the client has died already
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            agent.serve()
 
 
 def _tell(**event: Any) -> None:

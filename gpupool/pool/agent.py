@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -75,6 +76,8 @@ class HostAgent:
             env=environ.inheritable(os.environ),
             start_new_session=True,  # the notebook's interrupt is not meant for it
         )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
         self._write_lock = threading.Lock()
         self._reader = threading.Thread(target=self._read_events, name="gpupool-agent", daemon=True)
         self._reader.start()
@@ -95,13 +98,23 @@ class HostAgent:
         return os.getpid() == self._client_pid
 
     def command(self, **command: Any) -> None:
-        """Send one command. A dead agent is told of by an event; here nobody is left to hear."""
-        assert self._process.stdin is not None
+        """Send one command. A dead agent is told of by an event; here nobody is left to hear.
+
+        One that does not read its commands any more is killed.
+        """
         if not self.is_ours:
             return
+        data = json.dumps(command).encode() + b"\n"
         with self._write_lock, contextlib.suppress(BrokenPipeError, ValueError):
-            self._process.stdin.write(json.dumps(command) + "\n")
-            self._process.stdin.flush()
+            assert self._process.stdin is not None
+            pipe = self._process.stdin.fileno()
+            room = select.poll()
+            room.register(pipe, select.POLLOUT)
+            while data:
+                if not room.poll(_STOP_TIMEOUT_S * 1000):
+                    self._process.kill()
+                    return
+                data = data[os.write(pipe, data) :]
 
     def close(self) -> None:
         """End it, and with it all it has started. May be called again."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpupool.core.locks import hold_folder
 from gpupool.core.processes import ProcessId, command_of, started_with
 
 _REAP_TIMEOUT_S = 5.0
@@ -86,9 +87,18 @@ def _abandoned() -> Iterator[tuple[Path, dict[str, ProcessId]]]:
     """The folders of pools whose agent has ended, and the processes it last had."""
     for folder in Path(tempfile.gettempdir()).glob("gpupool-*"):
         processes = _state(folder)
-        if processes and not processes.pop("agent").is_alive:
+        if processes and not processes.pop("agent").is_alive and not _in_use(folder):
             del processes["client"]
             yield folder, processes
+
+
+def _in_use(folder: Path) -> bool:
+    """Whether an agent holds it that cannot be seen from here, in another container."""
+    descriptor = hold_folder(folder)
+    if descriptor is None:
+        return True
+    os.close(descriptor)
+    return False
 
 
 def _state(folder: Path) -> dict[str, ProcessId] | None:

@@ -156,6 +156,15 @@ def test_a_client_that_dies_during_the_start_leaves_nothing(tmp_path: Path) -> N
     agent.end()
 
 
+def test_a_client_that_dies_before_the_agent_is_up_leaves_nothing(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as client:
+        pass
+    agent = AgentUnderTest(tmp_path / "agent", client.pid)
+    agent.process.wait(GONE_S)
+    assert not agent.folder.exists()
+    agent.end()
+
+
 def test_agent_killed_then_its_children_go_too(agent: AgentUnderTest) -> None:
     first, second = agent.spawn("sleep", "rank 0"), agent.spawn("deaf", "rank 1")
     server = agent.fork_server()
@@ -355,11 +364,15 @@ def test_a_fork_server_that_cannot_be_started_costs_the_others_nothing(
     agent: AgentUnderTest,
 ) -> None:
     survivor = agent.spawn("sleep", "rank 0")
+    process = psutil.Process(agent.process.pid)
+    before = process.num_fds()
     os.kill(agent.fork_server(), signal.SIGKILL)
     assert agent.event()["name"] == "fork server"
-    process = psutil.Process(agent.process.pid)
+    until(lambda: process.num_fds() == before - 2, 5.0)  # the pipes to it are closed
     limits = process.rlimit(psutil.RLIMIT_NOFILE)
-    process.rlimit(psutil.RLIMIT_NOFILE, (1, limits[1]))
+    taken = sorted(map(int, os.listdir(f"/proc/{process.pid}/fd")))
+    free = [number for number in range(1000) if number not in taken]
+    process.rlimit(psutil.RLIMIT_NOFILE, (free[1] + 1, limits[1]))  # room for two files
     agent.ask("sleep", "rank 1")
     event = agent.event()
     assert (event["event"], event["name"]) == ("exited", "fork server")
