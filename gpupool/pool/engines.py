@@ -39,6 +39,7 @@ class Engines:
         self._lock = threading.RLock()
         self._stopped = False
         self._up = False  # they were all there once
+        self._awaiting = True  # an engine is still to come
         self._losses: list[tuple[str, str]] = []
         self._dead: dict[int, str] = {}
         self._leaving: set[int] = set()  # ranks that are being replaced: their end is no loss
@@ -73,7 +74,7 @@ class Engines:
         except BaseException:
             self._launch.abandon()
             raise
-        self._up = True
+        self._up, self._awaiting = True, False
 
     def restart(self, ranks: Sequence[int], timeout_s: float, progress: Progress) -> None:
         """End the engines of these ranks, dead ones too, and start new ones in their place.
@@ -99,8 +100,12 @@ class Engines:
             self._leaving.clear()
             for rank in ranks:
                 self._dead.pop(rank, None)
-        self._launch.start_engines(chosen)
-        self._wait_for_engines(deadline, progress)
+        self._awaiting = True
+        try:
+            self._launch.start_engines(chosen)
+            self._wait_for_engines(deadline, progress)
+        finally:
+            self._awaiting = False
 
     @property
     def pids(self) -> dict[int, int]:
@@ -220,6 +225,8 @@ class Engines:
             time.sleep(0.01)
 
     def _check(self, deadline: _Deadline, missing: str) -> None:
+        if self._stopped:  # by another thread, while this one waits
+            raise PoolStartError("the pool was stopped.")
         if self._losses:
             sentence, log_tail = self._losses[0]
             end = "" if self._up else " Nothing was left running."
@@ -249,9 +256,10 @@ class Engines:
                 return
             sentence = f"{name} {reason}; its variables are lost."
         elif name == FORK_SERVER:
-            # Those that come do not; those that are there do without, and lose nothing.
+            # Who is awaited does not come; who is there does without, and loses nothing.
             with self._lock:
-                self._losses.append((f"the fork server of the pool {reason}.", log_tail))
+                if self._awaiting:
+                    self._losses.append((f"the fork server of the pool {reason}.", log_tail))
             return
         else:
             sentence = f"the {name} of the pool {reason}; its ranks are out of reach."

@@ -148,6 +148,8 @@ class Launch:
         self._agent.close()
 
     def _spawn(self, name: str, target: str, argv: Sequence[str], env: dict[str, str]) -> None:
+        if self._released:  # the agent may have another pool by now
+            raise PoolError("the pool was stopped.")
         self._agent.command(
             op="spawn",
             name=name,

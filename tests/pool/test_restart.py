@@ -136,21 +136,36 @@ def test_a_cell_that_runs_meanwhile_ends_and_tells_that_its_rank_was_restarted(p
     assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: 12}
 
 
-def test_a_restart_that_fails_costs_the_others_nothing(pool3: Pool) -> None:
-    """The rank's new process cannot come: the fork server is killed while it imports torch."""
-    agent = family(pool3)["agent"]
-    family(pool3)["fork server"].kill()
-    until(lambda: "fork server" not in family(pool3), 5.0)
+def restarting(pool: Pool) -> tuple[threading.Thread, list[PoolError]]:
+    """A thread that restarts rank 1, and the error that it ends with."""
     failed: list[PoolError] = []
 
     def restart() -> None:
         try:
-            pool3.restart([1])
+            pool.restart([1])
         except PoolError as error:
             failed.append(error)
 
     thread = threading.Thread(target=restart)
     thread.start()
+    return thread, failed
+
+
+def test_a_stop_ends_a_restart_too(pool3: Pool) -> None:
+    before = engine_pid(pool3, 1)
+    thread, failed = restarting(pool3)
+    until(lambda: gone(before), 5.0)
+    pool3.stop()
+    thread.join(10)  # and not the minute that a new engine has to come up
+    assert "the pool was stopped" in str(failed[0])
+
+
+def test_a_restart_that_fails_costs_the_others_nothing(pool3: Pool) -> None:
+    """The rank's new process cannot come: the fork server is killed while it imports torch."""
+    agent = family(pool3)["agent"]
+    family(pool3)["fork server"].kill()
+    until(lambda: "fork server" not in family(pool3), 5.0)
+    thread, failed = restarting(pool3)
     names = ("python", "gpupool:forks")
     until(lambda: any(child.name() in names for child in agent.children()), 10.0)
     next(child for child in agent.children() if child.name() in names).kill()
