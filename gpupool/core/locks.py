@@ -35,8 +35,9 @@ def locked_text(others: dict[str, dict[str, Any]], num_gpus: int, number: int) -
     """Why `number` of `num_gpus` GPUs cannot be had: who has them, since when, and what to do."""
     owners: dict[str, list[str]] = {}
     for uuid, owner in others.items():
-        since = time.strftime("%H:%M on %d %B", time.localtime(owner.get("since", 0)))
-        who = f"process {owner.get('pid', '?')} of {owner.get('user', '?')} since {since}"
+        who = f"process {owner.get('pid', '?')} of {owner.get('user', '?')}"
+        if "since" in owner:
+            who += time.strftime(" since %H:%M on %d %B", time.localtime(owner["since"]))
         owners.setdefault(who, []).append(uuid)
     listed = "; ".join(f"{', '.join(uuids)} by {who}" for who, uuids in owners.items())
     free = num_gpus - len(others)
@@ -54,9 +55,30 @@ def lock_folder() -> Path:
     """The folder that all users of this machine may write lock files to."""
     for place in _PLACES:
         with contextlib.suppress(OSError):
-            if place.stat().st_mode & (stat.S_ISVTX | stat.S_IWOTH) == stat.S_ISVTX | stat.S_IWOTH:
+            everybodys = stat.S_ISVTX | stat.S_IWOTH
+            # in a container its file system may be read-only all the same
+            if place.stat().st_mode & everybodys == everybodys and os.access(place, os.W_OK):
                 return place
     return Path(tempfile.gettempdir())
+
+
+def hold_folder(folder: Path) -> int | None:
+    """Mark a private folder as in use for as long as the descriptor that is returned is open.
+
+    The mark is also seen where our process ids mean nothing (another container with the same
+    folder for temporary files), and by systemd-tmpfiles. None: the file system has no such marks,
+    or another process has marked it.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 class DeviceLocks:
@@ -65,6 +87,7 @@ class DeviceLocks:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._held: dict[str, int] = {}
+        self._owner_pid = os.getpid()
 
     def take(
         self, devices: Sequence[str], number: int, owner: dict[str, Any], force: bool = False
@@ -97,6 +120,8 @@ class DeviceLocks:
     def release(self) -> None:
         """Let go of every device."""
         for descriptor in self._held.values():
+            if os.getpid() == self._owner_pid:  # closing is not enough if one forked still has it
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
         self._held.clear()
 
@@ -111,9 +136,10 @@ class DeviceLocks:
             found = _read(descriptor)
             os.close(descriptor)
             return found
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps({**owner, "since": time.time()}).encode(), 0)
         self._held[device] = descriptor
+        with contextlib.suppress(OSError):  # a full disk: locked all the same
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps({**owner, "since": time.time()}).encode(), 0)
         return None
 
 
@@ -136,7 +162,11 @@ def _open(path: Path) -> int:
 
 
 def _read(descriptor: int) -> dict[str, Any]:
+    """What the owner says of itself, as far as it makes sense: anybody can write to the file."""
     try:
-        return dict(json.loads(os.pread(descriptor, 4096, 0)))
-    except ValueError:  # its owner is just writing
+        said = json.loads(os.pread(descriptor, 4096, 0))
+        pid, user, since = int(said["pid"]), str(said["user"]), float(said["since"])
+        time.localtime(since)
+    except (ValueError, TypeError, KeyError, OverflowError, OSError):  # or is just writing it
         return {}
+    return {"pid": pid, "user": user, "since": since} if user.isprintable() else {}

@@ -72,6 +72,16 @@ def all_pids() -> Iterator[int]:
     return (int(name) for name in os.listdir("/proc") if name.isdecimal())
 
 
+def started_with(name: str, value: str) -> Iterator[ProcessId]:
+    """The living processes of this user that have this variable in their first environment."""
+    mark = f"{name}={value}".encode()
+    for pid in all_pids():
+        with contextlib.suppress(OSError):  # another user's, or gone meanwhile
+            process = ProcessId.of(pid)
+            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                yield process
+
+
 def command_of(pid: int) -> str:
     """The short name of a process's command; "?" if it has ended."""
     try:

@@ -37,7 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpupool.core.locks import DeviceLocks, lock_folder, user_name
+from gpupool.core.locks import DeviceLocks, hold_folder, lock_folder, user_name
 from gpupool.core.processes import ProcessId, children, set_process_name
 from gpupool.host.memory import OutOfMemoryWatch
 from gpupool.host.spawner import JsonLines, Spawner
@@ -46,6 +46,7 @@ FORK_SERVER = "fork server"
 STOP_GRACE_S = 0.4  # from SIGTERM to SIGKILL: an engine has nothing to save that it could in time
 _PR_SET_CHILD_SUBREAPER = 36
 _LOG_TAIL_LINES = 20
+_LOG_TAIL_BYTES = 1 << 16  # a log may be larger than memory, and a line of it too
 _CRASH = "Fatal Python error"  # faulthandler's first line; the innermost frames follow it
 
 
@@ -56,6 +57,7 @@ class Child:
     name: str
     process: ProcessId
     log: Path
+    log_start: int = 0  # bytes; what is before is of a process that had the name earlier
 
 
 class Agent:
@@ -65,8 +67,11 @@ class Agent:
         self._folder = folder
         self._warm_s = warm_s
         self._client = ProcessId.of(client_pid)
+        self._self = ProcessId.of(os.getpid())
+        self._holding = hold_folder(folder)
         self._pool_folder: Path | None = None
         self._children: dict[int, Child] = {}
+        self._log_starts: dict[str, int] = {}
         self._unclaimed: dict[int, int] = {}  # pid -> status, ended before their name was told
         self._locks = DeviceLocks(lock_folder())
         self._memory = OutOfMemoryWatch()
@@ -112,8 +117,7 @@ class Agent:
 
     def _op_open(self, folder: str) -> None:
         self._pool_folder = Path(folder)
-        if self._spawner.pid is None:
-            self._start_server()
+        self._need_server()
         if self._spawner.ready:
             _tell(event="ready")
 
@@ -128,8 +132,10 @@ class Agent:
             _tell(event="locked", devices=taken, others=others, error="")
 
     def _op_spawn(self, **request: Any) -> None:
-        if self._spawner.pid is None:
-            self._start_server()
+        if not self._need_server():
+            return
+        log = Path(request["log"])
+        self._log_starts[request["name"]] = log.stat().st_size if log.exists() else 0
         self._spawner.ask(request)
 
     def _op_signal(self, name: str, number: int) -> None:
@@ -141,6 +147,7 @@ class Agent:
 
     def _op_stop(self) -> None:
         self._spawner.forget()
+        self._log_starts.clear()
         for pid in self._pool_pids():
             _signal_group(pid, signal.SIGTERM)
         deadline = time.monotonic() + STOP_GRACE_S
@@ -156,6 +163,16 @@ class Agent:
         _tell(event="stopped")
 
     # ---- the fork server -----------------------------------------------------------------
+
+    def _need_server(self) -> bool:
+        """Start the fork server if there is none; tells whether there is one."""
+        try:
+            if self._spawner.pid is None:
+                self._start_server()
+        except OSError as error:  # no more processes or files: told, for the others go on
+            _tell(event="exited", name=FORK_SERVER, status=1, cause=str(error), log_tail="")
+            return False
+        return True
 
     def _start_server(self) -> None:
         said = self._spawner.start()
@@ -181,10 +198,11 @@ class Agent:
 
     def _adopt(self, name: str, pid: int, log: Path) -> None:
         _tell(event="spawned", name=name, pid=pid)
+        start = self._log_starts.pop(name, 0)
         if pid in self._unclaimed:
-            self._tell_end(name, log, self._unclaimed.pop(pid))
+            self._tell_end(name, log, start, self._unclaimed.pop(pid))
         else:
-            self._children[pid] = Child(name, ProcessId.of(pid), log)
+            self._children[pid] = Child(name, ProcessId.of(pid), log, start)
             self._write_state()
 
     # ---- the dead ------------------------------------------------------------------------
@@ -194,7 +212,7 @@ class Agent:
         for pid, status, child in self._collect():
             _signal_group(pid, signal.SIGKILL)  # what the dead process had forked
             if child is not None:
-                self._tell_end(child.name, child.log, status)
+                self._tell_end(child.name, child.log, child.log_start, status)
             elif self._spawner.expects:
                 self._unclaimed[pid] = status
         self._write_state()
@@ -210,8 +228,8 @@ class Agent:
                 found.append((pid, status, self._children.pop(pid, None)))
         return found
 
-    def _tell_end(self, name: str, log: Path, status: int) -> None:
-        tail, cause = _tail(log), ""
+    def _tell_end(self, name: str, log: Path, log_start: int, status: int) -> None:
+        tail, cause = _tail(log, log_start), ""
         if status == -signal.SIGKILL:
             cause = self._memory.reason()
         elif not tail and _is_full(log.parent):  # not even a log could be written
@@ -229,15 +247,18 @@ class Agent:
         while victims := set(children(os.getpid())) - spared:
             for pid in victims:
                 _signal_group(pid, signal.SIGKILL)
-                os.kill(pid, signal.SIGKILL)  # one that leads no group; a zombie takes it
-            for pid in victims:
+                try:
+                    os.kill(pid, signal.SIGKILL)  # one that leads no group; a zombie takes it
+                except PermissionError:  # it has become another user, as `sudo` does: not ours
+                    spared.add(pid)
+            for pid in victims - spared:
                 os.waitpid(pid, 0)
                 self._children.pop(pid, None)
         self._unclaimed.clear()
 
     def _write_state(self) -> None:
         """Who is alive, for the next client of this user, should all of us be killed at once."""
-        processes = {"agent": ProcessId.of(os.getpid()), "client": self._client}
+        processes = {"agent": self._self, "client": self._client}
         processes |= {child.name: child.process for child in self._children.values()}
         state = {name: [p.pid, p.started] for name, p in processes.items()}
         new = self._folder / "processes.json.new"
@@ -257,7 +278,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, lambda *_: None)
     with contextlib.suppress(BrokenPipeError):  # the client died while it was being told something
         folder, client_pid, warm_s, *modules = sys.argv[1:]
-        Agent(Path(folder), int(client_pid), float(warm_s), modules).serve()
+        try:
+            agent = Agent(Path(folder), int(client_pid), float(warm_s), modules)
+        except ProcessLookupError:  # the client has died already
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            agent.serve()
 
 
 def _tell(**event: Any) -> None:
@@ -286,10 +312,16 @@ def _is_full(folder: Path) -> bool:
         return False
 
 
-def _tail(log: Path) -> str:
-    """The end of a log; of a crash report the beginning, where the user's own lines are."""
+def _tail(log: Path, start: int) -> str:
+    """The end of a log; of a crash report the beginning, where the user's own lines are.
+
+    Args:
+        start: bytes of the log that are not looked at.
+    """
     try:
-        lines = log.read_text(errors="replace").splitlines()
+        with log.open("rb") as file:
+            file.seek(max(start, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+            lines = file.read(_LOG_TAIL_BYTES).decode(errors="replace").splitlines()
     except OSError:  # the log is gone with its folder; the death still has to be told
         return ""
     crashes = [i for i, line in enumerate(lines) if line.startswith(_CRASH)]

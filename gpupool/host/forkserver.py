@@ -62,7 +62,8 @@ def _serve() -> dict[str, Any] | None:
             if os.fork() == 0:
                 return dict(json.loads(line))
             os._exit(0)
-        os.wait()
+        if os.wait()[1] != 0:  # it has left the reason in the log
+            raise OSError("the go-between could not fork")
     return None
 
 
@@ -81,6 +82,7 @@ def _become(
         os.dup2(source, descriptor)
     os.close(output)
     os.close(nothing)
+    sys.stdin = open(0)  # noqa: SIM115 - the old one holds the requests of others, read ahead
     os.environ.clear()
     os.environ.update(env)
     set_process_name(f"gpupool:{name.replace(' ', '')}")

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import json
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from gpupool.core import environ
+from gpupool.core.processes import started_with
 
 # What every engine needs, imported once by the fork server. Reading these opens no zmq context.
 PRELOADED = (
@@ -74,8 +76,11 @@ class HostAgent:
             env=environ.inheritable(os.environ),
             start_new_session=True,  # the notebook's interrupt is not meant for it
         )
+        assert self._process.stdin is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
         self._write_lock = threading.Lock()
-        threading.Thread(target=self._read_events, name="gpupool-agent", daemon=True).start()
+        self._reader = threading.Thread(target=self._read_events, name="gpupool-agent", daemon=True)
+        self._reader.start()
 
     @property
     def pid(self) -> int:
@@ -88,31 +93,52 @@ class HostAgent:
         return self._process.poll() is None and self._read_at_start == _read_at_start()
 
     @property
-    def _is_ours(self) -> bool:
+    def is_ours(self) -> bool:
         """Whether this process has started it; a child that the notebook forks has no say."""
         return os.getpid() == self._client_pid
 
     def command(self, **command: Any) -> None:
-        """Send one command. A dead agent is told of by an event; here nobody is left to hear."""
-        assert self._process.stdin is not None
-        if not self._is_ours:
+        """Send one command. A dead agent is told of by an event; here nobody is left to hear.
+
+        One that does not read its commands any more is killed.
+        """
+        if not self.is_ours:
             return
+        data = json.dumps(command).encode() + b"\n"
         with self._write_lock, contextlib.suppress(BrokenPipeError, ValueError):
-            self._process.stdin.write(json.dumps(command) + "\n")
-            self._process.stdin.flush()
+            assert self._process.stdin is not None
+            pipe = self._process.stdin.fileno()
+            room = select.poll()
+            room.register(pipe, select.POLLOUT)
+            while data:
+                if not room.poll(_STOP_TIMEOUT_S * 1000):
+                    self._process.kill()
+                    return
+                data = data[os.write(pipe, data) :]
 
     def close(self) -> None:
         """End it, and with it all it has started. May be called again."""
-        if not self._is_ours:
+        if not self.is_ours:
             return
+        self._hang_up()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_STOP_TIMEOUT_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End one that does not react, and all it has started. May be called again."""
+        if not self.is_ours:
+            return
+        self._process.kill()  # its children die with it; no effect when it has ended
+        self._process.wait()
+        self._hang_up()
+        if threading.current_thread() is not self._reader:
+            self._reader.join(_STOP_TIMEOUT_S)  # it ends what is left
+
+    def _hang_up(self) -> None:
         assert self._process.stdin is not None
         with self._write_lock, contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_STOP_TIMEOUT_S)
-        self._process.kill()  # its children die with it; no effect when it has ended
-        self._process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _read_events(self) -> None:
         assert self._process.stdout is not None
@@ -120,7 +146,10 @@ class HostAgent:
             for line in lines:
                 self.on_event(json.loads(line))
         status = self._process.wait()
-        shutil.rmtree(self.folder, ignore_errors=True)  # it could not, if it was killed
+        if status != 0:  # it was killed, and its children with it: end what those had started
+            for process in started_with("GPUPOOL_FOLDER", str(self.folder)):
+                process.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
         self.on_event({"event": "gone", "status": status})
 
 

@@ -38,6 +38,8 @@ class Engines:
         self._on_loss = on_loss
         self._lock = threading.RLock()
         self._stopped = False
+        self._up = False  # they were all there once
+        self._awaiting = True  # an engine is still to come
         self._losses: list[tuple[str, str]] = []
         self._dead: dict[int, str] = {}
         self._leaving: set[int] = set()  # ranks that are being replaced: their end is no loss
@@ -72,6 +74,7 @@ class Engines:
         except BaseException:
             self._launch.abandon()
             raise
+        self._up, self._awaiting = True, False
 
     def restart(self, ranks: Sequence[int], timeout_s: float, progress: Progress) -> None:
         """End the engines of these ranks, dead ones too, and start new ones in their place.
@@ -97,8 +100,12 @@ class Engines:
             self._leaving.clear()
             for rank in ranks:
                 self._dead.pop(rank, None)
-        self._launch.start_engines(chosen)
-        self._wait_for_engines(deadline, progress)
+        self._awaiting = True
+        try:
+            self._launch.start_engines(chosen)
+            self._wait_for_engines(deadline, progress)
+        finally:
+            self._awaiting = False
 
     @property
     def pids(self) -> dict[int, int]:
@@ -120,9 +127,9 @@ class Engines:
         """Call an engine function on one rank. Fails at once should the engine die meanwhile."""
         with self._lock:
             if rank in self._dead:
-                failed: Future[Any] = Future()
-                failed.set_exception(EngineDiedError(self._dead[rank]))
-                return failed
+                return _failed(self._dead[rank])
+            if rank not in self._registered():  # the moment in which it is being replaced
+                return _failed(f"rank {rank} is being restarted.")
             assert self._client is not None
             self._client.trim()
             future = self._client.call(rank, name, payload, on_message)
@@ -155,9 +162,13 @@ class Engines:
         content: dict[str, Any] | None = None,
         ranks: Iterable[int] | None = None,
     ) -> dict[int, Future[dict[str, Any]]]:
-        """Send a control request to every rank (or these), busy or not: rank -> its answer."""
+        """Send a control request to every rank (or these), busy or not: rank -> its answer.
+
+        A rank that is just being replaced is left out.
+        """
         assert self._client is not None
-        chosen = [r for r in self.alive_ranks() if ranks is None or r in ranks]
+        there = set(self.alive_ranks()) & set(self._registered())  # not one being replaced
+        chosen = [r for r in sorted(there) if ranks is None or r in ranks]
         return {rank: self._client.control(rank, request, content) for rank in chosen}
 
     def new_file(self, name: str) -> Path:
@@ -214,15 +225,19 @@ class Engines:
             time.sleep(0.01)
 
     def _check(self, deadline: _Deadline, missing: str) -> None:
+        if self._stopped:  # by another thread, while this one waits
+            raise PoolStartError("the pool was stopped.")
         if self._losses:
             sentence, log_tail = self._losses[0]
-            raise PoolStartError(with_log(f"{sentence} Nothing was left running.", log_tail))
+            end = "" if self._up else " Nothing was left running."
+            raise PoolStartError(with_log(f"{sentence}{end}", log_tail))
         if deadline.left_s <= 0:
             raise self._late(deadline, missing)
 
     def _late(self, deadline: _Deadline, missing: str) -> PoolStartError:
+        end = "" if self._up else "; nothing was left running"
         return PoolStartError(
-            f"{missing} did not come up within {deadline.timeout_s:g} s; nothing was left running. "
+            f"{missing} did not come up within {deadline.timeout_s:g} s{end}. "
             "A larger timeout_s (--timeout) gives a slow machine more time."
         )
 
@@ -241,9 +256,11 @@ class Engines:
                 return
             sentence = f"{name} {reason}; its variables are lost."
         elif name == FORK_SERVER:
-            if len(self._registered()) == len(self._ranks):
-                return  # the engines do without; the next restart starts another
-            sentence, lost = f"the fork server of the pool {reason}.", self.alive_ranks()
+            # Who is awaited does not come; who is there does without, and loses nothing.
+            with self._lock:
+                if self._awaiting:
+                    self._losses.append((f"the fork server of the pool {reason}.", log_tail))
+            return
         else:
             sentence = f"the {name} of the pool {reason}; its ranks are out of reach."
             lost = self.alive_ranks()
@@ -261,6 +278,12 @@ class Engines:
         for future in lost:
             with contextlib.suppress(InvalidStateError):  # its answer has come after all
                 future.set_exception(EngineDiedError(message))
+
+
+def _failed(message: str) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_exception(EngineDiedError(message))
+    return future
 
 
 class _Deadline:

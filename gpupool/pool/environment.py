@@ -87,8 +87,8 @@ class Environment:
     @property
     def variables(self) -> dict[str, str]:
         """Name -> value of everything that the ranks were sent and have not been told to unset."""
-        with self._lock:
-            return dict(self._variables)
+        # Without the lock: a status must not wait for a rank that is slow to take what is sent.
+        return dict(self._variables)  # never changed, only replaced
 
     @property
     def fingerprints(self) -> dict[str, str]:

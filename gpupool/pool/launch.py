@@ -27,14 +27,15 @@ _REPLY_TIMEOUT_S = 5.0
 FORK_SERVER = "fork server"  # as in gpupool/host/agent.py
 
 # The hub keeps no messages (--nodb) and hears of a new engine at its next heartbeat, so beats are
-# quick; many may be missed, because an engine that computes holds its heart's thread up. Threads
-# instead of a process for each of its queues: 7 processes and 280 MiB less.
+# quick; any number may be missed: the agent knows who is dead, and a rank that was stopped for a
+# while (by a debugger) is not. Threads instead of a process for each of its queues: 7 processes and
+# 280 MiB less.
 _CONTROLLER_ARGS = (
     "--nodb",
     "--log-level=30",
     "--IPController.use_threads=True",
     "--HeartMonitor.period=200",
-    "--HeartMonitor.max_heartmonitor_misses=300",
+    "--HeartMonitor.max_heartmonitor_misses=1000000000",
 )
 # The agent tells of deaths, sends signals and outlives nobody: neither ipyparallel's nanny (2 s a
 # start) nor an engine's own watch on the controller is needed.
@@ -129,15 +130,16 @@ class Launch:
 
     def stop(self) -> None:
         """End every process of the pool and remove its folder. May be called again."""
-        if self._released:
+        if self._released or not self._agent.is_ours:
             return
         self._released = True
         self._agent.command(op="stop")
         if self._stopped.wait(_REPLY_TIMEOUT_S):
+            self._agent.on_event = lambda event: None  # else it would keep this pool in memory
             agent.give_back(self._agent)
         else:  # the agent itself is stopped, or stuck
             self._stopped.set()
-            self._agent.close()
+            self._agent.kill()
 
     def abandon(self) -> None:
         """End every process, the agent too."""
@@ -146,6 +148,8 @@ class Launch:
         self._agent.close()
 
     def _spawn(self, name: str, target: str, argv: Sequence[str], env: dict[str, str]) -> None:
+        if self._released:  # the agent may have another pool by now
+            raise PoolError("the pool was stopped.")
         self._agent.command(
             op="spawn",
             name=name,
@@ -181,15 +185,17 @@ class Launch:
                 case {"event": "exited", "name": name}:
                     self._running.pop(name, None)
                 case {"event": "stopped"}:
+                    self._running.clear()
                     self._stopped.set()
             self._changed.notify_all()
         if event["event"] == "exited":
             reason = exit_reason(event["status"], event["cause"])
             self._on_exit(event["name"], reason, event["log_tail"])
-        elif event["event"] == "gone" and not self._stopped.is_set():
-            self._stopped.set()
+        elif event["event"] == "gone":
             self._kill_groups()
-            self._on_exit("agent", exit_reason(event["status"]), "")
+            if not self._stopped.is_set():
+                self._stopped.set()
+                self._on_exit("agent", exit_reason(event["status"]), "")
 
     def _kill_groups(self) -> None:
         """The agent was killed and its children died with it: end what those had started."""
@@ -231,5 +237,6 @@ def exit_reason(status: int, cause: str = "") -> str:
     """
     words = f" ({cause})" if cause else ""
     if status < 0:
-        return f"was killed by {signal.Signals(-status).name}{words}"
+        known = {number.value: number.name for number in signal.Signals}
+        return f"was killed by {known.get(-status, f'signal {-status}')}{words}"
     return f"ended with exit status {status}{words}"

@@ -6,7 +6,6 @@ can be left when both are killed at one moment are processes that those children
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -16,7 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpupool.core.processes import ProcessId, all_pids, command_of
+from gpupool.core.locks import hold_folder
+from gpupool.core.processes import ProcessId, command_of, started_with
 
 _REAP_TIMEOUT_S = 5.0
 
@@ -73,9 +73,9 @@ def leftovers() -> Leftovers:
         ]
         known = {one.process.pid for one in alive}
         alive += [
-            Leftover(ProcessId.of(pid), command_of(pid), folder)
-            for pid in _started_from(folder)
-            if pid not in known
+            Leftover(process, command_of(process.pid), folder)
+            for process in started_with("GPUPOOL_FOLDER", str(folder))
+            if process.pid not in known
         ]
         if not alive:
             shutil.rmtree(folder, ignore_errors=True)
@@ -87,9 +87,18 @@ def _abandoned() -> Iterator[tuple[Path, dict[str, ProcessId]]]:
     """The folders of pools whose agent has ended, and the processes it last had."""
     for folder in Path(tempfile.gettempdir()).glob("gpupool-*"):
         processes = _state(folder)
-        if processes and not processes.pop("agent").is_alive:
+        if processes and not processes.pop("agent").is_alive and not _in_use(folder):
             del processes["client"]
             yield folder, processes
+
+
+def _in_use(folder: Path) -> bool:
+    """Whether an agent holds it that cannot be seen from here, in another container."""
+    descriptor = hold_folder(folder)
+    if descriptor is None:
+        return True
+    os.close(descriptor)
+    return False
 
 
 def _state(folder: Path) -> dict[str, ProcessId] | None:
@@ -102,12 +111,3 @@ def _state(folder: Path) -> dict[str, ProcessId] | None:
     except (OSError, ValueError, AttributeError, TypeError):
         return None
     return processes if {"agent", "client"} <= processes.keys() else None
-
-
-def _started_from(folder: Path) -> Iterator[int]:
-    """Living processes that carry the folder's name in the environment they were started with."""
-    mark = f"GPUPOOL_FOLDER={folder}".encode()
-    for pid in all_pids():
-        with contextlib.suppress(OSError):  # another user's, or gone meanwhile
-            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                yield pid

@@ -20,8 +20,10 @@ import psutil
 import pytest
 from jupyter_client.blocking.client import BlockingKernelClient
 
+import gpupool
+from gpupool.pool import session
 from tests.notebook.kernel import Kernel
-from tests.pool.processes import gone, notebook, until
+from tests.pool.processes import family, folder_of, gone, notebook, until
 
 START = "%load_ext gpupool\n%gpupool start --cpu -n 2"
 FAMILY = """
@@ -276,3 +278,50 @@ def test_stop_ends_engines_that_do_not_react(kernel: Kernel) -> None:
     assert cell.elapsed_s < GONE_S  # the promise is one second, on a machine with nothing else
     warm = {"agent", "fork server"}
     assert gone(*(pid for name, pid in pids.items() if name not in warm))
+
+
+# ---- the agent ends first --------------------------------------------------------------------
+
+STARTS = (
+    "import subprocess\nchildren = [subprocess.Popen(['sleep', '60'], start_new_session=own)"
+    " for own in (False, True)]\n[child.pid for child in children]"
+)
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_without_an_agent_the_notebook_ends_what_the_ranks_had_started(
+    how: str,
+) -> None:
+    session.stop()
+    pool = gpupool.start(n=2, device="cpu")
+    everyone = family(pool)
+    started = [pid for pids in pool.run(STARTS).values() for pid in pids]
+    pids = [*(process.pid for process in everyone.values()), *started]
+    folder = folder_of(pool).parent
+    agent = everyone["agent"]
+    if how == "killed":
+        agent.kill()
+    else:
+        agent.suspend()
+        pool.stop()
+    until(lambda: gone(*pids), GONE_S, "the end of all processes")
+    until(lambda: not folder.exists(), GONE_S)
+    pool.stop()
+
+
+FORK = """
+import os, sys, time
+import gpupool
+with gpupool.start(n=1, device="cpu") as pool:
+    pid = os.fork()
+    if pid == 0:
+        sys.exit(7)  # as a library's worker may: with all that is registered to run at exit
+    began = time.monotonic()
+    status = os.waitpid(pid, 0)[1]
+    print(os.waitstatus_to_exitcode(status), time.monotonic() - began < 3, dict(pool.run("rank")))
+"""
+
+
+def test_a_process_that_the_notebook_forks_ends_at_once_and_the_pool_stays() -> None:
+    output, _ = notebook(FORK).communicate(timeout=60)
+    assert output.splitlines()[-1] == "7 True {0: 0}"

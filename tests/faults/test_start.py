@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+import gpupool
+from gpupool.pool import agent, session
 from tests.pool.processes import gone, until
 
 START = """
@@ -139,3 +142,14 @@ def test_the_agent_that_load_ext_started_is_not_seen_in_the_way() -> None:
         assert agent.num_threads() == server.num_threads() == 1
         process.kill()
     until(lambda: gone(agent.pid, server.pid), 3.0)
+
+
+def test_an_agent_that_reads_nothing_any_more_costs_the_start_and_not_the_notebook() -> None:
+    session.stop()
+    os.environ.update({f"GPUPOOL_PAD{i}": "x" * 1000 for i in range(30)})  # the pipe holds 64 KiB
+    agent.close()
+    agent.warm()
+    assert agent._warm is not None
+    os.kill(agent._warm.pid, signal.SIGSTOP)
+    with pytest.raises(gpupool.PoolStartError, match="the agent of the pool was killed"):
+        gpupool.start(n=4, device="cpu", timeout_s=30)

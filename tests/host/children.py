@@ -84,3 +84,20 @@ def eat_memory() -> None:
     eaten = []
     while True:
         eaten.append(b"x" * (8 << 20))
+
+
+def print_and_crash_or_sleep() -> None:
+    """Crashes in its first life; in its second, with the same log, sleeps."""
+    print("life", os.environ["LIFE"], flush=True)
+    sleep() if os.environ["LIFE"] == "2" else crash()
+
+
+def write_one_long_line() -> None:
+    os.ftruncate(1, 4 << 30)  # a hole: of 4 GiB on no disk
+    print("the end", flush=True)
+    sys.exit(1)
+
+
+def become_root() -> None:
+    """Exec what the environment names: a program that is another user's from then on."""
+    os.execv(os.environ["PROGRAM"], [os.environ["PROGRAM"], "-c", os.environ["SCRIPT"]])

@@ -156,6 +156,15 @@ def test_a_client_that_dies_during_the_start_leaves_nothing(tmp_path: Path) -> N
     agent.end()
 
 
+def test_a_client_that_dies_before_the_agent_is_up_leaves_nothing(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as client:
+        pass
+    agent = AgentUnderTest(tmp_path / "agent", client.pid)
+    agent.process.wait(GONE_S)
+    assert not agent.folder.exists()
+    agent.end()
+
+
 def test_agent_killed_then_its_children_go_too(agent: AgentUnderTest) -> None:
     first, second = agent.spawn("sleep", "rank 0"), agent.spawn("deaf", "rank 1")
     server = agent.fork_server()
@@ -223,6 +232,25 @@ def test_of_a_crash_the_innermost_frames_are_told(agent: AgentUnderTest) -> None
     assert event["status"] == -signal.SIGSEGV
     assert event["log_tail"].startswith("Fatal Python error: Segmentation fault")
     assert "in string_at" in event["log_tail"]
+
+
+def test_an_end_is_not_told_with_the_log_of_an_earlier_process(agent: AgentUnderTest) -> None:
+    agent.spawn("print_and_crash_or_sleep", LIFE="1")
+    assert "Segmentation fault" in agent.event()["log_tail"]
+    pid = agent.spawn("print_and_crash_or_sleep", LIFE="2")
+    agent.log("life 2\nup")
+    os.kill(pid, signal.SIGKILL)
+    assert agent.event()["log_tail"].splitlines() == ["life 2", "up"]
+    assert "life 1" in agent.log_path("rank 0").read_text()  # it can still be looked up
+
+
+def test_of_a_huge_log_only_the_end_is_read(agent: AgentUnderTest) -> None:
+    agent.spawn("write_one_long_line")
+    event = agent.event()
+    assert event["log_tail"].endswith("the end")
+    assert len(event["log_tail"]) <= 1 << 16
+    memory = psutil.Process(agent.process.pid).memory_info().rss
+    assert memory < 200 << 20
 
 
 def test_what_a_dead_child_had_forked_goes_with_it(agent: AgentUnderTest) -> None:
@@ -332,6 +360,49 @@ def test_a_killed_fork_server_is_told_and_started_again(agent: AgentUnderTest) -
     assert not gone(survivor)
 
 
+def test_a_fork_server_that_cannot_be_started_costs_the_others_nothing(
+    agent: AgentUnderTest,
+) -> None:
+    survivor = agent.spawn("sleep", "rank 0")
+    process = psutil.Process(agent.process.pid)
+    before = process.num_fds()
+    os.kill(agent.fork_server(), signal.SIGKILL)
+    assert agent.event()["name"] == "fork server"
+    until(lambda: process.num_fds() == before - 2, 5.0)  # the pipes to it are closed
+    limits = process.rlimit(psutil.RLIMIT_NOFILE)
+    taken = sorted(map(int, os.listdir(f"/proc/{process.pid}/fd")))
+    free = [number for number in range(1000) if number not in taken]
+    process.rlimit(psutil.RLIMIT_NOFILE, (free[1] + 1, limits[1]))  # room for two files
+    agent.ask("sleep", "rank 1")
+    event = agent.event()
+    assert (event["event"], event["name"]) == ("exited", "fork server")
+    assert "Too many open files" in event["cause"]
+    process.rlimit(psutil.RLIMIT_NOFILE, limits)
+    agent.ask("sleep", "rank 1")
+    assert agent.event() == {"event": "ready"}
+    assert agent.event()["event"] == "spawned"
+    assert not gone(survivor)
+
+
+@pytest.mark.parametrize("room", [1, 2], ids=["at-once", "in-the-go-between"])
+def test_a_fork_that_fails_is_told_with_the_reason(agent: AgentUnderTest, room: int) -> None:
+    group = Path("/sys/fs/cgroup/pids") / f"gpupool-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"needs a pids cgroup (v1) of its own: {error}")
+    try:
+        (group / "pids.max").write_text(str(room))
+        (group / "cgroup.procs").write_text(str(agent.fork_server()))
+        agent.ask("sleep")
+        event = agent.event()
+        assert (event["event"], event["name"], event["status"]) == ("exited", "fork server", 1)
+        assert "Resource temporarily unavailable" in event["log_tail"]
+    finally:
+        until(lambda: not (group / "cgroup.procs").read_text(), 5.0)
+        group.rmdir()
+
+
 def test_a_module_that_cannot_be_imported_is_told_with_the_reason(tmp_path: Path) -> None:
     agent = AgentUnderTest(tmp_path / "agent", os.getpid(), "no_such_module")
     event = agent.event()
@@ -359,6 +430,14 @@ def test_a_child_has_its_own_surroundings_and_only_its_owner_reads_its_log(
         "fds [0, 1, 2]",
     ]
     assert agent.log_path("rank 0").stat().st_mode & 0o077 == 0
+
+
+def test_a_child_does_not_read_what_was_meant_for_its_siblings(agent: AgentUnderTest) -> None:
+    for number in range(8):
+        agent.ask("tell_surroundings", f"rank {number}")
+    tails = [event["log_tail"] for event in [agent.event() for _ in range(16)] if "cause" in event]
+    assert len(tails) == 8
+    assert all("session True stdin ''" in tail for tail in tails)
 
 
 def test_a_signal_reaches_the_child_it_is_meant_for(agent: AgentUnderTest) -> None:

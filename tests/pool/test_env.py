@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +15,7 @@ import psutil
 import pytest
 
 import gpupool
-from gpupool import OptionsError, Pool, SpmdError
+from gpupool import OptionsError, Pool, PoolError, SpmdError
 from gpupool.core.masking import MASK
 from gpupool.pool import session
 from tests.pool.processes import family, folder_of, until
@@ -202,3 +206,24 @@ def test_nothing_of_a_pool_listens_beyond_this_machine(pool2: Pool) -> None:
     assert {name.split()[0] for name, _ in listening} >= {"controller", "rank"}
     for name, address in listening:
         assert address in ("127.0.0.1", "::1"), name
+
+
+def test_a_rank_that_is_slow_to_take_a_variable_keeps_neither_status_nor_stop_waiting() -> None:
+    session.stop()
+    pool = gpupool.start(n=2, device="cpu")
+    os.environ["GPUPOOL_A1"] = "one"
+    os.kill(pool.status().pids[1], signal.SIGSTOP)
+
+    def send() -> None:
+        with contextlib.suppress(PoolError):  # the pool is stopped before rank 1 has answered
+            pool.propagate_env("GPUPOOL_A1")
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    until(lambda: "GPUPOOL_A1" in pool.environment.variables, 5.0)
+    began = time.monotonic()
+    assert "GPUPOOL_A1" in pool.status().env
+    assert session.stop()
+    assert time.monotonic() - began < 10  # and not the minute that rank 1 has to answer
+    thread.join(10)
+    assert not thread.is_alive()

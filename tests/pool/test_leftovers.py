@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,8 @@ import pytest
 
 import gpupool
 from gpupool.core.processes import ProcessId
-from tests.pool.processes import gone, notebook, until
+from gpupool.pool import session
+from tests.pool.processes import folder_of, gone, notebook, until
 
 CRASH = """
 import json, os, subprocess, sys, tempfile, time
@@ -80,3 +83,15 @@ def test_other_folders_of_the_same_name_stay(scratch: Path) -> None:
     (scratch / "gpupool-file").write_text("")
     assert list(gpupool.leftovers()) == []
     assert len(list(scratch.iterdir())) == 3
+
+
+def test_a_pool_in_another_container_that_shares_the_folder_for_temporary_files_stays() -> None:
+    pool = session.find() or gpupool.start(n=1, device="cpu")
+    folder = folder_of(pool).parent
+    look = "import gpupool; print(gpupool.leftovers())"
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", look]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "unshare" in done.stderr:
+        pytest.skip(f"needs a namespace of process ids: {done.stderr.strip()}")
+    assert done.stdout == "Nothing is left of earlier pools.\n"
+    assert folder.exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import textwrap
+import threading
 import time
 
 import pytest
@@ -122,3 +123,54 @@ def test_a_pool_without_its_controller_cannot_be_mended(pool3: Pool) -> None:
     assert not folder.exists()
     with pytest.raises(PoolError, match="was stopped"):
         pool3.restart([0])
+
+
+def test_a_cell_that_runs_meanwhile_ends_and_tells_that_its_rank_was_restarted(pool3: Pool) -> None:
+    source = "import time\nif rank == 1: time.sleep(60)\nelse: dist.barrier()"
+    cell = pool3.begin(source, ranks=[0, 1, 2], on_output=lambda *_: None)
+    until(lambda: pool3.status().state == "busy", 5.0)
+    pool3.restart([1])
+    assert cell.wait(10)  # the others are told to leave the barrier while rank 1 is on its way
+    assert str(cell.errors[1]).endswith("the rank was restarted")
+    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+    assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: 12}
+
+
+def restarting(pool: Pool) -> tuple[threading.Thread, list[PoolError]]:
+    """A thread that restarts rank 1, and the error that it ends with."""
+    failed: list[PoolError] = []
+
+    def restart() -> None:
+        try:
+            pool.restart([1])
+        except PoolError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=restart)
+    thread.start()
+    return thread, failed
+
+
+def test_a_stop_ends_a_restart_too(pool3: Pool) -> None:
+    before = engine_pid(pool3, 1)
+    thread, failed = restarting(pool3)
+    until(lambda: gone(before), 5.0)
+    pool3.stop()
+    thread.join(10)  # and not the minute that a new engine has to come up
+    assert "the pool was stopped" in str(failed[0])
+
+
+def test_a_restart_that_fails_costs_the_others_nothing(pool3: Pool) -> None:
+    """The rank's new process cannot come: the fork server is killed while it imports torch."""
+    agent = family(pool3)["agent"]
+    family(pool3)["fork server"].kill()
+    until(lambda: "fork server" not in family(pool3), 5.0)
+    thread, failed = restarting(pool3)
+    names = ("python", "gpupool:forks")
+    until(lambda: any(child.name() in names for child in agent.children()), 10.0)
+    next(child for child in agent.children() if child.name() in names).kill()
+    thread.join(20)
+    assert "rank 1 could not be started again: the fork server of the pool was" in str(failed[0])
+    assert "othing was left running" not in str(failed[0])
+    pool3.restart([1])
+    assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: 12}
