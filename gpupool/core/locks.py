@@ -96,7 +96,7 @@ class DeviceLocks:
 
         Args:
             owner: what to tell others: "pid" and "user".
-            force: count devices that others have locked as free.
+            force: count devices that others have locked, or that cannot be locked, as free.
 
         Returns:
             The devices to use, and for each that another pool has locked what its owner told:
@@ -107,7 +107,12 @@ class DeviceLocks:
         for device in devices:
             if len(taken) == number:
                 break
-            other = self._lock(device, owner)
+            try:
+                other = self._lock(device, owner)
+            except OSError:  # the lock file is not ours to use
+                if not force:
+                    raise
+                other = None
             if other is not None:
                 others[device] = other
             if other is None or force:

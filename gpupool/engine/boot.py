@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from threadpoolctl import threadpool_limits
 
 from gpupool.engine import here
 
@@ -33,6 +32,9 @@ def main() -> None:
     # the kernel turns descriptor 2 into a pipe to itself, and nobody reads that after a crash.
     faulthandler.enable(os.dup(2), all_threads=False)
     num_threads = this_rank()["num_threads"]
+    # here, because it sets a variable when imported, and this file is imported by notebooks too
+    from threadpoolctl import threadpool_limits
+
     # The fork server's environment said 1, and libraries read that when they were loaded.
     torch.set_num_threads(num_threads)
     threadpool_limits(num_threads)

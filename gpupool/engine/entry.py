@@ -26,7 +26,7 @@ def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
     """
     rank = boot.this_rank()
     os.umask(umask)
-    if Path(cwd).is_dir():
+    if cwd and Path(cwd).is_dir():
         os.chdir(cwd)
     sys.path.extend(p for p in sys_path if p not in sys.path)
     shell: Any = get_ipython()

@@ -198,6 +198,7 @@ class Agent:
 
     def _adopt(self, name: str, pid: int, log: Path) -> None:
         _tell(event="spawned", name=name, pid=pid)
+        self._memory.renew()
         start = self._log_starts.pop(name, 0)
         if pid in self._unclaimed:
             self._tell_end(name, log, start, self._unclaimed.pop(pid))

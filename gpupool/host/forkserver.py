@@ -36,6 +36,7 @@ def main() -> None:
     agent_pid = int(sys.argv[1])
     set_process_name("gpupool:forks")
     die_with(agent_pid)
+    os.chdir(os.environ["GPUPOOL_FOLDER"])  # the notebook's may be deleted any time
     for module in sys.argv[2:]:
         importlib.import_module(module)
     gc.collect()

@@ -10,22 +10,32 @@ from pathlib import Path
 
 
 class OutOfMemoryWatch:
-    """Compares the kernel's counts with those of the last time it was asked."""
+    """Compares the kernel's counts with those of earlier: each kill explains one death."""
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
         self._proc = proc
         self._cgroups = cgroups
+        self._seen = (0, 0)
+        self.renew()
+
+    def renew(self) -> None:
+        """Forget the kills until now: they are of others."""
         self._seen = self._counts()
 
     def reason(self) -> str:
-        """Why the kernel has killed a process since the last call; "" if it has killed none."""
-        before, self._seen = self._seen, self._counts()
-        if self._seen[0] > before[0]:
+        """Why a process was killed, if that may have been the kernel; "" if not."""
+        now = self._counts()
+        if now[0] > self._seen[0]:
+            self._seen = self._seen[0] + 1, self._seen[1] + 1  # the machine counts it too
             limit = self._limit()
             size = f" ({limit / 2**30:.1f} GiB)" if limit else ""
             return f"out of host memory: the memory limit of its cgroup{size} was reached"
-        if self._seen[1] > before[1]:
-            return "out of host memory: the machine had none left"
+        if now[1] > self._seen[1]:
+            self._seen = self._seen[0], self._seen[1] + 1
+            return (
+                "perhaps out of host memory: since it was started the kernel has ended a process "
+                "of this machine for that"
+            )
         return ""
 
     def _counts(self) -> tuple[int, int]:

@@ -42,6 +42,7 @@ class Spawner:
         self._modules = modules
         self._process: subprocess.Popen[bytes] | None = None
         self._waiting: list[dict[str, Any]] = []  # requests until it is ready to read them
+        self._unsent = b""
         self._expected: dict[str, str] = {}  # name -> log of what was asked for and has not come
 
     @property
@@ -71,7 +72,9 @@ class Spawner:
                 },
                 start_new_session=True,
             )
+        assert self._process.stdin is not None
         assert self._process.stdout is not None
+        os.set_blocking(self._process.stdin.fileno(), False)
         return JsonLines(self._process.stdout)
 
     def ask(self, request: dict[str, Any]) -> None:
@@ -83,9 +86,9 @@ class Spawner:
 
     def hear(self, ready: bool = False, name: str = "", log: str = "") -> bool:
         """Take in what the fork server said; tells whether it is a process that was asked for."""
+        self.ready = self.ready or ready
+        self._pass_on()
         if ready:
-            self.ready = True
-            self._pass_on()
             return False
         if self._expected.get(name) != log:  # asked for by a pool that was stopped meanwhile
             return False
@@ -106,13 +109,17 @@ class Spawner:
             self._process.stdin.close()
         self._process = None
         self.ready = False
+        self._unsent = b""
         self.forget()
 
     def _pass_on(self) -> None:
+        """Write what the pipe takes now; the rest when the fork server has read some of it."""
         assert self._process is not None
         assert self._process.stdin is not None
-        lines = "".join(json.dumps(request) + "\n" for request in self._waiting)
+        self._unsent += b"".join(json.dumps(one).encode() + b"\n" for one in self._waiting)
         self._waiting.clear()
-        with contextlib.suppress(BrokenPipeError):  # it was killed; told when it is reaped
-            self._process.stdin.write(lines.encode())
-            self._process.stdin.flush()
+        # a pipe that is full: the agent must not wait; a killed server is told when it is reaped
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            while self._unsent:
+                written = os.write(self._process.stdin.fileno(), self._unsent)
+                self._unsent = self._unsent[written:]

@@ -27,6 +27,7 @@ from gpupool.core.processes import started_with
 # What every engine needs, imported once by the fork server. Reading these opens no zmq context.
 PRELOADED = (
     "torch",
+    "threadpoolctl",
     "ipyparallel.controller.app",
     "ipyparallel.engine.app",
     "gpupool.engine.boot",

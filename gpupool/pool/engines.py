@@ -83,6 +83,7 @@ class Engines:
             PoolStartError: a new one ended, or they were not all there in time.
         """
         assert self._client is not None
+        self.last_used = time.monotonic()
         deadline = _Deadline(timeout_s)
         chosen = [rank for rank in self._ranks if rank.rank in ranks]
         with self._lock:
@@ -106,6 +107,7 @@ class Engines:
             self._wait_for_engines(deadline, progress)
         finally:
             self._awaiting = False
+        self.last_used = time.monotonic()
 
     @property
     def pids(self) -> dict[int, int]:
@@ -184,11 +186,13 @@ class Engines:
     def stop(self) -> None:
         """End every process and remove the folder."""
         self._stopped = True  # from now on an end is no loss
-        if self._client is not None:
-            self._client.close()
-        if "_launch" in vars(self):
-            self._launch.stop()
-        self._fail(self._open, "the pool was stopped")
+        try:
+            if "_launch" in vars(self):
+                self._launch.stop()
+        finally:
+            if self._client is not None:
+                self._client.close()
+            self._fail(self._open, "the pool was stopped")
 
     def _start(self, deadline: _Deadline, progress: Progress) -> None:
         self._launch.start_controller()

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
 
 GRACE_S = 0.25  # after a first failure the others may still finish or fail by themselves
-_ABORT_REQUEST = "gpupool_abort_request"  # answered by gpupool/engine/control.py
 REACT_S = 3.0  # a rank that has not reacted to an interrupt by then is given up
 
 # (rank, kind, content): see `gpupool.pool.client.OnMessage`
@@ -130,7 +129,7 @@ class Execution:
             self._pool.signal([self._futures[future] for future in pending])
         if since_s > GRACE_S and not self._aborted:
             self._aborted = True
-            self._pool.control(_ABORT_REQUEST)
+            self._pool.abort_collectives()
 
     def _take(self, rank: int, future: Future[Any]) -> None:
         failure = future.exception()

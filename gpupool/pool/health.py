@@ -56,12 +56,12 @@ class Health:
             self._log_tail = redact(log_tail, self._secrets)
         self._on_change()
 
-    def mark_mended(self) -> None:
-        """All that was wrong has been replaced."""
+    def mark_mended(self, ranks: Iterable[int]) -> None:
+        """These ranks have been replaced; all is well if there is nothing else."""
         with self._lock:
-            if not self.stopped:
+            self._to_replace.difference_update(ranks)
+            if not (self.stopped or self._beyond_repair or self._to_replace):
                 self.reason, self._log_tail = "", ""
-            self._to_replace.clear()
         self._on_change()
 
     def require_usable(self) -> None:

@@ -56,9 +56,12 @@ class Launch:
     def __init__(self, on_exit: Callable[[str, str, str], None]) -> None:
         self._agent = agent.take()
         self._agent.num_pools += 1
-        self._agent.on_event = self._on_event
         self.folder = self._agent.folder / f"pool{self._agent.num_pools}"
-        self.folder.mkdir(mode=0o700)
+        try:
+            self.folder.mkdir(mode=0o700)
+        except OSError:  # its folder is gone or cannot be written to: another agent may do better
+            self._agent.close()
+            raise
         self.pids: dict[str, int] = {}
         self.preloaded = threading.Event()  # the fork server is ready
         self._on_exit = on_exit
@@ -67,6 +70,7 @@ class Launch:
         self._locked: dict[str, Any] | None = None
         self._stopped = threading.Event()
         self._released = False  # the agent is no longer ours
+        self._agent.on_event = self._on_event
         self._agent.command(op="open", folder=str(self.folder))
 
     @property

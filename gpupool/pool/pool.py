@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_futures
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,6 +29,7 @@ from gpupool.pool.protocol import RankEngines
 from gpupool.pool.result import OutputRecorder, SpmdResult
 from gpupool.pool.status import PoolStatus
 
+_ABORT_TIMEOUT_S = 2.0  # a rank that has not answered by then is stuck, and told as such
 _ABORT_REQUEST = "gpupool_abort_request"  # answered by gpupool/engine/control.py
 
 
@@ -38,6 +40,7 @@ class Pool:
         self.options = options
         self.generation = 0
         self._forming = threading.RLock()  # one at a time changes engines or their group
+        self._aborting: list[Future[Any]] = []
         self._listeners: list[Callable[[PoolStatus], None]] = []
         variables = variables_at_start(options.env)
         self._at_exit: Callable[[], None] = lambda: None
@@ -162,28 +165,28 @@ class Pool:
         """End the engines of some ranks, or of all, and start new ones in their place.
 
         A new engine has the rank, device and environment of the old one and joins the group, which
-        is formed again; its variables are lost, those of the other ranks stay. Ranks that died or
-        do not react can be restarted too, which makes the pool usable again.
+        is formed again; its variables are lost, those of the other ranks stay. What runs on them is
+        interrupted. Ranks that died or do not react can be restarted too, which makes the pool
+        usable again.
 
         Raises:
             PoolError: the pool was stopped or has lost its controller, other ranks have to be
                 restarted as well, or a new engine did not come up.
         """
         chosen = self.select_ranks(ranks)
+        listed = ", ".join(map(str, chosen))
         with self._forming:
             self._health.require_restartable(chosen)
             try:
-                self._engines.restart(chosen, self.options.timeout_s, progress)
-                self._engines.call_all("prepare", notebook_place(), chosen)
-                for rank in chosen:
-                    self.environment.apply_to(rank)
-                self.control(_ABORT_REQUEST)  # the survivors' group waits for ranks that are gone
-                self._form_group()
+                self._replace(chosen, progress)
             except PoolError as error:
-                reason = f"rank {', '.join(map(str, chosen))} could not be started again: {error}"
+                reason = f"rank {listed} could not be started again: {error}"
                 self.mark_broken(reason, chosen)
                 raise PoolError(reason) from None
-            self._health.mark_mended()
+            except BaseException as error:  # an interrupt above all: it came at any point
+                self.mark_broken(f"the restart of rank {listed} was cut off ({error!r}).", chosen)
+                raise
+            self._health.mark_mended(chosen)
 
     def status(self) -> PoolStatus:
         """The pool at this moment."""
@@ -299,6 +302,14 @@ class Pool:
         """Send a control request to every rank, busy or not."""
         self._engines.control(request)
 
+    def abort_collectives(self, ranks: Iterable[int] | None = None) -> None:
+        """Have all ranks, or these, leave their collectives; returns at once.
+
+        The group is not formed again before they have: a rank that hears it later would abort the
+        new one.
+        """
+        self._aborting.extend(self._engines.control(_ABORT_REQUEST, ranks=ranks).values())
+
     def new_file(self, name: str) -> Path:
         """A new path in the pool's private folder, which every rank of this host can read."""
         return self._engines.new_file(name)
@@ -347,7 +358,20 @@ class Pool:
     def _lock_gpus(self, uuids: Sequence[str], number: int) -> list[str]:
         return self._engines.lock_gpus(uuids, number, self.options.force)
 
+    def _replace(self, ranks: Sequence[int], progress: Progress) -> None:
+        others = [rank for rank in self.alive_ranks() if rank not in ranks]
+        self._engines.restart(ranks, self.options.timeout_s, progress)
+        self._engines.call_all("prepare", notebook_place(), ranks)
+        for rank in ranks:
+            self.environment.apply_to(rank)
+        # The others may compute, or wait in the old group for a rank that is gone.
+        self.signal([rank for rank in self._engines.busy_ranks() if rank in others])
+        self.abort_collectives(others)
+        self._form_group()
+
     def _form_group(self) -> None:
+        wait_futures(self._aborting, timeout=_ABORT_TIMEOUT_S)
+        self._aborting.clear()
         generation = self.generation + 1
         store = self.new_file(f"group{generation}")
         payload = {
@@ -378,9 +402,13 @@ class Pool:
 
 def notebook_place() -> dict[str, Any]:
     """Where this notebook works: what an engine takes over (`gpupool.engine.entry.prepare`)."""
+    try:
+        cwd = os.getcwd()
+    except FileNotFoundError:  # it was deleted; an engine stays where it is
+        cwd = ""
     return {
         "sys_path": [path for path in sys.path if path],
-        "cwd": os.getcwd(),
+        "cwd": cwd,
         # reading it through os.umask would change it, for other threads too
         "umask": next(
             int(line.split()[1], 8)

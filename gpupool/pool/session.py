@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from gpupool.core.errors import NoPoolError, PoolError
@@ -11,6 +12,7 @@ from gpupool.pool.inline import InlinePool
 from gpupool.pool.pool import Pool
 
 _current: Pool | None = None
+_starting = threading.Lock()
 
 
 def start(profile: str = "local", *, progress: Progress = unheard, **options: Any) -> Pool:
@@ -28,18 +30,19 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
         PoolStartError: it did not come up; nothing was left running.
     """
     global _current
-    running = find()
-    if running is not None:
-        raise PoolError(
-            f"a pool of {running.world_size} ranks runs already. Go on with it "
-            "(gpupool.current_pool()), or stop it first: `%gpupool stop`."
-        )
-    for name in ("gpus", "env"):
-        if options.get(name) is not None:
-            options[name] = _names(options[name])
-    chosen = make_options(PoolOptions, {"profile": profile, **options})
-    _current = InlinePool(chosen, progress) if chosen.inline else Pool(chosen, progress)
-    return _current
+    with _starting:
+        running = find()
+        if running is not None:
+            raise PoolError(
+                f"a pool of {running.world_size} ranks runs already. Go on with it "
+                "(gpupool.current_pool()), or stop it first: `%gpupool stop`."
+            )
+        for name in ("gpus", "env"):
+            if options.get(name) is not None:
+                options[name] = _names(options[name])
+        chosen = make_options(PoolOptions, {"profile": profile, **options})
+        _current = InlinePool(chosen, progress) if chosen.inline else Pool(chosen, progress)
+        return _current
 
 
 def current_pool(create: bool = False) -> Pool:

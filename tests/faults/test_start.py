@@ -122,6 +122,15 @@ def test_a_torch_that_cannot_be_imported_is_the_reason_given(tmp_path: Path) -> 
     assert gone(*left)
 
 
+def test_a_notebook_whose_folder_was_deleted_has_its_pool(tmp_path: Path) -> None:
+    gone_soon = tmp_path / "gone"
+    gone_soon.mkdir()
+    first = f"import os; os.chdir({str(gone_soon)!r}); from gpupool.pool import agent; agent.warm()"
+    first += "; __import__('time').sleep(0.5); os.rmdir(os.getcwd())"
+    told, _ = start(tmp_path, first=first, then="pool.restart([1])")
+    assert told == {"0": 2.0, "1": 2.0}
+
+
 def test_the_agent_that_load_ext_started_is_not_seen_in_the_way() -> None:
     """What a user pays who never starts a pool: two processes, and nothing in the foreground."""
     script = (

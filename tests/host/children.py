@@ -96,8 +96,3 @@ def write_one_long_line() -> None:
     os.ftruncate(1, 4 << 30)  # a hole: of 4 GiB on no disk
     print("the end", flush=True)
     sys.exit(1)
-
-
-def become_root() -> None:
-    """Exec what the environment names: a program that is another user's from then on."""
-    os.execv(os.environ["PROGRAM"], [os.environ["PROGRAM"], "-c", os.environ["SCRIPT"]])

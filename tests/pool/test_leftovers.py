@@ -54,11 +54,13 @@ def test_a_crash_of_everything_is_found_named_and_reaped_with_consent_only(scrat
     engines = [pid for name, pid in told["pids"].items() if name.startswith("rank")]
     until(lambda: gone(*engines, agent), 3.0, "the end of the engines by PDEATHSIG")
     found = gpupool.leftovers()
-    assert "sleep" in [one.name for one in found]
-    assert all(not gone(one.process.pid) for one in found)  # looking does nothing
-    assert f"sleep, pid {found[-1].process.pid}, since " in repr(found)
-    assert Path(told["folder"]).exists()
-    found.reap()
+    try:
+        assert "sleep" in [one.name for one in found]
+        assert all(not gone(one.process.pid) for one in found)  # looking does nothing
+        assert f"sleep, pid {found[-1].process.pid}, since " in repr(found)
+        assert Path(told["folder"]).exists()
+    finally:
+        found.reap()
     assert gone(*(one.process.pid for one in found))
     assert gone(*told["pids"].values())
     assert not Path(told["folder"]).exists()

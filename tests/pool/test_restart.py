@@ -174,3 +174,33 @@ def test_a_restart_that_fails_costs_the_others_nothing(pool3: Pool) -> None:
     assert "othing was left running" not in str(failed[0])
     pool3.restart([1])
     assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: 12}
+
+
+def test_an_interrupted_restart_leaves_a_pool_that_says_so_and_can_be_mended(pool3: Pool) -> None:
+    timer = threading.Timer(0.15, os.kill, [os.getpid(), signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        pool3.restart()
+    timer.join()
+    with pytest.raises(PoolError, match=r"the restart of rank 0, 1, 2 was cut off"):
+        pool3.run("1")
+    pool3.restart()
+    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+
+
+def test_many_restarts_in_a_row_all_form_their_group(pool3: Pool) -> None:
+    for number in range(6):
+        pool3.restart([number % 3])
+        assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+
+
+def test_a_restart_interrupts_what_runs_on_the_other_ranks(pool3: Pool) -> None:
+    code = "import time\nkept = 7\nend = time.time() + 30\nwhile time.time() < end: pass"
+    execution = pool3.begin(code, ranks=(0, 2), on_output=lambda *_: None)
+    time.sleep(0.5)
+    began = time.monotonic()
+    pool3.restart([1])
+    assert time.monotonic() - began < 15
+    with pytest.raises(SpmdError, match="KeyboardInterrupt"):
+        execution.result()
+    assert dict(pool3.run(KEPT)) == {0: 7, 1: None, 2: 7}
