@@ -39,15 +39,13 @@ from typing import Any
 
 from gpupool.core.locks import DeviceLocks, hold_folder, lock_folder, user_name
 from gpupool.core.processes import ProcessId, children, set_process_name
+from gpupool.host.ending import cause_of_end, log_tail
 from gpupool.host.memory import OutOfMemoryWatch
 from gpupool.host.spawner import JsonLines, Spawner
 
 FORK_SERVER = "fork server"
 STOP_GRACE_S = 0.4  # from SIGTERM to SIGKILL: an engine has nothing to save that it could in time
 _PR_SET_CHILD_SUBREAPER = 36
-_LOG_TAIL_LINES = 20
-_LOG_TAIL_BYTES = 1 << 16  # a log may be larger than memory, and a line of it too
-_CRASH = "Fatal Python error"  # faulthandler's first line; the innermost frames follow it
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,11 +228,8 @@ class Agent:
         return found
 
     def _tell_end(self, name: str, log: Path, log_start: int, status: int) -> None:
-        tail, cause = _tail(log, log_start), ""
-        if status == -signal.SIGKILL:
-            cause = self._memory.reason()
-        elif not tail and _is_full(log.parent):  # not even a log could be written
-            cause = f"No space left on device: {log.parent}"
+        tail = log_tail(log, log_start)
+        cause = cause_of_end(status, log.parent, tail, self._memory)
         _tell(event="exited", name=name, status=status, cause=cause, log_tail=tail)
 
     # ---- the end -------------------------------------------------------------------------
@@ -304,30 +299,6 @@ def _wake_on_child_death() -> int:
 def _signal_group(pid: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
-
-
-def _is_full(folder: Path) -> bool:
-    try:
-        return os.statvfs(folder).f_bavail == 0
-    except OSError:  # the folder is gone: something else is wrong
-        return False
-
-
-def _tail(log: Path, start: int) -> str:
-    """The end of a log; of a crash report the beginning, where the user's own lines are.
-
-    Args:
-        start: bytes of the log that are not looked at.
-    """
-    try:
-        with log.open("rb") as file:
-            file.seek(max(start, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
-            lines = file.read(_LOG_TAIL_BYTES).decode(errors="replace").splitlines()
-    except OSError:  # the log is gone with its folder; the death still has to be told
-        return ""
-    crashes = [i for i, line in enumerate(lines) if line.startswith(_CRASH)]
-    start = crashes[-1] if crashes else max(0, len(lines) - _LOG_TAIL_LINES)
-    return "\n".join(lines[start : start + _LOG_TAIL_LINES])
 
 
 if __name__ == "__main__":

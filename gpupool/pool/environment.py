@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_futures
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from gpupool.core import environ
@@ -64,6 +65,24 @@ def variables_at_start(asked_for: Iterable[str]) -> dict[str, str]:
         **environ.sent_after_start(os.environ),
         **environ.select(_remembered.names, os.environ, strict=False),
         **environ.select(asked_for, os.environ),
+    }
+
+
+def notebook_place() -> dict[str, Any]:
+    """Where this notebook works: what an engine takes over (`gpupool.engine.entry.prepare`)."""
+    try:
+        cwd = os.getcwd()
+    except FileNotFoundError:  # it was deleted; an engine stays where it is
+        cwd = ""
+    return {
+        "sys_path": [path for path in sys.path if path],
+        "cwd": cwd,
+        # reading it through os.umask would change it, for other threads too
+        "umask": next(
+            int(line.split()[1], 8)
+            for line in Path("/proc/self/status").read_text().splitlines()
+            if line.startswith("Umask:")
+        ),
     }
 
 

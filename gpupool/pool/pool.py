@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
-import sys
 import threading
 import time
 import weakref
@@ -21,7 +19,7 @@ from gpupool.core.masking import Secrets, redact, redact_all
 from gpupool.core.options import PoolOptions, parse_ranks
 from gpupool.pool import idle
 from gpupool.pool.engines import Engines, Progress, unheard
-from gpupool.pool.environment import Environment, variables_at_start
+from gpupool.pool.environment import Environment, notebook_place, variables_at_start
 from gpupool.pool.execution import Execution, OnOutput
 from gpupool.pool.health import Health
 from gpupool.pool.placement import place_ranks
@@ -398,24 +396,6 @@ class Pool:
         if self._health.state == "well" and self._engines.busy_ranks():
             return limit
         return limit - (time.monotonic() - self._engines.last_used)
-
-
-def notebook_place() -> dict[str, Any]:
-    """Where this notebook works: what an engine takes over (`gpupool.engine.entry.prepare`)."""
-    try:
-        cwd = os.getcwd()
-    except FileNotFoundError:  # it was deleted; an engine stays where it is
-        cwd = ""
-    return {
-        "sys_path": [path for path in sys.path if path],
-        "cwd": cwd,
-        # reading it through os.umask would change it, for other threads too
-        "umask": next(
-            int(line.split()[1], 8)
-            for line in Path("/proc/self/status").read_text().splitlines()
-            if line.startswith("Umask:")
-        ),
-    }
 
 
 def _stop_at_exit(pool: Pool) -> Callable[[], None]:

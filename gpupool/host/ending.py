@@ -1,0 +1,51 @@
+"""What a process left behind that tells why it ended. Runs in the agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from gpupool.host.memory import OutOfMemoryWatch
+
+_LOG_TAIL_LINES = 20
+_LOG_TAIL_BYTES = 1 << 16  # a log may be larger than memory, and a line of it too
+_CRASH = "Fatal Python error"  # faulthandler's first line; the innermost frames follow it
+
+
+def cause_of_end(status: int, folder: Path, tail: str, memory: OutOfMemoryWatch) -> str:
+    """What the exit status does not say: that memory or disk space ran out; else "".
+
+    Args:
+        folder: where the log is.
+        tail: the end of the log.
+    """
+    if status == -signal.SIGKILL:
+        return memory.reason()
+    if not tail and _is_full(folder):  # not even a log could be written
+        return f"No space left on device: {folder}"
+    return ""
+
+
+def log_tail(log: Path, start: int) -> str:
+    """The end of a log; of a crash report the beginning, where the user's own lines are.
+
+    Args:
+        start: bytes of the log that are not looked at.
+    """
+    try:
+        with log.open("rb") as file:
+            file.seek(max(start, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+            lines = file.read(_LOG_TAIL_BYTES).decode(errors="replace").splitlines()
+    except OSError:  # the log is gone with its folder; the death still has to be told
+        return ""
+    crashes = [i for i, line in enumerate(lines) if line.startswith(_CRASH)]
+    start = crashes[-1] if crashes else max(0, len(lines) - _LOG_TAIL_LINES)
+    return "\n".join(lines[start : start + _LOG_TAIL_LINES])
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        return os.statvfs(folder).f_bavail == 0
+    except OSError:  # the folder is gone: something else is wrong
+        return False
