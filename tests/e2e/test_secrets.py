@@ -29,8 +29,7 @@ for name, value in json.loads(pathlib.Path(os.environ["SECRETS_FILE"]).read_text
 SHOW = """
 %%spmd -o shown
 import base64, json, os, subprocess, sys, logging, urllib.parse
-names = ["HF_TOKEN", "HTTPS_PROXY", *(name for name in os.environ if name.startswith("AWS_S"))]
-assert len(names) == 4, names
+names = ["HF_TOKEN", "HTTPS_PROXY", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"]
 print(dict(os.environ))
 print(json.dumps({name: os.environ[name] for name in names}), file=sys.stderr)
 print(urllib.parse.urlencode({name: os.environ[name] for name in names}))
