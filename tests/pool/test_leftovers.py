@@ -53,9 +53,9 @@ def test_a_crash_of_everything_is_found_named_and_reaped_with_consent_only(scrat
     client.wait(10)
     engines = [pid for name, pid in told["pids"].items() if name.startswith("rank")]
     until(lambda: gone(*engines, agent), 3.0, "the end of the engines by PDEATHSIG")
+    until(lambda: "sleep" in [one.name for one in gpupool.leftovers()], 3.0, "its being found")
     found = gpupool.leftovers()
     try:
-        assert "sleep" in [one.name for one in found]
         assert all(not gone(one.process.pid) for one in found)  # looking does nothing
         assert f"sleep, pid {found[-1].process.pid}, since " in repr(found)
         assert Path(told["folder"]).exists()

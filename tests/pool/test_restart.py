@@ -106,7 +106,9 @@ def test_a_rank_that_does_not_react_is_replaced(pool3: Pool, stuck: str) -> None
 
 
 def test_a_rank_is_replaced_after_its_fork_server_was_killed(pool3: Pool) -> None:
-    family(pool3)["fork server"].kill()
+    server = family(pool3)["fork server"]
+    server.kill()
+    until(lambda: gone(server.pid), 5.0, "the end of the fork server")
     assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}  # nobody needs it now
     pool3.restart([1])
     assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: 12}
