@@ -8,10 +8,12 @@ and forks all others. The client writes JSON commands to its stdin and reads eve
     -> {"op": "lock", "devices": ["GPU-..."], "number": 1, "force": false}
     -> {"op": "spawn", "name": "rank 0", "target": "...", "argv": [...], "env": {...}, "log": "..."}
     -> {"op": "signal", "name": "rank 0", "number": 2}
+    -> {"op": "kill", "names": ["rank 0"]}          also those that are still to come
     -> {"op": "stop"}
     <- {"event": "ready"}                           the fork server has imported its modules
     <- {"event": "locked", "devices": ["GPU-..."], "others": {"GPU-...": {...}}, "error": ""}
     <- {"event": "spawned", "name": "rank 0", "pid": 4711}
+    <- {"event": "killed"}                          answers "kill"; their ends are told after it
     <- {"event": "exited", "name": "rank 0", "status": -9, "cause": "...", "log_tail": "..."}
     <- {"event": "stopped"}
 
@@ -32,7 +34,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -137,14 +139,17 @@ class Agent:
         self._spawner.ask(request)
 
     def _op_signal(self, name: str, number: int) -> None:
-        for pid in [pid for pid, child in self._children.items() if child.name == name]:
-            if number == signal.SIGKILL:
-                _signal_group(pid, number)  # with all it forked
-            else:
-                os.kill(pid, number)
+        for pid in self._pids_of({name}):
+            os.kill(pid, number)
+
+    def _op_kill(self, names: list[str]) -> None:
+        self._spawner.forget(names)
+        for pid in self._pids_of(names):
+            _signal_group(pid, signal.SIGKILL)  # with all it forked
+        _tell(event="killed")
 
     def _op_stop(self) -> None:
-        self._spawner.forget()
+        self._spawner.forget_all()
         self._log_starts.clear()
         for pid in self._pool_pids():
             _signal_group(pid, signal.SIGTERM)
@@ -183,12 +188,13 @@ class Agent:
     def _hear_server(self, said: JsonLines) -> None:
         for line in said.read():
             pid = line.pop("pid", 0)
+            log = line.pop("log", "")
             wanted = self._spawner.hear(**line)
             if not pid:
                 _tell(event="ready")
             elif wanted:
-                self._adopt(line["name"], pid, Path(line["log"]))
-            else:
+                self._adopt(line["name"], pid, Path(log))
+            elif self._unclaimed.pop(pid, None) is None:
                 _signal_group(pid, signal.SIGKILL)
         if said.closed:
             self._selector.unregister(said.descriptor)
@@ -233,6 +239,9 @@ class Agent:
         _tell(event="exited", name=name, status=status, cause=cause, log_tail=tail)
 
     # ---- the end -------------------------------------------------------------------------
+
+    def _pids_of(self, names: Collection[str]) -> list[int]:
+        return [pid for pid, child in self._children.items() if child.name in names]
 
     def _pool_pids(self) -> list[int]:
         return [pid for pid in self._children if pid != self._spawner.pid]

@@ -3,10 +3,10 @@
 `python -m gpupool.host.forkserver AGENT_PID MODULE ...` is a child of the agent. It imports the
 modules, says that it is ready, and reads one request a line from stdin:
 
-    -> {"name": "rank 0", "target": "gpupool.engine.boot:main", "argv": ["--file=..."],
-        "env": {...}, "log": "/run/.../rank0.log"}
+    -> {"number": 3, "name": "rank 0", "target": "gpupool.engine.boot:main",
+        "argv": ["--file=..."], "env": {...}, "log": "/run/.../rank0.log"}
     <- {"ready": true}
-    <- {"name": "rank 0", "log": "/run/.../rank0.log", "pid": 4711}
+    <- {"number": 3, "name": "rank 0", "log": "/run/.../rank0.log", "pid": 4711}
 
 What it forks becomes a child of the agent, which tells of its end, and has the environment and the
 log of its own request. Nothing here may start a thread, open a zmq context or touch CUDA: none of
@@ -69,14 +69,20 @@ def _serve() -> dict[str, Any] | None:
 
 
 def _become(
-    agent_pid: int, name: str, target: str, argv: list[str], env: dict[str, str], log: str
+    agent_pid: int,
+    number: int,
+    name: str,
+    target: str,
+    argv: list[str],
+    env: dict[str, str],
+    log: str,
 ) -> None:
     deadline = time.monotonic() + _NEW_PARENT_TIMEOUT_S
     while os.getppid() != agent_pid and time.monotonic() < deadline:
         time.sleep(0.001)
     die_with(agent_pid)
     os.setsid()  # its own process group: killed with all it forked
-    _tell({"name": name, "log": log, "pid": os.getpid()})
+    _tell({"number": number, "name": name, "log": log, "pid": os.getpid()})
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, descriptor in ((nothing, 0), (output, 1), (output, 2)):

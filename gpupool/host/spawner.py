@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,7 +45,8 @@ class Spawner:
         self._process: subprocess.Popen[bytes] | None = None
         self._waiting: list[dict[str, Any]] = []  # requests until it is ready to read them
         self._unsent = b""
-        self._expected: dict[str, str] = {}  # name -> log of what was asked for and has not come
+        self._numbers = itertools.count(1)
+        self._expected: dict[str, int] = {}  # name -> number of the request that is to be answered
 
     @property
     def pid(self) -> int | None:
@@ -79,23 +82,30 @@ class Spawner:
 
     def ask(self, request: dict[str, Any]) -> None:
         """Ask for a process; it comes when the fork server is ready."""
-        self._expected[request["name"]] = request["log"]
-        self._waiting.append(request)
+        number = next(self._numbers)
+        self._expected[request["name"]] = number
+        self._waiting.append({**request, "number": number})
         if self.ready:
             self._pass_on()
 
-    def hear(self, ready: bool = False, name: str = "", log: str = "") -> bool:
-        """Take in what the fork server said; tells whether it is a process that was asked for."""
+    def hear(self, ready: bool = False, name: str = "", number: int = 0) -> bool:
+        """Take in what the fork server said; tells whether it is a process that is wanted."""
         self.ready = self.ready or ready
         self._pass_on()
         if ready:
             return False
-        if self._expected.get(name) != log:  # asked for by a pool that was stopped meanwhile
+        if self._expected.get(name) != number:  # whoever asked for it has gone or was given up
             return False
         del self._expected[name]
         return True
 
-    def forget(self) -> None:
+    def forget(self, names: Collection[str]) -> None:
+        """What was asked for under these names is not wanted any more."""
+        for name in names:
+            self._expected.pop(name, None)
+        self._waiting = [request for request in self._waiting if request["name"] not in names]
+
+    def forget_all(self) -> None:
         """Nothing of what was asked for is wanted any more."""
         self._waiting.clear()
         self._expected.clear()
@@ -110,7 +120,7 @@ class Spawner:
         self._process = None
         self.ready = False
         self._unsent = b""
-        self.forget()
+        self.forget_all()
 
     def _pass_on(self) -> None:
         """Write what the pipe takes now; the rest when the fork server has read some of it."""

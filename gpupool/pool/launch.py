@@ -68,6 +68,7 @@ class Launch:
         self._running: dict[str, int] = {}
         self._changed = threading.Condition()
         self._locked: dict[str, Any] | None = None
+        self._killed = False
         self._stopped = threading.Event()
         self._released = False  # the agent is no longer ours
         self._agent.on_event = self._on_event
@@ -119,7 +120,7 @@ class Launch:
             self._spawn(f"rank {rank.rank}", "gpupool.engine.boot:main", arguments, environment)
 
     def signal(self, rank: int, number: int = signal.SIGINT) -> None:
-        """Send a signal to the engine of a rank; SIGKILL also to what it has started."""
+        """Send a signal to the engine of a rank."""
         self._agent.command(op="signal", name=f"rank {rank}", number=int(number))
 
     def kill_engines(self, ranks: Iterable[int]) -> None:
@@ -128,8 +129,10 @@ class Launch:
         `on_exit` is not told of them.
         """
         names = {f"rank {rank}" for rank in ranks}
-        for name in names:
-            self._agent.command(op="signal", name=name, number=int(signal.SIGKILL))
+        self._killed = False
+        self._agent.command(op="kill", names=sorted(names))
+        # none can come after the answer, also not one whose start was cut off by an interrupt
+        self._wait(lambda: self._killed, "did not answer")
         self._wait(lambda: not names & self._running.keys(), "could not end the engines")
 
     def stop(self) -> None:
@@ -184,6 +187,8 @@ class Launch:
                     self.preloaded.set()
                 case {"event": "locked"}:
                     self._locked = event
+                case {"event": "killed"}:
+                    self._killed = True
                 case {"event": "spawned", "name": name, "pid": pid}:
                     self.pids[name] = self._running[name] = pid
                 case {"event": "exited", "name": name}:

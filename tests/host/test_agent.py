@@ -344,6 +344,30 @@ def test_a_stop_while_processes_are_on_their_way_leaves_none(agent: AgentUnderTe
     until(lambda: parent.children(recursive=True) == [server], GONE_S)
 
 
+def test_a_kill_also_ends_what_is_on_its_way_and_the_name_is_free_again(
+    agent: AgentUnderTest,
+) -> None:
+    names = [f"rank {number}" for number in range(5)]
+    for _ in range(3):
+        for name in names:
+            agent.ask("sleep", name)
+        agent.send(op="kill", names=names)
+    for name in names:
+        agent.ask("sleep", name)
+    told, alive = [], {}
+    while len(told) < 3 or told.count("killed") < 3 or len(alive) < 5:
+        event = agent.event()
+        told.append(event["event"])
+        if event["event"] == "spawned":
+            alive[event["name"]] = event["pid"]
+        elif event["event"] == "exited":
+            alive.pop(event["name"], None)
+    server = agent.fork_server()
+    parent = psutil.Process(agent.process.pid)
+    wanted = {server, *alive.values()}
+    until(lambda: {child.pid for child in parent.children(recursive=True)} == wanted, GONE_S)
+
+
 # ---- the fork server -------------------------------------------------------------------------
 
 
