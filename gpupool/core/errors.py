@@ -6,7 +6,9 @@
     ├── PoolError                 the pool cannot do this now
     │   ├── NoPoolError           no pool runs in this notebook
     │   ├── PoolStartError        the pool did not come up; nothing was left running
-    │   └── EngineDiedError       an engine process is gone
+    │   ├── EngineDiedError       an engine process is gone
+    │   └── ParcelsLostError      a rank does not have what was sent to it before
+    ├── TransferError             a variable cannot be sent to the ranks; none has run
     ├── SpmdError                 a cell or function raised on one or more ranks: .errors[rank]
     ├── DataError                 a datastore cannot be listed or read
     │   ├── DataNotFoundError     nothing there
@@ -53,6 +55,29 @@ class PoolStartError(PoolError):
 
 class EngineDiedError(PoolError):
     """The process of an engine has ended."""
+
+
+class ParcelsLostError(PoolError):
+    """A rank does not have what was sent to it before; the next run sends it again."""
+
+
+class TransferError(GpuPoolError):
+    """Variables of the notebook cannot be sent to the ranks; no rank has run.
+
+    `reasons` maps each name to what is wrong with its value.
+    """
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        self.reasons = dict(reasons)
+        listed = "\n".join(f"  {name}: {reason}" for name, reason in self.reasons.items())
+        super().__init__(
+            f"no rank has run, because what the cell reads cannot be sent to the ranks:\n{listed}\n"
+            "Make it in the cell, so that each rank has its own, or run the cell with --isolate, "
+            "which sends nothing."
+        )
+
+    def __reduce__(self) -> tuple[type[TransferError], tuple[dict[str, str]]]:
+        return type(self), (self.reasons,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from IPython.core.getipython import get_ipython
 
-from gpupool.engine import boot, control, execute, group, inline, log, work
+from gpupool.engine import boot, control, execute, group, inline, log, variables, work
 from gpupool.engine.recording import Take
 from gpupool.engine.shell import disarm_exit, this_shell
 
@@ -65,14 +65,54 @@ def set_environment(
     return control.answer(control.ENVIRONMENT_REQUEST, content)
 
 
-def run_source(source: str, cell_number: int | None) -> dict[str, Any]:
-    """Run a cell; the reply has "value" (pickled or None) and "text", or "error"."""
-    return execute.guarded(lambda: execute.run_source(source, cell_number))
+def run_source(
+    source: str, cell_number: int | None, shipment: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Run a cell; the reply has "value" (pickled or None) and "text", or "error".
+
+    Args:
+        shipment: the notebook's variables that it uses, see `variables.around`; with it the reply
+            has "names".
+    """
+
+    def run() -> dict[str, Any]:
+        return execute.run_source(source, cell_number)
+
+    return execute.guarded(lambda: variables.around(run, **shipment) if shipment else run())
 
 
-def run_function(pickled: bytes) -> dict[str, Any]:
-    """Call a pickled (function, args, kwargs); the reply is that of `run_source`."""
-    return execute.run_function(pickled)
+def run_function(call: dict[str, Any], shipment: dict[str, Any]) -> dict[str, Any]:
+    """Call a packed (function, args, kwargs); the reply is that of `run_source`."""
+
+    def run() -> dict[str, Any]:
+        return execute.run_function(lambda: variables.load(call))
+
+    return execute.guarded(lambda: variables.around(run, **shipment))
+
+
+def receive(parcels: list[tuple[int, dict[str, Any]]], forget: list[int]) -> dict[str, Any]:
+    """Take in values of the notebook; "failed" maps those that cannot be read to the reason."""
+    return execute.guarded(lambda: {"failed": variables.receive(parcels, forget)})
+
+
+def bind(**shipment: Any) -> dict[str, Any]:
+    """Let names mean values of the notebook, as in `run_source`."""
+    return execute.guarded(lambda: variables.around(dict, **shipment))
+
+
+def look(name: str, path: tuple[str, ...], text_chars: int) -> dict[str, Any]:
+    """The "info" on this rank's value of a name, None if it has none."""
+    return execute.guarded(lambda: {"info": variables.look(name, path, text_chars)})
+
+
+def attributes(name: str, path: tuple[str, ...]) -> dict[str, Any]:
+    """The public "attributes" of this rank's value of a name."""
+    return execute.guarded(lambda: {"attributes": variables.attributes(name, path)})
+
+
+def fetch(name: str, path: tuple[str, ...], out_path: str) -> dict[str, Any]:
+    """This rank's value as a "wire" parcel; a large one is written to the file."""
+    return execute.guarded(lambda: {"wire": variables.fetch(name, path, out_path)})
 
 
 def train(job_path: str, result_path: str) -> dict[str, Any]:
@@ -102,7 +142,11 @@ def inline_call(name: str, payload: dict[str, Any], take: Take) -> dict[str, Any
     """Call a function of this page; what is shown meanwhile goes through `take`."""
     if name == "run_source":
         this_shell()  # now, so that its displays are seen too
-    replaced = {"run_source": inline.run_source, "train": inline.keeping_random_state(train)}
+    replaced: dict[str, Any] = {
+        "run_source": inline.run_source,
+        "run_function": inline.run_function,
+        "train": inline.keeping_random_state(train),
+    }
     return inline.call(replaced.get(name, globals()[name]), payload, take)
 
 

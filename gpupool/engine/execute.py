@@ -14,15 +14,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import cloudpickle
 import IPython
 import torch
 import torch.distributed as dist
 
 import gpupool
+from gpupool.core.parcels import pack
 from gpupool.engine import here
 from gpupool.engine.shell import this_shell
-from gpupool.engine.values import pickle_value
 
 MAX_VALUE_BYTES = 1 << 20  # the last expression of a cell comes along up to here
 
@@ -51,13 +50,13 @@ def cell_reply(result: Any, value: object, elapsed_s: float) -> dict[str, Any]:
     return {"error": describe(error), "elapsed_s": elapsed_s}
 
 
-def run_function(pickled: bytes) -> dict[str, Any]:
-    """Call a pickled (function, args, kwargs); its return value comes back whole."""
+def run_function(load: Callable[[], tuple[Any, Any, Any]]) -> dict[str, Any]:
+    """Call the (function, args, kwargs) that `load` gives; its value comes back whole."""
     started = time.monotonic()
     try:
-        function, args, kwargs = cloudpickle.loads(pickled)
+        function, args, kwargs = load()
         value = function(*args, **kwargs)
-        reply: dict[str, Any] = {"value": pickle_value(value), "text": repr(value)}
+        reply: dict[str, Any] = {"value": pack(value), "text": repr(value)}
     except BaseException as error:  # also SystemExit and KeyboardInterrupt: the engine goes on
         reply = {"error": describe(error)}
     return {**reply, "elapsed_s": time.monotonic() - started}
@@ -162,7 +161,7 @@ def _value_reply(value: object) -> dict[str, Any]:
     if value is None:
         return {"value": None, "text": ""}
     try:
-        pickled = pickle_value(value, MAX_VALUE_BYTES)
+        pickled = pack(value, MAX_VALUE_BYTES)
     except Exception:  # too large, or a thing that cannot travel (lock, socket): the text can
         pickled = None
     return {"value": pickled, "text": repr(value)}

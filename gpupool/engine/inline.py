@@ -21,6 +21,7 @@ import torch.distributed as dist
 from IPython.core.getipython import get_ipython
 
 from gpupool.core.errors import PlacementError, PoolError
+from gpupool.core.parcels import unpack
 from gpupool.engine import execute, group, here
 from gpupool.engine.boot import this_rank
 from gpupool.engine.recording import Recording, Take, swap
@@ -131,8 +132,16 @@ def call(
 
 
 def run_source(source: str, cell_number: int | None) -> dict[str, Any]:
-    """Run a cell inside the notebook's cell that asked for it; replies as on an engine."""
+    """Run a cell inside the notebook's cell that asked for it; replies as on an engine.
+
+    No variable has to travel.
+    """
     return execute.guarded(lambda: _run_source(source, cell_number))
+
+
+def run_function(call: bytes) -> dict[str, Any]:
+    """Call a packed (function, args, kwargs); replies as on an engine."""
+    return execute.run_function(lambda: unpack(call))
 
 
 def keeping_random_state(work: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:

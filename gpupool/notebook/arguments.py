@@ -140,6 +140,7 @@ def spmd_parser() -> MagicParser:
         "--timeout", dest="timeout_s", type=_seconds, default=None, metavar="SECONDS"
     )
     parser.add_argument("--nowait", action="store_true", default=False)
+    parser.add_argument("--isolate", action="store_true", default=False)
     return parser
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
@@ -11,13 +11,13 @@ from IPython.display import display
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.options import suggest
-from gpupool.notebook import arguments, completion, history, pool_view, spmd_view
+from gpupool.notebook import arguments, completion, composite_view, history, pool_view, spmd_view
 from gpupool.pool import session
 from gpupool.pool.gpus import gpus
 from gpupool.pool.leftovers import Leftovers, leftovers
 from gpupool.pool.pool import Pool
 from gpupool.pool.result import SpmdResult
-from gpupool.spmd.cell import SpmdRun
+from gpupool.spmd.cell import Notebook, SpmdRun
 
 _NAMES = ("gpupool", "spmd")
 
@@ -27,6 +27,10 @@ class GpupoolMagics(Magics):
     """The magics; every one is a few lines over the Python API."""
 
     shell: Any
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__(shell)
+        self._told: set[str] = set()  # names that the user has been told about
 
     @line_magic
     def gpupool(self, line: str) -> object:
@@ -86,6 +90,7 @@ class GpupoolMagics(Magics):
         """Run the cell on every rank; the process group of torch.distributed is ready.
 
         %%spmd [-t RANKS] [-o NAME] [--view auto|ranks|raw|quiet] [--timeout SECONDS] [--nowait]
+               [--isolate]
 
             -t, --targets RANKS  where: all (the default), 0, 0,2, 0:4 or -1
             -o, --out NAME       bind the result: NAME[rank] is the value of the last expression,
@@ -97,13 +102,20 @@ class GpupoolMagics(Magics):
             --timeout SECONDS    interrupt the ranks after that long
             --nowait             go on at once with a handle, NAME or the cell's own value:
                                  .done(), .result(), .interrupt(), `await handle`
+            --isolate            no variable travels, in either direction
 
-        In the cell rank, world_size, local_rank, device, torch and dist are defined.
+        A name that the cell reads and the notebook has is sent to the ranks, if it has changed. A
+        name that the cell assigns is afterwards a Composite in the notebook, a handle of each
+        rank's value: x[rank], x.gather(), x.previous. In the cell rank, world_size, local_rank,
+        device, torch and dist are defined.
         `%spmd EXPRESSION` gives the value of an expression per rank.
         """
         chosen = arguments.spmd_parser().parse_line(line)
         # a handle's result shows its values itself, where it is asked for
-        run = self._begin(cell, chosen.view, not chosen.nowait, chosen.ranks, chosen.timeout_s)
+        notebook = None if chosen.isolate else self._notebook(at_once=chosen.nowait)
+        run = self._begin(
+            cell, chosen.view, not chosen.nowait, chosen.ranks, chosen.timeout_s, notebook
+        )
         if chosen.nowait:
             self._bind(chosen.name, run)
             return run
@@ -119,7 +131,7 @@ class GpupoolMagics(Magics):
         """
         if not line.strip():
             raise OptionsError("%spmd needs an expression, as in `%spmd rank * 2`.")
-        return self._begin(line, "auto", show_values=False).result()
+        return self._begin(line, "auto", show_values=False, notebook=self._notebook()).result()
 
     # ---- the commands of %gpupool --------------------------------------------------------
 
@@ -207,18 +219,36 @@ class GpupoolMagics(Magics):
         show_values: bool,
         ranks: str = "all",
         timeout_s: float | None = None,
+        notebook: Notebook | None = None,
     ) -> SpmdRun:
         pool = session.find() or self._autostart()
         view = spmd_view.make_view(view_name, show_values, inline=pool.options.inline)
-        return SpmdRun(
+        run = SpmdRun(
             pool,
             source,
             pool.select_ranks(ranks),
             view,
             timeout_s=timeout_s,
+            notebook=notebook,
             # the n of In [n]; execution_count is one higher from some version of IPython on
             cell_number=self.shell.displayhook.prompt_count,
         )
+        self._tell_covered(run.covered)
+        return run
+
+    def _notebook(self, *, at_once: bool = False) -> Notebook:
+        return Notebook(self.shell.user_ns, self.shell.transform_cell, at_once)
+
+    def _tell_covered(self, names: Iterable[str]) -> None:
+        """Say once of a name that it means something else in a cell than in the notebook."""
+        new = sorted(set(names) - self._told)
+        if new:
+            self._told.update(new)
+            is_or_are = "is" if len(new) == 1 else "are"
+            print(
+                f"gpupool: in a cell {', '.join(new)} {is_or_are} the rank's own, not what the "
+                "notebook has under that name."
+            )
 
     def _autostart(self) -> Pool:
         with pool_view.StartProgress() as progress:
@@ -237,6 +267,7 @@ def register(shell: Any) -> None:
     shell.register_magics(GpupoolMagics)
     pool_view.register_formatters(shell)
     spmd_view.register_formatters(shell)
+    composite_view.register_formatters(shell)
     completion.register(shell)
 
 

@@ -43,7 +43,9 @@ class Execution:
     ) -> None:
         self.replies: dict[int, dict[str, Any]] = {}
         self.errors: dict[int, RankError] = {}
+        self.names: dict[int, dict[str, Any]] = {}  # what a cell left, of failed ranks too
         self.elapsed_s = 0.0
+        self.keeps: object = None  # what has to live as long as this
         self._exceptions: dict[int, BaseException] = {}  # of an inline pool's rank
         self._pool = pool
         self._hidden = pool.hidden_values()
@@ -133,6 +135,8 @@ class Execution:
 
     def _take(self, rank: int, future: Future[Any]) -> None:
         failure = future.exception()
+        if failure is None and "names" in future.result():
+            self.names[rank] = future.result()["names"]
         if failure is not None:  # the engine died, or did not run our function at all
             name = type(failure).__name__
             text = redact(str(failure), self._hidden)  # the end of a log may hold anything

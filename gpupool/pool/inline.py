@@ -25,6 +25,7 @@ from gpupool.core.invoke import invoke
 from gpupool.core.locks import DeviceLocks, lock_folder, locked_text, user_name
 from gpupool.core.masking import Redactor, Secrets, redact_all
 from gpupool.core.options import PoolOptions
+from gpupool.core.parcels import pack
 from gpupool.core.topology import Rank
 from gpupool.pool.client import OnMessage
 from gpupool.pool.engines import Progress, unheard
@@ -65,6 +66,28 @@ class InlinePool(Pool):
         self.require_usable()
         with _Interrupts(on_interrupt, timeout_s, lambda: bool(self._here.busy_ranks())):
             return super().execute(name, payloads, on_output, timeout_s)
+
+    def begin(
+        self,
+        source_or_function: str | Callable[..., Any],
+        *args: Any,
+        ranks: Sequence[int],
+        on_output: OnOutput,
+        timeout_s: float | None = None,
+        cell_number: int | None = None,
+        shipments: Mapping[int, dict[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> Execution:
+        """Run code here and now: a cell on the notebook's own objects, a function on copies."""
+        if isinstance(source_or_function, str):
+            payload: dict[str, Any] = {"source": source_or_function, "cell_number": cell_number}
+            return self.execute("run_source", {0: payload}, on_output, timeout_s)
+        call = pack((source_or_function, args, kwargs))
+        return self.execute("run_function", {0: {"call": call}}, on_output, timeout_s)
+
+    def put(self, value: object) -> Any:
+        """The value itself: it is here."""
+        return value
 
     def restart(
         self,

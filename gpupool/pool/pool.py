@@ -18,6 +18,7 @@ from gpupool.core.errors import PoolError, PoolStartError
 from gpupool.core.masking import Secrets, redact, redact_all
 from gpupool.core.options import PoolOptions, parse_ranks
 from gpupool.pool import idle
+from gpupool.pool.composite import Composite
 from gpupool.pool.engines import Engines, Progress, unheard
 from gpupool.pool.environment import Environment, notebook_place, variables_at_start
 from gpupool.pool.execution import Execution, OnOutput
@@ -26,6 +27,7 @@ from gpupool.pool.placement import place_ranks
 from gpupool.pool.protocol import RankEngines
 from gpupool.pool.result import OutputRecorder, SpmdResult
 from gpupool.pool.status import PoolStatus
+from gpupool.pool.variables import Variables
 
 _ABORT_TIMEOUT_S = 2.0  # a rank that has not answered by then is stuck, and told as such
 _ABORT_REQUEST = "gpupool_abort_request"  # answered by gpupool/engine/control.py
@@ -45,6 +47,7 @@ class Pool:
         self._engines: RankEngines = self._make_engines()
         self.environment = Environment(self._engines)
         self._health = Health(self.environment.secrets, self.tell_listeners)
+        self.variables = Variables(self)
         try:
             placement = place_ranks(options, self._lock_gpus)
             self.ranks = placement.ranks
@@ -116,18 +119,21 @@ class Pool:
         on_output: OnOutput,
         timeout_s: float | None = None,
         cell_number: int | None = None,
+        shipments: Mapping[int, dict[str, Any]] | None = None,
         **kwargs: Any,
     ) -> Execution:
-        """Start what `run` does and return at once."""
-        if isinstance(source_or_function, str):
-            name = "run_source"
-            payload: dict[str, Any] = {"source": source_or_function, "cell_number": cell_number}
-        else:
-            import cloudpickle
+        """Start what `run` does and return at once.
 
-            name = "run_function"
-            payload = {"pickled": cloudpickle.dumps((source_or_function, args, kwargs))}
-        return self.execute(name, dict.fromkeys(ranks, payload), on_output, timeout_s)
+        Args:
+            shipments: of a cell, rank -> the variables it uses: see `variables.Variables`.
+        """
+        if not isinstance(source_or_function, str):
+            call = (source_or_function, args, kwargs)
+            return self.variables.begin_call(call, ranks, on_output, timeout_s)
+        cell = {"source": source_or_function, "cell_number": cell_number}
+        shipments = {} if shipments is None else shipments
+        payloads = {rank: {**cell, "shipment": shipments.get(rank)} for rank in ranks}
+        return self.execute("run_source", payloads, on_output, timeout_s)
 
     def propagate_env(
         self, *names_or_globs: str, aws: bool = False, unset: bool = False
@@ -149,6 +155,26 @@ class Pool:
         if unset:
             return dict.fromkeys(self.environment.unset(names_or_globs), "")
         return self.environment.propagate(names_or_globs, aws)
+
+    def __getitem__(self, name: str) -> Composite:
+        return self.variables.get(name)
+
+    def __setitem__(self, name: str, value: object) -> None:
+        self.variables.set(name, value)
+
+    def put(self, value: object) -> Any:
+        """Bring a big value to every rank, once: `data = pool.put(data)`.
+
+        In a cell the name then means the value itself. The ranks of a host share its memory, until
+        one of them writes to it.
+
+        Returns:
+            A `Constant`; the ranks let the value go with it.
+
+        Raises:
+            TransferError: it cannot be sent.
+        """
+        return self.variables.put(value)
 
     def interrupt(self) -> None:
         """Send SIGINT to the ranks that are busy."""
@@ -358,6 +384,7 @@ class Pool:
 
     def _replace(self, ranks: Sequence[int], progress: Progress) -> None:
         others = [rank for rank in self.alive_ranks() if rank not in ranks]
+        self.variables.forget_ranks(ranks)
         self._engines.restart(ranks, self.options.timeout_s, progress)
         self._engines.call_all("prepare", notebook_place(), ranks)
         for rank in ranks:

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
-
 from gpupool.core.errors import PoolError
 from gpupool.core.masking import Redactor, Secrets, redact_all
+from gpupool.core.parcels import unpack
 
 MAX_TEXT_CHARS = 10_000_000  # per rank; beyond, the oldest output is let go
 LEFT_OUT = "[... earlier output left out ...]\n"
@@ -81,7 +80,7 @@ class SpmdResult(Mapping[int, Any]):
                     "function returns values of any size."
                 )
             pickled = reply["value"]
-            self._values[rank] = None if pickled is None else cloudpickle.loads(pickled)
+            self._values[rank] = None if pickled is None else unpack(pickled)
         return self._values[rank]
 
     def __iter__(self) -> Iterator[int]:

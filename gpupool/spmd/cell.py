@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpupool.core.errors import SpmdError
 from gpupool.pool.pool import Pool
 from gpupool.pool.result import OutputRecorder, RankOutput, SpmdResult
+from gpupool.spmd.capture import CellNames, names_in_cell
 
 VIEWS = ("auto", "ranks", "raw", "quiet")
 
@@ -36,8 +37,24 @@ class View(Protocol):
         """The end; called in the waiting thread."""
 
 
+@dataclass(frozen=True, slots=True)
+class Notebook:
+    """Where a cell's variables come from and go to: the notebook's namespace.
+
+    `transform` makes Python of IPython's syntax. With `at_once` the names that the cell assigns
+    are bound when it starts, not when its result is asked for.
+    """
+
+    names: dict[str, Any]
+    transform: Callable[[str], str]
+    at_once: bool = False
+
+
 class SpmdRun:
-    """A cell that runs on the ranks: a future. `await run` gives its result in an async cell."""
+    """A cell that runs on the ranks: a future. `await run` gives its result in an async cell.
+
+    Without a `notebook` no variable travels, in either direction.
+    """
 
     def __init__(
         self,
@@ -48,7 +65,12 @@ class SpmdRun:
         *,
         timeout_s: float | None = None,
         cell_number: int | None = None,
+        notebook: Notebook | None = None,
     ) -> None:
+        self._pool = pool
+        self._notebook = None if pool.options.inline else notebook
+        self._names = CellNames()
+        self.covered: frozenset[str] = frozenset()  # names of the notebook's that are the rank's
         self._view = view
         self._outcome: CellReport | None = None
         self._recorder = OutputRecorder(tuple(ranks), pool.hidden_values(), view.on_output)
@@ -58,7 +80,10 @@ class SpmdRun:
             on_output=self._recorder,
             timeout_s=timeout_s,
             cell_number=cell_number,
+            shipments=self._ship(source, ranks),
         )
+        if self._notebook is not None and self._notebook.at_once:
+            pool.variables.expect(self._notebook.names, self._names.assigns)
 
     def done(self) -> bool:
         """Whether every rank has finished."""
@@ -76,6 +101,7 @@ class SpmdRun:
         """
         if self._outcome is None:
             self._outcome = self._collect()
+            self._take_back(self._outcome.error is None)
             self._view.finish(self._outcome)
         if self._outcome.error is not None:
             raise self._outcome.error
@@ -94,6 +120,28 @@ class SpmdRun:
             # they end (within seconds) tells more than our frames would.
             self.interrupt()
         return self.result()
+
+    def _ship(self, source: str, ranks: Sequence[int]) -> dict[int, dict[str, Any]] | None:
+        """Bring what the cell reads to the ranks; gives what they have to be told with it."""
+        if self._notebook is None:
+            return None
+        self._names = names_in_cell(source, self._notebook.transform)
+        variables = self._pool.variables
+        shipment = variables.ship(self._names.reads, self._notebook.names, ranks)
+        self.covered = frozenset(shipment.covered)
+        return variables.payloads(shipment, ranks, self._names.assigns | self._names.deletes)
+
+    def _take_back(self, succeeded: bool) -> None:
+        """Bind the notebook's names to what the cell has left on the ranks."""
+        if self._notebook is None:
+            return
+        self._pool.variables.take_back(
+            self._notebook.names,
+            frozenset() if self._notebook.at_once else self._names.assigns,
+            self._names.deletes,
+            self._execution.names,
+            succeeded,
+        )
 
     def _collect(self) -> CellReport:
         execution, outputs = self._execution, self._recorder.outputs

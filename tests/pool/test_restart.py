@@ -198,10 +198,9 @@ def test_a_restart_cut_off_at_any_moment_leaves_a_pool_that_says_so_and_can_be_m
 ) -> None:
     timer = threading.Timer(after_s, os.kill, [os.getpid(), signal.SIGINT])
     timer.start()
-    with pytest.raises(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt):  # it may be over before
         pool3.restart()
         timer.join()
-        raise KeyboardInterrupt  # it was over before
     timer.join()
     with contextlib.suppress(PoolError):
         pool3.run("1")

@@ -1,0 +1,242 @@
+"""Values on their way between the notebook and the ranks. Runs anywhere.
+
+A value is pickled; the data of arrays and tensors is left out of the pickle and stands beside it,
+so that it is neither copied nor sent through the controller: large parcels are memory that both
+sides map. A file without a name (memfd_create(2)) holds it, which the kernel frees with the last
+process that has it open: nothing is left behind, whoever is killed, and no mount limits its size.
+
+Functions and classes of the notebook travel by value, as cloudpickle does it, but without a copy of
+the names they use: those are looked up where the function runs, in the namespace of the cells.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+import cloudpickle
+
+INLINE_BYTES = 1 << 16  # smaller parcels travel in the message
+_ALIGNMENT = 64  # bytes; what vector instructions and caches like
+
+
+class TooLargeError(Exception):
+    """The value would pass the limit; `num_bytes` are known of it."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(num_bytes)
+        self.num_bytes = num_bytes
+
+
+def namespace() -> dict[str, Any]:
+    """Where the names of cells live in this process: in the notebook and on a rank `__main__`."""
+    return vars(sys.modules["__main__"])
+
+
+def storage(buffer: Any, on_gpu: bool) -> Any:
+    """A torch storage of these bytes, on the CPU. A rank puts it on its GPU if it was on one."""
+    import torch
+
+    if not len(buffer):
+        return torch.UntypedStorage(0)
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def typed_storage(untyped: Any, dtype: Any) -> Any:
+    """What torch's tensors are rebuilt from."""
+    import torch
+
+    return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
+
+
+class Packer(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles one value; afterwards `stream()` is the pickle and `buffers` the data beside it."""
+
+    def __init__(self, max_bytes: int | None = None) -> None:
+        self._file = _BoundedFile(max_bytes)
+        self._max_bytes = max_bytes
+        self._storages: dict[int, Any] = {}  # address -> one object for all tensors that share it
+        self.buffers: list[memoryview] = []
+        super().__init__(self._file, protocol=5, buffer_callback=self._leave_out)
+
+    def stream(self) -> bytes:
+        """The pickle."""
+        return self._file.getvalue()
+
+    @property
+    def num_bytes(self) -> int:
+        """Pickle and data together."""
+        return self._file.tell() + sum(buffer.nbytes for buffer in self.buffers)
+
+    def _leave_out(self, buffer: pickle.PickleBuffer) -> None:
+        raw = buffer.raw()
+        self._check(raw.nbytes + sum(other.nbytes for other in self.buffers))
+        self.buffers.append(raw)
+
+    def reducer_override(self, obj: Any) -> Any:
+        """How a part is pickled."""
+        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+        if numpy is not None and isinstance(obj, numpy.ndarray):
+            self._check(obj.nbytes)
+        if torch is not None:
+            if isinstance(obj, torch.Tensor):
+                self._check(obj.nbytes if obj.layout is torch.strided else 0)
+            elif isinstance(obj, torch.storage.TypedStorage):
+                untyped = obj._untyped_storage
+                same = self._storages.setdefault(untyped.data_ptr() or id(untyped), untyped)
+                return typed_storage, (same, obj.dtype)
+            elif isinstance(obj, torch.UntypedStorage):
+                return self._reduce_storage(torch, obj)
+        return super().reducer_override(obj)
+
+    def _reduce_storage(self, torch: Any, obj: Any) -> Any:
+        on_gpu = obj.device.type != "cpu"
+        self._check(obj.nbytes())
+        data = torch.empty(0, dtype=torch.uint8).set_(obj.cpu() if on_gpu else obj).numpy()
+        return storage, (pickle.PickleBuffer(data), on_gpu)
+
+    def _dynamic_function_reduce(self, func: FunctionType) -> Any:
+        """cloudpickle's, for a function of the notebook with the rank's names for its globals."""
+        make, arguments, (state, slots), *rest = super()._dynamic_function_reduce(func)
+        if func.__globals__ is namespace():
+            arguments = (arguments[0], NAMESPACE, *arguments[2:])
+            slots["__globals__"] = {}
+        return make, arguments, (state, slots), *rest
+
+    def _check(self, num_bytes: int) -> None:
+        if self._max_bytes is not None and num_bytes > self._max_bytes:
+            raise TooLargeError(num_bytes)
+
+
+class _Namespace:
+    """Stands for `namespace()` in a pickle."""
+
+    def __reduce__(self) -> Any:
+        return namespace, ()
+
+
+NAMESPACE = _Namespace()  # in a pickle, the namespace of the process that reads it
+
+
+class _BoundedFile(io.BytesIO):
+    def __init__(self, max_bytes: int | None) -> None:
+        super().__init__()
+        self._max_bytes = max_bytes
+
+    def write(self, data: Any) -> int:
+        size = self.tell() + len(data)
+        if self._max_bytes is not None and size > self._max_bytes:
+            raise TooLargeError(size)
+        return super().write(data)
+
+
+# ---- what crosses ----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class MemoryFile:
+    """Anonymous memory with a path that processes of the same user can open, until `close`."""
+
+    descriptor: int = field(default_factory=lambda: os.memfd_create("gpupool", os.MFD_CLOEXEC))
+
+    @property
+    def path(self) -> str:
+        """Where others open it."""
+        return f"/proc/{os.getpid()}/fd/{self.descriptor}"
+
+    def close(self) -> None:
+        """Let go of it; who has opened it keeps it. May be called again."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def to_wire(
+    stream: bytes, buffers: Sequence[memoryview], file: MemoryFile | None
+) -> dict[str, Any]:
+    """A packed value as plain data; its bytes are in `file`, or in the dict if there is none."""
+    sizes = [(buffer.nbytes, buffer.readonly) for buffer in buffers]
+    if file is None:
+        return {"stream": stream, "sizes": sizes, "data": [bytes(b) for b in buffers], "path": ""}
+    write_file(file.descriptor, buffers, stream)
+    return {"stream": None, "sizes": sizes, "data": [], "path": file.path}
+
+
+def write_file(descriptor: int, buffers: Sequence[memoryview], stream: bytes) -> None:
+    """Write the data, each part aligned, and the pickle at the end."""
+    position = 0
+    for part in (*buffers, memoryview(stream)):
+        position = _aligned(position)
+        while part.nbytes:  # the kernel writes at most 2 GiB at a time
+            written = os.pwrite(descriptor, part[: 1 << 30], position)
+            position += written
+            part = part[written:]
+    if not position:
+        os.ftruncate(descriptor, 0)
+
+
+class Source:
+    """A parcel that has arrived; `load` makes a new value of it each time."""
+
+    def __init__(self, wire: dict[str, Any]) -> None:
+        self._sizes = [(int(size), bool(readonly)) for size, readonly in wire["sizes"]]
+        self._stream: bytes | None = wire["stream"]
+        self._data: list[bytes] = wire["data"]
+        self._file: MemoryFile | None = None
+        if wire["path"]:
+            # opened again, by its path: then it lives as long as we need it, whoever ends
+            self._file = MemoryFile(os.open(wire["path"], os.O_RDONLY | os.O_CLOEXEC))
+
+    def load(self, unpickler: type[pickle.Unpickler] = pickle.Unpickler) -> Any:
+        """The value, with memory of its own: it may be written to."""
+        if self._file is None:
+            assert self._stream is not None
+            views = [memoryview(bytearray(data)) for data in self._data]
+            stream: Any = self._stream
+        else:
+            views, stream = self._map(self._file.descriptor)
+        buffers = [v.toreadonly() if r else v for v, (_, r) in zip(views, self._sizes, strict=True)]
+        return unpickler(io.BytesIO(stream), buffers=buffers).load()
+
+    def _map(self, descriptor: int) -> tuple[list[memoryview], memoryview]:
+        """Pages are shared with all who map them, until one of them writes to its own."""
+        mapped = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
+        views, position = [], 0
+        for size, _ in self._sizes:
+            position = _aligned(position)
+            views.append(mapped[position : position + size])
+            position += size
+        return views, mapped[_aligned(position) :]
+
+
+def pack(value: object, max_bytes: int | None = None) -> bytes:
+    """A value as bytes, for a message; `unpack` is its inverse. GPU tensors arrive on the CPU.
+
+    Raises:
+        TooLargeError: it takes more than `max_bytes`; known before a large tensor is copied.
+        Exception: whatever the value's class raises when it cannot be pickled.
+    """
+    packer = Packer(max_bytes)
+    packer.dump(value)
+    if max_bytes is not None and packer.num_bytes > max_bytes:
+        raise TooLargeError(packer.num_bytes)
+    return pickle.dumps(to_wire(packer.stream(), packer.buffers, None))
+
+
+def unpack(data: bytes) -> Any:
+    """The value that `pack` was given."""
+    return Source(pickle.loads(data)).load()
+
+
+def _aligned(position: int) -> int:
+    return -(-position // _ALIGNMENT) * _ALIGNMENT

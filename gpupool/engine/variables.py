@@ -1,0 +1,249 @@
+"""The notebook's values on a rank, and the rank's values for the notebook. Runs on engines.
+
+A parcel stays here, as it came, for as long as the notebook has the value: a name that a cell has
+bound to something else gets it again when the next cell asks for the notebook's value.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import types
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from IPython.lib.pretty import pretty
+
+from gpupool.core import parcels
+from gpupool.core.errors import ParcelsLostError
+from gpupool.core.names import names_in_code
+from gpupool.core.on_rank import WHOLE
+from gpupool.core.parcels import INLINE_BYTES, MemoryFile, Packer, Source
+from gpupool.engine.boot import this_rank
+from gpupool.engine.shell import this_shell
+
+_MAX_ATTRIBUTES = 2000
+_GONE: Any = object()
+
+
+class _Kept:
+    """A parcel that has arrived: its value, if a name means it, and where its parts are now."""
+
+    def __init__(self, wire: dict[str, Any]) -> None:
+        self._source = Source(wire)
+        self.value: Any = _GONE
+        self._parts: list[Callable[[], Any]] = []
+
+    def load(self) -> None:
+        """Make the value anew."""
+        self.value, parts = self._source.load(_Unpickler)
+        self._parts = [_weakly(part) for part in parts]
+
+    def part(self, index: int) -> Any:
+        """A part, the same one for all who ask while it is alive."""
+        if index != WHOLE and self._parts:
+            found = self._parts[index]()
+            if found is not None:
+                return found
+        if index != WHOLE or self.value is _GONE:
+            self.load()
+        return self.value if index == WHOLE else self._parts[index]()
+
+
+_kept: dict[int, _Kept] = {}
+_bound: dict[str, int] = {}  # names that mean a parcel's value -> its number
+
+
+def receive(wires: Sequence[tuple[int, dict[str, Any]]], forget: Iterable[int]) -> dict[int, str]:
+    """Take in parcels; number -> reason for those that cannot be read here."""
+    for number in forget:
+        _kept.pop(number, None)
+    failed = {}
+    for number, wire in wires:
+        kept = _Kept(wire)
+        try:
+            kept.load()
+        except Exception as error:
+            failed[number] = f"{type(error).__name__}: {error}"
+        else:
+            _kept[number] = kept
+    return failed
+
+
+def around(work: Callable[[], dict[str, Any]], **shipment: Any) -> dict[str, Any]:
+    """Call `work` with the notebook's values in place; its reply says what names mean then.
+
+    Args:
+        shipment: see `gpupool.pool.variables.Shipment.payload`.
+    """
+    names = shipment["names"]
+    failed = receive(shipment["parcels"], shipment["forget"])
+    if failed:
+        raise ParcelsLostError(
+            f"what the notebook sent cannot be read: {'; '.join(failed.values())}"
+        )
+    bind(shipment["numbers"], shipment["aliases"])
+    before = identities(names)
+    reply = work()
+    settle()
+    return {**reply, "names": report(before, names)}
+
+
+def bind(numbers: Mapping[str, int], aliases: Mapping[str, tuple[str, Sequence[str]]]) -> None:
+    """Let names mean the values of parcels, or what the rank has under another name."""
+    names = this_shell().user_ns
+    if not _kept.keys() >= set(numbers.values()):
+        raise ParcelsLostError(
+            f"rank {this_rank()['rank']} has lost values that the notebook had sent. Run the cell "
+            "again: they are sent anew."
+        )
+    for name, number in numbers.items():
+        kept = _kept[number]
+        if kept.value is _GONE:
+            kept.load()
+        names[name] = kept.value
+        _bound[name] = number
+    for name, (other, path) in aliases.items():
+        try:
+            names[name] = _rank_value(other, path)
+        except LookupError:  # this rank has none: the cell tells, if it needs it
+            names.pop(name, None)
+
+
+def settle() -> None:
+    """After a cell: let go of values that their names do not mean any more."""
+    names = this_shell().user_ns
+    for name, number in list(_bound.items()):
+        kept = _kept.get(number)
+        if kept is None or names.get(name, _GONE) is not kept.value:
+            del _bound[name]
+            if kept is not None and number not in _bound.values():
+                kept.value = _GONE
+
+
+def identities(names: Iterable[str]) -> dict[str, int]:
+    """name -> which object it means, to be compared with `report` after a cell."""
+    space = this_shell().user_ns
+    return {name: id(space[name]) for name in names if name in space}
+
+
+def report(before: Mapping[str, int], names: Iterable[str]) -> dict[str, Any]:
+    """What these names mean now: name -> info, or None; "changed": those bound anew."""
+    space = this_shell().user_ns
+    found = {name: describe(space[name]) if name in space else None for name in names}
+    changed = [name for name in found if before.get(name) != identities([name]).get(name)]
+    return {"info": found, "changed": changed}
+
+
+def describe(value: Any, text_chars: int = 0) -> dict[str, Any]:
+    """The fields of `gpupool.pool.composite.ValueInfo`, and the global names that code reads."""
+    info: dict[str, Any] = {"type": type(value).__name__}
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        info["shape"] = tuple(int(n) for n in value.shape)
+        info["dtype"] = str(value.dtype).removeprefix("torch.")
+        if isinstance(value, torch.Tensor):
+            info["device"] = str(value.device)
+    elif isinstance(value, (str, bytes, bytearray, list, tuple, dict, set, frozenset)):
+        info["length"] = len(value)
+    elif isinstance(shape := _attribute(value, "shape"), tuple):
+        info["shape"] = tuple(int(n) for n in shape if isinstance(n, int))
+    if isinstance(value, (types.FunctionType, type)):
+        info["reads"] = sorted(_names_read(value))
+    if text_chars:
+        text = pretty(value, max_width=min(text_chars, 100), max_seq_length=20)
+        info["text"] = text if len(text) <= text_chars else text[: text_chars - 1] + "…"
+    return info
+
+
+def look(name: str, path: Sequence[str], text_chars: int) -> dict[str, Any] | None:
+    """`describe` of the rank's value of a name; None if it has none."""
+    try:
+        return describe(_rank_value(name, path), text_chars)
+    except LookupError:
+        return None
+
+
+def attributes(name: str, path: Sequence[str]) -> list[str]:
+    """The public attributes of the rank's value."""
+    try:
+        value = _rank_value(name, path)
+    except LookupError:
+        return []
+    return [found for found in dir(value) if not found.startswith("_")][:_MAX_ATTRIBUTES]
+
+
+def fetch(name: str, path: Sequence[str], out_path: str) -> dict[str, Any]:
+    """The rank's value as it travels; a large one is written to the file."""
+    packer = Packer()
+    packer.dump(_rank_value(name, path))
+    if packer.num_bytes <= INLINE_BYTES:
+        return parcels.to_wire(packer.stream(), packer.buffers, None)
+    file = MemoryFile(os.open(out_path, os.O_RDWR | os.O_CLOEXEC))
+    return {**parcels.to_wire(packer.stream(), packer.buffers, file), "path": out_path}
+
+
+def load(wire: dict[str, Any]) -> Any:
+    """The value of a parcel that is used once."""
+    return Source(wire).load(_Unpickler)[0]
+
+
+# ---- what a pickle from the notebook refers to -----------------------------------------------
+
+
+def _part(number: int, index: int) -> Any:
+    return _kept[number].part(index)
+
+
+def _rank_value(name: str, path: Sequence[str], version: int = 0) -> Any:
+    space = this_shell().user_ns
+    if name not in space:
+        raise LookupError(f"rank {this_rank()['rank']} has no variable {name!r}")
+    value = space[name]
+    for attribute in path:
+        if not hasattr(value, attribute):
+            raise LookupError(f"{name} of rank {this_rank()['rank']} has no {'.'.join(path)}")
+        value = getattr(value, attribute)
+    return value
+
+
+def _storage(buffer: Any, on_gpu: bool) -> Any:
+    made = parcels.storage(buffer, on_gpu)
+    device = torch.device(this_rank()["device"])
+    return made.to(device=device) if on_gpu and device.type == "cuda" else made
+
+
+class _Unpickler(pickle.Unpickler):
+    _OURS = {  # noqa: RUF012 - pickle has no class for it
+        ("gpupool.core.on_rank", "part"): _part,
+        ("gpupool.core.on_rank", "rank_value"): _rank_value,
+        ("gpupool.core.parcels", "storage"): _storage,
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A function or class by name; ours for what means something on a rank only."""
+        return self._OURS.get((module, name)) or super().find_class(module, name)
+
+
+def _weakly(part: Any) -> Callable[[], Any]:
+    """The part while it is alive; for good, if that cannot be known."""
+    try:
+        return weakref.ref(part)
+    except TypeError:
+        return lambda: part
+
+
+def _names_read(value: Any) -> set[str]:
+    codes = [value.__code__] if isinstance(value, types.FunctionType) else []
+    if isinstance(value, type) and value.__module__ == "__main__":
+        codes = [m.__code__ for m in vars(value).values() if isinstance(m, types.FunctionType)]
+    return {name for code in codes for name in names_in_code(code)[0]}
+
+
+def _attribute(value: Any, name: str) -> Any:
+    try:
+        return getattr(value, name, None)
+    except Exception:  # a property of the user's: it is not asked for here
+        return None

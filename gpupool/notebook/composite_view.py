@@ -1,0 +1,61 @@
+"""A Composite as text and HTML: what each rank has, equal values once. Runs on the client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from gpupool.core.errors import PoolError
+from gpupool.notebook import markup
+from gpupool.pool.composite import Composite, ValueInfo
+from gpupool.spmd.output import fold, format_ranks
+
+TEXT_CHARS = 200  # of a rank's value
+
+
+def register_formatters(shell: Any) -> None:
+    """Let IPython show a Composite by its values."""
+    formatters = shell.display_formatter.formatters
+    formatters["text/plain"].for_type(Composite, lambda c, p, cycle: p.text(composite_text(c)))
+    formatters["text/html"].for_type(Composite, composite_html)
+
+
+def composite_text(composite: Composite) -> str:
+    """The handle, and below it a line per kind of value.
+
+    For example
+
+        lr on 2 ranks
+        [0, 1] float  0.1
+    """
+    head, rows = _rows(composite)
+    return "\n".join(
+        [head, *(f"[{ranks}] {kind}  {value}".rstrip() for ranks, kind, value in rows)]
+    )
+
+
+def composite_html(composite: Composite) -> str:
+    """The same as a table."""
+    head, rows = _rows(composite)
+    table = markup.table(("rank", "type", "value"), rows)
+    return markup.card(f"<b>{escape(head)}</b>", table if rows else "")
+
+
+def _rows(composite: Composite) -> tuple[str, list[tuple[str, str, str]]]:
+    """The line above, and (ranks, kind, short value) of each group of equal ones."""
+    head = f"{composite} on {len(composite)} rank{'s' if len(composite) > 1 else ''}"
+    infos: Mapping[int, ValueInfo]
+    try:
+        infos = composite.look(TEXT_CHARS)
+    except PoolError as error:
+        return f"{head}: {error}", []
+    missing = [rank for rank in range(len(composite)) if rank not in infos]
+    lines = {rank: f"{info}\0{info.text or ''}" for rank, info in infos.items()}
+    rows = []
+    for group in sorted(fold(lines), key=lambda group: group.ranks):
+        kind, _, text = group.text.partition("\0")
+        rows.append((format_ranks(group.ranks), kind, text))
+    if missing:
+        rows.append((format_ranks(missing), "no value", ""))
+    return head, rows

@@ -1,0 +1,161 @@
+"""Handles of what the ranks have: a value on each of them, or one that all share. On the client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpupool.core.errors import PoolError
+
+if TYPE_CHECKING:
+    from gpupool.pool.variables import Variables
+
+
+@dataclass(frozen=True, slots=True)
+class ValueInfo:
+    """What is known of a rank's value without fetching it.
+
+    `type` is its class's name; `shape`, `dtype` and `device` are there for arrays and tensors,
+    `length` for what has one; `text` is a short repr, only where it was asked for.
+    """
+
+    type: str
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    device: str | None = None
+    length: int | None = None
+    text: str | None = None
+
+    def __str__(self) -> str:
+        """In a few words.
+
+        >>> str(ValueInfo("Tensor", (2, 3), "float32", "cuda:0")), str(ValueInfo("list", length=4))
+        ('Tensor 2x3 float32 cuda:0', 'list of 4')
+        """
+        if self.shape is not None:
+            shape = "x".join(map(str, self.shape)) or "scalar"
+            return " ".join(filter(None, (self.type, shape, self.dtype, self.device)))
+        return self.type if self.length is None else f"{self.type} of {self.length}"
+
+
+class Composite:
+    """One value per rank, which stays there until it is looked at.
+
+    `x[rank]` fetches the rank's value, iteration and `x.gather()` those of all ranks in order;
+    `len(x)` is the number of ranks. `x.info` maps each rank that has a value to its `ValueInfo`.
+    `x.previous` is what the notebook's name meant before a cell assigned it; None if nothing.
+    Other attributes are the attributes of the ranks' values, as a Composite: `model.weight.shape`.
+    """
+
+    def __init__(
+        self,
+        variables: Variables,
+        name: str,
+        version: int,
+        info: Mapping[int, ValueInfo] | None = None,
+        *,
+        path: tuple[str, ...] = (),
+        previous: object = None,
+    ) -> None:
+        self._variables = variables
+        self._name = name
+        self._version = version
+        self._info = info
+        self._path = path
+        self.previous = previous
+
+    @property
+    def key(self) -> tuple[str, tuple[str, ...], int]:
+        """(name, path of attributes, version): what it means on a rank."""
+        return self._name, self._path, self._version
+
+    @property
+    def info(self) -> Mapping[int, ValueInfo]:
+        """Rank -> type, shape and the like of its value; a rank without one is not there."""
+        if self._info is None:
+            self._info = self.look()
+        return self._info
+
+    def look(self, text_chars: int = 0) -> Mapping[int, ValueInfo]:
+        """`info` as it is now, with a repr of up to `text_chars` characters."""
+        return self._variables.look(self, text_chars)
+
+    def gather(self) -> list[Any]:
+        """The values of all ranks, in order.
+
+        Raises:
+            PoolError: a rank has none, or its value cannot be fetched.
+        """
+        return list(self)
+
+    def __getitem__(self, rank: int) -> Any:
+        num_ranks = len(self)
+        if not isinstance(rank, int) or not -num_ranks <= rank < num_ranks:
+            raise IndexError(
+                f"{self}[{rank!r}]: a Composite has one value per rank, 0 to {num_ranks - 1}. "
+                f"To index the values themselves: `%spmd {self}[{rank!r}]`."
+            )
+        return self._variables.fetch(self, rank % num_ranks)
+
+    def __len__(self) -> int:
+        return self._variables.world_size
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[rank] for rank in range(len(self)))
+
+    def __getattr__(self, name: str) -> Composite:
+        if name.startswith("_"):  # protocols of Python and IPython: they mean the handle itself
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        attribute = Composite(self._variables, self._name, self._version, path=(*self._path, name))
+        if not attribute.info:
+            raise AttributeError(f"no rank's {self} has an attribute {name!r}")
+        return attribute
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._variables.attributes(self)})
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        raise TypeError(f"{self} is on the ranks: call it there, `%spmd {self}(...)`.")
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"the truth of {self} may differ from rank to rank: ask for that of one, "
+            f"`bool({self}[0])`."
+        )
+
+    def __reduce__(self) -> Any:
+        raise PoolError(
+            f"{self} is a handle of values on the ranks and means nothing elsewhere; "
+            f"{self}.gather() fetches them."
+        )
+
+    def __str__(self) -> str:
+        return ".".join((self._name, *self._path))
+
+    def __repr__(self) -> str:
+        return f"Composite({self}, {len(self)} ranks)"
+
+
+class Constant:
+    """A value that every rank has, made by `pool.put`: in a cell its name means the value itself.
+
+    The ranks of a host share its memory until one of them writes to it. It is let go when nothing
+    in the notebook refers to it any more.
+    """
+
+    def __init__(self, variables: Variables, number: int, kind: str) -> None:
+        self._variables = variables
+        self.number = number
+        self._kind = kind
+
+    def __del__(self) -> None:
+        variables = self.__dict__.get("_variables")
+        if variables is not None:
+            variables.let_go(self.number)
+
+    def __reduce__(self) -> Any:
+        raise PoolError(f"{self!r} means something on the ranks of its pool only.")
+
+    def __repr__(self) -> str:
+        return f"Constant({self._kind}, on {self._variables.world_size} ranks)"

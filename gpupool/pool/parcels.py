@@ -1,0 +1,191 @@
+"""Which values of the notebook the ranks have, and whether these are the same. On the client.
+
+A value is packed each time a cell reads it, which takes as long as reading its memory once (8 ms
+for 256 MiB), and sent only if its digest is new. Nothing here talks to a rank.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpupool.core.parcels import INLINE_BYTES, MemoryFile, to_wire
+from gpupool.pool.packing import MAX_VALUE_BYTES, FindPart, NotebookPacker
+
+_NOTHING = object()
+
+
+@dataclass(slots=True)
+class Parcel:
+    """A value that was or will be sent. Its `value()` is None when the notebook has let go of it.
+
+    `needs` are the numbers of the earlier parcels that it refers to.
+    """
+
+    number: int
+    digest: bytes
+    value: Callable[[], object]
+    needs: frozenset[int]
+    names_read: frozenset[str]
+    names_bound: frozenset[str]
+    plain: bool
+    file: MemoryFile | None = None  # of a constant: for ranks that come later
+    wire: dict[str, Any] | None = None
+
+
+class Parcels:
+    """The parcels of a pool. `begin` starts a round, in which nothing in the notebook changes."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._parcels: dict[int, Parcel] = {}
+        self._by_name: dict[str, int] = {}
+        self._parts: dict[int, tuple[weakref.ref[Any], int, int]] = {}  # id -> of whom, which
+        self._checked: dict[int, bool] = {}  # in this round: whether it is what was sent
+        self._packed: dict[int, NotebookPacker] = {}  # in this round
+        self._dropped: list[int] = []
+
+    def begin(self, names: Mapping[str, object]) -> list[int]:
+        """Start a round: let go of what `names`, the notebook's, have let go of.
+
+        Returns:
+            The numbers of the parcels that the ranks may forget.
+        """
+        self.end()
+        self._checked.clear()
+        live = {
+            number
+            for name, number in self._by_name.items()
+            if names.get(name, _NOTHING) is self._parcels[number].value()
+        }
+        live |= {number for number, parcel in self._parcels.items() if parcel.file is not None}
+        for number in set(self._parcels) - self.with_needs(live):
+            self.drop(number)
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    def end(self) -> None:
+        """Let go of the packed data: arrays of the notebook are locked while it is there."""
+        self._packed.clear()
+
+    def parcel(self, name: str, value: object) -> Parcel:
+        """The parcel of a value that `name` has in the notebook: a new one if it has changed.
+
+        Raises:
+            Exception: whatever its class raises when it cannot be pickled.
+        """
+        known = self._parcels.get(self._by_name.get(name, 0))
+        if known is not None and known.value() is value and self._is_current(known.number):
+            return known
+        parcel = self._new(value, MAX_VALUE_BYTES)
+        self._by_name[name] = parcel.number
+        return parcel
+
+    def constant(self, value: object) -> Parcel:
+        """A parcel that stays what it is, of any size, until it is dropped."""
+        parcel = self._new(value, None)
+        parcel.file = MemoryFile()
+        packer = self._packed[parcel.number]
+        parcel.wire = to_wire(packer.stream(), packer.buffers, parcel.file)
+        return parcel
+
+    def pack_once(self, value: object) -> NotebookPacker:
+        """Pack a value that is used once; it may refer to all that the ranks have."""
+        return NotebookPacker(value, self._find_part(next(self._numbers)), None)
+
+    def with_needs(self, numbers: Iterable[int]) -> set[int]:
+        """These parcels and all that they refer to, and so on."""
+        found: set[int] = set()
+        queue = list(numbers)
+        while queue:
+            number = queue.pop()
+            if number not in found:
+                found.add(number)
+                queue += self._parcels[number].needs
+        return found
+
+    def wire(self, number: int) -> tuple[dict[str, Any], MemoryFile | None]:
+        """A parcel as it travels, and what has to be kept open until it has arrived."""
+        parcel = self._parcels[number]
+        if parcel.wire is not None:
+            return parcel.wire, None
+        packer = self._packed.get(number)
+        if packer is None:  # its value is gone, or it was not read in this round: as it is now
+            packer = NotebookPacker(parcel.value(), self._find_part(number), MAX_VALUE_BYTES)
+        file = MemoryFile() if packer.num_bytes > INLINE_BYTES else None
+        return to_wire(packer.stream(), packer.buffers, file), file
+
+    def is_plain(self, number: int) -> bool:
+        """Whether a rank can unpickle it without running code of anybody's."""
+        return self._parcels[number].plain
+
+    def drop(self, number: int) -> None:
+        """Forget a parcel, and those that refer to it."""
+        parcel = self._parcels.pop(number, None)
+        if parcel is None:
+            return
+        self._dropped.append(number)
+        self._checked[number] = False
+        if parcel.file is not None:
+            parcel.file.close()
+        for name in [name for name, other in self._by_name.items() if other == number]:
+            del self._by_name[name]
+        for key in [key for key, (_, other, _) in self._parts.items() if other == number]:
+            del self._parts[key]
+        for other in [n for n, p in self._parcels.items() if number in p.needs]:
+            self.drop(other)
+
+    def _new(self, value: object, max_bytes: int | None) -> Parcel:
+        number = next(self._numbers)
+        packer = NotebookPacker(value, self._find_part(number), max_bytes)
+        parcel = Parcel(
+            number,
+            packer.digest,
+            _weakly(value),
+            frozenset(packer.needs),
+            frozenset(packer.names_read),
+            frozenset(packer.names_bound),
+            packer.plain,
+        )
+        self._parcels[number] = parcel
+        self._packed[number] = packer
+        self._checked[number] = True
+        for index, part in enumerate(packer.parts):
+            self._parts[id(part)] = weakref.ref(part), number, index
+        return parcel
+
+    def _is_current(self, number: int) -> bool:
+        """Whether the ranks have it as it is now; drops it if not."""
+        if number not in self._checked:
+            parcel = self._parcels[number]
+            value = parcel.value()
+            self._checked[number] = True
+            if value is not None and parcel.file is None:
+                packer = NotebookPacker(value, self._find_part(number), MAX_VALUE_BYTES)
+                if packer.digest == parcel.digest and number in self._parcels:
+                    self._packed[number] = packer
+                else:
+                    self.drop(number)
+        return self._checked[number]
+
+    def _find_part(self, before: int) -> FindPart:
+        """Looks in parcels older than `before` alone: so none can refer to another in a circle."""
+
+        def find(obj: object) -> tuple[int, int] | None:
+            reference, number, index = self._parts.get(id(obj), (None, 0, 0))
+            if reference is None or reference() is not obj or number >= before:
+                return None
+            return (number, index) if self._is_current(number) else None
+
+        return find
+
+
+def _weakly(value: object) -> Callable[[], object]:
+    """The value, as long as others have it too; what cannot be watched is kept."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value

@@ -1,0 +1,433 @@
+"""Variables of notebook and ranks: what travels, and handles of what stays. On the client.
+
+The notebook's binding decides. A name that a cell reads and the notebook has is sent, unless the
+ranks have the value already; a `Composite` means what each rank has. A value is on every rank that
+takes part before any of them runs.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, fields
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from gpupool.core.errors import PoolError, SpmdError, TransferError
+from gpupool.core.masking import redact
+from gpupool.core.parcels import INLINE_BYTES, MemoryFile, Source, namespace, to_wire
+from gpupool.pool.composite import Composite, Constant, ValueInfo
+from gpupool.pool.packing import reason
+from gpupool.pool.parcels import Parcel, Parcels
+
+if TYPE_CHECKING:
+    from gpupool.pool.execution import Execution, OnOutput
+    from gpupool.pool.pool import Pool
+
+# The rank's own in every cell, whatever the notebook calls by these names.
+RANK_NAMES = frozenset({"rank", "world_size", "local_rank", "device", "torch", "dist"})
+_INFO_FIELDS = {info_field.name for info_field in fields(ValueInfo)}
+
+
+@dataclass(slots=True)
+class Shipment:
+    """What a cell needs on the ranks. `reads` are all names that it reads, functions included.
+
+    `numbers` maps names to parcels, `aliases` names to (name, path) on the rank; `bound` are names
+    that the notebook's functions bind. `covered` are the notebook's names that mean something else
+    in a cell.
+    """
+
+    numbers: dict[str, int] = field(default_factory=dict)
+    aliases: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    bound: set[str] = field(default_factory=set)
+    covered: set[str] = field(default_factory=set)
+    problems: dict[str, str] = field(default_factory=dict)
+    inline: dict[int, list[tuple[int, dict[str, Any]]]] = field(default_factory=dict)
+
+    def payload(self, rank: int, forget: Sequence[int], names: Iterable[str]) -> dict[str, Any]:
+        """The argument of the engine's function for one rank; `names` are reported on."""
+        return {
+            "parcels": self.inline.get(rank, []),
+            "forget": list(forget),
+            "numbers": self.numbers,
+            "aliases": self.aliases,
+            "names": sorted({*names, *self.bound}),
+        }
+
+
+class Variables:
+    """The variables of one pool, as `pool[...]` and cells see them."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._lock = threading.RLock()
+        self._parcels = Parcels()
+        self._there: dict[int, set[int]] = {}  # rank -> parcels that it has
+        self._forget: dict[int, set[int]] = {}  # rank -> parcels that it need not keep
+        self._versions: dict[str, int] = {}
+        self._rank_reads: dict[str, frozenset[str]] = {}  # functions of ranks -> names they read
+        self._sys_path = list(sys.path)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._pool.world_size
+
+    # ---- into a cell ---------------------------------------------------------------------
+
+    def ship(
+        self, reads: Iterable[str], names: Mapping[str, object], ranks: Sequence[int]
+    ) -> Shipment:
+        """Bring to `ranks` what they need of the notebook's `names` to run code that reads `reads`.
+
+        Raises:
+            TransferError: a value cannot be sent, or be read on a rank; nothing is bound then.
+        """
+        with self._lock:
+            self._begin(names)
+            try:
+                shipment = self._gather(reads, names)
+                if shipment.problems:
+                    raise TransferError(shipment.problems)
+                self._send(shipment, ranks)
+            finally:
+                self._parcels.end()
+        return shipment
+
+    def payloads(
+        self, shipment: Shipment, ranks: Sequence[int], names: Iterable[str]
+    ) -> dict[int, dict[str, Any]]:
+        """rank -> what the engine's function is told of variables; `names` are reported on."""
+        with self._lock:
+            return {rank: shipment.payload(rank, self._take_forget(rank), names) for rank in ranks}
+
+    def forget_ranks(self, ranks: Iterable[int]) -> None:
+        """These ranks are new: they have nothing."""
+        with self._lock:
+            for rank in ranks:
+                self._there.pop(rank, None)
+                self._forget.pop(rank, None)
+
+    # ---- out of a cell -------------------------------------------------------------------
+
+    def take_back(
+        self,
+        names: dict[str, Any],
+        assigned: Iterable[str],
+        deleted: Iterable[str],
+        reports: Mapping[int, Mapping[str, Any]],
+        succeeded: bool,
+    ) -> None:
+        """Bind the notebook's names to what a cell has left on the ranks.
+
+        Args:
+            names: the notebook's namespace.
+            assigned, deleted: names that the cell binds and unbinds.
+            reports: rank -> its answer, from those that gave one.
+            succeeded: of a failed cell, only what it has bound anew counts.
+        """
+        for name in sorted({name for report in reports.values() for name in report["info"]}):
+            changed = any(name in report["changed"] for report in reports.values())
+            infos = {rank: report["info"].get(name) for rank, report in reports.items()}
+            there = {rank: info for rank, info in infos.items() if info is not None}
+            if there and (changed or (succeeded and name in assigned)):
+                names[name] = self._new_composite(name, there, names.get(name))
+            elif not there and name in deleted and self._is_gone(name, names.get(name), infos):
+                del names[name]
+
+    def expect(self, names: dict[str, Any], assigned: Iterable[str]) -> None:
+        """Bind the names that a cell is going to bind, which runs in the background."""
+        for name in assigned:
+            names[name] = self._new_composite(name, None, names.get(name))
+
+    # ---- one by one ----------------------------------------------------------------------
+
+    def get(self, name: str) -> Composite:
+        """What the ranks have under a name.
+
+        Raises:
+            PoolError: none has anything.
+        """
+        composite = Composite(self, name, self._versions.get(name, 0))
+        if not composite.info:
+            raise PoolError(f"no rank has a variable {name!r}.")
+        return composite
+
+    def set(self, name: str, value: object) -> None:
+        """Put a value on every rank, under a name.
+
+        Raises:
+            TransferError: it cannot be sent.
+        """
+        ranks = self._pool.alive_ranks()
+        shipment = self.ship([name], {name: value}, ranks)
+        payloads = self.payloads(shipment, ranks, [])
+        self._pool.execute("bind", payloads, _ignore).result()
+        self._versions[name] = self._versions.get(name, 0) + 1
+
+    def put(self, value: object) -> Constant:
+        """Bring a value of any size to every rank; in a cell a name for it means the value.
+
+        Raises:
+            TransferError: it cannot be sent.
+        """
+        with self._lock:
+            try:
+                parcel = self._parcels.constant(value)
+            except Exception as error:
+                raise TransferError({"the value": reason(error, "it", value)}) from None
+            finally:
+                self._parcels.end()
+            shipment = Shipment(numbers={"the value": parcel.number})
+            self._send(shipment, self._pool.alive_ranks(), at_once=True)
+        return Constant(self, parcel.number, type(value).__name__)
+
+    def let_go(self, number: int) -> None:
+        """Nobody refers to a constant any more."""
+        with self._lock:
+            self._parcels.drop(number)
+
+    def look(self, composite: Composite, text_chars: int = 0) -> dict[int, ValueInfo]:
+        """Rank -> what its value is; without the ranks that have none."""
+        name, path = self._current(composite)
+        payload = {"name": name, "path": path, "text_chars": text_chars}
+        replies = self._ask("look", payload)
+        hidden = self._pool.hidden_values()
+        found = {}
+        for rank, info in ((rank, reply["info"]) for rank, reply in replies.items()):
+            if info is not None:
+                text = redact(info["text"], hidden) if info.get("text") else None
+                found[rank] = _info({**info, "text": text})
+        return found
+
+    def attributes(self, composite: Composite) -> list[str]:
+        """The public attributes of the ranks' values; none while the ranks are busy."""
+        if self._pool.status().state != "idle":
+            return []
+        name, path = self._current(composite)
+        replies = self._ask("attributes", {"name": name, "path": path})
+        return sorted({found for reply in replies.values() for found in reply["attributes"]})
+
+    def fetch(self, composite: Composite, rank: int) -> Any:
+        """The value of one rank.
+
+        Raises:
+            PoolError: it has none, or it cannot travel.
+        """
+        name, path = self._current(composite)
+        with ExitStack() as closing:
+            file = MemoryFile()
+            closing.callback(file.close)
+            payload = {"name": name, "path": path, "out_path": file.path}
+            reply = self._ask("fetch", payload, [rank])[rank]
+            return Source(reply["wire"]).load()
+
+    def begin_call(
+        self,
+        call: tuple[Any, ...],
+        ranks: Sequence[int],
+        on_output: OnOutput,
+        timeout_s: float | None,
+    ) -> Execution:
+        """Start a (function, args, kwargs) on ranks; names that it reads travel too.
+
+        Raises:
+            TransferError: a part of it cannot be sent.
+        """
+        with self._lock:
+            names = namespace()
+            self._begin(names)
+            try:
+                packer = self._parcels.pack_once(call)
+                shipment = self._gather(packer.names_read, names)
+                if shipment.problems:
+                    raise TransferError(shipment.problems)
+                self._send(shipment, ranks, packer.needs)
+                file = MemoryFile() if packer.num_bytes > INLINE_BYTES else None
+                wire = to_wire(packer.stream(), packer.buffers, file)
+            finally:
+                self._parcels.end()
+            shipments = self.payloads(shipment, ranks, [])
+        payloads = {rank: {"call": wire, "shipment": shipments[rank]} for rank in ranks}
+        execution = self._pool.execute("run_function", payloads, on_output, timeout_s)
+        execution.keeps = file  # until the ranks have read it
+        return execution
+
+    # ---- inside --------------------------------------------------------------------------
+
+    def _begin(self, names: Mapping[str, object]) -> None:
+        for number in self._parcels.begin(names):
+            self._drop_on_ranks(number)
+
+    def _gather(self, reads: Iterable[str], names: Mapping[str, object]) -> Shipment:
+        """Follow the names that are read, and those that functions among them read."""
+        shipment = Shipment()
+        queue, seen = sorted(reads), set[str]()
+        while queue:
+            name = queue.pop(0)
+            if name in seen or name not in names or _is_hidden(name):
+                continue
+            seen.add(name)
+            value = names[name]
+            if name in RANK_NAMES and not isinstance(value, Composite):
+                if not isinstance(value, ModuleType):
+                    shipment.covered.add(name)
+            elif isinstance(value, Composite):
+                self._alias(shipment, name, value)
+                queue += self._rank_reads.get(value.key[0], ())
+            elif isinstance(value, Constant):
+                shipment.numbers[name] = value.number
+            else:
+                try:
+                    parcel = self._parcels.parcel(name, value)
+                except Exception as error:
+                    shipment.problems[name] = reason(error, name, value)
+                else:
+                    shipment.numbers[name] = parcel.number
+                    self._follow(parcel, shipment, queue)
+        return shipment
+
+    def _follow(self, parcel: Parcel, shipment: Shipment, queue: list[str]) -> None:
+        queue += sorted(parcel.names_read)
+        shipment.bound |= parcel.names_bound
+
+    def _alias(self, shipment: Shipment, name: str, value: Composite) -> None:
+        try:
+            other, path = self._current(value)
+        except PoolError as error:
+            shipment.problems[name] = str(error)
+            return
+        if (other, path) != (name, ()):
+            shipment.aliases[name] = other, path
+
+    def _send(
+        self,
+        shipment: Shipment,
+        ranks: Sequence[int],
+        needs: Iterable[int] = (),
+        *,
+        at_once: bool = False,
+    ) -> None:
+        """Bring the parcels to the ranks that lack them; small plain ones go with the cell."""
+        needed = sorted(self._parcels.with_needs([*shipment.numbers.values(), *needs]))
+        lacking = {r: [n for n in needed if n not in self._there.get(r, ())] for r in ranks}
+        wires = {n: self._parcels.wire(n) for n in sorted({n for m in lacking.values() for n in m})}
+        files = [file for _, file in wires.values() if file is not None]
+        per_rank = {r: [(n, wires[n][0]) for n in numbers] for r, numbers in lacking.items()}
+        try:
+            if at_once or files or not all(self._parcels.is_plain(number) for number in wires):
+                self._receive(per_rank, shipment)
+            else:
+                shipment.inline = per_rank
+        finally:
+            for file in files:
+                file.close()
+        for rank, numbers in lacking.items():
+            self._there.setdefault(rank, set()).update(numbers)
+
+    def _receive(
+        self, per_rank: Mapping[int, list[tuple[int, dict[str, Any]]]], shipment: Shipment
+    ) -> None:
+        """Have the ranks unpickle what runs somebody's code, before any of them runs the cell."""
+        payloads = {
+            rank: {"parcels": wires, "forget": self._take_forget(rank)}
+            for rank, wires in per_rank.items()
+            if wires
+        }
+        replies = self._pool.execute("receive", payloads, _ignore).result()
+        problems: dict[str, str] = {}
+        for rank, reply in replies.items():
+            for number, text in reply["failed"].items():
+                self._parcels.drop(number)
+                names = [name for name, n in shipment.numbers.items() if n == number]
+                text = redact(text, self._pool.hidden_values())
+                problems[", ".join(names) or "a part of them"] = f"on rank {rank}: {text}"
+        if problems:
+            for rank, wires in per_rank.items():
+                self._forget.setdefault(rank, set()).update(number for number, _ in wires)
+            raise TransferError(problems)
+
+    def _take_forget(self, rank: int) -> list[int]:
+        return sorted(self._forget.pop(rank, ()))
+
+    def _drop_on_ranks(self, number: int) -> None:
+        for rank, numbers in self._there.items():
+            if number in numbers:
+                numbers.remove(number)
+                self._forget.setdefault(rank, set()).add(number)
+
+    def _new_composite(
+        self, name: str, infos: Mapping[int, Mapping[str, Any]] | None, replaced: object
+    ) -> Composite:
+        self._versions[name] = version = self._versions.get(name, 0) + 1
+        previous = replaced
+        if isinstance(replaced, Composite) and replaced.key[:2] == (name, ()):
+            previous = replaced.previous
+        info = None
+        if infos is not None:
+            info = {rank: _info(one) for rank, one in infos.items()}
+            reads = {read for one in infos.values() for read in one.get("reads", ())}
+            self._rank_reads[name] = frozenset(reads)
+        return Composite(self, name, version, info, previous=previous)
+
+    def _is_gone(self, name: str, bound: object, infos: Mapping[int, Any]) -> bool:
+        """Whether a deleted name is left on no rank; of ranks that took no part, ask them."""
+        if not (isinstance(bound, Composite) and bound.key[:2] == (name, ())):
+            return False
+        others = set(self._pool.alive_ranks()) - set(infos)
+        payload = {"name": name, "path": (), "text_chars": 0}
+        return not any(r["info"] for r in self._ask("look", payload, sorted(others)).values())
+
+    def _current(self, composite: Composite) -> tuple[str, tuple[str, ...]]:
+        """Name and path of a Composite of this pool that nothing has taken the place of.
+
+        Raises:
+            PoolError: its values are gone.
+        """
+        name, path, version = composite.key
+        if composite._variables is not self:
+            raise PoolError(f"{composite} is of another pool, whose ranks had the values.")
+        if version != self._versions.get(name, 0):
+            raise PoolError(
+                f"this is a handle of an earlier {name}: a later cell has assigned the name anew, "
+                f"and pool[{name!r}] is what the ranks have now."
+            )
+        return name, path
+
+    def _ask(
+        self, name: str, payload: dict[str, Any], ranks: Sequence[int] | None = None
+    ) -> dict[int, Any]:
+        """Call a quick engine function; not while a cell runs, which it would have to wait for."""
+        if self._pool.status().state == "busy":
+            raise PoolError("the ranks are busy: ask again when the running cell has ended.")
+        chosen = self._pool.alive_ranks() if ranks is None else ranks
+        try:
+            return self._pool.execute(name, dict.fromkeys(chosen, payload), _ignore).result()
+        except SpmdError as error:
+            raise PoolError(f"rank {error.first.rank}: {error.first.evalue}") from None
+
+
+def _info(plain: Mapping[str, Any]) -> ValueInfo:
+    return ValueInfo(**{key: value for key, value in plain.items() if key in _INFO_FIELDS})
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether a name is IPython's or Python's own on each side: _, _12, In, __name__."""
+    return (
+        name.startswith("__")
+        or name in _SHELL_NAMES
+        or (name.startswith("_") and name.strip("_").lstrip("i").isdigit())
+    )
+
+
+_SHELL_NAMES = frozenset(
+    {"_", "_i", "_ii", "_iii", "_oh", "_ih", "_dh", "In", "Out", "exit", "quit", "open"}
+    | {"get_ipython", "display"}
+)
+
+
+def _ignore(rank: int, kind: str, content: Any) -> None:
+    """Output of calls that show nothing."""
