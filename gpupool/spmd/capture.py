@@ -1,0 +1,120 @@
+"""Which names of the notebook a cell reads and binds, found by compiling it. Runs on the client.
+
+Invisible are names that only exist as text when the cell runs: `globals()["x"]`, `eval("x")`,
+`get_ipython().user_ns["x"]`, and what `from m import *` or `%run` bind.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from gpupool.spmd.capture_flow import Flow
+
+
+@dataclass(frozen=True, slots=True)
+class CellNames:
+    """The global names of a cell, `get_ipython` aside. A name can be in several of the sets."""
+
+    reads: frozenset[str] = frozenset()
+    """The cell may see what the notebook has bound to these. Builtins are not told apart."""
+    assigns: frozenset[str] = frozenset()
+    """Bound by the cell other than by `import`, on some way through it or in a function of it."""
+    imports: frozenset[str] = frozenset()
+    """Bound by `import`."""
+    deletes: frozenset[str] = frozenset()
+    """Unbound by `del`, in a function too."""
+
+
+def names_in_cell(source: str, transform: Callable[[str], str]) -> CellNames:
+    """The names of a cell as typed. `transform` is IPython's `shell.transform_cell`.
+
+    A name counts as read if it is looked up, on any way through the cell, where the cell has not
+    surely bound it before. What a function of the cell reads counts where its name is mentioned,
+    and at the end of the cell. A cell that does not compile has no names: the rank says why.
+
+    >>> names = names_in_cell("total = sum(x for x in data)\\nprint(total)", str)
+    >>> sorted(names.reads), sorted(names.assigns)
+    (['data', 'print', 'sum'], ['total'])
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the rank that compiles it shows them
+        try:
+            code = transform(source)
+            tree = ast.parse(code)
+            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            compiled = compile(tree, "<cell>", "exec", flags=flags, dont_inherit=True)
+        except Exception:
+            return CellNames()
+        flow = Flow(transform)
+        try:
+            flow.run(tree.body)
+        except RecursionError:
+            return _names_without_flow(tree, compiled)
+    sets = (flow.reads, flow.assigns, flow.imports, flow.deletes)
+    return CellNames(*map(frozenset, sets))
+
+
+def _names_without_flow(tree: ast.Module, code: types.CodeType) -> CellNames:
+    """For code nested too deeply to walk through: whatever is looked up counts as read."""
+    instructions = [step for part in _with_nested(code) for step in dis.get_instructions(part)]
+    reads = {step.argval for step in instructions if step.opname in _LOADS}
+    stores = {step.argval for step in instructions if step.opname in _STORES}
+    deletes = {step.argval for step in instructions if step.opname in _DELETES}
+    aliases = [node for node in ast.walk(tree) if isinstance(node, ast.alias)]
+    imports = {alias.asname or alias.name.split(".")[0] for alias in aliases}
+    sets = (reads - {"get_ipython"}, stores - imports, stores & imports, deletes)
+    return CellNames(*map(frozenset, sets))
+
+
+_LOADS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
+_STORES = {"STORE_NAME", "STORE_GLOBAL"}
+_DELETES = {"DELETE_NAME", "DELETE_GLOBAL"}
+
+
+def names_in_code(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """The global names that a function's code, and what is nested in it, reads and binds.
+
+    It binds by `global`; `del` of a global counts as both. Attributes are not names.
+    """
+    reads: set[str] = set()
+    assigns: set[str] = set()
+    for part in _with_nested(code):
+        own = _bound_at(part)
+        for step in dis.get_instructions(part):
+            # a class body looks in its own namespace first
+            if step.opname in _LOADS and not own.get(step.argval, step.offset) < step.offset:
+                reads.add(step.argval)
+            elif step.opname == "STORE_GLOBAL":
+                assigns.add(step.argval)
+            elif step.opname == "DELETE_GLOBAL":
+                reads.add(step.argval)
+                assigns.add(step.argval)
+    return frozenset(reads), frozenset(assigns)
+
+
+def _bound_at(code: types.CodeType) -> dict[str, int]:
+    """Where in a class body a name is bound first, for those that no way leads around."""
+    steps = dis.Bytecode(code)
+    jumps = [(step.offset, step.argval) for step in steps if "JUMP" in step.opname]
+    jumps += [(step.offset, step.argval) for step in steps if step.opname == "FOR_ITER"]
+    entries = steps.exception_entries  # type: ignore[attr-defined]
+    jumps += [(entry.start, entry.target) for entry in entries]
+    found: dict[str, int] = {}
+    unsure = {step.argval for step in steps if step.opname == "DELETE_NAME"}
+    for step in steps:
+        around = any(start < step.offset < end for start, end in jumps)
+        if step.opname == "STORE_NAME" and not around and step.argval not in unsure:
+            found.setdefault(step.argval, step.offset)
+    return found
+
+
+def _with_nested(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _with_nested(constant)
