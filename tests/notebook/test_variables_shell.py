@@ -1,0 +1,503 @@
+"""What travels into a cell and what comes back: the rules, one case each, in a real shell."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from tests.notebook.terminal import Terminal
+
+# Makes notebook and ranks forget what an earlier case has left, and defines how values are told.
+FRESH = """
+for _name in [n for n in list(globals()) if not n.startswith('_') and n not in __keep]:
+    del globals()[_name]
+from gpupool.pool.composite import Composite as _C
+def __tell(value):
+    return f'Composite {value.gather()}' if isinstance(value, _C) else repr(value)
+__tell.__globals__['_C'] = _C
+"""
+FRESH_RANKS = """%%spmd --isolate --view quiet
+for _name in [n for n in list(globals()) if not n.startswith('_') and n not in {
+        'rank', 'world_size', 'local_rank', 'device', 'torch', 'dist', 'In', 'Out', 'exit', 'quit',
+        'get_ipython', 'open'}]:
+    del globals()[_name]
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """`notebook` cells (split by a line of dashes) run, then `ask` is evaluated in the notebook."""
+
+    name: str
+    cells: str
+    ask: str
+    expected: str
+
+
+READ = [
+    Case("int", "x = 3\n---\n%%spmd -o r\nx * 2 + rank", "r[0], r[1]", "(6, 7)"),
+    Case("string", "x = 'a'\n---\n%%spmd -o r\nx + str(rank)", "r[1]", "'a1'"),
+    Case("none", "x = None\n---\n%%spmd -o r\nx is None", "r[1]", "True"),
+    Case("nested list", "x = [1, [2]]\n---\n%%spmd -o r\nx[1][0]", "r[0]", "2"),
+    Case(
+        "array", "import numpy as np\nx = np.arange(3)\n---\n%%spmd -o r\nint(x.sum())", "r[1]", "3"
+    ),
+    Case(
+        "tensor", "import torch\nx = torch.arange(3)\n---\n%%spmd -o r\nint(x.sum())", "r[1]", "3"
+    ),
+    Case(
+        "array is the rank's to write",
+        "import numpy as np\nx = np.zeros(2)\n---\n%%spmd -o r\nx[0] = 5 + rank\nfloat(x[0])",
+        "r[0], r[1], x.tolist()",
+        "(5.0, 6.0, [0.0, 0.0])",
+    ),
+    Case(
+        "a read-only array stays one",
+        "import numpy as np\nx = np.zeros(2)\nx.flags.writeable = False\n---\n"
+        "%%spmd -o r\nx.flags.writeable",
+        "r[0]",
+        "False",
+    ),
+    Case("module by name", "import math as m\n---\n%%spmd -o r\nm.floor(2.5)", "r[1]", "2"),
+    Case(
+        "submodule",
+        "import os.path\n---\n%%spmd -o r\nos.path.basename('a/b')",
+        "r[1]",
+        "'b'",
+    ),
+    Case("function", "def f(x): return x + 1\n---\n%%spmd -o r\nf(rank)", "r[1]", "2"),
+    Case("lambda", "f = lambda x: x * 3\n---\n%%spmd -o r\nf(rank)", "r[1]", "3"),
+    Case(
+        "closure",
+        "def make(n):\n    def add(x): return x + n\n    return add\nadd5 = make(5)\n---\n"
+        "%%spmd -o r\nadd5(rank)",
+        "r[1]",
+        "6",
+    ),
+    Case(
+        "function reads a global, transitively",
+        "n = 10\ndef g(x): return x + n\ndef f(x): return g(x) * 2\n---\n%%spmd -o r\nf(rank)",
+        "r[1]",
+        "22",
+    ),
+    Case(
+        "a later change of that global is seen",
+        "n = 10\ndef f(x): return x + n\n---\n%%spmd\nf(1)\n---\nn = 20\n---\n%%spmd -o r\nf(rank)",
+        "r[1]",
+        "21",
+    ),
+    Case(
+        "a redefined function is sent again",
+        "def f(): return 1\n---\n%%spmd\nf()\n---\ndef f(): return 2\n---\n%%spmd -o r\nf()",
+        "r[0]",
+        "2",
+    ),
+    Case(
+        "recursive function",
+        "def fact(n): return 1 if n < 2 else n * fact(n - 1)\n---\n%%spmd -o r\nfact(5)",
+        "r[1]",
+        "120",
+    ),
+    Case(
+        "defaults, keyword-only defaults and annotations",
+        "def f(a, b=2, *, c=3) -> int: return a + b + c\n---\n%%spmd -o r\nf(1), f.__annotations__",
+        "r[1]",
+        "(6, {'return': <class 'int'>})",
+    ),
+    Case(
+        "class with method that reads a global",
+        "k = 7\nclass P:\n    def v(self): return k\n---\n%%spmd -o r\nP().v()",
+        "r[1]",
+        "7",
+    ),
+    Case(
+        "instance of a notebook class",
+        "class P:\n    def __init__(s, v): s.v = v\np = P(4)\n---\n%%spmd -o r\np.v, type(p) is P",
+        "r[1]",
+        "(4, True)",
+    ),
+    Case(
+        "subclass with super()",
+        "class A:\n    def f(s): return 1\nclass B(A):\n    def f(s): return super().f() + 1\n---\n"
+        "%%spmd -o r\nB().f(), isinstance(B(), A)",
+        "r[0]",
+        "(2, True)",
+    ),
+    Case(
+        "dataclass and enum",
+        "from dataclasses import dataclass\nfrom enum import Enum\nclass E(Enum):\n    A = 1\n"
+        "@dataclass\nclass D:\n    e: E\nd = D(E.A)\n---\n%%spmd -o r\nd.e is E.A, d == D(E.A)",
+        "r[1]",
+        "(True, True)",
+    ),
+    Case(
+        "decorated function",
+        "import functools\ndef twice(f):\n    @functools.wraps(f)\n"
+        "    def g(*a): return f(*a) * 2\n"
+        "    return g\n@twice\ndef h(x): return x + 1\n---\n%%spmd -o r\nh(rank), h.__name__",
+        "r[1]",
+        "(4, 'h')",
+    ),
+    Case(
+        "generator function",
+        "def g():\n    yield from (1, 2)\n---\n%%spmd -o r\nsum(g())",
+        "r[0]",
+        "3",
+    ),
+    Case(
+        "async function and top-level await",
+        "import asyncio\nasync def f(): return 5\n---\n%%spmd -o r\nawait f()",
+        "r[1]",
+        "5",
+    ),
+    Case(
+        "comprehension",
+        "xs = [1, 2]\nk = 3\n---\n%%spmd -o r\n[x * k for x in xs]",
+        "r[1]",
+        "[3, 6]",
+    ),
+    Case("f-string", "w = 4\nx = 1.5\n---\n%%spmd -o r\nf'{x:{w}.1f}'", "r[1]", "' 1.5'"),
+    Case("%time", "x = 2\n---\n%%spmd -o r\n%time y = x + rank\ny", "r[1]", "3"),
+    Case(
+        "%%time", "x = 2\n---\n%%spmd -o r\n%%time\nz = x * 2\nz", "__tell(z)", "'Composite [4, 4]'"
+    ),
+    Case(
+        "!command",
+        "word = 'hi'\n---\n%%spmd -o r\nout = !echo {word} $word\nout[0]",
+        "r[1]",
+        "'hi hi'",
+    ),
+    Case(
+        "in a function of the cell",
+        "k = 2\n---\n%%spmd -o r\ndef f(x):\n    return x * k\nf(4)",
+        "r[1]",
+        "8",
+    ),
+    Case(
+        "bound methods and partials",
+        "import functools\nclass A:\n    def f(s, x): return x\na = A()\nm = a.f\n"
+        "p = functools.partial(m, 9)\n---\n%%spmd -o r\nm(1), p()",
+        "r[1]",
+        "(1, 9)",
+    ),
+    Case(
+        "a rank's name wins over the notebook's",
+        "rank = 77\n---\n%%spmd -o r\nrank",
+        "r[0], r[1], rank",
+        "(0, 1, 77)",
+    ),
+    Case(
+        "a name that the notebook does not know is the rank's own",
+        "%%spmd --isolate\nown = rank * 5\n---\n%%spmd -o r\nown",
+        "r[1], 'own' in globals()",
+        "(5, False)",
+    ),
+    Case(
+        "not read where the cell binds it first",
+        "import threading\nx = threading.Lock()\n---\n%%spmd\nx = rank\nprint(x)",
+        "__tell(x)",
+        "'Composite [0, 1]'",
+    ),
+]
+
+SAME = [
+    Case(
+        "two names of one tensor",
+        "import torch\nx = torch.zeros(1)\ny = x\n---\n%%spmd -o r\nx += 1\ny.item(), x is y",
+        "r[1]",
+        "(1.0, True)",
+    ),
+    Case(
+        "optimizer and model of one cell",
+        "import torch\nmodel = torch.nn.Linear(1, 1)\n"
+        "adam = torch.optim.Adam(model.parameters())\n---\n"
+        "%%spmd -o r\nadam.param_groups[0]['params'][0] is model.weight",
+        "r[1]",
+        "True",
+    ),
+    Case(
+        "optimizer that comes a cell later",
+        "import torch\nmodel = torch.nn.Linear(1, 1)\n"
+        "opt = torch.optim.SGD(model.parameters(), 1.0)\n"
+        "---\n%%spmd\nwith torch.no_grad():\n    model.weight.fill_(5)\n---\n"
+        "%%spmd -o r\nmodel(torch.ones(1, 1)).sum().backward()\nopt.step()\nmodel.weight.item()",
+        "r[1]",
+        "4.0",
+    ),
+    Case(
+        "optimizer of a model that is the ranks' own by now",
+        "import torch\nmodel = torch.nn.Linear(1, 1)\n"
+        "opt = torch.optim.SGD(model.parameters(), 1.0)\n"
+        "---\n%%spmd\nopt.zero_grad()\nmodel = torch.nn.Sequential(model)\n---\n%%spmd -o r\n"
+        "opt.param_groups[0]['params'][0] is model[0].weight",
+        "r[1]",
+        "True",
+    ),
+    Case(
+        "tied weights and views",
+        "import torch\na = torch.nn.Linear(2, 2)\nb = torch.nn.Linear(2, 2)\nb.weight = a.weight\n"
+        "net = torch.nn.Sequential(a, b)\nt = torch.zeros(4)\npair = (t, t[:2])\n---\n"
+        "%%spmd -o r\npair[0][0] = 1\nnet[0].weight is net[1].weight, pair[1][0].item()",
+        "r[1]",
+        "(True, 1.0)",
+    ),
+    Case(
+        "what a rank did to an unchanged value stays",
+        "x = [1]\n---\n%%spmd\nx.append(rank)\n---\n%%spmd -o r\nx",
+        "r[0], r[1], x",
+        "([1, 0], [1, 1], [1])",
+    ),
+    Case(
+        "a value changed in place in the notebook is sent again",
+        "x = [1]\n---\n%%spmd\nx.append(9)\n---\nx.append(2)\n---\n%%spmd -o r\nx",
+        "r[1]",
+        "[1, 2]",
+    ),
+    Case(
+        "one element of an array",
+        "import numpy as np\nx = np.zeros(100_000)\n---\n%%spmd\nx.sum()\n---\nx[77_777] = 1\n---\n"
+        "%%spmd -o r\nfloat(x.sum())",
+        "r[1]",
+        "1.0",
+    ),
+    Case(
+        "a changed learning rate leaves the trained model alone",
+        "import torch\nlr = 0.1\nmodel = torch.nn.Linear(1, 1)\n---\n"
+        "%%spmd\nlr\nwith torch.no_grad():\n    model.weight.fill_(5)\n---\nlr = 0.2\n---\n"
+        "%%spmd -o r\nlr, model.weight.item()",
+        "r[1]",
+        "(0.2, 5.0)",
+    ),
+    Case(
+        "the notebook's binding comes back where code hid a change",
+        "x = 1\n---\n%%spmd\nx\nexec('x = 99')\n---\n%%spmd -o r\nx",
+        "r[1], x",
+        "(1, 1)",
+    ),
+    Case(
+        "the same class on the ranks after a second transfer",
+        "class P: pass\np = P()\n---\n%%spmd\nmine = P()\n---\nq = P()\n---\n"
+        "%%spmd -o r\nisinstance(mine, type(q))",
+        "r[1]",
+        "True",
+    ),
+]
+
+BACK = [
+    Case("=", "%%spmd\nx = rank", "__tell(x)", "'Composite [0, 1]'"),
+    Case(
+        "+= of the notebook's",
+        "x = 10\n---\n%%spmd\nx += rank",
+        "__tell(x)",
+        "'Composite [10, 11]'",
+    ),
+    Case("unpacking", "%%spmd\na, *b = rank, 1, 2", "__tell(b)", "'Composite [[1, 2], [1, 2]]'"),
+    Case("walrus", "%%spmd\nprint(y := rank + 1)", "__tell(y)", "'Composite [1, 2]'"),
+    Case("for", "%%spmd\nfor i in range(3): pass", "__tell(i)", "'Composite [2, 2]'"),
+    Case(
+        "with",
+        "%%spmd\nimport contextlib\nwith contextlib.nullcontext(rank) as w: pass",
+        "__tell(w)",
+        "'Composite [0, 1]'",
+    ),
+    Case("def", "%%spmd\ndef f(): return rank\n---\n%%spmd -o r\nf()", "r[1]", "1"),
+    Case("class", "%%spmd\nclass K:\n    v = rank\n---\n%%spmd -o r\nK.v", "r[1]", "1"),
+    Case(
+        "global in a function of the cell",
+        "%%spmd\ndef f():\n    global g\n    g = rank\nf()",
+        "__tell(g)",
+        "'Composite [0, 1]'",
+    ),
+    Case(
+        "global in a function of the notebook",
+        "count = 0\ndef f():\n    global count\n    count += 1 + rank\n---\n%%spmd\nf()",
+        "__tell(count)",
+        "'Composite [1, 2]'",
+    ),
+    Case(
+        "import leaves the notebook's name alone",
+        "json = 5\n---\n%%spmd\nimport json\nfrom math import *\nx = json.dumps(1)",
+        "json, 'pi' in globals()",
+        "(5, False)",
+    ),
+    Case("not bound on any rank", "%%spmd\nif rank > 5: x = 1", "'x' in globals()", "False"),
+    Case(
+        "bound on one rank",
+        "%%spmd\nif rank == 1: x = 1",
+        "sorted(x.info), x[1]",
+        "([1], 1)",
+    ),
+    Case("del of what the notebook has", "x = 1\n---\n%%spmd\ndel x", "x", "1"),
+    Case("del of a Composite", "%%spmd\nx = 1\n---\n%%spmd\ndel x", "'x' in globals()", "False"),
+    Case(
+        "a Composite means each rank's own",
+        "%%spmd\nx = rank * 10\n---\n%%spmd\nx += 1",
+        "__tell(x)",
+        "'Composite [1, 11]'",
+    ),
+    Case("previous", "x = 'mine'\n---\n%%spmd\nx = 1\n---\n%%spmd\nx = 2", "x.previous", "'mine'"),
+    Case("another name for it", "%%spmd\nx = rank\n---\ny = x\n---\n%%spmd -o r\ny", "r[1]", "1"),
+    Case(
+        "inside a value",
+        "%%spmd\nx = [rank]\n---\nd = {'mine': x}\n---\n%%spmd -o r\nd['mine'], d['mine'] is x",
+        "r[1]",
+        "([1], True)",
+    ),
+    Case(
+        "an attribute of it",
+        "%%spmd\nx = torch.ones(2, 3 + rank)\n---\ns = x.shape\n---\n%%spmd -o r\ns[1]",
+        "r[0], r[1], s[1]",
+        "(3, 4, torch.Size([2, 4]))",
+    ),
+    Case(
+        "info without fetching",
+        "%%spmd\nx = torch.ones(2, 3)",
+        "str(x.info[1]), x.info[0].shape",
+        "('Tensor 2x3 float32 cpu', (2, 3))",
+    ),
+    Case(
+        "a notebook value takes its place",
+        "%%spmd\nx = 1\n---\nx = 5\n---\n%%spmd -o r\nx",
+        "r[1]",
+        "5",
+    ),
+    Case(
+        "of a function of the ranks the globals are seen",
+        "n = 1\n---\n%%spmd\ndef f(): return n\n---\nn = 2\n---\n%%spmd -o r\nf()",
+        "r[1]",
+        "2",
+    ),
+    Case("some ranks", "%%spmd -t 1\nx = rank", "sorted(x.info), x[1]", "([1], 1)"),
+    Case("--isolate, in", "x = 5\n---\n%%spmd --isolate -o r\n'x' in globals()", "r[1]", "False"),
+    Case("--isolate, out", "%%spmd --isolate\nx = 5", "'x' in globals()", "False"),
+    Case(
+        "--nowait", "%%spmd --nowait\nx = rank\n---\n_.result()", "__tell(x)", "'Composite [0, 1]'"
+    ),
+    Case("%spmd", "x = 4\n---\nr = %spmd x + rank", "r[1]", "5"),
+    Case(
+        "a failed cell: what it has bound counts",
+        "a = 1\nb = 2\n---\n%%spmd\na = 10 + rank\n1 / 0\nb = 20",
+        "__tell(a), b",
+        "('Composite [10, 11]', 2)",
+    ),
+    Case(
+        "instances come back as the notebook's class",
+        "class P:\n    def __init__(s, v): s.v = v\n---\n%%spmd\np = P(rank)",
+        "type(p[1]) is P, p[1].v",
+        "(True, 1)",
+    ),
+    Case(
+        "pool[name] and back",
+        "import gpupool\npool = gpupool.current_pool()\npool['x'] = [1]\n---\n%%spmd -o r\nx",
+        "r[1], pool['x'][0], 'x' in globals()",
+        "([1], [1], False)",
+    ),
+    Case(
+        "pool.put",
+        "import gpupool, numpy as np\npool = gpupool.current_pool()\n"
+        "big = pool.put(np.ones(1000))\n"
+        "---\n%%spmd -o r\nfloat(big.sum()) + rank",
+        "r[1]",
+        "1001.0",
+    ),
+    Case(
+        "pool.run with a function of the notebook",
+        "import gpupool\npool = gpupool.current_pool()\nn = 3\ndef f(x): return x + n + rank\n"
+        "r = pool.run(f, 10)\n---\nn = 4",
+        "r[0], r[1], pool.run(f, 10)[1]",
+        "(13, 14, 15)",
+    ),
+]
+
+REFUSED = [
+    Case(
+        "lock",
+        "import threading\nx = threading.Lock()\n---\n%%spmd\nran = 1\nx",
+        "",
+        "x: TypeError",
+    ),
+    Case(
+        "lock inside",
+        "import threading\nx = {'a': [threading.Lock()]}\n---\n%%spmd\nran = 1\nx",
+        "",
+        "(x['a'][0])",
+    ),
+    Case(
+        "too large",
+        "import numpy as np\nx = np.zeros(257 << 20, np.uint8)\n---\n%%spmd\nran = 1\nx",
+        "",
+        "x: it takes 257 MiB or more; a cell sends up to 256 MiB. Load it in the cell, or bring it "
+        "to the ranks once: `x = pool.put(x)`.",
+    ),
+    Case(
+        "what a function closes over",
+        "import threading\ndef make(lock):\n    return lambda: lock\n"
+        "f = make(threading.Lock())\n---\n"
+        "%%spmd\nran = 1\nf",
+        "",
+        "(f, which closes over lock)",
+    ),
+    Case(
+        "what a function reads",
+        "import threading\nlock = threading.Lock()\ndef f():\n    with lock: pass\n---\n"
+        "%%spmd\nran = 1\nf()",
+        "",
+        "  lock: TypeError",
+    ),
+    Case(
+        "on a rank",
+        "class Odd:\n    def __reduce__(self): return print, (), {'no': 'state'}\nx = Odd()\n---\n"
+        "%%spmd\nran = 1\nx",
+        "",
+        "x: on rank 0: AttributeError",
+    ),
+    Case(
+        "a pool",
+        "import gpupool\npool = gpupool.current_pool()\n---\n%%spmd\nran = 1\npool",
+        "",
+        "pool:",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def shell() -> Iterator[Terminal]:
+    """A shell with a pool of two ranks."""
+    with Terminal() as terminal:
+        assert terminal.run("%load_ext gpupool\n%gpupool start --cpu -n 2").success
+        assert terminal.run("__keep = {*globals(), '__keep', 'In', 'Out'}").success
+        yield terminal
+
+
+@pytest.fixture
+def run(shell: Terminal) -> Iterator[object]:
+    """Runs the cells of a case one after the other; gives what the last one printed."""
+
+    def run(cells: str) -> object:
+        for cell in textwrap.dedent(cells).split("\n---\n"):
+            shown = shell.run(cell)
+        return shown
+
+    assert shell.run(FRESH).success
+    assert shell.run(FRESH_RANKS).success
+    return run  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("case", [*READ, *SAME, *BACK], ids=lambda case: case.name)
+def test_what_travels_and_what_comes_back(run, shell: Terminal, case: Case) -> None:  # type: ignore[no-untyped-def]
+    run(case.cells)
+    shown = shell.run(f"print(repr(({case.ask})))")
+    assert shown.stdout == case.expected + "\n"
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
+def test_what_cannot_be_sent_is_named_and_no_rank_runs(run, shell: Terminal, case: Case) -> None:  # type: ignore[no-untyped-def]
+    shown = run(case.cells)
+    assert not shown.success
+    assert "TransferError: no rank has run" in shown.stdout
+    assert case.expected in shown.stdout
+    assert shell.run("%%spmd --isolate\nprint('ran' in globals())").stdout.count("False") == 2
+    assert shell.run("%%spmd\nprint('goes on')").stdout.count("goes on") == 2
