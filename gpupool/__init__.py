@@ -16,6 +16,8 @@ __version__ = "0.1.0"
 
 # public name -> module that defines it
 _NAMES = {
+    "Composite": "gpupool.pool.composite",
+    "Constant": "gpupool.pool.composite",
     "CredentialsError": "gpupool.core.errors",
     "DataError": "gpupool.core.errors",
     "DataNotFoundError": "gpupool.core.errors",
@@ -37,6 +39,7 @@ _NAMES = {
     "TrainingOptions": "gpupool.core.options",
     "TrainingResult": "gpupool.training.result",
     "TrainingRun": "gpupool.training.run",
+    "TransferError": "gpupool.core.errors",
     "current_pool": "gpupool.pool.session",
     "gpus": "gpupool.pool.gpus",
     "leftovers": "gpupool.pool.leftovers",
@@ -93,10 +96,13 @@ if TYPE_CHECKING:
     from gpupool.core.errors import PoolStartError as PoolStartError
     from gpupool.core.errors import SpmdError as SpmdError
     from gpupool.core.errors import TrainingError as TrainingError
+    from gpupool.core.errors import TransferError as TransferError
     from gpupool.core.options import PoolOptions as PoolOptions
     from gpupool.core.options import TrainingOptions as TrainingOptions
     from gpupool.data.datastore import ImageDatastore as ImageDatastore
     from gpupool.notebook.training import train as train
+    from gpupool.pool.composite import Composite as Composite
+    from gpupool.pool.composite import Constant as Constant
     from gpupool.pool.gpus import gpus as gpus
     from gpupool.pool.inline import InlinePool as InlinePool
     from gpupool.pool.leftovers import leftovers as leftovers

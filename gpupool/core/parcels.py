@@ -63,8 +63,15 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
         self._file = _BoundedFile(max_bytes)
         self._max_bytes = max_bytes
         self._storages: dict[int, Any] = {}  # address -> one object for all tensors that share it
-        self.buffers: list[memoryview] = []
-        super().__init__(self._file, protocol=5, buffer_callback=self._leave_out)
+        self.buffers = buffers = list[memoryview]()
+
+        # Not a method: a packer in a circle would keep the value it has packed until a collection.
+        def leave_out(buffer: pickle.PickleBuffer) -> None:
+            raw = buffer.raw()
+            _check(raw.nbytes + sum(other.nbytes for other in buffers), max_bytes)
+            buffers.append(raw)
+
+        super().__init__(self._file, protocol=5, buffer_callback=leave_out)
 
     def stream(self) -> bytes:
         """The pickle."""
@@ -75,19 +82,14 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
         """Pickle and data together."""
         return self._file.tell() + sum(buffer.nbytes for buffer in self.buffers)
 
-    def _leave_out(self, buffer: pickle.PickleBuffer) -> None:
-        raw = buffer.raw()
-        self._check(raw.nbytes + sum(other.nbytes for other in self.buffers))
-        self.buffers.append(raw)
-
     def reducer_override(self, obj: Any) -> Any:
         """How a part is pickled."""
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
         if numpy is not None and isinstance(obj, numpy.ndarray):
-            self._check(obj.nbytes)
+            _check(obj.nbytes, self._max_bytes)
         if torch is not None:
             if isinstance(obj, torch.Tensor):
-                self._check(obj.nbytes if obj.layout is torch.strided else 0)
+                _check(obj.nbytes if obj.layout is torch.strided else 0, self._max_bytes)
             elif isinstance(obj, torch.storage.TypedStorage):
                 untyped = obj._untyped_storage
                 same = self._storages.setdefault(untyped.data_ptr() or id(untyped), untyped)
@@ -98,7 +100,7 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _reduce_storage(self, torch: Any, obj: Any) -> Any:
         on_gpu = obj.device.type != "cpu"
-        self._check(obj.nbytes())
+        _check(obj.nbytes(), self._max_bytes)
         data = torch.empty(0, dtype=torch.uint8).set_(obj.cpu() if on_gpu else obj).numpy()
         return storage, (pickle.PickleBuffer(data), on_gpu)
 
@@ -109,10 +111,6 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
             arguments = (arguments[0], NAMESPACE, *arguments[2:])
             slots["__globals__"] = {}
         return make, arguments, (state, slots), *rest
-
-    def _check(self, num_bytes: int) -> None:
-        if self._max_bytes is not None and num_bytes > self._max_bytes:
-            raise TooLargeError(num_bytes)
 
 
 class _Namespace:
@@ -131,10 +129,13 @@ class _BoundedFile(io.BytesIO):
         self._max_bytes = max_bytes
 
     def write(self, data: Any) -> int:
-        size = self.tell() + len(data)
-        if self._max_bytes is not None and size > self._max_bytes:
-            raise TooLargeError(size)
+        _check(self.tell() + len(data), self._max_bytes)
         return super().write(data)
+
+
+def _check(num_bytes: int, max_bytes: int | None) -> None:
+    if max_bytes is not None and num_bytes > max_bytes:
+        raise TooLargeError(num_bytes)
 
 
 # ---- what crosses ----------------------------------------------------------------------------

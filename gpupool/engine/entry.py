@@ -150,6 +150,11 @@ def inline_call(name: str, payload: dict[str, Any], take: Take) -> dict[str, Any
     return inline.call(replaced.get(name, globals()[name]), payload, take)
 
 
+def inline_set(name: str, value: object) -> None:
+    """Let a name of the cells mean this very object."""
+    this_shell().user_ns[name] = value
+
+
 def inline_control(request: str, content: dict[str, Any]) -> dict[str, Any]:
     """Do what a control request asks for, here and now; replies as `control.answer` does."""
     return control.answer(request, content)

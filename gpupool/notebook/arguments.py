@@ -12,6 +12,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import NoReturn
 
 from gpupool.core.errors import OptionsError
@@ -130,6 +131,7 @@ def bare_parser(command: str) -> Callable[[], MagicParser]:
     return lambda: MagicParser(f"%gpupool {command}")
 
 
+@cache  # it is wanted for every cell, and takes half a millisecond
 def spmd_parser() -> MagicParser:
     """%%spmd"""
     parser = MagicParser("%%spmd")

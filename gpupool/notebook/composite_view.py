@@ -8,7 +8,7 @@ from typing import Any
 
 from gpupool.core.errors import PoolError
 from gpupool.notebook import markup
-from gpupool.pool.composite import Composite, ValueInfo
+from gpupool.pool.composite import Composite, ValueInfo, pool_variables
 from gpupool.spmd.output import fold, format_ranks
 
 TEXT_CHARS = 200  # of a rank's value
@@ -47,7 +47,7 @@ def _rows(composite: Composite) -> tuple[str, list[tuple[str, str, str]]]:
     head = f"{composite} on {len(composite)} rank{'s' if len(composite) > 1 else ''}"
     infos: Mapping[int, ValueInfo]
     try:
-        infos = composite.look(TEXT_CHARS)
+        infos = pool_variables(composite).look(composite, TEXT_CHARS)
     except PoolError as error:
         return f"{head}: {error}", []
     missing = [rank for rank in range(len(composite)) if rank not in infos]

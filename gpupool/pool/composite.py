@@ -66,20 +66,11 @@ class Composite:
         self.previous = previous
 
     @property
-    def key(self) -> tuple[str, tuple[str, ...], int]:
-        """(name, path of attributes, version): what it means on a rank."""
-        return self._name, self._path, self._version
-
-    @property
     def info(self) -> Mapping[int, ValueInfo]:
         """Rank -> type, shape and the like of its value; a rank without one is not there."""
         if self._info is None:
-            self._info = self.look()
+            self._info = self._variables.look(self)
         return self._info
-
-    def look(self, text_chars: int = 0) -> Mapping[int, ValueInfo]:
-        """`info` as it is now, with a repr of up to `text_chars` characters."""
-        return self._variables.look(self, text_chars)
 
     def gather(self) -> list[Any]:
         """The values of all ranks, in order.
@@ -135,6 +126,19 @@ class Composite:
 
     def __repr__(self) -> str:
         return f"Composite({self}, {len(self)} ranks)"
+
+
+def key_of(composite: Composite) -> tuple[str, tuple[str, ...], int]:
+    """(name, path of attributes, version): what it means on a rank.
+
+    Not a property: those names belong to the attributes of the ranks' values.
+    """
+    return composite._name, composite._path, composite._version
+
+
+def pool_variables(composite: Composite) -> Variables:
+    """The variables that it is one of."""
+    return composite._variables
 
 
 class Constant:

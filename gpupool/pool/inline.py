@@ -85,6 +85,9 @@ class InlinePool(Pool):
         call = pack((source_or_function, args, kwargs))
         return self.execute("run_function", {0: {"call": call}}, on_output, timeout_s)
 
+    def __setitem__(self, name: str, value: object) -> None:
+        invoke("inline_set", {"name": name, "value": value})
+
     def put(self, value: object) -> Any:
         """The value itself: it is here."""
         return value

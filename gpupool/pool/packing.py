@@ -29,6 +29,8 @@ MAX_VALUE_BYTES = 256 << 20
 
 # an object of the notebook -> (number of the parcel, of the part in it) that the ranks have it by
 FindPart = Callable[[object], tuple[int, int] | None]
+# a Composite -> (name, path, version) on the ranks; raises if its values are gone
+KeyOf = Callable[[Composite], tuple[str, tuple[str, ...], int]]
 
 _NO_PARTS = (
     type,
@@ -52,15 +54,17 @@ class NotebookPacker(Packer):
     functions is in it, so that to unpickle it runs no code of anybody's and cannot fail.
     """
 
-    def __init__(self, value: object, find_part: FindPart, max_bytes: int | None) -> None:
+    def __init__(
+        self, value: object, find_part: FindPart, key_of: KeyOf, max_bytes: int | None
+    ) -> None:
         super().__init__(max_bytes)
         self.parts: list[object] = []
         self.names_read: set[str] = set()
         self.names_bound: set[str] = set()
-        self.composites: list[Composite] = []
         self.needs: set[int] = set()
         self.plain = True
         self._find_part = find_part
+        self._key_of = key_of
         self.dump((value, _Parts()))
         self.digest = self._digest()
 
@@ -72,8 +76,7 @@ class NotebookPacker(Packer):
             return super().reducer_override(obj)
         if isinstance(obj, Composite):
             self.plain = False
-            self.composites.append(obj)
-            return rank_value, obj.key
+            return rank_value, self._key_of(obj)
         if isinstance(obj, Constant):
             self.needs.add(obj.number)
             return part, (obj.number, WHOLE)

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpupool.core.parcels import INLINE_BYTES, MemoryFile, to_wire
-from gpupool.pool.packing import MAX_VALUE_BYTES, FindPart, NotebookPacker
+from gpupool.pool.composite import key_of
+from gpupool.pool.packing import MAX_VALUE_BYTES, FindPart, KeyOf, NotebookPacker
 
 _NOTHING = object()
+_IMMUTABLE = {int, float, complex, bool, str, bytes, type(None)}
 
 
 @dataclass(slots=True)
@@ -39,7 +41,8 @@ class Parcel:
 class Parcels:
     """The parcels of a pool. `begin` starts a round, in which nothing in the notebook changes."""
 
-    def __init__(self) -> None:
+    def __init__(self, key_of: KeyOf = key_of) -> None:
+        self._key_of = key_of
         self._numbers = itertools.count(1)
         self._parcels: dict[int, Parcel] = {}
         self._by_name: dict[str, int] = {}
@@ -78,7 +81,11 @@ class Parcels:
             Exception: whatever its class raises when it cannot be pickled.
         """
         known = self._parcels.get(self._by_name.get(name, 0))
-        if known is not None and known.value() is value and self._is_current(known.number):
+        if (
+            known is not None
+            and known.value() is value
+            and (type(value) in _IMMUTABLE or self._is_current(known.number))
+        ):
             return known
         parcel = self._new(value, MAX_VALUE_BYTES)
         self._by_name[name] = parcel.number
@@ -94,7 +101,11 @@ class Parcels:
 
     def pack_once(self, value: object) -> NotebookPacker:
         """Pack a value that is used once; it may refer to all that the ranks have."""
-        return NotebookPacker(value, self._find_part(next(self._numbers)), None)
+        return self._pack(value, next(self._numbers), None)
+
+    def gone(self) -> list[int]:
+        """The parcels whose values the notebook does not have any more: none can be sent again."""
+        return [n for n, p in self._parcels.items() if p.file is None and p.value() is None]
 
     def with_needs(self, numbers: Iterable[int]) -> set[int]:
         """These parcels and all that they refer to, and so on."""
@@ -113,8 +124,8 @@ class Parcels:
         if parcel.wire is not None:
             return parcel.wire, None
         packer = self._packed.get(number)
-        if packer is None:  # its value is gone, or it was not read in this round: as it is now
-            packer = NotebookPacker(parcel.value(), self._find_part(number), MAX_VALUE_BYTES)
+        if packer is None:  # what cannot change is not packed to be compared
+            packer = self._pack(parcel.value(), number, MAX_VALUE_BYTES)
         file = MemoryFile() if packer.num_bytes > INLINE_BYTES else None
         return to_wire(packer.stream(), packer.buffers, file), file
 
@@ -140,7 +151,7 @@ class Parcels:
 
     def _new(self, value: object, max_bytes: int | None) -> Parcel:
         number = next(self._numbers)
-        packer = NotebookPacker(value, self._find_part(number), max_bytes)
+        packer = self._pack(value, number, max_bytes)
         parcel = Parcel(
             number,
             packer.digest,
@@ -157,6 +168,9 @@ class Parcels:
             self._parts[id(part)] = weakref.ref(part), number, index
         return parcel
 
+    def _pack(self, value: object, number: int, max_bytes: int | None) -> NotebookPacker:
+        return NotebookPacker(value, self._find_part(number), self._key_of, max_bytes)
+
     def _is_current(self, number: int) -> bool:
         """Whether the ranks have it as it is now; drops it if not."""
         if number not in self._checked:
@@ -164,7 +178,7 @@ class Parcels:
             value = parcel.value()
             self._checked[number] = True
             if value is not None and parcel.file is None:
-                packer = NotebookPacker(value, self._find_part(number), MAX_VALUE_BYTES)
+                packer = self._pack(value, number, MAX_VALUE_BYTES)
                 if packer.digest == parcel.digest and number in self._parcels:
                     self._packed[number] = packer
                 else:

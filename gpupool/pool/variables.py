@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gpupool.core.errors import PoolError, SpmdError, TransferError
 from gpupool.core.masking import redact
 from gpupool.core.parcels import INLINE_BYTES, MemoryFile, Source, namespace, to_wire
-from gpupool.pool.composite import Composite, Constant, ValueInfo
+from gpupool.pool.composite import Composite, Constant, ValueInfo, key_of, pool_variables
 from gpupool.pool.packing import reason
 from gpupool.pool.parcels import Parcel, Parcels
 
@@ -64,7 +64,7 @@ class Variables:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._lock = threading.RLock()
-        self._parcels = Parcels()
+        self._parcels = Parcels(self._key_of)
         self._there: dict[int, set[int]] = {}  # rank -> parcels that it has
         self._forget: dict[int, set[int]] = {}  # rank -> parcels that it need not keep
         self._versions: dict[str, int] = {}
@@ -87,7 +87,7 @@ class Variables:
             TransferError: a value cannot be sent, or be read on a rank; nothing is bound then.
         """
         with self._lock:
-            self._begin(names)
+            self._begin(names, ranks)
             try:
                 shipment = self._gather(reads, names)
                 if shipment.problems:
@@ -239,7 +239,7 @@ class Variables:
         """
         with self._lock:
             names = namespace()
-            self._begin(names)
+            self._begin(names, ranks)
             try:
                 packer = self._parcels.pack_once(call)
                 shipment = self._gather(packer.names_read, names)
@@ -258,9 +258,12 @@ class Variables:
 
     # ---- inside --------------------------------------------------------------------------
 
-    def _begin(self, names: Mapping[str, object]) -> None:
+    def _begin(self, names: Mapping[str, object], ranks: Sequence[int]) -> None:
         for number in self._parcels.begin(names):
             self._drop_on_ranks(number)
+        for number in self._parcels.gone():  # a rank that is new would miss it
+            if not all(number in self._there.get(rank, ()) for rank in ranks):
+                self._parcels.drop(number)
 
     def _gather(self, reads: Iterable[str], names: Mapping[str, object]) -> Shipment:
         """Follow the names that are read, and those that functions among them read."""
@@ -277,7 +280,7 @@ class Variables:
                     shipment.covered.add(name)
             elif isinstance(value, Composite):
                 self._alias(shipment, name, value)
-                queue += self._rank_reads.get(value.key[0], ())
+                queue += self._rank_reads.get(key_of(value)[0], ())
             elif isinstance(value, Constant):
                 shipment.numbers[name] = value.number
             else:
@@ -339,7 +342,7 @@ class Variables:
         }
         replies = self._pool.execute("receive", payloads, _ignore).result()
         problems: dict[str, str] = {}
-        for rank, reply in replies.items():
+        for rank, reply in sorted(replies.items(), reverse=True):  # the first rank has the word
             for number, text in reply["failed"].items():
                 self._parcels.drop(number)
                 names = [name for name, n in shipment.numbers.items() if n == number]
@@ -364,7 +367,7 @@ class Variables:
     ) -> Composite:
         self._versions[name] = version = self._versions.get(name, 0) + 1
         previous = replaced
-        if isinstance(replaced, Composite) and replaced.key[:2] == (name, ()):
+        if isinstance(replaced, Composite) and key_of(replaced)[:2] == (name, ()):
             previous = replaced.previous
         info = None
         if infos is not None:
@@ -375,11 +378,14 @@ class Variables:
 
     def _is_gone(self, name: str, bound: object, infos: Mapping[int, Any]) -> bool:
         """Whether a deleted name is left on no rank; of ranks that took no part, ask them."""
-        if not (isinstance(bound, Composite) and bound.key[:2] == (name, ())):
+        if not (isinstance(bound, Composite) and key_of(bound)[:2] == (name, ())):
             return False
         others = set(self._pool.alive_ranks()) - set(infos)
         payload = {"name": name, "path": (), "text_chars": 0}
         return not any(r["info"] for r in self._ask("look", payload, sorted(others)).values())
+
+    def _key_of(self, composite: Composite) -> tuple[str, tuple[str, ...], int]:
+        return *self._current(composite), key_of(composite)[2]
 
     def _current(self, composite: Composite) -> tuple[str, tuple[str, ...]]:
         """Name and path of a Composite of this pool that nothing has taken the place of.
@@ -387,8 +393,8 @@ class Variables:
         Raises:
             PoolError: its values are gone.
         """
-        name, path, version = composite.key
-        if composite._variables is not self:
+        name, path, version = key_of(composite)
+        if pool_variables(composite) is not self:
             raise PoolError(f"{composite} is of another pool, whose ranks had the values.")
         if version != self._versions.get(name, 0):
             raise PoolError(
