@@ -42,7 +42,10 @@ class Shell:
         self.run("%load_ext gpupool\n%gpupool start -n 2 --cpu")
         self.pool = gpupool.current_pool()
         self.names["client_file"] = str(self.pool._engines._launch.client_file)
-        self.run("import ipyparallel\nview = ipyparallel.Client(client_file)[:]\nview.block = True\nview.activate()")
+        self.run(
+            "import ipyparallel\nview = ipyparallel.Client(client_file)[:]\n"
+            "view.block = True\nview.activate()"
+        )
         self.names.update({f"v{number}": f"text {number}" for number in range(20)})
 
     @property

@@ -7,7 +7,6 @@ thread, so it must not make the notebook import anything). Work is done elsewher
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,7 @@ def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
     Until here files were made for their owner alone: keys and logs.
     """
     rank = boot.this_rank()
-    os.umask(umask)
-    if cwd and Path(cwd).is_dir():
-        os.chdir(cwd)
-    sys.path.extend(p for p in sys_path if p not in sys.path)
+    variables.follow(sys_path, cwd, umask)
     shell: Any = get_ipython()
     shell.user_ns.update(execute.cell_names(rank))
     control.install()
@@ -90,9 +86,9 @@ def run_function(call: dict[str, Any], shipment: dict[str, Any]) -> dict[str, An
     return execute.guarded(lambda: variables.around(run, **shipment))
 
 
-def receive(parcels: list[tuple[int, dict[str, Any]]], forget: list[int]) -> dict[str, Any]:
+def receive(**parcels: Any) -> dict[str, Any]:
     """Take in values of the notebook; "failed" maps those that cannot be read to the reason."""
-    return execute.guarded(lambda: {"failed": variables.receive(parcels, forget)})
+    return execute.guarded(lambda: {"failed": variables.receive(**parcels)})
 
 
 def bind(**shipment: Any) -> dict[str, Any]:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from IPython.lib.pretty import pretty
 
-from gpupool.core import parcels
+from gpupool.core import parcels as travelling
 from gpupool.core.errors import ParcelsLostError
 from gpupool.core.names import names_in_code
 from gpupool.core.on_rank import WHOLE
@@ -57,12 +59,30 @@ _kept: dict[int, _Kept] = {}
 _bound: dict[str, int] = {}  # names that mean a parcel's value -> its number
 
 
-def receive(wires: Sequence[tuple[int, dict[str, Any]]], forget: Iterable[int]) -> dict[int, str]:
-    """Take in parcels; number -> reason for those that cannot be read here."""
+def follow(sys_path: Sequence[str], cwd: str, umask: int) -> None:
+    """Go where the notebook is: its search path for modules, folder and umask."""
+    os.umask(umask)
+    if cwd and Path(cwd).is_dir():
+        os.chdir(cwd)
+    sys.path[:] = [*sys_path, *(p for p in sys.path if p not in sys_path)]
+
+
+def receive(
+    parcels: Sequence[tuple[int, dict[str, Any]]], forget: Iterable[int], place: Mapping[str, Any]
+) -> dict[int, str]:
+    """Take in parcels; number -> reason for those that cannot be read here.
+
+    Args:
+        parcels: (number, parcel as it travels).
+        forget: numbers of parcels that are not wanted any more.
+        place: the arguments of `follow`, if the notebook has gone somewhere else.
+    """
+    if place:
+        follow(**place)
     for number in forget:
         _kept.pop(number, None)
     failed = {}
-    for number, wire in wires:
+    for number, wire in parcels:
         kept = _Kept(wire)
         try:
             kept.load()
@@ -80,7 +100,7 @@ def around(work: Callable[[], dict[str, Any]], **shipment: Any) -> dict[str, Any
         shipment: see `gpupool.pool.variables.Shipment.payload`.
     """
     names = shipment["names"]
-    failed = receive(shipment["parcels"], shipment["forget"])
+    failed = receive(shipment["parcels"], shipment["forget"], shipment["place"])
     if failed:
         raise ParcelsLostError(
             f"what the notebook sent cannot be read: {'; '.join(failed.values())}"
@@ -180,9 +200,9 @@ def fetch(name: str, path: Sequence[str], out_path: str) -> dict[str, Any]:
     packer = Packer()
     packer.dump(_rank_value(name, path))
     if packer.num_bytes <= INLINE_BYTES:
-        return parcels.to_wire(packer.stream(), packer.buffers, None)
+        return travelling.to_wire(packer.stream(), packer.buffers, None)
     file = MemoryFile(os.open(out_path, os.O_RDWR | os.O_CLOEXEC))
-    return {**parcels.to_wire(packer.stream(), packer.buffers, file), "path": out_path}
+    return {**travelling.to_wire(packer.stream(), packer.buffers, file), "path": out_path}
 
 
 def load(wire: dict[str, Any]) -> Any:
@@ -210,7 +230,7 @@ def _rank_value(name: str, path: Sequence[str], version: int = 0) -> Any:
 
 
 def _storage(buffer: Any, on_gpu: bool) -> Any:
-    made = parcels.storage(buffer, on_gpu)
+    made = travelling.storage(buffer, on_gpu)
     device = torch.device(this_rank()["device"])
     return made.to(device=device) if on_gpu and device.type == "cuda" else made
 

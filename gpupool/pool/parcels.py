@@ -46,6 +46,7 @@ class Parcels:
         self._numbers = itertools.count(1)
         self._parcels: dict[int, Parcel] = {}
         self._by_name: dict[str, int] = {}
+        self._by_value: dict[int, int] = {}  # id of a value -> its parcel, if it is still that one
         self._parts: dict[int, tuple[weakref.ref[Any], int, int]] = {}  # id -> of whom, which
         self._checked: dict[int, bool] = {}  # in this round: whether it is what was sent
         self._packed: dict[int, NotebookPacker] = {}  # in this round
@@ -80,16 +81,11 @@ class Parcels:
         Raises:
             Exception: whatever its class raises when it cannot be pickled.
         """
-        known = self._parcels.get(self._by_name.get(name, 0))
-        if (
-            known is not None
-            and known.value() is value
-            and (type(value) in _IMMUTABLE or self._is_current(known.number))
-        ):
-            return known
-        parcel = self._new(value, MAX_VALUE_BYTES)
-        self._by_name[name] = parcel.number
-        return parcel
+        known = self._known(name, value)
+        if known is None or not (type(value) in _IMMUTABLE or self._is_current(known.number)):
+            known = self._new(value, MAX_VALUE_BYTES)
+        self._by_name[name] = known.number
+        return known
 
     def constant(self, value: object) -> Parcel:
         """A parcel that stays what it is, of any size, until it is dropped."""
@@ -144,10 +140,20 @@ class Parcels:
             parcel.file.close()
         for name in [name for name, other in self._by_name.items() if other == number]:
             del self._by_name[name]
+        for key in [key for key, other in self._by_value.items() if other == number]:
+            del self._by_value[key]
         for key in [key for key, (_, other, _) in self._parts.items() if other == number]:
             del self._parts[key]
         for other in [n for n, p in self._parcels.items() if number in p.needs]:
             self.drop(other)
+
+    def _known(self, name: str, value: object) -> Parcel | None:
+        """The parcel of this very object, by this name or another one."""
+        for number in (self._by_name.get(name, 0), self._by_value.get(id(value), 0)):
+            parcel = self._parcels.get(number)
+            if parcel is not None and parcel.file is None and parcel.value() is value:
+                return parcel
+        return None
 
     def _new(self, value: object, max_bytes: int | None) -> Parcel:
         number = next(self._numbers)
@@ -162,6 +168,7 @@ class Parcels:
             packer.plain,
         )
         self._parcels[number] = parcel
+        self._by_value[id(value)] = number
         self._packed[number] = packer
         self._checked[number] = True
         for index, part in enumerate(packer.parts):

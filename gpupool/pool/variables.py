@@ -7,7 +7,6 @@ takes part before any of them runs.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ from gpupool.core.errors import PoolError, SpmdError, TransferError
 from gpupool.core.masking import redact
 from gpupool.core.parcels import INLINE_BYTES, MemoryFile, Source, namespace, to_wire
 from gpupool.pool.composite import Composite, Constant, ValueInfo, key_of, pool_variables
+from gpupool.pool.environment import notebook_place
 from gpupool.pool.packing import reason
 from gpupool.pool.parcels import Parcel, Parcels
 
@@ -33,11 +33,12 @@ _INFO_FIELDS = {info_field.name for info_field in fields(ValueInfo)}
 
 @dataclass(slots=True)
 class Shipment:
-    """What a cell needs on the ranks. `reads` are all names that it reads, functions included.
+    """What a cell needs on the ranks.
 
     `numbers` maps names to parcels, `aliases` names to (name, path) on the rank; `bound` are names
     that the notebook's functions bind. `covered` are the notebook's names that mean something else
-    in a cell.
+    in a cell, `problems` names that cannot be sent with the reason, `inline` the parcels that go
+    with the cell: rank -> (number, parcel).
     """
 
     numbers: dict[str, int] = field(default_factory=dict)
@@ -46,16 +47,6 @@ class Shipment:
     covered: set[str] = field(default_factory=set)
     problems: dict[str, str] = field(default_factory=dict)
     inline: dict[int, list[tuple[int, dict[str, Any]]]] = field(default_factory=dict)
-
-    def payload(self, rank: int, forget: Sequence[int], names: Iterable[str]) -> dict[str, Any]:
-        """The argument of the engine's function for one rank; `names` are reported on."""
-        return {
-            "parcels": self.inline.get(rank, []),
-            "forget": list(forget),
-            "numbers": self.numbers,
-            "aliases": self.aliases,
-            "names": sorted({*names, *self.bound}),
-        }
 
 
 class Variables:
@@ -69,7 +60,7 @@ class Variables:
         self._forget: dict[int, set[int]] = {}  # rank -> parcels that it need not keep
         self._versions: dict[str, int] = {}
         self._rank_reads: dict[str, frozenset[str]] = {}  # functions of ranks -> names they read
-        self._sys_path = list(sys.path)
+        self._places: dict[int, dict[str, Any]] = {}  # rank -> what it was told of the notebook's
 
     @property
     def world_size(self) -> int:
@@ -100,15 +91,25 @@ class Variables:
     def payloads(
         self, shipment: Shipment, ranks: Sequence[int], names: Iterable[str]
     ) -> dict[int, dict[str, Any]]:
-        """rank -> what the engine's function is told of variables; `names` are reported on."""
+        """rank -> what `gpupool.engine.variables.around` is told; `names` are reported on."""
         with self._lock:
-            return {rank: shipment.payload(rank, self._take_forget(rank), names) for rank in ranks}
+            return {
+                rank: {
+                    "parcels": shipment.inline.get(rank, []),
+                    "numbers": shipment.numbers,
+                    "aliases": shipment.aliases,
+                    "names": sorted({*names, *shipment.bound}),
+                    **self._news(rank),
+                }
+                for rank in ranks
+            }
 
     def forget_ranks(self, ranks: Iterable[int]) -> None:
         """These ranks are new: they have nothing."""
         with self._lock:
             for rank in ranks:
                 self._there.pop(rank, None)
+                self._places.pop(rank, None)
                 self._forget.pop(rank, None)
 
     # ---- out of a cell -------------------------------------------------------------------
@@ -336,7 +337,7 @@ class Variables:
     ) -> None:
         """Have the ranks unpickle what runs somebody's code, before any of them runs the cell."""
         payloads = {
-            rank: {"parcels": wires, "forget": self._take_forget(rank)}
+            rank: {"parcels": wires, **self._news(rank)}
             for rank, wires in per_rank.items()
             if wires
         }
@@ -353,8 +354,14 @@ class Variables:
                 self._forget.setdefault(rank, set()).update(number for number, _ in wires)
             raise TransferError(problems)
 
-    def _take_forget(self, rank: int) -> list[int]:
-        return sorted(self._forget.pop(rank, ()))
+    def _news(self, rank: int) -> dict[str, Any]:
+        """What a rank has not been told yet: parcels to forget, and where the notebook is now."""
+        place = notebook_place()
+        if self._places.get(rank) == place:
+            place = {}
+        else:
+            self._places[rank] = place
+        return {"forget": sorted(self._forget.pop(rank, ())), "place": place}
 
     def _drop_on_ranks(self, number: int) -> None:
         for rank, numbers in self._there.items():

@@ -68,6 +68,21 @@ READ = [
         "r[1]",
         "'b'",
     ),
+    Case(
+        "module of a folder that the notebook has added since",
+        "import sys, tempfile, pathlib\nfolder = tempfile.mkdtemp()\nsys.path.insert(0, folder)\n"
+        "pathlib.Path(folder, 'added_here.py').write_text('value = 8')\nimport added_here\n---\n"
+        "%%spmd -o r\nadded_here.value",
+        "r[1]",
+        "8",
+    ),
+    Case(
+        "the notebook's folder",
+        "import os, tempfile\nold, new = os.getcwd(), tempfile.mkdtemp()\nos.chdir(new)\n---\n"
+        "%%spmd -o r\nimport os\nos.getcwd()\n---\nos.chdir(old)\n---\n%%spmd -o s\nos.getcwd()",
+        "r[1] == new, s[0] == old",
+        "(True, True)",
+    ),
     Case("function", "def f(x): return x + 1\n---\n%%spmd -o r\nf(rank)", "r[1]", "2"),
     Case("lambda", "f = lambda x: x * 3\n---\n%%spmd -o r\nf(rank)", "r[1]", "3"),
     Case(
@@ -209,6 +224,12 @@ SAME = [
         "import torch\nx = torch.zeros(1)\ny = x\n---\n%%spmd -o r\nx += 1\ny.item(), x is y",
         "r[1]",
         "(1.0, True)",
+    ),
+    Case(
+        "two names of one list",
+        "x = []\ny = x\n---\n%%spmd -o r\nx.append(rank)\ny, x is y",
+        "r[1]",
+        "([1], True)",
     ),
     Case(
         "optimizer and model of one cell",
