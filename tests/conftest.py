@@ -26,6 +26,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"needs an NVIDIA GPU: {why_none}")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Iterator[object]:
+    """With this set, ipykernel leaves descriptors 1 and 2 alone, which it does in no notebook."""
+    test = os.environ.pop("PYTEST_CURRENT_TEST")
+    try:
+        return (yield)
+    finally:
+        os.environ["PYTEST_CURRENT_TEST"] = test
+
+
 @pytest.fixture(scope="session")
 def s3() -> Iterator[SeaweedServer]:
     """A SeaweedFS server for the whole run. `os.environ.update(s3.env)` makes s3:// mean it."""
@@ -74,7 +84,6 @@ def pool2(_stop_last_pool: None) -> Pool:
     if pool is not None and usable and pool.backend == "gloo":
         return pool
     session.stop()
-    # With it set, ipykernel leaves descriptors 1 and 2 alone, which it does in no notebook.
     test = os.environ.pop("PYTEST_CURRENT_TEST")
     try:
         return session.start(n=2, device="cpu")
