@@ -159,8 +159,6 @@ def test_no_secret_stays_anywhere(folders: dict[str, Path]) -> None:
     }
     secrets_file = folders["issuer"] / "secrets.json"
     secrets_file.write_text(json.dumps(secrets))
-    # With it set, ipykernel leaves descriptors 1 and 2 alone, which it does in no notebook.
-    del os.environ["PYTEST_CURRENT_TEST"]
     cells: list[Cell] = []
     with Kernel(TMPDIR=str(tmp), SECRETS_FILE=str(secrets_file)) as kernel:
         ipython = Path(kernel.folder)
