@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
-from gpupool.core.errors import RankError, SpmdError
+from gpupool.core.errors import ParcelsLostError, RankError, SpmdError
 from gpupool.core.masking import redact
 
 if TYPE_CHECKING:
@@ -149,6 +149,8 @@ class Execution:
             self.errors[rank] = RankError(rank, name, text, failed_at=time.time())
         elif "error" in future.result():
             error = dict(future.result()["error"])
+            if error["ename"] == ParcelsLostError.__name__:
+                self._pool.variables.forget_ranks([rank])
             if "exception" in error:
                 self._exceptions[rank] = error.pop("exception")
             self.errors[rank] = self._rank_error(rank, **error)

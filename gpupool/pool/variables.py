@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
+from itertools import filterfalse
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -58,6 +59,7 @@ class Variables:
         self._parcels = Parcels(self._key_of)
         self._there: dict[int, set[int]] = {}  # rank -> parcels that it has
         self._forget: dict[int, set[int]] = {}  # rank -> parcels that it need not keep
+        self._unwanted: list[int] = []  # constants
         self._versions: dict[str, int] = {}
         self._rank_reads: dict[str, frozenset[str]] = {}  # functions of ranks -> names they read
         self._places: dict[int, dict[str, Any]] = {}  # rank -> what it was told of the notebook's
@@ -98,7 +100,7 @@ class Variables:
                     "parcels": shipment.inline.get(rank, []),
                     "numbers": shipment.numbers,
                     "aliases": shipment.aliases,
-                    "names": sorted({*names, *shipment.bound}),
+                    "names": sorted(filterfalse(_is_hidden, {*names, *shipment.bound})),
                     **self._news(rank),
                 }
                 for rank in ranks
@@ -141,7 +143,7 @@ class Variables:
 
     def expect(self, names: dict[str, Any], assigned: Iterable[str]) -> None:
         """Bind the names that a cell is going to bind, which runs in the background."""
-        for name in assigned:
+        for name in filterfalse(_is_hidden, assigned):
             names[name] = self._new_composite(name, None, names.get(name))
 
     # ---- one by one ----------------------------------------------------------------------
@@ -187,9 +189,8 @@ class Variables:
         return Constant(self, parcel.number, type(value).__name__)
 
     def let_go(self, number: int) -> None:
-        """Nobody refers to a constant any more."""
-        with self._lock:
-            self._parcels.drop(number)
+        """Nobody refers to a constant any more. Takes no lock: any thread may be collecting."""
+        self._unwanted.append(number)
 
     def look(self, composite: Composite, text_chars: int = 0) -> dict[int, ValueInfo]:
         """Rank -> what its value is; without the ranks that have none."""
@@ -260,6 +261,8 @@ class Variables:
     # ---- inside --------------------------------------------------------------------------
 
     def _begin(self, names: Mapping[str, object], ranks: Sequence[int]) -> None:
+        while self._unwanted:
+            self._parcels.drop(self._unwanted.pop())
         for number in self._parcels.begin(names):
             self._drop_on_ranks(number)
         for number in self._parcels.gone():  # a rank that is new would miss it

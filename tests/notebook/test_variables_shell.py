@@ -344,6 +344,12 @@ BACK = [
         "json, 'pi' in globals()",
         "(5, False)",
     ),
+    Case(
+        "_ is nobody's",
+        "5\n---\n%%spmd\nfor _ in range(3): pass\n__x = _",
+        "'__x' in globals()",
+        "False",
+    ),
     Case("not bound on any rank", "%%spmd\nif rank > 5: x = 1", "'x' in globals()", "False"),
     Case(
         "bound on one rank",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import io
 import os
 import threading
 from collections.abc import Iterator
@@ -15,8 +16,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import ipyparallel
 import pytest
+import torch
 from botocore.credentials import create_credential_resolver
 from botocore.session import Session
 from IPython.core.history import HistoryManager
@@ -304,3 +307,31 @@ def test_ipython_shows_every_error_through_methods_that_a_shell_can_replace() ->
     for name in ("showtraceback", "_showtraceback"):
         assert callable(getattr(InteractiveShell, name))
     assert inspect.getsource(InteractiveShell.showsyntaxerror).count("self._showtraceback") == 1
+
+
+def test_cloudpickle_reduces_a_function_to_its_code_globals_and_state() -> None:
+    """gpupool/core/parcels.py puts the cells' namespace in the place of the globals."""
+    pickler = cloudpickle.Pickler(io.BytesIO(), protocol=5)
+    make, arguments, state, *rest = pickler._dynamic_function_reduce(forty_two)
+    assert make.__name__ == "_make_function"
+    assert arguments[:2] == (forty_two.__code__, {"__name__": __name__, **arguments[1]})
+    assert set(state[1]) >= {"__globals__", "__closure__", "__name__"}
+    assert rest[:2] == [None, None]
+
+
+def test_torch_pickles_a_tensor_as_its_storage() -> None:
+    """gpupool/core/parcels.py lets the storage's memory stand beside the pickle."""
+    tensor = torch.arange(6, dtype=torch.int16)[2:]
+    rebuild, (storage, offset, *_) = tensor.__reduce_ex__(5)
+    assert isinstance(storage, torch.storage.TypedStorage)
+    assert storage._untyped_storage.data_ptr() == tensor.untyped_storage().data_ptr()
+    again = torch.storage.TypedStorage(
+        wrap_storage=storage._untyped_storage, dtype=torch.int16, _internal=True
+    )
+    assert torch.equal(rebuild(again, offset, (4,), (1,), False, {}), tensor)
+
+
+def test_the_namespace_of_cells_is_that_of_main(pool2: Pool) -> None:
+    """gpupool/core/parcels.py looks there for it."""
+    source = "import sys; vars(sys.modules['__main__']) is get_ipython().user_ns"
+    assert dict(pool2.run(source)) == {0: True, 1: True}

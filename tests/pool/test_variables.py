@@ -171,6 +171,17 @@ def test_a_transfer_can_be_interrupted(notebook: Notebook, pool2: Pool) -> None:
     assert notebook.cell("x", "x") == ["3", "3"]
 
 
+def test_a_rank_that_has_lost_what_was_sent_says_so_and_gets_it_again(
+    notebook: Notebook, pool2: Pool
+) -> None:
+    notebook.names["x"] = [1]
+    notebook.cell("x", "x")
+    pool2.run("from gpupool.engine import variables\nif rank == 1: variables._kept.clear()")
+    with pytest.raises(SpmdError, match=r"rank 1 has lost values .* Run the cell again"):
+        notebook.cell("x", "x")
+    assert notebook.cell("x", "x") == ["[1]", "[1]"]
+
+
 def test_plain_ipyparallel_may_change_a_name_meanwhile(notebook: Notebook, pool2: Pool) -> None:
     notebook.names["x"] = np.arange(LARGE // 8)
     notebook.cell("x", "x")
