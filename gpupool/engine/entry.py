@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from IPython.core.getipython import get_ipython
 
-from gpupool.engine import boot, control, execute, group, inline, log, work
+from gpupool.engine import boot, control, debug, execute, group, inline, log, torchrun, work
 from gpupool.engine.recording import Take
-from gpupool.engine.shell import disarm_exit, this_shell
+from gpupool.engine.shell import disarm_exit, refuse_prompts, this_shell
 
 
 def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
@@ -34,6 +34,8 @@ def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
     control.install()
     log.mask()
     disarm_exit(shell)
+    refuse_prompts(shell)
+    torchrun.install()
     return {"pid": os.getpid(), "torch": str(torch.__version__)}
 
 
@@ -67,12 +69,17 @@ def set_environment(
 
 def run_source(source: str, cell_number: int | None) -> dict[str, Any]:
     """Run a cell; the reply has "value" (pickled or None) and "text", or "error"."""
-    return execute.guarded(lambda: execute.run_source(source, cell_number))
+    return _with_group(execute.guarded(lambda: execute.run_source(source, cell_number)))
 
 
 def run_function(pickled: bytes) -> dict[str, Any]:
     """Call a pickled (function, args, kwargs); the reply is that of `run_source`."""
-    return execute.run_function(pickled)
+    return _with_group(execute.run_function(pickled))
+
+
+def debug_command(command: str | None) -> dict[str, Any]:
+    """A command to the debugger, None to begin; the reply has "text" and "open", or "error"."""
+    return execute.guarded(lambda: debug.command(command))
 
 
 def train(job_path: str, result_path: str) -> dict[str, Any]:
@@ -83,6 +90,11 @@ def train(job_path: str, result_path: str) -> dict[str, Any]:
 def predict(job_path: str, result_path: str) -> dict[str, Any]:
     """Run a model over this rank's part of the samples; the outputs go to `result_path`.N."""
     return execute.guarded(lambda: work.predict(job_path, result_path))
+
+
+def _with_group(reply: dict[str, Any]) -> dict[str, Any]:
+    """The reply, with "group_wanting" if the pool has to form its group again."""
+    return {**reply, "group_wanting": True} if group.is_wanting() else reply
 
 
 # ---- the notebook's own process as the one rank: see inline.py --------------------------------
@@ -102,8 +114,12 @@ def inline_call(name: str, payload: dict[str, Any], take: Take) -> dict[str, Any
     """Call a function of this page; what is shown meanwhile goes through `take`."""
     if name == "run_source":
         this_shell()  # now, so that its displays are seen too
-    replaced = {"run_source": inline.run_source, "train": inline.keeping_random_state(train)}
+    replaced = {"run_source": _inline_run_source, "train": inline.keeping_random_state(train)}
     return inline.call(replaced.get(name, globals()[name]), payload, take)
+
+
+def _inline_run_source(source: str, cell_number: int | None) -> dict[str, Any]:
+    return _with_group(inline.run_source(source, cell_number))
 
 
 def inline_control(request: str, content: dict[str, Any]) -> dict[str, Any]:
