@@ -44,7 +44,7 @@ def command(line: str | None) -> dict[str, Any]:
             _open = _begin()
         elif _open is None:
             print("The debugger is closed.")
-        elif _obey(_open, line):
+        elif _is_last(_open, line):
             _open.forget()
             _open = None
     return {"text": said.getvalue(), "open": _open is not None}
@@ -61,27 +61,22 @@ def _begin() -> Any:
         print("No code of yours has failed on this rank: there is nothing to look at.")
         return None
     # whatever wants to read more than a line finds an end of file
-    debugger = _Debugger(stdin=io.StringIO(), stdout=_Stdout())
+    debugger = _Debugger(stdin=io.StringIO(), stdout=sys.stdout)
+    debugger.reset()
     debugger.setup(None, _frames)
     debugger.print_stack_entry(debugger.stack[debugger.curindex])
     return debugger
 
 
-def _obey(debugger: Any, line: str) -> bool:
-    """Do what a line says, in all its parts (`p x ;; up`); tells whether that was the last."""
+def _is_last(debugger: Any, line: str) -> bool:
+    """Do what a line says, in all its parts (`p x ;; up`); tells whether that ends the session."""
+    debugger.stdout = sys.stdout
     debugger.cmdqueue = [line]
-    while debugger.cmdqueue:
-        part = debugger.precmd(debugger.cmdqueue.pop(0))
-        if debugger.postcmd(debugger.onecmd(part), part):
-            return True
+    try:
+        while debugger.cmdqueue:
+            part = debugger.precmd(debugger.cmdqueue.pop(0))
+            if debugger.postcmd(debugger.onecmd(part), part):
+                return True
+    except Exception as error:  # a command that has no meaning here, such as `run`
+        print(f"*** {type(error).__name__}: {error}")
     return False
-
-
-class _Stdout:
-    """Whatever `sys.stdout` is at the moment."""
-
-    def write(self, text: str) -> int:
-        return sys.stdout.write(text)
-
-    def flush(self) -> None:
-        sys.stdout.flush()

@@ -77,9 +77,9 @@ def run_function(pickled: bytes) -> dict[str, Any]:
     return _with_group(execute.run_function(pickled))
 
 
-def debug_command(command: str | None) -> dict[str, Any]:
+def debug_command(line: str | None) -> dict[str, Any]:
     """A command to the debugger, None to begin; the reply has "text" and "open", or "error"."""
-    return execute.guarded(lambda: debug.command(command))
+    return execute.guarded(lambda: debug.command(line))
 
 
 def train(job_path: str, result_path: str) -> dict[str, Any]:

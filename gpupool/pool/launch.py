@@ -241,6 +241,8 @@ def engine_environment(rank: Rank, master_port: int) -> dict[str, str]:
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "GPUPOOL_RANK": json.dumps({**asdict(rank), "gpu": rank.gpu and rank.gpu.name}),
+        # As `accelerate launch --cpu` does: it would leave CPU ranks alone, each on its own.
+        **({} if rank.gpu else {"ACCELERATE_USE_CPU": "true"}),
         # One machine: neither backend needs to listen beyond loopback.
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
