@@ -12,7 +12,7 @@ from typing import Any
 
 from gpupool.core import environ
 from gpupool.data.fetch import refresh_filesystems
-from gpupool.engine import log
+from gpupool.engine import group, log
 from gpupool.engine.abort import abort_collectives
 
 STOP_REQUEST = "gpupool_stop_request"  # end the training after the next report
@@ -65,9 +65,14 @@ def set_environment(variables: Mapping[str, str], unset: list[str], refresh: boo
         refresh_filesystems()
 
 
+def _abort() -> None:
+    group.give_up_waiting()
+    abort_collectives()
+
+
 _ANSWERS: dict[str, Callable[..., object]] = {
     STOP_REQUEST: _stop.set,
-    ABORT_REQUEST: abort_collectives,
+    ABORT_REQUEST: _abort,
     ENVIRONMENT_REQUEST: set_environment,
 }
 

@@ -13,9 +13,20 @@ from typing import Any
 import torch
 from IPython.core.getipython import get_ipython
 
-from gpupool.engine import boot, control, execute, group, inline, log, variables, work
+from gpupool.engine import (
+    boot,
+    control,
+    debug,
+    execute,
+    group,
+    inline,
+    log,
+    torchrun,
+    variables,
+    work,
+)
 from gpupool.engine.recording import Take
-from gpupool.engine.shell import disarm_exit, this_shell
+from gpupool.engine.shell import disarm_exit, refuse_prompts, this_shell
 
 
 def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
@@ -30,6 +41,8 @@ def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
     control.install()
     log.mask()
     disarm_exit(shell)
+    refuse_prompts(shell)
+    torchrun.install()
     return {"pid": os.getpid(), "torch": str(torch.__version__)}
 
 
@@ -74,7 +87,9 @@ def run_source(
     def run() -> dict[str, Any]:
         return execute.run_source(source, cell_number)
 
-    return execute.guarded(lambda: variables.around(run, **shipment) if shipment else run())
+    return _with_group(
+        execute.guarded(lambda: variables.around(run, **shipment) if shipment else run())
+    )
 
 
 def run_function(call: dict[str, Any], shipment: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +98,12 @@ def run_function(call: dict[str, Any], shipment: dict[str, Any]) -> dict[str, An
     def run() -> dict[str, Any]:
         return execute.run_function(lambda: variables.load(call))
 
-    return execute.guarded(lambda: variables.around(run, **shipment))
+    return _with_group(execute.guarded(lambda: variables.around(run, **shipment)))
+
+
+def debug_command(line: str | None) -> dict[str, Any]:
+    """A command to the debugger, None to begin; the reply has "text" and "open", or "error"."""
+    return execute.guarded(lambda: debug.command(line))
 
 
 def receive(**parcels: Any) -> dict[str, Any]:
@@ -121,6 +141,11 @@ def predict(job_path: str, result_path: str) -> dict[str, Any]:
     return execute.guarded(lambda: work.predict(job_path, result_path))
 
 
+def _with_group(reply: dict[str, Any]) -> dict[str, Any]:
+    """The reply, with "group_wanting" if the pool has to form its group again."""
+    return {**reply, "group_wanting": True} if group.is_wanting() else reply
+
+
 # ---- the notebook's own process as the one rank: see inline.py --------------------------------
 
 
@@ -139,7 +164,7 @@ def inline_call(name: str, payload: dict[str, Any], take: Take) -> dict[str, Any
     if name == "run_source":
         this_shell()  # now, so that its displays are seen too
     replaced: dict[str, Any] = {
-        "run_source": inline.run_source,
+        "run_source": _inline_run_source,
         "run_function": inline.run_function,
         "train": inline.keeping_random_state(train),
     }
@@ -149,6 +174,10 @@ def inline_call(name: str, payload: dict[str, Any], take: Take) -> dict[str, Any
 def inline_set(name: str, value: object) -> None:
     """Let a name of the cells mean this very object."""
     this_shell().user_ns[name] = value
+
+
+def _inline_run_source(source: str, cell_number: int | None) -> dict[str, Any]:
+    return _with_group(inline.run_source(source, cell_number))
 
 
 def inline_control(request: str, content: dict[str, Any]) -> dict[str, Any]:

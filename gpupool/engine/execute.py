@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 import gpupool
 from gpupool.core.parcels import pack
-from gpupool.engine import here
-from gpupool.engine.shell import this_shell
+from gpupool.engine import debug, here
+from gpupool.engine.shell import ended_early, this_shell
 
 MAX_VALUE_BYTES = 1 << 20  # the last expression of a cell comes along up to here
 
@@ -44,7 +44,7 @@ def run_source(source: str, cell_number: int | None) -> dict[str, Any]:
 
 def cell_reply(result: Any, value: object, elapsed_s: float) -> dict[str, Any]:
     """The reply for IPython's result of a cell and the value of its last expression."""
-    if result.success:
+    if result.success or ended_early(result.error_in_exec):
         return {**_value_reply(value), "elapsed_s": elapsed_s}
     error = result.error_before_exec or result.error_in_exec
     return {"error": describe(error), "elapsed_s": elapsed_s}
@@ -77,6 +77,7 @@ def describe(error: BaseException) -> dict[str, Any]:
     """
     shell = this_shell()
     frames = _users_frames(error.__traceback__)
+    debug.remember(error, frames)
     evalue = str(error)
     # Python 3.13 raises a SyntaxError under a private name when a cell ends too early.
     kind = next(base for base in type(error).__mro__ if not base.__name__.startswith("_"))

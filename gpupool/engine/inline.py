@@ -85,9 +85,7 @@ def form_group(store_path: str, backend: str) -> dict[str, Any]:
     assert _before is not None
     if dist.is_initialized() and dist.group.WORLD is not _before.group:
         raise PoolError(_HAS_GROUP)
-    hook = sys.excepthook
     group.form(store_path, backend, 0, 1, [0], backend, this_rank()["device"])
-    sys.excepthook = hook  # torch has put "[rank0]:" before every line of the user's errors
     _before.group = dist.group.WORLD
     return {}
 

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import getpass
+import pdb
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from IPython.core import debugger, page
+from IPython.core.autocall import ExitAutocall
+from IPython.core.error import StdinNotImplementedError
 from IPython.core.getipython import get_ipython
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
@@ -25,6 +30,11 @@ _TRACES: tuple[tuple[Any, str], ...] = (
     (sys, "ps1"),
     (sys, "ps2"),
 )
+
+_INPUT = "Ask in a cell of the notebook itself and use the answer in the next %%spmd cell."
+_GETPASS = "Put the secret into the notebook's environment and send it with `%gpupool env NAME`."
+_DEBUG = "`%gpupool debug RANK` opens the debugger where that rank failed last."
+_STOPPED = "The cell ends here, and `%gpupool debug RANK` opens the debugger in this frame."
 
 _own: Any = None
 _folder, _names = "", dict[str, object]()
@@ -61,17 +71,54 @@ def this_shell() -> Any:
 
 
 def disarm_exit(shell: Any) -> None:
-    """Make `exit` and `quit` in a cell say what to do instead of ending the process."""
-
-    def ask_exit() -> None:
-        print(
-            "exit and quit do not end an engine. `%gpupool stop` ends the pool; `return` from a "
-            "function or raise an exception to leave a cell early.",
-            file=sys.stderr,
-        )
-
-    shell.ask_exit = ask_exit
+    """Make `exit` and `quit` end the cell, as they end a script, and not the process."""
+    leave = _Exit(shell)  # type: ignore[no-untyped-call]
+    shell.user_ns.update({"exit": leave, "quit": leave})
+    shell.user_ns_hidden.update({"exit": leave, "quit": leave})  # not the user's: %who, %reset
     _silence_advice()
+
+
+class _Exit(ExitAutocall):
+    """`exit`, `exit()` and `exit(3)` in a cell."""
+
+    def __call__(self, code: object = None) -> None:
+        __tracebackhide__ = True
+        print("exit and quit end the cell. `%gpupool stop` ends the pool.", file=sys.stderr)
+        raise SystemExit(code)
+
+
+def ended_early(error: object) -> bool:
+    """Whether a cell ended because it had nothing more to do: `sys.exit()`, `sys.exit(0)`."""
+    return isinstance(error, SystemExit) and error.code in (None, 0)
+
+
+def refuse_prompts(shell: Any) -> None:
+    """Have everything that would ask the user for a line say at once that a rank cannot.
+
+    Without a front end that listens it would wait, or read an end of file. What `x?` would open
+    in a pager is printed.
+    """
+
+    def refusing(what: str, advice: str) -> Callable[..., Any]:
+        def refuse(*_: object, **__: object) -> NoReturn:
+            __tracebackhide__ = True  # the debugger opens in the caller's frame
+            raise StdinNotImplementedError(f"{what}: a rank cannot ask for input. {advice}")
+
+        return refuse
+
+    def say(force: bool = False) -> None:
+        print(f"A rank cannot ask for input. {_DEBUG}", file=sys.stderr)
+
+    builtins.input = refusing("input()", _INPUT)
+    getpass.getpass = refusing("getpass()", _GETPASS)
+    sys.breakpointhook = refusing("breakpoint()", _STOPPED)
+    pdb.set_trace = debugger.set_trace = refusing("set_trace()", _STOPPED)
+    shell.debugger = say  # of %debug and `%pdb on`
+    shell.set_hook("show_in_pager", page.as_hook(_print_page), 0)
+
+
+def _print_page(text: Any, *_: object, **__: object) -> None:
+    print(text["text/plain"] if isinstance(text, dict) else text)
 
 
 def _silence_advice() -> None:

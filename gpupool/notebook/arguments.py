@@ -112,6 +112,13 @@ def log_parser() -> MagicParser:
     return parser
 
 
+def debug_parser() -> MagicParser:
+    """%gpupool debug"""
+    parser = MagicParser("%gpupool debug")
+    parser.add_argument("rank", nargs="?", default=None)
+    return parser
+
+
 def restart_parser() -> MagicParser:
     """%gpupool restart"""
     parser = MagicParser("%gpupool restart")
@@ -156,6 +163,7 @@ COMMANDS: Mapping[str, Callable[[], MagicParser]] = {
     "leftovers": leftovers_parser,
     "env": env_parser,
     "log": log_parser,
+    "debug": debug_parser,
 }
 """The commands of %gpupool and what may follow each."""
 

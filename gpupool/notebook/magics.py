@@ -11,7 +11,15 @@ from IPython.display import display
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.options import suggest
-from gpupool.notebook import arguments, completion, composite_view, history, pool_view, spmd_view
+from gpupool.notebook import (
+    arguments,
+    completion,
+    composite_view,
+    debug,
+    history,
+    pool_view,
+    spmd_view,
+)
 from gpupool.pool import session
 from gpupool.pool.gpus import gpus
 from gpupool.pool.leftovers import Leftovers, leftovers
@@ -65,6 +73,8 @@ class GpupoolMagics(Magics):
                                  gives, and again before it expires. Values are never shown.
         %gpupool log [RANK] [-n LINES]
                                  the end of an engine's log
+        %gpupool debug [RANK]    the debugger on a rank's last error, or on that of the rank that
+                                 failed first: p x, up, down, w, l, !x = 1; q ends it
         """
         word, _, rest = line.strip().partition(" ")
         commands: dict[str, Callable[[str], object]] = {
@@ -77,6 +87,7 @@ class GpupoolMagics(Magics):
             "leftovers": self._leftovers,
             "env": self._env,
             "log": self._log,
+            "debug": self._debug,
         }
         word = word or "status"
         if word not in commands:
@@ -209,6 +220,10 @@ class GpupoolMagics(Magics):
     def _log(self, rest: str) -> None:
         chosen = arguments.log_parser().parse_line(rest)
         print(session.current_pool().log(chosen.rank, chosen.num_lines))
+
+    def _debug(self, rest: str) -> None:
+        rank = arguments.COMMANDS["debug"]().parse_line(rest).rank
+        debug.post_mortem(session.current_pool(), rank)
 
     # ---- inside --------------------------------------------------------------------------
 

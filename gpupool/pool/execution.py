@@ -56,6 +56,7 @@ class Execution:
         self._finished = threading.Event()
         self._signalled_at: float | None = None
         self._aborted = False
+        self._group_wanting = False  # a script has left the process group
         self._futures: dict[Future[Any], int] = {}
         self._called = threading.Event()
         # Before the calls: to start a thread takes 2 ms while ipyparallel's is busy sending them.
@@ -97,7 +98,7 @@ class Execution:
                 self.interrupt()
         if not self.errors:
             return self.replies
-        error = SpmdError(self.errors, self._pool.world_size)
+        error = self._pool.last_error = SpmdError(self.errors, self._pool.world_size)
         cause = self._exceptions.get(error.first.rank)
         if cause is None:
             raise error
@@ -128,6 +129,8 @@ class Execution:
         self.elapsed_s = time.monotonic() - self._started
         if self._aborted or self._signalled_at is not None:
             self._pool.reform_group()
+        else:
+            self._pool.restore_group(self._group_wanting)
         self._finished.set()
 
     def _free(self, pending: set[Future[Any]], since_s: float) -> None:
@@ -141,8 +144,10 @@ class Execution:
 
     def _take(self, rank: int, future: Future[Any]) -> None:
         failure = future.exception()
-        if failure is None and "names" in future.result():
-            self.names[rank] = future.result()["names"]
+        if failure is None and isinstance(future.result(), dict):
+            self._group_wanting |= future.result().get("group_wanting", False)
+            if "names" in future.result():
+                self.names[rank] = future.result()["names"]
         if failure is not None:  # the engine died, or did not run our function at all
             name = type(failure).__name__
             text = redact(str(failure), self._hidden)  # the end of a log may hold anything

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -71,6 +72,7 @@ class Launch:
         self._killed = False
         self._stopped = threading.Event()
         self._released = False  # the agent is no longer ours
+        self._port = free_port()
         self._agent.on_event = self._on_event
         self._agent.command(op="open", folder=str(self.folder))
 
@@ -116,7 +118,7 @@ class Launch:
         engine_file = self.client_file.with_name("ipcontroller-engine.json")
         for rank in ranks:
             arguments = [f"--file={engine_file}", f"--IPEngine.id={rank.rank}", *_ENGINE_ARGS]
-            environment = engine_environment(rank)
+            environment = engine_environment(rank, self._port)
             self._spawn(f"rank {rank.rank}", "gpupool.engine.boot:main", arguments, environment)
 
     def signal(self, rank: int, number: int = signal.SIGINT) -> None:
@@ -213,18 +215,34 @@ class Launch:
                 os.killpg(pid, signal.SIGKILL)
 
 
-def engine_environment(rank: Rank) -> dict[str, str]:
+def engine_environment(rank: Rank, master_port: int) -> dict[str, str]:
     """What an engine's environment has beyond the notebook's: its device, threads and rank.
 
-    torchrun's names are set, so that scripts written for it find themselves at home.
+    torchrun's names are set, so that scripts written for it find themselves at home. LOCAL_RANK is
+    for them the number of the GPU to use: with one GPU to see it is 0 (as of `torchrun
+    --virtual-local-rank`), without one it counts the ranks of the host. Nothing of ours listens at
+    MASTER_PORT.
     """
     return {
         "CUDA_VISIBLE_DEVICES": rank.gpu.uuid if rank.gpu else "",
         "OMP_NUM_THREADS": str(rank.num_threads),
         "RANK": str(rank.rank),
         "WORLD_SIZE": str(rank.world_size),
-        "LOCAL_RANK": str(rank.local_rank),
+        "LOCAL_RANK": "0" if rank.gpu else str(rank.local_rank),
+        "LOCAL_WORLD_SIZE": str(rank.world_size),
+        "GROUP_RANK": str(rank.node_rank),
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank.rank),
+        "ROLE_WORLD_SIZE": str(rank.world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(master_port),
+        "TORCHELASTIC_RUN_ID": "gpupool",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
         "GPUPOOL_RANK": json.dumps({**asdict(rank), "gpu": rank.gpu and rank.gpu.name}),
+        # As `accelerate launch --cpu` does: it would leave CPU ranks alone, each on its own.
+        **({} if rank.gpu else {"ACCELERATE_USE_CPU": "true"}),
         # One machine: neither backend needs to listen beyond loopback.
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
@@ -234,6 +252,13 @@ def engine_environment(rank: Rank) -> dict[str, str]:
         "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
         "TORCH_NCCL_PROPAGATE_ERROR": "0",
     }
+
+
+def free_port() -> int:
+    """A port of loopback that nobody listens at now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def exit_reason(status: int, cause: str = "") -> str:

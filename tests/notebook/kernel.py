@@ -109,15 +109,17 @@ class Kernel:
         *,
         timeout_s: float = 60.0,
         interrupt_after_s: float = 1e9,
-        answers: Sequence[str] = (),
+        answers: Sequence[str | None] = (),
+        allow_stdin: bool = True,
     ) -> Cell:
         """Run a cell to its end; press the stop button after `interrupt_after_s`.
 
-        `answers` are typed, one after the other, where the cell asks for input.
+        `answers` are typed, one after the other, where the cell asks for input; at None
+        the user does not answer. Without `allow_stdin` nobody can be asked.
         """
         cell, left = Cell(), list(answers)
         sent = time.monotonic()
-        request = self.client.execute(code)
+        request = self.client.execute(code, allow_stdin=allow_stdin)
         interrupt_at = sent + interrupt_after_s
         while True:
             now = time.monotonic()
@@ -128,7 +130,9 @@ class Kernel:
             with contextlib.suppress(queue.Empty):
                 question = self.client.get_stdin_msg(timeout=0)["content"]
                 assert left, f"the cell asks for more input than expected: {question['prompt']}"
-                self.client.input(left.pop(0))
+                answer = left.pop(0)
+                if answer is not None:
+                    self.client.input(answer)
             try:
                 message = self.client.get_iopub_msg(timeout=0.1)
             except queue.Empty:

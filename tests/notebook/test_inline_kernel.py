@@ -186,6 +186,15 @@ def test_input_works_in_a_cell(kernel: Kernel) -> None:
     assert cell.text.endswith("'abab'")
 
 
+def test_the_debugger_for_ranks_sends_to_that_of_ipython(kernel: Kernel) -> None:
+    assert "%debug opens the debugger" in kernel.run("%gpupool debug").error_text
+
+
+def test_a_group_that_a_cell_has_left_is_there_in_the_next_one(kernel: Kernel) -> None:
+    assert kernel.run("%%spmd\ndist.destroy_process_group()").status == "ok"
+    assert kernel.run("%spmd dist.get_world_size()").text == "[0] 1"
+
+
 def test_debug_afterwards_stops_in_the_users_frame(kernel: Kernel) -> None:
     kernel.run("%%spmd\ndef double(row):\n    bad = row * 2\n    raise ValueError(bad)\ndouble(21)")
     cell = kernel.run("%debug", answers=["p bad", "up", "p rank", "q"], timeout_s=30)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -105,3 +106,29 @@ def test_two_pools_for_one_gpu(gpu: Gpu) -> None:
         with gpupool.start(gpus=gpu.uuid, backend="gloo", force=True) as pool:
             assert pool.run("torch.ones(1, device=device).item()")[0] == 1.0
         other.kill()
+
+
+def test_a_script_for_torchrun_uses_its_gpu_by_its_local_rank(gpu: Gpu) -> None:
+    scripts = Path(__file__).parents[1] / "spmd" / "scripts"
+    with gpupool.start(n=1, gpus=gpu.uuid) as pool:
+        for name in ("ddp_tutorial", "explicit_init"):
+            pool.run((scripts / f"{name}.py").read_text(), timeout_s=120)
+            assert pool.run(SUM)[0] == 1.0
+        assert pool.run("dist.init_process_group('nccl'); dist.get_backend_config()")[0] == (
+            "cpu:gloo,cuda:nccl"
+        )
+
+
+def test_a_rank_without_a_gpu_may_stand_beside_one_that_sets_its_device(gpu: Gpu) -> None:
+    code = (
+        "import os\nlocal = int(os.environ['LOCAL_RANK'])\n"
+        "if torch.cuda.is_available(): torch.cuda.set_device(local)\nlocal"
+    )
+    with gpupool.start(n=2, gpus=gpu.uuid) as pool:
+        assert dict(pool.run(code)) == {0: 0, 1: 1}
+        ask = "import datetime; dist.init_process_group(timeout=datetime.timedelta(minutes=1))"
+        assert dict(pool.run(f"{ask}\n{SUM}")) == {0: 2.0, 1: 2.0}
+        options = TrainingOptions(batch_size=8, epochs=1, lr=0.1)
+        result = gpupool.train(network(), samples(32), options=options)  # on rank 0 alone
+        assert result.history.start is not None
+        assert result.history.start.world_size == 1

@@ -231,7 +231,7 @@ def test_leaving_in_a_cell_does_not_end_an_engine(pool2: Pool, code: str) -> Non
     pids = pool2.status().pids
     pool2.run("saved = rank")
     result = pool2.run(code)
-    assert "do not end an engine. `%gpupool stop` ends the pool" in result.text(0)
+    assert "exit and quit end the cell. `%gpupool stop` ends the pool." in result.text(0)
     time.sleep(0.6)  # an engine that was told to go is gone by then
     assert dict(pool2.run("saved")) == {0: 0, 1: 1}
     assert pool2.status().pids == pids

@@ -151,20 +151,53 @@ def test_showtraceback_takes_three_arguments_and_can_be_covered_on_the_shell(poo
     assert pool2.run(covered, ranks=0)[0] == ["ZeroDivisionError", "_showtraceback"]
 
 
-def test_exit_asks_the_shell_and_the_shell_can_be_given_another_answer(pool2: Pool) -> None:
-    """`shell.ask_exit`, in engine/execute.py."""
+def test_exit_and_quit_are_names_of_the_cells_that_are_called_without_parentheses(
+    pool2: Pool,
+) -> None:
+    """`ExitAutocall`, `user_ns_hidden` in engine/shell.py."""
+    names = "sorted(n for n in get_ipython().user_ns_hidden if n in ('exit', 'quit'))"
+    assert pool2.run(names)[0] == ["exit", "quit"]
+    reached = pool2.run("reached = 1\nif True:\n    exit()\nreached = 2")
+    assert "end the cell" in reached.text(0)
+    assert pool2.run("reached")[0] == 1
+    assert "end the cell" in pool2.run("quit").text(0)
 
-    def asked() -> bool:
-        from IPython.core.getipython import get_ipython
 
-        shell: Any = get_ipython()
-        before, calls = shell.ask_exit, []
-        shell.ask_exit = lambda: calls.append("asked")
-        shell.run_cell("exit()", store_history=False)
-        shell.ask_exit = before
-        return calls == ["asked"] and not shell.exit_now
+def test_every_module_of_torch_that_forms_the_group_asks_us(pool2: Pool) -> None:
+    """`init_process_group` is replaced where it was imported to: engine/torchrun.py."""
+    here = (
+        "import sys\n"
+        "found = [vars(m).get('init_process_group') for m in list(sys.modules.values())]\n"
+        "found = [f for f in found if f is not None]\n"
+        "len(found), {f is dist.init_process_group for f in found}, "
+        "dist.init_process_group.__wrapped__ is not dist.init_process_group"
+    )
+    number, same, wraps = pool2.run(here)[0]
+    assert number >= 2
+    assert (same, wraps) == ({True}, True)
 
-    assert pool2.run(asked, ranks=0)[0]
+
+def test_a_debugger_takes_one_command_at_a_time(pool2: Pool) -> None:
+    """`reset`, `setup`, `stack`, `curindex`, `cmdqueue` of IPython's Pdb: engine/debug.py."""
+
+    def driven() -> list[object]:
+        import io
+
+        from IPython.core.debugger import Pdb
+
+        said = io.StringIO()
+        try:
+            raise ValueError
+        except ValueError as error:
+            debugger = Pdb(stdin=io.StringIO(), stdout=said)
+            debugger.reset()
+            debugger.setup(None, error.__traceback__)
+        debugger.print_stack_entry(debugger.stack[debugger.curindex])
+        debugger.cmdqueue = []
+        stops = [debugger.onecmd(debugger.precmd(line)) for line in ("p 6 * 7 ;; up", "q")]
+        return ["driven" in said.getvalue(), "42" in said.getvalue(), debugger.cmdqueue, *stops]
+
+    assert pool2.run(driven, ranks=0)[0] == [True, True, ["up"], None, 1]
 
 
 def test_the_kernel_turns_descriptor_2_into_a_pipe_to_itself(pool2: Pool) -> None:
