@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from itertools import filterfalse
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from gpupool.core.errors import PoolError, SpmdError, TransferError
 from gpupool.core.masking import redact
 from gpupool.core.parcels import INLINE_BYTES, MemoryFile, Source, namespace, to_wire
 from gpupool.pool.composite import Composite, Constant, ValueInfo, key_of, pool_variables
-from gpupool.pool.environment import notebook_place
+from gpupool.pool.delivery import Delivery, Shipment, unheard_output
 from gpupool.pool.packing import reason
 from gpupool.pool.parcels import Parcel, Parcels
 
@@ -32,24 +32,6 @@ RANK_NAMES = frozenset({"rank", "world_size", "local_rank", "device", "torch", "
 _INFO_FIELDS = {info_field.name for info_field in fields(ValueInfo)}
 
 
-@dataclass(slots=True)
-class Shipment:
-    """What a cell needs on the ranks.
-
-    `numbers` maps names to parcels, `aliases` names to (name, path) on the rank; `bound` are names
-    that the notebook's functions bind. `covered` are the notebook's names that mean something else
-    in a cell, `problems` names that cannot be sent with the reason, `inline` the parcels that go
-    with the cell: rank -> (number, parcel).
-    """
-
-    numbers: dict[str, int] = field(default_factory=dict)
-    aliases: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
-    bound: set[str] = field(default_factory=set)
-    covered: set[str] = field(default_factory=set)
-    problems: dict[str, str] = field(default_factory=dict)
-    inline: dict[int, list[tuple[int, dict[str, Any]]]] = field(default_factory=dict)
-
-
 class Variables:
     """The variables of one pool, as `pool[...]` and cells see them."""
 
@@ -57,12 +39,10 @@ class Variables:
         self._pool = pool
         self._lock = threading.RLock()
         self._parcels = Parcels(self._key_of)
-        self._there: dict[int, set[int]] = {}  # rank -> parcels that it has
-        self._forget: dict[int, set[int]] = {}  # rank -> parcels that it need not keep
+        self._delivery = Delivery(pool, self._parcels)
         self._unwanted: list[int] = []  # constants
         self._versions: dict[str, int] = {}
         self._rank_reads: dict[str, frozenset[str]] = {}  # functions of ranks -> names they read
-        self._places: dict[int, dict[str, Any]] = {}  # rank -> what it was told of the notebook's
 
     @property
     def world_size(self) -> int:
@@ -85,7 +65,7 @@ class Variables:
                 shipment = self._gather(reads, names)
                 if shipment.problems:
                     raise TransferError(shipment.problems)
-                self._send(shipment, ranks)
+                self._delivery.send(shipment, ranks)
             finally:
                 self._parcels.end()
         return shipment
@@ -101,7 +81,7 @@ class Variables:
                     "numbers": shipment.numbers,
                     "aliases": shipment.aliases,
                     "names": sorted(filterfalse(_is_hidden, {*names, *shipment.bound})),
-                    **self._news(rank),
+                    **self._delivery.news(rank),
                 }
                 for rank in ranks
             }
@@ -109,10 +89,7 @@ class Variables:
     def forget_ranks(self, ranks: Iterable[int]) -> None:
         """These ranks are new: they have nothing."""
         with self._lock:
-            for rank in ranks:
-                self._there.pop(rank, None)
-                self._places.pop(rank, None)
-                self._forget.pop(rank, None)
+            self._delivery.forget_ranks(ranks)
 
     # ---- out of a cell -------------------------------------------------------------------
 
@@ -135,10 +112,10 @@ class Variables:
         for name in sorted({name for report in reports.values() for name in report["info"]}):
             changed = any(name in report["changed"] for report in reports.values())
             infos = {rank: report["info"].get(name) for rank, report in reports.items()}
-            there = {rank: info for rank, info in infos.items() if info is not None}
-            if there and (changed or (succeeded and name in assigned)):
-                names[name] = self._new_composite(name, there, names.get(name))
-            elif not there and name in deleted and self._is_gone(name, names.get(name), infos):
+            is_there = any(info is not None for info in infos.values())
+            if is_there and (changed or (succeeded and name in assigned)):
+                names[name] = self._new_composite(name, infos, names.get(name))
+            elif not is_there and name in deleted and self._is_gone(name, names.get(name), infos):
                 del names[name]
 
     def expect(self, names: dict[str, Any], assigned: Iterable[str]) -> None:
@@ -166,9 +143,9 @@ class Variables:
             TransferError: it cannot be sent.
         """
         ranks = self._pool.alive_ranks()
-        shipment = self.ship([name], {name: value}, ranks)
+        shipment = self.ship([name], {**namespace(), name: value}, ranks)
         payloads = self.payloads(shipment, ranks, [])
-        self._pool.execute("bind", payloads, _ignore).result()
+        self._pool.execute("bind", payloads, unheard_output).result()
         self._versions[name] = self._versions.get(name, 0) + 1
 
     def put(self, value: object) -> Constant:
@@ -185,7 +162,7 @@ class Variables:
             finally:
                 self._parcels.end()
             shipment = Shipment(numbers={"the value": parcel.number})
-            self._send(shipment, self._pool.alive_ranks(), at_once=True)
+            self._delivery.send(shipment, self._pool.alive_ranks(), at_once=True)
         return Constant(self, parcel.number, type(value).__name__)
 
     def let_go(self, number: int) -> None:
@@ -247,7 +224,7 @@ class Variables:
                 shipment = self._gather(packer.names_read, names)
                 if shipment.problems:
                     raise TransferError(shipment.problems)
-                self._send(shipment, ranks, packer.needs)
+                self._delivery.send(shipment, ranks, packer.needs)
                 file = MemoryFile() if packer.num_bytes > INLINE_BYTES else None
                 wire = to_wire(packer.stream(), packer.buffers, file)
             finally:
@@ -263,10 +240,9 @@ class Variables:
     def _begin(self, names: Mapping[str, object], ranks: Sequence[int]) -> None:
         while self._unwanted:
             self._parcels.drop(self._unwanted.pop())
-        for number in self._parcels.begin(names):
-            self._drop_on_ranks(number)
+        self._delivery.drop(self._parcels.begin(names))
         for number in self._parcels.gone():  # a rank that is new would miss it
-            if not all(number in self._there.get(rank, ()) for rank in ranks):
+            if not self._delivery.is_there(number, ranks):
                 self._parcels.drop(number)
 
     def _gather(self, reads: Iterable[str], names: Mapping[str, object]) -> Shipment:
@@ -310,70 +286,8 @@ class Variables:
         if (other, path) != (name, ()):
             shipment.aliases[name] = other, path
 
-    def _send(
-        self,
-        shipment: Shipment,
-        ranks: Sequence[int],
-        needs: Iterable[int] = (),
-        *,
-        at_once: bool = False,
-    ) -> None:
-        """Bring the parcels to the ranks that lack them; small plain ones go with the cell."""
-        needed = sorted(self._parcels.with_needs([*shipment.numbers.values(), *needs]))
-        lacking = {r: [n for n in needed if n not in self._there.get(r, ())] for r in ranks}
-        wires = {n: self._parcels.wire(n) for n in sorted({n for m in lacking.values() for n in m})}
-        files = [file for _, file in wires.values() if file is not None]
-        per_rank = {r: [(n, wires[n][0]) for n in numbers] for r, numbers in lacking.items()}
-        try:
-            if at_once or files or not all(self._parcels.is_plain(number) for number in wires):
-                self._receive(per_rank, shipment)
-            else:
-                shipment.inline = per_rank
-        finally:
-            for file in files:
-                file.close()
-        for rank, numbers in lacking.items():
-            self._there.setdefault(rank, set()).update(numbers)
-
-    def _receive(
-        self, per_rank: Mapping[int, list[tuple[int, dict[str, Any]]]], shipment: Shipment
-    ) -> None:
-        """Have the ranks unpickle what runs somebody's code, before any of them runs the cell."""
-        payloads = {
-            rank: {"parcels": wires, **self._news(rank)}
-            for rank, wires in per_rank.items()
-            if wires
-        }
-        replies = self._pool.execute("receive", payloads, _ignore).result()
-        problems: dict[str, str] = {}
-        for rank, reply in sorted(replies.items(), reverse=True):  # the first rank has the word
-            for number, text in reply["failed"].items():
-                self._parcels.drop(number)
-                names = [name for name, n in shipment.numbers.items() if n == number]
-                text = redact(text, self._pool.hidden_values())
-                problems[", ".join(names) or "a part of them"] = f"on rank {rank}: {text}"
-        if problems:
-            for rank, wires in per_rank.items():
-                self._forget.setdefault(rank, set()).update(number for number, _ in wires)
-            raise TransferError(problems)
-
-    def _news(self, rank: int) -> dict[str, Any]:
-        """What a rank has not been told yet: parcels to forget, and where the notebook is now."""
-        place = notebook_place()
-        if self._places.get(rank) == place:
-            place = {}
-        else:
-            self._places[rank] = place
-        return {"forget": sorted(self._forget.pop(rank, ())), "place": place}
-
-    def _drop_on_ranks(self, number: int) -> None:
-        for rank, numbers in self._there.items():
-            if number in numbers:
-                numbers.remove(number)
-                self._forget.setdefault(rank, set()).add(number)
-
     def _new_composite(
-        self, name: str, infos: Mapping[int, Mapping[str, Any]] | None, replaced: object
+        self, name: str, infos: Mapping[int, Mapping[str, Any] | None] | None, replaced: object
     ) -> Composite:
         self._versions[name] = version = self._versions.get(name, 0) + 1
         previous = replaced
@@ -381,14 +295,16 @@ class Variables:
             previous = replaced.previous
         info = None
         if infos is not None:
-            info = {rank: _info(one) for rank, one in infos.items()}
-            reads = {read for one in infos.values() for read in one.get("reads", ())}
+            reads = {read for one in infos.values() if one for read in one.get("reads", ())}
             self._rank_reads[name] = frozenset(reads)
+            if len(infos) == self.world_size:  # else it is asked for when it is needed
+                info = {rank: _info(one) for rank, one in infos.items() if one is not None}
         return Composite(self, name, version, info, previous=previous)
 
     def _is_gone(self, name: str, bound: object, infos: Mapping[int, Any]) -> bool:
         """Whether a deleted name is left on no rank; of ranks that took no part, ask them."""
-        if not (isinstance(bound, Composite) and key_of(bound)[:2] == (name, ())):
+        own = isinstance(bound, Composite) and key_of(bound)[:2] == (name, ())
+        if not own or self._pool.status().state == "busy":
             return False
         others = set(self._pool.alive_ranks()) - set(infos)
         payload = {"name": name, "path": (), "text_chars": 0}
@@ -421,7 +337,7 @@ class Variables:
             raise PoolError("the ranks are busy: ask again when the running cell has ended.")
         chosen = self._pool.alive_ranks() if ranks is None else ranks
         try:
-            return self._pool.execute(name, dict.fromkeys(chosen, payload), _ignore).result()
+            return self._pool.execute(name, dict.fromkeys(chosen, payload), unheard_output).result()
         except SpmdError as error:
             raise PoolError(f"rank {error.first.rank}: {error.first.evalue}") from None
 
@@ -443,7 +359,3 @@ _SHELL_NAMES = frozenset(
     {"_", "_i", "_ii", "_iii", "_oh", "_ih", "_dh", "In", "Out", "exit", "quit", "open"}
     | {"get_ipython", "display"}
 )
-
-
-def _ignore(rank: int, kind: str, content: Any) -> None:
-    """Output of calls that show nothing."""

@@ -423,6 +423,13 @@ BACK = [
         "([1], [1], False)",
     ),
     Case(
+        "pool[name] and pool.run leave alone what the ranks did to other values",
+        "import gpupool\npool = gpupool.current_pool()\nx = [1]\n---\n%%spmd\nx.append(2)\n---\n"
+        "pool['other'] = 5\nlen(pool.run(len, [1]))\n---\n%%spmd -o r\nx",
+        "r[1]",
+        "[1, 2]",
+    ),
+    Case(
         "pool.put",
         "import gpupool, numpy as np\npool = gpupool.current_pool()\n"
         "big = pool.put(np.ones(1000))\n"

@@ -1,0 +1,119 @@
+"""Bring parcels to the ranks, and know which rank has which. Runs on the client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from gpupool.core.errors import TransferError
+from gpupool.core.masking import redact
+from gpupool.pool.environment import notebook_place
+from gpupool.pool.parcels import Parcels
+
+if TYPE_CHECKING:
+    from gpupool.pool.pool import Pool
+
+
+@dataclass(slots=True)
+class Shipment:
+    """What a cell needs on the ranks.
+
+    `numbers` maps names to parcels, `aliases` names to (name, path) on the rank; `bound` are names
+    that the notebook's functions bind. `covered` are the notebook's names that mean something else
+    in a cell, `problems` names that cannot be sent with the reason, `inline` the parcels that go
+    with the cell: rank -> (number, parcel).
+    """
+
+    numbers: dict[str, int] = field(default_factory=dict)
+    aliases: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    bound: set[str] = field(default_factory=set)
+    covered: set[str] = field(default_factory=set)
+    problems: dict[str, str] = field(default_factory=dict)
+    inline: dict[int, list[tuple[int, dict[str, Any]]]] = field(default_factory=dict)
+
+
+class Delivery:
+    """What each rank has been sent, and has not been told yet."""
+
+    def __init__(self, pool: Pool, parcels: Parcels) -> None:
+        self._pool = pool
+        self._parcels = parcels
+        self._there: dict[int, set[int]] = {}  # rank -> parcels that it has
+        self._forget: dict[int, set[int]] = {}  # rank -> parcels that it need not keep
+        self._places: dict[int, dict[str, Any]] = {}  # rank -> what it was told of the notebook's
+
+    def send(
+        self,
+        shipment: Shipment,
+        ranks: Sequence[int],
+        needs: Iterable[int] = (),
+        *,
+        at_once: bool = False,
+    ) -> None:
+        """Bring the parcels to the ranks that lack them; small plain ones go with the cell."""
+        needed = sorted(self._parcels.with_needs([*shipment.numbers.values(), *needs]))
+        lacking = {r: [n for n in needed if n not in self._there.get(r, ())] for r in ranks}
+        wires = {n: self._parcels.wire(n) for n in sorted({n for m in lacking.values() for n in m})}
+        files = [file for _, file in wires.values() if file is not None]
+        per_rank = {r: [(n, wires[n][0]) for n in numbers] for r, numbers in lacking.items()}
+        try:
+            if at_once or files or not all(self._parcels.is_plain(number) for number in wires):
+                self._receive(per_rank, shipment)
+            else:
+                shipment.inline = per_rank
+        finally:
+            for file in files:
+                file.close()
+        for rank, numbers in lacking.items():
+            self._there.setdefault(rank, set()).update(numbers)
+
+    def _receive(
+        self, per_rank: Mapping[int, list[tuple[int, dict[str, Any]]]], shipment: Shipment
+    ) -> None:
+        """Have the ranks unpickle what runs somebody's code, before any of them runs the cell."""
+        payloads = {
+            rank: {"parcels": wires, **self.news(rank)} for rank, wires in per_rank.items() if wires
+        }
+        replies = self._pool.execute("receive", payloads, unheard_output).result()
+        problems: dict[str, str] = {}
+        for rank, reply in sorted(replies.items(), reverse=True):  # the first rank has the word
+            for number, text in reply["failed"].items():
+                self._parcels.drop(number)
+                names = [name for name, n in shipment.numbers.items() if n == number]
+                text = redact(text, self._pool.hidden_values())
+                problems[", ".join(names) or "a part of them"] = f"on rank {rank}: {text}"
+        if problems:
+            for rank, wires in per_rank.items():
+                self._forget.setdefault(rank, set()).update(number for number, _ in wires)
+            raise TransferError(problems)
+
+    def news(self, rank: int) -> dict[str, Any]:
+        """What a rank has not been told yet: parcels to forget, and where the notebook is now."""
+        place = notebook_place()
+        if self._places.get(rank) == place:
+            place = {}
+        else:
+            self._places[rank] = place
+        return {"forget": sorted(self._forget.pop(rank, ())), "place": place}
+
+    def is_there(self, number: int, ranks: Iterable[int]) -> bool:
+        """Whether all these ranks have a parcel."""
+        return all(number in self._there.get(rank, ()) for rank in ranks)
+
+    def drop(self, numbers: Iterable[int]) -> None:
+        """The ranks need these no more; they are told with the next call."""
+        for rank, there in self._there.items():
+            unwanted = there.intersection(numbers)
+            there -= unwanted
+            self._forget.setdefault(rank, set()).update(unwanted)
+
+    def forget_ranks(self, ranks: Iterable[int]) -> None:
+        """These ranks are new: they have nothing."""
+        for rank in ranks:
+            for known in (self._there, self._forget, self._places):
+                known.pop(rank, None)
+
+
+def unheard_output(rank: int, kind: str, content: Any) -> None:
+    """Output of calls that show nothing."""
