@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from IPython.core import page
 from IPython.core.getipython import get_ipython
 
 from gpupool.engine import boot, control, execute, group, inline, log, work
 from gpupool.engine.recording import Take
 from gpupool.engine.shell import disarm_exit, this_shell
+from gpupool.engine.sources import name_cells_in_warnings
 
 
 def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
@@ -34,6 +36,9 @@ def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
     control.install()
     log.mask()
     disarm_exit(shell)
+    name_cells_in_warnings()
+    # What `x?` says is output like any other.
+    shell.set_hook("show_in_pager", page.as_hook(page.display_page), 90)
     return {"pid": os.getpid(), "torch": str(torch.__version__)}
 
 

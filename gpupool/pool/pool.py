@@ -26,6 +26,7 @@ from gpupool.pool.placement import place_ranks
 from gpupool.pool.protocol import RankEngines
 from gpupool.pool.result import OutputRecorder, SpmdResult
 from gpupool.pool.status import PoolStatus
+from gpupool.pool.turns import Turns
 
 _ABORT_TIMEOUT_S = 2.0  # a rank that has not answered by then is stuck, and told as such
 _ABORT_REQUEST = "gpupool_abort_request"  # answered by gpupool/engine/control.py
@@ -37,6 +38,7 @@ class Pool:
     def __init__(self, options: PoolOptions, progress: Progress = unheard) -> None:
         self.options = options
         self.generation = 0
+        self.turns = Turns(self.reform_group)
         self._forming = threading.RLock()  # one at a time changes engines or their group
         self._aborting: list[Future[Any]] = []
         self._listeners: list[Callable[[PoolStatus], None]] = []
