@@ -7,6 +7,7 @@ would show our frames. A dict has either "value" and "text" or "error".
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -16,6 +17,7 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
+from gpupool.engine.recording import swap
 from gpupool.engine.shell import this_shell
 from gpupool.engine.sources import counting_lines
 from gpupool.engine.tracebacks import describe
@@ -80,14 +82,16 @@ class QuietErrors:
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._held_back: list[BaseException] = []
+        self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> QuietErrors:
-        self._shell._showtraceback = lambda etype, evalue, lines: None
-        self._shell.showtraceback = self._hold_back  # prints exception groups by itself
+        swap(self._undo, self._shell, "_showtraceback", lambda etype, evalue, lines: None)
+        # by itself it prints exception groups
+        swap(self._undo, self._shell, "showtraceback", self._hold_back)
         return self
 
     def __exit__(self, *_: object) -> None:
-        del self._shell._showtraceback, self._shell.showtraceback  # the class's own again
+        self._undo.close()
 
     def _hold_back(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
         error = (exc_tuple or sys.exc_info())[1]
