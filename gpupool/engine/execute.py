@@ -33,7 +33,7 @@ def run_source(source: str, cell_number: int | None) -> dict[str, Any]:
         shell.execution_count = cell_number  # "Cell In[12]" in tracebacks means the notebook's
     started = time.monotonic()
     with QuietErrors(shell) as quiet:
-        result = run_cell(shell, source)
+        result = run_cell(shell, source, is_cell=cell_number is not None)
     quiet.passed_over(result)
     return cell_reply(result, result.result, time.monotonic() - started)
 
@@ -100,14 +100,17 @@ class QuietErrors:
 
     def passed_over(self, result: Any) -> None:
         """Tell of the errors that are not the cell's own."""
+        own = result.error_before_exec or result.error_in_exec
+        if isinstance(own, KeyboardInterrupt):  # IPython's word for it is another one here
+            return
         for error in self._held_back:
-            if error is not (result.error_before_exec or result.error_in_exec):
+            if error is not own:
                 print(describe(error)["traceback"], file=sys.stderr)
 
 
-def run_cell(shell: Any, source: str) -> Any:
+def run_cell(shell: Any, source: str, is_cell: bool = True) -> Any:
     """Run a cell in `shell`, in this thread, and give IPython's result; top-level await works."""
-    with counting_lines(shell, source):
+    with counting_lines(shell, source, is_cell):
         return _run_cell(shell, source)
 
 

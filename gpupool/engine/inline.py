@@ -169,7 +169,7 @@ def _run_source(source: str, cell_number: int | None) -> dict[str, Any]:
 
     started = time.monotonic()
     with _inside_a_cell(shell, cell_number, on_value) as quiet:
-        result = execute.run_cell(shell, source)
+        result = execute.run_cell(shell, source, is_cell=cell_number is not None)
     quiet.passed_over(result)
     value = values[-1] if values else None
     return execute.cell_reply(result, value, time.monotonic() - started)

@@ -56,11 +56,14 @@ def name_cells_in_warnings() -> None:
 
 
 @contextlib.contextmanager
-def counting_lines(shell: Any, source: str) -> Iterator[None]:
-    """While entered, code that `shell` compiles gets the lines that it has in the cell `source`."""
+def counting_lines(shell: Any, source: str, is_cell: bool = True) -> Iterator[None]:
+    """While entered, code that `shell` compiles gets the lines that it has in the cell `source`.
+
+    Source that is no cell of the notebook is called <pool.run>.
+    """
     outer = shell.compile
     compiler = outer._compiler if isinstance(outer, _Compiler) else outer
-    shell.compile = _Compiler(compiler, shell, source)
+    shell.compile = _Compiler(compiler, shell, source, is_cell)
     try:
         yield
     finally:
@@ -70,10 +73,11 @@ def counting_lines(shell: Any, source: str) -> Iterator[None]:
 class _Compiler:
     """The shell's compiler, which is asked for everything; it only moves lines."""
 
-    def __init__(self, compiler: Any, shell: Any, source: str) -> None:
+    def __init__(self, compiler: Any, shell: Any, source: str, is_cell: bool) -> None:
         self._compiler = compiler
         self._shell = shell
         self._source = source
+        self._is_cell = is_cell
         self._name = ""  # of what a magic has had parsed last
         self._moved: dict[str, int] = {}  # cached cell -> lines above it
 
@@ -85,8 +89,24 @@ class _Compiler:
         above = self._lines_above(raw_code or transformed_code)
         moved = "\n" * above + transformed_code
         name: str = self._compiler.cache(moved, number, raw_code="\n" * above + (raw_code or moved))
+        if not self._is_cell:
+            name = self._rename(name)
         self._moved[name] = above
         return name
+
+    def _rename(self, name: str) -> str:
+        """A name that stands for this text alone, and is the same on every rank that ran as much.
+
+        It must not be IPython's number: that is the notebook's last cell, or an older one.
+        """
+        del self._compiler._filename_map[name]
+        entry, number = linecache.cache.pop(name), 1
+        new = "<pool.run>"
+        while new in linecache.cache and linecache.cache[new][2] != entry[2]:  # type: ignore[misc]
+            number += 1
+            new = f"<pool.run {number}>"
+        linecache.cache[new] = (*entry[:3], new)
+        return new
 
     def ast_parse(self, source: str, filename: str = "<unknown>", symbol: str = "exec") -> Any:
         """Parse a cell that is noted, or the code of a magic, which has no name."""

@@ -106,7 +106,8 @@ def _where(error: BaseException) -> str:
             found = f"{cell or Path(code.co_filename).name}, line {line}"
     if isinstance(error, SyntaxError) and error.filename:
         cell = cell_of(shell, error.filename)
-        found = f"{cell}, line {error.lineno}" if cell else found
+        if cell or not found:
+            found = f"{cell or Path(error.filename).name}, line {error.lineno}"
     return found
 
 

@@ -99,6 +99,7 @@ class Execution:
         Raises:
             SpmdError: one or more ranks failed.
         """
+        __tracebackhide__ = True
         while True:
             try:
                 # In slices: a wait without limit would not hear the interrupt on every platform.

@@ -96,6 +96,7 @@ class Pool:
         Raises:
             SpmdError: one or more ranks raised, were interrupted, or took longer than `timeout_s`.
         """
+        __tracebackhide__ = True  # IPython and pytest leave such frames out
         chosen = self.select_ranks(ranks)
         recorder = OutputRecorder(chosen, self.hidden_values())
         execution = self.begin(

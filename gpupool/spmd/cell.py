@@ -90,6 +90,7 @@ class SpmdRun:
             SpmdError: one or more ranks failed.
             StillRunningError: it still runs after `timeout`, and goes on.
         """
+        __tracebackhide__ = True
         if timeout is not None:
             self._wait(timeout)
         self.asked = True
@@ -104,6 +105,7 @@ class SpmdRun:
     def __await__(self) -> Any:
         import asyncio
 
+        __tracebackhide__ = True
         self.asked = True
         try:
             while not self.done():
@@ -116,6 +118,7 @@ class SpmdRun:
         return self.result()
 
     def _wait(self, timeout_s: float) -> None:
+        __tracebackhide__ = True
         try:
             ended = self._execution.wait(timeout_s)
         except KeyboardInterrupt:  # as in `result` without a limit: it means the ranks

@@ -416,3 +416,14 @@ def test_cells_on_different_ranks_run_side_by_side(pool2: Pool) -> None:
     assert not slow.done()
     slow.interrupt()
     assert dict(waits.result(timeout=20)) == {0: 0, 1: 1}
+
+
+def test_source_that_is_no_cell_is_not_called_one(pool2: Pool) -> None:
+    pool2.run("def of_the_first(x):\n    return 1 / x")
+    with pytest.raises(SpmdError) as caught:
+        pool2.run("y = 0\nof_the_first(y)")
+    text = first_traceback(caught.value)
+    assert "Cell In" not in text
+    assert len(set(re.findall(r"<pool\.run[ \d]*>", text))) == 2
+    assert "----> 2 of_the_first(y)" in text
+    assert "----> 2     return 1 / x" in text
