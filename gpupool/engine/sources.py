@@ -95,7 +95,7 @@ class _Compiler:
         return name
 
     def _rename(self, name: str) -> str:
-        """A name that stands for this text alone, and is the same on every rank that ran as much.
+        """A name that stands for this text alone.
 
         It must not be IPython's number: that is the notebook's last cell, or an older one.
         """

@@ -103,12 +103,17 @@ def _where(error: BaseException) -> str:
         code, line = frame.tb_frame.f_code, frame.tb_lineno
         cell = cell_of(shell, code.co_filename)
         if cell or not found.startswith("Cell "):
-            found = f"{cell or Path(code.co_filename).name}, line {line}"
+            found = f"{cell or _place(code.co_filename)}, line {line}"
     if isinstance(error, SyntaxError) and error.filename:
         cell = cell_of(shell, error.filename)
         if cell or not found:
-            found = f"{cell or Path(error.filename).name}, line {error.lineno}"
+            found = f"{cell or _place(error.filename)}, line {error.lineno}"
     return found
+
+
+def _place(filename: str) -> str:
+    """A file's name; of what `pool.run` was given without its number, which ranks count apart."""
+    return "pool.run" if filename.startswith("<pool.run") else Path(filename).name
 
 
 def _is_collective(error: BaseException) -> bool:

@@ -180,7 +180,7 @@ def test_an_error_on_all_ranks_is_told_once_and_the_pool_goes_on(
 ) -> None:
     error = error_of(pool2, code)
     assert str(error).startswith(message)
-    assert re.search(r" \(the same on 2 of 2 ranks; <pool.run[ \d]*>, line \d\)$", str(error))
+    assert re.search(r" \(the same on 2 of 2 ranks; pool.run, line \d\)$", str(error))
     assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
 
 
@@ -210,10 +210,9 @@ def test_one_rank_raises_while_the_other_waits_for_it(pool2: Pool, failing: int)
     generation = pool2.generation
     code = f"kept = rank\nif rank == {failing}: raise ValueError('one')\n{SUM}"
     error = error_of(pool2, code)
-    told = re.sub(r"<pool.run \d+>", "<pool.run>", str(error))
-    assert told == (
+    assert str(error) == (
         f"rank {failing}: ValueError: one "
-        "(1 of 2 ranks failed, 1 freed from a collective; <pool.run>, line 2)"
+        "(1 of 2 ranks failed, 1 freed from a collective; pool.run, line 2)"
     )
     assert error.errors[1 - failing].freed
     assert [*error.others().values()] == [[1 - failing]]
