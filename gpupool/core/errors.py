@@ -7,7 +7,8 @@
     │   ├── NoPoolError           no pool runs in this notebook
     │   ├── PoolStartError        the pool did not come up; nothing was left running
     │   ├── EngineDiedError       an engine process is gone
-    │   └── ParcelsLostError      a rank does not have what was sent to it before
+    │   ├── ParcelsLostError      a rank does not have what was sent to it before
+    │   └── StillRunningError (TimeoutError)  a result was waited for, but not for long enough
     ├── TransferError             a variable cannot be sent to the ranks; none has run
     ├── SpmdError                 a cell or function raised on one or more ranks: .errors[rank]
     ├── DataError                 a datastore cannot be listed or read
@@ -21,8 +22,13 @@ and none of our frames would help. `RankError` is not raised: it is what `SpmdEr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+FREED = "freed from a collective"  # what is said of a rank that waited for one that had failed
 
 
 class GpuPoolError(Exception):
@@ -57,6 +63,10 @@ class EngineDiedError(PoolError):
     """The process of an engine has ended."""
 
 
+class StillRunningError(PoolError, TimeoutError):
+    """A result was waited for, but not for long enough."""
+
+
 class ParcelsLostError(PoolError):
     """A rank does not have what was sent to it before; the next run sends it again."""
 
@@ -86,7 +96,8 @@ class RankError:
 
     `traceback` is IPython's formatted text (with ANSI colours), without frames of gpupool.
     `failed_at` is the engine's wall clock in seconds since the epoch. `freed`: it raised only
-    because another rank had failed before, in a collective that could not go on.
+    because another rank had failed before, in a collective that could not go on. `where` is the
+    innermost line of the notebook, such as "Cell In[12], line 3", if there is one.
     """
 
     rank: int
@@ -95,6 +106,7 @@ class RankError:
     traceback: str = ""
     failed_at: float = 0.0
     freed: bool = False
+    where: str = ""
 
     def __str__(self) -> str:
         return f"{self.ename}: {self.evalue}" if self.evalue else self.ename
@@ -111,40 +123,81 @@ class SpmdError(GpuPoolError):
         self.world_size = world_size
         self.first = min(self.errors.values(), key=lambda e: (e.freed, e.failed_at, e.rank))
         super().__init__(self._message())
+        # Python's own excepthook, pytest and logging print notes below the message.
+        self.add_note(_ANSI.sub("", "\n".join(self._details())))
 
     def __reduce__(self) -> tuple[type[SpmdError], tuple[dict[int, RankError], int]]:
         return type(self), (self.errors, self.world_size)
 
     def others(self) -> dict[str, list[int]]:
-        """What the other ranks raised -> their ranks, equal errors together."""
+        """What the other ranks raised, and where -> their ranks, equal errors together."""
         folded: dict[str, list[int]] = {}
         for error in self.errors.values():
             if error is not self.first:
-                text = "freed from waiting for it" if error.freed else str(error)
-                folded.setdefault(text, []).append(error.rank)
+                folded.setdefault(_kind(error), []).append(error.rank)
         return folded
 
     def _message(self) -> str:
-        same = 1 + len(self.others().get(str(self.first), ()))
-        failed = 1 + sum(e is not self.first and not e.freed for e in self.errors.values())
-        # The count goes to the end of the first line: a long message must not push it out of sight.
-        head, newline, rest = str(self.first).partition("\n")
+        same = 1 + len(self.others().get(_kind(self.first), ()))
+        freed = sum(e is not self.first and e.freed for e in self.errors.values())
+        failed = len(self.errors) - freed
         if same == failed > 1:
-            head = f"{head} (the same on {failed} of {self.world_size} ranks)"
+            rank, facts = "", [f"the same on {failed} of {self.world_size} ranks"]
         else:
-            head = f"rank {self.first.rank}: {head} ({failed} of {self.world_size} ranks failed)"
-        return head + newline + rest
+            rank = f"rank {self.first.rank}: "
+            facts = [f"{failed} of {self.world_size} ranks failed"]
+        if freed:
+            facts.append(f"{freed} freed from a collective")
+        told = "; ".join([", ".join(facts), *([self.first.where] if self.first.where else [])])
+        # They go to the end of the first line: a long message must not push them out of sight.
+        head, newline, rest = str(self.first).partition("\n")
+        if len(head) > _MAX_HEAD_CHARS:
+            head = f"{head[:_MAX_HEAD_CHARS]} [...]"
+        return f"{rank}{head} ({told}){newline}{rest}"
 
-    def _render_traceback_(self) -> list[str]:
+    def _details(self) -> list[str]:
         """The traceback of the rank that failed first; the other ranks in one line each kind."""
-        lines = [f"SpmdError: {self}"]
+        lines = []
         # an error of ours has no traceback but its message, which is said already
         if self.first.traceback.strip() not in ("", str(self.first)):
-            lines += ["", f"rank {self.first.rank}:", self.first.traceback]
+            lines += ["", f"rank {self.first.rank}:", self.first.traceback.rstrip("\n")]
         for text, ranks in self.others().items():
-            if text != str(self.first):
+            if text != _kind(self.first):
                 lines.append(f"rank {', '.join(map(str, ranks))}: {text}")
         return lines
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython prints. `%debug` then begins at the user's line, not in one of ours."""
+        _leave_out_our_frames(self.__traceback__)
+        return [f"SpmdError: {self}", *self._details()]
+
+
+_MAX_HEAD_CHARS = 2000  # of the first line of a rank's message, in ours
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")  # of an object: another one on every rank
+_OURS = str(Path(__file__).parent.parent)
+
+
+def _kind(error: RankError) -> str:
+    what = FREED if error.freed else _ADDRESS.sub("0x...", str(error))
+    return f"{what} ({error.where})" if error.where else what
+
+
+def _leave_out_our_frames(frames: TracebackType | None) -> None:
+    """Take frames of gpupool, and of the magic that called it, out of a traceback, in place."""
+    kept = frames
+    while kept is not None:
+        following = kept.tb_next
+        while following is not None and _is_ours(following):
+            following = following.tb_next
+        kept.tb_next = following
+        kept = following
+
+
+def _is_ours(frame: TracebackType) -> bool:
+    code = frame.tb_frame.f_code
+    calls_magic = code.co_name in ("run_cell_magic", "run_line_magic", "decorator")
+    return code.co_filename.startswith(_OURS) or (calls_magic and "IPython" in code.co_filename)
 
 
 class DataError(GpuPoolError):

@@ -20,13 +20,13 @@ _frames: TracebackType | None = None  # those of the last error that are the use
 _open: Any = None  # the debugger between two commands
 
 
-def remember(error: BaseException, frames: TracebackType | None) -> None:
-    """Note what the debugger is to look at: the last error, and the user's frames of it."""
+def remember(error: BaseException) -> None:
+    """Note what the debugger is to look at: the last error, cut to the user's frames."""
     global _frames
-    if here.is_inline() or frames is None:
+    if here.is_inline() or error.__traceback__ is None:
         return
-    _frames = frames
-    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, frames
+    _frames = error.__traceback__
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, _frames
     if sys.version_info >= (3, 12):
         sys.last_exc = error
 

@@ -27,6 +27,7 @@ from gpupool.engine import (
 )
 from gpupool.engine.recording import Take
 from gpupool.engine.shell import disarm_exit, refuse_prompts, this_shell
+from gpupool.engine.sources import name_cells_in_warnings
 
 
 def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
@@ -43,6 +44,7 @@ def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
     disarm_exit(shell)
     refuse_prompts(shell)
     torchrun.install()
+    name_cells_in_warnings()
     return {"pid": os.getpid(), "torch": str(torch.__version__)}
 
 

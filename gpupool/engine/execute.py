@@ -7,28 +7,22 @@ would show our frames. A dict has either "value" and "text" or "error".
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sys
 import time
-import traceback
 from collections.abc import Callable, Coroutine, Mapping
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-import IPython
 import torch
 import torch.distributed as dist
 
-import gpupool
 from gpupool.core.parcels import pack
-from gpupool.engine import debug, here
+from gpupool.engine.recording import swap
 from gpupool.engine.shell import ended_early, this_shell
+from gpupool.engine.sources import counting_lines
+from gpupool.engine.tracebacks import describe
 
 MAX_VALUE_BYTES = 1 << 20  # the last expression of a cell comes along up to here
-
-# Frames of these lead to the user's code, or are all there is when an argument was wrong.
-_NOT_THE_USERS = tuple(
-    str(Path(module).parent) for module in (gpupool.__file__, IPython.__file__, torch.__file__)
-)
 
 
 def run_source(source: str, cell_number: int | None) -> dict[str, Any]:
@@ -37,8 +31,9 @@ def run_source(source: str, cell_number: int | None) -> dict[str, Any]:
     if cell_number is not None:
         shell.execution_count = cell_number  # "Cell In[12]" in tracebacks means the notebook's
     started = time.monotonic()
-    with _QuietErrors(shell):
-        result = run_cell(shell, source)
+    with QuietErrors(shell) as quiet:
+        result = run_cell(shell, source, is_cell=cell_number is not None)
+    quiet.passed_over(result)
     return cell_reply(result, result.result, time.monotonic() - started)
 
 
@@ -70,58 +65,55 @@ def guarded(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"error": describe(error)}
 
 
-def describe(error: BaseException) -> dict[str, Any]:
-    """The error as plain data, its traceback formatted without frames of IPython or gpupool.
-
-    In the notebook's own process the exception comes along, its traceback cut to those frames.
-    """
-    shell = this_shell()
-    frames = _users_frames(error.__traceback__)
-    debug.remember(error, frames)
-    evalue = str(error)
-    # Python 3.13 raises a SyntaxError under a private name when a cell ends too early.
-    kind = next(base for base in type(error).__mro__ if not base.__name__.startswith("_"))
-    if isinstance(error, SyntaxError):
-        evalue = f"{error.msg} (line {error.lineno})"  # its own text names a temporary file
-        lines = shell.SyntaxTB.structured_traceback(kind, error, [])
-    elif hasattr(error, "_render_traceback_"):
-        lines = error._render_traceback_()
-    elif frames is None:
-        lines = traceback.format_exception_only(error)
-    else:
-        lines = shell.InteractiveTB.structured_traceback(kind, error, frames, tb_offset=0)
-    described = {
-        "ename": kind.__name__,
-        "evalue": evalue,
-        "traceback": "\n".join(lines),
-        "failed_at": time.time(),
-    }
-    if here.is_inline():
-        described["exception"] = error.with_traceback(frames)
-    return described
-
-
 def cell_names(rank: Mapping[str, Any]) -> dict[str, Any]:
     """The names that every cell finds."""
     named = {key: rank[key] for key in ("rank", "world_size", "local_rank")}
     return {**named, "device": torch.device(rank["device"]), "torch": torch, "dist": dist}
 
 
-class _QuietErrors:
-    """While entered, IPython publishes no traceback: the client shows one."""
+class QuietErrors:
+    """While entered, IPython publishes no traceback: the client shows one.
+
+    `passed_over` says on stderr what was not to end the cell: an error in the body of `%%capture`,
+    or in a hook.
+    """
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
+        self._held_back: list[BaseException] = []
+        self._undo = contextlib.ExitStack()
 
-    def __enter__(self) -> None:
-        self._shell._showtraceback = lambda etype, evalue, lines: None
+    def __enter__(self) -> QuietErrors:
+        swap(self._undo, self._shell, "_showtraceback", lambda etype, evalue, lines: None)
+        # by itself it prints exception groups
+        swap(self._undo, self._shell, "showtraceback", self._hold_back)
+        return self
 
     def __exit__(self, *_: object) -> None:
-        del self._shell._showtraceback  # the class's own method again
+        self._undo.close()
+
+    def _hold_back(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
+        error = (exc_tuple or sys.exc_info())[1]
+        if error is not None:
+            self._held_back.append(error)
+
+    def passed_over(self, result: Any) -> None:
+        """Tell of the errors that are not the cell's own."""
+        own = result.error_before_exec or result.error_in_exec
+        if isinstance(own, KeyboardInterrupt):  # IPython's word for it is another one here
+            return
+        for error in self._held_back:
+            if error is not own:
+                print(describe(error)["traceback"], file=sys.stderr)
 
 
-def run_cell(shell: Any, source: str) -> Any:
+def run_cell(shell: Any, source: str, is_cell: bool = True) -> Any:
     """Run a cell in `shell`, in this thread, and give IPython's result; top-level await works."""
+    with counting_lines(shell, source, is_cell):
+        return _run_cell(shell, source)
+
+
+def _run_cell(shell: Any, source: str) -> Any:
     if not _awaits(shell, source):
         return shell.run_cell(source, store_history=False)
     transformed = shell.transform_cell(source)
@@ -166,20 +158,3 @@ def _value_reply(value: object) -> dict[str, Any]:
     except Exception:  # too large, or a thing that cannot travel (lock, socket): the text can
         pickled = None
     return {"value": pickled, "text": repr(value)}
-
-
-def _users_frames(frames: TracebackType | None) -> TracebackType | None:
-    """The traceback from the first frame on that is the user's; None if there is no such frame.
-
-    Frames at its end that have a `__tracebackhide__` go as well: handlers of signals.
-    """
-    while frames and frames.tb_frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-        frames = frames.tb_next
-    last = frame = frames
-    while frame is not None:
-        if "__tracebackhide__" not in frame.tb_frame.f_locals:
-            last = frame
-        frame = frame.tb_next
-    if last is not None:
-        last.tb_next = None
-    return frames

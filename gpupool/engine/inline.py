@@ -175,8 +175,9 @@ def _run_source(source: str, cell_number: int | None) -> dict[str, Any]:
                 here.publish("result", {"data": data, "metadata": metadata})
 
     started = time.monotonic()
-    with _inside_a_cell(shell, cell_number, on_value):
-        result = execute.run_cell(shell, source)
+    with _inside_a_cell(shell, cell_number, on_value) as quiet:
+        result = execute.run_cell(shell, source, is_cell=cell_number is not None)
+    quiet.passed_over(result)
     value = values[-1] if values else None
     return execute.cell_reply(result, value, time.monotonic() - started)
 
@@ -184,7 +185,7 @@ def _run_source(source: str, cell_number: int | None) -> dict[str, Any]:
 @contextlib.contextmanager
 def _inside_a_cell(
     shell: Any, cell_number: int | None, on_value: Callable[[object], None]
-) -> Iterator[None]:
+) -> Iterator[execute.QuietErrors]:
     """Let `shell` run a cell while it runs one: the outer one's numbers and values stay."""
     count, hook = shell.execution_count, shell.display_trap.hook
     exec_result = shell.displayhook.exec_result
@@ -194,10 +195,9 @@ def _inside_a_cell(
     with contextlib.ExitStack() as undo:
         swap(undo, sys, "displayhook", on_value)
         # Errors are not shown here, nor noted as the last one: that will be the SpmdError.
-        for method in ("showtraceback", "_showtraceback"):
-            swap(undo, shell, method, lambda *args, **options: None)
+        quiet = undo.enter_context(execute.QuietErrors(shell))
         try:
-            yield
+            yield quiet
         finally:
             shell.execution_count, shell.display_trap.hook = count, hook
             shell.displayhook.exec_result = exec_result

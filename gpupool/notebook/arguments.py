@@ -58,8 +58,9 @@ class MagicParser(argparse.ArgumentParser):
         return self.parse_args(words)
 
     def option_names(self) -> list[str]:
-        """All options in all spellings."""
-        return [name for action in self._actions for name in action.option_strings]
+        """All options in all spellings that a user may write."""
+        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        return [name for action in shown for name in action.option_strings]
 
     def values_of(self, option: str) -> tuple[str, ...] | None:
         """What may follow an option: the fixed words, () if it is free, None if nothing does."""
@@ -126,6 +127,34 @@ def restart_parser() -> MagicParser:
     return parser
 
 
+def auto_parser() -> MagicParser:
+    """%gpupool auto"""
+    parser = MagicParser("%gpupool auto")
+    parser.add_argument("state", nargs="?", choices=("on", "off"), default=None)
+    parser.add_argument("-t", "--targets", dest="ranks", default=None)
+    parser.add_argument("--view", choices=VIEWS, default=None)
+    parser.add_argument(
+        "--timeout", dest="timeout_s", type=_seconds, default=None, metavar="SECONDS"
+    )
+    return parser
+
+
+def auto_options(line: str) -> argparse.Namespace:
+    """What stands after `%gpupool auto`; `options` is what to write after %%spmd.
+
+    Raises:
+        OptionsError: options without "on".
+    """
+    chosen = auto_parser().parse_line(line)
+    timeout = None if chosen.timeout_s is None else f"{chosen.timeout_s:g}"
+    named = {"-t": chosen.ranks, "--view": chosen.view, "--timeout": timeout}
+    given = [f"{name} {value}" for name, value in named.items() if value is not None]
+    if given and chosen.state != "on":
+        raise OptionsError(f"%gpupool auto: {given[0].split()[0]} belongs to `%gpupool auto on`.")
+    chosen.options = " ".join(given)
+    return chosen
+
+
 def leftovers_parser() -> MagicParser:
     """%gpupool leftovers"""
     parser = MagicParser("%gpupool leftovers")
@@ -150,6 +179,8 @@ def spmd_parser() -> MagicParser:
     )
     parser.add_argument("--nowait", action="store_true", default=False)
     parser.add_argument("--isolate", action="store_true", default=False)
+    # put there by `%gpupool auto on`, never by a user
+    parser.add_argument("--auto", action="store_true", default=False, help=argparse.SUPPRESS)
     return parser
 
 
@@ -160,6 +191,7 @@ COMMANDS: Mapping[str, Callable[[], MagicParser]] = {
     "restart": restart_parser,
     "interrupt": bare_parser("interrupt"),
     "gpus": gpus_parser,
+    "auto": auto_parser,
     "leftovers": leftovers_parser,
     "env": env_parser,
     "log": log_parser,

@@ -66,6 +66,8 @@ def _plain_words(before: Sequence[str], variables: Iterable[str]) -> list[str]:
     options = [word for word in before if word.startswith("-")]
     if before[0] == "env" or options[-1:] == ["--env"]:
         return sorted(set(variables) - set(before))
+    if before == ["auto"]:
+        return ["on", "off"]
     return list(PROFILES) if before == ["start"] else []
 
 

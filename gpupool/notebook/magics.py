@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -13,6 +14,8 @@ from gpupool.core.errors import OptionsError
 from gpupool.core.options import suggest
 from gpupool.notebook import (
     arguments,
+    auto,
+    background,
     completion,
     composite_view,
     debug,
@@ -26,8 +29,9 @@ from gpupool.pool.leftovers import Leftovers, leftovers
 from gpupool.pool.pool import Pool
 from gpupool.pool.result import SpmdResult
 from gpupool.spmd.cell import Notebook, SpmdRun
+from gpupool.spmd.sources import in_its_place, on_its_line
 
-_NAMES = ("gpupool", "spmd")
+_NAMES = ("gpupool", "spmd", "local")
 
 
 @magics_class
@@ -63,6 +67,12 @@ class GpupoolMagics(Magics):
         %gpupool restart [RANKS] new engines for these ranks, or for all; the others keep
                                  their variables
         %gpupool interrupt       interrupt the ranks that are busy
+        %gpupool auto on [-t RANKS] [--view NAME] [--timeout SECONDS] | off
+                                 run every following cell on the ranks, as if it began with %%spmd.
+                                 A cell stays in the notebook if %%local is its first line, if it
+                                 has a line with %gpupool or %spmd, or is about the notebook
+                                 (%load_ext, %history, ...). Without a word: tell which it is.
+                                 -t (--targets), --view and --timeout are those of %%spmd.
         %gpupool gpus [--watch]  the GPUs of this machine and who uses them
         %gpupool leftovers [--reap]
                                  processes that earlier pools have left; --reap ends them
@@ -83,6 +93,7 @@ class GpupoolMagics(Magics):
             "stop": self._stop,
             "restart": self._restart,
             "interrupt": self._interrupt,
+            "auto": self._auto,
             "gpus": self._gpus,
             "leftovers": self._leftovers,
             "env": self._env,
@@ -122,6 +133,19 @@ class GpupoolMagics(Magics):
         `%spmd EXPRESSION` gives the value of an expression per rank.
         """
         chosen = arguments.spmd_parser().parse_line(line)
+        mode = auto.of(self.shell)
+        if chosen.auto:
+            mode.require_pool()
+            if chosen.view != "quiet":
+                mode.show_sign()
+        return self._cell(chosen, in_its_place(cell, self.shell))
+
+    @cell_magic("local")  # type: ignore[arg-type]
+    def local_cell(self, line: str, cell: str) -> None:
+        """Run the cell in the notebook, also while `%gpupool auto` is on."""
+        self.shell.run_cell(cell).raise_error()  # a cell that is sent comes not here: see auto.py
+
+    def _cell(self, chosen: argparse.Namespace, cell: str) -> SpmdRun | None:
         # a handle's result shows its values itself, where it is asked for
         notebook = None if chosen.isolate else self._notebook(at_once=chosen.nowait)
         run = self._begin(
@@ -129,7 +153,10 @@ class GpupoolMagics(Magics):
         )
         if chosen.nowait:
             self._bind(chosen.name, run)
+            background.watch(run, self.shell)
             return run
+        if run.waits_for:
+            print(f"gpupool: waits until {', '.join(dict.fromkeys(run.waits_for))} has ended.")
         self._bind(chosen.name, run.result())
         return None
 
@@ -142,7 +169,8 @@ class GpupoolMagics(Magics):
         """
         if not line.strip():
             raise OptionsError("%spmd needs an expression, as in `%spmd rank * 2`.")
-        return self._begin(line, "auto", show_values=False, notebook=self._notebook()).result()
+        source = on_its_line(line, self.shell)
+        return self._begin(source, "auto", show_values=False, notebook=self._notebook()).result()
 
     # ---- the commands of %gpupool --------------------------------------------------------
 
@@ -153,6 +181,8 @@ class GpupoolMagics(Magics):
             print("No pool runs in this notebook. `%gpupool start` starts one.")
         else:
             display(pool.status())
+            if auto.of(self.shell).is_on:
+                print(auto.of(self.shell).describe())
 
     def _start(self, rest: str) -> None:
         options = vars(arguments.start_parser().parse_line(rest))
@@ -166,6 +196,8 @@ class GpupoolMagics(Magics):
     def _stop(self, rest: str) -> None:
         arguments.COMMANDS["stop"]().parse_line(rest)
         print("Pool stopped." if session.stop() else "No pool was running.")
+        if auto.of(self.shell).turn_off():
+            print("auto is off: cells run in the notebook again.")
 
     def _restart(self, rest: str) -> None:
         ranks = arguments.COMMANDS["restart"]().parse_line(rest).ranks
@@ -180,6 +212,11 @@ class GpupoolMagics(Magics):
         busy = pool.status().state == "busy"
         pool.interrupt()
         print("The busy ranks are interrupted." if busy else "No rank is busy.")
+
+    def _auto(self, rest: str) -> None:
+        turns_on = arguments.auto_options(rest).state == "on"
+        pool = (session.find() or self._autostart()) if turns_on else None
+        print(auto.command(self.shell, rest, pool))
 
     def _gpus(self, rest: str) -> object:
         if not arguments.gpus_parser().parse_line(rest).watch:
@@ -284,11 +321,15 @@ def register(shell: Any) -> None:
     spmd_view.register_formatters(shell)
     composite_view.register_formatters(shell)
     completion.register(shell)
+    auto.register(shell)
+    background.register(shell)
 
 
 def unregister(shell: Any) -> None:
     """Take the magics and their completion away again; pictures of our objects stay."""
     completion.unregister(shell)
+    auto.unregister(shell)
+    background.unregister(shell)
     for name in _NAMES:
         for kind in ("line", "cell"):
             shell.magics_manager.magics[kind].pop(name, None)

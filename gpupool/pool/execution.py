@@ -31,6 +31,7 @@ class Execution:
     """The running call of `gpupool.engine.entry.<name>` on the ranks in `payloads`.
 
     `replies` maps rank to the reply of each rank that has finished; `errors` those that failed.
+    While it waits its turn on ranks that are in use, `waits_for` names what runs there.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Execution:
         on_output: OnOutput,
         timeout_s: float | None = None,
     ) -> None:
+        self.ranks = tuple(payloads)
         self.replies: dict[int, dict[str, Any]] = {}
         self.errors: dict[int, RankError] = {}
         self.names: dict[int, dict[str, Any]] = {}  # what a cell left, of failed ranks too
@@ -59,11 +61,22 @@ class Execution:
         self._group_wanting = False  # a script has left the process group
         self._futures: dict[Future[Any], int] = {}
         self._called = threading.Event()
-        # Before the calls: to start a thread takes 2 ms while ipyparallel's is busy sending them.
-        threading.Thread(target=self._supervise, name=f"gpupool-{name}", daemon=True).start()
-        try:
+
+        def call() -> None:
             for rank, payload in payloads.items():
                 self._futures[pool.call(rank, name, payload, on_output)] = rank
+
+        self._call = call
+        self._turn = pool.turns.ask(payloads, _title(name, payloads))
+        self.waits_for = [] if pool.options.inline else pool.turns.begin(self._turn)
+        self._waits = bool(self.waits_for)
+        # Before the calls: to start a thread takes 2 ms while ipyparallel's is busy sending them.
+        threading.Thread(target=self._supervise, name=f"gpupool-{name}", daemon=True).start()
+        if self._waits:
+            return
+        self._turn.began = True
+        try:  # in this thread: an inline pool works here and now
+            call()
         finally:
             self._called.set()
 
@@ -74,6 +87,10 @@ class Execution:
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the end, at most `timeout_s`; tells whether it has come."""
         return self._finished.wait(timeout_s)
+
+    def error(self) -> SpmdError | None:
+        """The errors so far as one, if there are any."""
+        return SpmdError(self.errors, self._pool.world_size) if self.errors else None
 
     def interrupt(self) -> None:
         """Interrupt the ranks that still run; returns at once. May be called again."""
@@ -88,6 +105,7 @@ class Execution:
         Raises:
             SpmdError: one or more ranks failed.
         """
+        __tracebackhide__ = True
         while True:
             try:
                 # In slices: a wait without limit would not hear the interrupt on every platform.
@@ -96,9 +114,10 @@ class Execution:
                 break
             except KeyboardInterrupt:
                 self.interrupt()
-        if not self.errors:
+        error = self.error()
+        if error is None:
             return self.replies
-        error = self._pool.last_error = SpmdError(self.errors, self._pool.world_size)
+        self._pool.last_error = error
         cause = self._exceptions.get(error.first.rank)
         if cause is None:
             raise error
@@ -108,7 +127,40 @@ class Execution:
     # ---- in the supervising thread -------------------------------------------------------
 
     def _supervise(self) -> None:
-        self._called.wait()
+        try:
+            if self._begin():
+                self._watch()
+        finally:
+            interrupted = self._aborted or self._signalled_at is not None
+            self._pool.turns.end(self._turn, broke_group=interrupted or self._group_wanting)
+            self._finished.set()
+
+    def _begin(self) -> bool:
+        """Wait for the turn, if it has not come at once; tells whether the calls are made."""
+        if not self._waits:
+            self._called.wait()
+            return bool(self._futures)
+        while self.waits_for and not self._interrupted.wait(0.02):
+            self.waits_for = self._pool.turns.begin(self._turn)
+        if self.waits_for:
+            names = ", ".join(dict.fromkeys(self.waits_for))
+            self._fail("KeyboardInterrupt", f"interrupted while it waited for {names}")
+            return False
+        self._started = time.monotonic()
+        try:
+            self._pool.require_usable()
+            self._call()
+        except Exception as error:  # the pool was stopped, or broke, meanwhile
+            self._fail(type(error).__name__, str(error))
+            return False
+        return True
+
+    def _fail(self, ename: str, evalue: str) -> None:
+        """Nothing has run: the same error for every rank."""
+        now = time.time()
+        self.errors = {rank: RankError(rank, ename, evalue, "", now) for rank in self.ranks}
+
+    def _watch(self) -> None:
         pending = set(self._futures)
         trouble_at: float | None = None  # since the first error, the interrupt or the time-out
         while pending:
@@ -127,11 +179,6 @@ class Execution:
                 self._give_up(pending)
                 break
         self.elapsed_s = time.monotonic() - self._started
-        if self._aborted or self._signalled_at is not None:
-            self._pool.reform_group()
-        else:
-            self._pool.restore_group(self._group_wanting)
-        self._finished.set()
 
     def _free(self, pending: set[Future[Any]], since_s: float) -> None:
         """One rung of the ladder: SIGINT if the user wants out, abort after the grace."""
@@ -140,7 +187,7 @@ class Execution:
             self._pool.signal([self._futures[future] for future in pending])
         if since_s > GRACE_S and not self._aborted:
             self._aborted = True
-            self._pool.abort_collectives()
+            self._pool.abort_collectives(self.ranks)
 
     def _take(self, rank: int, future: Future[Any]) -> None:
         failure = future.exception()
@@ -166,18 +213,34 @@ class Execution:
             self.replies[rank] = reply
 
     def _rank_error(
-        self, rank: int, ename: str, evalue: str, traceback: str, failed_at: float
+        self,
+        rank: int,
+        ename: str,
+        evalue: str,
+        traceback: str,
+        failed_at: float,
+        where: str = "",
+        collective: bool = False,
     ) -> RankError:
-        interrupted = ename == "KeyboardInterrupt"
+        freed = self._aborted and collective and bool(self.errors)
+        # C++ code that is aborted raises its own error and not the interrupt that was meant
+        interrupted = ename == "KeyboardInterrupt" or (
+            self._interrupted.is_set() and self._aborted and collective and not freed
+        )
+        if interrupted and ename != "KeyboardInterrupt":
+            ename, evalue = "KeyboardInterrupt", "in a collective"
         if interrupted and self._timed_out:
-            ename, evalue = "TimeoutError", f"took longer than {self._timeout_s:g} s"
+            late = f"took longer than {self._timeout_s:g} s"
+            ename, evalue = "TimeoutError", f"{late}, {evalue}" if evalue else late
+            traceback = traceback.replace("KeyboardInterrupt", "TimeoutError")
         return RankError(
             rank=rank,
             ename=ename,
             evalue=redact(evalue, self._hidden),
             traceback=redact(traceback, self._hidden),
             failed_at=failed_at,
-            freed=self._aborted and bool(self.errors) and not interrupted,
+            freed=freed,
+            where=where,
         )
 
     def _give_up(self, pending: set[Future[Any]]) -> None:
@@ -190,3 +253,10 @@ class Execution:
         for rank in ranks:
             self.errors[rank] = RankError(rank, "Unresponsive", reason, failed_at=time.time())
         self._pool.mark_broken(f"{reason}.", ranks)
+
+
+def _title(name: str, payloads: Mapping[int, dict[str, Any]]) -> str:
+    """What runs, in words."""
+    number = next((p.get("cell_number") for p in payloads.values()), None)
+    names = {"run_function": "a function", "train": "a training", "predict": "a prediction"}
+    return f"cell In[{number}]" if number else names.get(name, "a cell")

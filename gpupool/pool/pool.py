@@ -27,10 +27,10 @@ from gpupool.pool.placement import place_ranks
 from gpupool.pool.protocol import RankEngines
 from gpupool.pool.result import OutputRecorder, SpmdResult
 from gpupool.pool.status import PoolStatus
+from gpupool.pool.turns import Turns
 from gpupool.pool.variables import Variables
 
 _ABORT_TIMEOUT_S = 2.0  # a rank that has not answered by then is stuck, and told as such
-_CALLBACKS_S = 0.5  # by then a call that has been answered counts as over
 _ABORT_REQUEST = "gpupool_abort_request"  # answered by gpupool/engine/control.py
 
 
@@ -41,9 +41,8 @@ class Pool:
         self.options = options
         self.generation = 0
         self.last_error: SpmdError | None = None  # of a cell or function, for the debugger
+        self.turns = Turns(self.reform_group)
         self._forming = threading.RLock()  # one at a time changes engines or their group
-        self._calling = threading.RLock()  # every rank hears of calls in the same order
-        self._group_wanting = False
         self._aborting: list[Future[Any]] = []
         self._listeners: list[Callable[[PoolStatus], None]] = []
         variables = variables_at_start(options.env)
@@ -101,6 +100,7 @@ class Pool:
         Raises:
             SpmdError: one or more ranks raised, were interrupted, or took longer than `timeout_s`.
         """
+        __tracebackhide__ = True  # IPython and pytest leave such frames out
         chosen = self.select_ranks(ranks)
         recorder = OutputRecorder(chosen, self.hidden_values())
         execution = self.begin(
@@ -303,8 +303,7 @@ class Pool:
                 which then cannot hear it itself; without it the ranks are interrupted.
         """
         self.require_usable()
-        with self._calling:
-            return Execution(self, name, payloads, on_output, timeout_s)
+        return Execution(self, name, payloads, on_output, timeout_s)
 
     def call(
         self, rank: int, name: str, payload: dict[str, Any], on_output: OnOutput | None = None
@@ -354,7 +353,7 @@ class Pool:
 
     def reform_group(self) -> None:
         """Form the group again, one generation higher, if every rank is there to join."""
-        with self._forming, self._calling:
+        with self._forming:
             if self._health.state != "well":
                 return
             try:
@@ -362,20 +361,6 @@ class Pool:
             except PoolError as error:
                 reason = f"the process group could not be formed again: {error}"
                 self.mark_broken(reason, range(self.world_size))
-
-    def restore_group(self, wanting: bool) -> None:
-        """Form the group again if a script has left it, at the end of all that runs.
-
-        Args:
-            wanting: whether one has just done so.
-        """
-        self._group_wanting |= wanting
-        if self._group_wanting:
-            deadline = time.monotonic() + _CALLBACKS_S
-            while self._engines.busy_ranks() and time.monotonic() < deadline:
-                time.sleep(0.001)
-            if not self._engines.busy_ranks():  # else whatever ends last comes here
-                self.reform_group()
 
     def mark_broken(self, reason: str, ranks: Iterable[int] = ()) -> None:
         """From now on every run is refused with this reason, until these ranks are restarted."""
@@ -416,7 +401,6 @@ class Pool:
     def _form_group(self) -> None:
         wait_futures(self._aborting, timeout=_ABORT_TIMEOUT_S)
         self._aborting.clear()
-        self._group_wanting = False
         generation = self.generation + 1
         store = self.new_file(f"group{generation}")
         payload = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from gpupool.core.errors import SpmdError
+from gpupool.core.errors import SpmdError, StillRunningError
 from gpupool.pool.pool import Pool
 from gpupool.pool.result import OutputRecorder, RankOutput, SpmdResult
 from gpupool.spmd.capture import CellNames, names_in_cell
@@ -72,6 +72,8 @@ class SpmdRun:
         self._names = CellNames()
         self.covered: frozenset[str] = frozenset()  # names of the notebook's that are the rank's
         self._view = view
+        self.name = f"cell In[{cell_number}]" if cell_number else "a cell"
+        self.asked = False  # whether anyone has waited for the result
         self._outcome: CellReport | None = None
         self._recorder = OutputRecorder(tuple(ranks), pool.hidden_values(), view.on_output)
         self._execution = pool.begin(
@@ -93,12 +95,30 @@ class SpmdRun:
         """Interrupt the ranks that still run."""
         self._execution.interrupt()
 
-    def result(self) -> SpmdResult:
+    @property
+    def waits_for(self) -> list[str]:
+        """What runs on its ranks and has to end before this begins."""
+        return self._execution.waits_for
+
+    @property
+    def error(self) -> SpmdError | None:
+        """The error, if it has ended with one."""
+        return self._execution.error() if self.done() else None
+
+    def result(self, timeout: float | None = None) -> SpmdResult:
         """One value per rank, after waiting. The output is shown when it is asked for first.
+
+        Args:
+            timeout: seconds to wait at most; None waits for the end.
 
         Raises:
             SpmdError: one or more ranks failed.
+            StillRunningError: it still runs after `timeout`, and goes on.
         """
+        __tracebackhide__ = True
+        if timeout is not None:
+            self._wait(timeout)
+        self.asked = True
         if self._outcome is None:
             self._outcome = self._collect()
             self._take_back(self._outcome.error is None)
@@ -111,6 +131,8 @@ class SpmdRun:
     def __await__(self) -> Any:
         import asyncio
 
+        __tracebackhide__ = True
+        self.asked = True
         try:
             while not self.done():
                 self._view.tick()
@@ -143,6 +165,16 @@ class SpmdRun:
             succeeded,
         )
 
+    def _wait(self, timeout_s: float) -> None:
+        __tracebackhide__ = True
+        try:
+            ended = self._execution.wait(timeout_s)
+        except KeyboardInterrupt:  # as in `result` without a limit: it means the ranks
+            self.interrupt()
+            return
+        if not ended:
+            raise StillRunningError(f"{self.name} still runs after {timeout_s:g} s, and goes on.")
+
     def _collect(self) -> CellReport:
         execution, outputs = self._execution, self._recorder.outputs
         try:
@@ -155,4 +187,7 @@ class SpmdRun:
         return CellReport(outputs, execution.elapsed_s, result=result)
 
     def __repr__(self) -> str:
-        return f"SpmdRun({'done' if self.done() else 'running'})"
+        if not self.done():
+            names = ", ".join(dict.fromkeys(self.waits_for))
+            return f"SpmdRun(waits for {names})" if names else "SpmdRun(running)"
+        return f"SpmdRun(failed: {self.error})" if self.error else "SpmdRun(done)"

@@ -32,7 +32,7 @@ def spmd(*ranks: RankError, world_size: int = 4) -> SpmdError:
         ),
         (
             spmd(failed(0), failed(1, "Connection closed", freed=True)),
-            "rank 0: ValueError: bad (1 of 4 ranks failed)",
+            "rank 0: ValueError: bad (1 of 4 ranks failed, 1 freed from a collective)",
         ),
         (
             spmd(failed(2, "first line\nsecond line")),
@@ -58,7 +58,7 @@ def test_the_others_are_told_by_kind_equal_ones_together() -> None:
     error = spmd(
         failed(0), failed(1, "x", 1.0), failed(2, "x", 1.0), failed(3, freed=True), world_size=4
     )
-    assert error.others() == {"ValueError: x": [1, 2], "freed from waiting for it": [3]}
+    assert error.others() == {"ValueError: x": [1, 2], "freed from a collective": [3]}
 
 
 def test_ipython_shows_the_first_traceback_and_one_line_for_each_other_kind() -> None:

@@ -153,10 +153,13 @@ def test_an_error_is_one_output_with_the_line_of_this_cell(kernel: Kernel) -> No
     number = next(c["execution_count"] for _, kind, c in cell.messages if kind == "execute_input")
     assert cell.status == "error"
     assert [error["ename"] for error in cell.errors] == ["SpmdError"]
-    assert cell.errors[0]["evalue"] == "rank 1: ValueError: bad row (1 of 2 ranks failed)"
-    assert f"Cell In[{number}], line 3" in cell.error_text
-    assert "----> 3     raise ValueError('bad row')" in cell.error_text
-    assert cell.error_text.endswith("rank 0: freed from waiting for it")
+    assert cell.errors[0]["evalue"] == (
+        "rank 1: ValueError: bad row "
+        f"(1 of 2 ranks failed, 1 freed from a collective; Cell In[{number}], line 4)"
+    )
+    assert f"Cell In[{number}], line 4" in cell.error_text  # as the notebook counts: %%spmd is 1
+    assert "----> 4     raise ValueError('bad row')" in cell.error_text
+    assert cell.error_text.endswith(f"rank 0: freed from a collective (Cell In[{number}], line 5)")
     assert no_frame_of_ours(cell.error_text)
     assert cell.text == "[0, 1] before"  # what was printed is not lost
     assert "✗ 1 failed" in cell.html
@@ -173,7 +176,7 @@ def test_an_expression_that_fails_points_at_its_own_cell(kernel: Kernel) -> None
 
 def test_a_cell_that_cannot_be_parsed_shows_the_place(kernel: Kernel) -> None:
     cell = kernel.run("%%spmd\nfine = 1\nx = (")
-    assert "line 2" in cell.error_text
+    assert "line 3" in cell.error_text
     assert "SyntaxError" in cell.error_text
     assert no_frame_of_ours(cell.error_text)
 
@@ -223,7 +226,7 @@ def test_run_all_stops_at_a_failing_cell_and_no_process_is_left() -> None:
     assert "Pool of 2" in bar[-1]["data"]["text/html"]  # the saved notebook has the final pictures
     assert hello[0]["data"]["text/plain"] == "[0, 1] hello"
     assert [output["output_type"] for output in failed] == ["error"]
-    assert "Cell In[4], line 1" in plain("\n".join(failed[0]["traceback"]))
+    assert "Cell In[4], line 2" in plain("\n".join(failed[0]["traceback"]))
     assert never == []
     engines = [int(pid) for pid in pids[0]["text"].split()]
     assert len(engines) == 2

@@ -198,8 +198,8 @@ def test_env_shows_names_and_never_values(terminal: Terminal) -> None:
 
 def test_a_failing_rank_shows_the_line_of_the_cell(terminal: Terminal) -> None:
     shown = terminal.run("%%spmd\nx = 1\nif rank == 1:\n    raise ValueError('bad row')")
-    assert shown.stdout.startswith("SpmdError: rank 1: ValueError: bad row (1 of 2 ranks failed)")
-    assert re.search(r"Cell In\[\d+\], line 3", shown.stdout)
+    assert shown.stdout.startswith("SpmdError: rank 1: ValueError: bad row (1 of 2 ranks failed; ")
+    assert re.search(r"Cell In\[\d+\], line 4", shown.stdout)
     assert "gpupool/" not in shown.stdout
 
 

@@ -151,7 +151,7 @@ def test_a_function_that_raises(either: Pool) -> None:
         raise LookupError(f"no {value}")
 
     error = error_of(either, fail, 7)
-    assert str(error) == "rank 0: LookupError: no 7 (1 of 1 ranks failed)"
+    assert str(error).startswith("rank 0: LookupError: no 7 (1 of 1 ranks failed; test_inline.py")
     assert "raise LookupError" in plain(error.first.traceback)
 
 
@@ -168,7 +168,7 @@ def test_a_time_limit_and_ctrl_c_end_a_cell_where_it_is(either: Pool, code: str)
     error = error_of(either, f"kept = 5\n{code}")
     timer.join()
     assert error.first.ename == "KeyboardInterrupt"
-    assert "Cell In" in plain(error.first.traceback)
+    assert "File <pool.run" in plain(error.first.traceback)
     assert "gpupool/" not in error.first.traceback
     assert (either.run("kept")[0], either.run("rank", timeout_s=30)[0]) == (5, 0)
     assert time.monotonic() - started < 10

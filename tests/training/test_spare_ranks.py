@@ -109,7 +109,7 @@ def test_a_rank_that_waits_in_the_training_group_is_freed(spare: Pool, failing: 
     assert time.monotonic() - started < 20
     assert caught.value.first.rank == failing
     assert "ValueError: third step" in str(caught.value)
-    assert caught.value.others() == {"freed from waiting for it": [1 - failing]}
+    assert caught.value.errors[1 - failing].freed
     assert spare.generation == generation + 1
     assert dict(spare.run(ALL)) == {0: 3.0, 1: 3.0, 2: 3.0}
     train_on(spare, network(), samples(16), batch_size=8, epochs=1)

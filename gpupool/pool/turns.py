@@ -1,0 +1,63 @@
+"""Who may use the ranks of a pool when. Runs on the client.
+
+Two cells must not mix on a rank: an error in one aborts the collectives of the other, and an
+interrupt would meet the wrong one. So what needs a rank that is in use waits its turn, in the order
+of asking. The process group can be formed again only when no rank is in use; when that has to be
+done, nothing new begins before.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """A place in the row: the ranks it needs, and what it is called ("cell In[12]")."""
+
+    ranks: frozenset[int]
+    name: str
+    began: bool = False
+
+
+class Turns:
+    """The row of a pool. `reform()` forms the process group again."""
+
+    def __init__(self, reform: Callable[[], None]) -> None:
+        self._reform = reform
+        self._row: list[Turn] = []
+        self._lock = threading.Lock()
+        self._needs_reform = False
+
+    def ask(self, ranks: Iterable[int], name: str) -> Turn:
+        """A place at the end of the row."""
+        turn = Turn(frozenset(ranks), name)
+        with self._lock:
+            self._row.append(turn)
+        return turn
+
+    def begin(self, turn: Turn) -> list[str]:
+        """Begin if nothing is in the way; else the names of what is."""
+        with self._lock:
+            before = self._row[: self._row.index(turn)]
+            ahead = [t.name for t in before if self._needs_reform or t.ranks & turn.ranks]
+            turn.began = not ahead
+        return ahead
+
+    def end(self, turn: Turn, *, broke_group: bool = False) -> None:
+        """Leave the row. The last one that runs forms the group again if anyone broke it."""
+        with self._lock:
+            self._needs_reform = self._needs_reform or broke_group
+            in_use = any(other.began for other in self._row if other is not turn)
+            reforms = turn.began and self._needs_reform and not in_use
+            if not reforms:
+                self._row.remove(turn)
+                return
+        try:
+            self._reform()
+        finally:
+            with self._lock:
+                self._needs_reform = False
+                self._row.remove(turn)
