@@ -35,7 +35,14 @@ def _folder(package: str) -> str:
 _PACKAGES = ("gpupool", "IPython", "ipykernel", "ipyparallel", "cloudpickle")
 _MACHINERY = tuple(map(_folder, _PACKAGES))
 _TORCH = _folder("torch")
-_IN_COLLECTIVE = ("gloo", "nccl", "processgroup", "connection closed", "connection reset")
+_IN_COLLECTIVE = (
+    "gloo",
+    "nccl",
+    "processgroup",
+    "connection closed",
+    "connection reset",
+    "init_process_group: another rank has failed",
+)
 
 
 def describe(error: BaseException) -> dict[str, Any]:

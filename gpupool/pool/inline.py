@@ -65,7 +65,9 @@ class InlinePool(Pool):
         """Call an engine function here and now; what is returned is over."""
         self.require_usable()
         with _Interrupts(on_interrupt, timeout_s, lambda: bool(self._here.busy_ranks())):
-            return super().execute(name, payloads, on_output, timeout_s)
+            execution = super().execute(name, payloads, on_output, timeout_s)
+            execution.wait()  # for its thread to take the replies, which are there
+            return execution
 
     def begin(
         self,

@@ -97,7 +97,7 @@ def test_a_breakpoint_is_a_place_to_look_at(kernel: Kernel) -> None:
     stopped = kernel.run("%%spmd\nhere = rank + 5\nbreakpoint()\nprint('never')")
     assert "`%gpupool debug RANK` opens the debugger in this frame" in stopped.error_text
     cell = kernel.run("%gpupool debug 1", answers=["p here", "q"])
-    assert "----> 2 breakpoint()" in cell.text
+    assert "----> 3 breakpoint()" in cell.text
     assert cell.text.endswith("6")
 
 

@@ -102,7 +102,7 @@ def test_what_would_wait_for_the_user_is_an_error_at_once(
         pool2.run(cell, timeout_s=30)
     assert caught.value.first.ename == "StdinNotImplementedError"
     assert message in str(caught.value)
-    assert "(the same on 2 of 2 ranks)" in str(caught.value)
+    assert "(the same on 2 of 2 ranks" in str(caught.value)
     assert dict(pool2.run("rank")) == {0: 0, 1: 1}
 
 
