@@ -16,7 +16,7 @@ from IPython.core.getipython import get_ipython
 
 from gpupool.engine import boot, control, execute, group, inline, log, work
 from gpupool.engine.recording import Take
-from gpupool.engine.shell import disarm_exit, this_shell
+from gpupool.engine.shell import disarm_exit, keep_no_outputs, this_shell
 
 
 def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
@@ -34,6 +34,7 @@ def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
     control.install()
     log.mask()
     disarm_exit(shell)
+    keep_no_outputs(shell)
     return {"pid": os.getpid(), "torch": str(torch.__version__)}
 
 

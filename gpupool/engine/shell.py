@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import sys
 import warnings
 from collections.abc import Mapping
@@ -72,6 +73,15 @@ def disarm_exit(shell: Any) -> None:
 
     shell.ask_exit = ask_exit
     _silence_advice()
+
+
+def keep_no_outputs(shell: Any) -> None:
+    """Let `shell` not store what cells print and display, as it does for a saved history.
+
+    Nothing on an engine reads that, and a cell that prints 100 MB would keep several times as much.
+    """
+    shell._tee = lambda channel: contextlib.nullcontext()
+    shell.events.register("post_run_cell", lambda _: shell.history_manager.outputs.clear())
 
 
 def _silence_advice() -> None:

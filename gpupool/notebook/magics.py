@@ -82,7 +82,7 @@ class GpupoolMagics(Magics):
         return commands[word](rest)
 
     @cell_magic("spmd")  # type: ignore[arg-type]
-    def spmd_cell(self, line: str, cell: str) -> SpmdRun | None:
+    def spmd_cell(self, line: str, cell: str) -> SpmdRun | SpmdResult | None:
         """Run the cell on every rank; the process group of torch.distributed is ready.
 
         %%spmd [-t RANKS] [-o NAME] [--view auto|ranks|raw|quiet] [--timeout SECONDS] [--nowait]
@@ -102,13 +102,14 @@ class GpupoolMagics(Magics):
         `%spmd EXPRESSION` gives the value of an expression per rank.
         """
         chosen = arguments.spmd_parser().parse_line(line)
-        # a handle's result shows its values itself, where it is asked for
-        run = self._begin(cell, chosen.view, not chosen.nowait, chosen.ranks, chosen.timeout_s)
+        name, quiet = chosen.name or "_", spmd_view.ends_quietly(cell)
+        run = self._begin(cell, chosen.view, not quiet, chosen.ranks, chosen.timeout_s, name)
         if chosen.nowait:
             self._bind(chosen.name, run)
             return run
-        self._bind(chosen.name, run.result())
-        return None
+        result = run.result()
+        self._bind(chosen.name, result)
+        return spmd_view.keep_quietly(result) if quiet or chosen.view == "quiet" else result
 
     @no_var_expand  # {} and $ belong to the expression
     @line_magic("spmd")  # type: ignore[arg-type]
@@ -119,7 +120,7 @@ class GpupoolMagics(Magics):
         """
         if not line.strip():
             raise OptionsError("%spmd needs an expression, as in `%spmd rank * 2`.")
-        return self._begin(line, "auto", show_values=False).result()
+        return self._begin(line, "auto", is_value=True).result()
 
     # ---- the commands of %gpupool --------------------------------------------------------
 
@@ -204,16 +205,27 @@ class GpupoolMagics(Magics):
         self,
         source: str,
         view_name: str,
-        show_values: bool,
+        show_values: bool = True,
         ranks: str = "all",
         timeout_s: float | None = None,
+        result_name: str = "_",
+        is_value: bool = False,
     ) -> SpmdRun:
         pool = session.find() or self._autostart()
-        view = spmd_view.make_view(view_name, show_values, inline=pool.options.inline)
+        chosen = pool.select_ranks(ranks)
+        view = spmd_view.make_view(
+            view_name,
+            chosen,
+            pool.send_comm,
+            show_values,
+            inline=pool.options.inline,
+            is_value=is_value,
+            result_name=result_name,
+        )
         return SpmdRun(
             pool,
             source,
-            pool.select_ranks(ranks),
+            chosen,
             view,
             timeout_s=timeout_s,
             # the n of In [n]; execution_count is one higher from some version of IPython on
