@@ -102,14 +102,20 @@ class GpupoolMagics(Magics):
         `%spmd EXPRESSION` gives the value of an expression per rank.
         """
         chosen = arguments.spmd_parser().parse_line(line)
-        name, quiet = chosen.name or "_", spmd_view.ends_quietly(cell)
-        run = self._begin(cell, chosen.view, not quiet, chosen.ranks, chosen.timeout_s, name)
+        run = self._begin(
+            cell,
+            chosen.view,
+            not spmd_view.ends_quietly(cell),
+            chosen.ranks,
+            chosen.timeout_s,
+            result_name=chosen.name or "_",
+        )
         if chosen.nowait:
             self._bind(chosen.name, run)
             return run
         result = run.result()
         self._bind(chosen.name, result)
-        return spmd_view.keep_quietly(result) if quiet or chosen.view == "quiet" else result
+        return spmd_view.keep_quietly(result)
 
     @no_var_expand  # {} and $ belong to the expression
     @line_magic("spmd")  # type: ignore[arg-type]

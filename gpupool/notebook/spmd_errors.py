@@ -1,4 +1,4 @@
-"""What the ranks of a cell raised, as text and HTML. Pure functions; runs on the client."""
+"""What the ranks of a cell raised, as HTML. Pure functions; runs on the client."""
 
 from __future__ import annotations
 
@@ -22,22 +22,6 @@ def errors_html(error: SpmdError | None) -> list[str]:
     if error is None:
         return []
     return [_block(errors, error) for errors in _groups(error)]
-
-
-def errors_text(error: SpmdError | None) -> str:
-    """The same in lines, without tracebacks: below it stands the error with its own.
-
-    >>> first, freed = RankError(2, "ValueError", "x"), RankError(0, "RuntimeError", "", freed=True)
-    >>> print(errors_text(SpmdError({2: first, 0: freed}, 4)))
-    [2] ValueError: x
-    [0] freed from waiting for it
-    """
-    if error is None:
-        return ""
-    return "\n".join(
-        f"[{format_ranks(e.rank for e in errors)}] {_one_line(errors[0])}"
-        for errors in _groups(error)
-    )
 
 
 def collective_of(error: RankError) -> str:

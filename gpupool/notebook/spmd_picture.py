@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpupool.notebook import ansi, markup
-from gpupool.notebook.spmd_errors import errors_html, errors_text
+from gpupool.notebook.spmd_errors import errors_html
 from gpupool.notebook.spmd_figures import figures_html, figures_text, is_embeddable, is_rich
 from gpupool.notebook.words import duration
 from gpupool.pool.output import RankOutput
@@ -50,14 +50,13 @@ def report_html(report: CellReport, look: Look) -> str:
 
 
 def report_text(report: CellReport, look: Look) -> str:
-    """The same as text."""
+    """The same as text, without errors: the error that is raised tells them itself."""
     parts = [
-        errors_text(report.error),
         groups_text(_fold(_texts(report, look), look), look),
         groups_text(_fold(_values(report, look), look), look),
         figures_text(_figures(report, look)),
     ]
-    return "\n".join(part for part in parts if part)
+    return "\n".join(part for part in parts if part) or heading(report)
 
 
 def has_something(report: CellReport, look: Look) -> bool:
@@ -73,7 +72,7 @@ def result_html(result: SpmdResult, *, texts: bool = True) -> str:
 
 def result_text(result: SpmdResult) -> str:
     """A result that is displayed, as text: its values, or that there are none."""
-    return report_text(_report_of(result), Look(alone=True)) or heading(_report_of(result))
+    return report_text(_report_of(result), Look(alone=True))
 
 
 def values_text(result: SpmdResult) -> str:

@@ -47,18 +47,16 @@ def make_view(
         result_name: how the user can ask for the result: "_", or a name.
     """
     in_notebook = getattr(get_ipython(), "kernel", None) is not None
-    if inline:
-        shows = name != "quiet" and show_values and in_notebook and not is_value
-        return ValueView() if shows else QuietView()
-    if name == "quiet":
-        return QuietView()
-    if name == "raw" or not in_notebook:
-        # in a terminal the values stand at the prompt, as those of every cell
-        figure = show_figure if in_notebook else None
-        return LineView(ranks, show_values and in_notebook, figure, fold_equal=name == "auto")
     part: Part = "texts" if is_value else "everything"
-    look = Look(name == "auto", show_values and not is_value, name=result_name)
-    return LiveView(look, send_comm, part)
+    if name == "quiet":
+        return QuietView("everything")
+    if inline:
+        return ValueView() if show_values and not is_value else QuietView(part)
+    shows = show_values and not is_value
+    if name == "raw" or not in_notebook:
+        figure = show_figure if in_notebook else None
+        return LineView(ranks, shows, figure, fold_equal=name == "auto", part=part)
+    return LiveView(Look(name == "auto", shows, name=result_name), send_comm, part)
 
 
 def ends_quietly(cell: str) -> bool:
@@ -76,7 +74,10 @@ def show_figure(ranks: Sequence[int], bundle: Mapping[str, Any]) -> None:
 
 
 class QuietView:
-    """Shows nothing."""
+    """Shows nothing; `part` is what counts as seen."""
+
+    def __init__(self, part: Part) -> None:
+        self._part: Part = part
 
     def on_output(self, rank: int, kind: str, content: Any) -> None:
         """Nothing."""
@@ -85,8 +86,8 @@ class QuietView:
         """Nothing."""
 
     def finish(self, report: CellReport) -> None:
-        """Nothing, now or as the value of the cell."""
-        mark_shown(report.result)
+        """Nothing."""
+        mark_shown(report.result, self._part)
 
 
 class ValueView:
@@ -122,7 +123,9 @@ class LineView:
         show_figure: Callable[[Sequence[int], Mapping[str, Any]], None] | None = None,
         *,
         fold_equal: bool = False,
+        part: Part = "everything",
     ) -> None:
+        self._part: Part = part
         self._show_values = show_values
         self._show_figure = show_figure
         self._lines = Lines()
@@ -162,7 +165,7 @@ class LineView:
             settle_bars(output, self._bars)
         self._write(at_end=True)
         self._report = report
-        mark_shown(report.result)
+        mark_shown(report.result, self._part)
 
     def _shows(self, content: Mapping[str, Any]) -> bool:
         return self._show_values or self._draws(content)
@@ -201,13 +204,13 @@ class LineView:
 
 
 def keep_quietly(result: SpmdResult) -> SpmdResult | None:
-    """Have `_` and `Out` hold a result of which nothing is to be seen; the value of its cell.
+    """Have `_` and `Out` hold a result that is not to be shown again; gives the cell's value.
 
-    A terminal would write "Out[3]:" before a value, also of one that shows nothing.
+    A terminal writes "Out[3]:" before every value, also before one that shows nothing.
     """
     shell: Any = get_ipython()
     if getattr(shell, "kernel", None) is not None:
-        return result
+        return result  # the formatter below sees to it
     shell.displayhook.update_user_ns(result)
     return None
 

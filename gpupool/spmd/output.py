@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -70,7 +70,7 @@ class Group:
 
     ranks: tuple[int, ...]
     text: str
-    alike: bool = False
+    alike: bool = field(default=False, repr=False)
 
 
 def fold(texts: Mapping[int, str]) -> list[Group]:
@@ -90,7 +90,7 @@ def fold_alike(texts: Mapping[int, str]) -> list[Group]:
     """As `fold`, and texts that differ only in addresses, process ids and times together.
 
     >>> fold_alike({0: "<A at 0x7f0011> in 1.02 s", 1: "<A at 0x7f3344> in 1.05 s"})
-    [Group(ranks=(0, 1), text='<A at 0x7f0011> in 1.02 s', alike=True)]
+    [Group(ranks=(0, 1), text='<A at 0x7f0011> in 1.02 s')]
     """
     merged: list[tuple[NormalText | None, list[Group]]] = []
     for group in fold(texts):
