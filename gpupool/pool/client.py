@@ -24,6 +24,8 @@ class EngineClient:
         # ipyparallel annotates nothing of what is used here
         self._client: Any = _client_class()(str(connection_file), timeout=timeout_s, debug=False)
         self.router: Router = self._client.router
+        # signatures of messages that it remembers, against repeated ones; it comes with 65536
+        self._client.session.digest_history_size = 1024
 
     @property
     def ranks(self) -> list[int]:

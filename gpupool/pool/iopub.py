@@ -17,7 +17,7 @@ from typing import Any
 # ("clear", {"wait": bool}), ("events", list of dicts), ("comm", a widget's message)
 OnMessage = Callable[[str, Any], None]
 
-MAX_LISTENERS = 512  # calls whose output goes to its place, also after their end
+MAX_LISTENERS = 256  # calls whose output goes to its place, also after their end
 MAX_STRAY_TEXTS, MAX_STRAY_CHARS = 256, 1024  # of calls that nobody knows any more, and of each
 PIECES = "gpupool_pieces"  # as in gpupool/engine/channel.py
 

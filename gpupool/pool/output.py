@@ -13,6 +13,7 @@ from gpupool.pool.screen import as_shown
 HEAD_CHARS = 1_000_000  # per rank and call, of the beginning
 LAST_CHARS = 9_000_000  # and of the end; what lies between is let go
 MAX_DISPLAYS = 200  # per rank and call; beyond, the oldest is let go
+SHRUNK_CHARS = 100_000  # of head and end each, and of figures, of a result that is no longer new
 
 
 class RankOutput:
@@ -88,8 +89,40 @@ class RankOutput:
 
     @property
     def num_chars(self) -> int:
-        """How much text is kept."""
-        return self._num_head + self._num_last
+        """How much text is kept, that of figures included."""
+        figures = sum(_num_chars(bundle) for bundle in self.displays)
+        return self._num_head + self._num_last + figures
+
+    def shrink(self) -> None:
+        """Keep of long texts the first and the last, and of large figures their text."""
+        if self._num_head + self._num_last > 2 * SHRUNK_CHARS:
+            text = "".join([*self._head, *(self._last or ())])
+            self._num_left_out += len(text) - 2 * SHRUNK_CHARS
+            self._head, self._last = [text[:SHRUNK_CHARS]], deque([text[-SHRUNK_CHARS:]])
+            self._num_head = self._num_last = SHRUNK_CHARS
+        for n, bundle in enumerate(self.displays):
+            if _num_chars(bundle) > SHRUNK_CHARS:
+                data = {"text/plain": str(bundle["data"].get("text/plain", ""))[:SHRUNK_CHARS]}
+                self.displays[n] = {**bundle, "data": data}
+
+    def state(self) -> tuple[Any, ...]:
+        """What is kept, as plain data: see `of_state`."""
+        last = None if self._last is None else "".join(self._last)
+        return "".join(self._head), last, self._num_left_out, self.displays
+
+    @classmethod
+    def of_state(cls, state: tuple[Any, ...]) -> RankOutput:
+        """The output with this state."""
+        output = cls()
+        head, last, output._num_left_out, output.displays = state
+        output._head, output._num_head = [head], len(head)
+        if last is not None:
+            output._last, output._num_last = deque([last]), len(last)
+        return output
+
+
+def _num_chars(bundle: Mapping[str, Any]) -> int:
+    return sum(len(value) for value in bundle["data"].values() if isinstance(value, str))
 
 
 class OutputRecorder:

@@ -1,7 +1,16 @@
-"""What a cell or function left on each rank. Runs on the client; draws nothing."""
+"""What a cell or function left on each rank. Runs on the client; draws nothing.
+
+A notebook keeps the result of every cell (`Out`), so results are small: those of the last cells as
+they are, older ones packed, with long texts cut.
+"""
 
 from __future__ import annotations
 
+import pickle
+import threading
+import weakref
+import zlib
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,12 +21,18 @@ from gpupool.pool.output import OutputRecorder, RankOutput
 
 __all__ = ["OutputRecorder", "RankOutput", "SpmdResult"]
 
+NUM_WHOLE = 32  # results whose texts and figures are whole, if they are not too large together:
+MAX_WHOLE_CHARS = 200_000_000
+NUM_UNPACKED = 128
+
 
 class SpmdResult(Mapping[int, Any]):
     """One value per rank, and what each printed.
 
     `result[rank]` is the function's return value, or the value of the cell's last expression.
     """
+
+    __slots__ = ("__weakref__", "_outputs", "_packed", "_replies", "_values", "elapsed_s")
 
     def __init__(
         self,
@@ -26,16 +41,25 @@ class SpmdResult(Mapping[int, Any]):
         elapsed_s: float,
     ) -> None:
         self.elapsed_s = elapsed_s
-        self.outputs = dict(sorted(outputs.items()))
-        self._replies = dict(sorted(replies.items()))
-        self._values: dict[int, Any] = {}
+        self._outputs: dict[int, RankOutput] | None = dict(sorted(outputs.items()))
+        self._replies: dict[int, dict[str, Any]] | None = dict(sorted(replies.items()))
+        self._values: dict[int, Any] | None = None
+        self._packed = b""
+        _keep_small(self)
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that ran."""
-        return tuple(self._replies)
+        return tuple(self._all_replies())
+
+    @property
+    def outputs(self) -> dict[int, RankOutput]:
+        """What each rank has shown."""
+        return self._outputs if self._outputs is not None else self._unpacked()[1]
 
     def __getitem__(self, rank: int) -> Any:
+        if self._values is None:
+            self._values = {}
         if rank not in self._values:
             reply = self._reply(rank)
             if reply["value"] is None and reply["text"]:
@@ -49,13 +73,13 @@ class SpmdResult(Mapping[int, Any]):
         return self._values[rank]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._replies)
+        return iter(self._all_replies())
 
     def __len__(self) -> int:
-        return len(self._replies)
+        return len(self._all_replies())
 
     def text(self, rank: int) -> str:
-        """What the rank printed, stdout and stderr together."""
+        """What the rank printed, stdout and stderr together, also after the call had ended."""
         self._reply(rank)
         return self.outputs[rank].text
 
@@ -67,11 +91,50 @@ class SpmdResult(Mapping[int, Any]):
         """Seconds the code took on the rank."""
         return float(self._reply(rank)["elapsed_s"])
 
+    def pack(self) -> None:
+        """Take less memory from now on; what comes later is not added any more."""
+        if self._replies is not None and self._outputs is not None:
+            outputs = {rank: output.state() for rank, output in self._outputs.items()}
+            packed = pickle.dumps((self._replies, outputs), protocol=5)
+            self._packed = zlib.compress(packed, 1)
+            self._replies = self._outputs = None
+
+    def _unpacked(self) -> tuple[dict[int, dict[str, Any]], dict[int, RankOutput]]:
+        replies, states = pickle.loads(zlib.decompress(self._packed))
+        return replies, {rank: RankOutput.of_state(state) for rank, state in states.items()}
+
+    def _all_replies(self) -> dict[int, dict[str, Any]]:
+        return self._replies if self._replies is not None else self._unpacked()[0]
+
     def _reply(self, rank: int) -> dict[str, Any]:
-        if rank not in self._replies:
-            listed = ", ".join(map(str, self._replies))
+        replies = self._all_replies()
+        if rank not in replies:
+            listed = ", ".join(map(str, replies))
             raise PoolError(f"rank {rank} did not take part in this run; these did: {listed}.")
-        return self._replies[rank]
+        return replies[rank]
 
     def __repr__(self) -> str:
         return f"SpmdResult({len(self)} ranks, {self.elapsed_s:.2f} s)"
+
+
+_recent: deque[weakref.ref[SpmdResult]] = deque()  # the latest first
+_recent_lock = threading.Lock()
+
+
+def _keep_small(result: SpmdResult) -> None:
+    """Cut and pack what is no longer among the last results."""
+    with _recent_lock:
+        _recent.appendleft(weakref.ref(result))
+        num_chars = 0
+        for n, reference in enumerate(list(_recent)):
+            one = reference()
+            if one is None or one._outputs is None:
+                continue
+            num_chars += sum(output.num_chars for output in one._outputs.values())
+            if n > 0 and (n >= NUM_WHOLE or num_chars > MAX_WHOLE_CHARS):
+                for output in one._outputs.values():
+                    output.shrink()
+        while len(_recent) > NUM_UNPACKED:
+            old = _recent.pop()()
+            if old is not None:
+                old.pack()
