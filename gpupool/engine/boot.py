@@ -41,8 +41,10 @@ def main() -> None:
     np.random.seed()  # else every rank would draw the same numbers; `random` sees to it itself
     from ipyparallel.engine.app import IPEngine
 
+    from gpupool.engine.streams import OrderedStream
+
     _wait_for_whole_file(Path(sys.argv[1].removeprefix("--file=")))
-    IPEngine.launch_instance()
+    IPEngine.launch_instance(out_stream_factory=OrderedStream)
 
 
 def _wait_for_whole_file(connection_file: Path) -> None:

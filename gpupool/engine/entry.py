@@ -26,7 +26,7 @@ from gpupool.engine import (
     work,
 )
 from gpupool.engine.recording import Take
-from gpupool.engine.shell import disarm_exit, refuse_prompts, this_shell
+from gpupool.engine.shell import disarm_exit, keep_no_outputs, refuse_prompts, this_shell
 from gpupool.engine.sources import name_cells_in_warnings
 
 
@@ -43,6 +43,7 @@ def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
     log.mask()
     disarm_exit(shell)
     refuse_prompts(shell)
+    keep_no_outputs(shell)
     torchrun.install()
     name_cells_in_warnings()
     return {"pid": os.getpid(), "torch": str(torch.__version__)}

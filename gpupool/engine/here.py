@@ -13,7 +13,7 @@ rank: dict[str, Any] | None = None
 """The notebook's place as rank 0 of 1; None on an engine, which has it from its environment."""
 
 publish: Callable[[str, Any], Any] | None = None
-"""While an inline call runs: takes (kind, content), as `gpupool.pool.client.OnMessage` does."""
+"""While an inline call runs: takes (kind, content), as `gpupool.pool.iopub.OnMessage` does."""
 
 
 def is_inline() -> bool:

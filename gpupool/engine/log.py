@@ -14,12 +14,12 @@ from collections.abc import Iterable
 
 from gpupool.core.masking import Redactor, Secrets
 
-_secrets = Secrets()
+secrets = Secrets()
 
 
 def hide(values: Iterable[str]) -> None:
     """Mask these values from now on."""
-    _secrets.add(values)
+    secrets.add(values)
 
 
 def mask() -> None:
@@ -36,7 +36,7 @@ def mask() -> None:
 
 
 def _pump(reader: int, log: int) -> None:
-    redactor = Redactor(_secrets)
+    redactor = Redactor(secrets)
     decode = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode
     while octets := os.read(reader, 1 << 16):
         os.write(log, redactor.feed(decode(octets)).encode(errors="surrogateescape"))

@@ -15,7 +15,7 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 
 # (kind, content) -> the content as it may be shown; "update" is a display that changes an earlier
-# one, the other kinds are those of `gpupool.pool.client.OnMessage`
+# one, the other kinds are those of `gpupool.pool.iopub.OnMessage`
 Take = Callable[[str, Any], Any]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import contextlib
 import getpass
 import pdb
 import sys
@@ -119,6 +120,15 @@ def refuse_prompts(shell: Any) -> None:
 
 def _print_page(text: Any, *_: object, **__: object) -> None:
     print(text["text/plain"] if isinstance(text, dict) else text)
+
+
+def keep_no_outputs(shell: Any) -> None:
+    """Let `shell` not store what cells print and display, as it does for a saved history.
+
+    Nothing on an engine reads that, and a cell that prints 100 MB would keep several times as much.
+    """
+    shell._tee = lambda channel: contextlib.nullcontext()
+    shell.events.register("post_run_cell", lambda _: shell.history_manager.outputs.clear())
 
 
 def _silence_advice() -> None:

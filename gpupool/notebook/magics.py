@@ -108,7 +108,7 @@ class GpupoolMagics(Magics):
         return commands[word](rest)
 
     @cell_magic("spmd")  # type: ignore[arg-type]
-    def spmd_cell(self, line: str, cell: str) -> SpmdRun | None:
+    def spmd_cell(self, line: str, cell: str) -> SpmdRun | SpmdResult | None:
         """Run the cell on every rank; the process group of torch.distributed is ready.
 
         %%spmd [-t RANKS] [-o NAME] [--view auto|ranks|raw|quiet] [--timeout SECONDS] [--nowait]
@@ -145,11 +145,17 @@ class GpupoolMagics(Magics):
         """Run the cell in the notebook, also while `%gpupool auto` is on."""
         self.shell.run_cell(cell).raise_error()  # a cell that is sent comes not here: see auto.py
 
-    def _cell(self, chosen: argparse.Namespace, cell: str) -> SpmdRun | None:
+    def _cell(self, chosen: argparse.Namespace, cell: str) -> SpmdRun | SpmdResult | None:
         # a handle's result shows its values itself, where it is asked for
         notebook = None if chosen.isolate else self._notebook(at_once=chosen.nowait)
         run = self._begin(
-            cell, chosen.view, not chosen.nowait, chosen.ranks, chosen.timeout_s, notebook
+            cell,
+            chosen.view,
+            not spmd_view.ends_quietly(cell),
+            chosen.ranks,
+            chosen.timeout_s,
+            notebook,
+            result_name=chosen.name or "_",
         )
         if chosen.nowait:
             self._bind(chosen.name, run)
@@ -157,8 +163,9 @@ class GpupoolMagics(Magics):
             return run
         if run.waits_for:
             print(f"gpupool: waits until {', '.join(dict.fromkeys(run.waits_for))} has ended.")
-        self._bind(chosen.name, run.result())
-        return None
+        result = run.result()
+        self._bind(chosen.name, result)
+        return spmd_view.keep_quietly(result)
 
     @no_var_expand  # {} and $ belong to the expression
     @line_magic("spmd")  # type: ignore[arg-type]
@@ -170,7 +177,7 @@ class GpupoolMagics(Magics):
         if not line.strip():
             raise OptionsError("%spmd needs an expression, as in `%spmd rank * 2`.")
         source = on_its_line(line, self.shell)
-        return self._begin(source, "auto", show_values=False, notebook=self._notebook()).result()
+        return self._begin(source, "auto", notebook=self._notebook(), is_value=True).result()
 
     # ---- the commands of %gpupool --------------------------------------------------------
 
@@ -268,17 +275,28 @@ class GpupoolMagics(Magics):
         self,
         source: str,
         view_name: str,
-        show_values: bool,
+        show_values: bool = True,
         ranks: str = "all",
         timeout_s: float | None = None,
         notebook: Notebook | None = None,
+        result_name: str = "_",
+        is_value: bool = False,
     ) -> SpmdRun:
         pool = session.find() or self._autostart()
-        view = spmd_view.make_view(view_name, show_values, inline=pool.options.inline)
+        chosen = pool.select_ranks(ranks)
+        view = spmd_view.make_view(
+            view_name,
+            chosen,
+            pool.send_comm,
+            show_values,
+            inline=pool.options.inline,
+            is_value=is_value,
+            result_name=result_name,
+        )
         run = SpmdRun(
             pool,
             source,
-            pool.select_ranks(ranks),
+            chosen,
             view,
             timeout_s=timeout_s,
             notebook=notebook,

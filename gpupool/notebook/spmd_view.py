@@ -1,56 +1,83 @@
-"""What the ranks of a %%spmd cell say, live and at the end. Runs on the client."""
+"""What the ranks of a %%spmd cell say: which view shows it, and those for terminals. Client."""
 
 from __future__ import annotations
 
 import sys
-import threading
 import time
+import tokenize
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from IPython.core.displayhook import DisplayHook
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from gpupool.notebook import markup
-from gpupool.notebook.spmd_picture import groups_html, groups_text, result_text
-from gpupool.pool.result import RankOutput, SpmdResult
+from gpupool.notebook.shown import Part, mark_shown, part_shown
+from gpupool.notebook.spmd_figures import is_rich
+from gpupool.notebook.spmd_lines import Lines, Merger
+from gpupool.notebook.spmd_live import LiveView, named
+from gpupool.notebook.spmd_picture import Look, result_html, result_text, values_text
+from gpupool.notebook.widgets import Bars, SendComm, settle_bars
+from gpupool.pool.result import SpmdResult
 from gpupool.spmd.cell import CellReport, View
-from gpupool.spmd.output import Group, fold, fold_displays, format_ranks, tail
+from gpupool.spmd.output import format_ranks
 
-REDRAW_EVERY_S = 0.25
-NUM_TAIL_LINES = 20
-MAX_LINE_CHARS = 2000  # of the live tail
 MAX_QUEUED_LINES = 200_000  # that nobody has waited for yet
 
 
-def make_view(name: str, show_values: bool = True, *, inline: bool = False) -> View:
+def make_view(
+    name: str,
+    ranks: Sequence[int],
+    send_comm: SendComm,
+    show_values: bool = True,
+    *,
+    inline: bool = False,
+    is_value: bool = False,
+    result_name: str = "",
+) -> View:
     """The view for `--view`: in a notebook a live tail and groups at the end, else lines.
 
     Args:
+        send_comm: sends a widget's message to a rank.
         show_values: whether the value of the last expression belongs to the output.
         inline: the pool is inline: what the cell prints and displays is seen already.
+        is_value: the result is a value that the user's code may use or let IPython show, so the
+            view shows what the ranks print, and not the values.
+        result_name: how the user can ask for the result: "_", or a name.
     """
-    if inline:
-        return QuietView() if name == "quiet" or not show_values else ValueView()
     in_notebook = getattr(get_ipython(), "kernel", None) is not None
+    part: Part = "texts" if is_value else "everything"
     if name == "quiet":
-        return QuietView()
+        return QuietView("everything")
+    if inline:
+        return ValueView() if show_values and not is_value else QuietView(part)
+    shows = show_values and not is_value
     if name == "raw" or not in_notebook:
-        return LineView(show_values, show_figure if in_notebook else None)
-    return LiveView(show_values, fold_equal=name == "auto")
+        figure = show_figure if in_notebook else None
+        return LineView(ranks, shows, figure, fold_equal=name == "auto", part=part)
+    return LiveView(Look(name == "auto", shows, name=result_name), send_comm, part)
+
+
+def ends_quietly(cell: str) -> bool:
+    """Whether a cell ends in a semicolon: its value is not to be shown."""
+    try:
+        return bool(DisplayHook.semicolon_at_end_of_expression(cell))
+    except (SyntaxError, tokenize.TokenError):  # a magic's line, or the ranks will say what it is
+        return False
 
 
 def show_figure(ranks: Sequence[int], bundle: Mapping[str, Any]) -> None:
     """Display what ranks have displayed, their names above it."""
-    name = f"[{format_ranks(ranks)}]"
-    html = f'<div style="{markup.FONT}"><b>{name}</b></div>'
-    display({"text/html": html, "text/plain": name}, raw=True)
+    display(named(tuple(ranks)), raw=True)
     display(bundle["data"], metadata=bundle.get("metadata", {}), raw=True)
 
 
 class QuietView:
-    """Shows nothing."""
+    """Shows nothing; `part` is what counts as seen."""
+
+    def __init__(self, part: Part) -> None:
+        self._part: Part = part
 
     def on_output(self, rank: int, kind: str, content: Any) -> None:
         """Nothing."""
@@ -60,6 +87,7 @@ class QuietView:
 
     def finish(self, report: CellReport) -> None:
         """Nothing."""
+        mark_shown(report.result, self._part)
 
 
 class ValueView:
@@ -77,163 +105,134 @@ class ValueView:
             for bundle in output.displays:
                 if bundle["kind"] == "result":
                     display(bundle["data"], metadata=bundle.get("metadata", {}), raw=True)
+        mark_shown(report.result)
 
 
 class LineView:
-    """Every line as it comes, with its rank: for terminals, logs and `--view raw`.
+    """Lines as they come, with their ranks: for terminals, logs and `--view raw`.
 
-    Figures are drawn by `show_figure`; without one their text is shown.
+    Args:
+        show_figure: draws figures; without it their text is shown.
+        fold_equal: a line that several ranks say at about the same time is shown once.
     """
 
     def __init__(
         self,
+        ranks: Sequence[int],
         show_values: bool = True,
         show_figure: Callable[[Sequence[int], Mapping[str, Any]], None] | None = None,
+        *,
+        fold_equal: bool = False,
+        part: Part = "everything",
     ) -> None:
+        self._part: Part = part
         self._show_values = show_values
         self._show_figure = show_figure
-        self._lines = _Lines()
+        self._lines = Lines()
+        self._bars = Bars()
         self._queue: deque[tuple[int, str | dict[str, Any]]] = deque(maxlen=MAX_QUEUED_LINES)
+        self._merger = Merger(ranks) if fold_equal else None
+        self._report: CellReport | None = None
 
     def on_output(self, rank: int, kind: str, content: Any) -> None:
         """Queue the complete lines; they are written by the waiting thread, whose cell it is."""
-        if kind in ("stdout", "stderr"):
-            self._queue.extend(self._lines.feed(rank, content))
-            return
-        rich = _is_rich(content)
-        if kind == "display" or rich or self._show_values:
-            self._queue.extend(self._lines.rest(rank))
-            if rich and self._show_figure is not None:
+        if kind == "comm":
+            self._bars.note(content)
+        elif kind in ("stdout", "stderr"):
+            self._queue.extend((rank, line) for line in self._lines.feed(rank, content))
+            if self._report is not None:  # nobody waits any more
+                self._write_late(rank)
+        elif kind == "display" or (
+            kind == "result" and (self._show_values or self._draws(content))
+        ):
+            self._queue.extend((rank, line) for line in self._lines.rest(rank))
+            if self._draws(content):
                 self._queue.append((rank, content))
-            else:
-                self._queue.extend((rank, line) for line in _plain_text(content).split("\n"))
+            elif self._bars.text(content) is None:  # else it comes when it is complete
+                text = str(content["data"].get("text/plain", ""))
+                self._queue.extend((rank, line) for line in text.split("\n"))
 
     def tick(self) -> None:
         """Write what has come."""
-        while self._queue:
-            rank, piece = self._queue.popleft()
-            if isinstance(piece, str):
-                sys.stdout.write(f"[{rank}] {piece}\n")
-            elif self._show_figure is not None:
-                sys.stdout.flush()
-                self._show_figure((rank,), piece)
-        sys.stdout.flush()
+        self._write(at_end=False)
 
     def finish(self, report: CellReport) -> None:
         """Write the rest, also lines without an end."""
-        for rank in report.outputs:
-            self._queue.extend(self._lines.rest(rank))
-        self.tick()
+        for rank, output in report.outputs.items():
+            self._queue.extend((rank, line) for line in self._lines.rest(rank))
+            texts = [self._bars.text(bundle) for bundle in output.displays]
+            self._queue.extend((rank, text) for text in texts if text)
+            settle_bars(output, self._bars)
+        self._write(at_end=True)
+        self._report = report
+        mark_shown(report.result, self._part)
 
+    def _shows(self, content: Mapping[str, Any]) -> bool:
+        return self._show_values or self._draws(content)
 
-class LiveView:
-    """A bounded tail that is drawn anew while the cell runs, then the ranks' output in groups."""
+    def _draws(self, content: Mapping[str, Any]) -> bool:
+        return self._show_figure is not None and is_rich(content)
 
-    def __init__(self, show_values: bool = True, *, fold_equal: bool) -> None:
-        self._show_values = show_values
-        self._fold_equal = fold_equal
-        self._lines = _Lines(MAX_LINE_CHARS)
-        self._tail: deque[tuple[int, str]] = deque(maxlen=NUM_TAIL_LINES * 32)
-        self._lock = threading.Lock()
-        self._handle: Any = None
-        self._drawn_at = time.monotonic()
-        self._dirty = False
-
-    def on_output(self, rank: int, kind: str, content: Any) -> None:
-        """Keep the end of the text; drawing is left to `tick`, so that floods cost nothing."""
-        if kind in ("stdout", "stderr"):
-            with self._lock:
-                self._tail.extend(self._lines.feed(rank, content))
-                self._dirty = True
-
-    def tick(self) -> None:
-        """Draw, if there is news and it is time."""
+    def _write(self, *, at_end: bool) -> None:
         now = time.monotonic()
-        if not self._dirty or now - self._drawn_at < REDRAW_EVERY_S:
-            return
-        with self._lock:
-            lines = tail([*self._tail, *self._lines.partial()], NUM_TAIL_LINES)
-            self._dirty = False
-        self._drawn_at = now
-        self._show({"text/plain": "\n".join(f"[{format_ranks(r)}] {line}" for r, line in lines)})
+        while self._queue:
+            rank, piece = self._queue.popleft()
+            if not isinstance(piece, str):
+                self._write_merged(now, at_end=True)
+                sys.stdout.flush()
+                assert self._show_figure is not None
+                self._show_figure((rank,), piece)
+            elif self._merger is not None:
+                self._merger.add(rank, piece, now)
+            else:
+                sys.stdout.write(f"[{rank}] {piece}\n")
+        self._write_merged(now, at_end=at_end)
+        sys.stdout.flush()
 
-    def finish(self, report: CellReport) -> None:
-        """Put the groups in the place of the tail, and show figures below."""
-        outputs = report.outputs
-        texts = {r: _shown_text(output, self._show_values) for r, output in outputs.items()}
-        if any(texts.values()) or self._handle is not None:
-            groups = fold(texts) if self._fold_equal else [Group((r,), t) for r, t in texts.items()]
-            self._show(
-                {
-                    "text/html": groups_html(groups, report),
-                    "text/plain": groups_text(groups),
-                }
-            )
-        figures = {
-            rank: [bundle for bundle in output.displays if _is_rich(bundle)]
-            for rank, output in outputs.items()
-        }
-        if self._fold_equal:
-            for ranks, bundle in fold_displays(figures):
-                show_figure(ranks, bundle)
-        else:
-            for rank, bundles in figures.items():
-                for bundle in bundles:
-                    show_figure((rank,), bundle)
+    def _write_merged(self, now: float, *, at_end: bool) -> None:
+        for ranks, line in self._merger.due(now, at_end=at_end) if self._merger else ():
+            sys.stdout.write(f"[{format_ranks(ranks)}] {line}\n")
 
-    def _show(self, bundle: dict[str, str]) -> None:
-        if self._handle is None:
-            self._handle = display(bundle, raw=True, display_id=True)
-        else:
-            self._handle.update(bundle, raw=True)
+    def _write_late(self, rank: int) -> None:
+        while self._queue:
+            rank, piece = self._queue.popleft()
+            sys.stdout.write(f"[{rank}, late] {piece}\n")
+        sys.stdout.flush()
+
+
+# ---- results that are displayed --------------------------------------------------------------
+
+
+def keep_quietly(result: SpmdResult) -> SpmdResult | None:
+    """Have `_` and `Out` hold a result that is not to be shown again; gives the cell's value.
+
+    A terminal writes "Out[3]:" before every value, also before one that shows nothing.
+    """
+    shell: Any = get_ipython()
+    if getattr(shell, "kernel", None) is not None:
+        return result  # the formatter below sees to it
+    shell.displayhook.update_user_ns(result)
+    return None
 
 
 def register_formatters(shell: Any) -> None:
-    """Let IPython show a result by its values."""
-    formatter = shell.display_formatter.formatters["text/plain"]
-    formatter.for_type(SpmdResult, lambda result, p, cycle: p.text(result_text(result)))
+    """Let IPython show a result by what its ranks said, unless its cell has just done so."""
 
+    def show_once(result: SpmdResult) -> None:
+        if part_shown(result) != "everything" or getattr(shell, "kernel", None) is None:
+            raise NotImplementedError  # to IPython: it is to be shown like other objects
 
-class _Lines:
-    """Cuts each rank's stream into lines; the unfinished last one waits for its end."""
+    def text(result: SpmdResult, p: Any, cycle: bool) -> None:
+        if len(p.stack) > 1:  # inside of a list, say
+            p.text(repr(result))
+        else:
+            seen = part_shown(result) != "nothing"
+            p.text(values_text(result) if seen else result_text(result))
 
-    def __init__(self, max_chars: int | None = None) -> None:
-        self._max_chars = max_chars
-        self._open: dict[int, str] = {}
+    def html(result: SpmdResult) -> str:
+        return result_html(result, texts=part_shown(result) == "nothing")
 
-    def feed(self, rank: int, text: str) -> list[tuple[int, str]]:
-        """The lines that this piece completes; of a redrawn progress bar the last state."""
-        *lines, rest = (self._open.get(rank, "") + text.replace("\r\n", "\n")).split("\n")
-        # A last "\r" is kept: what comes next is drawn over the line, or is a "\n".
-        self._open[rank] = self._as_drawn(rest) + ("\r" if rest.endswith("\r") else "")
-        return [(rank, self._as_drawn(line)) for line in lines]
-
-    def partial(self) -> list[tuple[int, str]]:
-        """The unfinished lines as they look now."""
-        return [(rank, self._as_drawn(line)) for rank, line in sorted(self._open.items()) if line]
-
-    def rest(self, rank: int) -> list[tuple[int, str]]:
-        """The unfinished line of a rank, for good."""
-        line = self._open.pop(rank, "")
-        return [(rank, self._as_drawn(line))] if line else []
-
-    def _as_drawn(self, line: str) -> str:
-        return line.rstrip("\r").rpartition("\r")[2][: self._max_chars]
-
-
-def _shown_text(output: RankOutput, show_values: bool) -> str:
-    """What the rank printed, and after it what it displayed as mere text."""
-    texts = [
-        _plain_text(bundle)
-        for bundle in output.displays
-        if not _is_rich(bundle) and (show_values or bundle["kind"] == "display")
-    ]
-    return "\n".join([*([output.text.rstrip("\n")] if output.text.strip() else []), *texts])
-
-
-def _plain_text(bundle: Mapping[str, Any]) -> str:
-    return str(bundle["data"].get("text/plain", ""))
-
-
-def _is_rich(bundle: Mapping[str, Any]) -> bool:
-    return bool(set(bundle["data"]) - {"text/plain"})
+    formatters = shell.display_formatter.formatters
+    formatters["text/plain"].for_type(SpmdResult, text)
+    formatters["text/html"].for_type(SpmdResult, html)
+    shell.display_formatter.ipython_display_formatter.for_type(SpmdResult, show_once)

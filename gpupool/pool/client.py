@@ -8,25 +8,24 @@ guarded by a test in `tests/pool/test_private_names.py`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import functools
 from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any
 
 from gpupool.core.invoke import invoke
-
-# (kind, content): ("stdout" | "stderr", text), ("display" | "result", mime bundle),
-# ("events", list of dicts)
-OnMessage = Callable[[str, Any], None]
+from gpupool.pool.iopub import OnMessage, Router
 
 
 class EngineClient:
     """Calls by rank over ipyparallel's channels. Engine ids equal ranks by construction."""
 
     def __init__(self, connection_file: Path, timeout_s: float) -> None:
-        ipyparallel = load_ipyparallel()
         # ipyparallel annotates nothing of what is used here
-        self._client: Any = ipyparallel.Client(str(connection_file), timeout=timeout_s, debug=False)
+        self._client: Any = _client_class()(str(connection_file), timeout=timeout_s, debug=False)
+        self.router: Router = self._client.router
+        # signatures of messages that it remembers, against repeated ones; it comes with 65536
+        self._client.session.digest_history_size = 1024
 
     @property
     def ranks(self) -> list[int]:
@@ -39,13 +38,14 @@ class EngineClient:
         """Call `gpupool.engine.entry.<name>(**payload)` on a rank.
 
         `on_message` is called in ipyparallel's IO thread with everything the engine publishes for
-        this call. The future resolves after all of that has been delivered.
+        this call. The future resolves after all of that has been delivered, but for what threads
+        and child processes that the call has left behind say later.
         """
         reply: Future[Any] = Future()
 
         def prepare(message: Any) -> None:  # runs before the request is sent: nothing is missed
             if on_message is not None:
-                message.iopub_callbacks.append(lambda msg: _dispatch(msg, on_message))
+                self.router.listen(message.msg_id, on_message)
 
         message = self._client.send_apply_request(
             self._client._mux_stream,  # the stream: sending on its socket loses its wake-up
@@ -76,6 +76,25 @@ class EngineClient:
         )
         message.add_done_callback(lambda done: answer.set_result(done.result()["content"]))
         return answer
+
+    def send_comm(self, rank: int, message: dict[str, Any]) -> None:
+        """Send a widget's message to its engine: "type", "content", "metadata", "buffers".
+
+        What the engine says because of it comes to the listener of the call that made the widget.
+        """
+        session, engine = self._client.session, self._client._engines.get(rank)
+        if engine is None:  # gone
+            return
+        request = session.msg(message["type"], message["content"], metadata=message["metadata"])
+        request_id = request["header"]["msg_id"]
+        self.router.listen_as_to(message["content"]["comm_id"], request_id)
+        self._client._io_loop.add_callback(
+            session.send,
+            self._client._mux_stream,
+            request,
+            ident=engine.encode(),
+            buffers=message["buffers"],
+        )
 
     def unregister(self, rank: int) -> None:
         """Have the controller forget a dead engine, so that another can take its rank.
@@ -114,16 +133,36 @@ def _settle(reply: Future[Any], done: Any) -> None:
             reply.set_result(result)
 
 
-def _dispatch(msg: dict[str, Any], on_message: OnMessage) -> None:
-    kind, content = msg["header"]["msg_type"], msg["content"]
-    if kind == "stream":
-        on_message(content["name"], content["text"])
-    elif kind == "display_data":
-        on_message("display", content)
-    elif kind == "execute_result":
-        on_message("result", content)
-    elif kind == "data_message":
-        from ipyparallel.serialize import deserialize_object
+@functools.cache
+def _client_class() -> Any:
+    """ipyparallel's client with our way for what engines publish."""
 
-        data, _ = deserialize_object(msg["buffers"])
-        on_message("events", data["events"])
+    class Client(load_ipyparallel().Client):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self.router = Router()
+            super().__init__(*args, **options)
+
+        def _dispatch_iopub(self, frames: Any) -> None:
+            _, parts = self.session.feed_identities(frames, copy=False)
+            try:
+                message = self.session.deserialize(parts, content=True, copy=False)
+            except Exception:  # as ipyparallel: not signed as it should be
+                self.log.error("Invalid Message", exc_info=True)
+                return
+            parent = message["parent_header"]
+            if not parent or parent["session"] != self.session.session:
+                return
+            if message["header"]["msg_type"] != "status":
+                self.router.route(message, _deserialize)
+            elif message["content"]["execution_state"] == "idle":  # after all output
+                output = self._output_futures.get(parent["msg_id"])
+                if output is not None and not output.done():
+                    output.set_result(None)
+
+    return Client
+
+
+def _deserialize(buffers: Any) -> Any:
+    from ipyparallel.serialize import deserialize_object
+
+    return deserialize_object(buffers)[0]

@@ -17,7 +17,8 @@ from typing import Any
 
 from gpupool.core.errors import EngineDiedError, PoolError, PoolStartError
 from gpupool.core.topology import Rank
-from gpupool.pool.client import EngineClient, OnMessage, load_ipyparallel
+from gpupool.pool.client import EngineClient, load_ipyparallel
+from gpupool.pool.iopub import OnMessage
 from gpupool.pool.launch import FORK_SERVER, Launch
 
 _CALL_ALL_TIMEOUT_S = 60.0
@@ -172,6 +173,11 @@ class Engines:
         there = set(self.alive_ranks()) & set(self._registered())  # not one being replaced
         chosen = [r for r in sorted(there) if ranks is None or r in ranks]
         return {rank: self._client.control(rank, request, content) for rank in chosen}
+
+    def send_comm(self, rank: int, message: dict[str, Any]) -> None:
+        """Send a message to a widget that a rank has made: see `EngineClient.send_comm`."""
+        if self._client is not None:
+            self._client.send_comm(rank, message)
 
     def new_file(self, name: str) -> Path:
         """A new path in the private folder, which every rank of this host can read."""

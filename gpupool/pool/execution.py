@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 GRACE_S = 0.25  # after a first failure the others may still finish or fail by themselves
 REACT_S = 3.0  # a rank that has not reacted to an interrupt by then is given up
 
-# (rank, kind, content): see `gpupool.pool.client.OnMessage`
+# (rank, kind, content): see `gpupool.pool.iopub.OnMessage`
 OnOutput = Callable[[int, str, Any], None]
 
 

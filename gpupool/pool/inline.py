@@ -27,9 +27,9 @@ from gpupool.core.masking import Redactor, Secrets, redact_all
 from gpupool.core.options import PoolOptions
 from gpupool.core.parcels import pack
 from gpupool.core.topology import Rank
-from gpupool.pool.client import OnMessage
 from gpupool.pool.engines import Progress, unheard
 from gpupool.pool.execution import Execution, OnOutput
+from gpupool.pool.iopub import OnMessage
 from gpupool.pool.pool import Pool
 from gpupool.pool.protocol import RankEngines
 
@@ -229,6 +229,9 @@ class InlineEngines:
         answered: Future[dict[str, Any]] = Future()
         answered.set_result(invoke("inline_control", {"request": request, "content": content}))
         return {0: answered}
+
+    def send_comm(self, rank: int, message: dict[str, Any]) -> None:
+        """Nothing: the widgets of this process are the notebook's own."""
 
     def new_file(self, name: str) -> Path:
         """A new path in the private folder."""

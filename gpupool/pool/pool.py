@@ -318,6 +318,10 @@ class Pool:
 
         return self._engines.call(rank, name, payload, on_message)
 
+    def send_comm(self, rank: int, message: dict[str, Any]) -> None:
+        """Send a message to a widget that a rank has made."""
+        self._engines.send_comm(rank, message)
+
     def alive_ranks(self) -> list[int]:
         """The ranks whose engines have not died."""
         return self._engines.alive_ranks()

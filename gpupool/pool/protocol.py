@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpupool.core.topology import Rank
-from gpupool.pool.client import OnMessage
 from gpupool.pool.engines import Progress
+from gpupool.pool.iopub import OnMessage
 
 
 class RankEngines(Protocol):
@@ -40,6 +40,7 @@ class RankEngines(Protocol):
         content: dict[str, Any] | None = None,
         ranks: Iterable[int] | None = None,
     ) -> dict[int, Future[dict[str, Any]]]: ...
+    def send_comm(self, rank: int, message: dict[str, Any]) -> None: ...
     def new_file(self, name: str) -> Path: ...
     def log(self, rank: int) -> str: ...
     def stop(self) -> None: ...

@@ -1,51 +1,28 @@
-"""What a cell or function left on each rank. Runs on the client; draws nothing."""
+"""What a cell or function left on each rank. Runs on the client; draws nothing.
+
+A notebook keeps the result of every cell (`Out`), so results are small: those of the last cells as
+they are, older ones packed, with long texts cut.
+"""
 
 from __future__ import annotations
 
+import pickle
+import threading
+import weakref
+import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpupool.core.errors import PoolError
-from gpupool.core.masking import Redactor, Secrets, redact_all
 from gpupool.core.parcels import unpack
+from gpupool.pool.output import OutputRecorder, RankOutput
 
-MAX_TEXT_CHARS = 10_000_000  # per rank; beyond, the oldest output is let go
-LEFT_OUT = "[... earlier output left out ...]\n"
+__all__ = ["OutputRecorder", "RankOutput", "SpmdResult"]
 
-
-@dataclass
-class RankOutput:
-    """What one rank has shown so far: its text in order of arrival, and its figures.
-
-    `displays` holds mime bundles ({"data": ..., "metadata": ...}) of display() and of last values.
-    """
-
-    chunks: deque[str] = field(default_factory=deque)
-    displays: list[dict[str, Any]] = field(default_factory=list)
-    truncated: bool = False
-    _num_chars: int = 0
-
-    def add_text(self, text: str) -> None:
-        """Take in a piece of text; memory stays bounded."""
-        if len(text) > MAX_TEXT_CHARS:  # what was printed in one go comes in one message
-            text = text[-MAX_TEXT_CHARS:]
-            self.truncated = True
-        self.chunks.append(text)
-        self._num_chars += len(text)
-        while self._num_chars > MAX_TEXT_CHARS:
-            self._num_chars -= len(self.chunks.popleft())
-            self.truncated = True
-
-    @property
-    def text(self) -> str:
-        """The text with carriage returns applied, as a terminal leaves it: progress bars once."""
-        joined = (LEFT_OUT if self.truncated else "") + "".join(self.chunks)
-        if "\r" not in joined:
-            return joined
-        joined = joined.replace("\r\n", "\n")
-        return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in joined.split("\n"))
+NUM_WHOLE = 32  # results whose texts and figures are whole, if they are not too large together:
+MAX_WHOLE_CHARS = 200_000_000
+NUM_UNPACKED = 128
 
 
 class SpmdResult(Mapping[int, Any]):
@@ -54,6 +31,8 @@ class SpmdResult(Mapping[int, Any]):
     `result[rank]` is the function's return value, or the value of the cell's last expression.
     """
 
+    __slots__ = ("__weakref__", "_outputs", "_packed", "_replies", "_values", "elapsed_s")
+
     def __init__(
         self,
         replies: Mapping[int, dict[str, Any]],
@@ -61,16 +40,25 @@ class SpmdResult(Mapping[int, Any]):
         elapsed_s: float,
     ) -> None:
         self.elapsed_s = elapsed_s
-        self.outputs = dict(sorted(outputs.items()))
-        self._replies = dict(sorted(replies.items()))
-        self._values: dict[int, Any] = {}
+        self._outputs: dict[int, RankOutput] | None = dict(sorted(outputs.items()))
+        self._replies: dict[int, dict[str, Any]] | None = dict(sorted(replies.items()))
+        self._values: dict[int, Any] | None = None
+        self._packed = b""
+        _keep_small(self)
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks that ran."""
-        return tuple(self._replies)
+        return tuple(self._all_replies())
+
+    @property
+    def outputs(self) -> dict[int, RankOutput]:
+        """What each rank has shown."""
+        return self._outputs if self._outputs is not None else self._unpacked()[1]
 
     def __getitem__(self, rank: int) -> Any:
+        if self._values is None:
+            self._values = {}
         if rank not in self._values:
             reply = self._reply(rank)
             if reply["value"] is None and reply["text"]:
@@ -84,13 +72,13 @@ class SpmdResult(Mapping[int, Any]):
         return self._values[rank]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._replies)
+        return iter(self._all_replies())
 
     def __len__(self) -> int:
-        return len(self._replies)
+        return len(self._all_replies())
 
     def text(self, rank: int) -> str:
-        """What the rank printed, stdout and stderr together."""
+        """What the rank printed, stdout and stderr together, also after the call had ended."""
         self._reply(rank)
         return self.outputs[rank].text
 
@@ -102,55 +90,50 @@ class SpmdResult(Mapping[int, Any]):
         """Seconds the code took on the rank."""
         return float(self._reply(rank)["elapsed_s"])
 
+    def pack(self) -> None:
+        """Take less memory from now on; what comes later is not added any more."""
+        if self._replies is not None and self._outputs is not None:
+            outputs = {rank: output.state() for rank, output in self._outputs.items()}
+            packed = pickle.dumps((self._replies, outputs), protocol=5)
+            self._packed = zlib.compress(packed, 1)
+            self._replies = self._outputs = None
+
+    def _unpacked(self) -> tuple[dict[int, dict[str, Any]], dict[int, RankOutput]]:
+        replies, states = pickle.loads(zlib.decompress(self._packed))
+        return replies, {rank: RankOutput.of_state(state) for rank, state in states.items()}
+
+    def _all_replies(self) -> dict[int, dict[str, Any]]:
+        return self._replies if self._replies is not None else self._unpacked()[0]
+
     def _reply(self, rank: int) -> dict[str, Any]:
-        if rank not in self._replies:
-            listed = ", ".join(map(str, self._replies))
+        replies = self._all_replies()
+        if rank not in replies:
+            listed = ", ".join(map(str, replies))
             raise PoolError(f"rank {rank} did not take part in this run; these did: {listed}.")
-        return self._replies[rank]
+        return replies[rank]
 
     def __repr__(self) -> str:
         return f"SpmdResult({len(self)} ranks, {self.elapsed_s:.2f} s)"
 
 
-class OutputRecorder:
-    """Collects what every rank shows during a run, with the hidden values masked.
+_recent: deque[weakref.ref[SpmdResult]] = deque()  # the latest first
+_recent_lock = threading.Lock()
 
-    Values that become known during the run are masked from then on.
-    `listener(rank, kind, content)` is told of each piece after it was masked and kept.
-    """
 
-    def __init__(
-        self,
-        ranks: tuple[int, ...],
-        hidden: Secrets,
-        listener: Callable[[int, str, Any], None] | None = None,
-    ) -> None:
-        self.outputs = {rank: RankOutput() for rank in ranks}
-        self._redactors = {
-            (rank, kind): Redactor(hidden) for rank in ranks for kind in ("stdout", "stderr")
-        }
-        self._hidden = hidden
-        self._listener = listener
-
-    def __call__(self, rank: int, kind: str, content: Any) -> None:
-        """Take in a message of a rank; called in ipyparallel's IO thread."""
-        if kind in ("stdout", "stderr"):
-            self._text(rank, kind, self._redactors[rank, kind].feed(content))
-        elif kind in ("display", "result"):
-            content = redact_all(content, self._hidden)
-            self.outputs[rank].displays.append({"kind": kind, **content})
-            self._notify(rank, kind, content)
-
-    def finish(self) -> None:
-        """Give out what was held back; nothing comes after this."""
-        for (rank, kind), redactor in self._redactors.items():
-            self._text(rank, kind, redactor.flush())
-
-    def _text(self, rank: int, kind: str, text: str) -> None:
-        if text:
-            self.outputs[rank].add_text(text)
-            self._notify(rank, kind, text)
-
-    def _notify(self, rank: int, kind: str, content: Any) -> None:
-        if self._listener is not None:
-            self._listener(rank, kind, content)
+def _keep_small(result: SpmdResult) -> None:
+    """Cut and pack what is no longer among the last results."""
+    with _recent_lock:
+        _recent.appendleft(weakref.ref(result))
+        num_chars = 0
+        for n, reference in enumerate(list(_recent)):
+            one = reference()
+            if one is None or one._outputs is None:
+                continue
+            num_chars += sum(output.num_chars for output in one._outputs.values())
+            if n > 0 and (n >= NUM_WHOLE or num_chars > MAX_WHOLE_CHARS):
+                for output in one._outputs.values():
+                    output.shrink()
+        while len(_recent) > NUM_UNPACKED:
+            old = _recent.pop()()
+            if old is not None:
+                old.pack()

@@ -3,19 +3,74 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any
+
+MAX_ALIKE_CHARS = 200_000  # longer texts are the same only if they are equal
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]{5,}")
+_VARYING = re.compile(
+    r"(?P<address>0x[0-9a-fA-F]{5,})"
+    r"|(?P<id>\b(?:pid|tid|process|thread)[ =:#]{1,3}\d+)"
+    r"|(?P<clock>\b\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d+)?(?![\w:]))"
+    r"|(?<![\w.])(?P<number>\d+(?:\.\d+)?)"
+    r"(?P<unit> ?(?:ns|[uµ]s|ms|s|secs?|seconds|min|it/s|s/it)(?![\w/]))",
+    re.IGNORECASE,
+)
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "min": 60.0}
+_WORDS = re.compile(r"\s+|\w+(?:[.,:]\w+)*|[^\w\s]")
+
+
+@dataclass(frozen=True, slots=True)
+class NormalText:
+    """A text without what differs from run to run; times are kept apart, to be compared.
+
+    A rank that took a minute where others took a second has not said the same.
+    """
+
+    form: str
+    times: tuple[float, ...]
+
+    @classmethod
+    def of(cls, text: str) -> NormalText:
+        """The parts of a text."""
+        times: list[float] = []
+
+        def put_aside(match: re.Match[str]) -> str:
+            kind = match.lastgroup
+            if kind in ("address", "id"):
+                return f"\0{kind}"
+            if kind == "clock":
+                parts = match["clock"].replace(",", ".").split(":")
+                times.append(sum(float(p) * 60**n for n, p in enumerate(reversed(parts))))
+                return "\0clock"
+            unit = match["unit"].strip().lower()
+            times.append(float(match["number"]) * _SECONDS.get(unit, 1.0))
+            return "\0rate" if "/" in unit else "\0time"
+
+        return cls(_VARYING.sub(put_aside, text), tuple(times))
+
+    def is_like(self, other: NormalText) -> bool:
+        """Whether the texts say the same, at about the same time."""
+        return self.form == other.form and all(
+            abs(ours - theirs) <= max(0.1, 0.25 * max(ours, theirs))
+            for ours, theirs in zip(self.times, other.times, strict=True)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ranks that said exactly the same."""
+    """Ranks that said the same; `text` is what the first of them said.
+
+    `alike`: the others differ from it, but only in addresses, process ids and times.
+    """
 
     ranks: tuple[int, ...]
     text: str
+    alike: bool = field(default=False, repr=False)
 
 
 def fold(texts: Mapping[int, str]) -> list[Group]:
@@ -31,6 +86,28 @@ def fold(texts: Mapping[int, str]) -> list[Group]:
     return sorted(groups, key=lambda group: (-len(group.ranks), group.ranks))
 
 
+def fold_alike(texts: Mapping[int, str]) -> list[Group]:
+    """As `fold`, and texts that differ only in addresses, process ids and times together.
+
+    >>> fold_alike({0: "<A at 0x7f0011> in 1.02 s", 1: "<A at 0x7f3344> in 1.05 s"})
+    [Group(ranks=(0, 1), text='<A at 0x7f0011> in 1.02 s')]
+    """
+    merged: list[tuple[NormalText | None, list[Group]]] = []
+    for group in fold(texts):
+        normal = NormalText.of(group.text) if len(group.text) <= MAX_ALIKE_CHARS else None
+        for found, members in merged:
+            if found is not None and normal is not None and found.is_like(normal):
+                members.append(group)
+                break
+        else:
+            merged.append((normal, [group]))
+    groups = []
+    for _, members in merged:
+        ranks = tuple(sorted(rank for group in members for rank in group.ranks))
+        groups.append(Group(ranks, texts[ranks[0]], alike=len(members) > 1))
+    return sorted(groups, key=lambda group: (-len(group.ranks), group.ranks))
+
+
 def fold_displays(
     displays: Mapping[int, Sequence[Mapping[str, Any]]],
 ) -> list[tuple[tuple[int, ...], Mapping[str, Any]]]:
@@ -42,7 +119,7 @@ def fold_displays(
     for rank in sorted(displays):
         seen: Counter[str] = Counter()
         for bundle in displays[rank]:
-            content = json.dumps(bundle["data"], sort_keys=True)
+            content = _ADDRESS.sub("0x", json.dumps(bundle["data"], sort_keys=True, default=str))
             found.setdefault((content, seen[content]), ([], bundle))[0].append(rank)
             seen[content] += 1
     return [(tuple(ranks), bundle) for ranks, bundle in found.values()]
@@ -65,6 +142,23 @@ def different_lines(text: str, reference: str) -> frozenset[int]:
     matching = SequenceMatcher(None, theirs, ours, autojunk=False).get_matching_blocks()
     same = {line for block in matching for line in range(block.b, block.b + block.size)}
     return frozenset(range(len(ours))) - same
+
+
+def differences(text: str, reference: str) -> dict[int, list[tuple[int, int]]]:
+    """Where `text` differs from `reference`: number of the line -> start and end of the words.
+
+    Addresses, process ids and times that differ are no difference, unless there is no other.
+
+    >>> differences("device cpu\\nrows 6244", "device cpu\\nrows 6250")
+    {1: [(5, 9)]}
+    """
+    ours, theirs = text.split("\n"), reference.split("\n")
+    normal = [[NormalText.of(line).form for line in lines] for lines in (ours, theirs)]
+    found = _line_pairs(*normal) or _line_pairs(ours, theirs)
+    return {
+        ours_n: _different_words(ours[ours_n], theirs[theirs_n] if theirs_n is not None else "")
+        for ours_n, theirs_n in found.items()
+    }
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
@@ -94,3 +188,29 @@ def tail(lines: Iterable[tuple[int, str]], num_lines: int) -> list[tuple[tuple[i
         else:
             folded.append(((rank,), line))
     return folded[-num_lines:]
+
+
+def _line_pairs(ours: Sequence[str], theirs: Sequence[str]) -> dict[int, int | None]:
+    """Line of ours that theirs do not have -> the line of theirs in its place, if there is one."""
+    pairs: dict[int, int | None] = {}
+    matcher = SequenceMatcher(None, theirs, ours, autojunk=False)
+    for kind, start, end, our_start, our_end in matcher.get_opcodes():
+        if kind in ("replace", "insert"):
+            for n in range(our_end - our_start):
+                pairs[our_start + n] = start + n if start + n < end else None
+    return pairs
+
+
+def _different_words(line: str, reference: str) -> list[tuple[int, int]]:
+    """Start and end of each stretch of words that the reference does not have there."""
+    ours, theirs = _WORDS.findall(line), _WORDS.findall(reference)
+    starts = [0]
+    for word in ours:
+        starts.append(starts[-1] + len(word))
+    matcher = SequenceMatcher(None, theirs, ours, autojunk=False)
+    spans = [
+        (starts[start], starts[end])
+        for kind, _, _, start, end in matcher.get_opcodes()
+        if kind in ("replace", "insert") and "".join(ours[start:end]).strip()
+    ]
+    return spans or [(0, len(line))]

@@ -1,0 +1,100 @@
+"""Text with terminal colours, as HTML and as plain text. Pure; runs on the client."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+
+_CODES = re.compile(r"\x1b\[([\d;]*)m|\x1b\[[\d;?]*[A-Za-ln-z]|\x1b\][^\x07]*\x07")
+# readable on light and on dark ground; where JupyterLab has a colour for it, that one
+_COLOURS = {
+    0: ("black", "#57606a"),
+    1: ("red", "#cf222e"),
+    2: ("green", "#1a7f37"),
+    3: ("yellow", "#9a6700"),
+    4: ("blue", "#0969da"),
+    5: ("magenta", "#8250df"),
+    6: ("cyan", "#1b7c83"),
+    7: ("white", "#8c959f"),
+}
+
+
+def plain(text: str) -> str:
+    """The text without colours."""
+    return _CODES.sub("", text) if "\x1b" in text else text
+
+
+def without_moves(text: str) -> str:
+    """The text with its colours only."""
+    if "\x1b" not in text:
+        return text
+    return _CODES.sub(lambda match: match[0] if match[1] is not None else "", text)
+
+
+def to_html(text: str) -> str:
+    """The text as HTML, with its colours; other codes are left out."""
+    if "\x1b" not in text:
+        return escape(text)
+    shown: list[str] = []
+    position, style = 0, ""
+    for match in _CODES.finditer(text):
+        shown.append(_styled(text[position : match.start()], style))
+        position = match.end()
+        if match[1] is not None:
+            style = _style(match[1], style)
+    shown.append(_styled(text[position:], style))
+    return "".join(shown)
+
+
+def _styled(text: str, style: str) -> str:
+    if not text:
+        return ""
+    return f'<span style="{style}">{escape(text)}</span>' if style else escape(text)
+
+
+def _style(codes: str, style: str) -> str:
+    parts = dict(part.split(":", 1) for part in style.split(";") if part)
+    numbers = [int(code or 0) for code in codes.split(";")]
+    if 38 in numbers or 48 in numbers:  # one of 256 colours, which IPython's themes use
+        numbers = _known_of_many(numbers)
+    for number in numbers:
+        if number == 0:
+            parts.clear()
+        elif number == 1:
+            parts["font-weight"] = "bold"
+        elif number == 4:
+            parts["text-decoration"] = "underline"
+        elif 30 <= number <= 37 or 90 <= number <= 97:
+            name, colour = _COLOURS[number % 10]
+            parts["color"] = f"var(--jp-ansi-{name},{colour})"
+        elif number == 39:
+            parts.pop("color", None)
+    return ";".join(f"{key}:{value}" for key, value in parts.items())
+
+
+def _known_of_many(numbers: list[int]) -> list[int]:
+    """The codes with `38;5;n` as the nearest of the eight colours, and grounds left out."""
+    known, rest = list[int](), list(numbers)
+    while rest:
+        number = rest.pop(0)
+        if number not in (38, 48):
+            known.append(number)
+            continue
+        kind = rest.pop(0) if rest else 0
+        values = [rest.pop(0) for _ in range(min(len(rest), 1 if kind == 5 else 3))]
+        if number == 38 and kind == 5 and values:
+            known.append(30 + _nearest(values[0]))
+    return known
+
+
+def _nearest(number: int) -> int:
+    """The one of the eight colours that is nearest to one of the 256."""
+    if number < 16:
+        return number % 8
+    if number >= 232:
+        return 7 if number >= 244 else 0
+    cube = number - 16
+    red, green, blue = cube // 36, cube // 6 % 6, cube % 6
+    top = max(red, green, blue)
+    bits = [channel >= max(1, top - 1) for channel in (red, green, blue)]
+    return sum(bit << n for n, bit in enumerate(bits)) if top else 0
