@@ -26,6 +26,7 @@ from gpupool.core.on_rank import WHOLE
 from gpupool.core.parcels import INLINE_BYTES, MemoryFile, Packer, Source
 from gpupool.engine.boot import this_rank
 from gpupool.engine.shell import this_shell
+from gpupool.engine.sources import remember
 
 _MAX_ATTRIBUTES = 2000
 _GONE: Any = object()
@@ -68,7 +69,10 @@ def follow(sys_path: Sequence[str], cwd: str, umask: int) -> None:
 
 
 def receive(
-    parcels: Sequence[tuple[int, dict[str, Any]]], forget: Iterable[int], place: Mapping[str, Any]
+    parcels: Sequence[tuple[int, dict[str, Any]]],
+    forget: Iterable[int],
+    place: Mapping[str, Any],
+    sources: Mapping[str, tuple[int, str]],
 ) -> dict[int, str]:
     """Take in parcels; number -> reason for those that cannot be read here.
 
@@ -76,7 +80,9 @@ def receive(
         parcels: (number, parcel as it travels).
         forget: numbers of parcels that are not wanted any more.
         place: the arguments of `follow`, if the notebook has gone somewhere else.
+        sources: the cells that code in the parcels is of, see `sources.remember`.
     """
+    remember(sources)
     if place:
         follow(**place)
     for number in forget:
@@ -100,7 +106,8 @@ def around(work: Callable[[], dict[str, Any]], **shipment: Any) -> dict[str, Any
         shipment: see `gpupool.pool.variables.Shipment.payload`.
     """
     names = shipment["names"]
-    failed = receive(shipment["parcels"], shipment["forget"], shipment["place"])
+    told = {key: shipment[key] for key in ("parcels", "forget", "place", "sources")}
+    failed = receive(**told)
     if failed:
         raise ParcelsLostError(
             f"what the notebook sent cannot be read: {'; '.join(failed.values())}"

@@ -10,6 +10,7 @@ from gpupool.core.errors import TransferError
 from gpupool.core.masking import redact
 from gpupool.pool.environment import notebook_place
 from gpupool.pool.parcels import Parcels
+from gpupool.pool.sources import sources_of
 
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
@@ -22,7 +23,7 @@ class Shipment:
     `numbers` maps names to parcels, `aliases` names to (name, path) on the rank; `bound` are names
     that the notebook's functions bind. `covered` are the notebook's names that mean something else
     in a cell, `problems` names that cannot be sent with the reason, `inline` the parcels that go
-    with the cell: rank -> (number, parcel).
+    with the cell: rank -> (number, parcel). `filenames` are those of code that goes along.
     """
 
     numbers: dict[str, int] = field(default_factory=dict)
@@ -30,6 +31,7 @@ class Shipment:
     bound: set[str] = field(default_factory=set)
     covered: set[str] = field(default_factory=set)
     problems: dict[str, str] = field(default_factory=dict)
+    filenames: set[str] = field(default_factory=set)
     inline: dict[int, list[tuple[int, dict[str, Any]]]] = field(default_factory=dict)
 
 
@@ -41,6 +43,7 @@ class Delivery:
         self._parcels = parcels
         self._there: dict[int, set[int]] = {}  # rank -> parcels that it has
         self._forget: dict[int, set[int]] = {}  # rank -> parcels that it need not keep
+        self._sources: dict[int, set[str]] = {}  # rank -> names of cells' code that it knows
         self._places: dict[int, dict[str, Any]] = {}  # rank -> what it was told of the notebook's
 
     def send(
@@ -66,6 +69,7 @@ class Delivery:
             for file in files:
                 file.close()
         for rank, numbers in lacking.items():
+            shipment.filenames |= self._parcels.filenames(numbers)
             self._there.setdefault(rank, set()).update(numbers)
 
     def _receive(
@@ -88,14 +92,19 @@ class Delivery:
                 self._forget.setdefault(rank, set()).update(number for number, _ in wires)
             raise TransferError(problems)
 
-    def news(self, rank: int) -> dict[str, Any]:
-        """What a rank has not been told yet: parcels to forget, and where the notebook is now."""
+    def news(self, rank: int, filenames: Iterable[str] = ()) -> dict[str, Any]:
+        """What a rank has not been told yet: parcels to forget, where the notebook is now, and the
+        text of cells that code from these files is of."""
+        known = self._sources.setdefault(rank, set())
+        sources = sources_of(set(filenames) - known)
+        known.update(sources)
         place = notebook_place()
         if self._places.get(rank) == place:
             place = {}
         else:
             self._places[rank] = place
-        return {"forget": sorted(self._forget.pop(rank, ())), "place": place}
+        forget = sorted(self._forget.pop(rank, ()))
+        return {"forget": forget, "place": place, "sources": sources}
 
     def is_there(self, number: int, ranks: Iterable[int]) -> bool:
         """Whether all these ranks have a parcel."""
@@ -111,7 +120,7 @@ class Delivery:
     def forget_ranks(self, ranks: Iterable[int]) -> None:
         """These ranks are new: they have nothing."""
         for rank in ranks:
-            for known in (self._there, self._forget, self._places):
+            for known in (self._there, self._forget, self._places, self._sources):
                 known.pop(rank, None)
 
 

@@ -49,9 +49,10 @@ _SAFE = {*sys.stdlib_module_names, "numpy", "torch", "cloudpickle", "gpupool"}
 class NotebookPacker(Packer):
     """Pickles (value, parts): `parts` are the objects in it that others may refer to later.
 
-    Afterwards `names_read` are the global names that its functions read, and `names_bound` those
-    that they bind; `needs` the parcels it refers to; `plain` tells that nothing but data and
-    functions is in it, so that to unpickle it runs no code of anybody's and cannot fail.
+    Afterwards `names_read` are the global names that its functions read, `names_bound` those that
+    they bind, and `filenames` where they were compiled; `needs` the parcels it refers to. `plain`
+    tells that nothing but data and functions is in it, so that to unpickle it runs no code of
+    anybody's and cannot fail.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class NotebookPacker(Packer):
         self.parts: list[object] = []
         self.names_read: set[str] = set()
         self.names_bound: set[str] = set()
+        self.filenames: set[str] = set()
         self.needs: set[int] = set()
         self.plain = True
         self._find_part = find_part
@@ -84,6 +86,7 @@ class NotebookPacker(Packer):
             reads, binds = names_in_code(obj.__code__)
             self.names_read |= reads
             self.names_bound |= binds
+            self.filenames.add(obj.__code__.co_filename)
         elif _is_part(obj):
             known = self._find_part(obj)
             if known is not None:

@@ -33,6 +33,7 @@ class Parcel:
     needs: frozenset[int]
     names_read: frozenset[str]
     names_bound: frozenset[str]
+    filenames: frozenset[str]
     plain: bool
     file: MemoryFile | None = None  # of a constant: for ranks that come later
     wire: dict[str, Any] | None = None
@@ -129,6 +130,10 @@ class Parcels:
         """Whether a rank can unpickle it without running code of anybody's."""
         return self._parcels[number].plain
 
+    def filenames(self, numbers: Iterable[int]) -> set[str]:
+        """Where the functions in these parcels were compiled."""
+        return {name for number in numbers for name in self._parcels[number].filenames}
+
     def drop(self, number: int) -> None:
         """Forget a parcel, and those that refer to it."""
         parcel = self._parcels.pop(number, None)
@@ -165,6 +170,7 @@ class Parcels:
             frozenset(packer.needs),
             frozenset(packer.names_read),
             frozenset(packer.names_bound),
+            frozenset(packer.filenames),
             packer.plain,
         )
         self._parcels[number] = parcel

@@ -81,7 +81,7 @@ class Variables:
                     "numbers": shipment.numbers,
                     "aliases": shipment.aliases,
                     "names": sorted(filterfalse(_is_hidden, {*names, *shipment.bound})),
-                    **self._delivery.news(rank),
+                    **self._delivery.news(rank, shipment.filenames),
                 }
                 for rank in ranks
             }
@@ -224,6 +224,7 @@ class Variables:
                 shipment = self._gather(packer.names_read, names)
                 if shipment.problems:
                     raise TransferError(shipment.problems)
+                shipment.filenames |= packer.filenames
                 self._delivery.send(shipment, ranks, packer.needs)
                 file = MemoryFile() if packer.num_bytes > INLINE_BYTES else None
                 wire = to_wire(packer.stream(), packer.buffers, file)

@@ -1,24 +1,8 @@
-"""What a rank has to know so that its tracebacks name the notebook's cells. Runs on the client."""
+"""Give code the line numbers that it has in the notebook's cell. Runs on the client."""
 
 from __future__ import annotations
 
-import linecache
-from collections.abc import Iterable
 from typing import Any
-
-
-def sources_of(filenames: Iterable[str], shell: Any) -> dict[str, tuple[int, str]]:
-    """File name -> (number of the cell, its text), for the names that IPython gave to cells.
-
-    Args:
-        filenames: `co_filename` of the code that travels; files on disk are left out.
-        shell: the notebook's IPython, or None outside of one.
-    """
-    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
-    found = {}
-    for name in set(filenames) & set(numbers):
-        found[name] = (numbers[name], "".join(linecache.getlines(name)))
-    return found
 
 
 def in_its_place(body: str, shell: Any) -> str:

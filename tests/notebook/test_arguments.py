@@ -50,7 +50,7 @@ def test_every_line_gives_arguments_or_one_sentence(command: str, line: str) -> 
         ("env", "'AWS_*", "%gpupool env: No closing quotation."),
         ("log", "0 -n 0", "%gpupool log: argument -n: 0 is not a number above 0."),
         ("%%spmd", "--view all", "%%spmd: argument --view: invalid choice: 'all' (choose from"),
-        ("%%spmd", "--isolate", "%%spmd has no option --isolate. There are: -t, --targets, -o,"),
+        ("%%spmd", "--local", "%%spmd has no option --local. There are: -t, --targets, -o,"),
         ("%%spmd", "-t", "%%spmd: argument -t/--targets: expected one argument."),
         (
             "%%spmd",

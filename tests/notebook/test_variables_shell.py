@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -533,5 +534,14 @@ def test_what_cannot_be_sent_is_named_and_no_rank_runs(run, shell: Terminal, cas
     assert not shown.success
     assert "TransferError: no rank has run" in shown.stdout
     assert case.expected in shown.stdout
-    assert shell.run("%%spmd --isolate\nprint('ran' in globals())").stdout.count("False") == 2
-    assert shell.run("%%spmd\nprint('goes on')").stdout.count("goes on") == 2
+    assert shell.run("%%spmd --isolate\nprint('ran' in globals())").stdout == "[0, 1] False\n"
+    assert shell.run("%%spmd\nprint('goes on')").stdout == "[0, 1] goes on\n"
+
+
+def test_an_error_in_a_function_of_the_notebook_names_its_cell_and_line(shell: Terminal) -> None:
+    shell.run("print('the cell before')")
+    shell.run("# a cell of the notebook\ndef broken(x):\n    y = x\n    return 1 / y")
+    shown = shell.run("%%spmd\n\nbroken(0)")
+    first, second = re.findall(r"Cell In\[(\d+)\], line (\d+)", shown.stdout)[-2:]
+    assert (first[1], second) == ("3", (str(int(first[0]) - 1), "4"))
+    assert "----> 4     return 1 / y" in shown.stdout

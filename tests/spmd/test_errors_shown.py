@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import linecache
 import pickle
 import re
 import subprocess
@@ -13,12 +12,10 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
 
 from gpupool.core.errors import SpmdError, StillRunningError
 from gpupool.pool.pool import Pool
 from gpupool.spmd.cell import SpmdRun
-from gpupool.spmd.sources import sources_of
 from tests.notebook.kernel import plain
 from tests.spmd.test_cell import Notes
 
@@ -152,40 +149,6 @@ def test_warnings_name_the_cell_and_so_fold(run: Callable[..., SpmdRun]) -> None
     result = run("import warnings\nx = 1\nwarnings.warn('careful')", 12).result()
     assert result.text(0) == result.text(1)
     assert "Cell In[12], line 3: UserWarning: careful\n  warnings.warn('careful')" in result.text(0)
-
-
-# ---- a function of the notebook, sent by value --------------------------------------------------
-
-
-def test_a_function_of_the_notebook_is_shown_with_its_cell_and_lines(
-    run: Callable[..., SpmdRun], fails: Fails, pool2: Pool
-) -> None:
-    shell = InteractiveShell()
-    text = "# in the notebook\ndef sent(x):\n    y = x\n    return 1 / y\n"
-    name = shell.compile.cache(text, 3)
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    exec(compile(text, name, "exec"), namespace)
-    code = namespace["sent"].__code__
-    sources = sources_of([code.co_filename, "/usr/lib/other.py"], shell)
-    assert sources == {name: (3, text)}
-
-    def arrive(pickled: bytes, sources: dict[str, tuple[int, str]]) -> None:
-        from IPython.core.getipython import get_ipython
-
-        from gpupool.engine.sources import remember
-
-        remember(sources)
-        get_ipython().user_ns["sent"] = cloudpickle.loads(pickled)  # type: ignore[union-attr]
-
-    pool2.run(arrive, cloudpickle.dumps(namespace["sent"]), sources)
-    error = fails("value = 0\nsent(value)")
-    assert places(error) == [(CELL, 2), ("Cell In[3]", 4)]
-    assert "----> 4     return 1 / y" in first_traceback(error)
-    del linecache.cache[name]
-
-
-def test_outside_of_a_notebook_there_is_nothing_to_send() -> None:
-    assert sources_of(["<string>", __file__], None) == {}
 
 
 # ---- what ------------------------------------------------------------------------------------
