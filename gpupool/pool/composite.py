@@ -99,7 +99,11 @@ class Composite:
         if name.startswith("_"):  # protocols of Python and IPython: they mean the handle itself
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         attribute = Composite(self._variables, self._name, self._version, path=(*self._path, name))
-        if not attribute.info:
+        try:
+            found = attribute.info
+        except PoolError as error:  # to `hasattr`, as variable viewers ask, that means no
+            raise AttributeError(f"{self}.{name}: {error}") from None
+        if not found:
             raise AttributeError(f"no rank's {self} has an attribute {name!r}")
         return attribute
 

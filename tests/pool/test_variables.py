@@ -237,6 +237,8 @@ def test_while_the_ranks_are_busy_a_composite_does_not_wait(
     assert "append" not in dir(x)
     with pytest.raises(PoolError, match="the ranks are busy"):
         _ = x[0]
+    with pytest.raises(AttributeError, match=r"x.append: the ranks are busy"):
+        _ = x.append
     running.result()
     assert x.gather() == [[0], [1]]
 
