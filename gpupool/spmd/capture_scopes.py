@@ -160,6 +160,12 @@ class _Bindings(Walker):
     def on_alias(self, node: ast.alias) -> None:
         self.names.add(bound_by(node))
 
+    def on_annassign(self, node: ast.AnnAssign) -> None:
+        if node.simple or node.value is not None:  # `(x): int` alone says nothing about x
+            self.visit(node.target)
+        if node.value is not None:
+            self.visit(node.value)
+
     def on_excepthandler(self, node: ast.ExceptHandler) -> None:
         if node.name:
             self.names.add(node.name)
