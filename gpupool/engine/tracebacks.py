@@ -47,7 +47,8 @@ def describe(error: BaseException) -> dict[str, Any]:
     failed_at = time.time()  # before the formatting, which takes as long as it takes
     collective = any(_is_collective(one) for one in _chain(error))
     _trim(error)
-    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    if not here.is_inline():  # where it will be the SpmdError
+        _note_as_last(error)
     described = {
         "ename": _kind(error).__name__,
         "evalue": _message(error),
@@ -59,6 +60,13 @@ def describe(error: BaseException) -> dict[str, Any]:
     if here.is_inline():
         described["exception"] = error
     return described
+
+
+def _note_as_last(error: BaseException) -> None:
+    """As IPython does with every error that it shows: a post-mortem begins there."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
 
 
 # ---- what is said ----------------------------------------------------------------------------

@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from gpupool.notebook import markup
+from gpupool.notebook.place import in_notebook
 from gpupool.notebook.spmd_picture import groups_html, groups_text, result_text
 from gpupool.pool.result import RankOutput, SpmdResult
 from gpupool.spmd.cell import CellReport, View
@@ -33,11 +33,11 @@ def make_view(name: str, show_values: bool = True, *, inline: bool = False) -> V
     """
     if inline:
         return QuietView() if name == "quiet" or not show_values else ValueView()
-    in_notebook = getattr(get_ipython(), "kernel", None) is not None
+    draws = in_notebook()
     if name == "quiet":
         return QuietView()
-    if name == "raw" or not in_notebook:
-        return LineView(show_values, show_figure if in_notebook else None)
+    if name == "raw" or not draws:
+        return LineView(show_values, show_figure if draws else None)
     return LiveView(show_values, fold_equal=name == "auto")
 
 
