@@ -33,6 +33,7 @@ _NAMES = {
     "PoolOptions": "gpupool.core.options",
     "PoolStartError": "gpupool.core.errors",
     "SpmdError": "gpupool.core.errors",
+    "StillRunningError": "gpupool.core.errors",
     "SpmdResult": "gpupool.pool.result",
     "TrainingError": "gpupool.core.errors",
     "TrainingHistory": "gpupool.training.history",
@@ -95,6 +96,7 @@ if TYPE_CHECKING:
     from gpupool.core.errors import PoolError as PoolError
     from gpupool.core.errors import PoolStartError as PoolStartError
     from gpupool.core.errors import SpmdError as SpmdError
+    from gpupool.core.errors import StillRunningError as StillRunningError
     from gpupool.core.errors import TrainingError as TrainingError
     from gpupool.core.errors import TransferError as TransferError
     from gpupool.core.options import PoolOptions as PoolOptions

@@ -161,10 +161,12 @@ class SpmdError(GpuPoolError):
         # an error of ours has no traceback but its message, which is said already
         if self.first.traceback.strip() not in ("", str(self.first)):
             lines += ["", f"rank {self.first.rank}:", self.first.traceback.rstrip("\n")]
-        for text, ranks in self.others().items():
-            if text != _kind(self.first):
-                lines.append(f"rank {', '.join(map(str, ranks))}: {text}")
-        return lines
+        others = [
+            f"rank {', '.join(map(str, ranks))}: {text}"
+            for text, ranks in self.others().items()
+            if text != _kind(self.first)
+        ]
+        return [*lines, *([""] if lines and others else []), *others]
 
     def _render_traceback_(self) -> list[str]:
         """What IPython prints. `%debug` then begins at the user's line, not in one of ours."""

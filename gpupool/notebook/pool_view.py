@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from gpupool.core.gpu_table import GpuTable
 from gpupool.core.topology import Rank
 from gpupool.notebook import markup
+from gpupool.notebook.front_end import in_notebook
 from gpupool.notebook.words import duration
 from gpupool.pool.pool import Pool
 from gpupool.pool.status import PoolStatus
@@ -89,7 +89,7 @@ class StartProgress:
     """
 
     def __init__(self) -> None:
-        self._in_notebook = getattr(get_ipython(), "kernel", None) is not None
+        self._in_notebook = in_notebook()
         self._handle: Any = None
 
     def __enter__(self) -> StartProgress:

@@ -13,6 +13,7 @@ from IPython.core.displayhook import DisplayHook
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
+from gpupool.notebook.front_end import in_notebook
 from gpupool.notebook.shown import Part, mark_shown, part_shown
 from gpupool.notebook.spmd_figures import is_rich
 from gpupool.notebook.spmd_lines import Lines, Merger
@@ -46,15 +47,15 @@ def make_view(
             view shows what the ranks print, and not the values.
         result_name: how the user can ask for the result: "_", or a name.
     """
-    in_notebook = getattr(get_ipython(), "kernel", None) is not None
+    draws = in_notebook()
     part: Part = "texts" if is_value else "everything"
     if name == "quiet":
         return QuietView("everything")
     if inline:
         return ValueView() if show_values and not is_value else QuietView(part)
     shows = show_values and not is_value
-    if name == "raw" or not in_notebook:
-        figure = show_figure if in_notebook else None
+    if name == "raw" or not draws:
+        figure = show_figure if draws else None
         return LineView(ranks, shows, figure, fold_equal=name == "auto", part=part)
     return LiveView(Look(name == "auto", shows, name=result_name), send_comm, part)
 

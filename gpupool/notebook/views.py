@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from IPython.core.getipython import get_ipython
 from IPython.display import display
 
+from gpupool.notebook.front_end import in_notebook
 from gpupool.notebook.picture import training_html, training_text
 from gpupool.notebook.text import TextProgress
 from gpupool.training.history import TrainingHistory
@@ -36,9 +36,8 @@ class Run(Protocol):
 
 def show_training(run: Run) -> None:
     """Show the course of `run` where the user is: the one place that chooses how."""
-    shell = get_ipython()
     view: Listener
-    if getattr(shell, "kernel", None) is None:
+    if not in_notebook():
         view = TextProgress(sys.stderr)
     elif importlib.util.find_spec("anywidget") is None:
         view = HtmlView()

@@ -10,9 +10,10 @@ import ast
 import dis
 import types
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from gpupool.core.names import with_nested
 from gpupool.spmd.capture_flow import Flow
 
 
@@ -61,7 +62,7 @@ def names_in_cell(source: str, transform: Callable[[str], str]) -> CellNames:
 
 def _names_without_flow(tree: ast.Module, code: types.CodeType) -> CellNames:
     """For code nested too deeply to walk through: whatever is looked up counts as read."""
-    instructions = [step for part in _with_nested(code) for step in dis.get_instructions(part)]
+    instructions = [step for part in with_nested(code) for step in dis.get_instructions(part)]
     reads = {step.argval for step in instructions if step.opname in _LOADS}
     stores = {step.argval for step in instructions if step.opname in _STORES}
     deletes = {step.argval for step in instructions if step.opname in _DELETES}
@@ -74,47 +75,3 @@ def _names_without_flow(tree: ast.Module, code: types.CodeType) -> CellNames:
 _LOADS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
 _STORES = {"STORE_NAME", "STORE_GLOBAL"}
 _DELETES = {"DELETE_NAME", "DELETE_GLOBAL"}
-
-
-def names_in_code(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """The global names that a function's code, and what is nested in it, reads and binds.
-
-    It binds by `global`; `del` of a global counts as both. Attributes are not names.
-    """
-    reads: set[str] = set()
-    assigns: set[str] = set()
-    for part in _with_nested(code):
-        own = _bound_at(part)
-        for step in dis.get_instructions(part):
-            # a class body looks in its own namespace first
-            if step.opname in _LOADS and not own.get(step.argval, step.offset) < step.offset:
-                reads.add(step.argval)
-            elif step.opname == "STORE_GLOBAL":
-                assigns.add(step.argval)
-            elif step.opname == "DELETE_GLOBAL":
-                reads.add(step.argval)
-                assigns.add(step.argval)
-    return frozenset(reads), frozenset(assigns)
-
-
-def _bound_at(code: types.CodeType) -> dict[str, int]:
-    """Where in a class body a name is bound first, for those that no way leads around."""
-    steps = dis.Bytecode(code)
-    jumps = [(step.offset, step.argval) for step in steps if "JUMP" in step.opname]
-    jumps += [(step.offset, step.argval) for step in steps if step.opname == "FOR_ITER"]
-    entries = steps.exception_entries  # type: ignore[attr-defined]
-    jumps += [(entry.start, entry.target) for entry in entries]
-    found: dict[str, int] = {}
-    unsure = {step.argval for step in steps if step.opname == "DELETE_NAME"}
-    for step in steps:
-        around = any(start < step.offset < end for start, end in jumps)
-        if step.opname == "STORE_NAME" and not around and step.argval not in unsure:
-            found.setdefault(step.argval, step.offset)
-    return found
-
-
-def _with_nested(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _with_nested(constant)

@@ -68,6 +68,7 @@ def test_ipython_shows_the_first_traceback_and_one_line_for_each_other_kind() ->
         "",
         "rank 1:",
         "Traceback of 1",
+        "",
         "rank 2, 3: ValueError: x",
     ]
 

@@ -73,10 +73,11 @@ class Cell:
 class Kernel:
     """A kernel with an empty profile of its own; a context manager.
 
-    `variables` are added to its environment.
+    `variables` are added to its environment, `options` to its command line.
     """
 
-    def __init__(self, **variables: str) -> None:
+    def __init__(self, options: Sequence[str] = (), **variables: str) -> None:
+        self._options = list(options)
         self.manager = KernelManager()
         self._folder = tempfile.TemporaryDirectory(prefix="gpupool-test-")
         self._env = {**os.environ, "IPYTHONDIR": self._folder.name, **variables}
@@ -87,7 +88,7 @@ class Kernel:
         return self._folder.name
 
     def __enter__(self) -> Self:
-        self.manager.start_kernel(env=self._env)
+        self.manager.start_kernel(env=self._env, extra_arguments=self._options)
         self.client: BlockingKernelClient = self.manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
@@ -110,7 +111,7 @@ class Kernel:
         timeout_s: float = 60.0,
         interrupt_after_s: float = 1e9,
         answers: Sequence[str | None] = (),
-        allow_stdin: bool = True,
+        allow_stdin: bool | None = None,
     ) -> Cell:
         """Run a cell to its end; press the stop button after `interrupt_after_s`.
 

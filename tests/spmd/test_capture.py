@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 from IPython.core.inputtransformer2 import TransformerManager
 
-from gpupool.spmd.capture import CellNames, names_in_cell, names_in_code
+from gpupool.core.names import names_in_code
+from gpupool.spmd.capture import CellNames, names_in_cell
 from tests.notebook.terminal import Terminal
 
 # cell -> what it reads, assigns, imports, deletes (what follows is empty if left out)

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpupool.spmd.capture import CellNames, names_in_cell, names_in_code
+from gpupool.core.names import names_in_code
+from gpupool.spmd.capture import CellNames, names_in_cell
 from tests.spmd.programs import PROGRAM, Before, Namespace, TooMuch, compiled, definitions
 
 

@@ -1,0 +1,30 @@
+"""Where the user sits: in a notebook, or at a terminal. Runs on the client."""
+
+from __future__ import annotations
+
+import functools
+
+import psutil
+from IPython.core.getipython import get_ipython
+
+_CONSOLES = ("jupyter-console", "jupyter_console")
+
+
+def in_notebook() -> bool:
+    """Whether displays can be drawn anew here.
+
+    They cannot on a terminal, which includes `jupyter console`: it has a kernel, but shows only the
+    first state of a display.
+    """
+    return getattr(get_ipython(), "kernel", None) is not None and not _started_by_console()
+
+
+@functools.cache
+def _started_by_console() -> bool:
+    """Whether our parent process is the console; no message of the protocol tells."""
+    try:
+        parent = psutil.Process().parent()
+        words = parent.cmdline() if parent is not None else []
+    except psutil.Error:  # it has ended, or is not to be looked at
+        return False
+    return any(name in word for word in words for name in _CONSOLES)

@@ -1,0 +1,253 @@
+"""The same small notebook in every front end that runs cells: read as a user reads it.
+
+The browser has its own tests (tests/browser). Here are those that execute files (nbclient,
+papermill, nbmake), a kernel used as VS Code does it, and the two terminals.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import nbclient
+import nbformat
+import pexpect
+import pytest
+
+from tests.notebook.kernel import Kernel, plain
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+# One red point, made by hand: no library for figures is needed.
+PNG = (
+    b"\x89PNG\r\n\x1a\n"
+    + _chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 1, 8, 2, 0, 0, 0))
+    + _chunk(b"IDAT", zlib.compress(b"\x00\xff\x00\x00"))
+    + _chunk(b"IEND", b"")
+)
+BAD = "%%spmd\nif rank == 1:\n    raise ValueError('bad value')\ndist.barrier()"
+CELLS = [
+    "%load_ext gpupool\n%gpupool start --cpu -n 2",
+    "%%spmd\nprint('hello of', world_size)\nrank * 2",
+    f"%%spmd -t 0\nimport base64\nfrom IPython.display import Image, display\n"
+    f"display(Image(base64.b64decode('{base64.b64encode(PNG).decode()}')))",
+    "%%spmd --nowait -o handle\nimport time\ntime.sleep(0.2)\nrank + 40",
+    "await handle",
+    "%%spmd -o none --view quiet\nprint('unseen')",
+    BAD,  # is allowed to fail
+    "%spmd rank",
+    BAD.replace("bad value", "worse value"),
+    "print('never')",
+]
+ALLOWED, FATAL = 6, 8
+
+
+def cause(number: int, value: str = "bad value") -> str:
+    """The message of a failing cell."""
+    return (
+        f"SpmdError: rank 1: ValueError: {value} "
+        f"(1 of 2 ranks failed, 1 freed from a collective; Cell In[{number}], line 3)"
+    )
+
+
+@dataclass
+class Read:
+    """What a front end has left: the outputs of each cell, and what it says at the end."""
+
+    cells: list[list[dict[str, Any]]] = field(default_factory=list)
+    message: str = ""
+
+
+def notebook(sources: list[str] = CELLS) -> nbformat.NotebookNode:
+    cells = [nbformat.v4.new_code_cell(source) for source in sources]
+    if sources is CELLS:
+        cells[ALLOWED].metadata["tags"] = ["raises-exception"]
+    kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    return nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel})
+
+
+def with_nbclient(folder: Path) -> Read:
+    document = notebook()
+    with pytest.raises(nbclient.exceptions.CellExecutionError) as caught:
+        nbclient.NotebookClient(document, timeout=60).execute()
+    return Read([cell.outputs for cell in document.cells], str(caught.value))
+
+
+def with_papermill(folder: Path) -> Read:
+    papermill = pytest.importorskip("papermill")
+    given, done = folder / "given.ipynb", folder / "done.ipynb"
+    nbformat.write(notebook(), given)
+    with pytest.raises(papermill.PapermillExecutionError) as caught:
+        papermill.execute_notebook(str(given), str(done), progress_bar=False)
+    cells = [cell for cell in nbformat.read(done, 4).cells if cell.cell_type == "code"]
+    by_source = {cell.source: cell.outputs for cell in cells}
+    return Read([by_source[source] for source in CELLS], str(caught.value))
+
+
+def as_vs_code(folder: Path) -> Read:
+    """All on the shell channel, in a kernel without subshells; a failing cell ends Run All."""
+    read = Read()
+    with Kernel(options=["--IPKernelApp.subshells_enabled=False"]) as kernel:
+        for number, source in enumerate(CELLS):
+            if read.message:
+                read.cells.append([])
+                continue
+            cell = kernel.run(source, allow_stdin=True)
+            read.cells.append([{"output_type": o["type"], **o} for o in cell.outputs])
+            if cell.status == "error" and number != ALLOWED:
+                read.message = cell.error_text
+    return read
+
+
+@pytest.mark.parametrize("execute", [with_nbclient, with_papermill, as_vs_code])
+def test_a_notebook_reads_the_same_wherever_it_is_executed(execute: Any, tmp_path: Path) -> None:
+    read = execute(tmp_path)
+    texts = [as_text(outputs) for outputs in read.cells]
+    assert texts[0].startswith("Pool of 2: idle, CPU ranks, gloo")
+    assert texts[1] == "[0] hello of 2\n    0\n[1] hello of 2\n    2"
+    assert any("image/png" in output.get("data", {}) for output in read.cells[2])
+    assert texts[3] == "SpmdRun(running)"
+    assert texts[4].startswith("[0] 40\n[1] 41")
+    assert texts[5] == ""
+    assert cause(ALLOWED + 1) in texts[ALLOWED]
+    assert f"Cell In[{ALLOWED + 1}], line 4" in texts[ALLOWED]  # where the other one waited
+    assert texts[7] == "[0] 0\n[1] 1"
+    assert "gpupool/" not in texts[FATAL]
+    assert cause(FATAL + 1, "worse value") in plain(read.message)
+    assert texts[-1] == ""  # it stopped before
+
+
+def as_text(outputs: list[dict[str, Any]]) -> str:
+    """What a reader without HTML sees."""
+    parts = []
+    for output in outputs:
+        if output["output_type"] == "error":
+            parts.append("\n".join(output["traceback"]))
+        else:
+            parts.append(output.get("text") or output["data"].get("text/plain", ""))
+    return plain("\n".join(part.rstrip("\n") for part in parts))
+
+
+def test_nbmake_fails_with_the_cause(tmp_path: Path) -> None:
+    pytest.importorskip("nbmake")
+    nbformat.write(notebook([CELLS[0], BAD, "print('never')"]), tmp_path / "given.ipynb")
+    command = [sys.executable, "-m", "pytest", "--nbmake", "-p", "no:cacheprovider", "given.ipynb"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert cause(2) in plain(done.stdout)
+    assert "1 failed" in done.stdout
+
+
+# ---- terminals -------------------------------------------------------------------------------
+
+
+class Typist:
+    """Types cells into a terminal program and reads what it shows."""
+
+    def __init__(self, module: str, folder: Path) -> None:
+        # the console's simple prompt takes a single line; its own one draws nothing if TERM is dumb
+        self._asks = module == "IPython"
+        env = {
+            **os.environ,
+            "IPYTHONDIR": str(folder / "ipython"),
+            "JUPYTER_CONFIG_DIR": str(folder / "jupyter"),
+            "TERM": "dumb",
+            "PYTHONUNBUFFERED": "1",
+        }
+        self._process: Any = pexpect.spawn(
+            sys.executable,
+            ["-W", "ignore", "-m", module, *(["--simple-prompt"] if self._asks else [])],
+            env=env,
+            timeout=60,
+            encoding="utf-8",
+            dimensions=(50, 200),
+            echo=False,
+        )
+        self.prompt = ""
+        self._until_prompt()
+
+    def run(self, cell: str) -> str:
+        """What is shown for a cell; `prompt` is the one that follows."""
+        self._type(cell)
+        return self._until_prompt()
+
+    def interrupt(self, cell: str, after: str) -> str:
+        """What is shown for a cell that is interrupted once it has shown `after`."""
+        self._type(cell)
+        self._process.expect(after)
+        self._process.sendintr()
+        return self._until_prompt()
+
+    def close(self) -> None:
+        """Leave it."""
+        self._process.send("exit\r")
+        self._process.expect(pexpect.EOF)
+        self._process.close()
+
+    def _type(self, cell: str) -> None:
+        first, *more = cell.split("\n")
+        self._enter(first)
+        for line in [*more, "", ""] if more else []:  # empty lines end a cell of several
+            if self._asks:
+                self._process.expect_exact("...: ")
+            self._enter(line)
+
+    def _enter(self, line: str) -> None:
+        self._process.send(line + "\r")
+        if not self._asks and line:
+            self._process.expect_exact(line)  # what is typed is shown
+
+    def _until_prompt(self) -> str:
+        self._process.expect(r"((?:\[\d ranks?\] )?In \[\d+\]:) $")
+        self.prompt = self._process.match[1]
+        return plain(self._process.before).replace("\r", "")
+
+
+@pytest.fixture(params=["IPython", "jupyter_console"])
+def typist(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Typist]:
+    pytest.importorskip(request.param)
+    typist = Typist(request.param, tmp_path)
+    yield typist
+    typist.close()
+
+
+def test_a_terminal_shows_the_same(typist: Typist, request: pytest.FixtureRequest) -> None:
+    in_kernel = "jupyter_console" in request.node.name
+    started = typist.run("%load_ext gpupool")
+    started += typist.run("%gpupool start --cpu -n 2")
+    assert "Pool of 2: idle, CPU ranks, gloo" in started
+    shown = typist.run("%%spmd\nprint('hello of', world_size)\nrank * 2")
+    assert {"[0] hello of 2", "[1] hello of 2"} <= set(re.findall(r"\[\d\] hello of 2", shown))
+    typist.run("%%spmd --nowait -o handle\nimport time\ntime.sleep(0.2)\nrank + 40")
+    assert re.search(r"\[0\] 40\n\s*\[1\] 41", typist.run("await handle"))
+    number = int(re.findall(r"\d+", typist.prompt)[0])
+    # (without an indented line: the console goes on indenting)
+    failed = typist.run("%%spmd\nif rank == 0: dist.barrier()\nint('bad value')")
+    assert cause(number, "invalid literal for int() with base 10: 'bad value'") in failed
+    assert "gpupool/" not in failed
+    stopped = typist.interrupt(
+        "%%spmd\nimport time\nprint('sleeping', flush=True)\ntime.sleep(60)", "sleeping"
+    )
+    assert "KeyboardInterrupt" in stopped
+    # auto: the prompt is IPython's own, or the sign stands above the output
+    typist.run("%gpupool auto on")
+    assert typist.prompt.startswith("In [" if in_kernel else "[2 ranks] In [")
+    shown = typist.run("rank + 70")
+    assert "70" in shown
+    assert "71" in shown
+    assert ("auto: 2 ranks" in shown) is in_kernel
+    typist.run("%gpupool auto off")
+    assert typist.prompt.startswith("In [")
+    assert "Pool stopped." in typist.run("%gpupool stop")

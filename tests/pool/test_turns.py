@@ -1,0 +1,59 @@
+"""Who may use the ranks when: the row by itself, without ranks."""
+
+from __future__ import annotations
+
+from gpupool.pool.turns import Turns
+
+
+def test_what_needs_the_same_rank_waits_in_the_order_of_asking() -> None:
+    turns = Turns(lambda: None)
+    first, second, third = (turns.ask([0, 1], name) for name in ("one", "two", "three"))
+    assert turns.begin(first) == []
+    assert turns.begin(second) == ["one"]
+    assert turns.begin(third) == ["one", "two"]
+    turns.end(first)
+    assert turns.begin(third) == ["two"]
+    assert turns.begin(second) == []
+
+
+def test_other_ranks_are_used_side_by_side() -> None:
+    turns = Turns(lambda: None)
+    assert turns.begin(turns.ask([0], "one")) == []
+    assert turns.begin(turns.ask([1], "two")) == []
+    assert turns.begin(turns.ask([0, 1], "both")) == ["one", "two"]
+
+
+def test_a_place_can_be_given_up() -> None:
+    turns = Turns(lambda: None)
+    first, second, third = (turns.ask([0], name) for name in ("one", "two", "three"))
+    turns.begin(first)
+    turns.end(second)
+    assert turns.begin(third) == ["one"]
+
+
+def test_a_broken_group_is_formed_by_the_last_that_runs_and_nothing_begins_before() -> None:
+    seen: list[list[str]] = []
+    turns = Turns(lambda: seen.append(turns.begin(waiting)))
+    first, second = turns.ask([0], "one"), turns.ask([1], "two")
+    turns.begin(first)
+    turns.begin(second)
+    turns.end(first, broke_group=True)
+    assert seen == []  # rank 1 has no time for it
+    waiting = turns.ask([0], "three")  # a rank that is free, with a group that is not
+    assert turns.begin(waiting) == ["two"]
+    turns.end(second)
+    assert seen == [["two"]]
+    assert turns.begin(waiting) == []
+
+
+def test_a_group_that_cannot_be_formed_keeps_nobody_waiting() -> None:
+    def fail() -> None:
+        raise OSError
+
+    turns = Turns(fail)
+    first = turns.ask([0], "one")
+    turns.begin(first)
+    try:
+        turns.end(first, broke_group=True)
+    except OSError:
+        assert turns.begin(turns.ask([0], "two")) == []
