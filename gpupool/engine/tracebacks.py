@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import sysconfig
 import time
 import traceback
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ def _folder(package: str) -> str:
 _PACKAGES = ("gpupool", "IPython", "ipykernel", "ipyparallel", "cloudpickle")
 _MACHINERY = tuple(map(_folder, _PACKAGES))
 _TORCH = _folder("torch")
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
 _IN_COLLECTIVE = (
     "gloo",
     "nccl",
@@ -102,14 +104,14 @@ def _message(error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """The innermost line in a cell of the notebook, else the innermost line there is."""
+    """The innermost line in a cell of the notebook, else in a file of the user's, else ""."""
     shell = this_shell()
     found = ""
     for frame in _frames(error.__traceback__):
-        code, line = frame.tb_frame.f_code, frame.tb_lineno
-        cell = cell_of(shell, code.co_filename)
-        if cell or not found.startswith("Cell "):
-            found = f"{cell or _place(code.co_filename)}, line {line}"
+        name, line = frame.tb_frame.f_code.co_filename, frame.tb_lineno
+        cell = cell_of(shell, name)
+        if cell or not (found.startswith("Cell ") or name.startswith(_LIBRARIES)):
+            found = f"{cell or _place(name)}, line {line}"
     if isinstance(error, SyntaxError) and error.filename:
         cell = cell_of(shell, error.filename)
         if cell or not found:
@@ -195,6 +197,8 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 def _formatted(error: BaseException, depth: int = 0) -> str:
     """The exceptions of the chain one after the other, the first cause first."""
+    if hasattr(error, "_render_traceback_") and not _where(error):  # one of ours, in our own code
+        return "\n".join(error._render_traceback_())
     chain = _chain(error)
     left_out = len(chain) - MAX_CHAIN
     if left_out > 0:
@@ -235,8 +239,6 @@ def _lines(error: BaseException) -> list[str]:
     if isinstance(error, SyntaxError):
         shown = traceback.extract_tb(error.__traceback__)
         return list(shell.SyntaxTB.structured_traceback(kind, error, shown))
-    if not frames and hasattr(error, "_render_traceback_"):
-        return list(error._render_traceback_())
     if not frames:
         return traceback.format_exception_only(error)
     left_out = len(frames) - MAX_FRAMES

@@ -240,7 +240,7 @@ class Execution:
             traceback=redact(traceback, self._hidden),
             failed_at=failed_at,
             freed=freed,
-            where=where,
+            where=redact(where, self._hidden),
         )
 
     def _give_up(self, pending: set[Future[Any]]) -> None:

@@ -177,7 +177,10 @@ def test_a_secret_in_an_error_is_masked(sent: Pool) -> None:
     with pytest.raises(SpmdError) as caught:
         sent.run(f"key = {CANARY!r}\nraise ValueError(f'cannot log in with {{key}}')")
     error = caught.value
-    assert str(error) == f"ValueError: cannot log in with {MASK} (the same on 2 of 2 ranks)"
+    assert (
+        str(error)
+        == f"ValueError: cannot log in with {MASK} (the same on 2 of 2 ranks; pool.run, line 2)"
+    )
     shown = "\n".join([*error._render_traceback_(), *map(repr, error.errors.values())])
     assert MASK in shown
     assert CANARY not in shown
