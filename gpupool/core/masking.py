@@ -113,6 +113,22 @@ def redact(text: str, secrets: Secrets) -> str:
     return redactor.feed(text) + redactor.flush()
 
 
+def uncut(text: str, position: int, secrets: Secrets) -> int:
+    """The first position from this one on that lies in no hidden value: the text may be cut there.
+
+    Who masks the parts later would not find half a value.
+    """
+    forms = secrets.known.forms
+    longest = max([_KEY_ID_LENGTH, *map(len, forms)])
+    while True:
+        start = max(0, position - longest)
+        window = text[start : position + longest]
+        cut = [end for begin, end in _occurrences(window, forms) if begin < position - start < end]
+        if not cut:
+            return position
+        position = start + max(cut)
+
+
 def redact_all(content: Any, secrets: Secrets) -> Any:
     """The same for every text in plain data: a mime bundle, an event."""
     if isinstance(content, str):

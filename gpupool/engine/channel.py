@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from io import StringIO
 from typing import Any, Protocol
 
-from gpupool.core.masking import redact
+from gpupool.core.masking import uncut
 from gpupool.engine import log
 
 INTERVAL_S = 0.1  # text waits that long for more
@@ -25,12 +25,13 @@ NUM_FLUSHES = 40  # in a second that are done at once; others wait for the inter
 FREE_CHARS = 8 << 20  # of each call that are sent as they come
 RATE_CHARS = 1 << 19  # in each interval after that
 MAX_CHARS = 8 << 20  # waiting to be sent; beyond, those between the first and the last are let go
-KEPT_HEAD_CHARS, KEPT_LAST_CHARS = 4096, 4 << 20
+KEPT_HEAD_CHARS, KEPT_LAST_CHARS = 4096, 3 << 20
 MAX_MESSAGES = 8  # for text that alternates between the streams; more go as one
 PIECES = "gpupool_pieces"  # metadata: the lengths of the pieces of such a text, in turns
 
 _PIPE_BYTES = 1 << 20  # so that C code that holds the GIL does not wait for our reader so soon
 _READ_BYTES = 1 << 16
+_MAX_READS = 32  # in a row: a child that writes without end must not keep others from writing
 _FLUSH_TIMEOUT_S = 10.0
 
 
@@ -134,7 +135,7 @@ class Channel:
             stream = self._readers[descriptor]
             if not events & select.POLLIN:  # closed by whoever wrote to it
                 self._poll.unregister(descriptor)
-            while events & select.POLLIN:
+            for _ in range(_MAX_READS if events & select.POLLIN else 0):
                 try:
                     octets = os.read(descriptor, _READ_BYTES)
                 except BlockingIOError:
@@ -211,22 +212,20 @@ class Channel:
 
     def _thin_out(self) -> None:
         """Let go what lies between the first and the last lines of what waits."""
-        last: list[Piece] = []
-        left = KEPT_LAST_CHARS
+        first, last, left = self._pieces[0], list[Piece](), KEPT_LAST_CHARS
         for piece in reversed(self._pieces):
-            # masked before it is cut: who masks later would not find half a secret
-            text = redact(piece.text, log.secrets)
+            text = piece.text
             if len(text) > left:
-                text = text[text.find("\n", len(text) - left) + 1 or -left :]
+                cut = text.find("\n", len(text) - left) + 1 or len(text) - left
+                text = text[uncut(text, cut, log.secrets) :]
                 last.insert(0, Piece(piece.name, piece.parent, text))
                 break
             left -= len(text)
             last.insert(0, piece)
-        first = self._pieces[0]
-        head = first.text[:KEPT_HEAD_CHARS]
-        num_left_out = self._num_chars - _num_chars(last) - len(head)
-        first = Piece(first.name, first.parent, head + left_out(num_left_out))
-        self._pieces = [first, *last]
+        text = first.text
+        head = text[: uncut(text, KEPT_HEAD_CHARS, log.secrets)]
+        note = left_out(self._num_chars - _num_chars(last) - len(head))
+        self._pieces = [Piece(first.name, first.parent, head + note), *last]
         self._num_chars = _num_chars(self._pieces)
 
     # ---- in the thread that sends --------------------------------------------------------

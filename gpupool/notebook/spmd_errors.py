@@ -36,8 +36,9 @@ def _groups(error: SpmdError) -> list[list[RankError]]:
     groups: dict[tuple[object, ...], list[RankError]] = {}
     first = error.first
     for one in sorted(error.errors.values(), key=lambda e: (e is not first, e.freed, e.rank)):
-        text = NormalText.of(ansi.plain(one.traceback)).form
-        groups.setdefault((one.ename, one.freed, text), []).append(one)
+        # of those that were freed each names the port or peer that it lost
+        text = collective_of(one) if one.freed else _normal(one.traceback)
+        groups.setdefault((one.freed, one.freed or one.ename, text), []).append(one)
     return list(groups.values())
 
 
@@ -55,13 +56,18 @@ def _block(errors: list[RankError], error: SpmdError) -> str:
     if is_cause and len(error.errors) > len(errors):
         notes.append("failed first")
     if len(errors) > 1:
-        same = f"same traceback on {len(errors)} ranks"
-        notes.append(same if is_cause else f"{same}, folded")
+        alike = len({_normal(one.traceback) for one in errors}) > 1
+        what = "alike" if alike else "same traceback"
+        notes.append(f"{what} on {len(errors)} ranks{'' if is_cause else ', folded'}")
     if notes:
         title += markup.muted(f" ({', '.join(notes)})")
     text = first.traceback.strip("\n") or f"{first.ename}: {first.evalue}"
     inner = markup.fold_out(title, markup.code_html(ansi.to_html(text)), is_open=is_cause)
     return markup.bar(inner, markup.RED if not first.freed else markup.AMBER)
+
+
+def _normal(traceback: str) -> str:
+    return NormalText.of(ansi.plain(traceback)).form
 
 
 def _one_line(error: RankError) -> str:

@@ -88,7 +88,8 @@ def _block(panels: Sequence[tuple[str, str]], num_ranks: int) -> str:
         title = f"<b>[{name}]</b> {markup.muted(note)}"
     else:
         each = "one per rank" if len(panels) == num_ranks else f"of {num_ranks} ranks"
-        title = f"<b>figures</b> {markup.muted(f'{len(panels)}, {each}')}"
+        what = "figures" if all("<img" in html for _, html in panels) else "displayed"
+        title = f"<b>{what}</b> {markup.muted(f'{len(panels)}, {each}')}"
         inner = markup.tabs(panels, "rank")
     return markup.bar(markup.fold_out(title, inner, is_open=True), markup.GREY)
 

@@ -175,7 +175,7 @@ def _title(group: Group, text: str, what: str) -> str:
     parts = [what] if what else []
     if group.alike:
         parts.append(
-            f"alike on {len(group.ranks)} ranks: only addresses, process ids or times differ "
+            f"alike on {len(group.ranks)} ranks: only times, addresses or process ids differ "
             f"(shown: rank {group.ranks[0]})"
         )
     elif len(group.ranks) > 1:

@@ -23,7 +23,7 @@ class EngineClient:
     def __init__(self, connection_file: Path, timeout_s: float) -> None:
         # ipyparallel annotates nothing of what is used here
         self._client: Any = _client_class()(str(connection_file), timeout=timeout_s, debug=False)
-        self.router: Router = self._client.router
+        self._router: Router = self._client.router
         # signatures of messages that it remembers, against repeated ones; it comes with 65536
         self._client.session.digest_history_size = 1024
 
@@ -45,7 +45,7 @@ class EngineClient:
 
         def prepare(message: Any) -> None:  # runs before the request is sent: nothing is missed
             if on_message is not None:
-                self.router.listen(message.msg_id, on_message)
+                self._router.listen(message.msg_id, on_message)
 
         message = self._client.send_apply_request(
             self._client._mux_stream,  # the stream: sending on its socket loses its wake-up
@@ -87,7 +87,7 @@ class EngineClient:
             return
         request = session.msg(message["type"], message["content"], metadata=message["metadata"])
         request_id = request["header"]["msg_id"]
-        self.router.listen_as_to(message["content"]["comm_id"], request_id)
+        self._router.listen_as_to(message["content"]["comm_id"], request_id)
         self._client._io_loop.add_callback(
             session.send,
             self._client._mux_stream,
@@ -95,6 +95,10 @@ class EngineClient:
             ident=engine.encode(),
             buffers=message["buffers"],
         )
+
+    def stray_text(self, rank: int) -> str:
+        """The end of what a rank has said for calls that are long over, and nobody knows."""
+        return self._router.stray_text(self._client._engines.get(rank, ""))
 
     def unregister(self, rank: int) -> None:
         """Have the controller forget a dead engine, so that another can take its rank.

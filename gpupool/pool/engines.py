@@ -186,8 +186,10 @@ class Engines:
             return self._launch.folder / f"{self._num_files}-{name}"
 
     def log(self, rank: int) -> str:
-        """The log of a rank's engine so far."""
-        return self._launch.log_path(f"rank {rank}").read_text(errors="replace")
+        """The log of a rank's engine so far, and late text of calls that nobody knows any more."""
+        text = self._launch.log_path(f"rank {rank}").read_text(errors="replace")
+        stray = self._client.stray_text(rank) if self._client is not None else ""
+        return f"{text}\nprinted late, by cells of long ago:\n{stray}" if stray else text
 
     def stop(self) -> None:
         """End every process and remove the folder."""

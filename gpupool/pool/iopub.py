@@ -31,7 +31,7 @@ class Router:
         self._lock = threading.Lock()
         self._listeners: OrderedDict[str, OnMessage] = OrderedDict()
         self._comms: dict[str, OnMessage] = {}
-        self._stray: deque[str] = deque(maxlen=MAX_STRAY_TEXTS)
+        self._stray: dict[str, deque[str]] = {}
 
     def listen(self, message_id: str, listener: OnMessage) -> None:
         """Give the messages of this call to `listener`, also those that come after its end."""
@@ -57,11 +57,13 @@ class Router:
             for piece in _pieces(kind, message, deserialize):
                 _tell(listener, *piece)
         elif kind == "stream":
-            self._stray.append(content["text"][-MAX_STRAY_CHARS:])
+            engine = message["metadata"].get("engine", "")
+            texts = self._stray.setdefault(engine, deque(maxlen=MAX_STRAY_TEXTS))
+            texts.append(content["text"][-MAX_STRAY_CHARS:])
 
-    def stray_text(self) -> str:
-        """The end of what came from calls that nobody knows any more."""
-        return "".join(list(self._stray))
+    def stray_text(self, engine: str) -> str:
+        """The end of what an engine (its address) has said for calls that nobody knows any more."""
+        return "".join(list(self._stray.get(engine, ())))
 
     def _route_comm(self, kind: str, message: dict[str, Any], listener: OnMessage | None) -> None:
         comm_id = message["content"]["comm_id"]

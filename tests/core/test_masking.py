@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.core.masking import MASK, Redactor, Secrets, redact, redact_all
+from gpupool.core.masking import MASK, Redactor, Secrets, redact, redact_all, uncut
 
 KEY_ID = "ASIA" + "Z2QX" * 4
 
@@ -114,3 +114,14 @@ def test_every_text_in_plain_data_is_masked() -> None:
 
 def test_the_values_are_not_in_the_repr() -> None:
     assert repr(Secrets(["secret"])) == "Secrets(1 values)"
+
+
+@given(st.text("abc", max_size=30), st.lists(st.text("abc", min_size=1, max_size=5), max_size=3))
+def test_a_text_is_cut_beside_hidden_values_only(text: str, values: list[str]) -> None:
+    secrets = Secrets(values)
+    for position in range(len(text) + 1):
+        cut = uncut(text, position, secrets)
+        assert position <= cut <= len(text)
+        for value in values:
+            starts = [n for n in range(len(text)) if text.startswith(value, n)]
+            assert not any(start < cut < start + len(value) for start in starts)

@@ -1,0 +1,95 @@
+"""What the ranks' output relies on in ipyparallel, ipykernel and IPython that they do not promise.
+
+One test for each private name, or unwritten fact; it names the file that has to change.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+
+from ipykernel.iostream import IOPubThread, OutStream
+from ipyparallel import Client
+from ipyparallel.engine.app import IPEngine
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.history import HistoryManager
+from IPython.core.interactiveshell import InteractiveShell
+from jupyter_client.session import Session
+
+from gpupool import Pool
+
+
+def test_a_client_hears_what_is_published_in_one_method_and_waits_for_output_futures() -> None:
+    """`_dispatch_iopub` and `_output_futures`, in pool/client.py."""
+    assert "on_recv(self._dispatch_iopub" in inspect.getsource(Client._setup_streams)
+    source = inspect.getsource(Client.create_message_futures)
+    assert "self._output_futures[msg_id] = output" in source
+
+
+def test_the_digests_that_a_session_remembers_can_be_fewer() -> None:
+    """`digest_history_size`, in pool/client.py."""
+    session = Session(key=b"k", digest_history_size=10)
+    for n in range(50):
+        session._add_digest(str(n).encode())
+    assert len(session.digest_history) <= 10
+
+
+def test_an_engine_makes_its_streams_with_the_class_it_is_given(pool2: Pool) -> None:
+    """`IPEngine.out_stream_factory`, in engine/boot.py."""
+    assert "self.out_stream_factory(" in inspect.getsource(IPEngine.redirect_output)
+    assert pool2.run("import sys\ntype(sys.stderr).__name__")[1] == "OrderedStream"
+
+
+def test_all_an_engine_publishes_goes_through_one_method_of_its_thread(pool2: Pool) -> None:
+    """`IOPubThread.send_multipart`, `_really_send`, `schedule` and `io_loop`, in channel.py."""
+    assert "_really_send" in inspect.getsource(IOPubThread.send_multipart)
+    assert "self._events.append(f)" in inspect.getsource(IOPubThread.schedule)
+    code = (
+        "kernel = get_ipython().kernel\nimport sys\n"
+        "kernel.iopub_socket is sys.stdout.pub_thread, "
+        "get_ipython().display_pub.pub_socket is sys.stdout.pub_thread"
+    )
+    assert pool2.run(code)[0] == (True, True)
+
+
+def test_a_stream_knows_its_call_by_context_and_at_large() -> None:
+    """`_parent_header`, `_parent_header_global`, `set_thread_parent`, in engine/streams.py."""
+    source = inspect.getsource(OutStream)
+    for name in ("self._parent_header.get()", "self._parent_header_global", "LookupError"):
+        assert name in source
+    assert callable(OutStream.set_thread_parent)
+
+
+def test_a_stream_reads_its_descriptor_in_a_method_of_its_own() -> None:
+    """`_watch_pipe_fd`, `_fid`, `_should_watch`, `_original_stdstream_copy`, in streams.py."""
+    source = inspect.getsource(OutStream)
+    assert "threading.Thread(target=self._watch_pipe_fd)" in source
+    for name in ("self._fid = pr", "self._should_watch = True", "self._original_stdstream_copy ="):
+        assert name in source
+
+
+def test_a_thread_runs_the_method_run_that_it_finds_on_itself() -> None:
+    """`keep_the_call_of_threads`, in engine/streams.py."""
+    seen: list[str] = []
+    thread = threading.Thread(target=lambda: seen.append("own"))
+    run = thread.run
+    thread.run = lambda: (seen.append("ours"), run())[1]  # type: ignore[method-assign, func-returns-value]
+    thread.start()
+    thread.join(10)
+    assert seen == ["ours", "own"]
+
+
+def test_ipython_notes_all_output_and_can_be_kept_from_it() -> None:
+    """`InteractiveShell._tee` and `history_manager.outputs`, in engine/shell.py."""
+    assert 'self._tee(channel="stdout")' in inspect.getsource(InteractiveShell.run_cell)
+    assert "self.outputs" in inspect.getsource(HistoryManager)
+    assert callable(DisplayPublisher.publish)
+
+
+def test_ipython_puts_a_value_into_out_by_a_method_and_knows_the_number_of_the_cell() -> None:
+    """`update_user_ns`, `prompt_count`, `semicolon_at_end_of_expression`, in spmd_view.py."""
+    source = inspect.getsource(DisplayHook)
+    for name in ("def update_user_ns(self, result)", "prompt_count"):
+        assert name in source
+    assert DisplayHook.semicolon_at_end_of_expression("x;")
