@@ -122,9 +122,10 @@ class SpmdError(GpuPoolError):
         self.errors = dict(sorted(errors.items()))
         self.world_size = world_size
         self.first = min(self.errors.values(), key=lambda e: (e.freed, e.failed_at, e.rank))
+        self.is_shown = False  # a view has shown the tracebacks just now
         super().__init__(self._message())
         # Python's own excepthook, pytest and logging print notes below the message.
-        self.add_note(_ANSI.sub("", "\n".join(self._details())))
+        self.add_note(_ANSI.sub("", "\n".join(self.details())))
 
     def __reduce__(self) -> tuple[type[SpmdError], tuple[dict[int, RankError], int]]:
         return type(self), (self.errors, self.world_size)
@@ -155,7 +156,7 @@ class SpmdError(GpuPoolError):
             head = f"{head[:_MAX_HEAD_CHARS]} [...]"
         return f"{rank}{head} ({told}){newline}{rest}"
 
-    def _details(self) -> list[str]:
+    def details(self) -> list[str]:
         """The traceback of the rank that failed first; the other ranks in one line each kind."""
         lines = []
         # an error of ours has no traceback but its message, which is said already
@@ -169,9 +170,13 @@ class SpmdError(GpuPoolError):
         return [*lines, *([""] if lines and others else []), *others]
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython prints. `%debug` then begins at the user's line, not in one of ours."""
+        """What IPython prints: what a view has shown above is not said again.
+
+        `%debug` then begins at the user's line, not in one of ours.
+        """
         _leave_out_our_frames(self.__traceback__)
-        return [f"SpmdError: {self}", *self._details()]
+        is_shown, self.is_shown = self.is_shown, False
+        return [f"SpmdError: {self}", *([] if is_shown else self.details())]
 
 
 _MAX_HEAD_CHARS = 2000  # of the first line of a rank's message, in ours

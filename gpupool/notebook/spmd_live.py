@@ -94,6 +94,8 @@ class LiveView:
             self._dirty = False
         if has_something(report, self._look) or self._place.is_shown:
             self._show_report()
+        if report.error is not None:
+            report.error.is_shown = True
         self._show_others(report)
         mark_shown(report.result, self._part)
 

@@ -50,11 +50,13 @@ def report_html(report: CellReport, look: Look) -> str:
 
 
 def report_text(report: CellReport, look: Look) -> str:
-    """The same as text, without errors: the error that is raised tells them itself."""
+    """The same as text, errors last: they are what a reader of a log looks for."""
+    errors = "\n".join(report.error.details()) if report.error else ""
     parts = [
         groups_text(_fold(_texts(report, look), look), look),
         groups_text(_fold(_values(report, look), look), look),
         figures_text(_figures(report, look)),
+        ansi.plain(errors).strip("\n"),
     ]
     return "\n".join(part for part in parts if part) or heading(report)
 

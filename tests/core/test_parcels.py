@@ -167,11 +167,12 @@ def test_a_function_of_a_module_that_is_no_more_keeps_what_it_reads() -> None:
 
 def test_no_descriptor_and_no_memory_is_left_open() -> None:
     through_memory(np.zeros(1 << 18))
+    gc.collect()
     before = descriptors()
     for _ in range(20):
         through_memory(np.zeros(1 << 18))
     gc.collect()
-    assert descriptors() == before
+    assert descriptors() <= before  # other tests may let go of theirs meanwhile
 
 
 def test_what_cannot_be_pickled_raises_what_its_class_raises() -> None:

@@ -144,7 +144,7 @@ def test_an_error_that_nobody_asks_for_is_told_once_below_a_later_cell(kernel: K
     assert told.startswith(f"{name} (--nowait) has failed: ZeroDivisionError: division by zero")
     assert kernel.run("1").text == "1"
     assert kernel.run("handle").text.startswith("SpmdRun(failed: ZeroDivisionError")
-    assert "----> 2 1 / 0" in kernel.run("await handle").error_text
+    assert "----> 2 1 / 0" in kernel.run("await handle").text
 
 
 def test_an_error_that_is_asked_for_is_not_told_besides(kernel: Kernel) -> None:
