@@ -7,6 +7,7 @@ without end is held up by nothing and floods nobody: its first and its last mega
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import os
@@ -77,6 +78,7 @@ class Channel:
         self._flushes, self._flushes_since = 0, 0.0
         self._call, self._num_sent = "", 0
         self._readers: dict[int, Source] = {}
+        self._decoders: dict[int, codecs.IncrementalDecoder] = {}  # a read may end in a character
         self._poll = select.poll()
         self._send_other = pub_thread.send_multipart
         pub_thread.send_multipart = self._send_in_order
@@ -121,6 +123,7 @@ class Channel:
             fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         with self._lock:
             self._readers[descriptor] = stream
+            self._decoders[descriptor] = codecs.getincrementaldecoder("utf-8")("replace")
             self._poll.register(descriptor, select.POLLIN)
 
     def read(self) -> None:
@@ -144,7 +147,7 @@ class Channel:
                     break
                 stream.echo_octets(octets)
                 # written by code that knows nothing of calls: it belongs to the running one
-                text = octets.decode(errors="replace")
+                text = self._decoders[descriptor].decode(octets)
                 self._append(stream.name, stream.latest_parent(), text)
 
     def _append(self, name: str, parent: dict[str, Any], text: str) -> None:

@@ -128,7 +128,8 @@ def keep_no_outputs(shell: Any) -> None:
     Nothing on an engine reads that, and a cell that prints 100 MB would keep several times as much.
     """
     shell._tee = lambda channel: contextlib.nullcontext()
-    shell.events.register("post_run_cell", lambda _: shell.history_manager.outputs.clear())
+    kept = getattr(shell.history_manager, "outputs", {})  # older versions of IPython have none
+    shell.events.register("post_run_cell", lambda _: kept.clear())
 
 
 def _silence_advice() -> None:

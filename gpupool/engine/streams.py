@@ -63,8 +63,8 @@ class OrderedStream(OutStream):
                 return len(string)
             try:
                 call = this_call()
-            except LookupError:  # a thread that nobody has told its call
-                call = self._parent_header_global
+            except LookupError:  # a thread that was not told its call
+                call = self.parent_header
             write(name, call, string)
             return len(string)
 

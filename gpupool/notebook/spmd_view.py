@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import time
 import tokenize
@@ -16,7 +18,7 @@ from IPython.display import display
 from gpupool.notebook.front_end import in_notebook
 from gpupool.notebook.shown import Part, mark_shown, part_shown
 from gpupool.notebook.spmd_figures import is_rich
-from gpupool.notebook.spmd_lines import Lines, Merger
+from gpupool.notebook.spmd_lines import Lines, Merger, fold_bars
 from gpupool.notebook.spmd_live import LiveView, named
 from gpupool.notebook.spmd_picture import Look, result_html, result_text, values_text
 from gpupool.notebook.widgets import Bars, SendComm, settle_bars
@@ -134,6 +136,7 @@ class LineView:
         self._queue: deque[tuple[int, str | dict[str, Any]]] = deque(maxlen=MAX_QUEUED_LINES)
         self._merger = Merger(ranks) if fold_equal else None
         self._report: CellReport | None = None
+        self._has_bar = False
 
     def on_output(self, rank: int, kind: str, content: Any) -> None:
         """Queue the complete lines; they are written by the waiting thread, whose cell it is."""
@@ -176,6 +179,7 @@ class LineView:
 
     def _write(self, *, at_end: bool) -> None:
         now = time.monotonic()
+        self._wipe_bar()
         while self._queue:
             rank, piece = self._queue.popleft()
             if not isinstance(piece, str):
@@ -188,7 +192,21 @@ class LineView:
             else:
                 sys.stdout.write(f"[{rank}] {piece}\n")
         self._write_merged(now, at_end=at_end)
+        if not at_end and _has_cursor():
+            self._draw_bar()
         sys.stdout.flush()
+
+    def _draw_bar(self) -> None:
+        """Show the first unfinished line, a progress bar most likely, as it is now."""
+        bars = fold_bars(self._lines.partial())
+        if bars:
+            sys.stdout.write(bars[0][: shutil.get_terminal_size().columns - 1])
+            self._has_bar = True
+
+    def _wipe_bar(self) -> None:
+        if self._has_bar:
+            sys.stdout.write("\r\x1b[K")
+            self._has_bar = False
 
     def _write_merged(self, now: float, *, at_end: bool) -> None:
         for ranks, line in self._merger.due(now, at_end=at_end) if self._merger else ():
@@ -199,6 +217,11 @@ class LineView:
             rank, piece = self._queue.popleft()
             sys.stdout.write(f"[{rank}, late] {piece}\n")
         sys.stdout.flush()
+
+
+def _has_cursor() -> bool:
+    """Whether a line can be drawn over."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
 
 # ---- results that are displayed --------------------------------------------------------------

@@ -14,7 +14,7 @@ MAX_ALIKE_CHARS = 200_000  # longer texts are the same only if they are equal
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{5,}")
 _VARYING = re.compile(
     r"(?P<address>0x[0-9a-fA-F]{5,})"
-    r"|(?P<id>\b(?:pid|tid|process|thread)[ =:#]{1,3}\d+)"
+    r"|(?P<id>\b(?:pid|tid|process|thread)[ =:#]{1,3}\d+|\bipykernel_\d+)"
     r"|(?P<clock>\b\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d+)?(?![\w:]))"
     r"|(?<![\w.])(?P<number>\d+(?:\.\d+)?)"
     r"(?P<unit> ?(?:ns|[uµ]s|ms|s|secs?|seconds|min|it/s|s/it)(?![\w/]))",

@@ -232,6 +232,11 @@ print("end")
     assert lines[-1] == "end"
 
 
+def test_characters_that_are_cut_by_a_read_are_whole(pool2: Pool) -> None:
+    said = pool2.run("import os\nfor i in range(30_000): os.write(1, 'xé€'.encode())", ranks=0)
+    assert said.text(0) == "xé€" * 30_000
+
+
 def test_workers_of_a_data_loader_are_heard(pool2: Pool) -> None:
     code = """
 class Loud(torch.utils.data.Dataset):
