@@ -48,15 +48,15 @@ def make_view(
             view shows what the ranks print, and not the values.
         result_name: how the user can ask for the result: "_", or a name.
     """
-    in_notebook = getattr(get_ipython(), "kernel", None) is not None
+    draws = getattr(get_ipython(), "kernel", None) is not None
     part: Part = "texts" if is_value else "everything"
     if name == "quiet":
         return QuietView("everything")
     if inline:
         return ValueView() if show_values and not is_value else QuietView(part)
     shows = show_values and not is_value
-    if name == "raw" or not in_notebook:
-        figure = show_figure if in_notebook else None
+    if name == "raw" or not draws:
+        figure = show_figure if draws else None
         return LineView(ranks, shows, figure, fold_equal=name == "auto", part=part)
     return LiveView(Look(name == "auto", shows, name=result_name), send_comm, part)
 
