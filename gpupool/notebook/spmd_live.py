@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from gpupool.notebook import ansi, markup
-from gpupool.notebook.place import Place
+from gpupool.notebook.cell_output import Place
 from gpupool.notebook.shown import Part, mark_shown
 from gpupool.notebook.spmd_figures import bundle_html, is_embeddable, is_rich
 from gpupool.notebook.spmd_lines import Lines, fold_bars, merge

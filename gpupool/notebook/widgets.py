@@ -12,7 +12,7 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-from gpupool.notebook.place import Place
+from gpupool.notebook.cell_output import Place
 from gpupool.notebook.spmd_figures import WIDGET
 from gpupool.pool.output import RankOutput
 
