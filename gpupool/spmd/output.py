@@ -42,7 +42,8 @@ def fold_displays(
     for rank in sorted(displays):
         seen: Counter[str] = Counter()
         for bundle in displays[rank]:
-            content = json.dumps(bundle["data"], sort_keys=True)
+            # the metadata says how to show it: a picture's size
+            content = json.dumps([bundle["data"], bundle.get("metadata") or {}], sort_keys=True)
             found.setdefault((content, seen[content]), ([], bundle))[0].append(rank)
             seen[content] += 1
     return [(tuple(ranks), bundle) for ranks, bundle in found.values()]
