@@ -59,6 +59,14 @@ def typed_storage(untyped: Any, dtype: Any) -> Any:
     return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
 
 
+def sparse_tensor(parts: tuple[Any, Any], size: Any, requires_grad: bool, coalesced: bool) -> Any:
+    """A sparse tensor. torch's own way keeps each in a list until the next `torch.load`."""
+    import torch
+
+    made = torch.sparse_coo_tensor(*parts, size, is_coalesced=coalesced or None)
+    return made.requires_grad_(requires_grad)
+
+
 class Packer(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles one value; afterwards `stream()` is the pickle and `buffers` the data beside it."""
 
@@ -93,6 +101,9 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
         if torch is not None:
             if isinstance(obj, torch.Tensor):
                 _check(obj.nbytes if obj.layout is torch.strided else 0, self._max_bytes)
+                if obj.layout is torch.sparse_coo:
+                    parts = obj.detach()._indices(), obj.detach()._values()
+                    return sparse_tensor, (parts, obj.size(), obj.requires_grad, obj.is_coalesced())
             elif isinstance(obj, torch.storage.TypedStorage):
                 untyped = obj._untyped_storage
                 same = self._storages.setdefault(untyped.data_ptr() or id(untyped), untyped)

@@ -36,18 +36,7 @@ class MagicParser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-\d")
 
     def error(self, message: str) -> NoReturn:
-        unknown = re.fullmatch(r"unrecognized arguments: (.*\S.*)", message, re.DOTALL)
-        if not unknown:
-            raise OptionsError(f"{self.prog}: {message}. Usage: {self._usage()}")
-        words = unknown[1].split()
-        # without a value behind "=": it may be a secret, and an error is kept in the notebook
-        options = [word.split("=")[0] for word in words if word.startswith("-")]
-        known = self.option_names()
-        if options and known:
-            raise OptionsError(
-                f"{self.prog} has no option {options[0]}. {suggest(options[0], known)}"
-            )
-        raise OptionsError(f"{self.prog}: {words[0]!r} is too much. Usage: {self._usage()}")
+        raise OptionsError(f"{self.prog}: {message}. Usage: {self._usage()}")
 
     def parse_line(self, line: str) -> argparse.Namespace:
         """The arguments on a magic's line, split as a shell does."""
@@ -55,7 +44,21 @@ class MagicParser(argparse.ArgumentParser):
             words = shlex.split(line)
         except ValueError as error:
             raise OptionsError(f"{self.prog}: {error}.") from None
-        return self.parse_args(words)
+        try:
+            parsed, unknown = self.parse_known_args(words)
+        except OptionsError as error:
+            raise OptionsError(_without_values(str(error), words)) from None
+        if unknown:
+            raise OptionsError(self._what_is_wrong_with(unknown))
+        return parsed
+
+    def _what_is_wrong_with(self, words: list[str]) -> str:
+        options = [word.split("=")[0] for word in words if word.startswith("-")]
+        known = self.option_names()
+        if options and known:
+            return f"{self.prog} has no option {options[0]}. {suggest(options[0], known)}"
+        message = f"{self.prog}: {words[0]!r} is too much. Usage: {self._usage()}"
+        return _without_values(message, words)
 
     def option_names(self) -> list[str]:
         """All options in all spellings that a user may write."""
@@ -198,6 +201,17 @@ COMMANDS: Mapping[str, Callable[[], MagicParser]] = {
     "debug": debug_parser,
 }
 """The commands of %gpupool and what may follow each."""
+
+
+def _without_values(message: str, words: list[str]) -> str:
+    """A message without the values behind "=": they may be secrets, and errors are kept."""
+    for word in words:
+        _, sign, value = word.partition("=")
+        if sign and value:
+            # as a word, behind the letter of an option, and as the value of an option
+            for shown in (word, word[2:], value):
+                message = message.replace(repr(shown), repr(shown.removesuffix(value) + "..."), 1)
+    return message
 
 
 def _seconds(text: str) -> float:

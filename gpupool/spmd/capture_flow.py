@@ -25,7 +25,8 @@ class Flow(Names):
             for node in body
         )
         self.visit_all(body)
-        self._settled = join(self._settled, *self._exits)
+        if self._settled is None:
+            self._settled = join(*self._exits)
         for key in list(self._functions):
             self._mention(key)
 

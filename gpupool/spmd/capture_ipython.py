@@ -87,7 +87,7 @@ def _cell_magic(name: str, line: str, body: str, transform: Transform) -> Iterat
         return
     yield from _expanded(line)
     if name == "capture":
-        yield Piece("guarded", parse(transform(body)))
+        yield Piece("guarded", _parsed(body, transform))
         yield from _statement("=", [word for word in line.split() if word[0] != "-"][:1])
     elif name in _SHELL:
         yield from _expanded(body)
@@ -105,9 +105,9 @@ def _timed(name: str, line: str, cell: str | None, transform: Transform) -> Iter
         options, line = _split_options(line, _OPTIONS[name])
     for function in options.get("f", ()):
         yield from _looked_up(function)
-    body = parse(transform(line.strip()))
+    body = _parsed(line.strip(), transform)
     if cell is not None:
-        body += parse(transform(cell))
+        body += _parsed(cell, transform)
     yield Piece("inside" if name == "timeit" else "here", body)
     yield from _statement("=", options.get("v", ()))
 
@@ -131,7 +131,7 @@ def _split_options(line: str, spec: str) -> tuple[dict[str, list[str]], str]:
 
 def _looked_up(expression: str) -> Iterator[Piece]:
     """An expression whose value is looked at."""
-    if body := parse(f"({expression})"):
+    if body := _parsed(f"({expression})"):
         yield Piece("inside", body)
 
 
@@ -139,7 +139,7 @@ def _statement(kind: Literal["=", "del"], names: list[str] | tuple[str, ...]) ->
     """What a magic does to the variables of the notebook, as a statement."""
     for name in filter(str.isidentifier, names):
         change = f"del {name}" if kind == "del" else f"{name} = None"
-        yield Piece("here", parse(f"global {name}\n{change}"))
+        yield Piece("here", _parsed(f"global {name}\n{change}"))
 
 
 # As in IPython.utils.text.DollarFormatter
@@ -159,9 +159,9 @@ def _expanded(text: str) -> Iterator[Piece]:
         return
 
 
-def parse(source: str) -> list[ast.stmt]:
-    """The statements; none if it is not Python: whoever runs it reports that."""
+def _parsed(source: str, transform: Transform = str) -> list[ast.stmt]:
+    """The statements; none if this is not Python: the rank that runs it says so."""
     try:
-        return ast.parse(source).body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ast.parse(transform(source)).body
+    except Exception:
         return []

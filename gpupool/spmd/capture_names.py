@@ -35,7 +35,7 @@ class Names(Walker):
         self._transform = transform
         self._scope = Scope("module")
         self._settled: State = frozenset()
-        self._exits: list[State] = []  # where the cell may end before its end
+        self._exits: list[State] = []  # where the cell raises
         self._loops: list[tuple[list[State], list[State]]] = []  # states at break, at continue
         self._later: set[str] | None = None  # in a function: what its body reads when it is called
         self._functions: dict[Key, list[frozenset[str]]] = {}  # and what those of the cell read

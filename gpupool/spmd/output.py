@@ -119,7 +119,9 @@ def fold_displays(
     for rank in sorted(displays):
         seen: Counter[str] = Counter()
         for bundle in displays[rank]:
-            content = _ADDRESS.sub("0x", json.dumps(bundle["data"], sort_keys=True, default=str))
+            # the metadata says how to show it: a picture's size
+            shown = [bundle["data"], bundle.get("metadata") or {}]
+            content = _ADDRESS.sub("0x", json.dumps(shown, sort_keys=True, default=str))
             found.setdefault((content, seen[content]), ([], bundle))[0].append(rank)
             seen[content] += 1
     return [(tuple(ranks), bundle) for ranks, bundle in found.values()]

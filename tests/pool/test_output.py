@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gpupool import Pool
 from gpupool.core.errors import PoolError
 from gpupool.core.masking import MASK, Secrets
+from gpupool.core.parcels import pack
 from gpupool.pool import iopub, output, result
 from gpupool.pool.iopub import Router
 from gpupool.pool.output import OutputRecorder, RankOutput
@@ -91,9 +92,7 @@ def test_late_text_is_masked_too_also_in_two_pieces() -> None:
 
 
 def test_a_result_that_is_no_longer_new_takes_little_and_tells_the_same() -> None:
-    import cloudpickle
-
-    old = result_of("said\n", cloudpickle.dumps([1, 2]))
+    old = result_of("said\n", pack([1, 2]))
     old.outputs[0].add_display("result", {"data": {"text/plain": "[1, 2]"}})
     before = (old[0], old.text(0), list(old), old.rank_elapsed_s(0), old.outputs[0].displays)
     old._values = None

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import random
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from hypothesis import strategies as st
-
-NAMES = ("a", "b", "c", "d", "e")
-NAME = st.sampled_from(NAMES)
+NAMES = ("a", "b", "c")
 NUM_LOOKUPS = 300
 
 
@@ -53,174 +50,176 @@ class Namespace(dict[str, Any]):
     """The variables of a notebook; notes which of its values are looked up."""
 
     def __init__(self, seed: int) -> None:
-        coin = random.Random(seed)
-        self.before = {name: Before() for name in NAMES}
+        self.seen: set[str] = set()
+        self._num_lookups = 0
+        self._coin = random.Random(seed)
+        self._before = {name: Before() for name in NAMES}
         super().__init__(
-            self.before,
+            self._before,
             __builtins__={"__build_class__": __build_class__, "__import__": __import__},
             __name__="notebook",
-            maybe=lambda: coin.random() < 0.6,
-            new=Before,
+            maybe=self._maybe,
+            new=lambda: self._note(Before()),
+            call=lambda value, *args: self._note(value)(*args) if callable(value) else Before(),
+            each=lambda value: self._note(value) if isinstance(value, Iterable) else [1, 2],
             keep=lambda function: function,
             suppress=suppress,
             Exception=Exception,
             ValueError=ValueError,
             list=list,
-            call=lambda value, *args: value(*args) if callable(value) else Before(),
-            each=lambda value: value if isinstance(value, Iterable) else [Before(), Before()],
         )
-        self.seen: set[str] = set()
-        self.num_lookups = 0
+
+    def _maybe(self) -> bool:
+        self._note(None)
+        return self._coin.random() < 0.6
+
+    def _note(self, value: Any) -> Any:
+        """Look at a value: a class body does not ask `__getitem__` for globals."""
+        self._num_lookups += 1
+        if self._num_lookups > NUM_LOOKUPS:
+            raise TooMuch
+        self.seen |= {name for name in NAMES if self._before[name] is value}
+        return value
 
     def __getitem__(self, name: str) -> Any:
-        self.num_lookups += 1
-        if self.num_lookups > NUM_LOOKUPS:
-            raise TooMuch
-        value = super().__getitem__(name)
-        if name in self.before and value is self.before[name]:
-            self.seen.add(name)
-        return value
+        return self._note(super().__getitem__(name))
 
     def changed(self) -> set[str]:
         """The names that are bound to something else now."""
-        return {name for name in NAMES if name in self and self.get(name) is not self.before[name]}
+        return {name for name in NAMES if name in self and self.get(name) is not self._before[name]}
 
 
-def expressions() -> st.SearchStrategy[str]:
-    """Expressions that read and bind a few names."""
-    leaves = NAME | st.just("new()") | NAME.map("call({})".format)
+class Writer:
+    """Writes programs; `choose` takes one of several words, each time it is asked."""
 
-    def larger(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
-        two, three = st.tuples(inner, inner), st.tuples(inner, inner, inner)
-        named = st.tuples(NAME, inner)
-        return st.one_of(
-            named.map(lambda e: "({} := {})".format(*e)),
-            two.map(lambda e: "call({}, {})".format(*e)),
-            two.map(lambda e: "(maybe() and {} or {})".format(*e)),
-            two.map(lambda e: "({} if maybe() else {})".format(*e)),
-            named.map(lambda e: "[{1} for {0} in each({0}) if {0}]".format(*e)),
-            st.tuples(NAME, inner, NAME, inner).map(
-                lambda e: "list({1} for {0} in each({3}) for {2} in each({0}))".format(*e)
-            ),
-            inner.map("(lambda *_: {})".format),
-            st.tuples(NAME, inner, inner).map(lambda e: "(lambda {}={}, *_: {})".format(*e)),
-            st.tuples(inner, NAME).map(lambda e: "call({}.{})".format(*e)),
-            three.map(lambda e: "f'{{{}}}{{{}:{{{}}}}}'".format(*e)),
-            two.map(lambda e: "{{{}: {}}}".format(*e)),
-            two.map(lambda e: "({} == {})".format(*e)),
-        )
+    def __init__(self, choose: Callable[[Sequence[str]], str]) -> None:
+        self._choose = choose
 
-    return st.recursive(leaves, larger, max_leaves=4)
+    def program(self) -> str:
+        """A program of a few statements."""
+        return "\n".join(self._block(2, "", sizes="234567"))
 
+    def function(self) -> str:
+        """The definition of a function `f`."""
+        return "\n".join(self._definition("f", self._choose(["def", "shared"]), 2))
 
-EXPRESSION = expressions()
+    def _name(self) -> str:
+        return self._choose(NAMES)
 
+    def _expression(self, depth: int = 2) -> str:
+        form = self._choose(["new()"] * 8 + ["NAME"] * 3 + ["call(NAME)"] * 3 + EXPRESSIONS)
+        if depth == 0:
+            form = self._choose(["new()", "NAME"])
+        name = self._name()
+        while "SAME" in form:
+            form = form.replace("SAME", name)
+        while "NAME" in form:
+            form = form.replace("NAME", self._name(), 1)
+        while "EXPR" in form:
+            form = form.replace("EXPR", self._expression(depth - 1), 1)
+        return form
 
-@st.composite
-def blocks(draw: st.DrawFn, depth: int, where: frozenset[str], size: int = 3) -> list[str]:
-    """The lines of statements; `where`: what they are in (a loop, a function)."""
-    lines: list[str] = []
-    for _ in range(draw(st.integers(1, size))):
-        lines += draw(statements(depth, where))
-    return lines
+    def _block(self, depth: int, within: str, sizes: str = "112") -> list[str]:
+        """The lines of statements in a loop, a function, or both (`within`)."""
+        number = int(self._choose(sizes))
+        return [line for _ in range(number) for line in self._statement(depth, within)]
 
+    def _statement(self, depth: int, within: str) -> list[str]:
+        forms = SIMPLE + (["break", "continue"] if "loop" in within else [])
+        if "function" in within:
+            forms = forms + ["return NAME"] * 8 + ["return EXPR", "yield EXPR"]
+        kind = self._choose(["simple"] * 10 + ["def"] * 4 + KINDS) if depth else "simple"
+        if kind == "simple":
+            return [self._fill(self._choose(forms))]
+        if kind in ("def", "shared", "class"):
+            return self._definition(self._name(), kind, depth)
+        lines = []
+        in_body = f"{within} loop" if kind in ("for", "for else", "while", "endless") else within
+        for line in COMPOUND[kind]:
+            margin, block, _ = line.partition("...")
+            if block:
+                lines += [margin + inside for inside in self._block(depth - 1, in_body)]
+            else:
+                lines.append(self._fill(line))
+            if line in ("else:", "finally:"):
+                in_body = within.replace("loop", "")
+        return lines
 
-def indented(lines: list[str]) -> list[str]:
-    return [f"    {line}" for line in lines]
+    def _definition(self, name: str, kind: str, depth: int) -> list[str]:
+        decorator = ["@keep"] if self._choose(["", "", "", "keep"]) else []
+        if kind == "class":
+            base = self._choose(["", "", "(keep(ValueError))"])
+            method = self._definition(self._name(), "def", depth)
+            body = self._block(depth - 1, "") + method
+            return [*decorator, f"class {name}{base}:", *[f"    {line}" for line in body]]
+        body = self._block(depth - 1, "function")
+        first, second = self._name(), self._name()
+        argument = self._choose(["", "", f"{first}={self._expression(1)}, "])
+        if kind == "shared":
+            body.insert(0, f"global {second}")
+        return [*decorator, f"def {name}({argument}*_):", *[f"    {line}" for line in body]]
 
-
-@st.composite
-def statements(draw: st.DrawFn, depth: int, where: frozenset[str]) -> list[str]:
-    """The lines of one statement."""
-    name, other, value = draw(NAME), draw(NAME), draw(EXPRESSION)
-    simple = [
-        f"{name} = {value}",
-        f"{name} = {value}",
-        f"{name} += {value}",
-        f"{name}: {other} = {value}",
-        f"{name}, {other} = {value}",
-        f"{name}[{other}] = {value}",
-        f"{name}[0] += {value}",
-        f"{value}",
-        f"call({name})",
-        f"call({name}.{other})",
-        f"del {name}",
-        f"import math as {name}",
-        f"from math import tau as {name}",
-        "raise ValueError",
-        f"assert {value}, {name}",
-    ]
-    if "loop" in where:
-        simple += ["break", "continue"]
-    if "function" in where:
-        simple += [f"return {value}", f"yield {value}"]
-    if depth == 0:
-        return [draw(st.sampled_from(simple))]
-    kind = draw(st.sampled_from(["simple", "simple", *COMPOUND]))
-    if kind == "simple":
-        return [draw(st.sampled_from(simple))]
-    if kind in ("def", "class", "make"):
-        return draw(definitions(kind, name, depth))
-
-    def block(within: frozenset[str] = where) -> list[str]:
-        return indented(draw(blocks(depth - 1, within)))
-
-    return COMPOUND[kind](name, other, value, block, where)
+    def _fill(self, form: str) -> str:
+        while "NAME" in form:
+            form = form.replace("NAME", self._name(), 1)
+        while "EXPR" in form:
+            form = form.replace("EXPR", self._expression(), 1)
+        return form
 
 
-Block = Callable[..., list[str]]
-COMPOUND: dict[str, Callable[[str, str, str, Block, frozenset[str]], list[str]]] = {
-    "if": lambda n, o, v, block, w: ["if maybe():", *block()],
-    "else": lambda n, o, v, block, w: [f"if {v} and maybe():", *block(), "else:", *block()],
-    "for": lambda n, o, v, block, w: [f"for {n} in each({o}):", *block(w | {"loop"})],
-    "for else": lambda n, o, v, block, w: [
-        *[f"for {n} in each({v}):", *block(w | {"loop"})],
-        *["else:", *block()],
+EXPRESSIONS = [
+    "(NAME := EXPR)",
+    "call(EXPR, EXPR)",
+    "call(EXPR.NAME)",
+    "(maybe() and EXPR or EXPR)",
+    "(EXPR if maybe() else EXPR)",
+    "(EXPR == EXPR == EXPR)",
+    "[EXPR for SAME in each(NAME) if SAME]",
+    "list(EXPR for SAME in each(NAME) for NAME in each(SAME))",
+    "list(EXPR for NAME in each(EXPR))",
+    "(EXPR for NAME in each(EXPR))",
+    "(lambda *_: EXPR)",
+    "(lambda *_: NAME)",
+    "(lambda *_: call(NAME))",
+    "(lambda NAME=EXPR, *_: EXPR)",
+    "{EXPR: EXPR}",
+    "f'{EXPR}{NAME:{NAME}}'",
+]
+SIMPLE = [
+    *["NAME = new()", "call(NAME)"] * 6,
+    *["NAME = EXPR", "call(NAME.NAME)"] * 2,
+    "NAME = NAME",
+    "NAME += EXPR",
+    "NAME: NAME = EXPR",
+    "NAME, NAME = EXPR",
+    "NAME[NAME] = EXPR",
+    "NAME[0] += EXPR",
+    "EXPR",
+    "del NAME",
+    "import math as NAME",
+    "from math import tau as NAME",
+    "raise ValueError",
+    "assert EXPR, NAME",
+]
+COMPOUND = {
+    "if": ["if maybe():", "    ..."],
+    "if else": ["if EXPR and maybe():", "    ...", "else:", "    ..."],
+    "for": ["for NAME in each(NAME):", "    ..."],
+    "for else": ["for NAME in each(EXPR):", "    ...", "else:", "    ..."],
+    "while": ["while maybe():", "    ..."],
+    "endless": ["while True:", "    new()", "    ...", "    if maybe():", "        break"],
+    "with": ["with NAME as NAME:", "    ..."],
+    "suppress": ["with suppress(Exception):", "    ..."],
+    "try": ["try:", "    ...", "except Exception as NAME:", "    ...", "else:", "    ..."],
+    "pass": ["try:", "    ...", "except Exception:", "    pass"],
+    "finally": ["try:", "    ...", "except ValueError:", "    ...", "finally:", "    ..."],
+    "match": [
+        *["match EXPR:", "    case [NAME, *_] if maybe():", "        ..."],
+        *["    case {'k': NAME, **rest}:", "        ...", "    case 1 | NAME():", "        ..."],
+        *["    case NAME:", "        ..."],
     ],
-    "while": lambda n, o, v, block, w: ["while maybe():", *block(w | {"loop"})],
-    "endless": lambda n, o, v, block, w: [
-        *["while True:", "    new()", *block(w | {"loop"}), "    if maybe():", "        break"]
-    ],
-    "with": lambda n, o, v, block, w: [f"with {o} as {n}:", *block()],
-    "suppress": lambda n, o, v, block, w: ["with suppress(Exception):", *block()],
-    "try": lambda n, o, v, block, w: [
-        *["try:", *block(), f"except Exception as {n}:", *block(), "else:", *block()]
-    ],
-    "finally": lambda n, o, v, block, w: [
-        *["try:", *block(), "except ValueError:", *block()],
-        *["finally:", *block(w - {"loop"})],
-    ],
-    "match": lambda n, o, v, block, w: [
-        f"match {v}:",
-        *indented([f"case [{n}, *{o}] if maybe():", *block()]),
-        *indented([f"case {{'k': {n}, **{o}}} if {n} is not {o}:", *block()]),
-        *indented([f"case 1 | {o}():", *block()]),
-        *indented([f"case {o}:", *block()]),
-    ],
-    "def": lambda *_: [],
-    "make": lambda *_: [],
-    "class": lambda *_: [],
 }
-
-
-@st.composite
-def definitions(draw: st.DrawFn, kind: str, name: str, depth: int) -> list[str]:
-    """The lines of a function or class."""
-    decorator = ["@keep"] if draw(st.integers(0, 5)) == 0 else []
-    if kind == "class":
-        body = draw(blocks(depth - 1, frozenset(), size=3))
-        method = draw(definitions("def", draw(NAME), depth))
-        base = draw(st.sampled_from(["", "(keep(object))"])).replace("object", "ValueError")
-        return [*decorator, f"class {name}{base}:", *indented(body), *indented(method)]
-    shared = draw(st.sets(NAME, max_size=2)) if kind == "make" else set()
-    argument = draw(NAME.filter(lambda a: a not in shared) if len(shared) < 5 else NAME)
-    default = draw(EXPRESSION)
-    body = draw(blocks(depth - 1, frozenset({"function"}), size=3))
-    start = [f"global {', '.join(sorted(shared))}"] if shared else []
-    return [*decorator, f"def {name}({argument}={default}, *_):", *indented(start + body)]
-
-
-PROGRAM = blocks(2, frozenset(), 5).map("\n".join)
+KINDS = [*COMPOUND, "def", "shared", "class", "class"]
 
 
 def compiled(source: str) -> types.CodeType | None:

@@ -8,6 +8,8 @@ import types
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from IPython.core.inputtransformer2 import TransformerManager
 
 from gpupool.core.names import names_in_code
@@ -100,6 +102,7 @@ WAYS: Table = {
     "try: f()\nexcept E: pass\nelse: x = 1\nx": ("f E x", "x"),
     "with a as b, c(b): x = 1\nx, b": ("a c", "b x"),
     "with suppress(E): x = f()\nx": ("suppress E f x", "x"),
+    "with a:\n    raise E\nx": ("a E x",),
     "with a as (b, c.d): pass": ("a c", "b"),
     "assert x, y": ("x y",),
     "raise x from y": ("x y",),
@@ -125,6 +128,9 @@ FUNCTIONS: Table = {
     "if a:\n    y = 1\n    def f(): return y\nf()": ("a f y", "f y"),
     "for i in r:\n    if i: f()\n    def f(): return y\ny = 1": ("r f y", "i f y"),
     "g = lambda: f()\ndef f(): return y\ng()\ny = 1": ("f y", "f g y"),
+    "g = (f() for _ in xs)\ndef f(): return y\nlist(g)\ny = 1": ("xs f y list", "f g y"),
+    "def f(): return y\nraise E": ("y E", "f"),
+    "def f(): return y\nif a: raise E\ny = 1": ("a E", "f y"),
     "def f(x, *a, k=d, **o): return x, a, k, o": ("d", "f"),
     "def f(x: t = d) -> r: pass": ("t d r", "f"),
     "from __future__ import annotations\ndef f(x: t): pass": ("", "f", "annotations"),
@@ -316,6 +322,28 @@ def test_a_warning_of_the_compiler_is_the_ranks_to_show(transform: Callable[[str
 def test_expressions_nested_too_deeply_to_walk_through_still_have_names() -> None:
     deep = "import a\ny = " + " + ".join(["x"] * 900) + "\ndel z"
     assert names_in_cell(deep, str) == cell_names("x", "y", "a", "z")
+
+
+FRAGMENTS = ["x", "=", " ", "\n", "\n    ", "%", "%%", "!", "?", "'", '"', "(", "{", "}", "$", "\\"]
+FRAGMENTS += [
+    "time",
+    "timeit",
+    "capture",
+    "bash",
+    "sx",
+    "-n",
+    "-v",
+    "-f",
+    "--out",
+    "def f():",
+    "\0",
+]
+
+
+@given(st.lists(st.sampled_from(FRAGMENTS)).map("".join))
+def test_any_text_has_names_or_none(text: str) -> None:
+    for source in (text, f"%time {text}", f"%timeit {text}", f"%%capture {text}", f"!{text}"):
+        names_in_cell(source, TransformerManager().transform_cell)
 
 
 RUN_EACH = """

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,11 +35,11 @@ def test_unfolding_the_groups_gives_each_rank_its_text(texts: dict[int, str]) ->
 
 
 @given(TEXTS)
-def test_groups_differ_and_the_largest_comes_first(texts: dict[int, str]) -> None:
+def test_groups_differ_and_come_by_size_then_by_first_rank(texts: dict[int, str]) -> None:
     groups = fold(texts)
     assert len({group.text for group in groups}) == len(groups)
-    sizes = [len(group.ranks) for group in groups]
-    assert sizes == sorted(sizes, reverse=True)
+    order = [(-len(group.ranks), group.ranks) for group in groups]
+    assert order == sorted(order)
     assert all(group.ranks == tuple(sorted(group.ranks)) for group in groups)
 
 
@@ -92,6 +95,35 @@ def test_lines_not_marked_as_different_are_in_the_reference_in_order(
 def test_an_inserted_line_alone_differs() -> None:
     assert different_lines("a\nnew\nb\nc", "a\nb\nc") == {1}
     assert different_lines("same\ntext", "same\ntext") == set()
+
+
+BUNDLES = st.fixed_dictionaries(
+    {"data": st.dictionaries(st.sampled_from(["text/html", "image/png"]), st.sampled_from("ab"))},
+    optional={"metadata": st.dictionaries(st.just("width"), st.integers(1, 2), min_size=1)},
+)
+
+
+def as_json(bundle: Mapping[str, Any]) -> str:
+    return json.dumps(bundle, sort_keys=True)
+
+
+@given(st.dictionaries(RANKS, st.lists(BUNDLES, max_size=4)))
+def test_unfolding_the_figures_gives_each_rank_its_own(
+    displays: dict[int, list[dict[str, Any]]],
+) -> None:
+    folded = fold_displays(displays)
+    for rank, bundles in displays.items():
+        shown = [bundle for ranks, bundle in folded if rank in ranks]
+        assert sorted(map(as_json, shown)) == sorted(map(as_json, bundles))
+    assert all(ranks == tuple(sorted(set(ranks))) for ranks, _ in folded)
+    if displays:  # the first rank sees its figures in its order
+        first = min(displays)
+        assert [bundle for ranks, bundle in folded if first in ranks] == displays[first]
+
+
+def test_a_figure_of_another_size_is_another_figure() -> None:
+    small, large = ({"data": {"image/png": "a"}, "metadata": {"width": w}} for w in (10, 20))
+    assert fold_displays({0: [small], 1: [large]}) == [((0,), small), ((1,), large)]
 
 
 def test_equal_figures_are_shown_once_and_a_repeated_one_twice() -> None:
