@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dis
 from collections.abc import Iterator
-from functools import lru_cache
-from types import CodeType
+from functools import cached_property, lru_cache, partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any
 
 _LOADS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
 
@@ -30,6 +31,50 @@ def names_in_code(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
                 reads.add(step.argval)
                 assigns.add(step.argval)
     return frozenset(reads), frozenset(assigns)
+
+
+def names_in_object(value: Any) -> frozenset[str]:
+    """The global names that a function, a class or an instance of a class of `__main__` reads.
+
+    Wrapped functions count too: by a decorator, a property, `partial`, a method.
+    """
+    reads: set[str] = set()
+    queue, seen = [value], set[int]()
+    while queue:
+        found = queue.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        if isinstance(found, FunctionType):
+            if found.__module__ == "__main__":
+                reads |= names_in_code(found.__code__)[0]
+            queue += _cells(found)
+        elif isinstance(found, type):
+            queue += vars(found).values() if found.__module__ == "__main__" else ()
+            queue += found.__bases__
+        elif isinstance(found, MethodType):
+            queue += [found.__func__, found.__self__]
+        elif isinstance(found, _WRAPPERS):
+            queue += [getattr(found, name, None) for name in _WRAPPED]
+        else:
+            queue.append(type(found))
+    return frozenset(reads)
+
+
+# where those keep the function
+_WRAPPERS = (property, classmethod, staticmethod, cached_property, partial, type(lru_cache(int)))
+_WRAPPED = ("fget", "fset", "fdel", "__func__", "func", "__wrapped__")
+
+
+def _cells(function: FunctionType) -> Iterator[Any]:
+    """What a function closes over and is callable; a decorator's has the decorated one there."""
+    for cell in function.__closure__ or ():
+        try:
+            content = cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+        if callable(content):
+            yield content
 
 
 def _bound_at(code: CodeType) -> dict[str, int]:

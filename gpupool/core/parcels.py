@@ -16,9 +16,11 @@ import mmap
 import os
 import pickle
 import sys
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import FunctionType
 from typing import Any
 
@@ -95,6 +97,11 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         """How a part is pickled."""
+        if isinstance(obj, cached_property):  # until Python 3.12 there is a lock in it
+            kept = {key: value for key, value in vars(obj).items() if key != "lock"}
+            return cached_property, (obj.func,), kept
+        if isinstance(obj, weakref.WeakKeyDictionary):  # in what `functools.singledispatch` makes
+            return type(obj), (dict(obj),)
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
         if numpy is not None and isinstance(obj, numpy.ndarray):
             _check(obj.nbytes, self._max_bytes)

@@ -7,6 +7,7 @@ thread, so it must not make the notebook import anything). Work is done elsewher
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +91,7 @@ def run_source(
     def run() -> dict[str, Any]:
         return execute.run_source(source, cell_number)
 
-    return _with_group(
-        execute.guarded(lambda: variables.around(run, **shipment) if shipment else run())
-    )
+    return _with_group(_around(run, shipment) if shipment else execute.guarded(run))
 
 
 def run_function(call: dict[str, Any], shipment: dict[str, Any]) -> dict[str, Any]:
@@ -101,7 +100,7 @@ def run_function(call: dict[str, Any], shipment: dict[str, Any]) -> dict[str, An
     def run() -> dict[str, Any]:
         return execute.run_function(lambda: variables.load(call))
 
-    return _with_group(execute.guarded(lambda: variables.around(run, **shipment)))
+    return _with_group(_around(run, shipment))
 
 
 def debug_command(line: str | None) -> dict[str, Any]:
@@ -116,7 +115,7 @@ def receive(**parcels: Any) -> dict[str, Any]:
 
 def bind(**shipment: Any) -> dict[str, Any]:
     """Let names mean values of the notebook, as in `run_source`."""
-    return execute.guarded(lambda: variables.around(dict, **shipment))
+    return _around(dict, shipment)
 
 
 def look(name: str, path: tuple[str, ...], text_chars: int) -> dict[str, Any]:
@@ -142,6 +141,12 @@ def train(job_path: str, result_path: str) -> dict[str, Any]:
 def predict(job_path: str, result_path: str) -> dict[str, Any]:
     """Run a model over this rank's part of the samples; the outputs go to `result_path`.N."""
     return execute.guarded(lambda: work.predict(job_path, result_path))
+
+
+def _around(work: Callable[[], dict[str, Any]], shipment: dict[str, Any]) -> dict[str, Any]:
+    """`variables.around`, guarded; an error tells which parcels are "lost", to be sent again."""
+    reply = execute.guarded(lambda: variables.around(work, **shipment))
+    return {**reply, "lost": variables.lost(shipment["numbers"].values())}
 
 
 def _with_group(reply: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from IPython.lib.pretty import pretty
 
 from gpupool.core import parcels as travelling
 from gpupool.core.errors import ParcelsLostError
-from gpupool.core.names import names_in_code
+from gpupool.core.names import names_in_object
 from gpupool.core.on_rank import WHOLE
 from gpupool.core.parcels import INLINE_BYTES, MemoryFile, Packer, Source
 from gpupool.engine.boot import this_rank
@@ -122,7 +121,9 @@ def around(work: Callable[[], dict[str, Any]], **shipment: Any) -> dict[str, Any
 def bind(numbers: Mapping[str, int], aliases: Mapping[str, tuple[str, Sequence[str]]]) -> None:
     """Let names mean the values of parcels, or what the rank has under another name."""
     names = this_shell().user_ns
-    if not _kept.keys() >= set(numbers.values()):
+    # first all that is looked up, then what takes its place: the notebook may swap two names
+    meant = {name: _find(other, path) for name, (other, path) in aliases.items()}
+    if lost(numbers.values()):
         raise ParcelsLostError(
             f"rank {this_rank()['rank']} has lost values that the notebook had sent. Run the cell "
             "again: they are sent anew."
@@ -133,11 +134,16 @@ def bind(numbers: Mapping[str, int], aliases: Mapping[str, tuple[str, Sequence[s
             kept.load()
         names[name] = kept.value
         _bound[name] = number
-    for name, (other, path) in aliases.items():
-        try:
-            names[name] = _rank_value(other, path)
-        except LookupError:  # this rank has none: the cell tells, if it needs it
+    for name, value in meant.items():
+        if value is _GONE:  # this rank has none: the cell tells, if it needs it
             names.pop(name, None)
+        else:
+            names[name] = value
+
+
+def lost(numbers: Iterable[int]) -> list[int]:
+    """Those of these parcels that are not here."""
+    return sorted(set(numbers) - _kept.keys())
 
 
 def settle() -> None:
@@ -177,10 +183,10 @@ def describe(value: Any, text_chars: int = 0) -> dict[str, Any]:
         info["length"] = len(value)
     elif isinstance(shape := _attribute(value, "shape"), tuple):
         info["shape"] = tuple(int(n) for n in shape if isinstance(n, int))
-    if isinstance(value, (types.FunctionType, type)):
-        info["reads"] = sorted(_names_read(value))
+    if reads := names_in_object(value):
+        info["reads"] = sorted(reads)
     if text_chars:
-        text = pretty(value, max_width=min(text_chars, 100), max_seq_length=20)
+        text = _text(value, text_chars)
         info["text"] = text if len(text) <= text_chars else text[: text_chars - 1] + "…"
     return info
 
@@ -236,6 +242,13 @@ def _rank_value(name: str, path: Sequence[str], version: int = 0) -> Any:
     return value
 
 
+def _find(name: str, path: Sequence[str]) -> Any:
+    try:
+        return _rank_value(name, path)
+    except LookupError:
+        return _GONE
+
+
 def _storage(buffer: Any, on_gpu: bool) -> Any:
     made = travelling.storage(buffer, on_gpu)
     device = torch.device(this_rank()["device"])
@@ -262,11 +275,11 @@ def _weakly(part: Any) -> Callable[[], Any]:
         return lambda: part
 
 
-def _names_read(value: Any) -> set[str]:
-    codes = [value.__code__] if isinstance(value, types.FunctionType) else []
-    if isinstance(value, type) and value.__module__ == "__main__":
-        codes = [m.__code__ for m in vars(value).values() if isinstance(m, types.FunctionType)]
-    return {name for code in codes for name in names_in_code(code)[0]}
+def _text(value: Any, num_chars: int) -> str:
+    try:
+        return str(pretty(value, max_width=min(num_chars, 100), max_seq_length=20))
+    except Exception as error:  # the user's __repr__; the value is there nevertheless
+        return f"<its repr raised {type(error).__name__}: {error}>"
 
 
 def _attribute(value: Any, name: str) -> Any:

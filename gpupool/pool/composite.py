@@ -107,6 +107,16 @@ class Composite:
             raise AttributeError(f"no rank's {self} has an attribute {name!r}")
         return attribute
 
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_") and name != "previous":
+            raise TypeError(
+                f"{self} is on the ranks: `{self}.{name} = ...` belongs in a %%spmd cell."
+            )
+        super().__setattr__(name, value)
+
+    def __setitem__(self, rank: object, value: object) -> None:
+        raise TypeError(f"{self} is on the ranks: assign to it there, in a %%spmd cell.")
+
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *self._variables.attributes(self)})
 
@@ -140,9 +150,9 @@ def key_of(composite: Composite) -> tuple[str, tuple[str, ...], int]:
     return composite._name, composite._path, composite._version
 
 
-def pool_variables(composite: Composite) -> Variables:
+def pool_variables(handle: Composite | Constant) -> Variables:
     """The variables that it is one of."""
-    return composite._variables
+    return handle._variables
 
 
 class Constant:

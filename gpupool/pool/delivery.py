@@ -110,6 +110,10 @@ class Delivery:
         """Whether all these ranks have a parcel."""
         return all(number in self._there.get(rank, ()) for rank in ranks)
 
+    def not_there(self, rank: int, numbers: Iterable[int]) -> None:
+        """A rank does not have these, though they were sent. Other threads may be sending."""
+        self._there.get(rank, set()).difference_update(numbers)
+
     def drop(self, numbers: Iterable[int]) -> None:
         """The ranks need these no more; they are told with the next call."""
         for rank, there in self._there.items():

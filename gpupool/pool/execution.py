@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
-from gpupool.core.errors import ParcelsLostError, RankError, SpmdError
+from gpupool.core.errors import RankError, SpmdError
 from gpupool.core.masking import redact
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class Execution:
                 self._futures[pool.call(rank, name, payload, on_output)] = rank
 
         self._call = call
+        self._payloads = payloads
         self._turn = pool.turns.ask(payloads, _title(name, payloads))
         self.waits_for = [] if pool.options.inline else pool.turns.begin(self._turn)
         self._waits = bool(self.waits_for)
@@ -158,6 +159,9 @@ class Execution:
     def _fail(self, ename: str, evalue: str) -> None:
         """Nothing has run: the same error for every rank."""
         now = time.time()
+        for rank, payload in self._payloads.items():
+            sent = (payload.get("shipment") or {}).get("parcels", ())
+            self._pool.variables.not_there(rank, [number for number, _ in sent])
         self.errors = {rank: RankError(rank, ename, evalue, "", now) for rank in self.ranks}
 
     def _watch(self) -> None:
@@ -193,6 +197,7 @@ class Execution:
         failure = future.exception()
         if failure is None and isinstance(future.result(), dict):
             self._group_wanting |= future.result().get("group_wanting", False)
+            self._pool.variables.not_there(rank, future.result().get("lost", ()))
             if "names" in future.result():
                 self.names[rank] = future.result()["names"]
         if failure is not None:  # the engine died, or did not run our function at all
@@ -201,8 +206,6 @@ class Execution:
             self.errors[rank] = RankError(rank, name, text, failed_at=time.time())
         elif "error" in future.result():
             error = dict(future.result()["error"])
-            if error["ename"] == ParcelsLostError.__name__:
-                self._pool.variables.forget_ranks([rank])
             if "exception" in error:
                 self._exceptions[rank] = error.pop("exception")
             self.errors[rank] = self._rank_error(rank, **error)

@@ -22,12 +22,13 @@ import xxhash
 
 from gpupool.core.names import names_in_code
 from gpupool.core.on_rank import WHOLE, part, rank_value
-from gpupool.core.parcels import NAMESPACE, Packer, TooLargeError, namespace, pack
-from gpupool.pool.composite import Composite, Constant
+from gpupool.core.parcels import NAMESPACE, Packer, TooLargeError, namespace
+from gpupool.pool.composite import Composite, Constant, key_of
 
 MAX_VALUE_BYTES = 256 << 20
 
-# an object of the notebook -> (number of the parcel, of the part in it) that the ranks have it by
+# an object of the notebook -> (number of the parcel, of the part in it) that the ranks have it by;
+# raises if it is a `Constant` of another pool
 FindPart = Callable[[object], tuple[int, int] | None]
 # a Composite -> (name, path, version) on the ranks; raises if its values are gone
 KeyOf = Callable[[Composite], tuple[str, tuple[str, ...], int]]
@@ -79,15 +80,12 @@ class NotebookPacker(Packer):
         if isinstance(obj, Composite):
             self.plain = False
             return rank_value, self._key_of(obj)
-        if isinstance(obj, Constant):
-            self.needs.add(obj.number)
-            return part, (obj.number, WHOLE)
         if isinstance(obj, FunctionType) and obj.__globals__ is namespace():
             reads, binds = names_in_code(obj.__code__)
             self.names_read |= reads
             self.names_bound |= binds
             self.filenames.add(obj.__code__.co_filename)
-        elif _is_part(obj):
+        elif isinstance(obj, Constant) or _is_part(obj):
             known = self._find_part(obj)
             if known is not None:
                 self.needs.add(known[0])
@@ -130,6 +128,11 @@ def _cannot_fail(obj: Any) -> bool:
 def reason(error: BaseException, name: str, value: object) -> str:
     """Why a value cannot be sent, in words; what to do, where it is too large."""
     if isinstance(error, TooLargeError):
+        if _is_small_view(value):
+            return (
+                f"it is a view of a tensor of {error.num_bytes >> 20} MiB or more, and a cell "
+                f"sends up to {MAX_VALUE_BYTES >> 20} MiB. Send a copy: `{name} = {name}.clone()`."
+            )
         return (
             f"it takes {error.num_bytes / 2**20:.0f} MiB or more; a cell sends up to "
             f"{MAX_VALUE_BYTES >> 20} MiB. Load it in the cell, or bring it to the ranks once: "
@@ -140,17 +143,28 @@ def reason(error: BaseException, name: str, value: object) -> str:
     return said if where == name else f"{said} ({where})"
 
 
+def _is_small_view(value: object) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor) and value.nbytes < MAX_VALUE_BYTES
+
+
 def _culprit(value: object, name: str, depth: int = 5) -> str:
     """The innermost part that cannot be pickled, as one would write it."""
     for path, part_of in _parts_of(value) if depth else ():
         try:
-            pack(part_of, MAX_VALUE_BYTES)
+            NotebookPacker(part_of, _any_constant, key_of, MAX_VALUE_BYTES)
         except Exception:
             return _culprit(part_of, name + path, depth - 1)
     return name
 
 
+def _any_constant(obj: object) -> tuple[int, int] | None:
+    return (obj.number, WHOLE) if isinstance(obj, Constant) else None
+
+
 def _parts_of(value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, (Composite, Constant)):
+        return
     if isinstance(value, Mapping):
         yield from ((f"[{key!r}]", item) for key, item in value.items())
     elif isinstance(value, (list, tuple)):

@@ -12,17 +12,20 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpupool.core.errors import PoolError
+from gpupool.core.on_rank import WHOLE
 from gpupool.core.parcels import INLINE_BYTES, MemoryFile, to_wire
-from gpupool.pool.composite import key_of
+from gpupool.pool.composite import Constant, key_of
 from gpupool.pool.packing import MAX_VALUE_BYTES, FindPart, KeyOf, NotebookPacker
 
-_NOTHING = object()
+_GONE: Any = object()  # stands for a value that the notebook has let go of
+_UNBOUND: Any = object()
 _IMMUTABLE = {int, float, complex, bool, str, bytes, type(None)}
 
 
 @dataclass(slots=True)
 class Parcel:
-    """A value that was or will be sent. Its `value()` is None when the notebook has let go of it.
+    """A value that was or will be sent. Its `value()` is `_GONE` when the notebook has let it go.
 
     `needs` are the numbers of the earlier parcels that it refers to.
     """
@@ -42,8 +45,11 @@ class Parcel:
 class Parcels:
     """The parcels of a pool. `begin` starts a round, in which nothing in the notebook changes."""
 
-    def __init__(self, key_of: KeyOf = key_of) -> None:
+    def __init__(
+        self, key_of: KeyOf = key_of, is_ours: Callable[[Constant], bool] = lambda constant: True
+    ) -> None:
         self._key_of = key_of
+        self._is_ours = is_ours
         self._numbers = itertools.count(1)
         self._parcels: dict[int, Parcel] = {}
         self._by_name: dict[str, int] = {}
@@ -64,7 +70,7 @@ class Parcels:
         live = {
             number
             for name, number in self._by_name.items()
-            if names.get(name, _NOTHING) is self._parcels[number].value()
+            if names.get(name, _UNBOUND) is self._parcels[number].value()
         }
         live |= {number for number, parcel in self._parcels.items() if parcel.file is not None}
         for number in set(self._parcels) - self.with_needs(live):
@@ -96,13 +102,26 @@ class Parcels:
         parcel.wire = to_wire(packer.stream(), packer.buffers, parcel.file)
         return parcel
 
+    def number_of(self, constant: Constant) -> int:
+        """The parcel of a constant.
+
+        Raises:
+            PoolError: it is not one of this pool's.
+        """
+        if not self._is_ours(constant) or constant.number not in self._parcels:
+            raise PoolError(
+                "it is a Constant of another pool, whose ranks had the value; `pool.put` brings "
+                "the value to the ranks of this one."
+            )
+        return constant.number
+
     def pack_once(self, value: object) -> NotebookPacker:
         """Pack a value that is used once; it may refer to all that the ranks have."""
         return self._pack(value, next(self._numbers), None)
 
     def gone(self) -> list[int]:
         """The parcels whose values the notebook does not have any more: none can be sent again."""
-        return [n for n, p in self._parcels.items() if p.file is None and p.value() is None]
+        return [n for n, p in self._parcels.items() if p.file is None and p.value() is _GONE]
 
     def with_needs(self, numbers: Iterable[int]) -> set[int]:
         """These parcels and all that they refer to, and so on."""
@@ -190,7 +209,7 @@ class Parcels:
             parcel = self._parcels[number]
             value = parcel.value()
             self._checked[number] = True
-            if value is not None and parcel.file is None:
+            if value is not _GONE and parcel.file is None:
                 packer = self._pack(value, number, MAX_VALUE_BYTES)
                 if packer.digest == parcel.digest and number in self._parcels:
                     self._packed[number] = packer
@@ -202,6 +221,8 @@ class Parcels:
         """Looks in parcels older than `before` alone: so none can refer to another in a circle."""
 
         def find(obj: object) -> tuple[int, int] | None:
+            if isinstance(obj, Constant):
+                return self.number_of(obj), WHOLE
             reference, number, index = self._parts.get(id(obj), (None, 0, 0))
             if reference is None or reference() is not obj or number >= before:
                 return None
@@ -213,6 +234,12 @@ class Parcels:
 def _weakly(value: object) -> Callable[[], object]:
     """The value, as long as others have it too; what cannot be watched is kept."""
     try:
-        return weakref.ref(value)
+        reference = weakref.ref(value)
     except TypeError:
         return lambda: value
+
+    def alive() -> object:
+        found = reference()
+        return _GONE if found is None else found
+
+    return alive

@@ -20,6 +20,7 @@ from gpupool.core.masking import redact
 from gpupool.core.parcels import INLINE_BYTES, MemoryFile, Source, namespace, to_wire
 from gpupool.pool.composite import Composite, Constant, ValueInfo, key_of, pool_variables
 from gpupool.pool.delivery import Delivery, Shipment, unheard_output
+from gpupool.pool.names import RANK_NAMES, Versions, is_hidden, is_of_shell, require_name
 from gpupool.pool.packing import reason
 from gpupool.pool.parcels import Parcel, Parcels
 
@@ -27,8 +28,7 @@ if TYPE_CHECKING:
     from gpupool.pool.execution import Execution, OnOutput
     from gpupool.pool.pool import Pool
 
-# The rank's own in every cell, whatever the notebook calls by these names.
-RANK_NAMES = frozenset({"rank", "world_size", "local_rank", "device", "torch", "dist"})
+_NO_HANDLES: Mapping[str, Composite] = {}
 _INFO_FIELDS = {info_field.name for info_field in fields(ValueInfo)}
 
 
@@ -38,10 +38,10 @@ class Variables:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._lock = threading.RLock()
-        self._parcels = Parcels(self._key_of)
+        self._parcels = Parcels(self._key_of, lambda constant: pool_variables(constant) is self)
         self._delivery = Delivery(pool, self._parcels)
         self._unwanted: list[int] = []  # constants
-        self._versions: dict[str, int] = {}
+        self._versions = Versions()
         self._rank_reads: dict[str, frozenset[str]] = {}  # functions of ranks -> names they read
 
     @property
@@ -51,14 +51,13 @@ class Variables:
 
     # ---- into a cell ---------------------------------------------------------------------
 
-    def ship(
-        self, reads: Iterable[str], names: Mapping[str, object], ranks: Sequence[int]
-    ) -> Shipment:
+    def ship(self, reads: Iterable[str], names: dict[str, Any], ranks: Sequence[int]) -> Shipment:
         """Bring to `ranks` what they need of the notebook's `names` to run code that reads `reads`.
 
         Raises:
             TransferError: a value cannot be sent, or be read on a rank; nothing is bound then.
         """
+        self._pool.require_usable()
         with self._lock:
             self._begin(names, ranks)
             try:
@@ -66,6 +65,7 @@ class Variables:
                 if shipment.problems:
                     raise TransferError(shipment.problems)
                 self._delivery.send(shipment, ranks)
+                self._note(shipment, names)
             finally:
                 self._parcels.end()
         return shipment
@@ -80,7 +80,7 @@ class Variables:
                     "parcels": shipment.inline.get(rank, []),
                     "numbers": shipment.numbers,
                     "aliases": shipment.aliases,
-                    "names": sorted(filterfalse(_is_hidden, {*names, *shipment.bound})),
+                    "names": sorted(filterfalse(is_hidden, {*names, *shipment.bound})),
                     **self._delivery.news(rank, shipment.filenames),
                 }
                 for rank in ranks
@@ -91,6 +91,11 @@ class Variables:
         with self._lock:
             self._delivery.forget_ranks(ranks)
 
+    def not_there(self, rank: int, numbers: Iterable[int]) -> None:
+        """A rank does not have these parcels, though they were on the way to it."""
+        if numbers:
+            self._delivery.not_there(rank, numbers)
+
     # ---- out of a cell -------------------------------------------------------------------
 
     def take_back(
@@ -100,6 +105,7 @@ class Variables:
         deleted: Iterable[str],
         reports: Mapping[int, Mapping[str, Any]],
         succeeded: bool,
+        expected: Mapping[str, Composite] = _NO_HANDLES,
     ) -> None:
         """Bind the notebook's names to what a cell has left on the ranks.
 
@@ -108,20 +114,27 @@ class Variables:
             assigned, deleted: names that the cell binds and unbinds.
             reports: rank -> its answer, from those that gave one.
             succeeded: of a failed cell, only what it has bound anew counts.
+            expected: what `expect` gave: the notebook may call something else by these names now.
         """
-        for name in sorted({name for report in reports.values() for name in report["info"]}):
+        told = {name for report in reports.values() for name in report["info"]}
+        for name in sorted(told.union(expected)):
             changed = any(name in report["changed"] for report in reports.values())
             infos = {rank: report["info"].get(name) for rank, report in reports.items()}
             is_there = any(info is not None for info in infos.values())
-            if is_there and (changed or (succeeded and name in assigned)):
+            is_bound = is_there and (changed or (succeeded and name in assigned))
+            if name in expected and (is_bound or name not in deleted):
+                self._fulfil(expected[name], names, infos if is_bound else None)
+            elif is_bound:
                 names[name] = self._new_composite(name, infos, names.get(name))
             elif not is_there and name in deleted and self._is_gone(name, names.get(name), infos):
                 del names[name]
 
-    def expect(self, names: dict[str, Any], assigned: Iterable[str]) -> None:
+    def expect(self, names: dict[str, Any], assigned: Iterable[str]) -> dict[str, Composite]:
         """Bind the names that a cell is going to bind, which runs in the background."""
-        for name in filterfalse(_is_hidden, assigned):
-            names[name] = self._new_composite(name, None, names.get(name))
+        expected = {}
+        for name in filterfalse(is_hidden, assigned):
+            names[name] = expected[name] = self._new_composite(name, None, names.get(name))
+        return expected
 
     # ---- one by one ----------------------------------------------------------------------
 
@@ -131,7 +144,7 @@ class Variables:
         Raises:
             PoolError: none has anything.
         """
-        composite = Composite(self, name, self._versions.get(name, 0))
+        composite = Composite(self, name, self._versions.of(name))
         if not composite.info:
             raise PoolError(f"no rank has a variable {name!r}.")
         return composite
@@ -140,13 +153,14 @@ class Variables:
         """Put a value on every rank, under a name.
 
         Raises:
-            TransferError: it cannot be sent.
+            PoolError: it is no name for a value on the ranks.
+            TransferError: the value cannot be sent.
         """
+        require_name(name)
         ranks = self._pool.alive_ranks()
         shipment = self.ship([name], {**namespace(), name: value}, ranks)
         payloads = self.payloads(shipment, ranks, [])
         self._pool.execute("bind", payloads, unheard_output).result()
-        self._versions[name] = self._versions.get(name, 0) + 1
 
     def put(self, value: object) -> Constant:
         """Bring a value of any size to every rank; in a cell a name for it means the value.
@@ -162,7 +176,11 @@ class Variables:
             finally:
                 self._parcels.end()
             shipment = Shipment(numbers={"the value": parcel.number})
-            self._delivery.send(shipment, self._pool.alive_ranks(), at_once=True)
+            try:
+                self._delivery.send(shipment, self._pool.alive_ranks(), at_once=True)
+            except BaseException:  # nobody will ever ask for it
+                self._parcels.drop(parcel.number)
+                raise
         return Constant(self, parcel.number, type(value).__name__)
 
     def let_go(self, number: int) -> None:
@@ -202,7 +220,14 @@ class Variables:
             closing.callback(file.close)
             payload = {"name": name, "path": path, "out_path": file.path}
             reply = self._ask("fetch", payload, [rank])[rank]
-            return Source(reply["wire"]).load()
+            try:
+                return Source(reply["wire"]).load()
+            except Exception as error:  # DDP wants a process group, for one
+                raise PoolError(
+                    f"{composite} of rank {rank} cannot be made in the notebook: "
+                    f"{type(error).__name__}: {error} An attribute of it may be, as in "
+                    f"`{composite}.attribute[{rank}]`."
+                ) from error
 
     def begin_call(
         self,
@@ -216,6 +241,7 @@ class Variables:
         Raises:
             TransferError: a part of it cannot be sent.
         """
+        self._pool.require_usable()
         with self._lock:
             names = namespace()
             self._begin(names, ranks)
@@ -226,6 +252,7 @@ class Variables:
                     raise TransferError(shipment.problems)
                 shipment.filenames |= packer.filenames
                 self._delivery.send(shipment, ranks, packer.needs)
+                self._note(shipment, names)
                 file = MemoryFile() if packer.num_bytes > INLINE_BYTES else None
                 wire = to_wire(packer.stream(), packer.buffers, file)
             finally:
@@ -252,10 +279,12 @@ class Variables:
         queue, seen = sorted(reads), set[str]()
         while queue:
             name = queue.pop(0)
-            if name in seen or name not in names or _is_hidden(name):
+            if name in seen or name not in names or is_hidden(name):
                 continue
             seen.add(name)
             value = names[name]
+            if is_of_shell(name, value):
+                continue
             if name in RANK_NAMES and not isinstance(value, Composite):
                 if not isinstance(value, ModuleType):
                     shipment.covered.add(name)
@@ -263,7 +292,10 @@ class Variables:
                 self._alias(shipment, name, value)
                 queue += self._rank_reads.get(key_of(value)[0], ())
             elif isinstance(value, Constant):
-                shipment.numbers[name] = value.number
+                try:
+                    shipment.numbers[name] = self._parcels.number_of(value)
+                except PoolError as error:
+                    shipment.problems[name] = str(error)
             else:
                 try:
                     parcel = self._parcels.parcel(name, value)
@@ -287,20 +319,47 @@ class Variables:
         if (other, path) != (name, ()):
             shipment.aliases[name] = other, path
 
+    def _note(self, shipment: Shipment, names: dict[str, Any]) -> None:
+        """Names are going to be bound on the ranks. A handle of what one of them has meant is of
+        no use then, unless the same cell gives that another name: `a, b = b, a`."""
+        self._versions.shipped(shipment)
+        for name in shipment.aliases:
+            other, _, version = key_of(names[name])
+            if version != self._versions.of(other):
+                now = self._versions.of(name)
+                names[name] = Composite(self, name, now, previous=names[name].previous)
+
     def _new_composite(
         self, name: str, infos: Mapping[int, Mapping[str, Any] | None] | None, replaced: object
     ) -> Composite:
-        self._versions[name] = version = self._versions.get(name, 0) + 1
+        version = self._versions.assigned(name)
         previous = replaced
         if isinstance(replaced, Composite) and key_of(replaced)[:2] == (name, ()):
             previous = replaced.previous
         info = None
         if infos is not None:
-            reads = {read for one in infos.values() if one for read in one.get("reads", ())}
-            self._rank_reads[name] = frozenset(reads)
+            self._note_reads(name, infos)
             if len(infos) == self.world_size:  # else it is asked for when it is needed
                 info = {rank: _info(one) for rank, one in infos.items() if one is not None}
         return Composite(self, name, version, info, previous=previous)
+
+    def _fulfil(
+        self,
+        handle: Composite,
+        names: dict[str, Any],
+        infos: Mapping[int, Mapping[str, Any] | None] | None,
+    ) -> None:
+        """A cell has bound what it was expected to, or has not (None)."""
+        name, _, version = key_of(handle)
+        if infos is not None:
+            if version == self._versions.of(name):
+                self._note_reads(name, infos)
+        elif names.get(name) is handle and handle.previous is not None:
+            names[name] = handle.previous
+
+    def _note_reads(self, name: str, infos: Mapping[int, Mapping[str, Any] | None]) -> None:
+        reads = {read for one in infos.values() if one for read in one.get("reads", ())}
+        self._rank_reads[name] = frozenset(reads)
 
     def _is_gone(self, name: str, bound: object, infos: Mapping[int, Any]) -> bool:
         """Whether a deleted name is left on no rank; of ranks that took no part, ask them."""
@@ -323,7 +382,7 @@ class Variables:
         name, path, version = key_of(composite)
         if pool_variables(composite) is not self:
             raise PoolError(f"{composite} is of another pool, whose ranks had the values.")
-        if version != self._versions.get(name, 0):
+        if version != self._versions.of(name):
             raise PoolError(
                 f"this is a handle of an earlier {name}: a later cell has assigned the name anew, "
                 f"and pool[{name!r}] is what the ranks have now."
@@ -345,18 +404,3 @@ class Variables:
 
 def _info(plain: Mapping[str, Any]) -> ValueInfo:
     return ValueInfo(**{key: value for key, value in plain.items() if key in _INFO_FIELDS})
-
-
-def _is_hidden(name: str) -> bool:
-    """Whether a name is IPython's or Python's own on each side: _, _12, In, __name__."""
-    return (
-        name.startswith("__")
-        or name in _SHELL_NAMES
-        or (name.startswith("_") and name.strip("_").lstrip("i").isdigit())
-    )
-
-
-_SHELL_NAMES = frozenset(
-    {"_", "_i", "_ii", "_iii", "_oh", "_ih", "_dh", "In", "Out", "exit", "quit", "open"}
-    | {"get_ipython", "display"}
-)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpupool.core.errors import SpmdError, StillRunningError
+from gpupool.pool.composite import Composite
 from gpupool.pool.pool import Pool
 from gpupool.pool.result import OutputRecorder, RankOutput, SpmdResult
 from gpupool.spmd.capture import CellNames, names_in_cell
@@ -84,8 +85,9 @@ class SpmdRun:
             cell_number=cell_number,
             shipments=self._ship(source, ranks),
         )
+        self._expected: dict[str, Composite] = {}
         if self._notebook is not None and self._notebook.at_once:
-            pool.variables.expect(self._notebook.names, self._names.assigns)
+            self._expected = pool.variables.expect(self._notebook.names, self._names.assigns)
 
     def done(self) -> bool:
         """Whether every rank has finished."""
@@ -159,10 +161,11 @@ class SpmdRun:
             return
         self._pool.variables.take_back(
             self._notebook.names,
-            frozenset() if self._notebook.at_once else self._names.assigns,
+            self._names.assigns,
             self._names.deletes,
             self._execution.names,
             succeeded,
+            self._expected,
         )
 
     def _wait(self, timeout_s: float) -> None:

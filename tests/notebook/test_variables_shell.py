@@ -62,6 +62,29 @@ READ = [
         "r[0]",
         "False",
     ),
+    Case(
+        "None where a tensor was",
+        "import torch\nx = torch.zeros(3)\n---\n%%spmd\nx\n---\nx = None\n---\n"
+        "%%spmd -o r\nx is None",
+        "r[1]",
+        "True",
+    ),
+    Case(
+        "open of another library",
+        "def open(path): return 'mine'\n---\n%%spmd -o r\nopen('p')\n---\ndel open",
+        "r[1]",
+        "'mine'",
+    ),
+    Case(
+        "cached_property and singledispatch",
+        "import functools\nn = 3\nclass A:\n    @functools.cached_property\n"
+        "    def v(self): return n\n"
+        "@functools.singledispatch\ndef kind(x): return 'any'\n"
+        "@kind.register\ndef of_int(x: int): return 'int'\nkind(1)\n---\n"
+        "%%spmd -o r\nA().v, kind(rank), kind('')",
+        "r[1]",
+        "(3, 'int', 'any')",
+    ),
     Case("module by name", "import math as m\n---\n%%spmd -o r\nm.floor(2.5)", "r[1]", "2"),
     Case(
         "submodule",
@@ -398,11 +421,49 @@ BACK = [
         "r[1]",
         "2",
     ),
+    Case(
+        "of a decorated function, a property and an instance of the ranks too",
+        "n = 1\n---\n%%spmd\nimport functools\n"
+        "def same(f):\n    @functools.wraps(f)\n    def g(*args): return f(*args)\n    return g\n"
+        "@same\ndef f(): return n\n"
+        "class A:\n    @property\n    def v(self): return n\n    @classmethod\n"
+        "    def w(cls): return n\n"
+        "a = A()\n---\nn = 2\n---\n%%spmd -o r\nf()\n---\nn = 3\n---\n"
+        "%%spmd -o s\na.v, a.w()",
+        "r[1], s[1]",
+        "(2, (3, 3))",
+    ),
+    Case(
+        "two handles change names",
+        "%%spmd\na = 'a', rank\nb = 'b', rank\n---\na, b = b, a\n---\n%%spmd -o r\na, b\n---\n"
+        "%%spmd -o s\na, b",
+        "r[1] == s[1], r[1], a[0], b[0]",
+        "(True, (('b', 1), ('a', 1)), ('b', 0), ('a', 0))",
+    ),
+    Case(
+        "a handle by another name while a notebook value takes its place",
+        "%%spmd\nx = rank * 10\n---\ny = x\nx = 5\n---\n%%spmd -o r\nx, y",
+        "r[1], y[1], x",
+        "((5, 10), 10, 5)",
+    ),
     Case("some ranks", "%%spmd -t 1\nx = rank", "sorted(x.info), x[1]", "([1], 1)"),
     Case("--isolate, in", "x = 5\n---\n%%spmd --isolate -o r\n'x' in globals()", "r[1]", "False"),
     Case("--isolate, out", "%%spmd --isolate\nx = 5", "'x' in globals()", "False"),
     Case(
         "--nowait", "%%spmd --nowait\nx = rank\n---\n_.result()", "__tell(x)", "'Composite [0, 1]'"
+    ),
+    Case(
+        "--nowait leaves alone what the notebook has assigned since",
+        "%%spmd --nowait -o h\nimport time\ntime.sleep(0.2)\nx = y = rank\n---\nx = 5\n---\n"
+        "h.result()",
+        "x, __tell(y)",
+        "(5, 'Composite [0, 1]')",
+    ),
+    Case(
+        "--nowait that fails before it assigns",
+        "x = 'mine'\n---\n%%spmd --nowait -o h\n1 / 0\nx = 1\n---\nh.result()",
+        "x",
+        "'mine'",
     ),
     Case("%spmd", "x = 4\n---\nr = %spmd x + rank", "r[1]", "5"),
     Case(
@@ -466,6 +527,19 @@ REFUSED = [
         "",
         "x: it takes 257 MiB or more; a cell sends up to 256 MiB. Load it in the cell, or bring it "
         "to the ranks once: `x = pool.put(x)`.",
+    ),
+    Case(
+        "a small view of a large tensor",
+        "import torch\nx = torch.zeros(257 << 20, dtype=torch.uint8)[:2]\n---\n%%spmd\nran = 1\nx",
+        "",
+        "Send a copy: `x = x.clone()`.",
+    ),
+    Case(
+        "a lock beside a constant",
+        "import gpupool, threading\nx = [gpupool.current_pool().put(1), threading.Lock()]\n---\n"
+        "%%spmd\nran = 1\nx",
+        "",
+        "(x[1])",
     ),
     Case(
         "what a function closes over",

@@ -15,6 +15,8 @@ import torch
 
 from gpupool import Composite, Pool, PoolError, SpmdError, TransferError
 from gpupool.core.parcels import namespace
+from gpupool.pool.composite import Constant
+from gpupool.pool.variables import Variables
 from tests.pool.processes import engine_pid, until
 
 LARGE = 4 << 20  # bytes; beyond what travels in a message
@@ -30,6 +32,10 @@ def mapped(pid: int) -> int:
         return sum("memfd:gpupool" in line for line in maps)
 
 
+def ignore(rank: int, kind: str, content: object) -> None:
+    """Output that nobody looks at."""
+
+
 class Notebook:
     """The notebook's names, and cells that read and assign them."""
 
@@ -43,7 +49,7 @@ class Notebook:
         execution = self.pool.begin(
             source,
             ranks=chosen,
-            on_output=lambda *_: None,
+            on_output=ignore,
             shipments=variables.payloads(shipment, chosen, assigns.split()),
         )
         succeeded = False
@@ -278,3 +284,81 @@ def test_secrets_in_a_shown_value_are_hidden(pool2: Pool) -> None:
     (info,) = {str(i.text) for i in pool2.variables.look(pool2["x"], 100).values()}
     assert info == "['[hidden]']"
     pool2.propagate_env("GPUPOOL_TEST_KEY", unset=True)
+
+
+def test_a_handle_of_what_the_notebook_has_covered_says_so(notebook: Notebook) -> None:
+    notebook.cell("x = rank", assigns="x")
+    handle = notebook.names["x"]
+    notebook.names["x"] = 5
+    notebook.cell("x", "x")
+    with pytest.raises(PoolError, match="a handle of an earlier x"):
+        handle[0]
+
+
+def test_a_handle_is_not_assigned_to(notebook: Notebook) -> None:
+    notebook.cell("x = {}", assigns="x")
+    handle = notebook.names["x"]
+    with pytest.raises(TypeError, match=r"`x\.lr = \.\.\.` belongs in a %%spmd cell"):
+        handle.lr = 0.1
+    with pytest.raises(TypeError, match="x is on the ranks"):
+        handle[0] = 1
+
+
+@pytest.mark.parametrize("name", ["rank", "_", "a b", "for"])
+def test_names_that_no_value_can_have_are_refused(pool2: Pool, name: str) -> None:
+    with pytest.raises(PoolError, match=name):
+        pool2[name] = 1
+
+
+def test_a_value_whose_repr_fails_is_listed(notebook: Notebook) -> None:
+    notebook.cell("class R:\n    def __repr__(self): return 1 / 0\nx = R()", assigns="x")
+    info = notebook.pool.variables.look(notebook.names["x"], 80)
+    assert [one.text for one in info.values()] == [
+        "<its repr raised ZeroDivisionError: division by zero>"
+    ] * 2
+
+
+def test_a_constant_of_another_pool_is_refused(notebook: Notebook, pool2: Pool) -> None:
+    foreign = Constant(Variables(pool2), pool2.put("ours").number, "str")
+    for value in (foreign, [foreign]):
+        notebook.names["x"] = value
+        with pytest.raises(TransferError, match="a Constant of another pool"):
+            notebook.cell("x", "x")
+    with pytest.raises(PoolError, match="a Constant of another pool"):
+        pool2.run(str, foreign)
+    notebook.names["x"] = 1
+    assert notebook.cell("x", "x") == ["1", "1"]
+
+
+def test_what_was_sent_with_a_cell_that_never_ran_is_sent_again(
+    notebook: Notebook, pool2: Pool
+) -> None:
+    running = pool2.begin("import time; time.sleep(60)", ranks=[0, 1], on_output=ignore)
+    notebook.names["x"] = [7]
+    shipment = pool2.variables.ship(["x"], notebook.names, [0, 1])
+    payloads = pool2.variables.payloads(shipment, [0, 1], [])
+    waiting = pool2.begin("x", ranks=[0, 1], on_output=ignore, shipments=payloads)
+    waiting.interrupt()
+    assert waiting.wait(30)
+    running.interrupt()
+    assert running.wait(30)
+    assert notebook.cell("x", "x") == ["[7]", "[7]"]
+
+
+def test_what_is_sent_again_leaves_the_rest_alone(notebook: Notebook, pool2: Pool) -> None:
+    notebook.names |= {"x": [1], "y": [2]}
+    notebook.cell("x.append(rank)", "x y")
+    pool2.run(
+        "from gpupool.engine import variables\n"
+        "if rank == 1: del variables._kept[variables._bound['y']]"
+    )
+    with pytest.raises(SpmdError, match=r"rank 1 has lost values"):
+        notebook.cell("y", "y")
+    assert notebook.cell("x, y", "x y") == ["([1, 0], [2])", "([1, 1], [2])"]
+
+
+def test_what_cannot_be_made_in_the_notebook_says_so(notebook: Notebook) -> None:
+    notebook.cell("x = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))", "", "x")
+    with pytest.raises(PoolError, match="x of rank 0 cannot be made in the notebook: ValueError"):
+        notebook.names["x"][0]
+    assert isinstance(notebook.names["x"].module[0], torch.nn.Linear)
