@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import TransferError
 from gpupool.core.masking import redact
+from gpupool.core.parcels import MemoryFile
 from gpupool.pool.environment import notebook_place
 from gpupool.pool.parcels import Parcels
 from gpupool.pool.sources import sources_of
@@ -23,7 +24,8 @@ class Shipment:
     `numbers` maps names to parcels, `aliases` names to (name, path) on the rank; `bound` are names
     that the notebook's functions bind. `covered` are the notebook's names that mean something else
     in a cell, `problems` names that cannot be sent with the reason, `inline` the parcels that go
-    with the cell: rank -> (number, parcel). `filenames` are those of code that goes along.
+    with the cell: rank -> (number, parcel). `filenames` are those of code that goes along,
+    `files` have to stay open until the cell has begun.
     """
 
     numbers: dict[str, int] = field(default_factory=dict)
@@ -32,6 +34,7 @@ class Shipment:
     covered: set[str] = field(default_factory=set)
     problems: dict[str, str] = field(default_factory=dict)
     filenames: set[str] = field(default_factory=set)
+    files: list[MemoryFile] = field(default_factory=list)
     inline: dict[int, list[tuple[int, dict[str, Any]]]] = field(default_factory=dict)
 
 
@@ -52,22 +55,29 @@ class Delivery:
         ranks: Sequence[int],
         needs: Iterable[int] = (),
         *,
-        at_once: bool = False,
+        first: bool | None = None,
     ) -> None:
-        """Bring the parcels to the ranks that lack them; small plain ones go with the cell."""
+        """Bring the parcels to the ranks that lack them.
+
+        Args:
+            first: whether they are read before anything runs, or go with the cell. If it is not
+                said, those that are small and cannot fail go with it.
+        """
         needed = sorted(self._parcels.with_needs([*shipment.numbers.values(), *needs]))
         lacking = {r: [n for n in needed if n not in self._there.get(r, ())] for r in ranks}
         wires = {n: self._parcels.wire(n) for n in sorted({n for m in lacking.values() for n in m})}
         files = [file for _, file in wires.values() if file is not None]
         per_rank = {r: [(n, wires[n][0]) for n in numbers] for r, numbers in lacking.items()}
-        try:
-            if at_once or files or not all(self._parcels.is_plain(number) for number in wires):
+        if first is None:
+            first = bool(files) or not all(self._parcels.is_plain(number) for number in wires)
+        if first:
+            try:
                 self._receive(per_rank, shipment)
-            else:
-                shipment.inline = per_rank
-        finally:
-            for file in files:
-                file.close()
+            finally:
+                for file in files:
+                    file.close()
+        else:
+            shipment.inline, shipment.files = per_rank, files
         for rank, numbers in lacking.items():
             shipment.filenames |= self._parcels.filenames(numbers)
             self._there.setdefault(rank, set()).update(numbers)

@@ -47,7 +47,7 @@ class Execution:
         self.errors: dict[int, RankError] = {}
         self.names: dict[int, dict[str, Any]] = {}  # what a cell left, of failed ranks too
         self.elapsed_s = 0.0
-        self.keeps: object = None  # what has to live as long as this
+        self.keeps: object = None  # what has to live until the end of this
         self._exceptions: dict[int, BaseException] = {}  # of an inline pool's rank
         self._pool = pool
         self._hidden = pool.hidden_values()
@@ -134,6 +134,7 @@ class Execution:
         finally:
             interrupted = self._aborted or self._signalled_at is not None
             self._pool.turns.end(self._turn, broke_group=interrupted or self._group_wanting)
+            self.keeps = None
             self._finished.set()
 
     def _begin(self) -> bool:

@@ -38,6 +38,11 @@ class Turns:
             self._row.append(turn)
         return turn
 
+    def are_in_use(self, ranks: Iterable[int]) -> bool:
+        """Whether something runs on these ranks, or waits for them."""
+        with self._lock:
+            return any(turn.ranks.intersection(ranks) for turn in self._row)
+
     def begin(self, turn: Turn) -> list[str]:
         """Begin if nothing is in the way; else the names of what is."""
         with self._lock:

@@ -51,8 +51,18 @@ class Variables:
 
     # ---- into a cell ---------------------------------------------------------------------
 
-    def ship(self, reads: Iterable[str], names: dict[str, Any], ranks: Sequence[int]) -> Shipment:
+    def ship(
+        self,
+        reads: Iterable[str],
+        names: dict[str, Any],
+        ranks: Sequence[int],
+        *,
+        waits: bool = True,
+    ) -> Shipment:
         """Bring to `ranks` what they need of the notebook's `names` to run code that reads `reads`.
+
+        Args:
+            waits: for ranks that are in use; else the values go with the code when its turn comes.
 
         Raises:
             TransferError: a value cannot be sent, or be read on a rank; nothing is bound then.
@@ -64,7 +74,8 @@ class Variables:
                 shipment = self._gather(reads, names)
                 if shipment.problems:
                     raise TransferError(shipment.problems)
-                self._delivery.send(shipment, ranks)
+                goes_along = not waits and self._pool.turns.are_in_use(ranks)
+                self._delivery.send(shipment, ranks, first=False if goes_along else None)
                 self._note(shipment, names)
             finally:
                 self._parcels.end()
@@ -177,7 +188,7 @@ class Variables:
                 self._parcels.end()
             shipment = Shipment(numbers={"the value": parcel.number})
             try:
-                self._delivery.send(shipment, self._pool.alive_ranks(), at_once=True)
+                self._delivery.send(shipment, self._pool.alive_ranks(), first=True)
             except BaseException:  # nobody will ever ask for it
                 self._parcels.drop(parcel.number)
                 raise

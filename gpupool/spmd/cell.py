@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpupool.core.errors import SpmdError, StillRunningError
+from gpupool.core.parcels import MemoryFile
 from gpupool.pool.composite import Composite
 from gpupool.pool.pool import Pool
 from gpupool.pool.result import OutputRecorder, RankOutput, SpmdResult
@@ -71,6 +72,7 @@ class SpmdRun:
         self._pool = pool
         self._notebook = None if pool.options.inline else notebook
         self._names = CellNames()
+        self._files: list[MemoryFile] = []
         self.covered: frozenset[str] = frozenset()  # names of the notebook's that are the rank's
         self._view = view
         self.name = f"cell In[{cell_number}]" if cell_number else "a cell"
@@ -85,6 +87,7 @@ class SpmdRun:
             cell_number=cell_number,
             shipments=self._ship(source, ranks),
         )
+        self._execution.keeps, self._files = self._files, []
         self._expected: dict[str, Composite] = {}
         if self._notebook is not None and self._notebook.at_once:
             self._expected = pool.variables.expect(self._notebook.names, self._names.assigns)
@@ -151,7 +154,9 @@ class SpmdRun:
             return None
         self._names = names_in_cell(source, self._notebook.transform)
         variables = self._pool.variables
-        shipment = variables.ship(self._names.reads, self._notebook.names, ranks)
+        reads, names = self._names.reads, self._notebook.names
+        shipment = variables.ship(reads, names, ranks, waits=not self._notebook.at_once)
+        self._files = shipment.files
         self.covered = frozenset(shipment.covered)
         return variables.payloads(shipment, ranks, self._names.assigns | self._names.deletes)
 

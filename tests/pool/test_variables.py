@@ -15,8 +15,11 @@ import torch
 
 from gpupool import Composite, Pool, PoolError, SpmdError, TransferError
 from gpupool.core.parcels import namespace
+from gpupool.notebook.spmd_view import QuietView
 from gpupool.pool.composite import Constant
 from gpupool.pool.variables import Variables
+from gpupool.spmd.cell import Notebook as At
+from gpupool.spmd.cell import SpmdRun
 from tests.pool.processes import engine_pid, until
 
 LARGE = 4 << 20  # bytes; beyond what travels in a message
@@ -193,6 +196,17 @@ def test_plain_ipyparallel_may_change_a_name_meanwhile(notebook: Notebook, pool2
     notebook.cell("x", "x")
     pool2.run("x = 'something else'")  # knows nothing of the notebook
     assert notebook.cell("int(x[-1])", "x") == [str(LARGE // 8 - 1)] * 2
+
+
+def test_a_cell_in_the_background_takes_large_values_along(pool2: Pool) -> None:
+    names: dict[str, Any] = {"x": np.ones(LARGE, np.uint8)}
+    running = pool2.begin("import time; time.sleep(2)", ranks=(0, 1), on_output=lambda *_: None)
+    notebook = At(names, str, at_once=True)
+    run = SpmdRun(pool2, "n = int(x.sum())", (0, 1), QuietView("everything"), notebook=notebook)
+    assert not running.done()  # it was not waited for
+    del names["x"]
+    run.result()
+    assert names["n"].gather() == [LARGE, LARGE]
 
 
 def test_a_handle_of_what_was_assigned_anew_says_so(notebook: Notebook, pool2: Pool) -> None:
