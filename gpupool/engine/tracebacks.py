@@ -184,7 +184,7 @@ def _chain(error: BaseException) -> list[BaseException]:
     """The exception and those that it came from, the first cause last; each once."""
     found: list[BaseException] = []
     current: BaseException | None = error
-    while current is not None and current not in found:
+    while current is not None and not any(current is one for one in found):  # not ==: the user's
         found.append(current)
         current = current.__cause__ or (
             None if current.__suppress_context__ else current.__context__

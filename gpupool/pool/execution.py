@@ -70,15 +70,7 @@ class Execution:
         self._turn = pool.turns.ask(payloads, _title(name, payloads))
         self.waits_for = [] if pool.options.inline else pool.turns.begin(self._turn)
         self._waits = bool(self.waits_for)
-        # Before the calls: to start a thread takes 2 ms while ipyparallel's is busy sending them.
-        threading.Thread(target=self._supervise, name=f"gpupool-{name}", daemon=True).start()
-        if self._waits:
-            return
-        self._turn.began = True
-        try:  # in this thread: an inline pool works here and now
-            call()
-        finally:
-            self._called.set()
+        self._begin_supervision()
 
     def done(self) -> bool:
         """Whether every rank has finished."""
@@ -117,12 +109,31 @@ class Execution:
         error = self.error()
         if error is None:
             return self.replies
-        self._pool.last_error = error
         cause = self._exceptions.get(error.first.rank)
         if cause is None:
             raise error
         # It was raised in this process: a debugger that is given our error stops in that frame.
         raise error.with_traceback(cause.__traceback__) from cause
+
+    def _begin_supervision(self) -> None:
+        """Have a thread supervise, and make the calls here unless they have to wait their turn.
+
+        An interrupt that comes meanwhile ends what has begun: nothing may stay in the row of turns.
+        """
+        # Before the calls: to start a thread takes 2 ms while ipyparallel's is busy sending them.
+        thread = threading.Thread(target=self._supervise, name="gpupool-execution", daemon=True)
+        try:
+            thread.start()
+            if not self._waits:  # in this thread: an inline pool works here and now
+                self._turn.began = True
+                self._call()
+        except BaseException:
+            self.interrupt()
+            if thread.ident is None:
+                self._pool.turns.end(self._turn)
+            raise
+        finally:
+            self._called.set()
 
     # ---- in the supervising thread -------------------------------------------------------
 
@@ -130,9 +141,18 @@ class Execution:
         try:
             if self._begin():
                 self._watch()
+        except Exception as error:  # whoever waits has to hear of it
+            self._fail(type(error).__name__, str(error))
         finally:
-            interrupted = self._aborted or self._signalled_at is not None
+            if self.errors and self._futures:
+                self._pool.last_error = self.error()
+            self._leave()
+
+    def _leave(self) -> None:
+        interrupted = self._aborted or self._signalled_at is not None
+        try:
             self._pool.turns.end(self._turn, broke_group=interrupted or self._group_wanting)
+        finally:
             self._finished.set()
 
     def _begin(self) -> bool:
@@ -156,9 +176,10 @@ class Execution:
         return True
 
     def _fail(self, ename: str, evalue: str) -> None:
-        """Nothing has run: the same error for every rank."""
+        """The same error for every rank of which nothing is known: mostly, nothing has run."""
         now = time.time()
-        self.errors = {rank: RankError(rank, ename, evalue, "", now) for rank in self.ranks}
+        for rank in {*self.ranks} - {*self.replies, *self.errors}:
+            self.errors[rank] = RankError(rank, ename, evalue, "", now)
 
     def _watch(self) -> None:
         pending = set(self._futures)

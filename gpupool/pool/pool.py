@@ -111,8 +111,10 @@ class Pool:
             timeout_s=timeout_s,
             **kwargs,
         )
-        replies = execution.result()
-        recorder.finish()
+        try:
+            replies = execution.result()
+        finally:
+            recorder.finish()
         return SpmdResult(replies, recorder.outputs, execution.elapsed_s)
 
     def begin(
