@@ -158,6 +158,8 @@ class GpupoolMagics(Magics):
             chosen.timeout_s,
             notebook,
             result_name=chosen.name or "_",
+            # a terminal shows the value of every expression, that of `handle.result()` too
+            is_value=chosen.nowait and getattr(self.shell, "kernel", None) is None,
         )
         if chosen.nowait:
             self._bind(chosen.name, run)

@@ -166,6 +166,7 @@ class Execution:
             names = ", ".join(dict.fromkeys(self.waits_for))
             self._fail("KeyboardInterrupt", f"interrupted while it waited for {names}")
             return False
+        self._pool.wait_for_restart()  # its beginning may be what ended the turn before
         self._started = time.monotonic()
         try:
             self._pool.require_usable()

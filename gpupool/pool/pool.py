@@ -218,6 +218,11 @@ class Pool:
                 raise
             self._health.mark_mended(chosen)
 
+    def wait_for_restart(self) -> None:
+        """Wait until no rank is being replaced, nor the group formed."""
+        with self._forming:
+            pass
+
     def status(self) -> PoolStatus:
         """The pool at this moment."""
         state = self._health.state
