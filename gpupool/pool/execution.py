@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
 
 GRACE_S = 0.25  # after a first failure the others may still finish or fail by themselves
+_REFUSALS = ("TypeError", "ValueError")  # of a collective that has not begun
 REACT_S = 3.0  # a rank that has not reacted to an interrupt by then is given up
 
 # (rank, kind, content): see `gpupool.pool.iopub.OnMessage`
@@ -58,7 +59,7 @@ class Execution:
         self._finished = threading.Event()
         self._signalled_at: float | None = None
         self._aborted = False
-        self._group_wanting = False  # a script has left the process group
+        self._group_wanting = False  # the process group was left, or has failed
         self._futures: dict[Future[Any], int] = {}
         self._called = threading.Event()
 
@@ -225,6 +226,9 @@ class Execution:
             error = dict(future.result()["error"])
             if error["ename"] == ParcelsLostError.__name__:
                 self._pool.variables.forget_ranks([rank])
+            # no collective works any more after one has failed, also if nobody waits in it
+            failed = error.get("collective") and error["ename"] not in _REFUSALS
+            self._group_wanting = bool(self._group_wanting or failed)
             if "exception" in error:
                 self._exceptions[rank] = error.pop("exception")
             self.errors[rank] = self._rank_error(rank, **error)
