@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
 
 GRACE_S = 0.25  # after a first failure the others may still finish or fail by themselves
-_REFUSALS = ("TypeError", "ValueError")  # of a collective that has not begun
 REACT_S = 3.0  # a rank that has not reacted to an interrupt by then is given up
+
+_REFUSALS = ("TypeError", "ValueError")  # of a collective that has not begun
 
 # (rank, kind, content): see `gpupool.pool.iopub.OnMessage`
 OnOutput = Callable[[int, str, Any], None]
