@@ -148,7 +148,7 @@ class SpmdError(GpuPoolError):
             rank = f"rank {self.first.rank}: "
             facts = [f"{failed} of {self.world_size} ranks failed"]
         if freed:
-            facts.append(f"{freed} freed from a collective")
+            facts.append(f"{freed} {FREED}")
         told = "; ".join([", ".join(facts), *([self.first.where] if self.first.where else [])])
         # They go to the end of the first line: a long message must not push them out of sight.
         head, newline, rest = str(self.first).partition("\n")

@@ -244,11 +244,11 @@ class Channel:
             start = end
 
     def _emit_of_call(self, pieces: list[Piece]) -> None:
+        texts = [encodable(piece.text) for piece in pieces]
         if len(pieces) <= MAX_MESSAGES:
-            for piece in pieces:
-                self._send(piece, piece.text, {})
+            for piece, text in zip(pieces, texts, strict=True):
+                self._send(piece, text, {})
             return
-        texts = [piece.text for piece in pieces]
         self._send(pieces[0], "".join(texts), {PIECES: [len(text) for text in texts]})
 
     def _send(self, piece: Piece, text: str, metadata: dict[str, Any]) -> None:
@@ -257,6 +257,15 @@ class Channel:
         self._session.send(
             _Direct(self._thread), "stream", content, piece.parent, topic, metadata=metadata
         )
+
+
+def encodable(text: str) -> str:
+    """The text with halves of characters, which no message can hold, written as \\ud800."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="backslashreplace").decode()
+    return text
 
 
 def left_out(num_chars: int) -> str:

@@ -51,7 +51,7 @@ def run_function(load: Callable[[], tuple[Any, Any, Any]]) -> dict[str, Any]:
     try:
         function, args, kwargs = load()
         value = function(*args, **kwargs)
-        reply: dict[str, Any] = {"value": pack(value), "text": repr(value)}
+        reply: dict[str, Any] = {"value": pack(value), "text": _text_of(value)}
     except BaseException as error:  # also SystemExit and KeyboardInterrupt: the engine goes on
         reply = {"error": describe(error)}
     return {**reply, "elapsed_s": time.monotonic() - started}
@@ -157,4 +157,11 @@ def _value_reply(value: object) -> dict[str, Any]:
         pickled = pack(value, MAX_VALUE_BYTES)
     except Exception:  # too large, or a thing that cannot travel (lock, socket): the text can
         pickled = None
-    return {"value": pickled, "text": repr(value)}
+    return {"value": pickled, "text": _text_of(value)}
+
+
+def _text_of(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception as error:  # IPython, which shows the value, has said so; the cell goes on
+        return f"<{type(value).__name__}: its __repr__ raised {type(error).__name__}>"

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from gpupool.engine import debug, here
+from gpupool.engine.channel import encodable
 from gpupool.engine.shell import this_shell
 from gpupool.engine.sources import cell_of
 
@@ -184,7 +185,7 @@ def _chain(error: BaseException) -> list[BaseException]:
     """The exception and those that it came from, the first cause last; each once."""
     found: list[BaseException] = []
     current: BaseException | None = error
-    while current is not None and current not in found:
+    while current is not None and not any(current is one for one in found):
         found.append(current)
         current = current.__cause__ or (
             None if current.__suppress_context__ else current.__context__
@@ -284,6 +285,7 @@ def _lines_of_frames(formatter: Any, frames: list[TracebackType]) -> Iterator[No
 
 
 def _cut(text: str, max_chars: int) -> str:
+    text = encodable(text)
     if len(text) <= max_chars:
         return text
     head = max_chars // 3

@@ -132,6 +132,7 @@ class GpupoolMagics(Magics):
         device, torch and dist are defined.
         `%spmd EXPRESSION` gives the value of an expression per rank.
         """
+        __tracebackhide__ = True  # of an error that the user's code has chained to its own
         chosen = arguments.spmd_parser().parse_line(line)
         mode = auto.of(self.shell)
         if chosen.auto:
@@ -146,6 +147,7 @@ class GpupoolMagics(Magics):
         self.shell.run_cell(cell).raise_error()  # a cell that is sent comes not here: see auto.py
 
     def _cell(self, chosen: argparse.Namespace, cell: str) -> SpmdRun | SpmdResult | None:
+        __tracebackhide__ = True
         # a handle's result shows its values itself, where it is asked for
         notebook = None if chosen.isolate else self._notebook(at_once=chosen.nowait)
         run = self._begin(
@@ -156,6 +158,8 @@ class GpupoolMagics(Magics):
             chosen.timeout_s,
             notebook,
             result_name=chosen.name or "_",
+            # a terminal shows the value of every expression, that of `handle.result()` too
+            is_value=chosen.nowait and getattr(self.shell, "kernel", None) is None,
         )
         if chosen.nowait:
             self._bind(chosen.name, run)
@@ -174,6 +178,7 @@ class GpupoolMagics(Magics):
 
         `x = %spmd EXPRESSION` keeps it: x[rank]. `%%spmd` runs a whole cell.
         """
+        __tracebackhide__ = True
         if not line.strip():
             raise OptionsError("%spmd needs an expression, as in `%spmd rank * 2`.")
         source = on_its_line(line, self.shell)
@@ -328,7 +333,8 @@ class GpupoolMagics(Magics):
         return pool
 
     def _bind(self, name: str | None, value: object) -> None:
-        if name is not None:
+        # IPython lets `_` alone for good if anyone else binds it, and does so itself in a moment
+        if name not in (None, "_"):
             self.shell.user_ns[name] = value
 
 

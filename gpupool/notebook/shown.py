@@ -1,4 +1,4 @@
-"""What the running cell has shown of a result: as its value it is not shown again. Client."""
+"""What the running cell has shown of a result or an error: it is not shown again. Client."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import weakref
 from typing import Any, Literal
 
 from IPython.core.getipython import get_ipython
+
+from gpupool.core.errors import SpmdError
 
 Part = Literal["nothing", "texts", "everything"]
 
@@ -19,6 +21,18 @@ def mark_shown(result: object, part: Part = "everything") -> None:
     global _cell, _result, _part
     if result is not None:
         _cell, _result, _part = _this_cell(), weakref.ref(result), part
+
+
+def mark_error_shown(error: SpmdError) -> None:
+    """The running cell has shown the tracebacks of this error: raised in it, it need not again."""
+    shell: Any = get_ipython()
+
+    def forget(_: object) -> None:
+        error.is_shown = False
+        shell.events.unregister("post_run_cell", forget)
+
+    error.is_shown = True
+    shell.events.register("post_run_cell", forget)
 
 
 def part_shown(result: object) -> Part:

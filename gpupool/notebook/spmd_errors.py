@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from html import escape
 
-from gpupool.core.errors import RankError, SpmdError
+from gpupool.core.errors import FREED, RankError, SpmdError
 from gpupool.notebook import ansi, markup
 from gpupool.spmd.output import NormalText, format_ranks
 
@@ -74,7 +74,7 @@ def _one_line(error: RankError) -> str:
     if not error.freed:
         return _short(str(error))
     collective = collective_of(error)
-    return f"freed from {collective}()" if collective else "freed from waiting for it"
+    return f"freed from {collective}()" if collective else FREED
 
 
 def _headline(error: RankError) -> str:

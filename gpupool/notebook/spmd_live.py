@@ -10,7 +10,7 @@ from typing import Any
 
 from gpupool.notebook import ansi, markup
 from gpupool.notebook.cell_output import Place
-from gpupool.notebook.shown import Part, mark_shown
+from gpupool.notebook.shown import Part, mark_error_shown, mark_shown
 from gpupool.notebook.spmd_figures import bundle_html, is_embeddable, is_rich
 from gpupool.notebook.spmd_lines import Lines, fold_bars, merge
 from gpupool.notebook.spmd_picture import (
@@ -95,7 +95,7 @@ class LiveView:
         if has_something(report, self._look) or self._place.is_shown:
             self._show_report()
         if report.error is not None:
-            report.error.is_shown = True
+            mark_error_shown(report.error)
         self._show_others(report)
         mark_shown(report.result, self._part)
 

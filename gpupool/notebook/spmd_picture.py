@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gpupool.core.errors import FREED
 from gpupool.notebook import ansi, markup
 from gpupool.notebook.spmd_errors import errors_html
 from gpupool.notebook.spmd_figures import figures_html, figures_text, is_embeddable, is_rich
@@ -277,7 +278,7 @@ def _counts(report: CellReport) -> list[tuple[str, str]]:
         (len(report.outputs) - len(errors), "✓ {} ok", markup.GREEN),
         (len(errors) - freed - interrupted, "✗ {} failed", markup.RED),
         (interrupted, "{} interrupted", markup.AMBER),
-        (freed, "{} freed from waiting", markup.AMBER),
+        (freed, f"{{}} {FREED}", markup.AMBER),
     ]
     return [(text.format(n), colour) for n, text, colour in counts if n]
 

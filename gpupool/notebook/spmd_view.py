@@ -146,9 +146,7 @@ class LineView:
             self._queue.extend((rank, line) for line in self._lines.feed(rank, content))
             if self._report is not None:  # nobody waits any more
                 self._write_late(rank)
-        elif kind == "display" or (
-            kind == "result" and (self._show_values or self._draws(content))
-        ):
+        elif kind == "display" or (kind == "result" and self._shows(content)):
             self._queue.extend((rank, line) for line in self._lines.rest(rank))
             if self._draws(content):
                 self._queue.append((rank, content))

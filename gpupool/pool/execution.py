@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 GRACE_S = 0.25  # after a first failure the others may still finish or fail by themselves
 REACT_S = 3.0  # a rank that has not reacted to an interrupt by then is given up
 
+_REFUSALS = ("TypeError", "ValueError")  # of a collective that has not begun
+
 # (rank, kind, content): see `gpupool.pool.iopub.OnMessage`
 OnOutput = Callable[[int, str, Any], None]
 
@@ -58,7 +60,7 @@ class Execution:
         self._finished = threading.Event()
         self._signalled_at: float | None = None
         self._aborted = False
-        self._group_wanting = False  # a script has left the process group
+        self._group_wanting = False  # the process group was left, or has failed
         self._futures: dict[Future[Any], int] = {}
         self._called = threading.Event()
 
@@ -71,15 +73,7 @@ class Execution:
         self._turn = pool.turns.ask(payloads, _title(name, payloads))
         self.waits_for = [] if pool.options.inline else pool.turns.begin(self._turn)
         self._waits = bool(self.waits_for)
-        # Before the calls: to start a thread takes 2 ms while ipyparallel's is busy sending them.
-        threading.Thread(target=self._supervise, name=f"gpupool-{name}", daemon=True).start()
-        if self._waits:
-            return
-        self._turn.began = True
-        try:  # in this thread: an inline pool works here and now
-            call()
-        finally:
-            self._called.set()
+        self._begin_supervision()
 
     def done(self) -> bool:
         """Whether every rank has finished."""
@@ -118,12 +112,31 @@ class Execution:
         error = self.error()
         if error is None:
             return self.replies
-        self._pool.last_error = error
         cause = self._exceptions.get(error.first.rank)
         if cause is None:
             raise error
         # It was raised in this process: a debugger that is given our error stops in that frame.
         raise error.with_traceback(cause.__traceback__) from cause
+
+    def _begin_supervision(self) -> None:
+        """Have a thread supervise, and make the calls here unless they have to wait their turn.
+
+        An interrupt that comes meanwhile ends what has begun: nothing may stay in the row of turns.
+        """
+        # Before the calls: to start a thread takes 2 ms while ipyparallel's is busy sending them.
+        thread = threading.Thread(target=self._supervise, name="gpupool-execution", daemon=True)
+        try:
+            thread.start()
+            if not self._waits:  # in this thread: an inline pool works here and now
+                self._turn.began = True
+                self._call()
+        except BaseException:
+            self.interrupt()
+            if thread.ident is None:
+                self._pool.turns.end(self._turn)
+            raise
+        finally:
+            self._called.set()
 
     # ---- in the supervising thread -------------------------------------------------------
 
@@ -131,9 +144,18 @@ class Execution:
         try:
             if self._begin():
                 self._watch()
+        except Exception as error:  # whoever waits has to hear of it
+            self._fail(type(error).__name__, str(error))
         finally:
-            interrupted = self._aborted or self._signalled_at is not None
+            if self.errors and self._futures:
+                self._pool.last_error = self.error()
+            self._leave()
+
+    def _leave(self) -> None:
+        interrupted = self._aborted or self._signalled_at is not None
+        try:
             self._pool.turns.end(self._turn, broke_group=interrupted or self._group_wanting)
+        finally:
             self.keeps = None
             self._finished.set()
 
@@ -148,6 +170,7 @@ class Execution:
             names = ", ".join(dict.fromkeys(self.waits_for))
             self._fail("KeyboardInterrupt", f"interrupted while it waited for {names}")
             return False
+        self._pool.wait_for_restart()  # its beginning may be what ended the turn before
         self._started = time.monotonic()
         try:
             self._pool.require_usable()
@@ -158,12 +181,12 @@ class Execution:
         return True
 
     def _fail(self, ename: str, evalue: str) -> None:
-        """Nothing has run: the same error for every rank."""
+        """The same error for every rank of which nothing is known: mostly, nothing has run."""
         now = time.time()
-        for rank, payload in self._payloads.items():
-            sent = (payload.get("shipment") or {}).get("parcels", ())
+        for rank in {*self.ranks} - {*self.replies, *self.errors}:
+            sent = (self._payloads[rank].get("shipment") or {}).get("parcels", ())
             self._pool.variables.not_there(rank, [number for number, _ in sent])
-        self.errors = {rank: RankError(rank, ename, evalue, "", now) for rank in self.ranks}
+            self.errors[rank] = RankError(rank, ename, evalue, "", now)
 
     def _watch(self) -> None:
         pending = set(self._futures)
@@ -207,6 +230,9 @@ class Execution:
             self.errors[rank] = RankError(rank, name, text, failed_at=time.time())
         elif "error" in future.result():
             error = dict(future.result()["error"])
+            # no collective works any more after one has failed, also if nobody waits in it
+            failed = error.get("collective") and error["ename"] not in _REFUSALS
+            self._group_wanting = bool(self._group_wanting or failed)
             if "exception" in error:
                 self._exceptions[rank] = error.pop("exception")
             self.errors[rank] = self._rank_error(rank, **error)

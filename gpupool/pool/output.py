@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gpupool.core.masking import Redactor, Secrets, redact_all
@@ -13,7 +14,9 @@ from gpupool.pool.screen import as_shown
 HEAD_CHARS = 1_000_000  # per rank and call, of the beginning
 LAST_CHARS = 9_000_000  # and of the end; what lies between is let go
 MAX_DISPLAYS = 200  # per rank and call; beyond, the oldest is let go
-SHRUNK_CHARS = 100_000  # of head and end each, and of figures, of a result that is no longer new
+NUM_WHOLE = 32  # the last runs, whose texts and figures are whole, if not too large together:
+MAX_WHOLE_CHARS = 200_000_000
+SHRUNK_CHARS = 100_000  # of head and end each, and of figures, of older runs
 
 
 class RankOutput:
@@ -23,7 +26,15 @@ class RankOutput:
     "display_id": its name or None}, those of display() and of last values.
     """
 
-    __slots__ = ("_head", "_last", "_num_head", "_num_last", "_num_left_out", "displays")
+    __slots__ = (
+        "__weakref__",
+        "_head",
+        "_last",
+        "_num_head",
+        "_num_last",
+        "_num_left_out",
+        "displays",
+    )
 
     def __init__(self) -> None:
         self.displays: list[dict[str, Any]] = []
@@ -163,6 +174,7 @@ class OutputRecorder:
         with self._lock:
             for (rank, kind), redactor in self._redactors.items():
                 self._text(rank, kind, redactor.flush())
+        _keep_small(self.outputs.values())
 
     def _take(self, rank: int, kind: str, content: Any) -> None:
         output = self.outputs[rank]
@@ -192,6 +204,25 @@ class OutputRecorder:
     def _notify(self, rank: int, kind: str, content: Any) -> None:
         if self._listener is not None:
             self._listener(rank, kind, content)
+
+
+_recent: deque[list[weakref.ref[RankOutput]]] = deque()  # of the last runs, the latest first
+_recent_lock = threading.Lock()
+
+
+def _keep_small(outputs: Iterable[RankOutput]) -> None:
+    """Cut what earlier runs have left, failed ones too: `Out`, errors and views hold it."""
+    with _recent_lock:
+        _recent.appendleft([weakref.ref(output) for output in outputs])
+        num_chars = 0
+        for n, references in enumerate(_recent):
+            run = [output for reference in references if (output := reference()) is not None]
+            num_chars += sum(output.num_chars for output in run)
+            if n > 0 and (n >= NUM_WHOLE or num_chars > MAX_WHOLE_CHARS):
+                for output in run:
+                    output.shrink()
+        while len(_recent) > NUM_WHOLE:
+            _recent.pop()
 
 
 def _masked(kind: str, content: Any, hidden: Secrets) -> Any:

@@ -111,8 +111,10 @@ class Pool:
             timeout_s=timeout_s,
             **kwargs,
         )
-        replies = execution.result()
-        recorder.finish()
+        try:
+            replies = execution.result()
+        finally:
+            recorder.finish()
         return SpmdResult(replies, recorder.outputs, execution.elapsed_s)
 
     def begin(
@@ -215,6 +217,11 @@ class Pool:
                 self.mark_broken(f"the restart of rank {listed} was cut off ({error!r}).", chosen)
                 raise
             self._health.mark_mended(chosen)
+
+    def wait_for_restart(self) -> None:
+        """Wait until no rank is being replaced, nor the group formed."""
+        with self._forming:
+            pass
 
     def status(self) -> PoolStatus:
         """The pool at this moment."""

@@ -1,7 +1,7 @@
 """What a cell or function left on each rank. Runs on the client; draws nothing.
 
 A notebook keeps the result of every cell (`Out`), so results are small: those of the last cells as
-they are, older ones packed, with long texts cut.
+they are, older ones packed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from gpupool.pool.output import OutputRecorder, RankOutput
 
 __all__ = ["OutputRecorder", "RankOutput", "SpmdResult"]
 
-NUM_WHOLE = 32  # results whose texts and figures are whole, if they are not too large together:
-MAX_WHOLE_CHARS = 200_000_000
 NUM_UNPACKED = 128
 
 
@@ -121,18 +119,9 @@ _recent_lock = threading.Lock()
 
 
 def _keep_small(result: SpmdResult) -> None:
-    """Cut and pack what is no longer among the last results."""
+    """Pack what is no longer among the last results; `output.py` cuts long texts before."""
     with _recent_lock:
         _recent.appendleft(weakref.ref(result))
-        num_chars = 0
-        for n, reference in enumerate(list(_recent)):
-            one = reference()
-            if one is None or one._outputs is None:
-                continue
-            num_chars += sum(output.num_chars for output in one._outputs.values())
-            if n > 0 and (n >= NUM_WHOLE or num_chars > MAX_WHOLE_CHARS):
-                for output in one._outputs.values():
-                    output.shrink()
         while len(_recent) > NUM_UNPACKED:
             old = _recent.pop()()
             if old is not None:

@@ -129,7 +129,10 @@ class SpmdRun:
             self._take_back(self._outcome.error is None)
             self._view.finish(self._outcome)
         if self._outcome.error is not None:
-            raise self._outcome.error
+            # Without our frames, and those of an earlier time that it was asked for: they would
+            # hold what the notebook's cells had. An inline pool's are the user's.
+            frames = self._outcome.error.__traceback__ if self._pool.options.inline else None
+            raise self._outcome.error.with_traceback(frames)
         assert self._outcome.result is not None
         return self._outcome.result
 
@@ -184,6 +187,7 @@ class SpmdRun:
             raise StillRunningError(f"{self.name} still runs after {timeout_s:g} s, and goes on.")
 
     def _collect(self) -> CellReport:
+        __tracebackhide__ = True
         execution, outputs = self._execution, self._recorder.outputs
         try:
             replies = execution.result(self._view.tick)

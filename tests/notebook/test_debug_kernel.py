@@ -133,3 +133,13 @@ def test_a_rank_that_is_busy_is_not_waited_for(failed: Kernel) -> None:
     assert "a cell is still running" in failed.run("%gpupool debug 1").error_text
     failed.run("handle.interrupt()\nimport time\nwhile not handle.done(): time.sleep(0.05)")
     assert usable(failed)
+
+
+def test_a_failed_background_cell_is_looked_at_before_anyone_asks_for_its_result(
+    kernel: Kernel,
+) -> None:
+    kernel.run("%%spmd --nowait -o handle\nnumber = 7 + rank\nif rank == 0: number / 0")
+    kernel.run("import time\nwhile not handle.done(): time.sleep(0.01)")
+    cell = kernel.run("%gpupool debug", answers=["p number", "q"])
+    assert "number / 0" in cell.text
+    assert cell.text.rstrip().endswith("\n7")

@@ -162,7 +162,7 @@ def test_an_error_is_one_output_with_the_line_of_this_cell(kernel: Kernel) -> No
     assert traceback[-1] == f"rank 0: freed from a collective (Cell In[{number}], line 5)"
     assert no_frame_of_ours(cell.text)
     assert "✗ 1 failed" in cell.html
-    assert "1 freed from waiting" in cell.html
+    assert "1 freed from a collective" in cell.html
     assert kernel.run("%%spmd\ndist.barrier()\nrank").text == "[0] 0\n[1] 1"
 
 

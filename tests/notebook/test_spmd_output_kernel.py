@@ -220,3 +220,29 @@ def test_a_failing_cell_shows_what_was_said_and_who_was_freed(kernel: Kernel) ->
     assert "<details open>" not in freed
     assert cell.text.startswith("[0, 1] before\nrank 1:\n")
     assert "raise ValueError('bad <row>')" not in cell.error_text  # once is enough
+
+
+CAUGHT = """try:
+    get_ipython().run_cell_magic('spmd', '', '1 / 0')
+except Exception as error:
+    caught = error"""
+
+
+def test_an_error_that_a_cell_has_caught_is_whole_in_another_cell(kernel: Kernel) -> None:
+    assert "ZeroDivisionError" in kernel.run(CAUGHT).text
+    for _ in range(2):
+        assert "----> 2 1 / 0" in kernel.run("raise caught").error_text
+
+
+def test_an_error_of_the_users_that_comes_from_ours_shows_no_frames_of_ours(kernel: Kernel) -> None:
+    text = kernel.run(CAUGHT + "\n    raise RuntimeError('mine') from error").error_text
+    assert "RuntimeError: mine" in text
+    assert "magics.py" not in text
+    assert "execution.py" not in text
+
+
+def test_naming_a_result_as_ipython_does_anyway_leaves_its_names_alone(kernel: Kernel) -> None:
+    kernel.run("%%spmd -o _\nrank + 5")
+    assert kernel.run("_[1]").text == "6"
+    kernel.run("'another'")
+    assert kernel.run("_").text == "'another'"

@@ -107,7 +107,7 @@ def test_ranks_that_failed_waited_or_were_interrupted_are_counted_apart() -> Non
         RankError(2, "RuntimeError", "connection closed", failed_at=2.0, freed=True),
         RankError(3, "KeyboardInterrupt", "", failed_at=2.0),
     )
-    for badge in ("✓ 1 ok", "✗ 1 failed", "1 interrupted", "1 freed from waiting"):
+    for badge in ("✓ 1 ok", "✗ 1 failed", "1 interrupted", "1 freed from a collective"):
         assert badge in html
     assert "500 ms" in html
 

@@ -16,7 +16,7 @@ from gpupool import Pool
 from gpupool.core.errors import PoolError
 from gpupool.core.masking import MASK, Secrets
 from gpupool.core.parcels import pack
-from gpupool.pool import iopub, output, result
+from gpupool.pool import iopub, output
 from gpupool.pool.iopub import Router
 from gpupool.pool.output import OutputRecorder, RankOutput
 from gpupool.pool.result import SpmdResult
@@ -110,11 +110,18 @@ def test_a_result_that_is_no_longer_new_takes_little_and_tells_the_same() -> Non
         old.text(7)
 
 
-def test_long_texts_of_older_results_are_cut_and_the_last_are_whole() -> None:
+def test_long_texts_of_older_runs_are_cut_and_the_last_are_whole() -> None:
     long = "begin" + "x" * (3 * output.SHRUNK_CHARS) + "end"
-    kept = [result_of(long) for _ in range(result.NUM_WHOLE + 1)]
-    assert kept[-1].text(0) == long
-    cut = kept[0].text(0)
+
+    def run() -> RankOutput:  # whether it succeeds or fails is all the same
+        recorder = OutputRecorder((0,), Secrets())
+        recorder(0, "stdout", long)
+        recorder.finish()
+        return recorder.outputs[0]
+
+    kept = [run() for _ in range(output.NUM_WHOLE + 1)]
+    assert kept[1].text == kept[-1].text == long
+    cut = kept[0].text
     assert len(cut) < 2.1 * output.SHRUNK_CHARS
     assert cut.startswith("begin")
     assert cut.endswith("end")

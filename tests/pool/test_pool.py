@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 import pytest
@@ -561,3 +561,18 @@ def test_descriptors_do_not_pile_up_while_groups_are_aborted_and_formed_again(po
     after = dict(pool2.run(count))
     # the last traceback may keep one group; without a collection it is two descriptors a round
     assert all(after[rank] <= before[rank] + 6 for rank in before), (before, after)
+
+
+class Interrupts:
+    """A stop button that is pressed while the call is being sent."""
+
+    def __reduce__(self) -> NoReturn:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_a_call_is_sent_leaves_nothing_behind(pool2: Pool) -> None:
+    source = {"source": "import time; time.sleep(60)", "cell_number": None}
+    calls: dict[int, dict[str, Any]] = {0: source, 1: {"source": Interrupts()}}
+    with pytest.raises(KeyboardInterrupt):
+        pool2.execute("run_source", calls, lambda *_: None)
+    assert pool2.run("rank", timeout_s=60)[1] == 1

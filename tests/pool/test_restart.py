@@ -225,3 +225,12 @@ def test_a_restart_interrupts_what_runs_on_the_other_ranks(pool3: Pool) -> None:
     with pytest.raises(SpmdError, match="KeyboardInterrupt"):
         execution.result()
     assert dict(pool3.run(KEPT)) == {0: 7, 1: None, 2: 7}
+
+
+def test_what_waits_for_a_rank_that_is_restarted_runs_on_the_new_one(pool2: Pool) -> None:
+    running = pool2.begin("import time; time.sleep(600)", ranks=[1], on_output=lambda *_: None)
+    waiting = pool2.begin("dist.barrier()", ranks=[0, 1], on_output=lambda *_: None)
+    pool2.restart([1])
+    assert waiting.wait(60)
+    assert waiting.error() is None
+    assert "restarted" in str(running.error())

@@ -109,3 +109,22 @@ def test_what_would_wait_for_the_user_is_an_error_at_once(
 def test_the_end_of_the_process_is_told_as_such(pool2: Pool) -> None:
     with pytest.raises(SpmdError, match="rank 1 ended with exit status 5; its variables are lost"):
         pool2.run("import os\nif rank == 1: os._exit(5)\ndist.barrier()", timeout_s=30)
+
+
+BROKEN = "class Broken:\n    def __repr__(self): raise ValueError('no text')\nBroken()"
+
+
+def test_a_value_without_a_text_is_no_error(pool2: Pool) -> None:
+    result = pool2.run(BROKEN)
+    assert result.value_text(0) == "<Broken: its __repr__ raised ValueError>"
+    assert plain(result.text(0)).endswith("ValueError: no text\n")  # as in any notebook
+
+
+def test_half_a_character_is_shown_as_its_number(pool2: Pool) -> None:
+    result = pool2.run(r"print('one \ud800 two')")
+    assert result.text(0) == "one \\ud800 two\n"
+    with pytest.raises(SpmdError) as caught:
+        pool2.run(r"raise ValueError('one \ud800 two')")
+    error = caught.value.errors[0]
+    assert error.evalue == "one \\ud800 two"
+    error.traceback.encode()

@@ -171,3 +171,14 @@ def test_a_script_finds_no_arguments_and_is_main(pool: Pool) -> None:
     assert dict(pool.run(f"{parse}vars(parser.parse_args())")) == both({})
     with pytest.raises(SpmdError, match="SystemExit: 2"):
         pool.run(f"{parse}parser.add_argument('--data', required=True)\nparser.parse_args()")
+
+
+ALONE = """import datetime
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1))
+if rank == 0: dist.barrier()"""
+
+
+def test_a_group_in_which_a_collective_has_timed_out_is_formed_again(pool2: Pool) -> None:
+    with pytest.raises(SpmdError, match="Timed out waiting"):
+        pool2.run(ALONE)
+    assert pool2.run("t = torch.ones(1); dist.all_reduce(t); t.item()")[0] == 2.0
