@@ -66,7 +66,7 @@ def sparse_tensor(parts: tuple[Any, Any], size: Any, requires_grad: bool, coales
     import torch
 
     made = torch.sparse_coo_tensor(
-        *parts, size, is_coalesced=coalesced or None, check_invariants=False
+        *parts, size, is_coalesced=coalesced or None, check_invariants=True
     )
     return made.requires_grad_(requires_grad)
 
