@@ -65,9 +65,8 @@ def sparse_tensor(parts: tuple[Any, Any], size: Any, requires_grad: bool, coales
     """A sparse tensor. torch's own way keeps each in a list until the next `torch.load`."""
     import torch
 
-    made = torch.sparse_coo_tensor(
-        *parts, size, is_coalesced=coalesced or None, check_invariants=True
-    )
+    with torch.sparse.check_sparse_tensor_invariants(True):  # undecided, torch 2.11 warns
+        made = torch.sparse_coo_tensor(*parts, size, is_coalesced=coalesced or None)
     return made.requires_grad_(requires_grad)
 
 
