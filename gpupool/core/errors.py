@@ -116,11 +116,12 @@ class SpmdError(GpuPoolError):
     """A cell or function raised on one or more ranks.
 
     `errors` maps rank to `RankError`; `first` is the one that failed first, which is shown in full.
+    `num_ranks` is how many ranks ran it.
     """
 
-    def __init__(self, errors: Mapping[int, RankError], world_size: int) -> None:
+    def __init__(self, errors: Mapping[int, RankError], num_ranks: int) -> None:
         self.errors = dict(sorted(errors.items()))
-        self.world_size = world_size
+        self.num_ranks = num_ranks
         self.first = min(self.errors.values(), key=lambda e: (e.freed, e.failed_at, e.rank))
         self.is_shown = False  # a view has shown the tracebacks just now
         super().__init__(self._message())
@@ -128,7 +129,7 @@ class SpmdError(GpuPoolError):
         self.add_note(_ANSI.sub("", "\n".join(self.details())))
 
     def __reduce__(self) -> tuple[type[SpmdError], tuple[dict[int, RankError], int]]:
-        return type(self), (self.errors, self.world_size)
+        return type(self), (self.errors, self.num_ranks)
 
     def others(self) -> dict[str, list[int]]:
         """What the other ranks raised, and where -> their ranks, equal errors together."""
@@ -143,10 +144,10 @@ class SpmdError(GpuPoolError):
         freed = sum(e is not self.first and e.freed for e in self.errors.values())
         failed = len(self.errors) - freed
         if same == failed > 1:
-            rank, facts = "", [f"the same on {failed} of {self.world_size} ranks"]
+            rank, facts = "", [f"the same on {failed} of {self.num_ranks} ranks"]
         else:
             rank = f"rank {self.first.rank}: "
-            facts = [f"{failed} of {self.world_size} ranks failed"]
+            facts = [f"{failed} of {self.num_ranks} ranks failed"]
         if freed:
             facts.append(f"{freed} {FREED}")
         told = "; ".join([", ".join(facts), *([self.first.where] if self.first.where else [])])

@@ -85,7 +85,7 @@ class Execution:
 
     def error(self) -> SpmdError | None:
         """The errors so far as one, if there are any."""
-        return SpmdError(self.errors, self._pool.world_size) if self.errors else None
+        return SpmdError(self.errors, len(self.ranks)) if self.errors else None
 
     def interrupt(self) -> None:
         """Interrupt the ranks that still run; returns at once. May be called again."""

@@ -80,7 +80,7 @@ def test_a_plain_error_shows_as_its_sentence_alone() -> None:
 def test_an_spmd_error_survives_pickling() -> None:
     error = spmd(failed(1, at=1.0), failed(2, "x", 2.0))
     copy = pickle.loads(pickle.dumps(error))
-    assert (copy.errors, copy.world_size, copy.first) == (error.errors, 4, error.first)
+    assert (copy.errors, copy.num_ranks, copy.first) == (error.errors, 4, error.first)
     assert str(copy) == str(error)
 
 
