@@ -40,6 +40,13 @@ VALID: dict[str, dict[str, tuple[str, st.SearchStrategy[Any]]]] = {
         "--env": ("env", st.lists(WORD, min_size=1)),
     },
     "restart": {"": ("ranks", RANKS)},
+    "auto": {
+        "": ("state", st.sampled_from(["on", "off"])),
+        "-t": ("ranks", RANKS),
+        "--view": ("view", st.sampled_from(VIEWS)),
+        "--timeout": ("timeout_s", SECONDS),
+    },
+    "debug": {"": ("rank", RANKS)},
     "gpus": {"--watch": ("watch", FLAG)},
     "leftovers": {"--reap": ("reap", FLAG)},
     "env": {
@@ -54,10 +61,12 @@ VALID: dict[str, dict[str, tuple[str, st.SearchStrategy[Any]]]] = {
         "--view": ("view", st.sampled_from(VIEWS)),
         "--timeout": ("timeout_s", SECONDS),
         "--nowait": ("nowait", FLAG),
+        "--isolate": ("isolate", FLAG),
+        "--auto": ("auto", FLAG),
     },
 }
 WITHOUT_VALUE = {"--force", "--cpu", "--inline", "--watch", "--reap", "--aws", "--unset"}
-WITHOUT_VALUE |= {"--nowait"}
+WITHOUT_VALUE |= {"--nowait", "--isolate", "--auto"}
 
 
 def refusal(command: str, line: str) -> str:
