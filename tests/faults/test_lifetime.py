@@ -274,7 +274,7 @@ def test_stop_ends_engines_that_do_not_react(kernel: Kernel) -> None:
     timer.start()
     cell = kernel.run("%gpupool stop")
     timer.cancel()
-    assert cell.text == "Pool stopped."
+    assert cell.text.startswith("Pool stopped.")  # and that the cell in the background has failed
     assert cell.elapsed_s < GONE_S  # the promise is one second, on a machine with nothing else
     warm = {"agent", "fork server"}
     assert gone(*(pid for name, pid in pids.items() if name not in warm))

@@ -62,11 +62,10 @@ VALID: dict[str, dict[str, tuple[str, st.SearchStrategy[Any]]]] = {
         "--timeout": ("timeout_s", SECONDS),
         "--nowait": ("nowait", FLAG),
         "--isolate": ("isolate", FLAG),
-        "--auto": ("auto", FLAG),
     },
 }
 WITHOUT_VALUE = {"--force", "--cpu", "--inline", "--watch", "--reap", "--aws", "--unset"}
-WITHOUT_VALUE |= {"--nowait", "--isolate", "--auto"}
+WITHOUT_VALUE |= {"--nowait", "--isolate"}
 
 
 def refusal(command: str, line: str) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpupool import Pool, PoolError, SpmdError
+from gpupool import Pool, PoolError
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,9 @@ def test_a_function_returns_values_of_any_size(pool2: Pool) -> None:
     assert result[1].sum() == 7 * 1024 * 1024
 
 
-def test_a_value_whose_repr_fails_is_an_error_of_the_cell(pool2: Pool) -> None:
-    with pytest.raises(SpmdError, match="no text"):
-        pool2.run("class Odd:\n    def __repr__(self):\n        raise ValueError('no text')\nOdd()")
+def test_a_value_whose_repr_fails_is_told_and_fails_no_cell(pool2: Pool) -> None:
+    source = "class Odd:\n    def __repr__(self):\n        raise ValueError('no text')\nOdd()"
+    result = pool2.run(source)
+    assert result.value_text(1) == "<Odd: its __repr__ raised ValueError>"
+    assert "ValueError" in result.text(1)  # with its traceback, as IPython says it
     assert dict(pool2.run("rank")) == {0: 0, 1: 1}
