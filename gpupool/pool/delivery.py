@@ -86,8 +86,11 @@ class Delivery:
         self, per_rank: Mapping[int, list[tuple[int, dict[str, Any]]]], shipment: Shipment
     ) -> None:
         """Have the ranks unpickle what runs somebody's code, before any of them runs the cell."""
+        place = notebook_place()
         payloads = {
-            rank: {"parcels": wires, **self.news(rank)} for rank, wires in per_rank.items() if wires
+            rank: {"parcels": wires, **self.news(rank, place)}
+            for rank, wires in per_rank.items()
+            if wires
         }
         replies = self._pool.execute("receive", payloads, unheard_output).result()
         problems: dict[str, str] = {}
@@ -102,17 +105,18 @@ class Delivery:
                 self._forget.setdefault(rank, set()).update(number for number, _ in wires)
             raise TransferError(problems)
 
-    def news(self, rank: int, filenames: Iterable[str] = ()) -> dict[str, Any]:
-        """What a rank has not been told yet: parcels to forget, where the notebook is now, and the
-        text of cells that code from these files is of."""
+    def news(
+        self, rank: int, place: Mapping[str, Any], filenames: Iterable[str] = ()
+    ) -> dict[str, Any]:
+        """What a rank has not been told yet: which parcels to forget, where the notebook is now
+        (`place`), and the text of the cells that code from these files is of."""
         known = self._sources.setdefault(rank, set())
         sources = sources_of(set(filenames) - known)
         known.update(sources)
-        place = notebook_place()
         if self._places.get(rank) == place:
             place = {}
         else:
-            self._places[rank] = place
+            self._places[rank] = dict(place)
         forget = sorted(self._forget.pop(rank, ()))
         return {"forget": forget, "place": place, "sources": sources}
 

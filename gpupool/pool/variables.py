@@ -20,6 +20,7 @@ from gpupool.core.masking import redact
 from gpupool.core.parcels import INLINE_BYTES, MemoryFile, Source, namespace, to_wire
 from gpupool.pool.composite import Composite, Constant, ValueInfo, key_of, pool_variables
 from gpupool.pool.delivery import Delivery, Shipment, unheard_output
+from gpupool.pool.environment import notebook_place
 from gpupool.pool.names import RANK_NAMES, Versions, is_hidden, is_of_shell, require_name
 from gpupool.pool.packing import reason
 from gpupool.pool.parcels import Parcel, Parcels
@@ -85,6 +86,7 @@ class Variables:
         self, shipment: Shipment, ranks: Sequence[int], names: Iterable[str]
     ) -> dict[int, dict[str, Any]]:
         """rank -> what `gpupool.engine.variables.around` is told; `names` are reported on."""
+        place = notebook_place()
         with self._lock:
             return {
                 rank: {
@@ -92,7 +94,7 @@ class Variables:
                     "numbers": shipment.numbers,
                     "aliases": shipment.aliases,
                     "names": sorted(filterfalse(is_hidden, {*names, *shipment.bound})),
-                    **self._delivery.news(rank, shipment.filenames),
+                    **self._delivery.news(rank, place, shipment.filenames),
                 }
                 for rank in ranks
             }
