@@ -30,9 +30,11 @@ def composite_text(composite: Composite) -> str:
         [0, 1] float  0.1
     """
     head, rows = _rows(composite)
-    return "\n".join(
-        [head, *(f"[{ranks}] {kind}  {value}".rstrip() for ranks, kind, value in rows)]
-    )
+    lines = [head]
+    for ranks, kind, value in rows:
+        mark = f"[{ranks}] {kind}  "
+        lines.append((mark + value.replace("\n", "\n" + " " * len(mark))).rstrip())
+    return "\n".join(lines)
 
 
 def composite_html(composite: Composite) -> str:

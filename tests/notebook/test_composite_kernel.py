@@ -37,6 +37,14 @@ def test_it_shows_what_each_rank_has_equal_values_once(kernel: Kernel) -> None:
     assert "[1, 1, 1]" in shown.html
 
 
+def test_the_lines_of_a_value_stand_below_each_other(kernel: Kernel) -> None:
+    kernel.run("%%spmd\nm = torch.zeros(2, 1)")
+    assert kernel.run("m").text.splitlines()[1:] == [
+        "[0, 1] Tensor 2x1 float32 cpu  tensor([[0.],",
+        "                                       [0.]])",
+    ]
+
+
 def test_html_of_a_value_is_text(kernel: Kernel) -> None:
     kernel.run("%%spmd\nbad = '<script>alert(1)</script>'")
     assert "<script>" not in kernel.run("bad").html
