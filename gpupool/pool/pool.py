@@ -364,6 +364,15 @@ class Pool:
         """Send a control request to every rank, busy or not."""
         self._engines.control(request)
 
+    def ask(
+        self, request: str, ranks: Iterable[int], **content: Any
+    ) -> dict[int, Future[dict[str, Any]]]:
+        """Send a control request to some ranks: rank -> its answer, without those that are gone.
+
+        The answer of one that dies, or does not react, never comes.
+        """
+        return self._engines.control(request, content, ranks)
+
     def new_file(self, name: str) -> Path:
         """A new path in the pool's private folder, which every rank of this host can read."""
         return self._engines.new_file(name)
