@@ -28,6 +28,13 @@ _REFUSALS = ("TypeError", "ValueError")  # of a collective that has not begun
 # (rank, kind, content): see `gpupool.pool.iopub.OnMessage`
 OnOutput = Callable[[int, str, Any], None]
 
+# A sentence to show while the call runs; None: it is over. Called in a background thread.
+OnNotice = Callable[[str | None], None]
+
+
+def unnoticed(text: str | None) -> None:
+    """Ignore a notice."""
+
 
 class Execution:
     """The running call of `gpupool.engine.entry.<name>` on the ranks in `payloads`.
@@ -43,7 +50,9 @@ class Execution:
         payloads: Mapping[int, dict[str, Any]],
         on_output: OnOutput,
         timeout_s: float | None = None,
+        on_notice: OnNotice = unnoticed,
     ) -> None:
+        self._on_notice = on_notice
         self.ranks = tuple(payloads)
         self.replies: dict[int, dict[str, Any]] = {}
         self.errors: dict[int, RankError] = {}
