@@ -251,6 +251,7 @@ class Execution:
         failed_at: float,
         where: str = "",
         collective: bool = False,
+        hint: str = "",
     ) -> RankError:
         freed = self._aborted and collective and bool(self.errors)
         # C++ code that is aborted raises its own error and not the interrupt that was meant
@@ -271,6 +272,7 @@ class Execution:
             failed_at=failed_at,
             freed=freed,
             where=redact(where, self._hidden),
+            hint=redact(hint, self._hidden),
         )
 
     def _give_up(self, pending: set[Future[Any]]) -> None:
