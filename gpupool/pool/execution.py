@@ -79,9 +79,7 @@ class Execution:
         self._finished = threading.Event()
         self._aborted_at: float | None = None
         self._killed_at: float | None = None
-        self._answers: dict[
-            int, Future[dict[str, Any]]
-        ] = {}  # where they were before they were freed
+        self._answers: dict[int, Future[dict[str, Any]]] = {}  # where they were
         self._watch = HangWatch(pool, self.ranks, pool.options.hang_after_s)
         self._group_wanting = False  # the process group was left, or has failed
         self._futures: dict[Future[Any], int] = {}
@@ -276,7 +274,7 @@ class Execution:
         """Take a step of the ladder, for the ranks that still run."""
         numbers = dict.fromkeys(ranks, self._number)
         if not self._answers:  # before the first of them is freed, which frees its peers
-            self._answers = self._pool.ask(WHERE_REQUEST, ranks)
+            self._answers = self._pool.ask(WHERE_REQUEST, ranks, history=True)
             wait(self._answers.values(), timeout=ANSWER_S)
         if rung is Rung.INTERRUPT:
             self._pool.interrupt_calls(numbers)
