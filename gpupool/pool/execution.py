@@ -219,6 +219,7 @@ class Execution:
             done, pending = wait(pending, timeout=0.05, return_when=FIRST_COMPLETED)
             now = time.monotonic()
             ranks = sorted(self._futures[future] for future in pending)
+            self._look_at_clock(now)
             for future in done:
                 self._take(self._futures[future], future)
             if pending:
@@ -251,13 +252,15 @@ class Execution:
         )
         self.errors.update(settled)
 
-    def _look(self, pending: Collection[int], now: float) -> None:
-        """Mind the limits, and tell of a hang; acts on it only if that is wanted."""
-        if self._failures or self._presses:
-            return
-        if self._timeout_s is not None and now - self._started > self._timeout_s:
+    def _look_at_clock(self, now: float) -> None:
+        late = self._timeout_s is not None and now - self._started > self._timeout_s
+        if late and not (self._failures or self._presses):
             self._limit = "TimeoutError", f"took longer than {self._timeout_s:g} s"
             self.interrupt()
+
+    def _look(self, pending: Collection[int], now: float) -> None:
+        """Tell of a hang; act on it only if that is wanted."""
+        if self._failures or self._presses:
             return
         diagnosis = self._watch.look(pending, self.replies, now)
         self._notice(diagnosis.text if diagnosis else None)
