@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import RankError, SpmdError
 from gpupool.core.masking import redact
+from gpupool.pool.blame import freed_by_a_death
 
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
@@ -206,6 +207,7 @@ class Execution:
             if self._signalled_at is not None and now - self._signalled_at > REACT_S:
                 self._give_up(pending)
                 break
+        self.errors.update(freed_by_a_death(self.errors))
         self.elapsed_s = time.monotonic() - self._started
 
     def _free(self, pending: set[Future[Any]], since_s: float) -> None:
