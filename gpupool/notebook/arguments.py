@@ -130,6 +130,15 @@ def restart_parser() -> MagicParser:
     return parser
 
 
+def sync_parser() -> MagicParser:
+    """%gpupool sync"""
+    parser = MagicParser("%gpupool sync")
+    parser.add_argument("rank", type=int, metavar="RANK")
+    parser.add_argument("names", nargs="+", type=_variable_name, metavar="NAME")
+    parser.add_argument("-t", "--targets", dest="ranks", default=None)
+    return parser
+
+
 def auto_parser() -> MagicParser:
     """%gpupool auto"""
     parser = MagicParser("%gpupool auto")
@@ -192,6 +201,7 @@ COMMANDS: Mapping[str, Callable[[], MagicParser]] = {
     "start": start_parser,
     "stop": bare_parser("stop"),
     "restart": restart_parser,
+    "sync": sync_parser,
     "interrupt": bare_parser("interrupt"),
     "gpus": gpus_parser,
     "auto": auto_parser,

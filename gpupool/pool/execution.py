@@ -266,7 +266,7 @@ class Execution:
         return RankError(
             rank=rank,
             ename=ename,
-            evalue=redact(evalue, self._hidden),
+            evalue=redact(evalue, self._hidden) + self._pool.variables.losses.hint(rank, evalue),
             traceback=redact(traceback, self._hidden),
             failed_at=failed_at,
             freed=freed,
@@ -289,4 +289,5 @@ def _title(name: str, payloads: Mapping[int, dict[str, Any]]) -> str:
     """What runs, in words."""
     number = next((p.get("cell_number") for p in payloads.values()), None)
     names = {"run_function": "a function", "train": "a training", "predict": "a prediction"}
+    names["sync_state"] = "a sync_from"
     return f"cell In[{number}]" if number else names.get(name, "a cell")

@@ -25,6 +25,7 @@ class Health:
         self._lock = threading.Lock()
         self._log_tail = ""  # of the process whose end broke the pool
         self._to_replace: set[int] = set()  # ranks whose restart mends it
+        self._ends: dict[int, str] = {}  # how they ended
         self._beyond_repair = False
 
     @property
@@ -44,6 +45,9 @@ class Health:
         """A process has ended: the engine of a rank, or for None one that all ranks need."""
         if rank is None:
             self._beyond_repair = True
+        else:  # "rank 1 was killed by SIGKILL; its variables are lost."
+            how = sentence.removeprefix(f"rank {rank} ").partition("; its variables")[0]
+            self._ends[rank] = redact(how, self._secrets)
         self.mark_broken(sentence, () if rank is None else [rank], log_tail)
 
     def mark_broken(self, reason: str, ranks: Iterable[int] = (), log_tail: str = "") -> None:
@@ -55,6 +59,10 @@ class Health:
             self.reason = redact(reason, self._secrets)
             self._log_tail = redact(log_tail, self._secrets)
         self._on_change()
+
+    def end_of(self, rank: int) -> str:
+        """How the rank's process ended by itself, as in "was killed by SIGKILL"; "" if not."""
+        return self._ends.pop(rank, "")
 
     def mark_mended(self, ranks: Iterable[int]) -> None:
         """These ranks have been replaced; all is well if there is nothing else."""
