@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 # What belongs to the process: made anew where the state arrives.
 _OWN = ("process_group", "reducer", "logger")
+# Of a static graph: whether the first backward, which learns its order, has been.
+_LEARNT = "_static_graph_delay_allreduce_enqueued"
 
 
 def state_of(model: DistributedDataParallel) -> dict[str, Any]:
@@ -35,7 +37,7 @@ def restore(model: DistributedDataParallel, state: Mapping[str, Any]) -> None:
     """Make a wrapper of its state, over the present group of all ranks, with fresh buckets."""
     for key in _OWN:  # first: with the old reducer go its hooks on the parameters
         vars(model).pop(key, None)
-    model.__setstate__(dict(state))
+    model.__setstate__({**state, _LEARNT: False})
     for hook, hook_state in model._comm_hooks:  # they were the old reducer's
         dist._register_comm_hook(model.reducer, hook_state, hook)  # type: ignore[attr-defined]
 

@@ -136,8 +136,6 @@ class Variables:
             expected: what `expect` gave: the notebook may call something else by these names now.
         """
         told = {name for report in reports.values() for name in report["info"]}
-        for name in told:
-            self.losses.note(name, {rank: r["info"].get(name) for rank, r in reports.items()})
         for name in sorted(told.union(expected)):
             changed = any(name in report["changed"] for report in reports.values())
             infos = {rank: report["info"].get(name) for rank, report in reports.items()}
@@ -150,6 +148,8 @@ class Variables:
             elif not is_there and name in deleted and self._is_gone(name, names.get(name), infos):
                 del names[name]
                 self.losses.end(name)
+        for name in told:
+            self.losses.note(name, {rank: r["info"].get(name) for rank, r in reports.items()})
 
     def expect(self, names: dict[str, Any], assigned: Iterable[str]) -> dict[str, Composite]:
         """Bind the names that a cell is going to bind, which runs in the background."""
@@ -170,7 +170,6 @@ class Variables:
             self.num_changes += 1
             for name in chosen:
                 infos = {rank: report["info"].get(name) for rank, report in reports.items()}
-                self.losses.note(name, infos)
                 bound = names.get(name)
                 is_handle = isinstance(bound, Composite) and key_of(bound)[:2] == (name, ())
                 changed = any(name in report["changed"] for report in reports.values())
@@ -178,6 +177,7 @@ class Variables:
                     names[name] = self._new_composite(name, infos, bound)
                 else:
                     self._note_reads(name, infos)
+                self.losses.note(name, infos)
 
     # ---- one by one ----------------------------------------------------------------------
 
