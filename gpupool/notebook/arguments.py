@@ -133,8 +133,8 @@ def restart_parser() -> MagicParser:
 def sync_parser() -> MagicParser:
     """%gpupool sync"""
     parser = MagicParser("%gpupool sync")
-    parser.add_argument("rank", type=int, metavar="RANK")
-    parser.add_argument("names", nargs="+", type=_variable_name, metavar="NAME")
+    parser.add_argument("rank", nargs="?", type=int, metavar="RANK", default=None)
+    parser.add_argument("names", nargs="*", type=_variable_name, metavar="NAME", default=[])
     parser.add_argument("-t", "--targets", dest="ranks", default=None)
     return parser
 

@@ -68,7 +68,8 @@ class GpupoolMagics(Magics):
                                  their variables
         %gpupool sync RANK NAME ... [-t RANKS]
                                  copy variables of a rank to the others, such as
-                                 `%gpupool sync 0 model optimizer` after a restart of rank 1
+                                 `%gpupool sync 0 model optimizer` after a restart of rank 1;
+                                 -t (--targets): to these ranks only
         %gpupool interrupt       interrupt the ranks that are busy
         %gpupool auto on [-t RANKS] [--view NAME] [--timeout SECONDS] | off
                                  run every following cell on the ranks, as if it began with %%spmd.
@@ -224,6 +225,11 @@ class GpupoolMagics(Magics):
 
     def _sync(self, rest: str) -> None:
         chosen = arguments.COMMANDS["sync"]().parse_line(rest)
+        if not chosen.names:
+            raise OptionsError(
+                "%gpupool sync: name a rank, and what of it the others are to have, as in "
+                "`%gpupool sync 0 model optimizer`."
+            )
         ranks = session.current_pool().sync_from(chosen.rank, *chosen.names, ranks=chosen.ranks)
         names, listed = ", ".join(chosen.names), ", ".join(map(str, ranks))
         if not ranks:
