@@ -14,7 +14,7 @@ from itertools import pairwise
 from types import TracebackType
 from typing import Any
 
-from gpupool.engine import causes, debug, here
+from gpupool.engine import calls, causes, debug, group, here
 from gpupool.engine.channel import encodable
 from gpupool.engine.places import LIBRARIES, MACHINERY, TORCH, place
 from gpupool.engine.shell import this_shell
@@ -40,19 +40,21 @@ def describe(error: BaseException) -> dict[str, Any]:
 
     In the notebook's own process the exception comes along, its traceback cut to the user's frames.
     """
+    calls.over()
     failed_at = time.time()  # before the formatting, which takes as long as it takes
     chain = _chain(error)
     frames = [frame for one in chain for frame, _ in traceback.walk_tb(one.__traceback__)]
     collective = any(map(_is_collective, chain))
     _trim(error)
     hint = causes.hint(chain)
+    earlier = group.about_earlier() if collective else ""
     described: dict[str, Any] = {
         "ename": _kind(error).__name__,
-        "evalue": _message(error),
+        "evalue": earlier or _message(error),
         "traceback": _cut(_formatted(error), MAX_TEXT_CHARS),
         "failed_at": failed_at,
         "where": _where(error),
-        "collective": collective,
+        "collective": collective and not earlier,
         "hint": hint,
     }
     if causes.memory_is_out(chain) and not here.is_inline():

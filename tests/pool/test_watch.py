@@ -1,4 +1,4 @@
-"""Where ranks say they are while they are blocked, and hangs that are noticed. Real engines."""
+"""Where ranks say that they are while they are blocked, and hangs that are noticed."""
 
 from __future__ import annotations
 
