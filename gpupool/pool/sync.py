@@ -56,7 +56,7 @@ def _targets(
     chosen = pool.select_ranks(ranks)
     if ranks is not None and source in chosen:
         raise OptionsError(f"sync_from: rank {source} has it already: leave it out of the ranks.")
-    pool.require_usable()
+    pool.wait_until_usable()
     return tuple(rank for rank in chosen if rank != source)
 
 

@@ -27,7 +27,7 @@ from gpupool.pool.packing import reason
 from gpupool.pool.parcels import Parcel, Parcels
 
 if TYPE_CHECKING:
-    from gpupool.pool.execution import Execution, OnOutput
+    from gpupool.pool.execution import Execution, OnNotice, OnOutput
     from gpupool.pool.pool import Pool
 
 _NO_HANDLES: Mapping[str, Composite] = {}
@@ -71,7 +71,7 @@ class Variables:
         Raises:
             TransferError: a value cannot be sent, or be read on a rank; nothing is bound then.
         """
-        self._pool.require_usable()
+        self._pool.wait_until_usable()
         with self._lock:
             self._begin(names, ranks)
             try:
@@ -283,13 +283,14 @@ class Variables:
         ranks: Sequence[int],
         on_output: OnOutput,
         timeout_s: float | None,
+        on_notice: OnNotice,
     ) -> Execution:
         """Start a (function, args, kwargs) on ranks; names that it reads travel too.
 
         Raises:
             TransferError: a part of it cannot be sent.
         """
-        self._pool.require_usable()
+        self._pool.wait_until_usable()
         with self._lock:
             names = namespace()
             self._begin(names, ranks)
@@ -307,7 +308,9 @@ class Variables:
                 self._parcels.end()
             shipments = self.payloads(shipment, ranks, [])
         payloads = {rank: {"call": wire, "shipment": shipments[rank]} for rank in ranks}
-        execution = self._pool.execute("run_function", payloads, on_output, timeout_s)
+        execution = self._pool.execute(
+            "run_function", payloads, on_output, timeout_s, on_notice=on_notice
+        )
         execution.keeps = file  # until the ranks have read it
         return execution
 

@@ -247,7 +247,11 @@ def test_an_error_of_one_rank_meanwhile_changes_nothing(pool3: Pool) -> None:
     """Rank 1 is interrupted in its unpickling; the others wait for it in the collective."""
     source = "import time\nclass Slow:\n    def __setstate__(self, s):\n"
     pool3.run(source + "        if dist.get_rank() == 1: time.sleep(60)\ns = Slow(); s.x = rank")
-    timer = threading.Timer(1.0, pool3.signal, [[1]])
+
+    def interrupt_rank_1() -> None:
+        pool3.ask("gpupool_interrupt_request", [1], number=None)
+
+    timer = threading.Timer(1.0, interrupt_rank_1)
     timer.start()
     with pytest.raises((SpmdError, PoolError), match="KeyboardInterrupt"):
         pool3.sync_from(0, "s")
