@@ -339,6 +339,21 @@ def test_a_value_that_went_with_its_rank_says_so(pool3: Pool, names: dict[str, A
     assert "lost" not in composite_text(names["x"])
 
 
+def test_what_a_cell_without_a_notebook_has_made_is_known_once_it_was_asked_for(
+    pool3: Pool,
+) -> None:
+    pool3.run("loose = rank\nif rank == 0: lonely = 1")
+    assert pool3["loose"].gather() == [0, 1, 2]
+    assert pool3["lonely"][0] == 1
+    pool3.restart([1])
+    with pytest.raises(PoolError, match=r"loose of rank 1 was lost with rank 1"):
+        pool3["loose"][1]
+    with pytest.raises(PoolError, match="rank 1 has no variable 'lonely'"):
+        pool3["lonely"][1]
+    pool3.run("loose = 5")
+    assert pool3["loose"].gather() == [5] * 3
+
+
 def test_values_that_went_with_all_ranks_say_so(pool3: Pool, names: dict[str, Any]) -> None:
     cell(pool3, "x = torch.zeros(2)")
     x = names["x"]
