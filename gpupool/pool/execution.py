@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import RankError, SpmdError
 from gpupool.core.masking import redact
+from gpupool.pool.presses import ignore_for_a_moment
 
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
@@ -117,6 +118,7 @@ class Execution:
                     tick()
                 break
             except KeyboardInterrupt:
+                ignore_for_a_moment()
                 self.interrupt()
         error = self.error()
         if error is None:
