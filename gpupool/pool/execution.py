@@ -2,29 +2,36 @@
 
 A background thread supervises each execution, so that the caller's thread only waits for an event
 and hears the user's interrupt at once. When a rank fails or the user interrupts while others still
-run, every rank is told to abort its collectives (`gpupool/engine/abort.py`): nobody waits for a
-peer that does not come. The pool then forms the group again.
+run, these are interrupted and told to abort their collectives (`ladder.py` says when): nobody waits
+for a peer that does not come. The pool then forms the group again.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpupool.core.errors import RankError, SpmdError
+from gpupool.core.errors import EngineDiedError, RankError, SpmdError
 from gpupool.core.masking import redact
+from gpupool.core.whereabouts import Whereabouts
+from gpupool.pool.failures import Failure, settle
+from gpupool.pool.ladder import Ladder, Rung
 from gpupool.pool.presses import ignore_for_a_moment
+from gpupool.pool.watch import WHERE_REQUEST, HangWatch
 
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
 
-GRACE_S = 0.25  # after a first failure the others may still finish or fail by themselves
-REACT_S = 3.0  # a rank that has not reacted to an interrupt by then is given up
+ANSWER_S = 0.1  # for a rank to tell where it is; one that runs C code may not
+DIE_S = 5.0  # from SIGKILL to the end of a process
+KILLED = "killed"
 
-_REFUSALS = ("TypeError", "ValueError")  # of a collective that has not begun
+_numbers = itertools.count(1)
 
 # (rank, kind, content): see `gpupool.pool.iopub.OnMessage`
 OnOutput = Callable[[int, str, Any], None]
@@ -54,29 +61,36 @@ class Execution:
         on_notice: OnNotice = unnoticed,
     ) -> None:
         self._on_notice = on_notice
+        self._noticed: str | None = None
         self.ranks = tuple(payloads)
         self.replies: dict[int, dict[str, Any]] = {}
         self.errors: dict[int, RankError] = {}
         self.names: dict[int, dict[str, Any]] = {}  # what a cell left, of failed ranks too
         self.elapsed_s = 0.0
         self.keeps: object = None  # what has to live until the end of this
-        self._exceptions: dict[int, BaseException] = {}  # of an inline pool's rank
+        self._failures: dict[int, Failure] = {}
+        self._number = next(_numbers)
+        self._ladder = Ladder(can_abort=not pool.group.stuck)
         self._pool = pool
         self._hidden = pool.hidden_values()
         self._started = time.monotonic()
         self._timeout_s = timeout_s
-        self._timed_out = False
+        self._limit: tuple[str, str] | None = None  # what has ended it: name of the error, words
+        self._presses = 0  # how often the end was asked for
         self._interrupted = threading.Event()
         self._finished = threading.Event()
-        self._signalled_at: float | None = None
-        self._aborted = False
+        self._aborted_at: float | None = None
+        self._killed_at: float | None = None
+        self._answers: dict[int, Future[dict[str, Any]]] = {}  # where they were
+        self._watch = HangWatch(pool, self.ranks, pool.options.hang_after_s)
         self._group_wanting = False  # the process group was left, or has failed
         self._futures: dict[Future[Any], int] = {}
         self._called = threading.Event()
 
         def call() -> None:
             for rank, payload in payloads.items():
-                self._futures[pool.call(rank, name, payload, on_output)] = rank
+                future = pool.call(rank, name, payload, on_output, self._number)
+                self._futures[future] = rank
 
         self._call = call
         self._payloads = payloads
@@ -99,6 +113,7 @@ class Execution:
 
     def interrupt(self) -> None:
         """Interrupt the ranks that still run; returns at once. May be called again."""
+        self._presses += 1
         self._interrupted.set()
 
     def result(self, tick: Callable[[], None] = lambda: None) -> dict[int, dict[str, Any]]:
@@ -123,7 +138,8 @@ class Execution:
         error = self.error()
         if error is None:
             return self.replies
-        cause = self._exceptions.get(error.first.rank)
+        failure = self._failures.get(error.first.rank)
+        cause = failure.exception if failure else None
         if cause is None:
             raise error
         # It was raised in this process: a debugger that is given our error stops in that frame.
@@ -154,18 +170,19 @@ class Execution:
     def _supervise(self) -> None:
         try:
             if self._begin():
-                self._watch()
+                self._wait_for_ranks()
         except Exception as error:  # whoever waits has to hear of it
             self._fail(type(error).__name__, str(error))
         finally:
+            if self._noticed is not None:
+                self._notice(None)
             if self.errors and self._futures:
                 self._pool.last_error = self.error()
             self._leave()
 
     def _leave(self) -> None:
-        interrupted = self._aborted or self._signalled_at is not None
         try:
-            self._pool.turns.end(self._turn, broke_group=interrupted or self._group_wanting)
+            self._pool.turns.end(self._turn, broke_group=self._group_wanting)
         finally:
             self.keeps = None
             self._finished.set()
@@ -199,105 +216,134 @@ class Execution:
             self._pool.variables.not_there(rank, [number for number, _ in sent])
             self.errors[rank] = RankError(rank, ename, evalue, "", now)
 
-    def _watch(self) -> None:
+    def _wait_for_ranks(self) -> None:
         pending = set(self._futures)
-        trouble_at: float | None = None  # since the first error, the interrupt or the time-out
         while pending:
             done, pending = wait(pending, timeout=0.05, return_when=FIRST_COMPLETED)
             now = time.monotonic()
-            if self._timeout_s is not None and now - self._started > self._timeout_s:
-                self._timed_out = not self._interrupted.is_set() or self._timed_out
-                self._interrupted.set()
+            ranks = sorted(self._futures[future] for future in pending)
+            self._look_at_clock(now)
             for future in done:
                 self._take(self._futures[future], future)
-            if not pending or not (self.errors or self._interrupted.is_set()):
-                continue
-            trouble_at = trouble_at or now
-            self._free(pending, now - trouble_at)
-            if self._signalled_at is not None and now - self._signalled_at > REACT_S:
-                self._give_up(pending)
-                break
+            if pending:
+                self._look(ranks, now)
+            if pending and (self._failures or self._presses):
+                for rung in self._ladder.due(now, self._presses):
+                    self._climb(rung, ranks)
+                if self._killed_at is not None and now - self._killed_at > DIE_S:
+                    self._give_up(ranks)
+                    break
         self.elapsed_s = time.monotonic() - self._started
+        if self._failures and not self._group_wanting:
+            self._group_wanting = not self._pool.group.is_in_step(self.ranks)
+        self._settle()
 
-    def _free(self, pending: set[Future[Any]], since_s: float) -> None:
-        """One rung of the ladder: SIGINT if the user wants out, abort after the grace."""
-        if self._interrupted.is_set() and self._signalled_at is None:
-            self._signalled_at = time.monotonic()
-            self._pool.signal([self._futures[future] for future in pending])
-        if since_s > GRACE_S and not self._aborted:
-            self._aborted = True
-            self._pool.abort_collectives(self.ranks)
+    def _settle(self) -> None:
+        """Say of each rank that failed how it did."""
+        where = self._watch.where
+        for rank, answer in self._answers.items():
+            if answer.done() and "where" in answer.result():
+                was = Whereabouts.from_dict(answer.result()["where"])
+                if not was.idle:
+                    where[rank] = was
+        settled = settle(
+            self._failures,
+            asked=bool(self._presses),
+            limit=self._limit,
+            aborted_at=self._aborted_at,
+            where=where,
+        )
+        self.errors.update(settled)
+
+    def _look_at_clock(self, now: float) -> None:
+        late = self._timeout_s is not None and now - self._started > self._timeout_s
+        if late and not (self._failures or self._presses):
+            self._limit = "TimeoutError", f"took longer than {self._timeout_s:g} s"
+            self.interrupt()
+
+    def _look(self, pending: Collection[int], now: float) -> None:
+        """Tell of a hang; act on it only if that is wanted."""
+        if self._failures or self._presses:
+            return
+        diagnosis = self._watch.look(pending, self.replies, now)
+        self._notice(diagnosis.text if diagnosis else None)
+        if diagnosis and diagnosis.is_hang and self._pool.options.on_hang == "abort":
+            self._limit = "HangError", diagnosis.text
+            self.interrupt()
+
+    def _notice(self, text: str | None) -> None:
+        if text != self._noticed:
+            self._noticed = text
+            self._on_notice(text)
+
+    def _climb(self, rung: Rung, ranks: Sequence[int]) -> None:
+        """Take a step of the ladder, for the ranks that still run."""
+        numbers = dict.fromkeys(ranks, self._number)
+        if not self._answers:  # before the first of them is freed, which frees its peers
+            self._answers = self._pool.ask(WHERE_REQUEST, ranks, history=True)
+            wait(self._answers.values(), timeout=ANSWER_S)
+        if rung is Rung.INTERRUPT:
+            self._pool.interrupt_calls(numbers)
+        elif rung is Rung.ABORT:
+            self._aborted_at = self._aborted_at or time.time()
+            self._group_wanting = True
+            # the others too: on a peer a collective may go on with one that is through with it
+            self._pool.group.abort({rank: numbers.get(rank) for rank in self.ranks})
+        elif rung is Rung.WARN:
+            self._notice(self._warning(ranks))
+        else:
+            self._killed_at = time.monotonic()
+            for rank in ranks:
+                self._pool.kill(rank, f"did not react to the interrupt, and was {KILLED}")
+
+    def _warning(self, ranks: Sequence[int]) -> str:
+        listed = ", ".join(map(str, ranks))
+        why = f" ({self._pool.group.stuck})" if self._pool.group.stuck else ""
+        return (
+            f"rank {listed} does not react to the interrupt{why}. In {self._ladder.kill_s:.0f} s "
+            "it is killed and replaced, and its variables are lost; to stop once more does it now."
+        )
 
     def _take(self, rank: int, future: Future[Any]) -> None:
-        failure = future.exception()
-        if failure is None and isinstance(future.result(), dict):
-            self._group_wanting |= future.result().get("group_wanting", False)
-            self._pool.variables.not_there(rank, future.result().get("lost", ()))
-            if "names" in future.result():
-                self.names[rank] = future.result()["names"]
-        if failure is not None:  # the engine died, or did not run our function at all
-            name = type(failure).__name__
-            text = redact(str(failure), self._hidden)  # the end of a log may hold anything
-            self.errors[rank] = RankError(rank, name, text, failed_at=time.time())
-        elif "error" in future.result():
-            error = dict(future.result()["error"])
-            # no collective works any more after one has failed, also if nobody waits in it
-            failed = error.get("collective") and error["ename"] not in _REFUSALS
-            self._group_wanting = bool(self._group_wanting or failed)
-            if "exception" in error:
-                self._exceptions[rank] = error.pop("exception")
-            self.errors[rank] = self._rank_error(rank, **error)
-        else:
+        failure = Failure.of(rank, future, self._hidden)
+        if future.exception() is None and isinstance(future.result(), dict):
+            reply = future.result()
+            self._group_wanting |= reply.get("group_wanting", False)
+            self._pool.variables.not_there(rank, reply.get("lost", ()))
+            if "names" in reply:
+                self.names[rank] = reply["names"]
+        if failure is None:
             reply = future.result()
             if reply.get("text"):
                 reply = {**reply, "text": redact(reply["text"], self._hidden)}
             self.replies[rank] = reply
+            return
+        lost = self._pool.variables.losses.hint(rank, failure.error.evalue)
+        if lost:
+            error = replace(failure.error, evalue=f"{failure.error.evalue}{lost}")
+            failure = replace(failure, error=error)
+        self._failures[rank] = failure
+        if future.exception() is None and future.result().get("context_lost"):
+            self._pool.kill(rank, "had lost its GPU context, and was ended")
+        # no collective works any more after one has failed, also if nobody waits in it
+        self._group_wanting |= failure.collective or isinstance(future.exception(), EngineDiedError)
 
-    def _rank_error(
-        self,
-        rank: int,
-        ename: str,
-        evalue: str,
-        traceback: str,
-        failed_at: float,
-        where: str = "",
-        collective: bool = False,
-    ) -> RankError:
-        freed = self._aborted and collective and bool(self.errors)
-        # C++ code that is aborted raises its own error and not the interrupt that was meant
-        interrupted = ename == "KeyboardInterrupt" or (
-            self._interrupted.is_set() and self._aborted and collective and not freed
-        )
-        if interrupted and ename != "KeyboardInterrupt":
-            ename, evalue = "KeyboardInterrupt", "in a collective"
-        if interrupted and self._timed_out:
-            late = f"took longer than {self._timeout_s:g} s"
-            ename, evalue = "TimeoutError", f"{late}, {evalue}" if evalue else late
-            traceback = traceback.replace("KeyboardInterrupt", "TimeoutError")
-        return RankError(
-            rank=rank,
-            ename=ename,
-            evalue=redact(evalue, self._hidden),
-            traceback=redact(traceback, self._hidden),
-            failed_at=failed_at,
-            freed=freed,
-            where=redact(where, self._hidden),
-        )
-
-    def _give_up(self, pending: set[Future[Any]]) -> None:
-        ranks = sorted(self._futures[future] for future in pending)
+    def _give_up(self, ranks: Sequence[int]) -> None:
+        """They were killed and are still there."""
         listed = ", ".join(map(str, ranks))
         reason = (
-            f"rank {listed} did not react to the interrupt within {REACT_S:.0f} s (blocked in a "
-            "collective, or in code that does not return to Python)"
+            f"rank {listed} did not react to the interrupt, and cannot be killed: the kernel of "
+            "the machine waits for a device (state D)"
         )
         for rank in ranks:
-            self.errors[rank] = RankError(rank, "Unresponsive", reason, failed_at=time.time())
-        self._pool.mark_broken(f"{reason}.", ranks)
+            error = RankError(rank, "Unresponsive", reason, failed_at=time.time())
+            self._failures[rank] = Failure(error)
+        self._pool.give_up(f"{reason}.", ranks)
 
 
 def _title(name: str, payloads: Mapping[int, dict[str, Any]]) -> str:
     """What runs, in words."""
     number = next((p.get("cell_number") for p in payloads.values()), None)
     names = {"run_function": "a function", "train": "a training", "predict": "a prediction"}
+    names["sync_state"] = "a sync_from"
     return f"cell In[{number}]" if number else names.get(name, "a cell")

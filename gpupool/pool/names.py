@@ -65,6 +65,10 @@ class Versions:
         """The version of what the ranks have under a name now."""
         return self._versions.get(name, 0)
 
+    def names(self) -> list[str]:
+        """The names that have been bound on ranks."""
+        return list(self._versions)
+
     def assigned(self, name: str) -> int:
         """A cell binds the name; gives the version of that."""
         self._shipped.pop(name, None)
