@@ -88,7 +88,7 @@ class Auto:
             if session.find() is not pool:
                 reason = pool.status().reason
                 raise PoolError(f"the pool was stopped{' (' + reason + ')' if reason else ''}.")
-            pool.require_usable()
+            pool.wait_until_usable()
         except PoolError as error:
             self.turn_off()
             raise PoolError(

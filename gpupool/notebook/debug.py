@@ -42,7 +42,7 @@ def post_mortem(pool: Pool, chosen: str | None) -> None:
 def _choose(pool: Pool, chosen: str | None) -> int:
     if pool.options.inline:
         raise PoolError("an inline pool is this process: %debug opens the debugger.")
-    pool.require_usable()
+    pool.wait_until_usable()
     if pool.status().state == "busy":
         raise PoolError("a cell is still running. Wait for it, or end it: `%gpupool interrupt`.")
     if chosen is None:
@@ -63,7 +63,7 @@ def _say(pool: Pool, rank: int, line: str | None) -> bool:
         reply = execution.result()[rank]
     except SpmdError as error:  # an interrupt that met the debugger itself, or the rank is gone
         print(f"*** {error.first}")
-        pool.require_usable()
+        pool.wait_until_usable()
         reply = {"text": "", "open": True}
     recorder.finish()
     print(reply["text"] + recorder.outputs[rank].text, end="", flush=True)

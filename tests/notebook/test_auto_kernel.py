@@ -102,14 +102,33 @@ def test_stopping_the_pool_puts_it_off_and_says_so(auto: Kernel) -> None:
     assert auto.run("'RANK' in __import__('os').environ").text == "False"
 
 
-def test_a_dead_rank_puts_it_off_and_nothing_runs_by_mistake(auto: Kernel) -> None:
+def test_a_dead_rank_is_replaced_and_the_next_cell_runs_on_the_ranks(auto: Kernel) -> None:
     auto.run("import os, signal\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)")
+    assert "[1] 1" in auto.run("print(rank)").text
+
+
+KILL_CONTROLLER = """%%local
+import os, psutil
+for process in psutil.Process(os.getpid()).children(recursive=True):
+    if process.name() == "gpupool:control":
+        process.kill()
+"""
+WAIT_UNTIL_BROKEN = """%%local
+import time, gpupool
+while gpupool.current_pool().status().state != "broken":
+    time.sleep(0.05)
+"""
+
+
+def test_a_lost_pool_puts_it_off_and_nothing_runs_by_mistake(auto: Kernel) -> None:
+    auto.run(KILL_CONTROLLER)
+    auto.run(WAIT_UNTIL_BROKEN)
     refused = auto.run("touched = 1")
     assert refused.status == "error"
-    assert "`%gpupool restart 1` replaces it" in refused.error_text
+    assert "the controller of the pool was killed by SIGKILL" in refused.error_text
     assert "This cell was not run. auto is off now" in refused.error_text
     assert auto.run("'touched' in globals()").text == "False"
-    assert auto.run("%gpupool restart 1").status == "ok"
+    assert auto.run("%gpupool stop").status == "ok"
 
 
 # ---- %debug, %xmode, chains --------------------------------------------------------------------
