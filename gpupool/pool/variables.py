@@ -191,6 +191,10 @@ class Variables:
         if not composite.info:
             hint = self.losses.sentence(name)
             raise PoolError(f"no rank has a variable {name!r}{f': {hint}' if hint else '.'}")
+        self._versions.seen(name)
+        self.losses.note(
+            name, {rank: composite.info.get(rank) for rank in self._pool.alive_ranks()}
+        )
         return composite
 
     def set(self, name: str, value: object) -> None:

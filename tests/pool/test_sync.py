@@ -309,7 +309,7 @@ def test_a_value_that_went_with_its_rank_says_so(pool3: Pool, names: dict[str, A
     kill(pool3, 1)
     said = (
         "x of rank 1 was lost with rank 1, which was killed by SIGKILL; "
-        r"pool.sync_from\(0, 'x'\) copies it from rank 0."
+        r"pool.sync_from\(0, 'x', ranks=\[1\]\) copies it."
     )
     for ask in (lambda: x[1], x.gather, lambda: list(x), lambda: pool3["x"][1]):
         with pytest.raises(PoolError, match=said):
@@ -337,6 +337,21 @@ def test_a_value_that_went_with_its_rank_says_so(pool3: Pool, names: dict[str, A
         x[2]
     cell(pool3, "x = 1")
     assert "lost" not in composite_text(names["x"])
+
+
+def test_what_a_cell_without_a_notebook_has_made_is_known_once_it_was_asked_for(
+    pool3: Pool,
+) -> None:
+    pool3.run("loose = rank\nif rank == 0: lonely = 1")
+    assert pool3["loose"].gather() == [0, 1, 2]
+    assert pool3["lonely"][0] == 1
+    pool3.restart([1])
+    with pytest.raises(PoolError, match=r"loose of rank 1 was lost with rank 1"):
+        pool3["loose"][1]
+    with pytest.raises(PoolError, match="rank 1 has no variable 'lonely'"):
+        pool3["lonely"][1]
+    pool3.run("loose = 5")
+    assert pool3["loose"].gather() == [5] * 3
 
 
 def test_values_that_went_with_all_ranks_say_so(pool3: Pool, names: dict[str, Any]) -> None:
