@@ -27,6 +27,7 @@ from gpupool.pool import session
 from gpupool.pool.gpus import gpus
 from gpupool.pool.leftovers import Leftovers, leftovers
 from gpupool.pool.pool import Pool
+from gpupool.pool.presses import ignore_for_a_moment
 from gpupool.pool.result import SpmdResult
 from gpupool.spmd.cell import Notebook, SpmdRun
 from gpupool.spmd.sources import in_its_place, on_its_line
@@ -131,6 +132,7 @@ class GpupoolMagics(Magics):
         try:
             return commands[word](rest)
         except KeyboardInterrupt:
+            ignore_for_a_moment()
             raise Interrupted(f"%gpupool {word} was interrupted.{_AFTER.get(word, '')}") from None
 
     @cell_magic("spmd")  # type: ignore[arg-type]
@@ -190,6 +192,7 @@ class GpupoolMagics(Magics):
                 unwaited=chosen.nowait,
             )
         except KeyboardInterrupt:
+            ignore_for_a_moment()
             raise Interrupted("the cell was interrupted when it was about to begin.") from None
         if chosen.nowait:
             self._bind(chosen.name, run)
