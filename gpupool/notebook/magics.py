@@ -27,6 +27,7 @@ from gpupool.pool import session
 from gpupool.pool.gpus import gpus
 from gpupool.pool.leftovers import Leftovers, leftovers
 from gpupool.pool.pool import Pool
+from gpupool.pool.presses import ignore_for_a_moment
 from gpupool.pool.result import SpmdResult
 from gpupool.spmd.cell import Notebook, SpmdRun
 from gpupool.spmd.sources import in_its_place, on_its_line
@@ -34,15 +35,14 @@ from gpupool.spmd.sources import in_its_place, on_its_line
 _NAMES = ("gpupool", "spmd", "local")
 
 
-class CommandInterrupted(KeyboardInterrupt):
-    """The user has interrupted a command; in IPython this shows as one line, without our frames."""
+_AFTER = {  # what an interrupted command has left
+    "start": " Nothing was left running.",
+    "restart": " `%gpupool` tells how the pool is now.",
+}
 
-    def __init__(self, word: str) -> None:
-        more = {
-            "start": " Nothing was left running.",
-            "restart": " `%gpupool` tells how the pool is now.",
-        }
-        super().__init__(f"%gpupool {word} was interrupted.{more.get(word, '')}")
+
+class Interrupted(KeyboardInterrupt):
+    """The user has interrupted a magic; in IPython this shows as one line, without our frames."""
 
     def _render_traceback_(self) -> list[str]:
         """What IPython prints instead of a traceback."""
@@ -132,7 +132,8 @@ class GpupoolMagics(Magics):
         try:
             return commands[word](rest)
         except KeyboardInterrupt:
-            raise CommandInterrupted(word) from None
+            ignore_for_a_moment()
+            raise Interrupted(f"%gpupool {word} was interrupted.{_AFTER.get(word, '')}") from None
 
     @cell_magic("spmd")  # type: ignore[arg-type]
     def spmd_cell(self, line: str, cell: str) -> SpmdRun | SpmdResult | None:
@@ -177,18 +178,22 @@ class GpupoolMagics(Magics):
         __tracebackhide__ = True
         # a handle's result shows its values itself, where it is asked for
         notebook = None if chosen.isolate else self._notebook(at_once=chosen.nowait)
-        run = self._begin(
-            cell,
-            chosen.view,
-            not spmd_view.ends_quietly(cell),
-            chosen.ranks,
-            chosen.timeout_s,
-            notebook,
-            result_name=chosen.name or "_",
-            # a terminal shows the value of every expression, that of `handle.result()` too
-            is_value=chosen.nowait and getattr(self.shell, "kernel", None) is None,
-            unwaited=chosen.nowait,
-        )
+        try:
+            run = self._begin(
+                cell,
+                chosen.view,
+                not spmd_view.ends_quietly(cell),
+                chosen.ranks,
+                chosen.timeout_s,
+                notebook,
+                result_name=chosen.name or "_",
+                # a terminal shows the value of every expression, that of `handle.result()` too
+                is_value=chosen.nowait and getattr(self.shell, "kernel", None) is None,
+                unwaited=chosen.nowait,
+            )
+        except KeyboardInterrupt:
+            ignore_for_a_moment()
+            raise Interrupted("the cell was interrupted when it was about to begin.") from None
         if chosen.nowait:
             self._bind(chosen.name, run)
             background.watch(run, self.shell)

@@ -159,9 +159,8 @@ def test_an_error_is_one_output_with_the_line_of_this_cell(kernel: Kernel) -> No
     assert said == "[0, 1] before"  # what was printed is not lost
     assert f"Cell In[{number}], line 4" in traceback  # as the notebook counts: %%spmd is 1
     assert "----> 4     raise ValueError('bad row')" in traceback
-    assert re.fullmatch(
-        rf"rank 0: freed from barrier #\d+ \(Cell In\[{number}\], line 5\)", traceback[-1]
-    )
+    freed = re.sub(r"#\d+", "#n", traceback[-1])
+    assert freed == f"rank 0: freed from barrier #n (Cell In[{number}], line 5)"
     assert no_frame_of_ours(cell.text)
     assert "✗ 1 failed" in cell.html
     assert "1 freed from a collective" in cell.html
