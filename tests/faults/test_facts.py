@@ -110,7 +110,7 @@ def test_with_lazy_init_there_is_no_connection_yet_which_the_self_check_sees() -
 
 
 def test_gloos_loop_of_libuv_is_not_built_in() -> None:
-    """It has an eventfd; the third one, of TLS, where it is built in, is the usual loop."""
+    """It has an eventfd, so that its connections would not be found."""
     with pytest.raises(AssertionError, match="unsupported gloo device"):
         run_ranks(count_connections, n=1, GLOO_DEVICE_TRANSPORT="UV")
 
