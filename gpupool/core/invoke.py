@@ -10,8 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 
-def invoke(name: str, payload: dict[str, Any]) -> Any:
-    """Call `gpupool.engine.entry.<name>(**payload)` on this engine; returns its plain value."""
-    from gpupool.engine import entry  # type: ignore[attr-defined, unused-ignore]
+def invoke(name: str, payload: dict[str, Any], number: int | None = None) -> Any:
+    """Call `gpupool.engine.entry.<name>(**payload)` on this engine; returns its plain value.
 
-    return getattr(entry, name)(**payload)
+    `number` is by what an interrupt knows the call; without one it cannot be interrupted.
+    """
+    from gpupool.engine import calls, entry  # type: ignore[attr-defined, unused-ignore]
+
+    function = getattr(entry, name)
+    return function(**payload) if number is None else calls.serve(number, function, payload)

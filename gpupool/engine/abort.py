@@ -3,7 +3,7 @@
 No call of torch ends a blocked gloo collective, not even destroying the group: the connections stay
 open for as long as a DDP wrapper or a traceback holds the group. Shutting the group's own sockets
 does end it, at once, on this rank and on the peers that wait for it, with a RuntimeError. NCCL has
-`ProcessGroup.abort`. The group is dead afterwards and has to be formed again.
+`ProcessGroup.abort`. The group is dead afterwards and has to be formed again (`group.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import contextlib
 import os
 import re
 import socket
+import threading
+import time
 from pathlib import Path
 
 import torch.distributed as dist
@@ -19,6 +21,7 @@ from torch.distributed import distributed_c10d
 
 _LISTEN = "0A"  # the kernel's code for a listening TCP socket in /proc/net/tcp
 _FDS = Path("/proc/self/fd")
+_NCCL_ABORT_S = 2.0  # what has not returned by then is left to itself: the rank will be replaced
 
 
 def abort_collectives() -> int:
@@ -27,12 +30,31 @@ def abort_collectives() -> int:
     Harmless when idle or called again.
     """
     num_shut = sum(_shut(fd, inode) for fd, inode in gloo_connections().items())
-    if dist.is_initialized():
-        for group in list(distributed_c10d._world.pg_map):
-            # gloo's does nothing; a group that is being destroyed by the main thread may refuse
-            with contextlib.suppress(RuntimeError):
-                group.abort()
+    _abort_nccl()
     return num_shut
+
+
+def _abort_nccl() -> None:
+    """Abort every NCCL group, each in a thread of its own: one after the other can deadlock.
+
+    Several communicators of a rank wait for each other's abort on the peers (nccl#1013).
+    """
+
+    def abort(group: dist.ProcessGroup) -> None:
+        with contextlib.suppress(RuntimeError):  # the main thread may be destroying it
+            group.abort()
+
+    backends = dict(distributed_c10d._world.pg_map)
+    threads = [
+        threading.Thread(target=abort, args=[group], name="gpupool-abort", daemon=True)
+        for group, (backend, _) in backends.items()
+        if "nccl" in backend
+    ]
+    deadline = time.monotonic() + _NCCL_ABORT_S
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def gloo_connections() -> dict[int, str]:

@@ -12,11 +12,12 @@ from typing import Any
 
 from gpupool.core import environ
 from gpupool.data.fetch import refresh_filesystems
-from gpupool.engine import group, log
+from gpupool.engine import calls, lasting, log
 from gpupool.engine.abort import abort_collectives
 
 STOP_REQUEST = "gpupool_stop_request"  # end the training after the next report
-ABORT_REQUEST = "gpupool_abort_request"  # get out of the collective
+INTERRUPT_REQUEST = "gpupool_interrupt_request"  # raise KeyboardInterrupt in the call
+ABORT_REQUEST = "gpupool_abort_request"  # get out of the collective, and of what else there is
 ENVIRONMENT_REQUEST = "gpupool_environment_request"  # set and remove environment variables
 
 _stop = threading.Event()
@@ -65,13 +66,18 @@ def set_environment(variables: Mapping[str, str], unset: list[str], refresh: boo
         refresh_filesystems()
 
 
-def _abort() -> None:
-    group.give_up_waiting()
+def _abort(number: int | None = None) -> None:
+    """Interrupt the call of this number, if it runs, and abort the collectives of this rank."""
+    # First of all, so that the call cannot take the failed collective for a reason to try again.
+    if number is not None:
+        calls.interrupt(number)
+    lasting.give_up_waiting()
     abort_collectives()
 
 
 _ANSWERS: dict[str, Callable[..., object]] = {
     STOP_REQUEST: _stop.set,
+    INTERRUPT_REQUEST: calls.interrupt,
     ABORT_REQUEST: _abort,
     ENVIRONMENT_REQUEST: set_environment,
 }

@@ -50,21 +50,25 @@ def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
     return {"pid": os.getpid(), "torch": str(torch.__version__)}
 
 
+def join_group(**plan: Any) -> dict[str, Any]:
+    """Get ready for the process group of all ranks; "joined" is what `group.join` returns."""
+    return execute.guarded(lambda: {"joined": group.join(_plan(plan))})
+
+
 def form_group(
-    store_path: str, backend: str, training_ranks: list[int], training_backend: str
+    plan: dict[str, Any], generation: int, handles: dict[str, list[str]] | None, num_named: int
 ) -> dict[str, Any]:
-    """Join the process group of all ranks, and that of those that train if these are fewer.
+    """Form the process group of all ranks; returns when every rank has.
 
-    Returns when every rank has joined.
+    "stuck" in the reply says why collectives of this rank cannot be aborted; "" if they can.
     """
+    connect = group.connect
+    return execute.guarded(lambda: {"stuck": connect(_plan(plan), generation, handles, num_named)})
+
+
+def _plan(plan: dict[str, Any]) -> group.Plan:
     rank = boot.this_rank()
-
-    def form() -> dict[str, Any]:
-        place = (rank["rank"], rank["world_size"])
-        group.form(store_path, backend, *place, training_ranks, training_backend)
-        return {}
-
-    return execute.guarded(form)
+    return group.Plan(rank=rank["rank"], world_size=rank["world_size"], **plan)
 
 
 def set_environment(

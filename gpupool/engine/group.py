@@ -1,7 +1,12 @@
 """Form and leave the torch process group. Runs on engines.
 
-The store is a file in the pool's private folder, a new one for each generation: no port, no
-listener, and no rank whose death takes the store along.
+The store is a file in the pool's private folder: no port, no listener, and no rank whose death
+takes the store along. All ranks `join`, and when all have, they `connect`: nobody leaves a
+generation before all have formed it.
+
+Where torch can, the group object is the same in all generations (`lasting.py`). Where it cannot, it
+is destroyed and another one formed, with a store of its own; group objects of earlier generations,
+in a DDP wrapper say, are cut off then: to use one is an error that says so, and never a hang.
 
 Where only some ranks train (those that have a GPU), these have a group of their own beside that of
 all ranks. It is made and left together with it.
@@ -15,8 +20,6 @@ from __future__ import annotations
 import datetime
 import gc
 import sys
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +27,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
+
+from gpupool.engine import lasting
+from gpupool.engine.abort import abort_collectives, gloo_connections
 
 # With a GPU each, CPU tensors still go through gloo, as torch does when no backend is named.
 _TORCH_BACKEND = {"nccl": "cpu:gloo,cuda:nccl", "gloo": "gloo"}
@@ -42,7 +49,13 @@ class Plan:
     world_size: int
     training_ranks: Sequence[int]
     training_backend: str
-    device: str
+    device: str = "cuda:0"
+
+    @property
+    def can_last(self) -> bool:
+        """Whether the group can have new connections instead of being formed anew."""
+        is_one_group = len(self.training_ranks) == self.world_size > 1
+        return self.backend == "gloo" and is_one_group and lasting.is_possible()
 
 
 _plan: Plan | None = None
@@ -50,37 +63,79 @@ _num_asked = 0  # groups that scripts have formed since the pool did; the same o
 _asked: dict[str, Any] = {}  # what the present group was formed with
 _group: object = None  # the present group, if it was formed here
 _training_group: dist.ProcessGroup | None = None
-_left_waiting = threading.Event()  # whoever waits for other ranks is to give up
+_connections: frozenset[str] = frozenset()  # of the present generation
 
 
-def form(
-    store_path: str,
-    backend: str,
-    rank: int,
-    world_size: int,
-    training_ranks: Sequence[int],
-    training_backend: str,
-    device: str = "cuda:0",
-) -> None:
-    """Join the group of all ranks, and that of the ranks that train if these are fewer.
+def form(plan: Plan) -> None:
+    """Form the group where no pool says when: without one, or alone."""
+    connect(plan, 1, None, 0)
 
-    Leaves earlier groups first. Returns when all ranks have joined.
+
+def join(plan: Plan) -> dict[str, Any] | None:
+    """Have a group that waits to be connected: the present one, if it lasts.
+
+    Returns:
+        "groups", see `lasting.report`, and "num_named"; None if groups do not last here.
     """
-    global _plan, _num_asked
-    leave()
-    _left_waiting.clear()
-    place = (backend, rank, world_size, training_ranks, training_backend, device)
-    plan, _plan, _num_asked = Plan(store_path, *place), None, 0
-    if rank in training_ranks and training_backend == "nccl":
-        torch.cuda.set_device(device)
-    store = dist.FileStore(store_path, world_size)  # type: ignore[attr-defined]
-    _open(plan, {"backend": _TORCH_BACKEND[backend], "timeout": TIMEOUT}, store)
+    lasting.begin_waiting()
+    if not plan.can_last:
+        return None
+    if not lasting.is_kept(plan.store_path):
+        _cut_off()
+        store = dist.FileStore(plan.store_path, plan.world_size)  # type: ignore[attr-defined]
+        options = {"backend": "gloo", "timeout": TIMEOUT, "enable_reconfigure": True}
+        _open(plan, options, store)
+        lasting.keep(dist.distributed_c10d._get_default_group(), plan.rank, plan.world_size, store)
+    return {"groups": lasting.report(), "num_named": lasting.num_named()}
+
+
+def connect(
+    plan: Plan, generation: int, handles: Mapping[str, Sequence[str]] | None, num_named: int
+) -> str:
+    """Connect the group that all ranks have joined, or form one. Returns when all have.
+
+    Returns:
+        Why collectives of this rank cannot be aborted; "" if they can.
+
+    Raises:
+        RuntimeError: another rank does not come.
+    """
+    global _plan, _num_asked, _connections
+    before = set(gloo_connections().values())
+    _plan, _num_asked = None, 0
+    if handles is not None:
+        lasting.connect(generation, handles, num_named)
+    else:
+        _form_anew(plan)
     # Connections are made now, not in the user's first collective.
-    if rank in training_ranks:
-        device = "cuda" if training_backend == "nccl" else "cpu"
+    if plan.rank in plan.training_ranks:
+        device = "cuda" if plan.training_backend == "nccl" else "cpu"
         dist.all_reduce(torch.zeros(1, device=device), group=_training_group)
     dist.barrier()
     _plan = plan
+    _connections = frozenset(set(gloo_connections().values()) - before)
+    if len(_connections) < plan.world_size - 1:
+        return (
+            f"of its {plan.world_size - 1} connections {len(_connections)} were found (torch "
+            f"{torch.__version__})"
+        )
+    return ""
+
+
+def _form_anew(plan: Plan) -> None:
+    _cut_off()
+    if plan.rank in plan.training_ranks and plan.training_backend == "nccl":
+        torch.cuda.set_device(plan.device)
+    store = dist.FileStore(plan.store_path, plan.world_size)  # type: ignore[attr-defined]
+    lasting.wait_for_all(store, "connect", plan.rank, plan.world_size)
+    _open(plan, {"backend": _TORCH_BACKEND[plan.backend], "timeout": TIMEOUT}, store)
+
+
+def _cut_off() -> None:
+    """Leave the groups. What still holds one of them gets an error from it, and does not wait."""
+    if dist.is_initialized() and dist.group.WORLD is _group:
+        abort_collectives()
+    leave()
 
 
 def plan() -> Plan | None:
@@ -105,7 +160,7 @@ def form_as_asked(plan: Plan, asked: Mapping[str, Any]) -> None:
     _num_asked += 1
     path = f"{plan.store_path}.{_num_asked}"
     store = dist.FileStore(path, plan.world_size)  # type: ignore[attr-defined]
-    _wait_for_all(store, plan)
+    lasting.wait_for_all(store, "here", plan.rank, plan.world_size)
     _open(plan, asked, store)
 
 
@@ -116,16 +171,16 @@ def form_foreign(asked: Mapping[str, Any]) -> None:
     _torch_init(**asked)
 
 
-def give_up_waiting() -> None:
-    """Have `form_as_asked` fail if it waits for other ranks; from any thread."""
-    _left_waiting.set()
-
-
 def is_wanting() -> bool:
     """Whether the pool has to form its group again: it was left, or is not one of all ranks."""
     if _plan is None:
         return False
     return not dist.is_initialized() or dist.get_world_size() != _plan.world_size
+
+
+def is_whole() -> bool:
+    """Whether all connections of the present generation are there."""
+    return _connections <= set(gloo_connections().values())
 
 
 def training_group() -> dist.ProcessGroup | None:
@@ -137,7 +192,9 @@ def leave() -> None:
     """Leave the groups, if there are any."""
     global _training_group, _group
     _training_group = _group = None
+    lasting.own(None)
     if dist.is_initialized():
+        lasting.left.update(distributed_c10d._world.pg_map)
         dist.destroy_process_group()
         # The traceback of an aborted collective holds the old group in a cycle, sockets and all.
         gc.collect()
@@ -150,22 +207,12 @@ def _open(plan: Plan, asked: Mapping[str, Any], store: Any) -> None:
     _torch_init(**asked, store=store, rank=plan.rank, world_size=plan.world_size)
     sys.excepthook = hook  # torch puts one more "[rank0]:" before every line each time
     _group, _asked = dist.group.WORLD, dict(asked)
+    lasting.own(_group)
     if len(plan.training_ranks) < plan.world_size:
         backend = _TORCH_BACKEND[plan.training_backend]
         made = dist.new_group(list(plan.training_ranks), timeout=TIMEOUT, backend=backend)
         # a rank that is not in it gets a number instead
         _training_group = made if isinstance(made, dist.ProcessGroup) else None
-
-
-def _wait_for_all(store: Any, plan: Plan) -> None:
-    """Wait until every rank has come; unlike torch's own waiting it can be ended."""
-    __tracebackhide__ = True
-    store.set(f"here{plan.rank}", "")
-    everybody = [f"here{rank}" for rank in range(plan.world_size)]
-    while not store.check(everybody):
-        if _left_waiting.is_set():
-            raise RuntimeError("init_process_group: another rank has failed, and does not come.")
-        time.sleep(0.005)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,10 @@ def form_group(store_path: str, backend: str) -> dict[str, Any]:
     assert _before is not None
     if dist.is_initialized() and dist.group.WORLD is not _before.group:
         raise PoolError(_HAS_GROUP)
-    group.form(store_path, backend, 0, 1, [0], backend, this_rank()["device"])
+    place = {"rank": 0, "world_size": 1, "training_ranks": [0], "device": this_rank()["device"]}
+    group.form(
+        group.Plan(store_path=store_path, backend=backend, training_backend=backend, **place)
+    )
     _before.group = dist.group.WORLD
     return {}
 

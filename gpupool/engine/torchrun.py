@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-from gpupool.engine import group
+from gpupool.engine import group, lasting
 from gpupool.engine.group import Plan
 
 _torch_init = dist.init_process_group
@@ -29,6 +29,7 @@ _RENDEZVOUS = ("init_method", "rank", "world_size", "group_name")
 
 def install() -> None:
     """Have scripts find what torchrun would give them. Called once, before any of them runs."""
+    lasting.install()
     sys.argv = ["notebook"]  # without arguments: those of the engine are not the script's
     _replace(_torch_init, functools.wraps(_torch_init)(_init_process_group))
     spawn = torch.multiprocessing.spawn  # type: ignore[attr-defined]

@@ -33,10 +33,16 @@ class EngineClient:
         return sorted(self._client.ids)
 
     def call(
-        self, rank: int, name: str, payload: dict[str, Any], on_message: OnMessage | None = None
+        self,
+        rank: int,
+        name: str,
+        payload: dict[str, Any],
+        on_message: OnMessage | None = None,
+        number: int | None = None,
     ) -> Future[Any]:
         """Call `gpupool.engine.entry.<name>(**payload)` on a rank.
 
+        `number` is by what an interrupt knows the call; without one it cannot be interrupted.
         `on_message` is called in ipyparallel's IO thread with everything the engine publishes for
         this call. The future resolves after all of that has been delivered, but for what threads
         and child processes that the call has left behind say later.
@@ -50,7 +56,7 @@ class EngineClient:
         message = self._client.send_apply_request(
             self._client._mux_stream,  # the stream: sending on its socket loses its wake-up
             invoke,
-            args=(name, payload),
+            args=(name, payload, number),
             ident=self._client._engines[rank].encode(),
             message_future_hook=prepare,
         )

@@ -6,10 +6,11 @@ What they are used for (cells, the process group, the environment) is the pool's
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError
 from concurrent.futures import wait as wait_futures
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,9 @@ from gpupool.pool.iopub import OnMessage
 from gpupool.pool.launch import FORK_SERVER, Launch
 
 _CALL_ALL_TIMEOUT_S = 60.0
+_INTERRUPT_REQUEST = "gpupool_interrupt_request"  # answered by gpupool/engine/control.py
+
+_REPLACED = "It is being replaced; the other ranks keep theirs."
 
 Progress = Callable[[str], None]
 
@@ -43,6 +47,7 @@ class Engines:
         self._awaiting = True  # an engine is still to come
         self._losses: list[tuple[str, str]] = []
         self._dead: dict[int, str] = {}
+        self._killed: dict[int, str] = {}  # ranks that were killed on purpose -> why
         self._leaving: set[int] = set()  # ranks that are being replaced: their end is no loss
         self._open: dict[int, set[Future[Any]]] = {}
         self._num_files = 0
@@ -125,9 +130,17 @@ class Engines:
             return [rank for rank, futures in self._open.items() if futures]
 
     def call(
-        self, rank: int, name: str, payload: dict[str, Any], on_message: OnMessage | None = None
+        self,
+        rank: int,
+        name: str,
+        payload: dict[str, Any],
+        on_message: OnMessage | None = None,
+        number: int | None = None,
     ) -> Future[Any]:
-        """Call an engine function on one rank. Fails at once should the engine die meanwhile."""
+        """Call an engine function on one rank. Fails at once should the engine die meanwhile.
+
+        `number` is by what `interrupt` knows the call.
+        """
         with self._lock:
             if rank in self._dead:
                 return _failed(self._dead[rank])
@@ -135,7 +148,7 @@ class Engines:
                 return _failed(f"rank {rank} is being restarted.")
             assert self._client is not None
             self._client.trim()
-            future = self._client.call(rank, name, payload, on_message)
+            future = self._client.call(rank, name, payload, on_message, number)
             self._open[rank].add(future)
         future.add_done_callback(lambda f: self._closed(rank, f))
         return future
@@ -143,21 +156,38 @@ class Engines:
     def call_all(
         self, name: str, payload: dict[str, Any], ranks: Iterable[int] | None = None
     ) -> dict[int, Any]:
-        """Call an engine function on every rank and wait; for calls that take a moment."""
+        """Call an engine function on every rank and wait; for calls that take a moment.
+
+        Raises:
+            EngineDiedError: a rank is gone; others may be busy with the call still.
+            PoolError: a rank failed, or did not answer; as above.
+        """
         chosen = [r.rank for r in self._ranks] if ranks is None else ranks
-        futures = {rank: self.call(rank, name, payload) for rank in chosen}
-        _, late = wait_futures(futures.values(), timeout=_CALL_ALL_TIMEOUT_S)
-        if late:
-            silent = ", ".join(str(r) for r, f in futures.items() if f in late)
+        ranks_of = {self.call(rank, name, payload): rank for rank in chosen}
+        deadline = _Deadline(_CALL_ALL_TIMEOUT_S)
+        replies, pending = {}, set(ranks_of)
+        while pending and deadline.left_s > 0:
+            done, pending = wait_futures(pending, deadline.left_s, FIRST_COMPLETED)
+            for future in done:
+                replies[ranks_of[future]] = reply = future.result()
+                require_success(ranks_of[future], reply)
+        if pending:
+            silent = ", ".join(str(ranks_of[future]) for future in pending)
             raise PoolError(
                 f"rank {silent} did not answer {name} within {_CALL_ALL_TIMEOUT_S:.0f} s."
             )
-        return {rank: future.result() for rank, future in futures.items()}
+        return replies
 
-    def signal(self, ranks: Iterable[int]) -> None:
-        """Send SIGINT to these ranks' engines; one that is idle ignores it."""
-        for rank in ranks:
-            self._launch.signal(rank)
+    def interrupt(self, numbers: Mapping[int, int | None]) -> None:
+        """Raise KeyboardInterrupt in these ranks' calls of these numbers; None: in any."""
+        for rank, number in numbers.items():
+            self.control(_INTERRUPT_REQUEST, {"number": number}, [rank])
+
+    def kill(self, rank: int, reason: str) -> None:
+        """End the engine of a rank, whatever it does. It is told as a loss, with this reason."""
+        with self._lock:
+            self._killed[rank] = reason
+        self._launch.signal(rank, signal.SIGKILL)
 
     def control(
         self,
@@ -266,7 +296,10 @@ class Engines:
             lost = [int(name.removeprefix("rank "))]
             if lost[0] in self._leaving:
                 return
-            sentence = f"{name} {reason}; its variables are lost."
+            with self._lock:
+                reason = self._killed.pop(lost[0], reason)
+            sentence = f"{name} {reason}."
+            long = f"{name} {reason}; its variables are lost. {_REPLACED}"
         elif name == FORK_SERVER:
             # Who is awaited does not come; who is there does without, and loses nothing.
             with self._lock:
@@ -274,9 +307,9 @@ class Engines:
                     self._losses.append((f"the fork server of the pool {reason}.", log_tail))
             return
         else:
-            sentence = f"the {name} of the pool {reason}; its ranks are out of reach."
+            long = sentence = f"the {name} of the pool {reason}; its ranks are out of reach."
             lost = self.alive_ranks()
-        message = with_log(sentence, log_tail)
+        message = with_log(long, log_tail)
         with self._lock:
             self._losses.append((sentence, log_tail))
             for rank in lost:
@@ -309,6 +342,12 @@ class _Deadline:
     def left_s(self) -> float:
         """Seconds until then; negative afterwards."""
         return self._at - time.monotonic()
+
+
+def require_success(rank: int, reply: Any) -> None:
+    """Raise the PoolError for a reply that tells of an error."""
+    if isinstance(reply, dict) and "error" in reply:
+        raise PoolError(f"rank {rank}: {reply['error']['evalue'] or reply['error']['ename']}")
 
 
 def unheard(line: str) -> None:

@@ -2,31 +2,35 @@
 
 A background thread supervises each execution, so that the caller's thread only waits for an event
 and hears the user's interrupt at once. When a rank fails or the user interrupts while others still
-run, every rank is told to abort its collectives (`gpupool/engine/abort.py`): nobody waits for a
-peer that does not come. The pool then forms the group again.
+run, these are interrupted and told to abort their collectives (`ladder.py` says when): nobody waits
+for a peer that does not come. The pool then forms the group again.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
-from gpupool.core.errors import RankError, SpmdError
+from gpupool.core.errors import EngineDiedError, RankError, SpmdError
 from gpupool.core.masking import redact
+from gpupool.pool.failures import Failure, settle
+from gpupool.pool.ladder import Ladder, Rung
 
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
 
-GRACE_S = 0.25  # after a first failure the others may still finish or fail by themselves
-REACT_S = 3.0  # a rank that has not reacted to an interrupt by then is given up
+DIE_S = 5.0  # from SIGKILL to the end of a process
+KILLED = "killed"
 
-_REFUSALS = ("TypeError", "ValueError")  # of a collective that has not begun
+_numbers = itertools.count(1)
 
 # (rank, kind, content): see `gpupool.pool.iopub.OnMessage`
 OnOutput = Callable[[int, str, Any], None]
+OnNotice = Callable[[str | None], None]
 
 
 class Execution:
@@ -43,6 +47,7 @@ class Execution:
         payloads: Mapping[int, dict[str, Any]],
         on_output: OnOutput,
         timeout_s: float | None = None,
+        on_notice: OnNotice = lambda text: None,
     ) -> None:
         self.ranks = tuple(payloads)
         self.replies: dict[int, dict[str, Any]] = {}
@@ -50,23 +55,28 @@ class Execution:
         self.names: dict[int, dict[str, Any]] = {}  # what a cell left, of failed ranks too
         self.elapsed_s = 0.0
         self.keeps: object = None  # what has to live until the end of this
-        self._exceptions: dict[int, BaseException] = {}  # of an inline pool's rank
+        self._failures: dict[int, Failure] = {}
+        self._number = next(_numbers)
+        self._on_notice = on_notice
+        self._ladder = Ladder(can_abort=not pool.group.stuck)
         self._pool = pool
         self._hidden = pool.hidden_values()
         self._started = time.monotonic()
         self._timeout_s = timeout_s
         self._timed_out = False
+        self._presses = 0  # how often the end was asked for
         self._interrupted = threading.Event()
         self._finished = threading.Event()
-        self._signalled_at: float | None = None
-        self._aborted = False
+        self._aborted_at: float | None = None
+        self._killed_at: float | None = None
         self._group_wanting = False  # the process group was left, or has failed
         self._futures: dict[Future[Any], int] = {}
         self._called = threading.Event()
 
         def call() -> None:
             for rank, payload in payloads.items():
-                self._futures[pool.call(rank, name, payload, on_output)] = rank
+                future = pool.call(rank, name, payload, on_output, self._number)
+                self._futures[future] = rank
 
         self._call = call
         self._payloads = payloads
@@ -89,6 +99,7 @@ class Execution:
 
     def interrupt(self) -> None:
         """Interrupt the ranks that still run; returns at once. May be called again."""
+        self._presses += 1
         self._interrupted.set()
 
     def result(self, tick: Callable[[], None] = lambda: None) -> dict[int, dict[str, Any]]:
@@ -112,7 +123,8 @@ class Execution:
         error = self.error()
         if error is None:
             return self.replies
-        cause = self._exceptions.get(error.first.rank)
+        failure = self._failures.get(error.first.rank)
+        cause = failure.exception if failure else None
         if cause is None:
             raise error
         # It was raised in this process: a debugger that is given our error stops in that frame.
@@ -147,14 +159,14 @@ class Execution:
         except Exception as error:  # whoever waits has to hear of it
             self._fail(type(error).__name__, str(error))
         finally:
+            self._on_notice(None)
             if self.errors and self._futures:
                 self._pool.last_error = self.error()
             self._leave()
 
     def _leave(self) -> None:
-        interrupted = self._aborted or self._signalled_at is not None
         try:
-            self._pool.turns.end(self._turn, broke_group=interrupted or self._group_wanting)
+            self._pool.turns.end(self._turn, broke_group=self._group_wanting)
         finally:
             self.keeps = None
             self._finished.set()
@@ -190,99 +202,87 @@ class Execution:
 
     def _watch(self) -> None:
         pending = set(self._futures)
-        trouble_at: float | None = None  # since the first error, the interrupt or the time-out
         while pending:
             done, pending = wait(pending, timeout=0.05, return_when=FIRST_COMPLETED)
             now = time.monotonic()
-            if self._timeout_s is not None and now - self._started > self._timeout_s:
-                self._timed_out = not self._interrupted.is_set() or self._timed_out
-                self._interrupted.set()
+            self._look_at_clock(now)
             for future in done:
                 self._take(self._futures[future], future)
-            if not pending or not (self.errors or self._interrupted.is_set()):
-                continue
-            trouble_at = trouble_at or now
-            self._free(pending, now - trouble_at)
-            if self._signalled_at is not None and now - self._signalled_at > REACT_S:
-                self._give_up(pending)
-                break
+            if pending and (self._failures or self._presses):
+                ranks = sorted(self._futures[future] for future in pending)
+                for rung in self._ladder.due(now, self._presses):
+                    self._climb(rung, ranks)
+                if self._killed_at is not None and now - self._killed_at > DIE_S:
+                    self._give_up(ranks)
+                    break
         self.elapsed_s = time.monotonic() - self._started
+        late = f"took longer than {self._timeout_s:g} s" if self._timed_out else ""
+        asked = bool(self._presses)
+        self.errors.update(
+            settle(self._failures, asked=asked, late=late, aborted_at=self._aborted_at)
+        )
 
-    def _free(self, pending: set[Future[Any]], since_s: float) -> None:
-        """One rung of the ladder: SIGINT if the user wants out, abort after the grace."""
-        if self._interrupted.is_set() and self._signalled_at is None:
-            self._signalled_at = time.monotonic()
-            self._pool.signal([self._futures[future] for future in pending])
-        if since_s > GRACE_S and not self._aborted:
-            self._aborted = True
-            self._pool.abort_collectives(self.ranks)
+    def _look_at_clock(self, now: float) -> None:
+        if self._timeout_s is None or now - self._started <= self._timeout_s:
+            return
+        if not self._presses:
+            self._timed_out = True
+            self.interrupt()
+
+    def _climb(self, rung: Rung, ranks: Sequence[int]) -> None:
+        """Take a step of the ladder, for the ranks that still run."""
+        numbers = dict.fromkeys(ranks, self._number)
+        if rung is Rung.INTERRUPT:
+            self._pool.interrupt_calls(numbers)
+        elif rung is Rung.ABORT:
+            self._aborted_at = self._aborted_at or time.time()
+            self._group_wanting = True
+            # the others too: on a peer a collective may go on with one that is through with it
+            self._pool.group.abort({rank: numbers.get(rank) for rank in self.ranks})
+        elif rung is Rung.WARN:
+            self._on_notice(self._warning(ranks))
+        else:
+            self._killed_at = time.monotonic()
+            for rank in ranks:
+                self._pool.kill(rank, f"did not react to the interrupt, and was {KILLED}")
+
+    def _warning(self, ranks: Sequence[int]) -> str:
+        listed = ", ".join(map(str, ranks))
+        why = f" ({self._pool.group.stuck})" if self._pool.group.stuck else ""
+        return (
+            f"rank {listed} does not react to the interrupt{why}. In {self._ladder.kill_s:.0f} s "
+            "it is killed and replaced, and its variables are lost; to stop once more does it now."
+        )
 
     def _take(self, rank: int, future: Future[Any]) -> None:
-        failure = future.exception()
-        if failure is None and isinstance(future.result(), dict):
-            self._group_wanting |= future.result().get("group_wanting", False)
-            self._pool.variables.not_there(rank, future.result().get("lost", ()))
-            if "names" in future.result():
-                self.names[rank] = future.result()["names"]
-        if failure is not None:  # the engine died, or did not run our function at all
-            name = type(failure).__name__
-            text = redact(str(failure), self._hidden)  # the end of a log may hold anything
-            self.errors[rank] = RankError(rank, name, text, failed_at=time.time())
-        elif "error" in future.result():
-            error = dict(future.result()["error"])
-            # no collective works any more after one has failed, also if nobody waits in it
-            failed = error.get("collective") and error["ename"] not in _REFUSALS
-            self._group_wanting = bool(self._group_wanting or failed)
-            if "exception" in error:
-                self._exceptions[rank] = error.pop("exception")
-            self.errors[rank] = self._rank_error(rank, **error)
-        else:
+        failure = Failure.of(rank, future, self._hidden)
+        if future.exception() is None and isinstance(future.result(), dict):
+            reply = future.result()
+            self._group_wanting |= reply.get("group_wanting", False)
+            self._pool.variables.not_there(rank, reply.get("lost", ()))
+            if "names" in reply:
+                self.names[rank] = reply["names"]
+        if failure is None:
             reply = future.result()
             if reply.get("text"):
                 reply = {**reply, "text": redact(reply["text"], self._hidden)}
             self.replies[rank] = reply
+            return
+        self._failures[rank] = failure
+        # no collective works any more after one has failed, also if nobody waits in it
+        self._group_wanting |= failure.collective or isinstance(future.exception(), EngineDiedError)
 
-    def _rank_error(
-        self,
-        rank: int,
-        ename: str,
-        evalue: str,
-        traceback: str,
-        failed_at: float,
-        where: str = "",
-        collective: bool = False,
-    ) -> RankError:
-        freed = self._aborted and collective and bool(self.errors)
-        # C++ code that is aborted raises its own error and not the interrupt that was meant
-        interrupted = ename == "KeyboardInterrupt" or (
-            self._interrupted.is_set() and self._aborted and collective and not freed
-        )
-        if interrupted and ename != "KeyboardInterrupt":
-            ename, evalue = "KeyboardInterrupt", "in a collective"
-        if interrupted and self._timed_out:
-            late = f"took longer than {self._timeout_s:g} s"
-            ename, evalue = "TimeoutError", f"{late}, {evalue}" if evalue else late
-            traceback = traceback.replace("KeyboardInterrupt", "TimeoutError")
-        return RankError(
-            rank=rank,
-            ename=ename,
-            evalue=redact(evalue, self._hidden),
-            traceback=redact(traceback, self._hidden),
-            failed_at=failed_at,
-            freed=freed,
-            where=redact(where, self._hidden),
-        )
-
-    def _give_up(self, pending: set[Future[Any]]) -> None:
-        ranks = sorted(self._futures[future] for future in pending)
+    def _give_up(self, ranks: Sequence[int]) -> None:
+        """They were killed and are still there."""
         listed = ", ".join(map(str, ranks))
         reason = (
-            f"rank {listed} did not react to the interrupt within {REACT_S:.0f} s (blocked in a "
-            "collective, or in code that does not return to Python)"
+            f"rank {listed} did not react to the interrupt, and cannot be killed: the kernel of "
+            "the machine waits for a device (state D)"
         )
         for rank in ranks:
-            self.errors[rank] = RankError(rank, "Unresponsive", reason, failed_at=time.time())
-        self._pool.mark_broken(f"{reason}.", ranks)
+            error = RankError(rank, "Unresponsive", reason, failed_at=time.time())
+            self._failures[rank] = Failure(error)
+        self._pool.give_up(f"{reason}.", ranks)
 
 
 def _title(name: str, payloads: Mapping[int, dict[str, Any]]) -> str:

@@ -24,13 +24,24 @@ class Health:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._log_tail = ""  # of the process whose end broke the pool
-        self._to_replace: set[int] = set()  # ranks whose restart mends it
+        self._lost: dict[int, str] = {}  # ranks whose replacement mends it -> what happened
+        self._is_given_up = False  # they are not replaced without being asked
         self._beyond_repair = False
 
     @property
     def state(self) -> str:
-        """ "stopped", "broken" or "well"."""
-        return "stopped" if self.stopped else "broken" if self.reason else "well"
+        """ "stopped", "broken", "replacing" (lost ranks, by itself) or "well"."""
+        if self.stopped:
+            return "stopped"
+        if not self.reason:
+            return "well"
+        return "broken" if self._is_given_up or self._beyond_repair else "replacing"
+
+    @property
+    def lost(self) -> dict[int, str]:
+        """The ranks that are to be replaced -> what happened to them."""
+        with self._lock:
+            return dict(self._lost)
 
     def end(self, reason: str) -> bool:
         """The pool is being stopped; tells whether it was not so before."""
@@ -42,26 +53,29 @@ class Health:
 
     def lose(self, sentence: str, log_tail: str, rank: int | None) -> None:
         """A process has ended: the engine of a rank, or for None one that all ranks need."""
-        if rank is None:
-            self._beyond_repair = True
-        self.mark_broken(sentence, () if rank is None else [rank], log_tail)
+        with self._lock:
+            if rank is None:
+                self._beyond_repair, self.reason = True, ""  # there is nothing worse
+            else:
+                self._lost[rank] = redact(sentence, self._secrets)
+            self._set_reason(sentence, log_tail)
+        self._on_change()
 
-    def mark_broken(self, reason: str, ranks: Iterable[int] = (), log_tail: str = "") -> None:
+    def give_up(self, reason: str, ranks: Iterable[int]) -> None:
         """From now on every run is refused with this reason, until these ranks are restarted."""
         with self._lock:
-            self._to_replace.update(ranks)
-            if self.reason or self.stopped:
-                return
-            self.reason = redact(reason, self._secrets)
-            self._log_tail = redact(log_tail, self._secrets)
+            self._is_given_up, self.reason = True, ""
+            self._lost.update(dict.fromkeys(ranks, reason))
+            self._set_reason(reason, "")
         self._on_change()
 
     def mark_mended(self, ranks: Iterable[int]) -> None:
         """These ranks have been replaced; all is well if there is nothing else."""
         with self._lock:
-            self._to_replace.difference_update(ranks)
-            if not (self.stopped or self._beyond_repair or self._to_replace):
-                self.reason, self._log_tail = "", ""
+            for rank in ranks:
+                self._lost.pop(rank, None)
+            if not (self.stopped or self._beyond_repair or self._lost):
+                self.reason, self._log_tail, self._is_given_up = "", "", False
         self._on_change()
 
     def require_usable(self) -> None:
@@ -71,20 +85,22 @@ class Health:
                 "this pool was stopped. `%gpupool start` (gpupool.start()) makes a new one."
             )
         if self.reason:
-            ranks = ",".join(map(str, sorted(self._to_replace)))
+            ranks = ",".join(map(str, sorted(self.lost)))
             if self._beyond_repair:
                 way_on = "`%gpupool stop`, then `%gpupool start`, makes a new pool."
-            else:
+            elif self._is_given_up:
                 way_on = f"`%gpupool restart {ranks}` replaces it; the other ranks keep theirs."
+            else:
+                way_on = f"Rank {ranks} is being replaced: run it again in a moment."
             raise PoolError(with_log(f"{self.reason} {way_on}", self._log_tail))
 
-    def require_restartable(self, ranks: Iterable[int]) -> None:
-        """Raise the PoolError that says why a restart of these ranks is not enough, if so."""
+    def require_restartable(self) -> None:
+        """Raise the PoolError that says why no restart of ranks is enough, if so."""
         if self.stopped or self._beyond_repair:
             self.require_usable()
-        others = sorted(self._to_replace - set(ranks))
-        if others:
-            raise PoolError(
-                f"{self.reason} Restart rank {', '.join(map(str, others))} as well: "
-                "`%gpupool restart` restarts all."
-            )
+
+    def _set_reason(self, reason: str, log_tail: str) -> None:
+        """Keep the first one; with the lock held."""
+        if not (self.reason or self.stopped):
+            self.reason = redact(reason, self._secrets)
+            self._log_tail = redact(log_tail, self._secrets)

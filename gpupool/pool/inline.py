@@ -27,7 +27,7 @@ from gpupool.core.masking import Redactor, Secrets, redact_all
 from gpupool.core.options import PoolOptions
 from gpupool.core.parcels import pack
 from gpupool.core.topology import Rank
-from gpupool.pool.engines import Progress, unheard
+from gpupool.pool.engines import Progress, require_success, unheard
 from gpupool.pool.execution import Execution, OnOutput
 from gpupool.pool.iopub import OnMessage
 from gpupool.pool.pool import Pool
@@ -63,7 +63,7 @@ class InlinePool(Pool):
         on_interrupt: Callable[[], None] | None = None,
     ) -> Execution:
         """Call an engine function here and now; what is returned is over."""
-        self.require_usable()
+        self.wait_until_usable()
         with _Interrupts(on_interrupt, timeout_s, lambda: bool(self._here.busy_ranks())):
             execution = super().execute(name, payloads, on_output, timeout_s)
             execution.wait()  # for its thread to take the replies, which are there
@@ -174,7 +174,12 @@ class InlineEngines:
         return [0] if self._threads else []
 
     def call(
-        self, rank: int, name: str, payload: dict[str, Any], on_message: OnMessage | None = None
+        self,
+        rank: int,
+        name: str,
+        payload: dict[str, Any],
+        on_message: OnMessage | None = None,
+        number: int | None = None,
     ) -> Future[Any]:
         """Call an engine function, in this thread; the future is done."""
         future: Future[Any] = Future()
@@ -203,15 +208,20 @@ class InlineEngines:
         if name == "prepare":  # this process has the notebook's folder and search path
             return {0: {}}
         if name == "form_group":  # of one
-            payload = {key: payload[key] for key in ("store_path", "backend")}
-            return {0: invoke("inline_form_group", payload)}
-        return {0: invoke(name, payload)}
+            name = "inline_form_group"
+            payload = {key: payload["plan"][key] for key in ("store_path", "backend")}
+        reply = invoke(name, payload)
+        require_success(0, reply)
+        return {0: reply}
 
-    def signal(self, ranks: Iterable[int]) -> None:
+    def interrupt(self, numbers: Mapping[int, int | None]) -> None:
         """Interrupt what runs here, if another thread asks for it and the main thread does it."""
         main = threading.main_thread().ident
         if main is not None and main in self._threads and main != threading.get_ident():
             signal.pthread_kill(main, signal.SIGINT)
+
+    def kill(self, rank: int, reason: str) -> None:
+        """Nothing: this process is the user's."""
 
     def control(
         self,

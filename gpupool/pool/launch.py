@@ -251,6 +251,9 @@ def engine_environment(rank: Rank, master_port: int) -> dict[str, str]:
         "TORCH_NCCL_ENABLE_MONITORING": "0",
         "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
         "TORCH_NCCL_PROPAGATE_ERROR": "0",
+        "TORCH_NCCL_TEARDOWN_ON_TIMEOUT": "0",
+        # Its thread listens at a fixed port, for which two pools would fight.
+        "NCCL_RAS_ENABLE": "0",
     }
 
 

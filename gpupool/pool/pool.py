@@ -9,12 +9,11 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from concurrent.futures import wait as wait_futures
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gpupool.core.errors import PoolError, PoolStartError, SpmdError
+from gpupool.core.errors import EngineDiedError, PoolError, PoolStartError, SpmdError
 from gpupool.core.masking import Secrets, redact, redact_all
 from gpupool.core.options import PoolOptions, parse_ranks
 from gpupool.pool import idle
@@ -22,16 +21,17 @@ from gpupool.pool.composite import Composite
 from gpupool.pool.engines import Engines, Progress, unheard
 from gpupool.pool.environment import Environment, notebook_place, variables_at_start
 from gpupool.pool.execution import Execution, OnOutput
+from gpupool.pool.forming import Forming
 from gpupool.pool.health import Health
 from gpupool.pool.placement import place_ranks
 from gpupool.pool.protocol import RankEngines
+from gpupool.pool.recovery import Recovery
 from gpupool.pool.result import OutputRecorder, SpmdResult
 from gpupool.pool.status import PoolStatus
 from gpupool.pool.turns import Turns
 from gpupool.pool.variables import Variables
 
-_ABORT_TIMEOUT_S = 2.0  # a rank that has not answered by then is stuck, and told as such
-_ABORT_REQUEST = "gpupool_abort_request"  # answered by gpupool/engine/control.py
+_NUM_REPLACEMENTS = 3  # of a rank that does not come up
 
 
 class Pool:
@@ -39,15 +39,16 @@ class Pool:
 
     def __init__(self, options: PoolOptions, progress: Progress = unheard) -> None:
         self.options = options
-        self.generation = 0
         self.last_error: SpmdError | None = None  # of a cell or function, for the debugger
         self.turns = Turns(self.reform_group)
         self._forming = threading.RLock()  # one at a time changes engines or their group
-        self._aborting: list[Future[Any]] = []
+        self._recovery = Recovery(self.turns, self._replace_lost)
+        self._is_up = False
         self._listeners: list[Callable[[PoolStatus], None]] = []
         variables = variables_at_start(options.env)
         self._at_exit: Callable[[], None] = lambda: None
         self._engines: RankEngines = self._make_engines()
+        self.group = Forming(self._engines)
         self.environment = Environment(self._engines)
         self._health = Health(self.environment.secrets, self.tell_listeners)
         self.variables = Variables(self)
@@ -73,6 +74,7 @@ class Pool:
         except BaseException:
             self.stop()
             raise
+        self._is_up = True
         self._at_exit = _stop_at_exit(self)
         if options.idle_timeout_s is not None:
             idle.watch(self)
@@ -83,6 +85,11 @@ class Pool:
     def world_size(self) -> int:
         """Number of ranks."""
         return len(self.ranks)
+
+    @property
+    def generation(self) -> int:
+        """The number of the process group: one higher each time it is formed."""
+        return self.group.generation
 
     def run(
         self,
@@ -157,7 +164,7 @@ class Pool:
         Returns:
             Name -> fingerprint of the value; values are never shown.
         """
-        self.require_usable()
+        self.wait_until_usable()
         if unset:
             return dict.fromkeys(self.environment.unset(names_or_globs), "")
         return self.environment.propagate(names_or_globs, aws)
@@ -183,8 +190,8 @@ class Pool:
         return self.variables.put(value)
 
     def interrupt(self) -> None:
-        """Send SIGINT to the ranks that are busy."""
-        self.signal(self._engines.busy_ranks())
+        """Raise KeyboardInterrupt in what runs on the ranks."""
+        self._engines.interrupt(dict.fromkeys(self._engines.busy_ranks()))
 
     def restart(
         self,
@@ -196,25 +203,26 @@ class Pool:
 
         A new engine has the rank, device and environment of the old one and joins the group, which
         is formed again; its variables are lost, those of the other ranks stay. What runs on them is
-        interrupted. Ranks that died or do not react can be restarted too, which makes the pool
-        usable again.
+        interrupted. A rank that has died is replaced without being asked.
 
         Raises:
-            PoolError: the pool was stopped or has lost its controller, other ranks have to be
-                restarted as well, or a new engine did not come up.
+            PoolError: the pool was stopped or has lost its controller, or a new engine did not come
+                up.
         """
         chosen = self.select_ranks(ranks)
-        listed = ", ".join(map(str, chosen))
         with self._forming:
-            self._health.require_restartable(chosen)
+            self._health.require_restartable()
+            chosen = tuple(sorted({*chosen, *self._health.lost}))
+            listed = ", ".join(map(str, chosen))
             try:
                 self._replace(chosen, progress)
             except PoolError as error:
                 reason = f"rank {listed} could not be started again: {error}"
-                self.mark_broken(reason, chosen)
+                self._health.give_up(reason, chosen)
                 raise PoolError(reason) from None
             except BaseException as error:  # an interrupt above all: it came at any point
-                self.mark_broken(f"the restart of rank {listed} was cut off ({error!r}).", chosen)
+                reason = f"the restart of rank {listed} was cut off ({error!r})."
+                self._health.give_up(reason, chosen)
                 raise
             self._health.mark_mended(chosen)
 
@@ -309,13 +317,21 @@ class Pool:
             on_interrupt: called at the first Ctrl-C by a pool that works in the caller's thread,
                 which then cannot hear it itself; without it the ranks are interrupted.
         """
-        self.require_usable()
+        self.wait_until_usable()
         return Execution(self, name, payloads, on_output, timeout_s)
 
     def call(
-        self, rank: int, name: str, payload: dict[str, Any], on_output: OnOutput | None = None
+        self,
+        rank: int,
+        name: str,
+        payload: dict[str, Any],
+        on_output: OnOutput | None = None,
+        number: int | None = None,
     ) -> Future[Any]:
-        """Call an engine function on one rank. Fails at once should the engine die meanwhile."""
+        """Call an engine function on one rank. Fails at once should the engine die meanwhile.
+
+        `number` is by what `interrupt_calls` and `group.abort` know the call.
+        """
 
         def on_message(kind: str, content: Any) -> None:
             if on_output is not None:
@@ -323,7 +339,7 @@ class Pool:
                     content = redact_all(content, self.hidden_values())
                 on_output(rank, kind, content)
 
-        return self._engines.call(rank, name, payload, on_message)
+        return self._engines.call(rank, name, payload, on_message, number)
 
     def send_comm(self, rank: int, message: dict[str, Any]) -> None:
         """Send a message to a widget that a rank has made."""
@@ -333,21 +349,20 @@ class Pool:
         """The ranks whose engines have not died."""
         return self._engines.alive_ranks()
 
-    def signal(self, ranks: Iterable[int]) -> None:
-        """Send SIGINT to these ranks' engines; one that is idle ignores it."""
-        self._engines.signal(ranks)
+    def interrupt_calls(self, numbers: Mapping[int, int]) -> None:
+        """Raise KeyboardInterrupt in calls, rank -> number; one that has ended is left alone."""
+        self._engines.interrupt(numbers)
+
+    def kill(self, rank: int, reason: str) -> None:
+        """End the engine of a rank, whatever it does; it is replaced then.
+
+        `reason` tells how the rank ended: "was killed, because ...".
+        """
+        self._engines.kill(rank, reason)
 
     def control(self, request: str) -> None:
         """Send a control request to every rank, busy or not."""
         self._engines.control(request)
-
-    def abort_collectives(self, ranks: Iterable[int] | None = None) -> None:
-        """Have all ranks, or these, leave their collectives; returns at once.
-
-        The group is not formed again before they have: a rank that hears it later would abort the
-        new one.
-        """
-        self._aborting.extend(self._engines.control(_ABORT_REQUEST, ranks=ranks).values())
 
     def new_file(self, name: str) -> Path:
         """A new path in the pool's private folder, which every rank of this host can read."""
@@ -359,7 +374,7 @@ class Pool:
 
     def set_environment(self, variables: Mapping[str, str], unset: Sequence[str] = ()) -> None:
         """Set and remove variables on every rank, over the signed channel."""
-        self.require_usable()
+        self.wait_until_usable()
         self.environment.set(variables, unset)
 
     def reform_group(self) -> None:
@@ -369,16 +384,26 @@ class Pool:
                 return
             try:
                 self._form_group()
+            except EngineDiedError:
+                pass  # it is being replaced, and the group formed then
             except PoolError as error:
                 reason = f"the process group could not be formed again: {error}"
-                self.mark_broken(reason, range(self.world_size))
+                self._health.give_up(reason, range(self.world_size))
 
-    def mark_broken(self, reason: str, ranks: Iterable[int] = ()) -> None:
+    def give_up(self, reason: str, ranks: Iterable[int]) -> None:
         """From now on every run is refused with this reason, until these ranks are restarted."""
-        self._health.mark_broken(reason, ranks)
+        self._health.give_up(reason, ranks)
 
     def require_usable(self) -> None:
         """Raise the PoolError that says why nothing can run here, if so."""
+        self._health.require_usable()
+
+    def wait_until_usable(self) -> None:
+        """Wait for ranks that are just being replaced, then `require_usable`.
+
+        Not for a thread that such a replacement may have to wait for.
+        """
+        self._recovery.wait()
         self._health.require_usable()
 
     def tell_listeners(self) -> None:
@@ -405,30 +430,35 @@ class Pool:
         for rank in ranks:
             self.environment.apply_to(rank)
         # The others may compute, or wait in the old group for a rank that is gone.
-        self.signal([rank for rank in self._engines.busy_ranks() if rank in others])
-        self.abort_collectives(others)
+        busy = [rank for rank in self._engines.busy_ranks() if rank in others]
+        self._engines.interrupt(dict.fromkeys(busy))
+        self.group.abort(dict.fromkeys(others))
         self._form_group()
 
+    def _replace_lost(self) -> None:
+        """Replace the ranks that are gone, and those that go meanwhile."""
+        with self._forming:
+            for attempt in range(_NUM_REPLACEMENTS):
+                lost = tuple(sorted(self._health.lost))
+                if self._health.state != "replacing":
+                    return
+                try:
+                    self._replace(lost, unheard)
+                except PoolError as error:  # of one more that has died, say
+                    if attempt == _NUM_REPLACEMENTS - 1:
+                        listed = ", ".join(map(str, lost))
+                        reason = f"rank {listed} could not be started again: {error}"
+                        self._health.give_up(reason, lost)
+                else:
+                    self._health.mark_mended(lost)
+
     def _form_group(self) -> None:
-        wait_futures(self._aborting, timeout=_ABORT_TIMEOUT_S)
-        self._aborting.clear()
-        generation = self.generation + 1
-        store = self.new_file(f"group{generation}")
-        payload = {
-            "store_path": str(store),
-            "backend": self.backend,
-            "training_ranks": list(self.training_ranks),
-            "training_backend": self.training_backend,
-        }
-        for rank, reply in self._engines.call_all("form_group", payload).items():
-            if "error" in reply:
-                raise PoolStartError(
-                    f"the process group was not formed: rank {rank}: {reply['error']['evalue']}"
-                )
-        self.generation = generation
+        self.group.form(self.backend, self.training_ranks, self.training_backend)
 
     def _on_loss(self, sentence: str, log_tail: str, rank: int | None) -> None:
         self._health.lose(sentence, log_tail, rank)
+        if rank is not None and self._is_up and self._health.state == "replacing":
+            self._recovery.begin(rank, self.world_size)
 
     def _idle_left_s(self) -> float | None:
         limit = self.options.idle_timeout_s

@@ -31,11 +31,13 @@ class Turns:
         self._lock = threading.Lock()
         self._needs_reform = False
 
-    def ask(self, ranks: Iterable[int], name: str) -> Turn:
-        """A place at the end of the row."""
+    def ask(self, ranks: Iterable[int], name: str, *, first: bool = False) -> Turn:
+        """A place at the end of the row, or before all that wait."""
         turn = Turn(frozenset(ranks), name)
         with self._lock:
-            self._row.append(turn)
+            running = [number for number, other in enumerate(self._row) if other.began]
+            place = (running[-1] + 1 if running else 0) if first else len(self._row)
+            self._row.insert(place, turn)
         return turn
 
     def are_in_use(self, ranks: Iterable[int]) -> bool:

@@ -68,7 +68,7 @@ class Variables:
         Raises:
             TransferError: a value cannot be sent, or be read on a rank; nothing is bound then.
         """
-        self._pool.require_usable()
+        self._pool.wait_until_usable()
         with self._lock:
             self._begin(names, ranks)
             try:
@@ -254,7 +254,7 @@ class Variables:
         Raises:
             TransferError: a part of it cannot be sent.
         """
-        self._pool.require_usable()
+        self._pool.wait_until_usable()
         with self._lock:
             names = namespace()
             self._begin(names, ranks)

@@ -52,7 +52,7 @@ class TrainingRun:
         validation: Any,
         show: Callable[[TrainingRun], None] = lambda run: None,
     ) -> None:
-        pool.require_usable()
+        pool.wait_until_usable()
         require_module(model)
         require_dataset("dataset", dataset)
         if validation is not None:

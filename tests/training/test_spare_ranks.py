@@ -150,7 +150,7 @@ from gpupool.engine.loop import fit
 from tests.training.conftest import network, samples, weights
 
 rank, store, result = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-group.form(store, "gloo", rank, 3, [0, 1], "gloo")
+group.form(group.Plan(store, "gloo", rank, 3, [0, 1], "gloo"))
 if rank < 2:
     world = group.World.here(torch.device("cpu"))
     assert (world.rank, world.size, world.backend) == (rank, 2, "gloo")

@@ -1,0 +1,98 @@
+"""From what the ranks of a call answered to what is said of it: who failed, and who was freed.
+
+Runs on the client.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpupool.core.errors import RankError
+from gpupool.core.masking import Secrets, redact
+
+_REFUSALS = ("TypeError", "ValueError")  # of a collective that has not begun
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How one rank failed.
+
+    `collective`: in a collective that had begun, which means that the group is of no use any more.
+    `interrupted`: by a KeyboardInterrupt.
+    """
+
+    error: RankError
+    collective: bool = False
+    interrupted: bool = False
+    exception: BaseException | None = None  # of an inline pool's rank
+
+    @classmethod
+    def of(cls, rank: int, future: Future[Any], hidden: Secrets) -> Failure | None:
+        """The failure that a finished call tells of, if it does."""
+        failure = future.exception()
+        if failure is not None:  # the engine died, or did not run our function at all
+            text = redact(str(failure), hidden)  # the end of a log may hold anything
+            name = type(failure).__name__
+            return cls(RankError(rank, name, text, failed_at=time.time()))
+        if not isinstance(future.result(), dict) or "error" not in future.result():
+            return None
+        told = dict(future.result()["error"])
+        collective = told.pop("collective", False) and told["ename"] not in _REFUSALS
+        exception = told.pop("exception", None)
+        masked = {name: redact(told[name], hidden) for name in ("evalue", "traceback", "where")}
+        error = RankError(rank=rank, **{**told, **masked})
+        return cls(error, collective, told["ename"] == "KeyboardInterrupt", exception)
+
+
+def settle(
+    failures: Mapping[int, Failure], *, asked: bool, late: str, aborted_at: float | None
+) -> dict[int, RankError]:
+    """What is said of each rank, now that all have ended.
+
+    Ranks that failed only because of another one are marked as freed: after a first failure those
+    that were interrupted or in a collective. If the user wanted the end these were interrupted.
+
+    Args:
+        asked: the user, or a time limit, wanted the end.
+        late: the time limit in words, if that was it.
+        aborted_at: when the collectives were aborted (seconds since the epoch), if they were.
+    """
+    causes = set(_causes(failures.values(), asked, aborted_at))
+    settled = {}
+    for rank, failure in failures.items():
+        if rank in causes or not (failure.collective or failure.interrupted):
+            settled[rank] = failure.error
+        elif asked:
+            settled[rank] = _interrupted(failure, late)
+        else:
+            settled[rank] = replace(failure.error, freed=True)
+    return settled
+
+
+def _causes(failures: Iterable[Failure], asked: bool, aborted_at: float | None) -> list[int]:
+    """The ranks that failed by themselves."""
+    by_time = sorted(failures, key=lambda f: (f.error.failed_at, f.error.rank))
+    own = [f.error.rank for f in by_time if not (f.collective or f.interrupted)]
+    if own or asked:
+        return own
+    # nothing but failed collectives: those that nobody had aborted, or the first
+    unprovoked = [
+        f.error.rank for f in by_time if aborted_at is None or f.error.failed_at < aborted_at
+    ]
+    return unprovoked or [by_time[0].error.rank]
+
+
+def _interrupted(failure: Failure, late: str) -> RankError:
+    """The error of a rank that was interrupted on request, maybe in a collective."""
+    error = failure.error
+    if not failure.interrupted:  # C++ code raises its own error and not the interrupt
+        error = replace(error, ename="KeyboardInterrupt", evalue="in a collective")
+    if late:
+        words = ", ".join(filter(None, (late, error.evalue)))
+        traceback = error.traceback.replace("KeyboardInterrupt", "TimeoutError")
+        error = replace(error, ename="TimeoutError", evalue=words, traceback=traceback)
+    return error

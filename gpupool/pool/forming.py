@@ -1,0 +1,120 @@
+"""The process group of all ranks, one generation after the other. Runs on the client.
+
+Two phases: all ranks join, and are then told to connect, so that a fast rank cannot break the group
+of a slow one. What a rank holds of earlier groups is asked first: where torch can give a group new
+connections, it is told which groups all their members still have, and those go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_futures
+from pathlib import Path
+from typing import Any
+
+from gpupool.core.errors import EngineDiedError, PoolError, PoolStartError
+from gpupool.pool.protocol import RankEngines
+
+_ABORT_TIMEOUT_S = 2.0  # a rank that has not answered by then is stuck, and told as such
+_ABORT_REQUEST = "gpupool_abort_request"  # answered by gpupool/engine/control.py
+_NUM_ATTEMPTS = 3
+
+Joined = Mapping[int, Mapping[str, Any] | None]
+
+
+class Forming:
+    """Forms the group of all ranks of a pool; `generation` is the number of the last one.
+
+    `stuck` says why the ranks could not be freed from a collective of it; "" if they can.
+    """
+
+    def __init__(self, engines: RankEngines) -> None:
+        self.generation = 0
+        self.stuck = ""
+        self._engines = engines
+        self._store: Path | None = None  # where a group that lasts meets
+        self._aborting: list[Future[Any]] = []
+
+    def form(self, backend: str, training_ranks: Sequence[int], training_backend: str) -> None:
+        """Form the group, one generation higher.
+
+        Raises:
+            PoolError: it cannot be formed.
+        """
+        plan = {
+            "backend": backend,
+            "training_ranks": list(training_ranks),
+            "training_backend": training_backend,
+        }
+        for attempt in range(_NUM_ATTEMPTS):
+            self._wait_for_aborts()
+            try:
+                self._form(plan, anew=attempt > 0)
+                return
+            except EngineDiedError:  # there is no group without it
+                self.abort(None)
+                raise
+            except PoolError as error:
+                self.abort(None)
+                if attempt == _NUM_ATTEMPTS - 1:
+                    message = f"the process group was not formed: {error}"
+                    raise PoolStartError(message) from None
+
+    def abort(self, numbers: Mapping[int, int | None] | None) -> None:
+        """Have ranks leave their collectives; returns at once.
+
+        The group is not formed again before they have: a rank that hears it later would abort the
+        new one.
+
+        Args:
+            numbers: rank -> the call that is interrupted as well; None: all ranks, and no call.
+        """
+        control = self._engines.control
+        if numbers is None:
+            self._aborting.extend(control(_ABORT_REQUEST).values())
+            return
+        for rank, number in numbers.items():
+            self._aborting.extend(control(_ABORT_REQUEST, {"number": number}, [rank]).values())
+
+    def _wait_for_aborts(self) -> None:
+        wait_futures(self._aborting, timeout=_ABORT_TIMEOUT_S)
+        self._aborting.clear()
+
+    def _form(self, plan: dict[str, Any], *, anew: bool) -> None:
+        generation = self.generation + 1
+        if self._store is None or anew:
+            self._store = self._engines.new_file("group")
+        plan = {**plan, "store_path": str(self._store)}
+        replies = self._engines.call_all("join_group", plan)
+        joined = {rank: reply["joined"] for rank, reply in replies.items()}
+        handles = groups_to_keep(joined)
+        if handles is None:
+            plan["store_path"] = str(self._engines.new_file(f"group{generation}"))
+        num_named = max((one["num_named"] for one in joined.values() if one), default=0)
+        payload = {
+            "plan": plan,
+            "generation": generation,
+            "handles": handles,
+            "num_named": num_named,
+        }
+        self.generation = generation  # also if it fails: no other one has its number
+        replies = self._engines.call_all("form_group", payload)
+        stuck = {rank: reply.get("stuck") for rank, reply in replies.items()}
+        self.stuck = next((f"rank {rank}: {why}" for rank, why in stuck.items() if why), "")
+
+
+def groups_to_keep(joined: Joined) -> dict[str, list[str]] | None:
+    """name -> handles of its members in order, of the groups that every member still has.
+
+    None if a rank cannot keep any: then all form a new group.
+    """
+    if not all(joined.values()):
+        return None
+    groups = {rank: one["groups"] for rank, one in joined.items() if one}
+    kept = {}
+    for name, mine in {name: one for has in groups.values() for name, one in has.items()}.items():
+        members = [groups[rank].get(name) for rank in mine["ranks"]]
+        if all(other is not None and other["ranks"] == mine["ranks"] for other in members):
+            kept[name] = [other["handle"] for other in members if other is not None]
+    return kept

@@ -1,0 +1,59 @@
+"""What is done about ranks that do not end by themselves, and when. Pure; runs on the client."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+GRACE_S = 0.25  # after a first failure the others may still finish or fail by themselves
+AGAIN_S = 1.0  # code may have caught the interrupt, or begun another collective
+WARN_S = 3.0
+KILL_S = 10.0  # some save what they have when they are interrupted, and need their time
+
+
+class Rung(Enum):
+    """A step of the ladder."""
+
+    INTERRUPT = "raise KeyboardInterrupt"
+    ABORT = "raise KeyboardInterrupt and abort the collectives"
+    WARN = "say that the rank is going to be replaced"
+    KILL = "end the process"
+
+
+class Ladder:
+    """The steps that are due, each once. Times are of one clock, in seconds.
+
+    `can_abort`: whether a rank can be freed from a collective; if not it is replaced sooner.
+    """
+
+    def __init__(self, *, can_abort: bool = True) -> None:
+        kill_s = KILL_S if can_abort else WARN_S
+        warn_s = WARN_S if can_abort else GRACE_S
+        self.kill_s = kill_s - warn_s  # from the warning on
+        self._later = [
+            (GRACE_S, Rung.ABORT), (AGAIN_S, Rung.ABORT), (warn_s, Rung.WARN), (kill_s, Rung.KILL)
+        ]  # fmt: skip
+        self._later.sort(key=lambda step: step[0])
+        self._began: float | None = None
+        self._presses_before = 0  # that came before the warning
+        self._has_warned = False
+        self._has_interrupted = False
+
+    def due(self, now: float, presses: int) -> list[Rung]:
+        """The steps that are due, given that something has gone wrong and ranks still run.
+
+        Args:
+            presses: how often the user has asked for the end; 0 if another rank has failed.
+        """
+        self._began = now if self._began is None else self._began
+        steps = []
+        if presses and not self._has_interrupted:
+            self._has_interrupted = True
+            steps.append(Rung.INTERRUPT)  # what is not in a collective keeps its group so
+        while self._later and now - self._began >= self._later[0][0]:
+            steps.append(self._later.pop(0)[1])
+        if Rung.WARN in steps:
+            self._has_warned, self._presses_before = True, presses
+        elif self._has_warned and presses > self._presses_before and self._later:
+            steps += [step for _, step in self._later]  # to press again is to agree
+            self._later.clear()
+        return steps
