@@ -17,6 +17,7 @@ from gpupool.core.errors import OptionsError
 
 DEVICES = ("auto", "cpu", "gpu")
 BACKENDS = ("auto", "nccl", "gloo")
+ON_HANG = ("tell", "abort")
 PROFILES = ("local",)
 OPTIMIZERS = ("sgdm", "adam", "adamw", "rmsprop")
 LOSSES = ("cross_entropy", "mse")
@@ -60,6 +61,11 @@ class PoolOptions:
     """Stop the pool after this time without use: "90s", "30m", "2h", "never", or seconds."""
     timeout_s: float = 60.0
     """Give up starting after this many seconds."""
+    on_hang: str = "tell"
+    """What happens when the ranks wait for each other and none gets on: "tell" says where each one
+    is, below the running cell; "abort" ends the cell as well, with that as its error."""
+    hang_after_s: float = 30.0
+    """Seconds without progress after which ranks in a collective count as hanging; inf: never."""
     inline: bool = False
     """No engines: this process itself is rank 0 of 1, so that breakpoints work."""
 
@@ -67,13 +73,16 @@ class PoolOptions:
         _one_of("profile", self.profile, PROFILES)
         _one_of("device", self.device, DEVICES)
         _one_of("backend", self.backend, BACKENDS)
+        _one_of("on_hang", self.on_hang, ON_HANG)
         if self.n is not None:
             _number("n", self.n, whole=True)
         _number("timeout_s", self.timeout_s)
+        _number("hang_after_s", self.hang_after_s)
         if self.n is not None and self.n < 1:
             raise OptionsError(f"n={self.n}: a pool needs at least one rank.")
-        if self.timeout_s <= 0:
-            raise OptionsError(f"timeout_s={self.timeout_s}: must be above 0 seconds.")
+        for name in ("timeout_s", "hang_after_s"):
+            if not getattr(self, name) > 0:  # also true of nan
+                raise OptionsError(f"{name}={getattr(self, name)}: must be above 0 seconds.")
         if self.device == "cpu" and self.gpus:
             raise OptionsError("device='cpu' and gpus= exclude each other; leave one of them out.")
         if self.device == "cpu" and self.force:
@@ -95,7 +104,14 @@ class PoolOptions:
         if self.gpus is not None and len(self.gpus) != 1:
             raise OptionsError(f"gpus={','.join(self.gpus)}: an inline pool uses one GPU; name it.")
         # An idle timeout frees GPUs that are held for nobody; this process is the user's.
-        for name, quiet in (("idle_timeout", ("30m", "never", None)), ("timeout_s", (60.0,))):
+        # Its one rank waits for no other.
+        without_effect: dict[str, tuple[object, ...]] = {
+            "idle_timeout": ("30m", "never", None),
+            "timeout_s": (60.0,),
+            "on_hang": ("tell",),
+            "hang_after_s": (30.0,),
+        }
+        for name, quiet in without_effect.items():
             value = getattr(self, name)
             if value not in quiet:
                 raise OptionsError(

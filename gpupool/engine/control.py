@@ -12,12 +12,13 @@ from typing import Any
 
 from gpupool.core import environ
 from gpupool.data.fetch import refresh_filesystems
-from gpupool.engine import calls, lasting, log
+from gpupool.engine import calls, lasting, log, where
 from gpupool.engine.abort import abort_collectives
 
 STOP_REQUEST = "gpupool_stop_request"  # end the training after the next report
 INTERRUPT_REQUEST = "gpupool_interrupt_request"  # raise KeyboardInterrupt in the call
 ABORT_REQUEST = "gpupool_abort_request"  # get out of the collective, and of what else there is
+WHERE_REQUEST = "gpupool_where_request"  # tell the line and the collective it is in
 ENVIRONMENT_REQUEST = "gpupool_environment_request"  # set and remove environment variables
 
 _stop = threading.Event()
@@ -44,13 +45,15 @@ def install() -> None:
 def answer(request: str, content: Mapping[str, Any]) -> dict[str, Any]:
     """Do what a request asks; the reply has "status" "ok", or "error" with the error's text.
 
+    What the handler returns as a dict is in the reply as well.
+
     Nothing is raised: ipykernel would log it, and with it what may be a secret.
     """
     try:
-        _ANSWERS[request](**content)
+        told = _ANSWERS[request](**content)
     except Exception as error:
         return {"status": "error", "error": str(error) or type(error).__name__}
-    return {"status": "ok"}
+    return {"status": "ok", **(told if isinstance(told, dict) else {})}
 
 
 def set_environment(variables: Mapping[str, str], unset: list[str], refresh: bool) -> None:
@@ -66,19 +69,29 @@ def set_environment(variables: Mapping[str, str], unset: list[str], refresh: boo
         refresh_filesystems()
 
 
-def _abort(number: int | None = None) -> None:
-    """Interrupt the call of this number, if it runs, and abort the collectives of this rank."""
+def _abort(number: int | None = None) -> dict[str, Any]:
+    """Interrupt the call of this number, if it runs, and abort the collectives of this rank.
+
+    Tells "where" it was.
+    """
+    was = where.whereabouts()
     # First of all, so that the call cannot take the failed collective for a reason to try again.
     if number is not None:
         calls.interrupt(number)
     lasting.give_up_waiting()
     abort_collectives()
+    return {"where": was}
+
+
+def _tell_where(**how: bool) -> dict[str, Any]:
+    return {"where": where.whereabouts(**how)}
 
 
 _ANSWERS: dict[str, Callable[..., object]] = {
     STOP_REQUEST: _stop.set,
     INTERRUPT_REQUEST: calls.interrupt,
     ABORT_REQUEST: _abort,
+    WHERE_REQUEST: _tell_where,
     ENVIRONMENT_REQUEST: set_environment,
 }
 

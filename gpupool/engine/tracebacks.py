@@ -112,15 +112,20 @@ def _where(error: BaseException) -> str:
         name, line = frame.tb_frame.f_code.co_filename, frame.tb_lineno
         cell = cell_of(shell, name)
         if cell or not (found.startswith("Cell ") or name.startswith(_LIBRARIES)):
-            found = f"{cell or _place(name)}, line {line}"
+            found = f"{cell or place(name)}, line {line}"
     if isinstance(error, SyntaxError) and error.filename:
         cell = cell_of(shell, error.filename)
         if cell or not found:
-            found = f"{cell or _place(error.filename)}, line {error.lineno}"
+            found = f"{cell or place(error.filename)}, line {error.lineno}"
     return found
 
 
-def _place(filename: str) -> str:
+def is_users(filename: str) -> bool:
+    """Whether code of this file is the user's: not a library's, nor ours."""
+    return not filename.startswith((*_MACHINERY, *_LIBRARIES))
+
+
+def place(filename: str) -> str:
     """A file's name; of what `pool.run` was given without its number, which ranks count apart."""
     return "pool.run" if filename.startswith("<pool.run") else Path(filename).name
 

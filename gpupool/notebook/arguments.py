@@ -16,7 +16,7 @@ from functools import cache
 from typing import NoReturn
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options import BACKENDS, suggest
+from gpupool.core.options import BACKENDS, ON_HANG, parse_duration_s, suggest
 from gpupool.spmd.cell import VIEWS
 
 
@@ -88,6 +88,8 @@ def start_parser() -> MagicParser:
     parser.add_argument("--env", nargs="+", metavar="NAME")
     parser.add_argument("--idle-timeout")
     parser.add_argument("--timeout", dest="timeout_s", type=_seconds, metavar="SECONDS")
+    parser.add_argument("--on-hang", choices=ON_HANG)
+    parser.add_argument("--hang-after", dest="hang_after_s", type=_duration, metavar="TIME")
     parser.add_argument("--inline", action="store_true")
     return parser
 
@@ -219,6 +221,14 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
     return seconds
+
+
+def _duration(text: str) -> float:
+    try:
+        seconds = parse_duration_s(text)
+    except OptionsError as error:
+        raise argparse.ArgumentTypeError(str(error).rstrip(".")) from None
+    return math.inf if seconds is None else seconds
 
 
 def _count(text: str) -> int:

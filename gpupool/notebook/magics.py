@@ -51,7 +51,7 @@ class GpupoolMagics(Magics):
         %gpupool                 what runs: state, ranks, devices, process ids
         %gpupool start [PROFILE] [-n N] [--gpus 0,2] [--cpu] [--backend auto|nccl|gloo]
                        [--env NAME|GLOB ...] [--idle-timeout 30m|never] [--timeout SECONDS]
-                       [--force] [--inline]
+                       [--on-hang tell|abort] [--hang-after 30s|never] [--force] [--inline]
                                  start it: one rank per GPU, or 2 CPU ranks where there is none
             -n N                 number of ranks; those beyond the GPUs take no part in training
             --gpus 0,2           the GPUs to use: indices, UUIDs, or MIG instances such as 0:1
@@ -61,6 +61,10 @@ class GpupoolMagics(Magics):
             --env NAME ...       environment variables for the ranks, as `%gpupool env` does
             --idle-timeout TIME  stop it after that long without use: 90s, 30m (the default), 2h
             --timeout SECONDS    give up starting after that many seconds
+            --on-hang tell       when the ranks wait for each other and none gets on: say below the
+                                 running cell where each one is
+                      abort      end the cell as well; the ranks keep their variables
+            --hang-after TIME    how long that may last: 30s (the default), 5m, never
             --inline             no engines: this process is rank 0 of 1, for debugging; output
                                  goes straight here, breakpoint() and %debug work
         %gpupool stop            end every process of the pool
@@ -160,6 +164,7 @@ class GpupoolMagics(Magics):
             result_name=chosen.name or "_",
             # a terminal shows the value of every expression, that of `handle.result()` too
             is_value=chosen.nowait and getattr(self.shell, "kernel", None) is None,
+            unwaited=chosen.nowait,
         )
         if chosen.nowait:
             self._bind(chosen.name, run)
@@ -286,9 +291,12 @@ class GpupoolMagics(Magics):
         notebook: Notebook | None = None,
         result_name: str = "_",
         is_value: bool = False,
+        unwaited: bool = False,
     ) -> SpmdRun:
         pool = session.find() or self._autostart()
         chosen = pool.select_ranks(ranks)
+        # the n of In [n]; execution_count is one higher from some version of IPython on
+        number = self.shell.displayhook.prompt_count
         view = spmd_view.make_view(
             view_name,
             chosen,
@@ -297,6 +305,7 @@ class GpupoolMagics(Magics):
             inline=pool.options.inline,
             is_value=is_value,
             result_name=result_name,
+            unwaited=f"cell In[{number}] (--nowait)" if unwaited else "",
         )
         run = SpmdRun(
             pool,
@@ -305,8 +314,7 @@ class GpupoolMagics(Magics):
             view,
             timeout_s=timeout_s,
             notebook=notebook,
-            # the n of In [n]; execution_count is one higher from some version of IPython on
-            cell_number=self.shell.displayhook.prompt_count,
+            cell_number=number,
         )
         self._tell_covered(run.covered)
         return run

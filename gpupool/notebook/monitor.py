@@ -60,14 +60,15 @@ class TrainingMonitor(anywidget.AnyWidget):
     def update(self, history: TrainingHistory) -> None:
         """Show the state of `history`: from any thread, at any rate.
 
-        At most ten messages a second leave the kernel, and one for each change of the status.
+        At most ten messages a second leave the kernel, and one for each change of the status or of
+        the notice.
         What comes in between waits for the next call.
         """
         with self._lock:
             now = self._clock()
             self._text = history.line()
             status = self._status_of(history)
-            changed = status != self.status
+            changed = status != self.status or history.notice != self.view["notice"]
             if not changed and now - self._sent_at < MESSAGE_EVERY_S:
                 return
             self._sent_at = now
@@ -127,6 +128,7 @@ def _view(history: TrainingHistory, status: str, curves: Curves) -> dict[str, An
     """Everything but the points: what the browser writes and how it scales."""
     return {
         "headline": words.headline(history, status),
+        "notice": history.notice,
         "remaining": words.remaining(history),
         "progress": history.progress,
         "table": words.table(history),

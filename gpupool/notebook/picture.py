@@ -10,7 +10,7 @@ from collections.abc import Callable
 from html import escape
 from typing import Any
 
-from gpupool.notebook import words
+from gpupool.notebook import markup, words
 from gpupool.notebook.curves import PLOTS, Curves, Point
 from gpupool.training.history import TrainingHistory
 
@@ -36,7 +36,7 @@ def training_html(history: TrainingHistory) -> str:
         '<div class="gpupool-training" style="border:1px solid rgba(128,128,128,.45);'
         "border-radius:6px;padding:10px 14px;max-width:1080px;font-size:13px;"
         'font-family:var(--jp-ui-font-family,system-ui,sans-serif);line-height:1.5">'
-        f"{_header(history)}"
+        f"{_header(history)}{_notice(history)}"
         '<div style="display:flex;flex-wrap:wrap;gap:8px 24px">'
         f'<div style="flex:3 1 420px;min-width:0;max-width:760px">{drawn}'
         f"{_legend(plots, any(whole[p]['validation'] for p in plots))}</div>"
@@ -46,9 +46,9 @@ def training_html(history: TrainingHistory) -> str:
 
 def training_text(history: TrainingHistory) -> str:
     """The outcome in a few lines."""
-    lines = [words.headline(history)]
+    lines = [words.headline(history), *([f"  {history.notice}"] if history.notice else [])]
     if history.start is None or not history.steps:
-        return lines[0]
+        return "\n".join(lines)
     for section, rows in words.table(history):
         shown = [f"{label.lower()} {value}" for label, value in rows if value != "–"]
         if shown:
@@ -69,6 +69,10 @@ def _header(history: TrainingHistory) -> str:
         f'margin-bottom:6px"><b>{escape(words.headline(history))}</b>{bar}'
         f'<span style="opacity:.75">{escape(words.remaining(history))}</span></div>'
     )
+
+
+def _notice(history: TrainingHistory) -> str:
+    return markup.bar(markup.code(history.notice), markup.AMBER) if history.notice else ""
 
 
 def _plot(plot: str, lines: dict[str, list[Point]], axes: dict[str, Any], latest: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from gpupool.notebook import ansi, markup
 from gpupool.notebook.cell_output import Place
+from gpupool.notebook.notices import notice_html, notice_text
 from gpupool.notebook.shown import Part, mark_error_shown, mark_shown
 from gpupool.notebook.spmd_figures import bundle_html, is_embeddable, is_rich
 from gpupool.notebook.spmd_lines import Lines, fold_bars, merge
@@ -52,6 +53,7 @@ class LiveView:
         self._began = self._drawn_at = time.monotonic()
         self._drawn_chars = 0
         self._dirty = False
+        self._notice: str | None = None
         self._report: CellReport | None = None
         self._timer: threading.Timer | None = None
 
@@ -69,6 +71,12 @@ class LiveView:
             self._dirty = True
             if self._report is not None and self._timer is None:
                 self._draw_later()
+
+    def notice(self, text: str | None) -> None:
+        """Have it stand below the tail, also where nothing was printed; the end takes it away."""
+        with self._lock:
+            if self._report is None:
+                self._notice, self._dirty = text, True
 
     def tick(self) -> None:
         """Draw, if there is news and it is time."""
@@ -139,10 +147,11 @@ class LiveView:
             for ranks, bundle in fold_displays(figures)[-MAX_LIVE_FIGURES:]
         ]
         text = markup.code_html("\n".join(map(ansi.to_html, lines))) if lines else ""
-        return {
-            "text/html": markup.card(head, text, *blocks),
-            "text/plain": "\n".join(map(ansi.plain, lines)) or "running",
-        }
+        plain = "\n".join(map(ansi.plain, lines)) or "running"
+        if self._notice is not None:
+            blocks.append(notice_html(self._notice))
+            plain += f"\n{notice_text(self._notice)}"
+        return {"text/html": markup.card(head, text, *blocks), "text/plain": plain}
 
     def _settle(self, report: CellReport) -> None:
         """Leave the last state of progress bars as text: a saved widget shows nothing."""

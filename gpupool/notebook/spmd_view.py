@@ -16,12 +16,14 @@ from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from gpupool.notebook.front_end import in_notebook
+from gpupool.notebook.notices import UnwaitedView
 from gpupool.notebook.shown import Part, mark_shown, part_shown
 from gpupool.notebook.spmd_figures import is_rich
 from gpupool.notebook.spmd_lines import Lines, Merger, fold_bars
 from gpupool.notebook.spmd_live import LiveView, named
 from gpupool.notebook.spmd_picture import Look, result_html, result_text, values_text
 from gpupool.notebook.widgets import Bars, SendComm, settle_bars
+from gpupool.pool.notices import NoticeLines
 from gpupool.pool.result import SpmdResult
 from gpupool.spmd.cell import CellReport, View
 from gpupool.spmd.output import format_ranks
@@ -38,6 +40,7 @@ def make_view(
     inline: bool = False,
     is_value: bool = False,
     result_name: str = "",
+    unwaited: str = "",
 ) -> View:
     """The view for `--view`: in a notebook a live tail and groups at the end, else lines.
 
@@ -48,7 +51,19 @@ def make_view(
         is_value: the result is a value that the user's code may use or let IPython show, so the
             view shows what the ranks print, and not the values.
         result_name: how the user can ask for the result: "_", or a name.
+        unwaited: names the cell, if nobody waits for it at first.
     """
+    if unwaited:
+        view = make_view(
+            name,
+            ranks,
+            send_comm,
+            show_values,
+            inline=inline,
+            is_value=is_value,
+            result_name=result_name,
+        )
+        return UnwaitedView(view, unwaited)
     draws = in_notebook()
     part: Part = "texts" if is_value else "everything"
     if name == "quiet":
@@ -77,10 +92,14 @@ def show_figure(ranks: Sequence[int], bundle: Mapping[str, Any]) -> None:
 
 
 class QuietView:
-    """Shows nothing; `part` is what counts as seen."""
+    """Shows nothing; `part` is what counts as seen.
+
+    Except notices: the wish for no output is none for a cell that hangs without a word.
+    """
 
     def __init__(self, part: Part) -> None:
         self._part: Part = part
+        self.notice = NoticeLines()
 
     def on_output(self, rank: int, kind: str, content: Any) -> None:
         """Nothing."""
@@ -95,6 +114,9 @@ class QuietView:
 
 class ValueView:
     """Shows the value of a cell that an inline pool has run; the rest has been seen already."""
+
+    def __init__(self) -> None:
+        self.notice = NoticeLines()
 
     def on_output(self, rank: int, kind: str, content: Any) -> None:
         """Nothing: it is on the screen."""
@@ -137,6 +159,12 @@ class LineView:
         self._merger = Merger(ranks) if fold_equal else None
         self._report: CellReport | None = None
         self._has_bar = False
+        self._notices: deque[str | None] = deque()
+        self._write_notice = NoticeLines()
+
+    def notice(self, text: str | None) -> None:
+        """Queue it: it is written below the lines before it, and not into a bar."""
+        self._notices.append(text)
 
     def on_output(self, rank: int, kind: str, content: Any) -> None:
         """Queue the complete lines; they are written by the waiting thread, whose cell it is."""
@@ -190,6 +218,9 @@ class LineView:
             else:
                 sys.stdout.write(f"[{rank}] {piece}\n")
         self._write_merged(now, at_end=at_end)
+        while self._notices and not at_end:
+            sys.stdout.flush()
+            self._write_notice(self._notices.popleft())
         if not at_end and _has_cursor():
             self._draw_bar()
         sys.stdout.flush()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TextIO
 
+from gpupool.pool.notices import NoticeLines
 from gpupool.training.history import TrainingHistory
 
 REDRAW_EVERY_S = 0.1
@@ -24,6 +25,8 @@ class TextProgress:
         self._drawn_at = -REDRAW_EVERY_S
         self._drawn = ""
         self._milestone = (0, 0)
+        self._notice = ""
+        self._write_notice = NoticeLines(stream=stream)
         self._over = False
 
     def __call__(self, history: TrainingHistory) -> None:
@@ -31,6 +34,9 @@ class TextProgress:
         if self._over:  # the end may be reported twice: by its event, and when the run is over
             return
         self._over = history.is_over
+        if history.notice != self._notice:
+            self._notice = history.notice
+            self._tell(history.notice)
         if self._stream.isatty():
             self._redraw(history)
         else:
@@ -47,6 +53,13 @@ class TextProgress:
         end = "\n" if self._over else ""
         self._write("\r" + line.ljust(len(self._drawn)) + end)
         self._drawn = line
+
+    def _tell(self, notice: str) -> None:
+        """A notice on lines of its own, above the one that is drawn anew."""
+        if self._drawn:
+            self._write("\r" + " " * len(self._drawn) + "\r")
+            self._drawn = ""
+        self._write_notice(notice or None)
 
     def _log(self, history: TrainingHistory) -> None:
         per_epoch = history.start.steps_per_epoch if history.start else 0

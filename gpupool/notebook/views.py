@@ -83,13 +83,15 @@ class HtmlView:
         first = still_picture(TrainingHistory())
         self._handle = display(first, display_id=True, raw=True)
         self._over = False
+        self._notice = ""
 
     def __call__(self, history: TrainingHistory) -> None:
         """Draw the picture again, if it is time."""
         now = self._clock()
-        if self._over or (not history.is_over and now - self._drawn_at < HTML_EVERY_S):
+        is_news = history.is_over or history.notice != self._notice
+        if self._over or (not is_news and now - self._drawn_at < HTML_EVERY_S):
             return
-        self._over, self._drawn_at = history.is_over, now
+        self._over, self._drawn_at, self._notice = history.is_over, now, history.notice
         self._handle.update(still_picture(history), raw=True)
 
 

@@ -30,7 +30,13 @@ _numbers = itertools.count(1)
 
 # (rank, kind, content): see `gpupool.pool.iopub.OnMessage`
 OnOutput = Callable[[int, str, Any], None]
+
+# A sentence to show while the call runs; None: it is over. Called in a background thread.
 OnNotice = Callable[[str | None], None]
+
+
+def unnoticed(text: str | None) -> None:
+    """Ignore a notice."""
 
 
 class Execution:
@@ -47,8 +53,9 @@ class Execution:
         payloads: Mapping[int, dict[str, Any]],
         on_output: OnOutput,
         timeout_s: float | None = None,
-        on_notice: OnNotice = lambda text: None,
+        on_notice: OnNotice = unnoticed,
     ) -> None:
+        self._on_notice = on_notice
         self.ranks = tuple(payloads)
         self.replies: dict[int, dict[str, Any]] = {}
         self.errors: dict[int, RankError] = {}
@@ -57,7 +64,6 @@ class Execution:
         self.keeps: object = None  # what has to live until the end of this
         self._failures: dict[int, Failure] = {}
         self._number = next(_numbers)
-        self._on_notice = on_notice
         self._ladder = Ladder(can_abort=not pool.group.stuck)
         self._pool = pool
         self._hidden = pool.hidden_values()

@@ -28,7 +28,7 @@ from gpupool.core.options import PoolOptions
 from gpupool.core.parcels import pack
 from gpupool.core.topology import Rank
 from gpupool.pool.engines import Progress, require_success, unheard
-from gpupool.pool.execution import Execution, OnOutput
+from gpupool.pool.execution import Execution, OnNotice, OnOutput, unnoticed
 from gpupool.pool.iopub import OnMessage
 from gpupool.pool.pool import Pool
 from gpupool.pool.protocol import RankEngines
@@ -61,11 +61,12 @@ class InlinePool(Pool):
         on_output: OnOutput,
         timeout_s: float | None = None,
         on_interrupt: Callable[[], None] | None = None,
+        on_notice: OnNotice = unnoticed,
     ) -> Execution:
         """Call an engine function here and now; what is returned is over."""
         self.wait_until_usable()
         with _Interrupts(on_interrupt, timeout_s, lambda: bool(self._here.busy_ranks())):
-            execution = super().execute(name, payloads, on_output, timeout_s)
+            execution = super().execute(name, payloads, on_output, timeout_s, on_notice=on_notice)
             execution.wait()  # for its thread to take the replies, which are there
             return execution
 
@@ -78,6 +79,7 @@ class InlinePool(Pool):
         timeout_s: float | None = None,
         cell_number: int | None = None,
         shipments: Mapping[int, dict[str, Any]] | None = None,
+        on_notice: OnNotice = unnoticed,
         **kwargs: Any,
     ) -> Execution:
         """Run code here and now: a cell on the notebook's own objects, a function on copies."""

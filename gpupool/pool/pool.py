@@ -20,9 +20,10 @@ from gpupool.pool import idle
 from gpupool.pool.composite import Composite
 from gpupool.pool.engines import Engines, Progress, unheard
 from gpupool.pool.environment import Environment, notebook_place, variables_at_start
-from gpupool.pool.execution import Execution, OnOutput
+from gpupool.pool.execution import Execution, OnNotice, OnOutput, unnoticed
 from gpupool.pool.forming import Forming
 from gpupool.pool.health import Health
+from gpupool.pool.notices import NoticeLines
 from gpupool.pool.placement import place_ranks
 from gpupool.pool.protocol import RankEngines
 from gpupool.pool.recovery import Recovery
@@ -116,6 +117,7 @@ class Pool:
             ranks=chosen,
             on_output=recorder,
             timeout_s=timeout_s,
+            on_notice=NoticeLines(),
             **kwargs,
         )
         try:
@@ -133,20 +135,22 @@ class Pool:
         timeout_s: float | None = None,
         cell_number: int | None = None,
         shipments: Mapping[int, dict[str, Any]] | None = None,
+        on_notice: OnNotice = unnoticed,
         **kwargs: Any,
     ) -> Execution:
         """Start what `run` does and return at once.
 
         Args:
             shipments: of a cell, rank -> the variables it uses: see `variables.Variables`.
+            on_notice: hears what the user should know while it runs.
         """
         if not isinstance(source_or_function, str):
             call = (source_or_function, args, kwargs)
-            return self.variables.begin_call(call, ranks, on_output, timeout_s)
+            return self.variables.begin_call(call, ranks, on_output, timeout_s, on_notice)
         cell = {"source": source_or_function, "cell_number": cell_number}
         shipments = {} if shipments is None else shipments
         payloads = {rank: {**cell, "shipment": shipments.get(rank)} for rank in ranks}
-        return self.execute("run_source", payloads, on_output, timeout_s)
+        return self.execute("run_source", payloads, on_output, timeout_s, on_notice=on_notice)
 
     def propagate_env(
         self, *names_or_globs: str, aws: bool = False, unset: bool = False
@@ -310,6 +314,7 @@ class Pool:
         on_output: OnOutput,
         timeout_s: float | None = None,
         on_interrupt: Callable[[], None] | None = None,
+        on_notice: OnNotice = unnoticed,
     ) -> Execution:
         """Call an engine function on several ranks, supervised.
 
@@ -318,7 +323,7 @@ class Pool:
                 which then cannot hear it itself; without it the ranks are interrupted.
         """
         self.wait_until_usable()
-        return Execution(self, name, payloads, on_output, timeout_s)
+        return Execution(self, name, payloads, on_output, timeout_s, on_notice)
 
     def call(
         self,
@@ -363,6 +368,15 @@ class Pool:
     def control(self, request: str) -> None:
         """Send a control request to every rank, busy or not."""
         self._engines.control(request)
+
+    def ask(
+        self, request: str, ranks: Iterable[int], **content: Any
+    ) -> dict[int, Future[dict[str, Any]]]:
+        """Send a control request to some ranks: rank -> its answer, without those that are gone.
+
+        The answer of one that dies, or does not react, never comes.
+        """
+        return self._engines.control(request, content, ranks)
 
     def new_file(self, name: str) -> Path:
         """A new path in the pool's private folder, which every rank of this host can read."""

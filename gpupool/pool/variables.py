@@ -26,7 +26,7 @@ from gpupool.pool.packing import reason
 from gpupool.pool.parcels import Parcel, Parcels
 
 if TYPE_CHECKING:
-    from gpupool.pool.execution import Execution, OnOutput
+    from gpupool.pool.execution import Execution, OnNotice, OnOutput
     from gpupool.pool.pool import Pool
 
 _NO_HANDLES: Mapping[str, Composite] = {}
@@ -248,6 +248,7 @@ class Variables:
         ranks: Sequence[int],
         on_output: OnOutput,
         timeout_s: float | None,
+        on_notice: OnNotice,
     ) -> Execution:
         """Start a (function, args, kwargs) on ranks; names that it reads travel too.
 
@@ -272,7 +273,9 @@ class Variables:
                 self._parcels.end()
             shipments = self.payloads(shipment, ranks, [])
         payloads = {rank: {"call": wire, "shipment": shipments[rank]} for rank in ranks}
-        execution = self._pool.execute("run_function", payloads, on_output, timeout_s)
+        execution = self._pool.execute(
+            "run_function", payloads, on_output, timeout_s, on_notice=on_notice
+        )
         execution.keeps = file  # until the ranks have read it
         return execution
 

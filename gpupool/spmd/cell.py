@@ -32,6 +32,12 @@ class View(Protocol):
     def on_output(self, rank: int, kind: str, content: Any) -> None:
         """A piece of output; called in a background thread."""
 
+    def notice(self, text: str | None) -> None:
+        """Something to know while it runs: in place of what was told before; None: it is over.
+
+        Called in a background thread.
+        """
+
     def tick(self) -> None:
         """Called every 0.1 s in the waiting thread."""
 
@@ -86,6 +92,7 @@ class SpmdRun:
             timeout_s=timeout_s,
             cell_number=cell_number,
             shipments=self._ship(source, ranks),
+            on_notice=view.notice,
         )
         self._execution.keeps, self._files = self._files, []
         self._expected: dict[str, Composite] = {}

@@ -27,7 +27,7 @@ class TrainingHistory:
 
     `steps[i]` is step i + 1; `validations` has one entry per validated epoch. `status` is one of
     "starting", "training", "stopping", "finished", "stopped" and "failed"; `error` is the
-    message of a failure.
+    message of a failure; `notice` something to know while it goes on, such as that ranks hang.
     """
 
     start: StartEvent | None = None
@@ -36,6 +36,7 @@ class TrainingHistory:
     end: EndEvent | None = None
     status: str = "starting"
     error: str = ""
+    notice: str = ""
     # Sums over `steps`, kept up to date: views ask many times a second, over many thousand steps.
     _num_samples: int = field(default=0, init=False, repr=False)
     _data_wait_s: float = field(default=0.0, init=False, repr=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gpupool.pool.notices import NoticeLines
 from gpupool.pool.result import OutputRecorder
 from gpupool.pool.session import current_pool
 from gpupool.training.head import require_module
@@ -38,7 +39,8 @@ def predict(model: nn.Module, dataset: Any, *, batch_size: int = 256) -> Tensor:
     payload = {"job_path": str(job_path), "result_path": str(result_path)}
     ranks = pool.training_ranks
     recorder = OutputRecorder(ranks, pool.hidden_values())
-    pool.execute("predict", dict.fromkeys(ranks, payload), recorder).result()
+    payloads = dict.fromkeys(ranks, payload)
+    pool.execute("predict", payloads, recorder, on_notice=NoticeLines()).result()
     paths = [result_path.with_name(f"{result_path.name}.{i}") for i in range(len(ranks))]
     parts = [torch.load(path, weights_only=True) for path in paths]
     for path in (job_path, *paths):

@@ -83,7 +83,11 @@ class TrainingRun:
         payload = {"job_path": str(self._job_path), "result_path": str(self._weights_path)}
         show(self)
         self._execution = pool.execute(
-            "train", dict.fromkeys(ranks, payload), self._on_output, on_interrupt=self.stop
+            "train",
+            dict.fromkeys(ranks, payload),
+            self._on_output,
+            on_interrupt=self.stop,
+            on_notice=self._on_notice,
         )
         threading.Thread(target=self._finish, name="gpupool-training", daemon=True).start()
 
@@ -142,6 +146,11 @@ class TrainingRun:
             self.history.status = "stopping"
         self._notify()
 
+    def _on_notice(self, text: str | None) -> None:
+        if not self.history.is_over:
+            self.history.notice = text or ""
+            self._notify()
+
     def _finish(self) -> None:
         try:
             self._execution.result()
@@ -150,6 +159,7 @@ class TrainingRun:
             self._error = error
             self.history.status = "failed"
             self.history.error = str(error)
+        self.history.notice = ""
         self._job_path.unlink(missing_ok=True)  # gone with the folder when the pool was stopped
         self._recorder.finish()
         self._notify()

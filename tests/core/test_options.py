@@ -23,6 +23,7 @@ def test_the_defaults_of_a_pool() -> None:
     assert (options.profile, options.n, options.gpus) == ("local", None, None)
     assert (options.device, options.backend, options.env) == ("auto", "auto", ())
     assert (options.idle_timeout_s, options.timeout_s) == (1800.0, 60.0)
+    assert (options.on_hang, options.hang_after_s) == ("tell", 30.0)
 
 
 def test_the_defaults_of_training() -> None:
@@ -43,6 +44,10 @@ def test_the_defaults_of_training() -> None:
         ({"n": "two"}, "n='two': must be a number."),
         ({"timeout_s": 0}, "timeout_s=0: must be above 0 seconds."),
         ({"timeout_s": "1m"}, "timeout_s='1m': must be a number."),
+        ({"on_hang": "kill"}, "on_hang='kill' is unknown: choose one of tell, abort."),
+        ({"hang_after_s": 0}, "hang_after_s=0: must be above 0 seconds."),
+        ({"hang_after_s": float("nan")}, "hang_after_s=nan: must be above 0 seconds."),
+        ({"hang_after_s": "30s"}, "hang_after_s='30s': must be a number."),
         (
             {"device": "cpu", "gpus": ("0",)},
             "device='cpu' and gpus= exclude each other; leave one of them out.",

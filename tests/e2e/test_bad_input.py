@@ -71,6 +71,10 @@ def still_usable(kernel: Kernel) -> bool:
         ("%gpupool start -n 0", "OptionsError: n=0: a pool needs at least one rank."),
         ("%gpupool start --backend nccl", "OptionsError: backend='nccl' needs a GPU for every r"),
         ("%gpupool start --idle-timeout x", "OptionsError: 'x' is not a time. Write '90s', '30m'"),
+        (
+            "%gpupool start --hang-after x",
+            "OptionsError: %gpupool start: argument --hang-after: 'x",
+        ),
         ("%gpupool env AWS_*", "NoPoolError: no pool runs in this notebook. `%gpupool start` (gp"),
         ("gpupool.start(m=2)", "OptionsError: 'm' is not an option."),
     ],

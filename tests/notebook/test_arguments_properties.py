@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options import BACKENDS
+from gpupool.core.options import BACKENDS, ON_HANG
 from gpupool.notebook.arguments import COMMANDS, spmd_parser
 from gpupool.spmd.cell import VIEWS
 
@@ -35,6 +35,8 @@ VALID: dict[str, dict[str, tuple[str, st.SearchStrategy[Any]]]] = {
         "--cpu": ("device", st.just("cpu")),
         "--backend": ("backend", st.sampled_from(BACKENDS)),
         "--idle-timeout": ("idle_timeout", WORD),
+        "--on-hang": ("on_hang", st.sampled_from(ON_HANG)),
+        "--hang-after": ("hang_after_s", SECONDS),
         "--timeout": ("timeout_s", SECONDS),
         "--inline": ("inline", FLAG),
         "--env": ("env", st.lists(WORD, min_size=1)),

@@ -19,6 +19,9 @@ from gpupool.notebook.completion import complete
         ("%gpupool start --t", ["--timeout"]),
         ("%gpupool start --f", ["--force"]),
         ("%gpupool start --backend ", ["auto", "nccl", "gloo"]),
+        ("%gpupool start --on-hang ", ["tell", "abort"]),
+        ("%gpupool start --h", ["--hang-after"]),
+        ("%gpupool start --hang-after ", []),
         ("%gpupool start lo", ["local"]),
         ("%gpupool start -n ", []),
         ("%gpupool start --cpu --c", []),  # an option is offered once

@@ -246,3 +246,43 @@ def test_naming_a_result_as_ipython_does_anyway_leaves_its_names_alone(kernel: K
     assert kernel.run("_[1]").text == "6"
     kernel.run("'another'")
     assert kernel.run("_").text == "'another'"
+
+
+NOTICED = """
+import threading, gpupool
+from gpupool.notebook.spmd_view import make_view
+from gpupool.spmd.cell import SpmdRun
+def noticed(source, *notices, unwaited=""):
+    pool = gpupool.current_pool()
+    view = make_view("auto", (0, 1), pool.send_comm, unwaited=unwaited)
+    for n, text in enumerate(notices):
+        threading.Timer(0.3 + 0.8 * n, view.notice, [text]).start()
+    return SpmdRun(pool, source, (0, 1), view)
+"""
+
+
+def test_a_notice_stands_below_the_tail_until_it_is_over(kernel: Kernel) -> None:
+    kernel.run(NOTICED)
+    cell = kernel.run("_ = noticed('import time; time.sleep(2.5)', 'a <hang>', 'b', None).result()")
+    shown = [m["data"] for _, _, m in cell.messages if "data" in m]
+    with_a, with_b = (
+        [n for n, data in enumerate(shown) if word in data["text/html"]]
+        for word in ("a &lt;hang&gt;", ">b<")
+    )
+    assert 0 <= with_a[0] < with_b[0]
+    assert shown[with_a[0]]["text/plain"] == "running\ngpupool: a <hang>"
+    assert not {*with_a} & {*with_b}
+    assert "gpupool:" not in cell.text
+
+
+def test_a_notice_of_a_cell_in_the_background_stands_under_that_cell(kernel: Kernel) -> None:
+    kernel.run(NOTICED)
+    started = "run = noticed('import time; time.sleep(3)', 'a hang', unwaited='x'); import time"
+    cell = kernel.run(f"{started}; time.sleep(1)")
+    assert cell.text == "gpupool: a hang"
+    assert "border-left" in cell.html
+    waiting = kernel.run("_ = run.result()")
+    assert "running\ngpupool: a hang" in [
+        m["data"]["text/plain"] for _, _, m in waiting.messages if "data" in m
+    ]
+    assert "hang" not in waiting.text

@@ -127,6 +127,8 @@ def test_a_group_that_the_user_has_put_in_its_place_stays(tmp_path: Path) -> Non
         ({"gpus": "0,1"}, "gpus=0,1: an inline pool uses one GPU"),
         ({"idle_timeout": "2h"}, "idle_timeout='2h' has no effect on an inline pool"),
         ({"timeout_s": 5.0}, r"timeout_s=5\.0 has no effect"),
+        ({"on_hang": "abort"}, "on_hang='abort' has no effect"),
+        ({"hang_after_s": 5.0}, r"hang_after_s=5\.0 has no effect"),
         ({"backend": "nccl", "device": "cpu"}, "backend='nccl' needs GPUs"),
         ({"env": ["NOSUCH_VARIABLE"], "device": "cpu"}, "NOSUCH_VARIABLE is not set"),
     ],

@@ -26,6 +26,9 @@ class Notes:
         """A piece of output."""
         self.pieces.append((rank, kind, content))
 
+    def notice(self, text: str | None) -> None:
+        """Nothing."""
+
     def tick(self) -> None:
         """Time passes."""
         self.num_ticks += 1

@@ -17,6 +17,7 @@ const PAGE = `
     <button type="button" class="gpm-stop">Stop</button>
     <span class="gpm-hint" role="alert"></span>
   </div>
+  <div class="gpm-notice" role="status" aria-live="polite"></div>
   <div class="gpm-body">
     <div class="gpm-plots">
       <figure><figcaption>Accuracy (%)</figcaption><canvas role="img"></canvas></figure>
@@ -158,8 +159,8 @@ function wholeLines(model) {
 function paint(el, view, lines) {
   const find = (selector) => el.querySelector(selector);
   // Written only when it changes: a live region that is rewritten is read aloud again.
-  if (find(".gpm-status").textContent !== view.headline) {
-    find(".gpm-status").textContent = view.headline;
+  for (const [region, words] of [[".gpm-status", view.headline], [".gpm-notice", view.notice]]) {
+    if (find(region).textContent !== words) find(region).textContent = words;
   }
   find("progress").value = view.progress;
   find(".gpm-remaining").textContent = view.remaining;

@@ -1,0 +1,37 @@
+"""What has to be said while something runs, on stderr. Runs on the client."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TextIO
+
+_TIME = re.compile(r"\d+(?:\.\d+)? (?:s|min|h)\b")
+
+
+class NoticeLines:
+    """Writes notices as lines, each once: one that only counts seconds further is no news.
+
+    Any thread may call it, with None when what it said is over.
+
+    Args:
+        about: what the notices are about, if that is not what the user waits for.
+        stream: where to; None: sys.stderr.
+    """
+
+    def __init__(self, about: str = "", stream: TextIO | None = None) -> None:
+        self._stream = stream
+        self._about = f"{about}: " if about else ""
+        self._told: set[str] = set()
+
+    def __call__(self, text: str | None) -> None:
+        """Write "gpupool: TEXT"."""
+        if text is None:
+            self._told.clear()
+            return
+        form = _TIME.sub("", text)
+        if form not in self._told:
+            self._told.add(form)
+            stream = self._stream or sys.stderr
+            stream.write(f"gpupool: {self._about}{text}\n")
+            stream.flush()

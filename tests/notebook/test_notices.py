@@ -1,0 +1,89 @@
+"""Notices of a running cell or training, where there is no notebook to draw them in."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import pytest
+
+from gpupool.core.options import PoolOptions
+from gpupool.notebook.arguments import start_parser
+from gpupool.notebook.notices import UnwaitedView
+from gpupool.notebook.picture import training_html, training_text
+from gpupool.notebook.spmd_view import LineView, make_view
+from gpupool.notebook.text import TextProgress
+from gpupool.pool.notices import NoticeLines
+from gpupool.spmd.cell import CellReport
+from gpupool.training.history import TrainingHistory
+
+REPORT = CellReport({}, 1.0)
+
+
+def nowhere(rank: int, message: dict[str, object]) -> None:
+    """No widget is made here."""
+
+
+def test_a_notice_is_a_line_below_what_was_said_before(capfd: pytest.CaptureFixture[str]) -> None:
+    view = LineView((0, 1))
+    view.on_output(0, "stdout", "hello\n")
+    view.notice("rank 1 hangs for 31 s.")
+    assert capfd.readouterr().out == ""  # the waiting thread writes, whose cell it is
+    view.tick()
+    assert capfd.readouterr() == ("[0] hello\n", "gpupool: rank 1 hangs for 31 s.\n")
+
+
+def test_each_notice_is_told_once_until_it_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+    tell = NoticeLines()
+    for text in ("it lasts 31 s", "it lasts 46 s", "another", None, "it lasts 1 min 2 s"):
+        tell(text)
+    assert capsys.readouterr().err.splitlines() == [
+        "gpupool: it lasts 31 s",
+        "gpupool: another",
+        "gpupool: it lasts 1 min 2 s",
+    ]
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_a_quiet_cell_warns_all_the_same(capsys: pytest.CaptureFixture[str], inline: bool) -> None:
+    make_view("quiet", (0, 1), nowhere, inline=inline).notice("rank 1 hangs.")
+    assert capsys.readouterr().err == "gpupool: rank 1 hangs.\n"
+
+
+def test_a_cell_that_nobody_waits_for_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    view = make_view("auto", (0, 1), nowhere, unwaited="cell In[3] (--nowait)")
+    assert isinstance(view, UnwaitedView)
+    view.notice("rank 1 hangs.")
+    assert capsys.readouterr().err == "gpupool: cell In[3] (--nowait): rank 1 hangs.\n"
+    view.tick()  # somebody waits now
+    view.notice("rank 0 too.")
+    view.tick()
+    assert capsys.readouterr().err == "gpupool: rank 0 too.\n"
+    view.finish(REPORT)
+
+
+def test_a_training_shows_its_notice_until_it_is_over(
+    history_of: Callable[..., TrainingHistory],
+) -> None:
+    history = history_of()
+    assert "hangs" not in training_html(history) + training_text(history)
+    history.notice = "rank 1 <hangs>."
+    assert "rank 1 &lt;hangs&gt;." in training_html(history)
+    assert training_text(history).splitlines()[1] == "  rank 1 <hangs>."
+
+
+def test_a_training_in_a_log_tells_it_on_a_line_of_its_own() -> None:
+    history, stream = TrainingHistory(), io.StringIO()
+    show = TextProgress(stream)
+    for notice in ("rank 1 hangs for 31 s.", "rank 1 hangs for 46 s.", ""):
+        history.notice = notice
+        show(history)
+    assert stream.getvalue() == "gpupool: rank 1 hangs for 31 s.\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "seconds"), [("30s", 30.0), ("5m", 300.0), ("2.5", 2.5), ("never", float("inf"))]
+)
+def test_the_time_of_a_hang_is_typed_as_other_times(typed: str, seconds: float) -> None:
+    options = start_parser().parse_line(f"--on-hang abort --hang-after {typed}")
+    assert PoolOptions(**vars(options)).hang_after_s == seconds
