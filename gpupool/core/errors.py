@@ -96,8 +96,10 @@ class RankError:
 
     `traceback` is IPython's formatted text (with ANSI colours), without frames of gpupool.
     `failed_at` is the engine's wall clock in seconds since the epoch. `freed`: it raised only
-    because another rank had failed before, in a collective that could not go on. `where` is the
-    innermost line of the notebook, such as "Cell In[12], line 3", if there is one.
+    because another rank had failed before. `where` is the innermost line of the notebook, such as
+    "Cell In[12], line 3", if there is one. `was` says where the rank was when it was freed or
+    killed: "in all_reduce #5 (Cell In[12], line 3)" or "at Cell In[12], line 7"; "" if unknown.
+    `hint` are lines that say more than the message, such as what fills the memory.
     """
 
     rank: int
@@ -107,6 +109,17 @@ class RankError:
     failed_at: float = 0.0
     freed: bool = False
     where: str = ""
+    was: str = ""
+    hint: str = ""
+
+    @property
+    def freed_from(self) -> str:
+        """What is said of a rank that was freed: from what, and where, as far as is known."""
+        if self.was.startswith("in "):
+            return f"freed from {self.was[3:]}"
+        if self.was:
+            return f"stopped {self.was}"
+        return f"{FREED} ({self.where})" if self.where else FREED
 
     def __str__(self) -> str:
         return f"{self.ename}: {self.evalue}" if self.evalue else self.ename
@@ -141,8 +154,9 @@ class SpmdError(GpuPoolError):
 
     def _message(self) -> str:
         same = 1 + len(self.others().get(_kind(self.first), ()))
-        freed = sum(e is not self.first and e.freed for e in self.errors.values())
-        failed = len(self.errors) - freed
+        ended = [e for e in self.errors.values() if e is not self.first and e.freed]
+        stopped = sum(e.was.startswith("at ") for e in ended)
+        freed, failed = len(ended) - stopped, len(self.errors) - len(ended)
         if same == failed > 1:
             rank, facts = "", [f"the same on {failed} of {self.num_ranks} ranks"]
         else:
@@ -150,6 +164,8 @@ class SpmdError(GpuPoolError):
             facts = [f"{failed} of {self.num_ranks} ranks failed"]
         if freed:
             facts.append(f"{freed} {FREED}")
+        if stopped:
+            facts.append(f"{stopped} stopped")
         told = "; ".join([", ".join(facts), *([self.first.where] if self.first.where else [])])
         # They go to the end of the first line: a long message must not push them out of sight.
         head, newline, rest = str(self.first).partition("\n")
@@ -163,6 +179,8 @@ class SpmdError(GpuPoolError):
         # an error of ours has no traceback but its message, which is said already
         if self.first.traceback.strip() not in ("", str(self.first)):
             lines += ["", f"rank {self.first.rank}:", self.first.traceback.rstrip("\n")]
+        if self.first.hint:
+            lines += ["", self.first.hint]
         others = [
             f"rank {', '.join(map(str, ranks))}: {text}"
             for text, ranks in self.others().items()
@@ -187,7 +205,11 @@ _OURS = str(Path(__file__).parent.parent)
 
 
 def _kind(error: RankError) -> str:
-    what = FREED if error.freed else _ADDRESS.sub("0x...", str(error))
+    if error.freed:
+        return error.freed_from
+    what = _ADDRESS.sub("0x...", str(error))
+    if error.was and not error.where:  # it was killed
+        return f"{what} (was {error.was})"
     return f"{what} ({error.where})" if error.where else what
 
 

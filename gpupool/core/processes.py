@@ -90,6 +90,15 @@ def command_of(pid: int) -> str:
         return "?"
 
 
+def state_of(pid: int) -> str:
+    """What a process does: "R" runs, "S" sleeps, "D" waits in the kernel, "T" is stopped, "t" is
+    held by a debugger, "Z" has ended; "" if it is gone (proc(5), field 3)."""
+    try:
+        return _stat(pid)[0]
+    except ProcessLookupError:
+        return ""
+
+
 def set_process_name(name: str) -> None:
     """What `top`, `nvidia-smi` and psutil call this process from now on; 15 characters at most."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())

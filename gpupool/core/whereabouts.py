@@ -55,7 +55,8 @@ class Whereabouts:
     `line` is the innermost one of the user's: "Cell In[3], line 2", "train.py, line 7", or "".
     `function` is the function of torch.distributed that the main thread has called, "" outside of
     them. `cpu_s` is what the main thread has computed since it was started. `idle`: no call runs.
-    `last`, if it was asked for: of each group the last collective that is over.
+    `also` are collectives that are under way besides, called with `async_op=True`. `last`, if it
+    was asked for: of each group the last collective that is over.
     """
 
     line: str = ""
@@ -63,6 +64,7 @@ class Whereabouts:
     function: str = ""
     cpu_s: float = 0.0
     idle: bool = False
+    also: tuple[Collective, ...] = ()
     last: tuple[Collective, ...] = ()
 
     @property
@@ -79,6 +81,13 @@ class Whereabouts:
     def place(self) -> str:
         """ "all_reduce #5 at Cell In[3], line 2", or as much of it as there is."""
         return " at ".join(part for part in (self.doing, self.line) if part)
+
+    @property
+    def was(self) -> str:
+        """As in `RankError`: "in all_reduce #5 (Cell In[3], line 2)" or "at Cell In[3], line 7"."""
+        if self.doing:
+            return f"in {self.doing} ({self.line})" if self.line else f"in {self.doing}"
+        return f"at {self.line}" if self.line else ""
 
     def __str__(self) -> str:
         if self.idle and self.collective is None:
@@ -100,6 +109,7 @@ class Whereabouts:
             **{
                 **plain,
                 "collective": collective and Collective.from_dict(collective),
+                "also": tuple(Collective.from_dict(one) for one in plain.get("also", ())),
                 "last": tuple(Collective.from_dict(one) for one in plain.get("last", ())),
             }
         )

@@ -12,13 +12,14 @@ from typing import Any
 
 from gpupool.core import environ
 from gpupool.data.fetch import refresh_filesystems
-from gpupool.engine import calls, lasting, log, where
+from gpupool.engine import calls, group, lasting, log, where
 from gpupool.engine.abort import abort_collectives
 
 STOP_REQUEST = "gpupool_stop_request"  # end the training after the next report
 INTERRUPT_REQUEST = "gpupool_interrupt_request"  # raise KeyboardInterrupt in the call
 ABORT_REQUEST = "gpupool_abort_request"  # get out of the collective, and of what else there is
 WHERE_REQUEST = "gpupool_where_request"  # tell the line and the collective it is in
+COUNTS_REQUEST = "gpupool_counts_request"  # tell how many collectives there were
 ENVIRONMENT_REQUEST = "gpupool_environment_request"  # set and remove environment variables
 
 _stop = threading.Event()
@@ -69,18 +70,13 @@ def set_environment(variables: Mapping[str, str], unset: list[str], refresh: boo
         refresh_filesystems()
 
 
-def _abort(number: int | None = None) -> dict[str, Any]:
-    """Interrupt the call of this number, if it runs, and abort the collectives of this rank.
-
-    Tells "where" it was.
-    """
-    was = where.whereabouts()
+def _abort(number: int | None = None) -> None:
+    """Interrupt the call of this number, if it runs, and abort the collectives of this rank."""
     # First of all, so that the call cannot take the failed collective for a reason to try again.
     if number is not None:
         calls.interrupt(number)
     lasting.give_up_waiting()
     abort_collectives()
-    return {"where": was}
 
 
 def _tell_where(**how: bool) -> dict[str, Any]:
@@ -92,6 +88,7 @@ _ANSWERS: dict[str, Callable[..., object]] = {
     INTERRUPT_REQUEST: calls.interrupt,
     ABORT_REQUEST: _abort,
     WHERE_REQUEST: _tell_where,
+    COUNTS_REQUEST: lambda: {"counts": group.counts()},
     ENVIRONMENT_REQUEST: set_environment,
 }
 

@@ -17,18 +17,28 @@ from IPython.core.debugger import Pdb
 from gpupool.engine import here
 
 _frames: TracebackType | None = None  # those of the last error that are the user's
+_why_none = _NOTHING = "No code of yours has failed on this rank: there is nothing to look at."
 _open: Any = None  # the debugger between two commands
 
 
 def remember(error: BaseException) -> None:
     """Note what the debugger is to look at: the last error, cut to the user's frames."""
-    global _frames
+    global _frames, _why_none
     if here.is_inline() or error.__traceback__ is None:
         return
-    _frames = error.__traceback__
+    _frames, _why_none = error.__traceback__, _NOTHING
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, _frames
     if sys.version_info >= (3, 12):
         sys.last_exc = error
+
+
+def forget(why: str) -> None:
+    """Let go of the last error's frames and what they hold; `why` is told to who asks for them."""
+    global _frames, _why_none, _open
+    _frames, _why_none, _open = None, why, None
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        if hasattr(sys, name):
+            delattr(sys, name)
 
 
 def command(line: str | None) -> dict[str, Any]:
@@ -58,7 +68,7 @@ class _Debugger(Pdb):
 
 def _begin() -> Any:
     if _frames is None:
-        print("No code of yours has failed on this rank: there is nothing to look at.")
+        print(_why_none)
         return None
     # whatever wants to read more than a line finds an end of file
     debugger = _Debugger(stdin=io.StringIO(), stdout=sys.stdout)

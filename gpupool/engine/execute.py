@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from gpupool.core.parcels import pack
+from gpupool.engine import causes
 from gpupool.engine.recording import swap
 from gpupool.engine.shell import ended_early, this_shell
 from gpupool.engine.sources import counting_lines
@@ -42,7 +43,7 @@ def cell_reply(result: Any, value: object, elapsed_s: float) -> dict[str, Any]:
     if result.success or ended_early(result.error_in_exec):
         return {**_value_reply(value), "elapsed_s": elapsed_s}
     error = result.error_before_exec or result.error_in_exec
-    return {"error": describe(error), "elapsed_s": elapsed_s}
+    return {**failed(error), "elapsed_s": elapsed_s}
 
 
 def run_function(load: Callable[[], tuple[Any, Any, Any]]) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def run_function(load: Callable[[], tuple[Any, Any, Any]]) -> dict[str, Any]:
         value = function(*args, **kwargs)
         reply: dict[str, Any] = {"value": pack(value), "text": _text_of(value)}
     except BaseException as error:  # also SystemExit and KeyboardInterrupt: the engine goes on
-        reply = {"error": describe(error)}
+        reply = failed(error)
     return {**reply, "elapsed_s": time.monotonic() - started}
 
 
@@ -62,7 +63,13 @@ def guarded(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         return work()
     except BaseException as error:  # as above
-        return {"error": describe(error)}
+        return failed(error)
+
+
+def failed(error: BaseException) -> dict[str, Any]:
+    """The reply for an error; with "context_lost" if this process can use its GPU no more."""
+    lost = {"context_lost": True} if causes.is_context_lost(error) else {}
+    return {"error": describe(error), **lost}
 
 
 def cell_names(rank: Mapping[str, Any]) -> dict[str, Any]:

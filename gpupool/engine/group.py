@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from gpupool.engine import lasting
+from gpupool.engine import lasting, where
 from gpupool.engine.abort import abort_collectives, gloo_connections
 
 # With a GPU each, CPU tensors still go through gloo, as torch does when no backend is named.
@@ -113,6 +113,7 @@ def connect(
         dist.all_reduce(torch.zeros(1, device=device), group=_training_group)
     dist.barrier()
     _plan = plan
+    where.forget_before()
     _connections = frozenset(set(gloo_connections().values()) - before)
     if len(_connections) < plan.world_size - 1:
         return (
@@ -178,9 +179,23 @@ def is_wanting() -> bool:
     return not dist.is_initialized() or dist.get_world_size() != _plan.world_size
 
 
-def is_whole() -> bool:
-    """Whether all connections of the present generation are there."""
-    return _connections <= set(gloo_connections().values())
+def counts() -> dict[str, int]:
+    """Group -> how many of its collectives this rank has begun."""
+    groups: Any = distributed_c10d._world.pg_names
+    return {name: one._get_sequence_number_for_group() for one, name in list(groups.items())}
+
+
+def about_earlier() -> str:
+    """What to say of a failed collective if that was one of an earlier group; else "".
+
+    The present group is whole then, and something still holds one that was left.
+    """
+    if not lasting.left or not _connections <= set(gloo_connections().values()):
+        return ""
+    return (
+        "this process group is of an earlier generation of the pool, and was cut off with it. Make "
+        "what holds it again: wrap the model (DDP, FSDP), form sub-groups and a DeviceMesh."
+    )
 
 
 def training_group() -> dist.ProcessGroup | None:

@@ -7,18 +7,16 @@ what it holds may not be picklable.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import sysconfig
 import time
 import traceback
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gpupool.engine import debug, here
+from gpupool.engine import calls, causes, debug, group, here
 from gpupool.engine.channel import encodable
+from gpupool.engine.places import LIBRARIES, MACHINERY, TORCH, place
 from gpupool.engine.shell import this_shell
 from gpupool.engine.sources import cell_of
 
@@ -27,17 +25,6 @@ MAX_TEXT_CHARS = 60_000  # of a traceback
 MAX_FRAMES = 24  # of one exception; the middle is left out
 MAX_CHAIN = 8  # exceptions behind one another
 MAX_MEMBERS = 8  # of an exception group
-
-
-def _folder(package: str) -> str:
-    spec = importlib.util.find_spec(package)
-    return f"{Path(spec.origin).parent}/" if spec and spec.origin else "?"
-
-
-_PACKAGES = ("gpupool", "IPython", "ipykernel", "ipyparallel", "cloudpickle")
-_MACHINERY = tuple(map(_folder, _PACKAGES))
-_TORCH = _folder("torch")
-_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platlib", "purelib"))
 _IN_COLLECTIVE = (
     "gloo",
     "nccl",
@@ -53,18 +40,27 @@ def describe(error: BaseException) -> dict[str, Any]:
 
     In the notebook's own process the exception comes along, its traceback cut to the user's frames.
     """
+    calls.over()
     failed_at = time.time()  # before the formatting, which takes as long as it takes
-    collective = any(_is_collective(one) for one in _chain(error))
+    chain = _chain(error)
+    frames = [frame for one in chain for frame, _ in traceback.walk_tb(one.__traceback__)]
+    collective = any(map(_is_collective, chain))
     _trim(error)
-    debug.remember(error)
-    described = {
+    hint = causes.hint(chain)
+    earlier = group.about_earlier() if collective else ""
+    described: dict[str, Any] = {
         "ename": _kind(error).__name__,
-        "evalue": _message(error),
+        "evalue": earlier or _message(error),
         "traceback": _cut(_formatted(error), MAX_TEXT_CHARS),
         "failed_at": failed_at,
         "where": _where(error),
-        "collective": collective,
+        "collective": collective and not earlier,
+        "hint": hint,
     }
+    if causes.memory_is_out(chain) and not here.is_inline():
+        causes.release(frames)
+    else:
+        debug.remember(error)
     if here.is_inline():
         described["exception"] = error
     return described
@@ -111,7 +107,7 @@ def _where(error: BaseException) -> str:
     for frame in _frames(error.__traceback__):
         name, line = frame.tb_frame.f_code.co_filename, frame.tb_lineno
         cell = cell_of(shell, name)
-        if cell or not (found.startswith("Cell ") or name.startswith(_LIBRARIES)):
+        if cell or not (found.startswith("Cell ") or name.startswith(LIBRARIES)):
             found = f"{cell or place(name)}, line {line}"
     if isinstance(error, SyntaxError) and error.filename:
         cell = cell_of(shell, error.filename)
@@ -120,21 +116,11 @@ def _where(error: BaseException) -> str:
     return found
 
 
-def is_users(filename: str) -> bool:
-    """Whether code of this file is the user's: not a library's, nor ours."""
-    return not filename.startswith((*_MACHINERY, *_LIBRARIES))
-
-
-def place(filename: str) -> str:
-    """A file's name; of what `pool.run` was given without its number, which ranks count apart."""
-    return "pool.run" if filename.startswith("<pool.run") else Path(filename).name
-
-
 def _is_collective(error: BaseException) -> bool:
     """Whether it came out of torch.distributed."""
     frames = _frames(error.__traceback__)
     last = frames[-1].tb_frame.f_code.co_filename if frames else ""
-    if last.startswith(f"{_TORCH}distributed/"):
+    if last.startswith(f"{TORCH}distributed/"):
         return True
     text = _text(error).lower()
     return isinstance(error, RuntimeError) and any(word in text for word in _IN_COLLECTIVE)
@@ -172,10 +158,10 @@ def _users(frames: list[TracebackType]) -> list[TracebackType]:
     in_magic = False
     for frame in frames:
         code = frame.tb_frame.f_code
-        if code.co_filename.startswith(_MACHINERY):
+        if code.co_filename.startswith(MACHINERY):
             in_magic = in_magic or code.co_name in ("run_cell_magic", "run_line_magic")
             continue
-        if not kept and code.co_filename.startswith(_TORCH):
+        if not kept and code.co_filename.startswith(TORCH):
             continue
         if "__tracebackhide__" in frame.tb_frame.f_locals:  # a handler of signals
             continue

@@ -22,12 +22,12 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
 from gpupool.core.whereabouts import POINT_TO_POINT, Collective, Whereabouts
-from gpupool.engine import tracebacks
+from gpupool.engine import places
 from gpupool.engine.sources import cell_of
 
 _DISTRIBUTED = distributed_c10d.__file__
 _STUB = str(Path(__file__).parent.parent / "core" / "invoke.py")  # under every call
-_INTERNAL = ("<frozen", "<string>", "<__array_function__")
+_MAX_ALSO = 16
 _DTYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16",
     "Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8",
@@ -70,6 +70,7 @@ def whereabouts(history: bool = False, glance: bool = False) -> dict[str, Any]:
         function=function,
         cpu_s=_cpu_s(),
         idle=not any(frame.f_code.co_filename == _STUB for frame in frames),
+        also=tuple(map(_collective, pending[1:_MAX_ALSO])),
         last=tuple(_collective(entry) for entry in entries if entry["retired"]) if history else (),
     )
     return here.to_dict()
@@ -100,8 +101,8 @@ def _line(frames: list[FrameType]) -> str:
         cell = cell_of(shell, name) if shell is not None else ""
         if cell:
             return f"{cell}, line {frame.f_lineno}"
-        if not found and tracebacks.is_users(name) and not name.startswith(_INTERNAL):
-            found = f"{tracebacks.place(name)}, line {frame.f_lineno}"
+        if not found and places.is_users(name):
+            found = f"{places.place(name)}, line {frame.f_lineno}"
     return found
 
 

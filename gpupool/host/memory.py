@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gpupool.core import cgroup
+
 
 class OutOfMemoryWatch:
     """Compares the kernel's counts with those of earlier: each kill explains one death."""
 
-    def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
+    def __init__(self, proc: Path = cgroup.PROC, cgroups: Path = cgroup.CGROUPS) -> None:
         self._proc = proc
         self._cgroups = cgroups
         self._seen = (0, 0)
@@ -27,7 +29,7 @@ class OutOfMemoryWatch:
         now = self._counts()
         if now[0] > self._seen[0]:
             self._seen = self._seen[0] + 1, self._seen[1] + 1  # the machine counts it too
-            limit = self._limit()
+            limit = cgroup.memory_limit(self._proc, self._cgroups)
             size = f" ({limit / 2**30:.1f} GiB)" if limit else ""
             return f"out of host memory: the memory limit of its cgroup{size} was reached"
         if now[1] > self._seen[1]:
@@ -41,41 +43,16 @@ class OutOfMemoryWatch:
     def _counts(self) -> tuple[int, int]:
         """Kills in this process's cgroup and on the whole machine; 0 where not counted."""
         group = 0
-        for folder in self._folders():
+        for folder in cgroup.folders(self._proc, self._cgroups):
             # memory.events is cgroup v2, memory.oom_control v1
             for name in ("memory.events.local", "memory.events", "memory.oom_control"):
                 group = max(group, _count(folder / name))
         return group, _count(self._proc / "vmstat")
 
-    def _limit(self) -> int:
-        for folder in self._folders():
-            for name in ("memory.max", "memory.limit_in_bytes"):
-                text = _text(folder / name).strip()
-                if text.isdecimal() and int(text) < 1 << 60:  # beyond: v1's way to say none
-                    return int(text)
-        return 0
-
-    def _folders(self) -> list[Path]:
-        """The cgroup of this process, seen from the host and from inside a container."""
-        found = []
-        for line in _text(self._proc / "self" / "cgroup").splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers in ("", "memory"):
-                root = self._cgroups / controllers
-                found += [root / path.lstrip("/"), root]
-        return found
-
 
 def _count(path: Path) -> int:
-    for line in _text(path).splitlines():
+    for line in cgroup.text(path).splitlines():
         name, _, value = line.partition(" ")
         if name == "oom_kill":
             return int(value)
     return 0
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

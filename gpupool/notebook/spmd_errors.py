@@ -25,7 +25,10 @@ def errors_html(error: SpmdError | None) -> list[str]:
 
 
 def collective_of(error: RankError) -> str:
-    """The collective in which a rank was, as far as its traceback tells; else ""."""
+    """The collective in which a rank was, as far as its traceback tells; else "".
+
+    For a rank that did not say where it was (`RankError.was`).
+    """
     lines = "\n".join(line for _, line in _ARROW.findall(ansi.plain(error.traceback)))
     found: list[str] = _COLLECTIVE.findall(lines)  # the outermost, which the user has called, first
     return next((name for name in found if name != "wait"), found[0] if found else "")
@@ -37,7 +40,7 @@ def _groups(error: SpmdError) -> list[list[RankError]]:
     first = error.first
     for one in sorted(error.errors.values(), key=lambda e: (e is not first, e.freed, e.rank)):
         # of those that were freed each names the port or peer that it lost
-        text = collective_of(one) if one.freed else _normal(one.traceback)
+        text = (one.was or collective_of(one)) if one.freed else _normal(one.traceback)
         groups.setdefault((one.freed, one.freed or one.ename, text), []).append(one)
     return list(groups.values())
 
@@ -62,6 +65,8 @@ def _block(errors: list[RankError], error: SpmdError) -> str:
     if notes:
         title += markup.muted(f" ({', '.join(notes)})")
     text = first.traceback.strip("\n") or f"{first.ename}: {first.evalue}"
+    if first.hint:
+        text = f"{text}\n\n{first.hint}"
     inner = markup.fold_out(title, markup.code_html(ansi.to_html(text)), is_open=is_cause)
     return markup.bar(inner, markup.RED if not first.freed else markup.AMBER)
 
@@ -73,6 +78,8 @@ def _normal(traceback: str) -> str:
 def _one_line(error: RankError) -> str:
     if not error.freed:
         return _short(str(error))
+    if error.was:
+        return error.freed_from
     collective = collective_of(error)
     return f"freed from {collective}()" if collective else FREED
 

@@ -11,18 +11,21 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import EngineDiedError, RankError, SpmdError
 from gpupool.core.masking import redact
+from gpupool.core.whereabouts import Whereabouts
 from gpupool.pool.failures import Failure, settle
 from gpupool.pool.ladder import Ladder, Rung
+from gpupool.pool.watch import WHERE_REQUEST, HangWatch
 
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
 
+ANSWER_S = 0.1  # for a rank to tell where it is; one that runs C code may not
 DIE_S = 5.0  # from SIGKILL to the end of a process
 KILLED = "killed"
 
@@ -56,6 +59,7 @@ class Execution:
         on_notice: OnNotice = unnoticed,
     ) -> None:
         self._on_notice = on_notice
+        self._noticed: str | None = None
         self.ranks = tuple(payloads)
         self.replies: dict[int, dict[str, Any]] = {}
         self.errors: dict[int, RankError] = {}
@@ -69,12 +73,14 @@ class Execution:
         self._hidden = pool.hidden_values()
         self._started = time.monotonic()
         self._timeout_s = timeout_s
-        self._timed_out = False
+        self._limit: tuple[str, str] | None = None  # what has ended it: name of the error, words
         self._presses = 0  # how often the end was asked for
         self._interrupted = threading.Event()
         self._finished = threading.Event()
         self._aborted_at: float | None = None
         self._killed_at: float | None = None
+        self._answers: dict[int, Future[dict[str, Any]]] = {}  # where they were
+        self._watch = HangWatch(pool, self.ranks, pool.options.hang_after_s)
         self._group_wanting = False  # the process group was left, or has failed
         self._futures: dict[Future[Any], int] = {}
         self._called = threading.Event()
@@ -161,11 +167,12 @@ class Execution:
     def _supervise(self) -> None:
         try:
             if self._begin():
-                self._watch()
+                self._wait_for_ranks()
         except Exception as error:  # whoever waits has to hear of it
             self._fail(type(error).__name__, str(error))
         finally:
-            self._on_notice(None)
+            if self._noticed is not None:
+                self._notice(None)
             if self.errors and self._futures:
                 self._pool.last_error = self.error()
             self._leave()
@@ -206,38 +213,72 @@ class Execution:
             self._pool.variables.not_there(rank, [number for number, _ in sent])
             self.errors[rank] = RankError(rank, ename, evalue, "", now)
 
-    def _watch(self) -> None:
+    def _wait_for_ranks(self) -> None:
         pending = set(self._futures)
         while pending:
             done, pending = wait(pending, timeout=0.05, return_when=FIRST_COMPLETED)
             now = time.monotonic()
+            ranks = sorted(self._futures[future] for future in pending)
             self._look_at_clock(now)
             for future in done:
                 self._take(self._futures[future], future)
+            if pending:
+                self._look(ranks, now)
             if pending and (self._failures or self._presses):
-                ranks = sorted(self._futures[future] for future in pending)
                 for rung in self._ladder.due(now, self._presses):
                     self._climb(rung, ranks)
                 if self._killed_at is not None and now - self._killed_at > DIE_S:
                     self._give_up(ranks)
                     break
         self.elapsed_s = time.monotonic() - self._started
-        late = f"took longer than {self._timeout_s:g} s" if self._timed_out else ""
-        asked = bool(self._presses)
-        self.errors.update(
-            settle(self._failures, asked=asked, late=late, aborted_at=self._aborted_at)
+        if self._failures and not self._group_wanting:
+            self._group_wanting = not self._pool.group.is_in_step(self.ranks)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Say of each rank that failed how it did."""
+        where = self._watch.where
+        for rank, answer in self._answers.items():
+            if answer.done() and "where" in answer.result():
+                was = Whereabouts.from_dict(answer.result()["where"])
+                if not was.idle:
+                    where[rank] = was
+        settled = settle(
+            self._failures,
+            asked=bool(self._presses),
+            limit=self._limit,
+            aborted_at=self._aborted_at,
+            where=where,
         )
+        self.errors.update(settled)
 
     def _look_at_clock(self, now: float) -> None:
-        if self._timeout_s is None or now - self._started <= self._timeout_s:
-            return
-        if not self._presses:
-            self._timed_out = True
+        late = self._timeout_s is not None and now - self._started > self._timeout_s
+        if late and not (self._failures or self._presses):
+            self._limit = "TimeoutError", f"took longer than {self._timeout_s:g} s"
             self.interrupt()
+
+    def _look(self, pending: Collection[int], now: float) -> None:
+        """Tell of a hang; act on it only if that is wanted."""
+        if self._failures or self._presses:
+            return
+        diagnosis = self._watch.look(pending, self.replies, now)
+        self._notice(diagnosis.text if diagnosis else None)
+        if diagnosis and diagnosis.is_hang and self._pool.options.on_hang == "abort":
+            self._limit = "HangError", diagnosis.text
+            self.interrupt()
+
+    def _notice(self, text: str | None) -> None:
+        if text != self._noticed:
+            self._noticed = text
+            self._on_notice(text)
 
     def _climb(self, rung: Rung, ranks: Sequence[int]) -> None:
         """Take a step of the ladder, for the ranks that still run."""
         numbers = dict.fromkeys(ranks, self._number)
+        if not self._answers:  # before the first of them is freed, which frees its peers
+            self._answers = self._pool.ask(WHERE_REQUEST, ranks, history=True)
+            wait(self._answers.values(), timeout=ANSWER_S)
         if rung is Rung.INTERRUPT:
             self._pool.interrupt_calls(numbers)
         elif rung is Rung.ABORT:
@@ -246,7 +287,7 @@ class Execution:
             # the others too: on a peer a collective may go on with one that is through with it
             self._pool.group.abort({rank: numbers.get(rank) for rank in self.ranks})
         elif rung is Rung.WARN:
-            self._on_notice(self._warning(ranks))
+            self._notice(self._warning(ranks))
         else:
             self._killed_at = time.monotonic()
             for rank in ranks:
@@ -275,6 +316,8 @@ class Execution:
             self.replies[rank] = reply
             return
         self._failures[rank] = failure
+        if future.exception() is None and future.result().get("context_lost"):
+            self._pool.kill(rank, "had lost its GPU context, and was ended")
         # no collective works any more after one has failed, also if nobody waits in it
         self._group_wanting |= failure.collective or isinstance(future.exception(), EngineDiedError)
 

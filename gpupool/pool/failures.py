@@ -13,6 +13,7 @@ from typing import Any
 
 from gpupool.core.errors import RankError
 from gpupool.core.masking import Secrets, redact
+from gpupool.core.whereabouts import Whereabouts
 
 _REFUSALS = ("TypeError", "ValueError")  # of a collective that has not begun
 
@@ -43,13 +44,19 @@ class Failure:
         told = dict(future.result()["error"])
         collective = told.pop("collective", False) and told["ename"] not in _REFUSALS
         exception = told.pop("exception", None)
-        masked = {name: redact(told[name], hidden) for name in ("evalue", "traceback", "where")}
+        shown = ("evalue", "traceback", "where", "hint")
+        masked = {name: redact(told[name], hidden) for name in shown}
         error = RankError(rank=rank, **{**told, **masked})
         return cls(error, collective, told["ename"] == "KeyboardInterrupt", exception)
 
 
 def settle(
-    failures: Mapping[int, Failure], *, asked: bool, late: str, aborted_at: float | None
+    failures: Mapping[int, Failure],
+    *,
+    asked: bool,
+    limit: tuple[str, str] | None,
+    aborted_at: float | None,
+    where: Mapping[int, Whereabouts],
 ) -> dict[int, RankError]:
     """What is said of each rank, now that all have ended.
 
@@ -57,19 +64,23 @@ def settle(
     that were interrupted or in a collective. If the user wanted the end these were interrupted.
 
     Args:
-        asked: the user, or a time limit, wanted the end.
-        late: the time limit in words, if that was it.
+        asked: the user, or a limit, wanted the end.
+        limit: (name of the error, what it says) of the limit, if that was it.
         aborted_at: when the collectives were aborted (seconds since the epoch), if they were.
+        where: where ranks were before they were interrupted or killed, as far as is known.
     """
     causes = set(_causes(failures.values(), asked, aborted_at))
     settled = {}
     for rank, failure in failures.items():
+        error, was = failure.error, where.get(rank)
         if rank in causes or not (failure.collective or failure.interrupted):
-            settled[rank] = failure.error
+            if was is not None and not error.where:
+                error = replace(error, was=_place(was))
         elif asked:
-            settled[rank] = _interrupted(failure, late)
+            error = _interrupted(failure, limit, was)
         else:
-            settled[rank] = replace(failure.error, freed=True)
+            error = replace(error, freed=True, was=_place(was) if was is not None else "")
+        settled[rank] = error
     return settled
 
 
@@ -86,13 +97,28 @@ def _causes(failures: Iterable[Failure], asked: bool, aborted_at: float | None) 
     return unprovoked or [by_time[0].error.rank]
 
 
-def _interrupted(failure: Failure, late: str) -> RankError:
+def _interrupted(
+    failure: Failure, limit: tuple[str, str] | None, was: Whereabouts | None
+) -> RankError:
     """The error of a rank that was interrupted on request, maybe in a collective."""
     error = failure.error
-    if not failure.interrupted:  # C++ code raises its own error and not the interrupt
+    if was is not None and was.doing:
+        error = replace(error, ename="KeyboardInterrupt", evalue=f"in {was.doing}")
+    elif failure.collective:  # C++ code raises its own error and not the interrupt
         error = replace(error, ename="KeyboardInterrupt", evalue="in a collective")
-    if late:
-        words = ", ".join(filter(None, (late, error.evalue)))
-        traceback = error.traceback.replace("KeyboardInterrupt", "TimeoutError")
-        error = replace(error, ename="TimeoutError", evalue=words, traceback=traceback)
-    return error
+    if limit is None:
+        return error
+    name, words = limit
+    return replace(
+        error,
+        ename=name,
+        evalue=", ".join(filter(None, (words, error.evalue))),
+        traceback=error.traceback.replace("KeyboardInterrupt", name),
+    )
+
+
+def _place(was: Whereabouts) -> str:
+    """ "in all_reduce #5 (Cell In[12], line 3)", or "at Cell In[12], line 7"."""
+    if was.doing:
+        return f"in {was.doing} ({was.line})" if was.line else f"in {was.doing}"
+    return f"at {was.line}" if was.line else ""

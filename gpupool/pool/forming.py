@@ -18,6 +18,7 @@ from gpupool.pool.protocol import RankEngines
 
 _ABORT_TIMEOUT_S = 2.0  # a rank that has not answered by then is stuck, and told as such
 _ABORT_REQUEST = "gpupool_abort_request"  # answered by gpupool/engine/control.py
+_COUNTS_REQUEST = "gpupool_counts_request"  # as above
 _NUM_ATTEMPTS = 3
 
 Joined = Mapping[int, Mapping[str, Any] | None]
@@ -33,6 +34,7 @@ class Forming:
         self.generation = 0
         self.stuck = ""
         self._engines = engines
+        self._lasts = False
         self._store: Path | None = None  # where a group that lasts meets
         self._aborting: list[Future[Any]] = []
 
@@ -77,6 +79,28 @@ class Forming:
         for rank, number in numbers.items():
             self._aborting.extend(control(_ABORT_REQUEST, {"number": number}, [rank]).values())
 
+    def is_in_step(self, ranks: Sequence[int]) -> bool:
+        """Whether a cell that has failed on these ranks has left the group as good as it was.
+
+        One rank may have ended a collective that another has not begun: a small broadcast ends on
+        its source when it is sent. The next one of the two would then be another one. And nobody
+        counts the messages from one rank to another, so all ranks rather get new connections where
+        their group goes on with them.
+        """
+        if len(self._engines.pids) == 1:
+            return True
+        if self._lasts and len(ranks) == len(self._engines.pids):
+            return False
+        asked = self._engines.control(_COUNTS_REQUEST, ranks=ranks)
+        done, late = wait_futures(asked.values(), timeout=_ABORT_TIMEOUT_S)
+        counts = [future.result().get("counts", {}) for future in done]
+        return not late and all(
+            one.get(name, number) == number
+            for other in counts
+            for name, number in other.items()
+            for one in counts
+        )
+
     def _wait_for_aborts(self) -> None:
         wait_futures(self._aborting, timeout=_ABORT_TIMEOUT_S)
         self._aborting.clear()
@@ -98,6 +122,7 @@ class Forming:
             "handles": handles,
             "num_named": num_named,
         }
+        self._lasts = handles is not None
         self.generation = generation  # also if it fails: no other one has its number
         replies = self._engines.call_all("form_group", payload)
         stuck = {rank: reply.get("stuck") for rank, reply in replies.items()}

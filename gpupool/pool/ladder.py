@@ -26,17 +26,14 @@ class Ladder:
     """
 
     def __init__(self, *, can_abort: bool = True) -> None:
-        kill_s = KILL_S if can_abort else WARN_S
-        warn_s = WARN_S if can_abort else GRACE_S
+        warn_s, kill_s = (WARN_S, KILL_S) if can_abort else (GRACE_S, WARN_S)
         self.kill_s = kill_s - warn_s  # from the warning on
-        self._later = [
-            (GRACE_S, Rung.ABORT), (AGAIN_S, Rung.ABORT), (warn_s, Rung.WARN), (kill_s, Rung.KILL)
-        ]  # fmt: skip
-        self._later.sort(key=lambda step: step[0])
+        later = [(GRACE_S, Rung.ABORT), (AGAIN_S, Rung.ABORT), (warn_s, Rung.WARN)]
+        self._later = sorted(later, key=lambda step: step[0])
         self._began: float | None = None
+        self._warned: float | None = None
         self._presses_before = 0  # that came before the warning
-        self._has_warned = False
-        self._has_interrupted = False
+        self._is_through = self._has_interrupted = False
 
     def due(self, now: float, presses: int) -> list[Rung]:
         """The steps that are due, given that something has gone wrong and ranks still run.
@@ -49,11 +46,13 @@ class Ladder:
         if presses and not self._has_interrupted:
             self._has_interrupted = True
             steps.append(Rung.INTERRUPT)  # what is not in a collective keeps its group so
+        if self._warned is not None and not self._is_through:
+            agreed = presses > self._presses_before  # to press again is to agree
+            if agreed or now - self._warned >= self.kill_s:
+                self._is_through = True
+                steps.append(Rung.KILL)
         while self._later and now - self._began >= self._later[0][0]:
             steps.append(self._later.pop(0)[1])
         if Rung.WARN in steps:
-            self._has_warned, self._presses_before = True, presses
-        elif self._has_warned and presses > self._presses_before and self._later:
-            steps += [step for _, step in self._later]  # to press again is to agree
-            self._later.clear()
+            self._warned, self._presses_before = now, presses
         return steps

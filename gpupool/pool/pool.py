@@ -45,6 +45,7 @@ class Pool:
         self._forming = threading.RLock()  # one at a time changes engines or their group
         self._recovery = Recovery(self.turns, self._replace_lost)
         self._is_up = False
+        self._untold: list[str] = []  # of ranks that died while they were idle
         self._listeners: list[Callable[[PoolStatus], None]] = []
         variables = variables_at_start(options.env)
         self._at_exit: Callable[[], None] = lambda: None
@@ -419,6 +420,8 @@ class Pool:
         """
         self._recovery.wait()
         self._health.require_usable()
+        while self._untold:
+            NoticeLines()(self._untold.pop(0))
 
     def tell_listeners(self) -> None:
         """Have those who show the pool show it as it is now."""
@@ -470,6 +473,9 @@ class Pool:
         self.group.form(self.backend, self.training_ranks, self.training_backend)
 
     def _on_loss(self, sentence: str, log_tail: str, rank: int | None) -> None:
+        if rank is not None and rank not in self._engines.busy_ranks():  # no cell will tell
+            lost = "It has been replaced; its variables are lost, the other ranks have theirs."
+            self._untold.append(redact(f"{sentence} {lost}", self.hidden_values()))
         self._health.lose(sentence, log_tail, rank)
         if rank is not None and self._is_up and self._health.state == "replacing":
             self._recovery.begin(rank, self.world_size)

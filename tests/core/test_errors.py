@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -71,6 +72,40 @@ def test_ipython_shows_the_first_traceback_and_one_line_for_each_other_kind() ->
         "",
         "rank 2, 3: ValueError: x",
     ]
+
+
+def killed(rank: int, was: str) -> RankError:
+    return RankError(rank, "EngineDiedError", f"rank {rank} was killed", was=was)
+
+
+def test_those_that_were_freed_tell_from_what_and_where() -> None:
+    was = [
+        "in all_reduce #5 (Cell In[3], line 2)",
+        "at Cell In[3], line 7",
+        "in all_reduce #5 (Cell In[3], line 2)",
+    ]
+    freed = [replace(failed(rank, freed=True), was=was[i]) for i, rank in enumerate((0, 1, 2))]
+    error = spmd(failed(3, at=1.0), *freed)
+    assert str(error) == (
+        "rank 3: ValueError: bad (1 of 4 ranks failed, 2 freed from a collective, 1 stopped)"
+    )
+    assert error.details()[-2:] == [
+        "rank 0, 2: freed from all_reduce #5 (Cell In[3], line 2)",
+        "rank 1: stopped at Cell In[3], line 7",
+    ]
+
+
+def test_a_rank_that_was_killed_tells_where_it_was() -> None:
+    error = spmd(failed(0), killed(1, "in recv (Cell In[3], line 2)"))
+    assert error.details()[-1] == (
+        "rank 1: EngineDiedError: rank 1 was killed (was in recv (Cell In[3], line 2))"
+    )
+
+
+def test_a_hint_stands_below_the_traceback() -> None:
+    error = spmd(replace(failed(1), hint="GPU memory: none left."))
+    assert error.details() == ["", "rank 1:", "Traceback of 1", "", "GPU memory: none left."]
+    assert "GPU memory" not in str(error)
 
 
 def test_a_plain_error_shows_as_its_sentence_alone() -> None:

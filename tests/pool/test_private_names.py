@@ -225,6 +225,94 @@ def test_torch_lists_its_process_groups_and_they_can_be_aborted(pool2: Pool) -> 
     assert pool2.run(code)[0] == (True, True)
 
 
+def test_the_flight_recorder_knows_gloos_collectives_and_which_are_pending(pool2: Pool) -> None:
+    """`_dump_fr_trace_json` and its keys, in engine/where.py."""
+
+    def recorded() -> list[object]:
+        import json
+        import time
+
+        import torch
+        import torch.distributed as dist
+        from torch._C import _distributed_c10d as c10d
+
+        dist.barrier()
+        before = time.time_ns()
+        if dist.get_rank() == 1:
+            time.sleep(0.5)
+        work = dist.all_reduce(torch.ones(4), async_op=True)
+        found: list[object] = []
+        if dist.get_rank() == 0:
+            counts = json.loads(c10d._dump_fr_trace_json(False, False))
+            dump = json.loads(c10d._dump_fr_trace_json(True, False))
+            status, entry = dump["pg_status"]["0"], dump["entries"][-1]
+            keys = ("profiling_name", "is_p2p", "retired", "input_sizes", "input_dtypes")
+            found = [
+                counts["pg_status"] == dump["pg_status"],
+                "entries" in counts,
+                int(status["last_enqueued_collective"]) - int(status["last_completed_collective"]),
+                entry["collective_seq_id"] == int(status["last_enqueued_collective"]),
+                before <= entry["time_created_ns"] <= time.time_ns(),
+                isinstance(entry["p2p_seq_id"], int),
+                entry["process_group"][0],
+                *(entry[key] for key in keys),
+            ]
+        work.wait()
+        return found
+
+    facts = [True, False, 1, True, True, True, "0"]
+    entry = ["gloo:all_reduce", False, False, [[4]], ["Float"]]
+    assert pool2.run(recorded)[0] == facts + entry
+
+
+def test_torch_names_groups_and_lists_their_ranks(pool2: Pool) -> None:
+    """`_world.pg_names` and `_world.pg_group_ranks`, in engine/where.py."""
+    code = (
+        "from torch.distributed import distributed_c10d as c\n"
+        "c._world.pg_names[dist.group.WORLD], sorted(c._world.pg_group_ranks[dist.group.WORLD])"
+    )
+    assert dict(pool2.run(code)) == {0: ("0", [0, 1]), 1: ("0", [0, 1])}
+
+
+def test_public_functions_of_torch_distributed_are_in_one_file(pool2: Pool) -> None:
+    """Found by it in the stack, with `src`, `dst` and `group` among their variables: where.py."""
+    code = (
+        "import inspect\nfrom torch.distributed import distributed_c10d as c\n"
+        "names = 'all_reduce recv send isend irecv monitored_barrier all_gather_object'.split()\n"
+        "[inspect.unwrap(getattr(c, n)).__code__.co_filename == c.__file__ for n in names], "
+        "{'src', 'group', 'group_src'} <= {*inspect.signature(c.recv).parameters}, "
+        "{'dst', 'group', 'group_dst'} <= {*inspect.signature(c.send).parameters}"
+    )
+    assert pool2.run(code)[0] == ([True] * 7, True, True)
+
+
+def test_a_cleared_frame_lets_go_of_its_variables_once_they_are_asked_for_again() -> None:
+    """`frame.clear()` and `frame.f_locals`, in engine/causes.py."""
+    import sys
+    import weakref
+
+    class Large:
+        pass
+
+    def fail() -> None:
+        large = Large()
+        seen.append(weakref.ref(large))
+        raise MemoryError
+
+    seen: list[Any] = []
+    try:
+        fail()
+    except MemoryError as error:
+        frames = error.__traceback__
+    assert frames is not None
+    assert frames.tb_next is not None
+    frame = frames.tb_next.tb_frame
+    assert "large" in frame.f_locals
+    frame.clear()
+    assert dict(frame.f_locals) == {}
+    assert seen[0]() is None, sys.version
+
+
 def test_data_published_by_an_engine_comes_as_a_message_of_its_call(pool2: Pool) -> None:
     """`ipyparallel.datapub` and "data_message", in engine/emit.py and pool/client.py."""
     heard: list[tuple[str, Any]] = []

@@ -1,0 +1,70 @@
+"""Where a rank is, in words and as plain data."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from gpupool.core.whereabouts import Collective, Whereabouts
+
+LINE = "Cell In[3], line 2"
+SUM = Collective("all_reduce", 5, (0, 1, 2), 31.2, "float32[4]", "0")
+
+
+@pytest.mark.parametrize(
+    ("where", "words", "was"),
+    [
+        (
+            Whereabouts(LINE, SUM, "all_reduce"),
+            "all_reduce #5 at Cell In[3], line 2, for 31 s",
+            "in all_reduce #5 (Cell In[3], line 2)",
+        ),
+        (
+            Whereabouts(LINE, SUM, "reduce_scatter"),
+            "reduce_scatter (all_reduce #5) at Cell In[3], line 2, for 31 s",
+            "in reduce_scatter (all_reduce #5) (Cell In[3], line 2)",
+        ),
+        (
+            Whereabouts(LINE, Collective("recv", ranks=(0, 1)), "recv"),
+            "recv at Cell In[3], line 2",
+            "in recv (Cell In[3], line 2)",
+        ),
+        (
+            Whereabouts(LINE, None, "new_group"),
+            "new_group at Cell In[3], line 2",
+            "in new_group (Cell In[3], line 2)",
+        ),
+        (Whereabouts(LINE), LINE, "at Cell In[3], line 2"),
+        (Whereabouts("", SUM), "all_reduce #5, for 31 s", "in all_reduce #5"),
+        (Whereabouts(), "code without a line of yours", ""),
+        (Whereabouts(idle=True), "idle", ""),
+    ],
+)
+def test_in_words(where: Whereabouts, words: str, was: str) -> None:
+    assert (str(where), where.was) == (words, was)
+
+
+def test_as_plain_data_there_and_back() -> None:
+    where = Whereabouts(LINE, SUM, "all_reduce", 1.5, False, (SUM,), (SUM, SUM))
+    assert Whereabouts.from_dict(json.loads(json.dumps(where.to_dict()))) == where
+    assert Whereabouts.from_dict(Whereabouts().to_dict()) == Whereabouts()
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "match"),
+    [
+        (SUM, Collective("all_reduce", 5, group="0"), True),
+        (SUM, Collective("all_reduce", 6, group="0"), False),
+        (SUM, Collective("broadcast", 5, group="0"), False),
+        (SUM, Collective("all_reduce", 5, group="1"), False),
+        (Collective("recv"), Collective("isend"), True),
+        (Collective("recv"), Collective("irecv"), False),
+        (Collective("recv"), SUM, False),
+        (Collective("monitored_barrier"), Collective("monitored_barrier"), True),
+    ],
+)
+def test_two_ranks_are_in_the_same_collective(
+    one: Collective, other: Collective, match: bool
+) -> None:
+    assert (one.matches(other), other.matches(one)) == (match, match)

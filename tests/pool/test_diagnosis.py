@@ -1,0 +1,169 @@
+"""What is told of ranks that wait, hang or stand still: the whole table, without a process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from gpupool.core.whereabouts import Collective, Whereabouts
+from gpupool.pool.diagnosis import Diagnosis, Observed, diagnose
+
+HANG_S = 30.0
+ALL = (0, 1, 2)
+
+
+def within(op: str, line: int = 2, seq: int = 5, s: float = 31.0, ranks: tuple[int, ...] = ALL,
+           group: str = "0") -> Observed:  # fmt: skip
+    """A rank that is in a collective for `s` seconds."""
+    collective = Collective(op, seq, ranks, s, group=group)
+    return Observed(Whereabouts(f"Cell In[3], line {line}", collective, op), same_s=s)
+
+
+def peer(op: str, other: int, me: int) -> Observed:
+    return within(op, seq=0, ranks=tuple(sorted((me, other))), group="")
+
+
+COMPUTES = Observed(Whereabouts("Cell In[3], line 7"), computes=True)
+SLEEPS = Observed(Whereabouts("Cell In[3], line 7"))
+IDLE = Whereabouts(idle=True)
+FINISHED = Observed(IDLE, finished=True)
+ELSEWHERE = Observed(IDLE, runs_it=False)
+SILENT = Observed(Whereabouts("Cell In[3], line 7"), silent_s=20.0)
+STOPPED = Observed(Whereabouts("Cell In[3], line 7"), silent_s=20, state="T", frozen_s=20, pid=123)
+UNKNOWN = Observed()
+WAITS = within("all_reduce")
+
+
+def told(*ranks: Observed, hang_after_s: float = HANG_S) -> Diagnosis | None:
+    return diagnose(dict(enumerate(ranks)), hang_after_s)
+
+
+def text(*ranks: Observed) -> str:
+    diagnosis = told(*ranks)
+    assert diagnosis is not None
+    return diagnosis.text
+
+
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        (WAITS, WAITS, WAITS),  # a slow network
+        (COMPUTES, COMPUTES, COMPUTES),
+        (COMPUTES, SLEEPS, FINISHED),
+        (FINISHED, FINISHED, FINISHED),
+        (UNKNOWN, UNKNOWN, UNKNOWN),
+        (SILENT, COMPUTES, COMPUTES),  # C code computes
+        (within("all_reduce", s=29.0), FINISHED, FINISHED),  # not yet
+        (within("all_reduce", ranks=(0, 1)), within("all_reduce", ranks=(0, 1)), COMPUTES),
+    ],
+)
+def test_neither_a_slow_network_nor_a_long_computation_is_a_hang(
+    ranks: tuple[Observed, ...],
+) -> None:
+    assert told(*ranks) is None
+
+
+OUTSIDE = {
+    "computes": (COMPUTES, False, "has not come, it computes at Cell In[3], line 7"),
+    "sleeps": (SLEEPS, False, "has not come, it is at Cell In[3], line 7"),
+    "finished": (FINISHED, True, "has finished the cell without it"),
+    "elsewhere": (ELSEWHERE, True, "does not run this cell"),
+    "silent": (SILENT, False, "has not answered for 20 s, C code holds its interpreter"),
+    "stopped": (STOPPED, True, "stands still"),
+    "unknown": (UNKNOWN, False, "has not come"),
+    "other-op": (within("broadcast", line=4), True, "broadcast #5 at Cell In[3], line 4"),
+    "other-seq": (within("all_reduce", seq=4), True, "all_reduce #4 at Cell In[3], line 2"),
+    "just-there": (within("broadcast", line=4, s=1.0), False, "broadcast #5 at Cell In[3]"),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_a_rank_that_is_not_in_the_collective_of_the_others(name: str) -> None:
+    one, is_hang, words = OUTSIDE[name]
+    diagnosis = told(WAITS, one, WAITS)
+    assert diagnosis is not None
+    assert diagnosis.is_hang == is_hang
+    assert f"rank 1: {words}" in diagnosis.text
+    assert "rank 0, 2: all_reduce #5 at Cell In[3], line 2" in diagnosis.text
+
+
+@pytest.mark.parametrize(("first", "second"), [*product(OUTSIDE, OUTSIDE)])
+def test_it_is_a_hang_as_soon_as_one_that_is_needed_can_never_come(first: str, second: str) -> None:
+    diagnosis = told(WAITS, OUTSIDE[first][0], OUTSIDE[second][0])
+    assert diagnosis is not None
+    assert 0 not in diagnosis.ranks or {first, second} <= {"other-op", "other-seq", "just-there"}
+    never = {"finished", "elsewhere", "stopped"}
+    inside = {"other-op", "other-seq", "just-there"}
+    if {first, second} & never:
+        assert diagnosis.is_hang
+    elif not {first, second} & inside:
+        assert not diagnosis.is_hang
+
+
+def test_the_sentences() -> None:
+    assert text(WAITS, FINISHED, WAITS) == (
+        "Hang: waiting for rank 1 for 31 s. rank 0, 2: all_reduce #5 at Cell In[3], line 2; rank 1"
+        ": has finished the cell without it. Press stop to free the ranks; they keep their "
+        "variables."
+    )
+    assert text(WAITS, COMPUTES, WAITS) == (
+        "Waiting for rank 1 for 31 s. rank 0, 2: all_reduce #5 at Cell In[3], line 2; rank 1: has "
+        "not come, it computes at Cell In[3], line 7."
+    )
+    assert text(WAITS, within("broadcast", line=4), WAITS) == (
+        "Hang: the ranks have been in different collectives for 31 s. rank 0, 2: all_reduce #5 at "
+        "Cell In[3], line 2; rank 1: broadcast #5 at Cell In[3], line 4. Press stop to free the "
+        "ranks; they keep their variables."
+    )
+    assert text(WAITS, replace(FINISHED, where=replace(IDLE, last=(Collective("gather", 4),)))) == (
+        "Hang: waiting for rank 1 for 31 s. rank 0: all_reduce #5 at Cell In[3], line 2; rank 1: "
+        "has finished the cell without it (its last collective was gather #4). Press stop to free "
+        "the ranks; they keep their variables."
+    )
+
+
+def test_a_rank_that_has_been_there_or_called_it_in_the_background_is_not_missing() -> None:
+    collective = WAITS.inside
+    assert collective is not None
+    been = replace(FINISHED, where=replace(IDLE, last=(collective,)))
+    begun = replace(FINISHED, where=replace(IDLE, collective=collective))
+    other = within("broadcast", group="1", ranks=(1, 2))
+    assert other.where is not None
+    also = replace(other, where=replace(other.where, also=(collective,)))
+    assert told(WAITS, been, begun) is None
+    assert told(WAITS, also, WAITS) is not None  # as rank 2 is not in the broadcast
+    assert told(within("all_reduce", ranks=(0, 1)), also, other) is None
+
+
+def test_those_who_send_and_receive_meet_and_two_who_receive_never_do() -> None:
+    assert told(peer("recv", 1, 0), peer("send", 0, 1)) is None
+    diagnosis = told(peer("recv", 1, 0), peer("recv", 0, 1))
+    assert diagnosis is not None
+    assert diagnosis.is_hang
+    assert "rank 0, 1: recv at Cell In[3], line 2" in diagnosis.text
+
+
+def test_who_waits_for_a_rank_that_waits_for_one_that_computes_does_not_hang() -> None:
+    pair, other = within("all_reduce", ranks=(0, 1)), within("gather", ranks=(1, 2), group="1")
+    diagnosis = told(pair, other, COMPUTES)
+    assert diagnosis is not None
+    assert (diagnosis.is_hang, diagnosis.ranks) == (False, (2,))
+    ring = told(pair, other, within("reduce", ranks=(0, 2), group="2"))
+    assert ring is not None
+    assert (ring.is_hang, ring.ranks) == (True, (0, 1, 2))
+
+
+@pytest.mark.parametrize(("seconds", "is_told", "is_offered"), [(4, 0, 0), (5, 1, 0), (15, 1, 1)])
+@pytest.mark.parametrize(("state", "words"), [("T", "`kill -CONT 123`"), ("D", "state D")])
+def test_a_process_that_stands_still(
+    state: str, words: str, seconds: float, is_told: bool, is_offered: bool
+) -> None:
+    diagnosis = told(COMPUTES, replace(STOPPED, state=state, frozen_s=seconds), COMPUTES)
+    assert (diagnosis is not None) == is_told
+    if diagnosis is not None:
+        assert words in diagnosis.text
+        assert "Rank 1 (process 123) has been " in diagnosis.text
+        assert (not diagnosis.is_hang, diagnosis.ranks) == (True, (1,))
+        assert ("%gpupool restart 1" in diagnosis.text) == is_offered

@@ -1,0 +1,198 @@
+"""Where ranks say they are while they are blocked, and hangs that are noticed. Real engines."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gpupool import Pool
+from gpupool.core.whereabouts import Whereabouts
+from gpupool.pool.execution import Execution
+from gpupool.pool.watch import WHERE_REQUEST, Diagnosis, HangWatch
+from tests.pool.processes import engine_pid, until
+
+Begin = Callable[[str], Execution]
+LATE = "import time\ntime.sleep(60)"  # what rank 1 does instead
+
+
+@pytest.fixture
+def begin(pool2: Pool) -> Iterator[Begin]:
+    """Begins a cell on both ranks; ended after the test, and the group is formed again."""
+    begun: list[Execution] = []
+
+    def begin(source: str) -> Execution:
+        begun.append(pool2.begin(source, ranks=(0, 1), on_output=lambda *_: None, cell_number=3))
+        return begun[-1]
+
+    yield begin
+    for execution in begun:
+        execution.interrupt()
+        assert execution.wait(20)
+
+
+def asked(pool: Pool, rank: int, **how: bool) -> Whereabouts:
+    answer = pool.ask(WHERE_REQUEST, [rank], **how)[rank].result(5)
+    assert answer["status"] == "ok"
+    return Whereabouts.from_dict(answer["where"])
+
+
+def place_of(pool: Pool, rank: int = 0) -> str:
+    return asked(pool, rank).place
+
+
+# ---- where they are --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "place"),
+    [
+        ("dist.all_reduce(x)", "all_reduce at"),
+        ("dist.all_reduce(x, async_op=True).wait()", "all_reduce at"),
+        ("dist.barrier()", "barrier at"),
+        ("dist.monitored_barrier()", "monitored_barrier at"),
+        ("dist.recv(x, 1)", "recv at"),
+        ("dist.reduce_scatter(x, [x, x])", "reduce_scatter (all_reduce) at"),
+        ("dist.all_gather_object([0, 0], 'x')", "all_gather_object (all_gather) at"),
+        ("dist.broadcast_object_list([0], src=1)", "broadcast_object_list (broadcast) at"),
+        ("dist.irecv(x, 1).wait()", ""),  # torch keeps no note of it: the line tells
+        ("LATE", ""),
+    ],
+)
+def test_a_blocked_rank_tells_its_collective_and_line(
+    pool2: Pool, begin: Begin, call: str, place: str
+) -> None:
+    call = "time.sleep(60)" if call == "LATE" else call
+    begin(f"import time\nx = torch.ones(1)\nif rank == 0:\n    {call}\nelse: time.sleep(60)")
+    wanted = f"{place} Cell In[3], line 4".strip()
+
+    def is_there() -> bool:
+        where = asked(pool2, 0)
+        collective = where.collective
+        number = f" #{collective.seq}" if collective and collective.seq else ""
+        return where.place.replace(number, "") == wanted if number else where.place == wanted
+
+    until(is_there, 10.0, wanted)
+    until(lambda: place_of(pool2, 1) == "Cell In[3], line 5", 10.0)
+
+
+def test_the_backward_pass_of_ddp_waits_in_the_users_line(pool2: Pool, begin: Begin) -> None:
+    pool2.run(
+        "ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))\n"
+        "loss = ddp(torch.ones(2, 4)).sum()"
+    )
+    begin(f"if rank == 1:\n    {LATE.replace(chr(10), '; ')}\nloss.backward()")
+    until(lambda: asked(pool2, 0).collective is not None, 10.0)
+    where = asked(pool2, 0)
+    assert where.collective is not None
+    assert (where.collective.op, where.line) == ("all_reduce", "Cell In[3], line 3")
+    assert (where.collective.ranks, where.collective.values) == ((0, 1), "float32[5]")
+
+
+def test_what_was_called_before_the_group_was_formed_is_not_told(pool2: Pool, begin: Begin) -> None:
+    """A rank tells nothing of an aborted group: torch keeps its entries as pending for ever."""
+    begin("if rank == 0: dist.all_reduce(torch.ones(1))\nimport time; time.sleep(60)")
+    until(lambda: asked(pool2, 0).collective is not None, 10.0)
+    pool2.interrupt()
+    pool2.abort_collectives()
+    until(lambda: asked(pool2, 0).idle, 20.0)
+    until(lambda: pool2.status().state == "idle", 20.0)
+    pool2.run("from gpupool.engine import where\nwhere.forget_before()")
+    assert asked(pool2, 0, history=True).collective is None
+
+
+def test_an_idle_rank_says_so_and_what_it_did_last(pool2: Pool) -> None:
+    pool2.run("dist.all_reduce(torch.ones(1)); dist.broadcast(torch.ones(2), src=0)")
+    where = asked(pool2, 1, history=True)
+    assert (str(where), where.idle, where.collective) == ("idle", True, None)
+    assert [one.op for one in where.last if one.group == "0"] == ["broadcast"]
+
+
+def test_a_glance_names_no_collective_that_has_begun_since_the_last_one(
+    pool2: Pool, begin: Begin
+) -> None:
+    asked(pool2, 0, glance=True)
+    begin(f"if rank == 0: dist.all_reduce(torch.ones(1))\nelse: {LATE.replace(chr(10), '; ')}")
+    seen: list[Whereabouts] = []
+
+    def is_named() -> bool:
+        seen.append(asked(pool2, 0, glance=True))
+        return seen[-1].collective is not None
+
+    until(is_named, 10.0)
+    assert [one.function for one in seen[-2:]] == ["all_reduce", "all_reduce"]
+    assert seen[-2].collective is None
+
+
+# ---- hangs -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def watched(pool2: Pool, begin: Begin) -> Callable[..., Diagnosis]:
+    """Runs a cell and looks at it, by a clock that is five times as fast, until it is diagnosed."""
+
+    def watched(source: str) -> Diagnosis:
+        began = time.monotonic()
+        execution, watch = begin(source), HangWatch(pool2, (0, 1), 10.0, began)
+        found: list[Diagnosis] = []
+
+        def look() -> bool:
+            finished = {*execution.replies, *execution.errors}
+            now = began + (time.monotonic() - began) * 5
+            diagnosis = watch.look({0, 1} - finished, finished, now)
+            found.extend([diagnosis] if diagnosis else [])
+            return bool(found)
+
+        until(look, 30.0, "a diagnosis")
+        return found[0]
+
+    return watched
+
+
+def test_a_rank_that_has_finished_without_the_collective(
+    watched: Callable[..., Diagnosis],
+) -> None:
+    diagnosis = watched("if rank == 0:\n    dist.all_reduce(torch.ones(1))")
+    assert (diagnosis.is_hang, diagnosis.ranks) == (True, (1,))
+    assert diagnosis.text.startswith("Hang: waiting for rank 1 for 1")
+    assert " rank 0: all_reduce #" in diagnosis.text
+    assert "at Cell In[3], line 2; rank 1: has finished the cell without it" in diagnosis.text
+
+
+def test_ranks_in_different_collectives(watched: Callable[..., Diagnosis]) -> None:
+    diagnosis = watched(
+        "x = torch.ones(1)\nif rank == 0:\n    dist.all_reduce(x)\nelse:\n    dist.broadcast(x, 0)"
+    )
+    assert (diagnosis.is_hang, diagnosis.ranks) == (True, (0, 1))
+    assert "different collectives" in diagnosis.text
+    assert "at Cell In[3], line 3; rank 1: broadcast #" in diagnosis.text
+
+
+def test_a_rank_that_computes_is_told_and_is_no_hang(watched: Callable[..., Diagnosis]) -> None:
+    diagnosis = watched("if rank == 0:\n    dist.barrier()\nelse:\n    while True: pass")
+    assert (diagnosis.is_hang, diagnosis.ranks) == (False, (1,))
+    assert "rank 1: has not come, it computes at Cell In[3], line 4." in diagnosis.text
+
+
+def test_a_process_that_was_stopped(pool2: Pool, watched: Callable[..., Diagnosis]) -> None:
+    pid = engine_pid(pool2, 1)
+    try:
+        diagnosis = watched(
+            "import os, signal, time\nif rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
+            "time.sleep(60)"
+        )
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert (diagnosis.is_hang, diagnosis.ranks) == (False, (1,))
+    assert f"Rank 1 (process {pid}) has been stopped for " in diagnosis.text
+    assert f"`kill -CONT {pid}` lets it go on" in diagnosis.text
+
+
+def test_short_cells_are_not_asked(pool2: Pool) -> None:
+    watch = HangWatch(pool2, (0, 1), 30.0, 100.0)
+    for now in (100.0, 101.0, 101.9):
+        assert watch.look({0, 1}, set(), now) is None
+    assert watch.where == {}
