@@ -22,6 +22,7 @@ from gpupool.engine import (
     group,
     inline,
     log,
+    sync,
     torchrun,
     variables,
     work,
@@ -135,6 +136,16 @@ def attributes(name: str, path: tuple[str, ...]) -> dict[str, Any]:
 def fetch(name: str, path: tuple[str, ...], out_path: str) -> dict[str, Any]:
     """This rank's value as a "wire" parcel; a large one is written to the file."""
     return execute.guarded(lambda: {"wire": variables.fetch(name, path, out_path)})
+
+
+def sync_state(
+    source: int, names: list[str], ranks: list[int], shipment: dict[str, Any]
+) -> dict[str, Any]:
+    """Give names on `ranks` the meaning they have on `source`; all ranks are called at once.
+
+    The reply is that of `sync.sync`, with "names" as in `run_source`.
+    """
+    return _with_group(_around(lambda: sync.sync(source, names, ranks), shipment))
 
 
 def train(job_path: str, result_path: str) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class _Kept:
 
     def load(self) -> None:
         """Make the value anew."""
-        self.value, parts = self._source.load(_Unpickler)
+        self.value, parts = self._source.load(Unpickler)
         self._parts = [_weakly(part) for part in parts]
 
     def part(self, index: int) -> Any:
@@ -220,7 +220,7 @@ def fetch(name: str, path: Sequence[str], out_path: str) -> dict[str, Any]:
 
 def load(wire: dict[str, Any]) -> Any:
     """The value of a parcel that is used once."""
-    return Source(wire).load(_Unpickler)[0]
+    return Source(wire).load(Unpickler)[0]
 
 
 # ---- what a pickle from the notebook refers to -----------------------------------------------
@@ -255,7 +255,9 @@ def _storage(buffer: Any, on_gpu: bool) -> Any:
     return made.to(device=device) if on_gpu and device.type == "cuda" else made
 
 
-class _Unpickler(pickle.Unpickler):
+class Unpickler(pickle.Unpickler):
+    """Reads a pickle on a rank: what it refers to is the rank's, GPU tensors go to its GPU."""
+
     _OURS = {  # noqa: RUF012 - pickle has no class for it
         ("gpupool.core.on_rank", "part"): _part,
         ("gpupool.core.on_rank", "rank_value"): _rank_value,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -11,6 +12,10 @@ from gpupool.host.memory import OutOfMemoryWatch
 _LOG_TAIL_LINES = 20
 _LOG_TAIL_BYTES = 1 << 16  # a log may be larger than memory, and a line of it too
 _CRASH = "Fatal Python error"  # faulthandler's first line; the innermost frames follow it
+_RUNS_CELLS = re.compile(
+    r'  File ".*/(IPython/core/interactiveshell|gpupool/engine/(execute|entry))\.py", line \d+ in '
+)
+_CELL = re.compile(r'^  File "[^"]*/ipykernel_\d+/\d+\.py"(?=, line)')  # a file that is none
 
 
 def cause_of_end(status: int, folder: Path, tail: str, memory: OutOfMemoryWatch) -> str:
@@ -40,8 +45,18 @@ def log_tail(log: Path, start: int) -> str:
     except OSError:  # the log is gone with its folder; the death still has to be told
         return ""
     crashes = [i for i, line in enumerate(lines) if line.startswith(_CRASH)]
-    start = crashes[-1] if crashes else max(0, len(lines) - _LOG_TAIL_LINES)
-    return "\n".join(lines[start : start + _LOG_TAIL_LINES])
+    if crashes:
+        return "\n".join(_crash(lines[crashes[-1] :])[:_LOG_TAIL_LINES])
+    return "\n".join(lines[-_LOG_TAIL_LINES:])
+
+
+def _crash(report: list[str]) -> list[str]:
+    """A crash report without the frames that have led to the user's code, and what follows them."""
+    for number, line in enumerate(report):
+        if _RUNS_CELLS.match(line) and report[number - 1].startswith("  File "):
+            report = report[:number]
+            break
+    return [_CELL.sub("  Cell", line) for line in report]
 
 
 def _is_full(folder: Path) -> bool:

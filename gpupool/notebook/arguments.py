@@ -132,6 +132,15 @@ def restart_parser() -> MagicParser:
     return parser
 
 
+def sync_parser() -> MagicParser:
+    """%gpupool sync"""
+    parser = MagicParser("%gpupool sync")
+    parser.add_argument("rank", nargs="?", type=int, metavar="RANK", default=None)
+    parser.add_argument("names", nargs="*", type=_variable_name, metavar="NAME", default=[])
+    parser.add_argument("-t", "--targets", dest="ranks", default=None)
+    return parser
+
+
 def auto_parser() -> MagicParser:
     """%gpupool auto"""
     parser = MagicParser("%gpupool auto")
@@ -194,6 +203,7 @@ COMMANDS: Mapping[str, Callable[[], MagicParser]] = {
     "start": start_parser,
     "stop": bare_parser("stop"),
     "restart": restart_parser,
+    "sync": sync_parser,
     "interrupt": bare_parser("interrupt"),
     "gpus": gpus_parser,
     "auto": auto_parser,

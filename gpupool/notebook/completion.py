@@ -9,14 +9,17 @@ from typing import Any
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
 from gpupool.core.options import PROFILES
+from gpupool.core.parcels import namespace
 from gpupool.notebook.arguments import COMMANDS, MagicParser, spmd_parser
+from gpupool.pool.composite import Composite
 
 
-def complete(line: str, variables: Iterable[str] = ()) -> list[str]:
+def complete(line: str, variables: Iterable[str] = (), composites: Iterable[str] = ()) -> list[str]:
     """The words that may stand at the end of `line`, in place of its last word; [] elsewhere.
 
     Args:
         variables: the names of environment variables that `env` may name.
+        composites: the notebook's names for what ranks have, that `sync` may name.
 
     >>> complete("%gpupool st")
     ['status', 'start', 'stop']
@@ -34,7 +37,7 @@ def complete(line: str, variables: Iterable[str] = ()) -> list[str]:
         found = list(COMMANDS)
     elif magic == "%gpupool" and before[0] in COMMANDS:
         parser = COMMANDS[before[0]]()
-        found = _following(parser, before[1:], _plain_words(before, variables))
+        found = _following(parser, before[1:], _plain_words(before, variables, composites))
     else:
         found = []
     return [word for word in found if word.startswith(typed)]
@@ -62,7 +65,11 @@ def _following(parser: MagicParser, before: Sequence[str], plain: list[str]) -> 
     return plain + [name for name in parser.option_names() if name not in before]
 
 
-def _plain_words(before: Sequence[str], variables: Iterable[str]) -> list[str]:
+def _plain_words(
+    before: Sequence[str], variables: Iterable[str], composites: Iterable[str]
+) -> list[str]:
+    if before[0] == "sync":
+        return sorted(set(composites) - set(before)) if len(before) > 1 else []
     options = [word for word in before if word.startswith("-")]
     if before[0] == "env" or options[-1:] == ["--env"]:
         return sorted(set(variables) - set(before))
@@ -76,13 +83,17 @@ _IDENTIFIER = "gpupool"
 
 def _match_words(context: CompletionContext) -> dict[str, Any]:
     line = context.text_until_cursor.lstrip()
-    words = complete(line, os.environ)
+    words = complete(line, os.environ, _composites() if "sync" in line else ())
     return {
         "completions": [SimpleCompletion(text=word, type="magic") for word in words],
         "matched_fragment": line.rpartition(" ")[2],
         "ordered": True,
         "suppress": bool(words),  # names of variables make no sense here
     }
+
+
+def _composites() -> list[str]:
+    return [name for name, value in list(namespace().items()) if isinstance(value, Composite)]
 
 
 _match = context_matcher(identifier=_IDENTIFIER)(_match_words)

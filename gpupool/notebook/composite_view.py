@@ -8,7 +8,7 @@ from typing import Any
 
 from gpupool.core.errors import PoolError
 from gpupool.notebook import markup
-from gpupool.pool.composite import Composite, ValueInfo, pool_variables
+from gpupool.pool.composite import Composite, ValueInfo, key_of, pool_variables
 from gpupool.spmd.output import fold, format_ranks
 
 TEXT_CHARS = 200  # of a rank's value
@@ -58,6 +58,13 @@ def _rows(composite: Composite) -> tuple[str, list[tuple[str, str, str]]]:
     for group in sorted(fold(lines), key=lambda group: group.ranks):
         kind, _, text = group.text.partition("\0")
         rows.append((format_ranks(group.ranks), kind, text))
-    if missing:
-        rows.append((format_ranks(missing), "no value", ""))
+    lost = pool_variables(composite).losses.of(key_of(composite)[0])
+    rows += [
+        (str(rank), "no value", f"lost with rank {rank}, which {lost[rank]}")
+        for rank in missing
+        if rank in lost
+    ]
+    never = [rank for rank in missing if rank not in lost]
+    if never:
+        rows.append((format_ranks(never), "no value", ""))
     return head, rows

@@ -70,6 +70,10 @@ class GpupoolMagics(Magics):
         %gpupool stop            end every process of the pool
         %gpupool restart [RANKS] new engines for these ranks, or for all; the others keep
                                  their variables
+        %gpupool sync RANK NAME ... [-t RANKS]
+                                 copy variables of a rank to the others, such as
+                                 `%gpupool sync 0 model optimizer` after a restart of rank 1;
+                                 -t (--targets): to these ranks only
         %gpupool interrupt       interrupt the ranks that are busy
         %gpupool auto on [-t RANKS] [--view NAME] [--timeout SECONDS] | off
                                  run every following cell on the ranks, as if it began with %%spmd.
@@ -96,6 +100,7 @@ class GpupoolMagics(Magics):
             "start": self._start,
             "stop": self._stop,
             "restart": self._restart,
+            "sync": self._sync,
             "interrupt": self._interrupt,
             "auto": self._auto,
             "gpus": self._gpus,
@@ -222,6 +227,21 @@ class GpupoolMagics(Magics):
         with pool_view.StartProgress() as progress:
             pool.restart(ranks, progress=progress)
             progress.finish(pool)
+
+    def _sync(self, rest: str) -> None:
+        chosen = arguments.COMMANDS["sync"]().parse_line(rest)
+        if not chosen.names:
+            raise OptionsError(
+                "%gpupool sync: name a rank, and what of it the others are to have, as in "
+                "`%gpupool sync 0 model optimizer`."
+            )
+        ranks = session.current_pool().sync_from(chosen.rank, *chosen.names, ranks=chosen.ranks)
+        names, listed = ", ".join(chosen.names), ", ".join(map(str, ranks))
+        if not ranks:
+            print("There is no other rank.")
+        else:
+            has = "has" if len(ranks) == 1 else "have"
+            print(f"Rank {listed} now {has} {names} of rank {chosen.rank}.")
 
     def _interrupt(self, rest: str) -> None:
         arguments.COMMANDS["interrupt"]().parse_line(rest)

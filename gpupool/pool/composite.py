@@ -62,14 +62,16 @@ class Composite:
         self._name = name
         self._version = version
         self._info = info
+        self._num_changes = variables.num_changes  # when the info was taken
         self._path = path
         self.previous = previous
 
     @property
     def info(self) -> Mapping[int, ValueInfo]:
         """Rank -> type, shape and the like of its value; a rank without one is not there."""
-        if self._info is None:
-            self._info = self._variables.look(self)
+        num_changes = self._variables.num_changes
+        if self._info is None or self._num_changes != num_changes:
+            self._info, self._num_changes = self._variables.look(self), num_changes
         return self._info
 
     def gather(self) -> list[Any]:
@@ -104,7 +106,9 @@ class Composite:
         except PoolError as error:  # to `hasattr`, as variable viewers ask, that means no
             raise AttributeError(f"{self}.{name}: {error}") from None
         if not found:
-            raise AttributeError(f"no rank's {self} has an attribute {name!r}")
+            lost = self._variables.losses.sentence(self._name)
+            why = f": {lost}" if lost else ""
+            raise AttributeError(f"no rank's {self} has an attribute {name!r}{why}")
         return attribute
 
     def __setattr__(self, name: str, value: object) -> None:

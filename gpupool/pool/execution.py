@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import EngineDiedError, RankError, SpmdError
@@ -315,6 +316,10 @@ class Execution:
                 reply = {**reply, "text": redact(reply["text"], self._hidden)}
             self.replies[rank] = reply
             return
+        lost = self._pool.variables.losses.hint(rank, failure.error.evalue)
+        if lost:
+            error = replace(failure.error, evalue=f"{failure.error.evalue}{lost}")
+            failure = replace(failure, error=error)
         self._failures[rank] = failure
         if future.exception() is None and future.result().get("context_lost"):
             self._pool.kill(rank, "had lost its GPU context, and was ended")
@@ -338,4 +343,5 @@ def _title(name: str, payloads: Mapping[int, dict[str, Any]]) -> str:
     """What runs, in words."""
     number = next((p.get("cell_number") for p in payloads.values()), None)
     names = {"run_function": "a function", "train": "a training", "predict": "a prediction"}
+    names["sync_state"] = "a sync_from"
     return f"cell In[{number}]" if number else names.get(name, "a cell")

@@ -24,7 +24,7 @@ class Health:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._log_tail = ""  # of the process whose end broke the pool
-        self._lost: dict[int, str] = {}  # ranks whose replacement mends it -> what happened
+        self._lost: dict[int, str] = {}  # ranks whose replacement mends it -> how they ended
         self._is_given_up = False  # they are not replaced without being asked
         self._beyond_repair = False
 
@@ -39,7 +39,7 @@ class Health:
 
     @property
     def lost(self) -> dict[int, str]:
-        """The ranks that are to be replaced -> what happened to them."""
+        """The ranks that are to be replaced -> how they ended, as in "was killed by SIGKILL"."""
         with self._lock:
             return dict(self._lost)
 
@@ -57,7 +57,8 @@ class Health:
             if rank is None:
                 self._beyond_repair, self.reason = True, ""  # there is nothing worse
             else:
-                self._lost[rank] = redact(sentence, self._secrets)
+                how = sentence.removeprefix(f"rank {rank} ").removesuffix(".")
+                self._lost[rank] = redact(how, self._secrets)
             self._set_reason(sentence, log_tail)
         self._on_change()
 
@@ -65,7 +66,8 @@ class Health:
         """From now on every run is refused with this reason, until these ranks are restarted."""
         with self._lock:
             self._is_given_up, self.reason = True, ""
-            self._lost.update(dict.fromkeys(ranks, reason))
+            for rank in ranks:
+                self._lost.setdefault(rank, "could not be used any more")
             self._set_reason(reason, "")
         self._on_change()
 

@@ -29,6 +29,7 @@ from gpupool.pool.protocol import RankEngines
 from gpupool.pool.recovery import Recovery
 from gpupool.pool.result import OutputRecorder, SpmdResult
 from gpupool.pool.status import PoolStatus
+from gpupool.pool.sync import sync_state
 from gpupool.pool.turns import Turns
 from gpupool.pool.variables import Variables
 
@@ -230,6 +231,27 @@ class Pool:
                 self._health.give_up(reason, chosen)
                 raise
             self._health.mark_mended(chosen)
+
+    def sync_from(
+        self, rank: int, *names: str, ranks: str | int | Iterable[int] | None = None
+    ) -> tuple[int, ...]:
+        """Give names on every other rank, or on `ranks`, the meaning they have on `rank`: after a
+        rank was replaced, `pool.sync_from(0, "model", "optimizer", "scheduler")`.
+
+        Name together what belongs together: it stays so. Modules, optimizers, schedulers and
+        tensors that fit are changed in place, so that whatever refers to them sees it; else the
+        name is bound to a copy. Gradients and the state of random generators are not copied.
+        DistributedDataParallel models get fresh buckets on all ranks, also on `rank`.
+
+        Returns:
+            The ranks that have it now; none where there is no other rank.
+
+        Raises:
+            OptionsError: no name, or `ranks` are not others than `rank`.
+            PoolError: the rank has no such variable, or it cannot be copied; nothing was changed.
+            SpmdError: a rank failed meanwhile, or the user interrupted.
+        """
+        return sync_state(self, rank, names, ranks)
 
     def wait_for_restart(self) -> None:
         """Wait until no rank is being replaced, nor the group formed."""
@@ -441,7 +463,9 @@ class Pool:
 
     def _replace(self, ranks: Sequence[int], progress: Progress) -> None:
         others = [rank for rank in self.alive_ranks() if rank not in ranks]
-        self.variables.forget_ranks(ranks)
+        for rank in ranks:
+            how = self._health.lost.get(rank, "was restarted")
+            self.variables.forget_ranks([rank], how)
         self._engines.restart(ranks, self.options.timeout_s, progress)
         self._engines.call_all("prepare", notebook_place(), ranks)
         for rank in ranks:

@@ -21,6 +21,7 @@ from gpupool.core.parcels import INLINE_BYTES, MemoryFile, Source, namespace, to
 from gpupool.pool.composite import Composite, Constant, ValueInfo, key_of, pool_variables
 from gpupool.pool.delivery import Delivery, Shipment, unheard_output
 from gpupool.pool.environment import notebook_place
+from gpupool.pool.losses import Losses
 from gpupool.pool.names import RANK_NAMES, Versions, is_hidden, is_of_shell, require_name
 from gpupool.pool.packing import reason
 from gpupool.pool.parcels import Parcel, Parcels
@@ -43,6 +44,8 @@ class Variables:
         self._delivery = Delivery(pool, self._parcels)
         self._unwanted: list[int] = []  # constants
         self._versions = Versions()
+        self.losses = Losses(lambda: self.world_size)
+        self.num_changes = 0  # of what ranks have, by other ways than a cell
         self._rank_reads: dict[str, frozenset[str]] = {}  # functions of ranks -> names they read
 
     @property
@@ -78,6 +81,7 @@ class Variables:
                 goes_along = not waits and self._pool.turns.are_in_use(ranks)
                 self._delivery.send(shipment, ranks, first=False if goes_along else None)
                 self._note(shipment, names)
+                self.losses.found(shipment.numbers, ranks)
             finally:
                 self._parcels.end()
         return shipment
@@ -99,10 +103,12 @@ class Variables:
                 for rank in ranks
             }
 
-    def forget_ranks(self, ranks: Iterable[int]) -> None:
-        """These ranks are new: they have nothing."""
+    def forget_ranks(self, ranks: Iterable[int], why: str = "was restarted") -> None:
+        """These ranks are new: they have nothing. `why` tells of the old ones: "was restarted"."""
         with self._lock:
             self._delivery.forget_ranks(ranks)
+            self.losses.lose(self._versions.names(), ranks, why)
+            self.num_changes += 1
 
     def not_there(self, rank: int, numbers: Iterable[int]) -> None:
         """A rank does not have these parcels, though they were on the way to it."""
@@ -141,6 +147,9 @@ class Variables:
                 names[name] = self._new_composite(name, infos, names.get(name))
             elif not is_there and name in deleted and self._is_gone(name, names.get(name), infos):
                 del names[name]
+                self.losses.end(name)
+        for name in told:
+            self.losses.note(name, {rank: r["info"].get(name) for rank, r in reports.items()})
 
     def expect(self, names: dict[str, Any], assigned: Iterable[str]) -> dict[str, Composite]:
         """Bind the names that a cell is going to bind, which runs in the background."""
@@ -148,6 +157,27 @@ class Variables:
         for name in filterfalse(is_hidden, assigned):
             names[name] = expected[name] = self._new_composite(name, None, names.get(name))
         return expected
+
+    def synced(
+        self,
+        names: dict[str, Any],
+        chosen: Iterable[str],
+        reports: Mapping[int, Mapping[str, Any]],
+    ) -> None:
+        """Some ranks have copies of another one's state. Handles go on meaning what the ranks have;
+        what the notebook called its own becomes one, where a rank has a new object by its name."""
+        with self._lock:
+            self.num_changes += 1
+            for name in chosen:
+                infos = {rank: report["info"].get(name) for rank, report in reports.items()}
+                bound = names.get(name)
+                is_handle = isinstance(bound, Composite) and key_of(bound)[:2] == (name, ())
+                changed = any(name in report["changed"] for report in reports.values())
+                if name in names and changed and not is_handle:
+                    names[name] = self._new_composite(name, infos, bound)
+                else:
+                    self._note_reads(name, infos)
+                self.losses.note(name, infos)
 
     # ---- one by one ----------------------------------------------------------------------
 
@@ -159,7 +189,12 @@ class Variables:
         """
         composite = Composite(self, name, self._versions.of(name))
         if not composite.info:
-            raise PoolError(f"no rank has a variable {name!r}.")
+            hint = self.losses.sentence(name)
+            raise PoolError(f"no rank has a variable {name!r}{f': {hint}' if hint else '.'}")
+        self._versions.seen(name)
+        self.losses.note(
+            name, {rank: composite.info.get(rank) for rank in self._pool.alive_ranks()}
+        )
         return composite
 
     def set(self, name: str, value: object) -> None:
@@ -232,7 +267,7 @@ class Variables:
             file = MemoryFile()
             closing.callback(file.close)
             payload = {"name": name, "path": path, "out_path": file.path}
-            reply = self._ask("fetch", payload, [rank])[rank]
+            reply = self._ask("fetch", payload, [rank], f"{composite} of rank {rank}")[rank]
             try:
                 return Source(reply["wire"]).load()
             except Exception as error:  # DDP wants a process group, for one
@@ -349,6 +384,7 @@ class Variables:
         self, name: str, infos: Mapping[int, Mapping[str, Any] | None] | None, replaced: object
     ) -> Composite:
         version = self._versions.assigned(name)
+        self.losses.end(name)
         previous = replaced
         if isinstance(replaced, Composite) and key_of(replaced)[:2] == (name, ()):
             previous = replaced.previous
@@ -406,16 +442,27 @@ class Variables:
         return name, path
 
     def _ask(
-        self, name: str, payload: dict[str, Any], ranks: Sequence[int] | None = None
+        self,
+        name: str,
+        payload: dict[str, Any],
+        ranks: Sequence[int] | None = None,
+        wanted: str = "",
     ) -> dict[int, Any]:
-        """Call a quick engine function; not while a cell runs, which it would have to wait for."""
+        """Call a quick engine function; not while a cell runs, which it would have to wait for.
+
+        What is `wanted`, in words, may be lost.
+        """
         if self._pool.status().state == "busy":
             raise PoolError("the ranks are busy: ask again when the running cell has ended.")
         chosen = self._pool.alive_ranks() if ranks is None else ranks
         try:
             return self._pool.execute(name, dict.fromkeys(chosen, payload), unheard_output).result()
         except SpmdError as error:
-            raise PoolError(f"rank {error.first.rank}: {error.first.evalue}") from None
+            first = error.first
+            lost = self.losses.sentence(payload["name"], first.rank, wanted)
+            if lost and first.ename == "LookupError":
+                raise PoolError(lost) from None
+            raise PoolError(f"rank {first.rank}: {first.evalue}") from None
 
 
 def _info(plain: Mapping[str, Any]) -> ValueInfo:

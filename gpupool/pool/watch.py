@@ -21,7 +21,7 @@ __all__ = ["Diagnosis", "HangWatch", "diagnose"]
 WHERE_REQUEST = "gpupool_where_request"  # answered by gpupool/engine/control.py
 _FIRST_S = 2.0  # a short cell costs nothing
 _EVERY_S = 1.0
-_COMPUTES = 0.1  # of a processor, between two answers
+_COMPUTES = 0.02  # of a processor, between two answers: also on a machine that is full
 _MOVED_S = 1e-3  # of a processor: more than a thread needs that only waits
 
 

@@ -42,6 +42,7 @@ VALID: dict[str, dict[str, tuple[str, st.SearchStrategy[Any]]]] = {
         "--env": ("env", st.lists(WORD, min_size=1)),
     },
     "restart": {"": ("ranks", RANKS)},
+    "sync": {"-t": ("ranks", RANKS), "": ("rank", st.integers(0))},
     "auto": {
         "": ("state", st.sampled_from(["on", "off"])),
         "-t": ("ranks", RANKS),

@@ -29,6 +29,9 @@ from gpupool.notebook.completion import complete
         ("%gpupool env AWS_A AWS", ["AWS_B"]),
         ("%gpupool start --env HO", ["HOME"]),
         ("%gpupool stop ", []),
+        ("%gpupool sync ", ["-t", "--targets"]),  # a rank is a number
+        ("%gpupool sync 0 m", ["model"]),
+        ("%gpupool sync 0 model s", ["scheduler"]),
         ("%gpupool nonsense ", []),
         ("%%spmd --v", ["--view"]),
         ("%%spmd --view r", ["ranks", "raw"]),
@@ -39,7 +42,7 @@ from gpupool.notebook.completion import complete
     ],
 )
 def test_offered_words(line: str, words: list[str]) -> None:
-    assert complete(line, ["HOME", "AWS_B", "AWS_A"]) == words
+    assert complete(line, ["HOME", "AWS_B", "AWS_A"], ["scheduler", "model"]) == words
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def test_a_limit_of_the_process_is_told(fails: Fails) -> None:
     ("death", "words"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", ["SIGKILL"]),
-        ("import ctypes; ctypes.string_at(0)", ["SIGSEGV", "Segmentation fault", "line 4"]),
+        ("import ctypes; ctypes.string_at(0)", ["SIGSEGV", "Cell, line 4 in <module>"]),
         ("os.abort()", ["SIGABRT", "Fatal Python error: Aborted"]),
         ("os.write(2, b'last words\\n'); time.sleep(0.3); os._exit(3)", ["status 3", "last words"]),
     ],

@@ -19,7 +19,7 @@ import pytest
 
 import gpupool
 from gpupool import Pool, PoolError, PoolOptions, PoolStartError, SpmdError
-from gpupool.core.errors import EngineDiedError, NoPoolError, OptionsError, PlacementError
+from gpupool.core.errors import NoPoolError, OptionsError, PlacementError
 from gpupool.pool import agent, session
 from gpupool.pool.launch import Launch
 from tests.pool.processes import engine_pid, family, folder_of, gone, members, notebook, until
@@ -286,7 +286,9 @@ def test_ctrl_c_ends_a_shell_command_in_a_cell_which_is_no_error_in_ipython(pool
 
 def test_an_interrupt_of_an_idle_pool_does_no_harm(pool2: Pool) -> None:
     pids = pool2.status().pids
-    pool2.signal([0, 1])
+    pool2.interrupt()
+    for answer in pool2.ask("gpupool_interrupt_request", [0, 1], number=None).values():
+        answer.result(SOON_S)
     time.sleep(0.3)
     assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
     assert pool2.status().pids == pids
@@ -460,24 +462,19 @@ def test_files_of_the_user_have_the_notebooks_mode_and_those_of_the_pool_their_o
 # ---- deaths ----------------------------------------------------------------------------------
 
 
-def test_a_killed_engine_is_named_with_its_signal_and_the_way_on(pool2: Pool) -> None:
-    pids = members(pool2)
+def test_a_killed_engine_is_named_with_its_signal_and_is_replaced(pool2: Pool) -> None:
     victim = engine_pid(pool2, 1)
     timer = threading.Timer(0.3, os.kill, [victim, signal.SIGKILL])
     timer.start()
     error = error_of(pool2, f"import time; time.sleep(1)\n{SUM}")
     timer.join()
     assert (error.first.rank, error.first.ename) == (1, "EngineDiedError")
-    assert "rank 1 was killed by SIGKILL; its variables are lost." in str(error)
-    assert pool2.status().state == "broken"
-    with pytest.raises(PoolError) as caught:
-        pool2.run("1")
-    assert str(caught.value).splitlines()[0] == (
-        "rank 1 was killed by SIGKILL; its variables are lost. `%gpupool restart 1` replaces it; "
-        "the other ranks keep theirs."
+    assert str(error) == (
+        "rank 1: EngineDiedError: rank 1 was killed by SIGKILL; its variables are lost. It is being "
+        "replaced; the other ranks keep theirs. (1 of 2 ranks failed, 1 stopped)"
     )
-    pool2.stop()
-    assert gone(*pids)
+    assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
+    assert gone(victim)
 
 
 def test_a_segfault_shows_the_line_that_caused_it(pool2: Pool) -> None:
@@ -485,20 +482,27 @@ def test_a_segfault_shows_the_line_that_caused_it(pool2: Pool) -> None:
     error = error_of(pool2, code)
     first, *log = str(error).splitlines()
     assert first == (
-        "rank 0: EngineDiedError: rank 0 was killed by SIGSEGV; its variables are lost. "
-        "(1 of 2 ranks failed)"
+        "rank 0: EngineDiedError: rank 0 was killed by SIGSEGV; its variables are lost. It is being "
+        "replaced; the other ranks keep theirs. (1 of 2 ranks failed)"
     )
     assert log[:2] == ["The end of its log:", "Fatal Python error: Segmentation fault"]
     assert any("line 3 in crash" in line for line in log)
 
 
-def test_an_engine_that_dies_while_idle_is_told_at_the_next_run(pool2: Pool) -> None:
+def test_an_engine_that_dies_while_idle_is_replaced_and_that_is_told_at_the_next_run(
+    pool2: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generation = pool2.generation
     os.kill(engine_pid(pool2, 0), signal.SIGKILL)
-    until(lambda: pool2.status().state == "broken", SOON_S)
-    with pytest.raises(PoolError, match="rank 0 was killed by SIGKILL"):
-        pool2.run("1")
-    future = pool2.call(0, "run_source", {"source": "1", "cell_number": None})
-    assert isinstance(future.exception(SOON_S), EngineDiedError)
+    until(lambda: pool2.generation > generation, SOON_S)
+    assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
+    told = (
+        "gpupool: rank 0 was killed by SIGKILL. It has been replaced; its variables are lost, the "
+        "other ranks have theirs.\n"
+    )
+    assert capsys.readouterr().err == told
+    pool2.run("1")
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("name", ["controller", "agent"])

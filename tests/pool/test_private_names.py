@@ -456,3 +456,22 @@ def test_the_namespace_of_cells_is_that_of_main(pool2: Pool) -> None:
     """gpupool/core/parcels.py looks there for it."""
     source = "import sys; vars(sys.modules['__main__']) is get_ipython().user_ns"
     assert dict(pool2.run(source)) == {0: True, 1: True}
+
+
+def test_ddp_makes_its_reducer_of_its_state_and_keeps_the_hooks(pool2: Pool) -> None:
+    """engine/replicas.py: `_comm_hooks`, `_register_comm_hook`, what a static graph has learnt."""
+    source = """
+from torch.nn.parallel import DistributedDataParallel as DDP
+model = DDP(torch.nn.Linear(1, 1), static_graph=True)
+hook = lambda state, bucket: None
+model.register_comm_hook("state", hook)
+learnt = [vars(model).get("_static_graph_delay_allreduce_enqueued")]
+del model.reducer, model.logger
+state = {k: v for k, v in vars(model).items() if k != "process_group"}
+del model.process_group
+model.__setstate__(state)
+facts = [learnt, model._comm_hooks == [(hook, "state")], "reducer" in vars(model)]
+dist._register_comm_hook(model.reducer, "state", hook)
+facts + [model.process_group is dist.group.WORLD]
+"""
+    assert pool2.run(source)[0] == [[False], True, True, True]

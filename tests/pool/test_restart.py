@@ -64,25 +64,28 @@ def test_all_ranks_are_replaced_without_an_argument(pool3: Pool) -> None:
     assert dict(pool3.run(KEPT)) == {0: None, 1: None, 2: None}
 
 
-def test_a_dead_rank_is_replaced_and_the_pool_works_again(pool3: Pool) -> None:
+def test_a_dead_rank_is_replaced_without_being_asked(pool3: Pool) -> None:
     os.kill(engine_pid(pool3, 0), signal.SIGKILL)
-    until(lambda: pool3.status().state == "broken", 5.0)
-    with pytest.raises(PoolError, match=r"`%gpupool restart 0` replaces it"):
-        pool3.run("1")
-    pool3.restart([0])
-    assert pool3.status().state == "idle"
+    until(lambda: pool3.status().state == "replacing", 5.0)
+    assert pool3.status().reason == "rank 0 was killed by SIGKILL."
     assert dict(pool3.run(KEPT)) == {0: None, 1: 11, 2: 12}
+    assert pool3.status().state == "idle"
     assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
 
 
-def test_two_dead_ranks_are_replaced_together_or_not_at_all(pool3: Pool) -> None:
+def test_two_dead_ranks_are_replaced_together(pool3: Pool) -> None:
     for rank in (0, 2):
         os.kill(engine_pid(pool3, rank), signal.SIGKILL)
-    until(lambda: len(pool3.alive_ranks()) == 1, 5.0)
-    with pytest.raises(PoolError, match=r"Restart rank 2 as well"):
-        pool3.restart([0])
-    pool3.restart([0, 2])
+    until(lambda: pool3.status().state == "replacing", 5.0)
     assert dict(pool3.run(KEPT)) == {0: None, 1: 11, 2: None}
+
+
+def test_a_restart_of_a_rank_takes_a_dead_one_along(pool3: Pool) -> None:
+    os.kill(engine_pid(pool3, 0), signal.SIGKILL)
+    until(lambda: pool3.status().state == "replacing", 5.0)
+    pool3.restart([1])
+    assert dict(pool3.run(KEPT)) == {0: None, 1: None, 2: 12}
+    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
 
 
 @pytest.mark.parametrize(
@@ -94,14 +97,33 @@ def test_two_dead_ranks_are_replaced_together_or_not_at_all(pool3: Pool) -> None
     ],
     ids=["bare-except", "gil", "stopped"],
 )
-def test_a_rank_that_does_not_react_is_replaced(pool3: Pool, stuck: str) -> None:
-    with pytest.raises(SpmdError) as caught:
-        pool3.run("if rank == 1:\n" + textwrap.indent(stuck, "    "), timeout_s=1)
-    assert caught.value.errors[1].ename == "Unresponsive"
-    assert pool3.status().state == "broken"
-    began = time.monotonic()
-    pool3.restart([1])
-    assert time.monotonic() - began < 10
+def test_a_rank_that_does_not_react_is_killed_and_replaced_and_that_is_said_before(
+    pool3: Pool, stuck: str
+) -> None:
+    said: list[tuple[str | None, bool]] = []
+    victim = engine_pid(pool3, 1)
+    cell = pool3.begin(
+        "if rank == 1:\n" + textwrap.indent(stuck, "    ") + "\nelse: dist.barrier()",
+        ranks=[0, 1, 2],
+        on_output=lambda *_: None,
+        on_notice=lambda text: said.append((text, gone(victim))),
+    )
+    until(lambda: pool3.status().state == "busy", 5.0)
+    time.sleep(0.5)
+    cell.interrupt()
+    until(lambda: bool(said), 10.0, "the warning")
+    assert said[0] == (
+        "rank 1 does not react to the interrupt. In 7 s it is killed and replaced, and its "
+        "variables are lost; to stop once more does it now.",
+        False,
+    )
+    cell.interrupt()
+    assert cell.wait(10.0)
+    assert str(cell.errors[1]) == (
+        "EngineDiedError: rank 1 did not react to the interrupt, and was killed; its variables are "
+        "lost. It is being replaced; the other ranks keep theirs."
+    )
+    assert {cell.errors[rank].ename for rank in (0, 2)} == {"KeyboardInterrupt"}
     assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: 12}
     assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
 

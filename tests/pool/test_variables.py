@@ -126,7 +126,7 @@ def test_a_restarted_rank_gets_everything_again(notebook: Notebook, pool2: Pool)
         f"({LARGE}, [1], 'constant')",
     ]
     assert sorted(pool2["z"].info) == [0]
-    with pytest.raises(PoolError, match="rank 1 has no variable 'z'"):
+    with pytest.raises(PoolError, match="z of rank 1 was lost with rank 1, which was rest"):
         pool2["z"].gather()
 
 

@@ -1,0 +1,52 @@
+"""DistributedDataParallel models after a rank was replaced. Runs on engines; knows only torch.
+
+A fresh wrapper agrees with the other ranks on its buckets (a collective) in its first backward, one
+that has trained already does not: a mixture of both waits for ever. So all ranks get fresh ones.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+# What belongs to the process: made anew where the state arrives.
+_OWN = ("process_group", "reducer", "logger")
+# Of a static graph: whether the first backward, which learns its order, has been.
+_LEARNT = "_static_graph_delay_allreduce_enqueued"
+
+
+def state_of(model: DistributedDataParallel) -> dict[str, Any]:
+    """What a wrapper is made of, for `restore`; its group may be one that exists no more.
+
+    Raises:
+        RuntimeError: it is not over all ranks.
+    """
+    if model.process_group.size() != dist.get_world_size():
+        raise RuntimeError(
+            "a DistributedDataParallel over some of the ranks cannot be copied to another one: "
+            "copy its .module, and wrap that anew on those ranks"
+        )
+    return {key: value for key, value in vars(model).items() if key not in _OWN}
+
+
+def restore(model: DistributedDataParallel, state: Mapping[str, Any]) -> None:
+    """Make a wrapper of its state, over the present group of all ranks, with fresh buckets."""
+    for key in _OWN:  # first: with the old reducer go its hooks on the parameters
+        vars(model).pop(key, None)
+    model.__setstate__({**state, _LEARNT: False})
+    for hook, hook_state in model._comm_hooks:  # they were the old reducer's
+        dist._register_comm_hook(model.reducer, hook_state, hook)  # type: ignore[attr-defined]
+
+
+def renew_all() -> None:
+    """Give every wrapper over all ranks that lives in this process fresh buckets."""
+    gc.collect()  # no work on those that nobody has any more
+    found = [obj for obj in gc.get_objects() if issubclass(type(obj), DistributedDataParallel)]
+    for model in found:
+        group = vars(model).get("process_group")
+        if group is not None and group.size() == dist.get_world_size():
+            restore(model, state_of(model))

@@ -1,0 +1,70 @@
+"""Named state of one rank for others, where these were replaced. Runs on the client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpupool.core.errors import OptionsError, PoolError
+from gpupool.core.masking import redact
+from gpupool.core.parcels import namespace
+from gpupool.pool.delivery import unheard_output
+from gpupool.pool.names import require_name
+
+if TYPE_CHECKING:
+    from gpupool.pool.pool import Pool
+
+
+def sync_state(
+    pool: Pool, source: int, names: Sequence[str], ranks: str | int | Iterable[int] | None
+) -> tuple[int, ...]:
+    """What `Pool.sync_from` does: all ranks take part, `ranks` (all others) get what `source` has.
+
+    Raises:
+        OptionsError, PoolError, TransferError, SpmdError: see `Pool.sync_from`.
+    """
+    targets = _targets(pool, source, names, ranks)
+    if not targets:
+        return ()
+    everyone = pool.select_ranks(None)
+    space, chosen = namespace(), list(dict.fromkeys(names))
+    # What the notebook has by these names means that on every rank first, as in a cell: the copy of
+    # a rank is changed then, and is not sent anew by the next cell.
+    shipment = pool.variables.ship(chosen, space, everyone)
+    shipments = pool.variables.payloads(shipment, everyone, chosen)
+    common = {"source": source, "names": chosen, "ranks": list(targets)}
+    payloads = {rank: {**common, "shipment": shipments[rank]} for rank in everyone}
+    execution = pool.execute("sync_state", payloads, unheard_output)
+    execution.keeps = shipment.files
+    replies = execution.result()
+    _require_no_problem(pool, source, replies)
+    pool.variables.synced(space, chosen, execution.names)
+    return targets
+
+
+def _targets(
+    pool: Pool, source: int, names: Sequence[str], ranks: str | int | Iterable[int] | None
+) -> tuple[int, ...]:
+    if not names:
+        raise OptionsError('sync_from: name what to copy, as in sync_from(0, "model").')
+    if not isinstance(source, int) or not 0 <= source < pool.world_size:
+        raise OptionsError(
+            f"sync_from: {source!r} is no rank; the ranks are 0 to {pool.world_size - 1}."
+        )
+    for name in names:
+        require_name(name)
+    chosen = pool.select_ranks(ranks)
+    if ranks is not None and source in chosen:
+        raise OptionsError(f"sync_from: rank {source} has it already: leave it out of the ranks.")
+    pool.wait_until_usable()
+    return tuple(rank for rank in chosen if rank != source)
+
+
+def _require_no_problem(pool: Pool, source: int, replies: Mapping[int, dict[str, Any]]) -> None:
+    for rank, reply in sorted(replies.items(), key=lambda item: (item[0] != source, item[0])):
+        for name, text in reply["problems"].items():
+            lost = pool.variables.losses.sentence(name, rank)
+            raise PoolError(
+                f"nothing was copied, and no rank has changed anything. On rank {rank}, {name}: "
+                f"{redact(text, pool.hidden_values())}. {lost}".rstrip()
+            )

@@ -1,0 +1,57 @@
+"""The kernel ends a rank because memory has run out: a real control group with a real limit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pool.processes import notebook, until
+
+LIMIT = 1536 << 20
+SCRIPT = """
+import sys
+from pathlib import Path
+Path(sys.argv[1], "cgroup.procs").write_text("0")  # and so all that this starts
+import gpupool
+with gpupool.start(n=2, device="cpu") as pool:
+    pool.run("kept = rank")
+    try:
+        pool.run("if rank == 1: large = [torch.ones(2**26) for _ in range(20)]\\ndist.barrier()")
+    except gpupool.SpmdError as error:
+        print(error.first.rank, error.first.evalue.partition("\\n")[0], flush=True)
+    pool.restart([1])
+    print(dict(pool.run("globals().get('kept')")), flush=True)
+"""
+
+
+@pytest.fixture
+def cgroup() -> Iterator[Path]:
+    """A control group with a limit of 1.5 GiB, where one can be made."""
+    v1, v2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    parent, limit = (v1, "memory.limit_in_bytes") if v1.is_dir() else (v2, "memory.max")
+    folder = parent / f"gpupool-test-{os.getpid()}"
+    try:
+        folder.mkdir()
+        (folder / limit).write_text(str(LIMIT))
+    except OSError as error:
+        if folder.is_dir():
+            folder.rmdir()
+        pytest.skip(f"no control group with a memory limit can be made here: {error}")
+    yield folder
+    until(lambda: not (folder / "cgroup.procs").read_text(), 10.0, "the end of its processes")
+    folder.rmdir()
+
+
+def test_a_rank_that_the_kernel_has_ended_says_so_and_the_other_keeps_its_variables(
+    cgroup: Path,
+) -> None:
+    with notebook(SCRIPT, str(cgroup)) as process:
+        said, _ = process.communicate(timeout=120)
+    assert said.splitlines() == [
+        "1 rank 1 was killed by SIGKILL (out of host memory: the memory limit of its cgroup "
+        "(1.5 GiB) was reached); its variables are lost.",
+        "{0: 0, 1: None}",
+    ]
