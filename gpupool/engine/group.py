@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ from gpupool.engine.abort import abort_collectives, gloo_connections
 
 # With a GPU each, CPU tensors still go through gloo, as torch does when no backend is named.
 _TORCH_BACKEND = {"nccl": "cpu:gloo,cuda:nccl", "gloo": "gloo"}
+_LAZY = "TORCH_GLOO_LAZY_INIT"  # connections are made when they are needed
 TIMEOUT = datetime.timedelta(minutes=30)
 
 _torch_init = dist.init_process_group  # torchrun.py puts another in its place
@@ -107,20 +109,21 @@ def connect(
         lasting.connect(generation, handles, num_named)
     else:
         _form_anew(plan)
-    # Connections are made now, not in the user's first collective.
+    found = set(gloo_connections().values()) - before
+    # What there is to be set up is set up now, not in the user's first collective.
     if plan.rank in plan.training_ranks:
         device = "cuda" if plan.training_backend == "nccl" else "cpu"
         dist.all_reduce(torch.zeros(1, device=device), group=_training_group)
     dist.barrier()
     _plan = plan
     where.forget_before()
-    _connections = frozenset(set(gloo_connections().values()) - before)
-    if len(_connections) < plan.world_size - 1:
-        return (
-            f"of its {plan.world_size - 1} connections {len(_connections)} were found (torch "
-            f"{torch.__version__})"
-        )
-    return ""
+    _connections = frozenset(found)
+    if len(found) >= plan.world_size - 1:
+        return ""
+    cause = f"torch {torch.__version__}"
+    if os.environ.get(_LAZY, "0") not in ("", "0"):
+        cause = f"{_LAZY} is set"
+    return f"{len(found)} of its {plan.world_size - 1} gloo connections were found; {cause}"
 
 
 def _form_anew(plan: Plan) -> None:

@@ -141,6 +141,7 @@ def install() -> None:
             try:
                 _connect_new(name, number, _Lasting(group, list(ranks), place, own_store))
             except BaseException:
+                _c10d._world.pg_group_ranks[group] = {}  # torch notes it after this function
                 dist.destroy_process_group(group)
                 raise
         return group, own_store

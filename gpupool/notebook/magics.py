@@ -34,6 +34,21 @@ from gpupool.spmd.sources import in_its_place, on_its_line
 _NAMES = ("gpupool", "spmd", "local")
 
 
+class CommandInterrupted(KeyboardInterrupt):
+    """The user has interrupted a command; in IPython this shows as one line, without our frames."""
+
+    def __init__(self, word: str) -> None:
+        more = {
+            "start": " Nothing was left running.",
+            "restart": " `%gpupool` tells how the pool is now.",
+        }
+        super().__init__(f"%gpupool {word} was interrupted.{more.get(word, '')}")
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython prints instead of a traceback."""
+        return [f"KeyboardInterrupt: {self}"]
+
+
 @magics_class
 class GpupoolMagics(Magics):
     """The magics; every one is a few lines over the Python API."""
@@ -114,7 +129,10 @@ class GpupoolMagics(Magics):
             raise OptionsError(f"%gpupool has no command {word!r}. {suggest(word, commands)}")
         if word in ("env", "start"):
             history.refuse_typed_value(self.shell, rest)
-        return commands[word](rest)
+        try:
+            return commands[word](rest)
+        except KeyboardInterrupt:
+            raise CommandInterrupted(word) from None
 
     @cell_magic("spmd")  # type: ignore[arg-type]
     def spmd_cell(self, line: str, cell: str) -> SpmdRun | SpmdResult | None:
@@ -314,6 +332,9 @@ class GpupoolMagics(Magics):
         unwaited: bool = False,
     ) -> SpmdRun:
         pool = session.find() or self._autostart()
+        status = pool.status()
+        if status.state == "replacing":
+            print(pool_view.waits_text(status))
         chosen = pool.select_ranks(ranks)
         # the n of In [n]; execution_count is one higher from some version of IPython on
         number = self.shell.displayhook.prompt_count

@@ -20,9 +20,13 @@ from gpupool.pool.status import PoolStatus
 _COLOURS = {
     "idle": markup.GREEN,
     "busy": markup.AMBER,
+    "replacing": markup.AMBER,
     "broken": markup.RED,
     "stopped": markup.GREY,
 }
+
+
+NO_PROCESS = "–"  # in the column of process ids: the rank's has ended
 
 
 def status_text(status: PoolStatus) -> str:
@@ -32,7 +36,8 @@ def status_text(status: PoolStatus) -> str:
         lines.append(status.reason)
     for rank, device, threads, pid in rank_rows(status):
         plural = "" if threads == "1" else "s"
-        lines.append(f"  rank {rank}  {device}  {threads} thread{plural}  pid {pid}")
+        process = "no process" if pid == NO_PROCESS else f"pid {pid}"
+        lines.append(f"  rank {rank}  {device}  {threads} thread{plural}  {process}")
     return "\n".join(lines)
 
 
@@ -57,10 +62,19 @@ def rank_rows(status: PoolStatus) -> list[tuple[str, str, str, str]]:
             str(rank.rank),
             _device(rank, status),
             str(rank.num_threads),
-            str(status.pids.get(rank.rank, "-")),
+            str(status.pids.get(rank.rank, NO_PROCESS)),
         )
         for rank in status.ranks
     ]
+
+
+def waits_text(status: PoolStatus) -> str:
+    """What a cell says that is asked for while ranks are being replaced."""
+    lost = [rank.rank for rank in status.ranks if rank.rank not in status.pids]
+    if not lost:  # the new ones are there already, and join the group
+        return "gpupool: waits until the lost ranks are replaced."
+    are = "is" if len(lost) == 1 else "are"
+    return f"gpupool: waits until rank {', '.join(map(str, lost))} {are} replaced."
 
 
 def env_text(

@@ -67,7 +67,10 @@ def _block(errors: list[RankError], error: SpmdError) -> str:
     text = first.traceback.strip("\n") or f"{first.ename}: {first.evalue}"
     if first.hint:
         text = f"{text}\n\n{first.hint}"
-    inner = markup.fold_out(title, markup.code_html(ansi.to_html(text)), is_open=is_cause)
+    if text == f"{first.ename}: {_headline(first)}":  # a process that has ended, say
+        inner = title
+    else:
+        inner = markup.fold_out(title, markup.code_html(ansi.to_html(text)), is_open=is_cause)
     return markup.bar(inner, markup.RED if not first.freed else markup.AMBER)
 
 

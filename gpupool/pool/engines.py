@@ -118,7 +118,7 @@ class Engines:
     @property
     def pids(self) -> dict[int, int]:
         """Rank -> process id of its engine; 0 before it was started."""
-        return {r.rank: self._launch.pids.get(f"rank {r.rank}", 0) for r in self._ranks}
+        return {rank: self._launch.pids.get(f"rank {rank}", 0) for rank in self.alive_ranks()}
 
     def alive_ranks(self) -> list[int]:
         """The ranks whose engines have not died."""

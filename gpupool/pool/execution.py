@@ -21,6 +21,7 @@ from gpupool.core.masking import redact
 from gpupool.core.whereabouts import Whereabouts
 from gpupool.pool.failures import Failure, settle
 from gpupool.pool.ladder import Ladder, Rung
+from gpupool.pool.presses import ignore_for_a_moment
 from gpupool.pool.watch import WHERE_REQUEST, HangWatch
 
 if TYPE_CHECKING:
@@ -132,6 +133,7 @@ class Execution:
                     tick()
                 break
             except KeyboardInterrupt:
+                ignore_for_a_moment()
                 self.interrupt()
         error = self.error()
         if error is None:

@@ -75,11 +75,11 @@ def settle(
         error, was = failure.error, where.get(rank)
         if rank in causes or not (failure.collective or failure.interrupted):
             if was is not None and not error.where:
-                error = replace(error, was=_place(was))
+                error = replace(error, was=was.was)
         elif asked:
             error = _interrupted(failure, limit, was)
         else:
-            error = replace(error, freed=True, was=_place(was) if was is not None else "")
+            error = replace(error, freed=True, was=was.was if was is not None else "")
         settled[rank] = error
     return settled
 
@@ -115,10 +115,3 @@ def _interrupted(
         evalue=", ".join(filter(None, (words, error.evalue))),
         traceback=error.traceback.replace("KeyboardInterrupt", name),
     )
-
-
-def _place(was: Whereabouts) -> str:
-    """ "in all_reduce #5 (Cell In[12], line 3)", or "at Cell In[12], line 7"."""
-    if was.doing:
-        return f"in {was.doing} ({was.line})" if was.line else f"in {was.doing}"
-    return f"at {was.line}" if was.line else ""

@@ -56,7 +56,7 @@ class Losses:
         >>> losses = Losses(lambda: 2)
         >>> losses.lose(["x"], [1], "was restarted")
         >>> losses.sentence("x", 1)
-        "x was lost with rank 1, which was restarted; pool.sync_from(0, 'x') copies it from rank 0."
+        "x was lost with rank 1, which was restarted; pool.sync_from(0, 'x', ranks=[1]) copies it."
         """
         lost = self.of(name)
         ranks = sorted(lost) if rank is None else [rank] * (rank in lost)
@@ -68,7 +68,7 @@ class Losses:
         way_on = (
             "no other rank has it: make it anew."
             if source is None
-            else f"pool.sync_from({source}, {name!r}) copies it from rank {source}."
+            else f"pool.sync_from({source}, {name!r}, ranks={ranks}) copies it."
         )
         return f"{what or name} was lost with {ended}; {way_on}"
 

@@ -16,7 +16,7 @@ from typing import Any
 from gpupool.core.errors import EngineDiedError, PoolError, PoolStartError, SpmdError
 from gpupool.core.masking import Secrets, redact, redact_all
 from gpupool.core.options import PoolOptions, parse_ranks
-from gpupool.pool import idle
+from gpupool.pool import idle, presses
 from gpupool.pool.composite import Composite
 from gpupool.pool.engines import Engines, Progress, unheard
 from gpupool.pool.environment import Environment, notebook_place, variables_at_start
@@ -298,11 +298,12 @@ class Pool:
         Args:
             reason: told by the status from then on.
         """
-        if not self._health.end(reason):
-            return
-        self.environment.close()
-        atexit.unregister(self._at_exit)
-        self._engines.stop()
+        with presses.ignored():  # it would be half stopped, and not be stopped again
+            if not self._health.end(reason):
+                return
+            self.environment.close()
+            atexit.unregister(self._at_exit)
+            self._engines.stop()
         if reason:  # otherwise it was asked for, and answered there
             self.tell_listeners()
 

@@ -10,7 +10,8 @@ from gpupool.core.topology import Rank
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
-    """A pool at one moment. `state` is "idle", "busy", "broken" or "stopped"; `reason` why so.
+    """A pool at one moment. `state` is "idle", "busy", "replacing" (ranks, which takes a moment),
+    "broken" or "stopped"; `reason` why so. `pids` has the ranks that have a process.
 
     `env` maps the names of propagated variables to fingerprints of their values; `credentials`
     says until when the AWS credentials are good that `--aws` has sent. `why_cpu` says why there is

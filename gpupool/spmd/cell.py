@@ -10,6 +10,7 @@ from gpupool.core.errors import SpmdError, StillRunningError
 from gpupool.core.parcels import MemoryFile
 from gpupool.pool.composite import Composite
 from gpupool.pool.pool import Pool
+from gpupool.pool.presses import ignore_for_a_moment
 from gpupool.pool.result import OutputRecorder, RankOutput, SpmdResult
 from gpupool.spmd.capture import CellNames, names_in_cell
 
@@ -188,6 +189,7 @@ class SpmdRun:
         try:
             ended = self._execution.wait(timeout_s)
         except KeyboardInterrupt:  # as in `result` without a limit: it means the ranks
+            ignore_for_a_moment()
             self.interrupt()
             return
         if not ended:

@@ -17,6 +17,7 @@ from gpupool.core.errors import OptionsError, TrainingError
 from gpupool.core.events import from_dict
 from gpupool.core.options import LOSSES, TrainingOptions
 from gpupool.pool.pool import Pool
+from gpupool.pool.presses import ignore_for_a_moment
 from gpupool.pool.result import OutputRecorder
 from gpupool.training.head import require_module
 from gpupool.training.history import TrainingHistory
@@ -115,8 +116,8 @@ class TrainingRun:
     def result(self) -> TrainingResult:
         """The result, after waiting for it.
 
-        The first Ctrl-C (or the notebook's stop button) is `stop()`; a second one interrupts the
-        ranks at once and loses the network.
+        The first Ctrl-C (or the notebook's stop button) is `stop()`; a second one, more than a
+        second later, interrupts the ranks at once and loses the network.
 
         Raises:
             SpmdError: a rank failed.
@@ -126,6 +127,7 @@ class TrainingRun:
             try:
                 self._finished.wait(0.1)
             except KeyboardInterrupt:
+                ignore_for_a_moment()
                 interrupts += 1
                 if interrupts == 1:
                     self.stop()

@@ -8,6 +8,7 @@ import queue
 import re
 import tempfile
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -109,11 +110,11 @@ class Kernel:
         code: str,
         *,
         timeout_s: float = 60.0,
-        interrupt_after_s: float = 1e9,
+        interrupt_after_s: float | Sequence[float] = (),
         answers: Sequence[str | None] = (),
         allow_stdin: bool | None = None,
     ) -> Cell:
-        """Run a cell to its end; press the stop button after `interrupt_after_s`.
+        """Run a cell to its end; press the stop button after `interrupt_after_s`, or several times.
 
         `answers` are typed, one after the other, where the cell asks for input; at None
         the user does not answer. Without `allow_stdin` nobody can be asked.
@@ -121,13 +122,14 @@ class Kernel:
         cell, left = Cell(), list(answers)
         sent = time.monotonic()
         request = self.client.execute(code, allow_stdin=allow_stdin)
-        interrupt_at = sent + interrupt_after_s
+        once = isinstance(interrupt_after_s, (int, float))
+        presses = deque([interrupt_after_s] if once else interrupt_after_s)
         while True:
             now = time.monotonic()
             assert now - sent < timeout_s, f"the cell did not end within {timeout_s:.0f} s: {code}"
-            if now > interrupt_at:
+            if presses and now > sent + presses[0]:
                 self.manager.interrupt_kernel()
-                interrupt_at = now + 1e9
+                presses.popleft()
             with contextlib.suppress(queue.Empty):
                 question = self.client.get_stdin_msg(timeout=0)["content"]
                 assert left, f"the cell asks for more input than expected: {question['prompt']}"
@@ -135,7 +137,7 @@ class Kernel:
                 if answer is not None:
                     self.client.input(answer)
             try:
-                message = self.client.get_iopub_msg(timeout=0.1)
+                message = self.client.get_iopub_msg(timeout=0.05)
             except queue.Empty:
                 continue
             if message["parent_header"].get("msg_id") != request:

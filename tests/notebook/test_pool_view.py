@@ -7,7 +7,13 @@ from dataclasses import replace
 from gpupool.core.gpu_table import GpuTable
 from gpupool.core.options import PoolOptions
 from gpupool.core.topology import NO_DRIVER, Discovery, Gpu, survey
-from gpupool.notebook.pool_view import gpu_table_html, rank_rows, status_html, status_text
+from gpupool.notebook.pool_view import (
+    gpu_table_html,
+    rank_rows,
+    status_html,
+    status_text,
+    waits_text,
+)
 from gpupool.pool.placement import place_ranks
 from gpupool.pool.status import PoolStatus
 
@@ -62,6 +68,23 @@ def test_why_there_are_cpu_ranks() -> None:
     assert rank_rows(shown)[1] == ("1", "CPU", "4", "101")
     assert "CPU ranks: no NVIDIA driver" in status_html(shown)
     assert status_text(replace(shown, why_cpu="")).startswith("Pool of 2: idle, CPU ranks, gloo")
+
+
+def test_a_rank_that_is_being_replaced_has_no_process() -> None:
+    reason = "rank 1 was killed by SIGKILL; its variables are lost."
+    shown = replace(status(survey([], NO_DRIVER, None)), state="replacing", reason=reason)
+    shown = replace(shown, pids={0: 100}, generation=2)
+    head, told, first, second = status_text(shown).splitlines()
+    assert head.startswith("Pool of 2: replacing, CPU ranks")
+    assert "generation 2" in head
+    assert told == reason
+    assert (first, second) == (
+        "  rank 0  CPU  4 threads  pid 100",
+        "  rank 1  CPU  4 threads  no process",
+    )
+    assert reason in status_html(shown)
+    assert waits_text(shown) == "gpupool: waits until rank 1 is replaced."
+    assert waits_text(replace(shown, pids={})) == "gpupool: waits until rank 0, 1 are replaced."
 
 
 def test_a_mig_instance_is_called_by_gpu_and_instance() -> None:

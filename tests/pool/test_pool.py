@@ -470,8 +470,8 @@ def test_a_killed_engine_is_named_with_its_signal_and_is_replaced(pool2: Pool) -
     timer.join()
     assert (error.first.rank, error.first.ename) == (1, "EngineDiedError")
     assert str(error) == (
-        "rank 1: EngineDiedError: rank 1 was killed by SIGKILL; its variables are lost. It is being "
-        "replaced; the other ranks keep theirs. (1 of 2 ranks failed, 1 stopped)"
+        "rank 1: EngineDiedError: rank 1 was killed by SIGKILL; its variables are lost. It is "
+        "being replaced; the other ranks keep theirs. (1 of 2 ranks failed, 1 stopped)"
     )
     assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
     assert gone(victim)
@@ -482,8 +482,8 @@ def test_a_segfault_shows_the_line_that_caused_it(pool2: Pool) -> None:
     error = error_of(pool2, code)
     first, *log = str(error).splitlines()
     assert first == (
-        "rank 0: EngineDiedError: rank 0 was killed by SIGSEGV; its variables are lost. It is being "
-        "replaced; the other ranks keep theirs. (1 of 2 ranks failed)"
+        "rank 0: EngineDiedError: rank 0 was killed by SIGSEGV; its variables are lost. It is "
+        "being replaced; the other ranks keep theirs. (1 of 2 ranks failed)"
     )
     assert log[:2] == ["The end of its log:", "Fatal Python error: Segmentation fault"]
     assert any("line 3 in crash" in line for line in log)

@@ -1,0 +1,60 @@
+"""Presses of the stop button that mean nothing new. Runs on the client.
+
+Both functions do nothing in other threads, nor where the user's code handles SIGINT itself.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+SAME_WISH_S = 1.0
+
+
+def ignore_for_a_moment() -> None:
+    """An interrupt has been heard: those of the next second mean the same, and do nothing.
+
+    A second one would else meet the end of the cell, where it costs the picture of what happened,
+    or (ipykernel, while it sends its reply) leaves the cell without an end.
+    """
+    if not _is_ours_to_change():
+        return
+    # In a kernel this lasts until the end of the cell, when ipykernel puts its own back.
+    signal.signal(signal.SIGINT, _Deaf(time.monotonic() + SAME_WISH_S))
+
+
+@contextmanager
+def ignored() -> Iterator[None]:
+    """A block that no interrupt cuts off; for what is over soon and must not be done by halves."""
+    if not _is_ours_to_change():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, _Deaf(float("inf")))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+class _Deaf:
+    """A handler of SIGINT that does nothing until a time, and then is as Python's own."""
+
+    def __init__(self, until: float) -> None:
+        self._until = until
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if time.monotonic() >= self._until:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.default_int_handler(number, frame)
+
+
+def _is_ours_to_change() -> bool:
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    handler: Any = signal.getsignal(signal.SIGINT)
+    return handler is signal.default_int_handler or isinstance(handler, _Deaf)
