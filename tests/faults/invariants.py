@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import psutil
@@ -110,6 +110,12 @@ class Faulty:
             flat(pid, first)
 
 
+def is_told(pool: Pool, killed: Mapping[int, int]) -> bool:
+    """Whether the pool knows of the end of these processes, rank -> pid."""
+    pids, alive = pool.status().pids, pool.alive_ranks()
+    return all(rank not in alive or pids[rank] != pid for rank, pid in killed.items())
+
+
 def within(pool: Pool, source: str, expected: dict[int, object]) -> None:
     """A cell has these values, within the deadline."""
     assert dict(pool.run(source, timeout_s=DEADLINE_S)) == expected
@@ -143,6 +149,3 @@ def flat(pid: int, first: Footprint) -> None:
         return more[0] <= MAX_MORE_DESCRIPTORS and more[1] <= MAX_MORE_THREADS
 
     until(is_flat, 5.0, f"{Footprint.of(pid)} of {pid} after {first}: back")
-
-
-Check = Callable[..., None]

@@ -12,22 +12,25 @@ import time
 import pytest
 
 from gpupool import Pool
-from tests.faults.invariants import CANARY, DEADLINE_S, SECRET, SUM, Faulty
-from tests.pool.processes import gone, until
+from tests.faults.invariants import CANARY, DEADLINE_S, SECRET, SUM, Faulty, is_told
+from tests.pool.processes import until
 
 WAIT = "import time\nif rank == {rank}: time.sleep(600)\ndist.all_reduce(torch.ones(1))"
 
 
-def kill(pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: gone(pid), 5.0)
+def kill(faulty: Faulty, *ranks: int) -> None:
+    """Kill ranks, and wait until the pool knows: a cell that begins before is told of it."""
+    pids = {rank: faulty.pid(rank) for rank in ranks}
+    for pid in pids.values():
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: is_told(faulty.pool, pids), 5.0)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_is_killed_while_the_others_wait_for_it(faulty: Faulty, rank: int) -> None:
     execution = faulty.begin(WAIT.format(rank=rank))
     time.sleep(0.3)
-    kill(faulty.pid(rank))
+    kill(faulty, rank)
     error = faulty.ended(execution)
     assert error.first.rank == rank
     assert "was killed by SIGKILL" in str(error)
@@ -42,7 +45,7 @@ def test_a_rank_is_killed_whose_child_holds_its_connections_open(faulty: Faulty)
     fork = "import os, time\nif rank == 1 and os.fork() == 0:\n    time.sleep(600); os._exit(0)\n"
     execution = faulty.begin(fork + WAIT.format(rank=1))
     time.sleep(0.5)
-    kill(faulty.pid(1))
+    kill(faulty, 1)
     error = faulty.ended(execution)
     assert error.first.rank == 1
     faulty.check(lost=[1])
@@ -51,17 +54,14 @@ def test_a_rank_is_killed_whose_child_holds_its_connections_open(faulty: Faulty)
 def test_two_ranks_are_killed_at_once(faulty: Faulty) -> None:
     execution = faulty.begin(WAIT.format(rank=0))
     time.sleep(0.3)
-    for rank in (0, 2):
-        os.kill(faulty.pid(rank), signal.SIGKILL)
+    kill(faulty, 0, 2)
     error = faulty.ended(execution)
     assert {rank for rank, one in error.errors.items() if not one.freed} == {0, 2}
     faulty.check(lost=[0, 2])
 
 
 def test_all_ranks_are_killed_at_once(faulty: Faulty) -> None:
-    for rank in range(3):
-        os.kill(faulty.pid(rank), signal.SIGKILL)
-    until(lambda: faulty.pool.status().state != "idle", 5.0)
+    kill(faulty, 0, 1, 2)
     faulty.check(lost=[0, 1, 2])
 
 
@@ -82,7 +82,7 @@ def test_a_rank_ends_its_process(faulty: Faulty, death: str, said: str) -> None:
 
 
 def test_a_rank_is_killed_while_all_are_idle(faulty: Faulty) -> None:
-    kill(faulty.pid(1))
+    kill(faulty, 1)
     faulty.check(lost=[1])  # the next cell waits for the new one
 
 
@@ -93,23 +93,22 @@ def replaced(pool: Pool) -> None:
 
 def test_a_new_rank_is_killed_again_and_again(faulty: Faulty) -> None:
     for _ in range(3):
-        kill(faulty.pid(1))
-        until(lambda: faulty.pool.status().state == "replacing", 5.0)
+        kill(faulty, 1)
         replaced(faulty.pool)
     faulty.check(lost=[1])
 
 
 @pytest.mark.parametrize("after_s", [0.0, 0.03, 0.1, 0.3])
 def test_a_rank_is_killed_while_the_group_is_formed_again(faulty: Faulty, after_s: float) -> None:
-    kill(faulty.pid(1))
+    kill(faulty, 1)
     time.sleep(after_s)
-    os.kill(faulty.pid(2), signal.SIGKILL)
+    kill(faulty, 2)
     faulty.check(lost=[1, 2])
 
 
 def test_a_rank_is_killed_right_after_the_others_were_freed(faulty: Faulty) -> None:
     error = faulty.fails("if rank == 1: 1 / 0\ndist.all_reduce(torch.ones(1))")
-    kill(faulty.pid(1))
+    kill(faulty, 1)
     assert "ZeroDivisionError" in str(error)
     faulty.check(lost=[1])
 
@@ -118,7 +117,7 @@ def test_a_cell_that_was_to_follow_runs_on_the_new_rank(faulty: Faulty) -> None:
     first = faulty.begin(WAIT.format(rank=1))
     second = faulty.begin(SUM)
     time.sleep(0.3)
-    kill(faulty.pid(1))
+    kill(faulty, 1)
     assert "SIGKILL" in str(faulty.ended(first))
     assert second.wait(DEADLINE_S)
     assert second.error() is None
@@ -133,7 +132,7 @@ def test_the_new_rank_has_what_the_old_one_was_started_with(faulty: Faulty) -> N
     )
     before = dict(faulty.pool.run(ask))
     assert before[1][5] is True
-    kill(faulty.pid(1))
+    kill(faulty, 1)
     assert dict(faulty.pool.run(ask)) == before
     faulty.check(lost=[1])
 
@@ -142,7 +141,7 @@ def test_what_the_lost_rank_had_is_said_to_be_lost(faulty: Faulty) -> None:
     faulty.pool["mine"] = 5
     faulty.pool.run("mine += rank")
     handle = faulty.pool["mine"]
-    kill(faulty.pid(1))
+    kill(faulty, 1)
     faulty.check(lost=[1])
     assert handle[0] == 5
     with pytest.raises(Exception, match="lost with rank 1"):

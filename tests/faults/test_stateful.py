@@ -14,14 +14,13 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 
-import psutil
 import pytest
 
 import gpupool
 from gpupool import Pool, SpmdError
 from gpupool.pool import session
-from tests.faults.invariants import DEADLINE_S, KEPT, SUM, only_the_family
-from tests.pool.processes import family, folder_of, gone
+from tests.faults.invariants import DEADLINE_S, KEPT, SUM, is_told, only_the_family
+from tests.pool.processes import folder_of, gone, members, until
 
 SEED, LIMIT_S = 5, 60.0
 WAITS = (
@@ -69,14 +68,11 @@ class Chaos:
     def interrupt(self, pool: Pool) -> str:
         wait, after_s, times = self.random.choice(WAITS), self.moment(), self.random.choice((1, 2))
 
-        def press() -> None:
-            for _ in range(times):
-                execution.interrupt()
-
         code = f"if rank == {self.rank()}:\n    import time; time.sleep(600)\nelse:\n    {wait}"
         execution = pool.begin(code, ranks=list(self.kept), on_output=lambda *_: None)
         time.sleep(after_s)
-        press()
+        for _ in range(times):
+            execution.interrupt()
         assert execution.wait(DEADLINE_S)
         return f"Stop x {times} after {after_s}: {wait}"
 
@@ -116,10 +112,7 @@ class Chaos:
         return f"restart {ranks}"
 
     def stop(self, pool: Pool) -> str:
-        pids, folder = (
-            [p.pid for n, p in family(pool).items() if n.startswith("rank")],
-            folder_of(pool),
-        )
+        pids, folder = members(pool), folder_of(pool)
         pool.stop()
         assert gone(*pids)
         assert not folder.exists()
@@ -159,11 +152,12 @@ class Chaos:
             pool.run(code, timeout_s=timeout_s)
 
     def kill(self, pool: Pool, ranks: list[int]) -> None:
-        for rank in ranks:
-            pid = pool.status().pids[rank]
-            if pid and psutil.pid_exists(pid):
-                os.kill(pid, signal.SIGKILL)
-            self.kept[rank] = None
+        pool.wait_until_usable()
+        pids = {rank: pool.status().pids[rank] for rank in ranks}
+        for pid in pids.values():
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: is_told(pool, pids), 5.0)  # a cell that begins before is told of it
+        self.kept |= dict.fromkeys(ranks)
 
     def rank(self) -> int:
         return self.random.randrange(len(self.kept))
