@@ -49,7 +49,7 @@ def test_the_table_and_the_errors_say_what_is_lost_until_it_is_copied(kernel: Ke
     shown = kernel.run("optimizer")
     assert last_line(shown) == f"[1] no value  {lost}"
     assert lost in shown.html
-    way_on = "pool.sync_from(0, 'optimizer') copies it from rank 0."
+    way_on = "pool.sync_from(0, 'optimizer', ranks=[1]) copies it."
     error = kernel.run("optimizer[1]")
     assert error.error_text == f"PoolError: optimizer of rank 1 was {lost}; {way_on}"
     error = kernel.run(STEP)

@@ -309,7 +309,7 @@ def test_a_value_that_went_with_its_rank_says_so(pool3: Pool, names: dict[str, A
     kill(pool3, 1)
     said = (
         "x of rank 1 was lost with rank 1, which was killed by SIGKILL; "
-        r"pool.sync_from\(0, 'x'\) copies it from rank 0."
+        r"pool.sync_from\(0, 'x', ranks=\[1\]\) copies it."
     )
     for ask in (lambda: x[1], x.gather, lambda: list(x), lambda: pool3["x"][1]):
         with pytest.raises(PoolError, match=said):
