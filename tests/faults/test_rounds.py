@@ -11,7 +11,9 @@ from tests.faults.invariants import SUM, Faulty, Footprint
 from tests.pool.processes import folder_of, until
 
 WARM_UP, ROUNDS = 20, 100
-MAX_MORE_MIB = 8.0
+# In a run of 300 rounds a rank gained up to 36 MiB until round 200 and nothing after that: buffers
+# of bounded size, such as torch's flight recorder, fill up.
+MAX_MORE_MIB = 40.0
 ROUND = """
 
 if rank == {rank}: raise ValueError("one")
