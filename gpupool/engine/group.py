@@ -57,7 +57,7 @@ class Plan:
     def can_last(self) -> bool:
         """Whether the group can have new connections instead of being formed anew."""
         is_one_group = len(self.training_ranks) == self.world_size > 1
-        return self.backend == "gloo" and is_one_group and lasting.is_possible()
+        return self.backend == "gloo" and is_one_group and lasting.is_possible() and not _is_lazy()
 
 
 _plan: Plan | None = None
@@ -121,7 +121,7 @@ def connect(
     if len(found) >= plan.world_size - 1:
         return ""
     cause = f"torch {torch.__version__}"
-    if os.environ.get(_LAZY, "0") not in ("", "0"):
+    if _is_lazy():
         cause = f"{_LAZY} is set"
     return f"{len(found)} of its {plan.world_size - 1} gloo connections were found; {cause}"
 
@@ -140,6 +140,10 @@ def _cut_off() -> None:
     if dist.is_initialized() and dist.group.WORLD is _group:
         abort_collectives()
     leave()
+
+
+def _is_lazy() -> bool:
+    return os.environ.get(_LAZY, "0") not in ("", "0")
 
 
 def plan() -> Plan | None:

@@ -65,11 +65,11 @@ def _block(errors: list[RankError], error: SpmdError) -> str:
     if notes:
         title += markup.muted(f" ({', '.join(notes)})")
     text = first.traceback.strip("\n") or f"{first.ename}: {first.evalue}"
-    if first.hint:
-        text = f"{text}\n\n{first.hint}"
-    if text == f"{first.ename}: {_headline(first)}":  # a process that has ended, say
-        inner = title
-    else:
+    if text == f"{first.ename}: {_headline(first)}":  # the title says it
+        text = ""
+    text = "\n\n".join(filter(None, (text, first.hint)))
+    inner = title
+    if text:
         inner = markup.fold_out(title, markup.code_html(ansi.to_html(text)), is_open=is_cause)
     return markup.bar(inner, markup.RED if not first.freed else markup.AMBER)
 

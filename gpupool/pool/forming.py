@@ -138,8 +138,9 @@ def groups_to_keep(joined: Joined) -> dict[str, list[str]] | None:
         return None
     groups = {rank: one["groups"] for rank, one in joined.items() if one}
     kept = {}
-    for name, mine in {name: one for has in groups.values() for name, one in has.items()}.items():
-        members = [groups[rank].get(name) for rank in mine["ranks"]]
-        if all(other is not None and other["ranks"] == mine["ranks"] for other in members):
-            kept[name] = [other["handle"] for other in members if other is not None]
+    for name in sorted({name for has in groups.values() for name in has}):
+        holders = {rank: has[name] for rank, has in groups.items() if name in has}
+        members = next(iter(holders.values()))["ranks"]
+        if set(members) == set(holders) and all(h["ranks"] == members for h in holders.values()):
+            kept[name] = [holders[rank]["handle"] for rank in members]
     return kept

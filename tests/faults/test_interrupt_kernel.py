@@ -26,10 +26,6 @@ class Slow(torch.utils.data.Dataset):
         return i
 for _ in torch.utils.data.DataLoader(Slow(), num_workers=2):
     pass"""
-END_WORKERS = """%%spmd
-import multiprocessing
-for worker in multiprocessing.active_children():
-    worker.terminate()"""
 CODES = {
     "busy-loop": "while True:\n    pass",
     "all-reduce": "import time\nif rank == 0:\n    time.sleep(60)\ndist.all_reduce(torch.ones(1))",
@@ -143,16 +139,9 @@ def test_it_does_nothing_while_nothing_runs(kernel: Kernel) -> None:
 def test_it_ends_a_data_loader_with_workers(kernel: Kernel) -> None:
     assert_short(press(kernel, f"%%spmd\n{DATA}", 1.0), "SpmdError: ")
     assert_next_cell_works(kernel)
-    kernel.run(END_WORKERS)  # else as in the next test
-
-
-@pytest.mark.xfail(
-    strict=True,
-    reason="workers of the interrupted DataLoader are joined for 5 s each in engine/group.leave",
-)
-def test_a_cell_after_an_interrupted_data_loader_ends_as_fast(kernel: Kernel) -> None:
-    press(kernel, f"%%spmd\n{DATA}", 1.0)
+    # its workers, of which the iterator in the error's frames does not let go, are in nobody's way
     press(kernel, "%%spmd\nimport time\ntime.sleep(60)", 0.5)
+    assert_next_cell_works(kernel)
 
 
 # ---- a training ------------------------------------------------------------------------------

@@ -1,0 +1,178 @@
+"""What holds a process group (DDP, FSDP, sub-groups, a DeviceMesh) after it was formed again.
+
+Where torch can give a group new connections it goes on; where it cannot, one error says what to do.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch.distributed as dist
+
+import gpupool
+from gpupool import Pool, SpmdError
+from gpupool.pool import session
+from gpupool.pool.forming import groups_to_keep
+from tests.pool.processes import engine_pid, until
+
+SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
+EARLIER = "this process group is of an earlier generation of the pool, and was cut off with it"
+HOLDERS = """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel as DDP
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 2)
+ddp = DDP(model)
+mesh = init_device_mesh("cpu", (3,), mesh_dim_names=("all",))
+sharded = fully_shard(torch.nn.Linear(3, 3), mesh=mesh)
+without_1, without_2 = dist.new_group([0, 2]), dist.new_group([0, 1])
+
+def train(net, size):
+    net.zero_grad()
+    net(torch.ones(1, size) * (rank + 1)).sum().backward()
+
+train(ddp, 2), train(sharded, 3)
+"""
+IN_BACKWARD = "train(ddp, 2)\nif rank == 1: raise ValueError('typo')\ntrain(ddp, 2)"
+USES = {
+    "ddp": "train(ddp, 2); model.weight.grad.sum().item()",
+    "fsdp": "train(sharded, 3); 8.0",
+    "mesh": "y = torch.ones(1); dist.all_reduce(y, group=mesh.get_group('all')); y.item() + 5",
+}
+SUB = "y = torch.ones(1)\nif rank != {}: dist.all_reduce(y, group={})\ny.item()"
+
+
+@pytest.fixture
+def pool3() -> Pool:
+    """Three CPU ranks with a DDP model, a sharded one, a mesh and sub-groups."""
+    pool = session.find()
+    if pool is None or pool.status().state != "idle" or pool.world_size != 3:
+        session.stop()
+        pool = gpupool.start(n=3, device="cpu")
+    pool.run(HOLDERS)
+    return pool
+
+
+lasting = pytest.mark.skipif(
+    not hasattr(dist, "_reconfigure"), reason="this torch cannot give a group new connections"
+)
+leaving = pytest.mark.skipif(
+    hasattr(dist, "_reconfigure"), reason="this torch gives a group new connections"
+)
+
+
+def fail(pool: Pool, code: str = IN_BACKWARD) -> None:
+    generation = pool.generation
+    with pytest.raises(SpmdError, match="typo"):
+        pool.run(code)
+    assert pool.generation == generation + 1
+
+
+@lasting
+def test_all_of_them_go_on_after_an_error_in_the_middle_of_a_backward_pass(pool3: Pool) -> None:
+    for _ in range(3):
+        fail(pool3)
+        for use in USES.values():
+            assert set(dict(pool3.run(use)).values()) == {8.0}
+        assert dict(pool3.run(SUB.format(1, "without_1"))) == {0: 2.0, 1: 1.0, 2: 2.0}
+        assert dict(pool3.run(SUB.format(2, "without_2"))) == {0: 2.0, 1: 2.0, 2: 1.0}
+
+
+@lasting
+def test_a_sub_group_without_the_replaced_rank_goes_on_and_one_with_it_says_what_to_do(
+    pool3: Pool,
+) -> None:
+    os.kill(engine_pid(pool3, 1), signal.SIGKILL)
+    until(lambda: pool3.status().state == "replacing", 5.0)
+    assert dict(pool3.run(SUB.format(1, "without_1"))) == {0: 2.0, 1: 1.0, 2: 2.0}
+    with pytest.raises(SpmdError, match=EARLIER):
+        pool3.run("if rank == 0: dist.all_reduce(torch.ones(1), group=without_2)")
+    made = "again = dist.new_group([0, 1])\n" + SUB.format(2, "again")
+    assert dict(pool3.run(made)) == {0: 2.0, 1: 2.0, 2: 1.0}
+
+
+@leaving
+@pytest.mark.parametrize("use", [*USES.values(), SUB.format(1, "without_1")])
+def test_whichever_is_used_there_is_one_error_that_says_to_make_it_again(
+    pool3: Pool, use: str
+) -> None:
+    fail(pool3)
+    generation = pool3.generation
+    try:
+        pool3.run(use, timeout_s=20)
+    except SpmdError as error:
+        assert EARLIER in str(error)  # noqa: PT017 - a mesh of all ranks may find the new group
+    else:
+        assert "mesh" in use
+    assert pool3.generation == generation  # what was made since is not lost by it
+    pool3.run(HOLDERS)
+    assert set(dict(pool3.run(USES["ddp"])).values()) == {8.0}
+
+
+def test_an_error_before_any_collective_leaves_everything_as_it_is(pool3: Pool) -> None:
+    with pytest.raises(SpmdError):
+        pool3.run("1 / 0")
+    for use in USES.values():
+        assert set(dict(pool3.run(use)).values()) == {8.0}
+
+
+def test_ranks_that_are_not_in_step_get_another_group(pool3: Pool) -> None:
+    """A small broadcast is over on its source when it is sent: nobody waits, nothing is aborted."""
+    generation = pool3.generation
+    code = "if rank == 0: dist.broadcast(torch.ones(1), src=0)\nelse: raise ValueError('typo')"
+    with pytest.raises(SpmdError, match="typo"):
+        pool3.run(code)
+    assert pool3.generation == generation + 1
+    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+
+
+@lasting
+def test_a_message_that_nobody_has_received_is_gone(pool3: Pool) -> None:
+    send = "if rank == 0: dist.send(torch.full([1], {}), 1)\n"
+    with pytest.raises(SpmdError, match="typo"):
+        pool3.run(send.format(1.0) + "if rank == 1: raise ValueError('typo')")
+    receive = "y = torch.zeros(1)\nif rank == 1: dist.recv(y, 0)\ny.item()"
+    assert pool3.run(send.format(2.0) + receive)[1] == 2.0
+
+
+@pytest.mark.parametrize("code", ["dist.new_group([0, 1, 2])", "init_device_mesh('cpu', (3,))"])
+def test_a_rank_that_forms_a_group_for_which_another_does_not_come_is_freed(
+    pool3: Pool, code: str
+) -> None:
+    with pytest.raises(SpmdError) as caught:
+        pool3.run(f"if rank == 1: raise ValueError('typo')\n{code}\ndist.barrier()")
+    assert [error.freed for error in caught.value.errors.values()] == [True, False, True]
+    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+    assert dict(pool3.run(f"group = {code}; 1")) == {0: 1, 1: 1, 2: 1}
+
+
+# ---- which groups are kept: pure -------------------------------------------------------------
+
+
+def joined(**groups: list[int]) -> dict[str, object]:
+    return {"groups": {n: {"ranks": r, "handle": f"{n}{id(r) % 7}"} for n, r in groups.items()}}
+
+
+def test_a_group_is_kept_if_all_its_members_have_it() -> None:
+    two, all_ = [0, 1], [0, 1, 2]
+    has = {
+        0: joined(world=all_, a=two, b=[0, 2]),
+        1: joined(world=all_, a=two),
+        2: joined(world=all_),
+    }
+    kept = groups_to_keep(has)  # type: ignore[arg-type]
+    assert kept is not None
+    assert sorted(kept) == ["a", "world"]
+    assert [len(handles) for handles in (kept["a"], kept["world"])] == [2, 3]
+
+
+def test_names_that_mean_different_groups_are_not_kept() -> None:
+    has = {0: joined(a=[0, 1]), 1: joined(a=[1, 2]), 2: joined(a=[1, 2])}
+    assert groups_to_keep(has) == {}  # type: ignore[arg-type]
+
+
+def test_if_one_rank_cannot_keep_any_none_does() -> None:
+    assert groups_to_keep({0: joined(world=[0, 1]), 1: None}) is None  # type: ignore[dict-item]
