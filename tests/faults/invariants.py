@@ -113,7 +113,7 @@ class Faulty:
 def is_told(pool: Pool, killed: Mapping[int, int]) -> bool:
     """Whether the pool knows of the end of these processes, rank -> pid."""
     pids, alive = pool.status().pids, pool.alive_ranks()
-    return all(rank not in alive or pids[rank] != pid for rank, pid in killed.items())
+    return all(rank not in alive or pids.get(rank) != pid for rank, pid in killed.items())
 
 
 def within(pool: Pool, source: str, expected: dict[int, object]) -> None:

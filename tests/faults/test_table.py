@@ -139,11 +139,10 @@ def test_ranks_that_are_about_to_finish_may(faulty: Faulty) -> None:
     code = "import time\nif rank == 1: raise ValueError('one')\ntime.sleep(0.05); kept = 10 + rank"
     error = faulty.fails(code)
     assert list(error.errors) == [1]
-    assert faulty.pool.generation == faulty.generation
     faulty.check()
 
 
-def test_ranks_that_compute_are_interrupted_and_the_group_stays_as_it_is(faulty: Faulty) -> None:
+def test_ranks_that_all_compute_are_interrupted(faulty: Faulty) -> None:
     error = faulty.stopped("while True: pass")
     assert {one.ename for one in error.errors.values()} == {"KeyboardInterrupt"}
     faulty.check()
