@@ -20,6 +20,12 @@ settings.register_profile("shared", deadline=None, suppress_health_check=[Health
 settings.load_profile("shared")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the random faults (`tests/faults/test_stateful.py`)."""
+    parser.addoption("--chaos-s", type=float, default=60.0, help="seconds of random faults")
+    parser.addoption("--chaos-seed", type=int, help="which ones; a fixed one unless --chaos-s")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip what needs a GPU where there is none, with the reason."""
     if item.get_closest_marker("gpu") and (why_none := discover().why_none):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import os
 import threading
 import time
 import weakref
@@ -50,8 +51,9 @@ _num_made: dict[str, int] = {}  # sub-groups by name, in this generation
 
 
 def is_possible() -> bool:
-    """Whether this torch can connect a group anew."""
-    return hasattr(distributed_c10d, "_reconfigure")
+    """Whether this torch can connect a group anew: not where it makes connections late."""
+    is_late = bool(os.environ.get("TORCH_GLOO_LAZY_INIT"))
+    return hasattr(distributed_c10d, "_reconfigure") and not is_late
 
 
 def own(group: object) -> None:

@@ -1,0 +1,151 @@
+"""What holds after every fault, checked in one place."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import psutil
+
+from gpupool import Pool, SpmdError
+from gpupool.pool.execution import Execution
+from tests.pool.processes import engine_pid, family, folder_of, gone, until
+
+DEADLINE_S = 30.0  # far from what is promised, also on a machine that others use
+CANARY = "c4n4ry-value-of-a-secret"
+SECRET = "FAULTS_TEST_TOKEN"
+SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
+KEPT = "globals().get('kept')"
+# The frames of the last error are kept for the debugger, and a DataLoader in them with its workers;
+# a group of the user's own is kept by torch.
+TIDY_UP = """
+import contextlib
+with contextlib.suppress(Exception): dist.destroy_process_group(globals().pop("sub"))
+raise RuntimeError("the last one now")
+"""
+# What a process may gain once, by the first use of something: autograd's threads, epoll sets.
+MAX_MORE_DESCRIPTORS, MAX_MORE_THREADS = 12, 8
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """What a process holds."""
+
+    descriptors: int
+    threads: int
+    rss_mib: float
+
+    @classmethod
+    def of(cls, pid: int) -> Footprint:
+        """Of a process, now."""
+        process = psutil.Process(pid)
+        rss_mib = process.memory_info().rss / 2**20
+        return cls(process.num_fds(), process.num_threads(), rss_mib)
+
+
+@dataclass
+class Faulty:
+    """A pool to which something is done; `check` tells whether it is as it should be afterwards.
+
+    `notices` is what was said while cells ran.
+    """
+
+    pool: Pool
+    before: dict[int, Footprint]
+    pids: dict[int, int] = field(default_factory=dict)
+    generation: int = 0
+    notices: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.pids, self.generation = dict(self.pool.status().pids), self.pool.generation
+
+    def begin(self, source: str, timeout_s: float | None = None) -> Execution:
+        """Begin a cell on all ranks."""
+        return self.pool.begin(
+            source,
+            ranks=range(self.pool.world_size),
+            on_output=lambda *_: None,
+            on_notice=lambda text: self.notices.append(text) if text else None,
+            timeout_s=timeout_s,
+        )
+
+    def fails(self, source: str, timeout_s: float | None = None) -> SpmdError:
+        """The error of a cell, which has to come."""
+        return self.ended(self.begin(source, timeout_s))
+
+    def ended(self, execution: Execution) -> SpmdError:
+        """The error of a cell that was begun."""
+        assert execution.wait(DEADLINE_S), f"no end within {DEADLINE_S:g} s"
+        error = execution.error()
+        assert error is not None, "no error"
+        return error
+
+    def stopped(self, source: str, after_s: float = 0.3) -> SpmdError:
+        """The error of a cell that is interrupted once."""
+        execution = self.begin(source)
+        time.sleep(after_s)
+        execution.interrupt()
+        return self.ended(execution)
+
+    def pid(self, rank: int) -> int:
+        """The process of a rank."""
+        return engine_pid(self.pool, rank)
+
+    def check(self, lost: Iterable[int] = ()) -> None:
+        """Fails unless all is well, and only the ranks in `lost` have a new process."""
+        lost, ranks = set(lost), range(self.pool.world_size)
+        within(self.pool, SUM, dict.fromkeys(ranks, float(len(ranks))))
+        within(self.pool, KEPT, {rank: None if rank in lost else 10 + rank for rank in ranks})
+        assert {rank for rank in ranks if self.pid(rank) != self.pids[rank]} == lost
+        assert gone(*(self.pids[rank] for rank in lost))
+        assert self.pool.generation >= self.generation + bool(lost)
+        with contextlib.suppress(SpmdError):
+            self.pool.run(TIDY_UP, timeout_s=DEADLINE_S)
+        self.pool.run("import gc; gc.collect()", timeout_s=DEADLINE_S)
+        only_the_family(self.pool)
+        no_canary(self.pool)
+        for pid, first in self.before.items():
+            flat(pid, first)
+
+
+def is_told(pool: Pool, killed: Mapping[int, int]) -> bool:
+    """Whether the pool knows of the end of these processes, rank -> pid."""
+    pids, alive = pool.status().pids, pool.alive_ranks()
+    return all(rank not in alive or pids.get(rank) != pid for rank, pid in killed.items())
+
+
+def within(pool: Pool, source: str, expected: dict[int, object]) -> None:
+    """A cell has these values, within the deadline."""
+    assert dict(pool.run(source, timeout_s=DEADLINE_S)) == expected
+
+
+def only_the_family(pool: Pool) -> None:
+    """The pool has no process but those that it is made of."""
+    names = {"agent", "fork server", "controller", *(f"rank {r.rank}" for r in pool.ranks)}
+
+    def found() -> set[str]:  # the controller has its heartbeat in a process of its own
+        return {name for name in family(pool) if not name.startswith("gpupool:control ")}
+
+    until(lambda: found() == names, 10.0, "the end of all other processes")
+
+
+def no_canary(pool: Pool) -> None:
+    """The secret's value is in no file of the pool."""
+    for path in folder_of(pool).parent.rglob("*"):
+        if path.is_file():
+            assert CANARY.encode() not in path.read_bytes(), path
+
+
+def flat(pid: int, first: Footprint) -> None:
+    """A process has not gained more than what is gained once."""
+    if gone(pid):
+        return
+
+    def is_flat() -> bool:
+        now = Footprint.of(pid)
+        more = now.descriptors - first.descriptors, now.threads - first.threads
+        return more[0] <= MAX_MORE_DESCRIPTORS and more[1] <= MAX_MORE_THREADS
+
+    until(is_flat, 5.0, f"{Footprint.of(pid)} of {pid} after {first}: back")

@@ -1,0 +1,89 @@
+"""Faults on a machine with an NVIDIA GPU; one is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import gpupool
+from gpupool import Pool
+from gpupool.core.topology import visible_gpus
+from gpupool.pool import session
+from tests.faults.invariants import DEADLINE_S, Faulty
+
+pytestmark = pytest.mark.gpu
+
+SUM = "x = torch.ones(1, device=device); dist.all_reduce(x); x.item()"
+FREE = "torch.cuda.mem_get_info()[0] / 2**20"
+# A kernel that runs for an hour; it knows nothing of Python, and the main thread waits for it.
+STUCK = "torch.cuda._sleep(int(3600 * 2e9)); dist.all_reduce(torch.ones(1, device=device))"
+
+
+@pytest.fixture(scope="module")
+def gpu_pool() -> Iterator[Pool]:
+    """One rank, with a GPU: its group is NCCL's."""
+    session.stop()
+    with gpupool.start(n=1, gpus=visible_gpus()[0].uuid) as pool:
+        yield pool
+
+
+@pytest.fixture
+def faulty(gpu_pool: Pool) -> Faulty:
+    gpu_pool.run("kept = 10 + rank")
+    return Faulty(gpu_pool, {})
+
+
+def test_a_group_of_one_is_aborted_while_a_kernel_runs(faulty: Faulty) -> None:
+    """The abort must return, and the rank be usable; a kernel that computes cannot be ended."""
+    error = faulty.stopped(f"{STUCK}\ntorch.cuda.synchronize()", after_s=1.0)
+    assert error.first.rank == 0
+    assert dict(faulty.pool.run(SUM, timeout_s=DEADLINE_S)) == {0: 1.0}
+
+
+def test_a_group_is_formed_again_after_an_abort_of_nccl(faulty: Faulty) -> None:
+    generation = faulty.pool.generation
+    faulty.stopped("dist.all_reduce(torch.ones(1, device=device))\nwhile True: pass", after_s=1.0)
+    assert dict(faulty.pool.run(SUM, timeout_s=DEADLINE_S)) == {0: 1.0}
+    assert dict(faulty.pool.run("kept")) == {0: 10}
+    assert faulty.pool.generation >= generation
+
+
+def test_out_of_memory_is_told_with_its_tensors_and_the_rank_stays(faulty: Faulty) -> None:
+    before = faulty.pool.run(FREE)[0]
+    error = faulty.fails(
+        "hog = [torch.ones(2**28, device=device)]\n"
+        "while True: hog.append(torch.ones(2**28, device=device))"
+    )
+    assert "CUDA out of memory" in str(error)
+    assert "hog" in str(error)  # the largest tensors are named
+    faulty.pool.run("del hog; import gc; gc.collect(); torch.cuda.empty_cache()")
+    assert faulty.pool.run(FREE)[0] > before - 600
+    assert dict(faulty.pool.run(SUM, timeout_s=DEADLINE_S)) == {0: 1.0}
+    assert dict(faulty.pool.run("kept")) == {0: 10}
+
+
+def test_memory_of_a_function_that_ran_out_of_it_is_free_again(faulty: Faulty) -> None:
+    before = faulty.pool.run(FREE)[0]
+
+    def fill() -> None:
+        import torch
+
+        local = [torch.ones(2**28, device="cuda")]
+        while True:
+            local.append(torch.ones(2**28, device="cuda"))
+
+    with pytest.raises(gpupool.SpmdError, match="CUDA out of memory"):
+        faulty.pool.run(fill, timeout_s=DEADLINE_S)
+    assert faulty.pool.run(FREE)[0] > before - 600
+
+
+def test_a_device_side_assert_costs_that_rank_alone(faulty: Faulty) -> None:
+    pid = faulty.pid(0)
+    error = faulty.fails(
+        "torch.zeros(2, device=device)[torch.tensor([5], device=device)]\ntorch.cuda.synchronize()"
+    )
+    assert "GPU context lost" in str(error)
+    assert dict(faulty.pool.run(SUM, timeout_s=DEADLINE_S)) == {0: 1.0}
+    assert faulty.pid(0) != pid
+    assert dict(faulty.pool.run("globals().get('kept')")) == {0: None}

@@ -1,0 +1,83 @@
+"""Ranks that do not react: it is said before they are killed, and the others keep what they have.
+
+See `test_table.py` for what is shown elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import textwrap
+import time
+
+import pytest
+
+from tests.faults.invariants import Faulty
+from tests.pool.processes import gone, until
+
+BARE = "import time\nwhile True:\n    try: time.sleep(60)\n    except: pass"
+HOLDS_THE_GIL = "import itertools\nany(itertools.repeat(0))"
+
+
+def on_rank_1(code: str) -> str:
+    return f"if rank == 1:\n{textwrap.indent(code, '    ')}\ndist.all_reduce(torch.ones(1))"
+
+
+@pytest.mark.parametrize("code", [BARE, HOLDS_THE_GIL], ids=["bare except", "GIL"])
+def test_it_is_said_and_to_stop_again_kills(faulty: Faulty, code: str) -> None:
+    execution = faulty.begin(on_rank_1(code))
+    time.sleep(0.3)
+    execution.interrupt()
+    until(lambda: bool(faulty.notices), 10.0, "a notice")
+    assert not gone(faulty.pid(1))  # not before it has been said
+    assert faulty.notices[0].startswith("rank 1 does not react to the interrupt")
+    assert "killed and replaced" in faulty.notices[0]
+    execution.interrupt()
+    error = faulty.ended(execution)
+    assert "killed" in str(error.errors[1])
+    faulty.check(lost=[1])
+
+
+def test_after_a_while_it_is_killed_without_being_asked(faulty: Faulty) -> None:
+    error = faulty.fails(f"if rank == 0: raise ValueError('zero')\n{on_rank_1(BARE)}")
+    assert str(error).startswith("rank 0: ValueError: zero")
+    assert "rank 1 does not react" in faulty.notices[0]
+    faulty.check(lost=[1])
+
+
+def test_a_rank_that_is_stopped_is_replaced_and_its_end_meets_nobody(faulty: Faulty) -> None:
+    execution = faulty.begin("dist.all_reduce(torch.ones(1)) if rank != 1 else SLEEP".replace(
+        "SLEEP", "__import__('time').sleep(600)"
+    ))  # fmt: skip
+    time.sleep(0.3)
+    stopped = faulty.pid(1)
+    os.kill(stopped, signal.SIGSTOP)
+    execution.interrupt()
+    until(lambda: any("rank 1 does not react" in text for text in faulty.notices), 10.0)
+    execution.interrupt()
+    faulty.ended(execution)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(stopped, signal.SIGCONT)
+    faulty.check(lost=[1])
+
+
+def test_a_rank_that_goes_on_in_time_is_not_replaced(faulty: Faulty) -> None:
+    execution = faulty.begin("if rank != 1: dist.barrier()\n__import__('time').sleep(600)")
+    time.sleep(0.3)
+    os.kill(faulty.pid(1), signal.SIGSTOP)
+    execution.interrupt()
+    until(lambda: any("rank 1 does not react" in text for text in faulty.notices), 10.0)
+    os.kill(faulty.pid(1), signal.SIGCONT)
+    assert faulty.ended(execution).first.ename == "KeyboardInterrupt"
+    faulty.check()
+
+
+def test_a_rank_that_was_stopped_for_a_while_goes_on(faulty: Faulty) -> None:
+    execution = faulty.begin("import time; time.sleep(0.3); dist.barrier()")
+    os.kill(faulty.pid(1), signal.SIGSTOP)
+    time.sleep(1.0)
+    os.kill(faulty.pid(1), signal.SIGCONT)
+    assert execution.wait(30)
+    assert execution.error() is None
+    faulty.check()
