@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import datetime
 import gc
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -35,7 +34,8 @@ from gpupool.engine.abort import abort_collectives, gloo_connections
 
 # With a GPU each, CPU tensors still go through gloo, as torch does when no backend is named.
 _TORCH_BACKEND = {"nccl": "cpu:gloo,cuda:nccl", "gloo": "gloo"}
-_LAZY = "TORCH_GLOO_LAZY_INIT"  # connections are made when they are needed
+# What is said by a group whose connections are shut, and by torch of one that it has destroyed.
+_OF_LEFT = ("closed by peer", "connection reset", "not registered", "world group map")
 TIMEOUT = datetime.timedelta(minutes=30)
 
 _torch_init = dist.init_process_group  # torchrun.py puts another in its place
@@ -57,11 +57,12 @@ class Plan:
     def can_last(self) -> bool:
         """Whether the group can have new connections instead of being formed anew."""
         is_one_group = len(self.training_ranks) == self.world_size > 1
-        return self.backend == "gloo" and is_one_group and lasting.is_possible() and not _is_lazy()
+        return self.backend == "gloo" and is_one_group and lasting.is_possible()
 
 
 _plan: Plan | None = None
-_num_asked = 0  # groups that scripts have formed since the pool did; the same on every rank
+_generation = 0  # of the group that the pool formed last
+_num_asked = 0  # groups that scripts have formed since then; the same on every rank
 _asked: dict[str, Any] = {}  # what the present group was formed with
 _group: object = None  # the present group, if it was formed here
 _training_group: dist.ProcessGroup | None = None
@@ -102,9 +103,9 @@ def connect(
     Raises:
         RuntimeError: another rank does not come.
     """
-    global _plan, _num_asked, _connections
+    global _plan, _num_asked, _generation, _connections
     before = set(gloo_connections().values())
-    _plan, _num_asked = None, 0
+    _plan, _num_asked, _generation = None, 0, generation
     if handles is not None:
         lasting.connect(generation, handles, num_named)
     else:
@@ -120,10 +121,8 @@ def connect(
     _connections = frozenset(found)
     if len(found) >= plan.world_size - 1:
         return ""
-    cause = f"torch {torch.__version__}"
-    if _is_lazy():
-        cause = f"{_LAZY} is set"
-    return f"{len(found)} of its {plan.world_size - 1} gloo connections were found; {cause}"
+    late = f"{lasting.LATE} is set" if lasting.connects_late() else f"torch {torch.__version__}"
+    return f"{len(found)} of its {plan.world_size - 1} gloo connections were found; {late}"
 
 
 def _form_anew(plan: Plan) -> None:
@@ -140,10 +139,6 @@ def _cut_off() -> None:
     if dist.is_initialized() and dist.group.WORLD is _group:
         abort_collectives()
     leave()
-
-
-def _is_lazy() -> bool:
-    return os.environ.get(_LAZY, "0") not in ("", "0")
 
 
 def plan() -> Plan | None:
@@ -166,7 +161,7 @@ def form_as_asked(plan: Plan, asked: Mapping[str, Any]) -> None:
     __tracebackhide__ = True  # not the user's
     leave()
     _num_asked += 1
-    path = f"{plan.store_path}.{_num_asked}"
+    path = f"{plan.store_path}.{_generation}.{_num_asked}"
     store = dist.FileStore(path, plan.world_size)  # type: ignore[attr-defined]
     lasting.wait_for_all(store, "here", plan.rank, plan.world_size)
     _open(plan, asked, store)
@@ -192,12 +187,14 @@ def counts() -> dict[str, int]:
     return {name: one._get_sequence_number_for_group() for one, name in list(groups.items())}
 
 
-def about_earlier() -> str:
+def about_earlier(message: str) -> str:
     """What to say of a failed collective if that was one of an earlier group; else "".
 
     The present group is whole then, and something still holds one that was left.
     """
-    if not lasting.left or not _connections <= set(gloo_connections().values()):
+    if not lasting.left or not any(words in message.lower() for words in _OF_LEFT):
+        return ""
+    if not _connections <= set(gloo_connections().values()):
         return ""
     return (
         "this process group is of an earlier generation of the pool, and was cut off with it. Make "

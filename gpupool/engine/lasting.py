@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 WORLD = "world"
+LATE = "TORCH_GLOO_LAZY_INIT"
 _c10d: Any = distributed_c10d  # whose private names are not annotated
 _CONNECT_TIMEOUT = datetime.timedelta(seconds=20)  # for what takes milliseconds if all are there
 _POLL_S = 0.003
@@ -52,8 +53,12 @@ _num_made: dict[str, int] = {}  # sub-groups by name, in this generation
 
 def is_possible() -> bool:
     """Whether this torch can connect a group anew: not where it makes connections late."""
-    is_late = bool(os.environ.get("TORCH_GLOO_LAZY_INIT"))
-    return hasattr(distributed_c10d, "_reconfigure") and not is_late
+    return hasattr(distributed_c10d, "_reconfigure") and not connects_late()
+
+
+def connects_late() -> bool:
+    """Whether gloo has been told to make connections when they are needed, and not at once."""
+    return os.environ.get(LATE, "0") not in ("", "0")
 
 
 def own(group: object) -> None:

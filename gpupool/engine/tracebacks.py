@@ -47,7 +47,7 @@ def describe(error: BaseException) -> dict[str, Any]:
     collective = any(map(_is_collective, chain))
     _trim(error)
     hint = causes.hint(chain)
-    earlier = group.about_earlier() if collective else ""
+    earlier = group.about_earlier(_text(error)) if collective else ""
     described: dict[str, Any] = {
         "ename": _kind(error).__name__,
         "evalue": earlier or _message(error),

@@ -26,6 +26,7 @@ from gpupool.engine import places
 from gpupool.engine.sources import cell_of
 
 _DISTRIBUTED = distributed_c10d.__file__
+_OURS = str(Path(__file__).with_name("torchrun.py"))  # whose function stands in for torch's
 _STUB = str(Path(__file__).parent.parent / "core" / "invoke.py")  # under every call
 _MAX_ALSO = 16
 _DTYPES = {
@@ -110,6 +111,8 @@ def _function(frames: list[FrameType]) -> tuple[str, FrameType | None]:
         code = frame.f_code
         if code.co_filename == _DISTRIBUTED and not code.co_name.startswith("_"):
             return code.co_name, frame
+        if code.co_filename == _OURS and code.co_name == "_init_process_group":
+            return "init_process_group", frame
     return "", None
 
 

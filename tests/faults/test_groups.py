@@ -112,6 +112,13 @@ def test_whichever_is_used_there_is_one_error_that_says_to_make_it_again(
     assert set(dict(pool3.run(USES["ddp"])).values()) == {8.0}
 
 
+def test_other_errors_of_a_collective_keep_their_message(pool3: Pool) -> None:
+    """Also while groups are held that were left: a cell has destroyed the one that they are of."""
+    pool3.run("dist.destroy_process_group()")
+    with pytest.raises(SpmdError, match="Invalid type"):
+        pool3.run("dist.all_reduce('no tensor')")
+
+
 def test_an_error_before_any_collective_leaves_everything_as_it_is(pool3: Pool) -> None:
     with pytest.raises(SpmdError):
         pool3.run("1 / 0")
