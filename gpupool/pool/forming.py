@@ -125,7 +125,7 @@ class Forming:
         self._lasts = handles is not None
         self.generation = generation  # also if it fails: no other one has its number
         replies = self._engines.call_all("form_group", payload)
-        stuck = {rank: reply.get("stuck") for rank, reply in replies.items()}
+        stuck = {rank: reply.get("stuck") for rank, reply in sorted(replies.items())}
         self.stuck = next((f"rank {rank}: {why}" for rank, why in stuck.items() if why), "")
 
 
