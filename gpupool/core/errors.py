@@ -7,6 +7,7 @@
     │   ├── NoPoolError           no pool runs in this notebook
     │   ├── PoolStartError        the pool did not come up; nothing was left running
     │   ├── EngineDiedError       an engine process is gone
+    │   ├── UnansweredError       an engine does not answer: .ranks
     │   ├── ParcelsLostError      a rank does not have what was sent to it before
     │   └── StillRunningError (TimeoutError)  a result was waited for, but not for long enough
     ├── TransferError             a variable cannot be sent to the ranks; none has run
@@ -23,7 +24,7 @@ and none of our frames would help. `RankError` is not raised: it is what `SpmdEr
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -61,6 +62,14 @@ class PoolStartError(PoolError):
 
 class EngineDiedError(PoolError):
     """The process of an engine has ended."""
+
+
+class UnansweredError(PoolError):
+    """Engines that live do not answer; `ranks` are theirs."""
+
+    def __init__(self, message: str, ranks: Iterable[int]) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
 
 
 class StillRunningError(PoolError, TimeoutError):
@@ -135,7 +144,7 @@ class SpmdError(GpuPoolError):
     def __init__(self, errors: Mapping[int, RankError], num_ranks: int) -> None:
         self.errors = dict(sorted(errors.items()))
         self.num_ranks = num_ranks
-        self.first = min(self.errors.values(), key=lambda e: (e.freed, e.failed_at, e.rank))
+        self.first = min(self.errors.values(), key=_by_importance)
         self.is_shown = False  # a view has shown the tracebacks just now
         super().__init__(self._message())
         # Python's own excepthook, pytest and logging print notes below the message.
@@ -202,6 +211,11 @@ _MAX_HEAD_CHARS = 2000  # of the first line of a rank's message, in ours
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")  # of an object: another one on every rank
 _OURS = str(Path(__file__).parent.parent)
+
+
+def _by_importance(error: RankError) -> tuple[object, ...]:
+    """What nobody has asked for comes first, then what happened first."""
+    return error.freed, error.ename == "KeyboardInterrupt", error.failed_at, error.rank
 
 
 def _kind(error: RankError) -> str:

@@ -37,7 +37,7 @@ _NAMES = ("gpupool", "spmd", "local")
 
 _AFTER = {  # what an interrupted command has left
     "start": " Nothing was left running.",
-    "restart": " `%gpupool` tells how the pool is now.",
+    "restart": " It goes on in the background.",
 }
 
 

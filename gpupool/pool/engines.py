@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gpupool.core.errors import EngineDiedError, PoolError, PoolStartError
+from gpupool.core.errors import EngineDiedError, PoolError, PoolStartError, UnansweredError
 from gpupool.core.topology import Rank
 from gpupool.pool.client import EngineClient, load_ipyparallel
 from gpupool.pool.iopub import OnMessage
@@ -154,17 +154,22 @@ class Engines:
         return future
 
     def call_all(
-        self, name: str, payload: dict[str, Any], ranks: Iterable[int] | None = None
+        self,
+        name: str,
+        payload: dict[str, Any],
+        ranks: Iterable[int] | None = None,
+        timeout_s: float = _CALL_ALL_TIMEOUT_S,
     ) -> dict[int, Any]:
         """Call an engine function on every rank and wait; for calls that take a moment.
 
         Raises:
             EngineDiedError: a rank is gone; others may be busy with the call still.
-            PoolError: a rank failed, or did not answer; as above.
+            UnansweredError: a rank did not answer; as above.
+            PoolError: a rank failed; as above.
         """
         chosen = [r.rank for r in self._ranks] if ranks is None else ranks
         ranks_of = {self.call(rank, name, payload): rank for rank in chosen}
-        deadline = _Deadline(_CALL_ALL_TIMEOUT_S)
+        deadline = _Deadline(timeout_s)
         replies, pending = {}, set(ranks_of)
         while pending and deadline.left_s > 0:
             done, pending = wait_futures(pending, deadline.left_s, FIRST_COMPLETED)
@@ -172,9 +177,10 @@ class Engines:
                 replies[ranks_of[future]] = reply = future.result()
                 require_success(ranks_of[future], reply)
         if pending:
-            silent = ", ".join(str(ranks_of[future]) for future in pending)
-            raise PoolError(
-                f"rank {silent} did not answer {name} within {_CALL_ALL_TIMEOUT_S:.0f} s."
+            silent = sorted(ranks_of[future] for future in pending)
+            listed = ", ".join(map(str, silent))
+            raise UnansweredError(
+                f"rank {listed} did not answer {name} within {timeout_s:.0f} s.", silent
             )
         return replies
 

@@ -62,6 +62,7 @@ class Execution:
     ) -> None:
         self._on_notice = on_notice
         self._noticed: str | None = None
+        self._has_warned = False
         self.ranks = tuple(payloads)
         self.replies: dict[int, dict[str, Any]] = {}
         self.errors: dict[int, RankError] = {}
@@ -264,6 +265,8 @@ class Execution:
     def _look(self, pending: Collection[int], now: float) -> None:
         """Tell of a hang; act on it only if that is wanted."""
         if self._failures or self._presses:
+            if not self._has_warned:  # what it told of is being ended
+                self._notice(None)
             return
         diagnosis = self._watch.look(pending, self.replies, now)
         self._notice(diagnosis.text if diagnosis else None)
@@ -290,6 +293,7 @@ class Execution:
             # the others too: on a peer a collective may go on with one that is through with it
             self._pool.group.abort({rank: numbers.get(rank) for rank in self.ranks})
         elif rung is Rung.WARN:
+            self._has_warned = True
             self._notice(self._warning(ranks))
         else:
             self._killed_at = time.monotonic()

@@ -7,18 +7,20 @@ connections, it is told which groups all their members still have, and those go 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_futures
 from pathlib import Path
 from typing import Any
 
-from gpupool.core.errors import EngineDiedError, PoolError, PoolStartError
+from gpupool.core.errors import EngineDiedError, PoolError, PoolStartError, UnansweredError
 from gpupool.pool.protocol import RankEngines
 
 _ABORT_TIMEOUT_S = 2.0  # a rank that has not answered by then is stuck, and told as such
 _ABORT_REQUEST = "gpupool_abort_request"  # answered by gpupool/engine/control.py
 _COUNTS_REQUEST = "gpupool_counts_request"  # as above
+_FORM_TIMEOUT_S = 30.0  # longer than torch waits (engine/lasting.py) for what takes milliseconds
 _NUM_ATTEMPTS = 3
 
 Joined = Mapping[int, Mapping[str, Any] | None]
@@ -57,6 +59,10 @@ class Forming:
             except EngineDiedError:  # there is no group without it
                 self.abort(None)
                 raise
+            except UnansweredError as error:
+                self._kill(error.ranks)
+                self.abort(None)
+                raise EngineDiedError(str(error)) from None
             except PoolError as error:
                 self.abort(None)
                 if attempt == _NUM_ATTEMPTS - 1:
@@ -101,6 +107,14 @@ class Forming:
             for one in counts
         )
 
+    def _kill(self, ranks: Sequence[int]) -> None:
+        """End ranks that do not come, so that they are replaced; returns when they are gone."""
+        for rank in ranks:
+            self._engines.kill(rank, "did not come to the process group, and was killed")
+        deadline = time.monotonic() + _ABORT_TIMEOUT_S
+        while set(ranks) & set(self._engines.alive_ranks()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
     def _wait_for_aborts(self) -> None:
         wait_futures(self._aborting, timeout=_ABORT_TIMEOUT_S)
         self._aborting.clear()
@@ -110,7 +124,7 @@ class Forming:
         if self._store is None or anew:
             self._store = self._engines.new_file("group")
         plan = {**plan, "store_path": str(self._store)}
-        replies = self._engines.call_all("join_group", plan)
+        replies = self._engines.call_all("join_group", plan, timeout_s=_FORM_TIMEOUT_S)
         joined = {rank: reply["joined"] for rank, reply in replies.items()}
         handles = groups_to_keep(joined)
         if handles is None:
@@ -124,7 +138,7 @@ class Forming:
         }
         self._lasts = handles is not None
         self.generation = generation  # also if it fails: no other one has its number
-        replies = self._engines.call_all("form_group", payload)
+        replies = self._engines.call_all("form_group", payload, timeout_s=_FORM_TIMEOUT_S)
         stuck = {rank: reply.get("stuck") for rank, reply in sorted(replies.items())}
         self.stuck = next((f"rank {rank}: {why}" for rank, why in stuck.items() if why), "")
 

@@ -204,7 +204,11 @@ class InlineEngines:
         raise PoolError("an inline pool is this process: restart the notebook's kernel instead.")
 
     def call_all(
-        self, name: str, payload: dict[str, Any], ranks: Iterable[int] | None = None
+        self,
+        name: str,
+        payload: dict[str, Any],
+        ranks: Iterable[int] | None = None,
+        timeout_s: float = 60.0,
     ) -> dict[int, Any]:
         """Call an engine function; nothing it says is taken note of."""
         if name == "prepare":  # this process has the notebook's folder and search path

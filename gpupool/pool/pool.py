@@ -78,6 +78,11 @@ class Pool:
             self.stop()
             raise
         self._is_up = True
+        if self.group.stuck:
+            NoticeLines()(
+                "ranks cannot be freed from a collective: those that are blocked in one are "
+                f"replaced instead, and lose their variables ({self.group.stuck})."
+            )
         self._at_exit = _stop_at_exit(self)
         if options.idle_timeout_s is not None:
             idle.watch(self)
@@ -209,7 +214,8 @@ class Pool:
 
         A new engine has the rank, device and environment of the old one and joins the group, which
         is formed again; its variables are lost, those of the other ranks stay. What runs on them is
-        interrupted. A rank that has died is replaced without being asked.
+        interrupted. A rank that has died is replaced without being asked. A restart that is
+        interrupted goes on in the background.
 
         Raises:
             PoolError: the pool was stopped or has lost its controller, or a new engine did not come
@@ -226,9 +232,10 @@ class Pool:
                 reason = f"rank {listed} could not be started again: {error}"
                 self._health.give_up(reason, chosen)
                 raise PoolError(reason) from None
-            except BaseException as error:  # an interrupt above all: it came at any point
-                reason = f"the restart of rank {listed} was cut off ({error!r})."
-                self._health.give_up(reason, chosen)
+            except KeyboardInterrupt:  # it came at any point, and cannot mean half of a pool
+                for rank in chosen:
+                    self._health.lose(f"rank {rank} was restarted.", "", rank)
+                    self._recovery.begin(rank, self.world_size)
                 raise
             self._health.mark_mended(chosen)
 
