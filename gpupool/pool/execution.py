@@ -21,7 +21,7 @@ from gpupool.core.masking import redact
 from gpupool.core.whereabouts import Whereabouts
 from gpupool.pool.failures import Failure, settle
 from gpupool.pool.ladder import Ladder, Rung
-from gpupool.pool.presses import ignore_for_a_moment
+from gpupool.pool.presses import heed_again, ignore_for_a_moment
 from gpupool.pool.watch import WHERE_REQUEST, HangWatch
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Execution:
         timeout_s: float | None = None,
         on_notice: OnNotice = unnoticed,
     ) -> None:
+        heed_again()
         self._on_notice = on_notice
         self._noticed: str | None = None
         self._has_warned = False

@@ -1,6 +1,6 @@
 """Presses of the stop button that mean nothing new. Runs on the client.
 
-Both functions do nothing in other threads, nor where the user's code handles SIGINT itself.
+They do nothing in other threads, nor where the user's code handles SIGINT itself.
 """
 
 from __future__ import annotations
@@ -26,6 +26,12 @@ def ignore_for_a_moment() -> None:
         return
     # In a kernel this lasts until the end of the cell, when ipykernel puts its own back.
     signal.signal(signal.SIGINT, _Deaf(time.monotonic() + SAME_WISH_S))
+
+
+def heed_again() -> None:
+    """Something new begins: a press means that, however soon it comes after the last one."""
+    if _is_ours_to_change() and isinstance(signal.getsignal(signal.SIGINT), _Deaf):
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager

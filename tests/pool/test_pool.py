@@ -274,6 +274,13 @@ def test_ctrl_c_interrupts_the_ranks_and_the_pool_goes_on(pool2: Pool, code: str
     assert dict(pool2.run("kept")) == {0: 0, 1: 1}
 
 
+def test_each_call_hears_its_own_ctrl_c_however_soon_it_comes_after_the_last(pool2: Pool) -> None:
+    for _ in range(3):
+        timer = interrupt_soon(0.2)
+        assert error_of(pool2, "while True: pass").first.ename == "KeyboardInterrupt"
+        timer.join()
+
+
 def test_ctrl_c_ends_a_shell_command_in_a_cell_which_is_no_error_in_ipython(pool2: Pool) -> None:
     timer = interrupt_soon()
     started = time.monotonic()
