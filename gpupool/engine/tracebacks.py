@@ -45,6 +45,8 @@ def describe(error: BaseException) -> dict[str, Any]:
     chain = _chain(error)
     frames = [frame for one in chain for frame, _ in traceback.walk_tb(one.__traceback__)]
     collective = any(map(_is_collective, chain))
+    if collective and isinstance(error, KeyboardInterrupt):
+        _end_before_torch(error)
     _trim(error)
     hint = causes.hint(chain)
     earlier = group.about_earlier(_text(error)) if collective else ""
@@ -147,6 +149,16 @@ def _trim(error: BaseException) -> None:
         if isinstance(one, BaseExceptionGroup):
             for member in one.exceptions:
                 _trim(member)
+
+
+def _end_before_torch(error: BaseException) -> None:
+    """Of an interrupt in a collective only the user's line tells: it met torch anywhere."""
+    error.__cause__, error.__suppress_context__ = None, True
+    frames = _frames(error.__traceback__)
+    while len(frames) > 1 and frames[-1].tb_frame.f_code.co_filename.startswith(TORCH):
+        frames.pop()
+    if frames:
+        frames[-1].tb_next = None
 
 
 def _users(frames: list[TracebackType]) -> list[TracebackType]:

@@ -14,6 +14,7 @@ from gpupool.core.whereabouts import Collective, Whereabouts
 
 WARN_FROZEN_S = 5.0  # a process that stands still is told
 OFFER_FROZEN_S = 15.0  # and that it can be replaced
+ADVICE = " Press stop to free the ranks; they keep their variables."
 _SETTLED_S = 2.0  # answers of the ranks are not of the same moment
 
 
@@ -85,7 +86,7 @@ def diagnose(seen: Mapping[int, Observed], hang_after_s: float) -> Diagnosis | N
     if frozen:
         text = f"{text} {_frozen_text(frozen, seen)}"
     elif is_hang:
-        text += " Press stop to free the ranks; they keep their variables."
+        text += ADVICE
     return Diagnosis(text, is_hang, tuple(outside or inside))
 
 

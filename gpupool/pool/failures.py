@@ -15,6 +15,7 @@ from gpupool.core.errors import RankError
 from gpupool.core.masking import Secrets, redact
 from gpupool.core.whereabouts import Whereabouts
 
+HANG = "HangError"
 _REFUSALS = ("TypeError", "ValueError")  # of a collective that has not begun
 
 
@@ -61,7 +62,8 @@ def settle(
     """What is said of each rank, now that all have ended.
 
     Ranks that failed only because of another one are marked as freed: after a first failure those
-    that were interrupted or in a collective. If the user wanted the end these were interrupted.
+    that were interrupted or in a collective. If the user wanted the end these were interrupted, but
+    for those in a collective that waited for one that was elsewhere.
 
     Args:
         asked: the user, or a limit, wanted the end.
@@ -70,13 +72,16 @@ def settle(
         where: where ranks were before they were interrupted or killed, as far as is known.
     """
     causes = set(_causes(failures.values(), asked, aborted_at))
+    waited = {rank for rank, one in failures.items() if _waited(one, where.get(rank))}
+    # whoever waits in a collective is not who the others wait for, if one of them is elsewhere
+    freed = waited if waited != failures.keys() - causes else set()
     settled = {}
     for rank, failure in failures.items():
         error, was = failure.error, where.get(rank)
         if rank in causes or not (failure.collective or failure.interrupted):
             if was is not None and not error.where:
                 error = replace(error, was=was.was)
-        elif asked:
+        elif asked and rank not in freed:
             error = _interrupted(failure, limit, was)
         else:
             error = replace(error, freed=True, was=was.was if was is not None else "")
@@ -97,6 +102,11 @@ def _causes(failures: Iterable[Failure], asked: bool, aborted_at: float | None) 
     return unprovoked or [by_time[0].error.rank]
 
 
+def _waited(failure: Failure, was: Whereabouts | None) -> bool:
+    """Whether a rank waited in a collective when it was freed."""
+    return failure.collective or (was is not None and bool(was.doing))
+
+
 def _interrupted(
     failure: Failure, limit: tuple[str, str] | None, was: Whereabouts | None
 ) -> RankError:
@@ -112,6 +122,7 @@ def _interrupted(
     return replace(
         error,
         ename=name,
-        evalue=", ".join(filter(None, (words, error.evalue))),
+        # a hang has been told with the place of every rank
+        evalue=words if name == HANG else ", ".join(filter(None, (words, error.evalue))),
         traceback=error.traceback.replace("KeyboardInterrupt", name),
     )

@@ -243,16 +243,25 @@ def test_the_rank_that_failed_first_is_shown_and_where_the_others_waited(fails: 
         "rank 1: ValueError: bad value "
         "(1 of 2 ranks failed, 1 freed from a collective; Cell In[12], line 2)"
     )
-    assert shown(error).endswith("\nrank 0: freed from a collective (Cell In[12], line 3)")
+    said = shown(error).splitlines()[-1]
+    assert re.fullmatch(r"rank 0: freed from barrier #\d+ \(Cell In\[12\], line 3\)", said)
 
 
 def test_an_error_of_its_own_is_not_taken_for_a_freed_collective(fails: Fails) -> None:
     error = fails(
         "import time\nif rank == 1:\n    raise ValueError('first')\n"
-        "time.sleep(0.8)\nraise KeyError('own')"
+        "time.sleep(0.05)\nraise KeyError('own')"
     )
     assert not any(e.freed for e in error.errors.values())
     assert shown(error).endswith("\nrank 0: KeyError: 'own' (Cell In[12], line 5)")
+
+
+def test_a_rank_that_only_computed_is_stopped_at_its_line(fails: Fails) -> None:
+    error = fails("import time\nif rank == 1:\n    raise ValueError('first')\ntime.sleep(60)")
+    assert str(error) == (
+        "rank 1: ValueError: first (1 of 2 ranks failed, 1 stopped; Cell In[12], line 3)"
+    )
+    assert shown(error).endswith("\nrank 0: stopped at Cell In[12], line 4")
 
 
 def test_equal_errors_at_different_lines_are_not_the_same(fails: Fails) -> None:

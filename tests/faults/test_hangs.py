@@ -1,0 +1,115 @@
+"""Ranks that wait for ever are told under the running cell, and freed if that is wanted."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+import gpupool
+from gpupool import Pool, SpmdError
+from gpupool.pool import session
+from tests.pool.processes import engine_pid, gone, until
+
+SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
+MISMATCH = (
+    "if rank == 0: dist.all_reduce(torch.ones(3))\n"
+    "elif rank == 1: dist.broadcast(torch.ones(3), 0)\n"
+    "else: dist.barrier()"
+)
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[dict[str, Pool]]:
+    """A pool that tells of hangs after a second, and one that ends them."""
+    session.stop()
+    made = {
+        on_hang: Pool(gpupool.PoolOptions(n=3, device="cpu", on_hang=on_hang, hang_after_s=1.0))
+        for on_hang in ("tell", "abort")
+    }
+    yield made
+    for pool in made.values():
+        pool.stop()
+
+
+def test_a_cell_in_which_a_rank_never_comes_is_ended_and_names_every_rank(
+    pools: dict[str, Pool],
+) -> None:
+    pool = pools["abort"]
+    pool.run("kept = rank")
+    with pytest.raises(SpmdError) as caught:
+        pool.run("if rank != 1: dist.all_reduce(torch.ones(3))", timeout_s=40)
+    first = caught.value.first
+    assert first.ename == "HangError"
+    assert first.evalue.startswith("Hang: waiting for rank 1 for ")
+    assert "rank 0, 2: all_reduce #" in first.evalue
+    assert first.evalue.endswith("rank 1: has finished the cell without it")
+    assert "torch/distributed" not in first.traceback  # the user's line, and nothing behind it
+    assert dict(pool.run(f"{SUM}, kept")) == {0: (3.0, 0), 1: (3.0, 1), 2: (3.0, 2)}
+
+
+def test_ranks_in_different_collectives_are_ended_too(pools: dict[str, Pool]) -> None:
+    with pytest.raises(SpmdError, match="HangError: Hang: the ranks have been in different"):
+        pools["abort"].run(MISMATCH, timeout_s=40)
+    assert dict(pools["abort"].run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+
+
+def test_unless_it_is_wanted_a_hang_is_told_and_the_cell_goes_on_until_it_is_stopped(
+    pools: dict[str, Pool],
+) -> None:
+    pool = pools["tell"]
+    said: list[str | None] = []
+    cell = pool.begin(MISMATCH, ranks=[0, 1, 2], on_output=lambda *_: None, on_notice=said.append)
+    hang = "Hang: the ranks have been in different collectives"
+    until(lambda: str(said[-1:]).startswith(f"['{hang}"), 20.0, "the diagnosis")
+    assert "rank 1: broadcast #" in str(said[-1])
+    assert not cell.done()
+    cell.interrupt()
+    assert cell.wait(10.0)
+    assert said[-1] is None
+    ended = [str(cell.errors[rank]) for rank in range(3)]
+    assert ended == [f"KeyboardInterrupt: in {op}" for op in _ops(cell.errors[0].evalue)]
+
+
+def _ops(evalue: str) -> list[str]:
+    number = evalue.partition("#")[2]
+    return [f"{op} #{number}" for op in ("all_reduce", "broadcast", "barrier")]
+
+
+def test_a_long_computation_is_no_hang(pools: dict[str, Pool]) -> None:
+    pool = pools["abort"]
+    code = "import time\nend = time.monotonic() + 5\nwhile time.monotonic() < end: pass\nrank"
+    said: list[str | None] = []
+    cell = pool.begin(code, ranks=[0, 1, 2], on_output=lambda *_: None, on_notice=said.append)
+    assert {rank: reply["text"] for rank, reply in cell.result().items()} == {
+        0: "0", 1: "1", 2: "2"
+    }  # fmt: skip
+    assert said == []
+
+
+def test_a_frozen_rank_is_told_and_offered_and_replaced_when_the_cell_is_stopped(
+    pools: dict[str, Pool],
+) -> None:
+    pool = pools["tell"]
+    victim = engine_pid(pool, 1)
+    said: list[str | None] = []
+    cell = pool.begin(
+        "import time; time.sleep(600)",
+        ranks=[0, 1, 2],
+        on_output=lambda *_: None,
+        on_notice=said.append,
+    )
+    until(lambda: pool.status().state == "busy", 5.0)
+    os.kill(victim, signal.SIGSTOP)
+    until(lambda: bool(said), 20.0, "the warning")
+    assert "Rank 1" in str(said[0])
+    assert f"kill -CONT {victim}" in str(said[0])
+    until(lambda: any("press stop" in str(text).lower() for text in said), 30.0, "the offer")
+    cell.interrupt()
+    until(lambda: "does not react" in str(said[-1]), 10.0, "the word before it is killed")
+    cell.interrupt()
+    assert cell.wait(10.0)
+    assert dict(pool.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+    assert gone(victim)
