@@ -119,6 +119,29 @@ def test_other_errors_of_a_collective_keep_their_message(pool3: Pool) -> None:
         pool3.run("dist.all_reduce('no tensor')")
 
 
+def test_an_error_of_the_users_own_that_speaks_of_connections_is_none_of_a_group(
+    pool3: Pool,
+) -> None:
+    """Also while groups are held that were left, and it costs no group where that is made anew."""
+    fail(pool3)
+    generation = pool3.generation
+    own = "download failed: Connection reset by peer"
+    with pytest.raises(SpmdError, match=own):
+        pool3.run(f"raise RuntimeError({own!r})", ranks=[0])
+    assert pool3.generation == generation
+
+
+@leaving
+def test_a_present_group_that_another_rank_has_left_is_not_called_an_earlier_one(
+    pool3: Pool,
+) -> None:
+    fail(pool3)
+    pool3.run("import time; sub = dist.new_group([0, 1])\nif rank < 2: dist.barrier(sub)")
+    leave = "time.sleep(0.2); dist.destroy_process_group(sub); del sub"
+    with pytest.raises(SpmdError, match="losed by peer"):
+        pool3.run(f"if rank == 1: {leave}\nif rank == 0: dist.barrier(sub)", timeout_s=20)
+
+
 def test_an_error_before_any_collective_leaves_everything_as_it_is(pool3: Pool) -> None:
     with pytest.raises(SpmdError):
         pool3.run("1 / 0")
