@@ -15,7 +15,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -154,6 +154,30 @@ def install() -> None:
         return group, own_store
 
     _c10d._new_process_group_helper = making
+
+
+def splitting(split: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.distributed.split_group` whose part of a lasting group is connected, and lasts too."""
+
+    @functools.wraps(split)
+    def split_group(parent_pg: Any = None, *args: Any, **options: Any) -> Any:
+        __tracebackhide__ = True
+        group = split(parent_pg, *args, **options)
+        parent = parent_pg or dist.group.WORLD
+        lasts = any(lasting.group is parent for lasting in _groups.values())
+        if not lasts or not isinstance(group, dist.ProcessGroup):
+            return group
+        name, ranks = _c10d._world.pg_names[group], dist.get_process_group_ranks(group)
+        number = _num_made[name] = _num_made.get(name, 0) + 1
+        store = _c10d._world.pg_map[group][1]
+        try:
+            _connect_new(name, number, _Lasting(group, ranks, group.rank(), store))
+        except BaseException:
+            dist.destroy_process_group(group)
+            raise
+        return group
+
+    return split_group
 
 
 def _connect_new(name: str, number: int, made: _Lasting) -> None:

@@ -160,6 +160,15 @@ def test_ranks_that_are_not_in_step_get_another_group(pool3: Pool) -> None:
 
 
 @lasting
+def test_a_part_of_a_split_group_goes_on(pool3: Pool) -> None:
+    pool3.run("part = dist.split_group(split_ranks=[[0, 2], [1]])")
+    code = "y = torch.ones(1); dist.all_reduce(y, group=part); y.item()"
+    for _ in range(2):
+        assert dict(pool3.run(code, timeout_s=20)) == {0: 2.0, 1: 1.0, 2: 2.0}
+        fail(pool3)
+
+
+@lasting
 def test_a_message_that_nobody_has_received_is_gone(pool3: Pool) -> None:
     send = "if rank == 0: dist.send(torch.full([1], {}), 1)\n"
     with pytest.raises(SpmdError, match="typo"):
