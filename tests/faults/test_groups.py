@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
@@ -166,6 +167,34 @@ def test_a_part_of_a_split_group_goes_on(pool3: Pool) -> None:
     for _ in range(2):
         assert dict(pool3.run(code, timeout_s=20)) == {0: 2.0, 1: 1.0, 2: 2.0}
         fail(pool3)
+
+
+@pytest.fixture
+def checked() -> Iterator[Pool]:
+    """A pool whose ranks check what the others call: TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+    session.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+        yield gpupool.start(n=3, device="cpu")
+    session.stop()
+
+
+def test_groups_that_torch_checks_are_formed_anew(checked: Pool) -> None:
+    """These cannot be given new connections."""
+    sub = "sub = dist.new_group([0, 2])\n" + SUB.format(1, "sub")
+    for _ in range(2):
+        assert dict(checked.run(sub)) == {0: 2.0, 1: 1.0, 2: 2.0}
+        with pytest.raises(SpmdError, match="typo"):
+            checked.run("if rank == 1: raise ValueError('typo')\ndist.barrier()")
+        assert dict(checked.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+    with pytest.raises(SpmdError, match=EARLIER):
+        checked.run("if rank != 1: dist.barrier(sub)")
+    level = "dist.set_debug_level(dist.DebugLevel.{})\n"
+    checked.run(level.format("OFF") + "if rank == 1: dist.destroy_process_group()")
+    assert dict(checked.run(level.format("DETAIL") + sub)) == {0: 2.0, 1: 1.0, 2: 2.0}
+    with pytest.raises(SpmdError, match="typo"):
+        checked.run(level.format("OFF") + "raise ValueError('typo')\ndist.barrier()")
+    assert dict(checked.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
 
 
 @lasting
