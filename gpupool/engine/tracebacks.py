@@ -17,7 +17,7 @@ from typing import Any
 
 from gpupool.engine import calls, causes, debug, group, here
 from gpupool.engine.channel import encodable
-from gpupool.engine.places import LIBRARIES, MACHINERY, TORCH, place
+from gpupool.engine.places import MACHINERY, TORCH, is_users, place
 from gpupool.engine.shell import this_shell
 from gpupool.engine.sources import cell_of
 
@@ -109,7 +109,7 @@ def _where(error: BaseException) -> str:
     for frame in _frames(error.__traceback__):
         name, line = frame.tb_frame.f_code.co_filename, frame.tb_lineno
         cell = cell_of(shell, name)
-        if cell or not (found.startswith("Cell ") or name.startswith(LIBRARIES)):
+        if cell or (is_users(name) and not found.startswith("Cell ")):
             found = f"{cell or place(name)}, line {line}"
     if isinstance(error, SyntaxError) and error.filename:
         cell = cell_of(shell, error.filename)
