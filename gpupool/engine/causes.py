@@ -38,9 +38,19 @@ _LOST = (
 )
 
 
-def memory_is_out(chain: Sequence[BaseException]) -> bool:
-    """Whether an error, or one behind it, was a lack of memory, of a GPU or of the host."""
-    return any(_is_gpu_memory(error) or _is_host_memory(error) for error in chain)
+def memory_is_out(error: BaseException) -> bool:
+    """Whether an error, or what it was raised `from`, is a lack of memory, of a GPU or of the host.
+
+    Not one that was caught before: what was raised then is another error.
+    """
+    seen: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and not any(current is one for one in seen):
+        if _is_gpu_memory(current) or _is_host_memory(current):
+            return True
+        seen.append(current)
+        current = current.__cause__
+    return False
 
 
 def hint(chain: Sequence[BaseException]) -> str:

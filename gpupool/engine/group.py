@@ -22,6 +22,7 @@ import gc
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import torch
@@ -187,12 +188,15 @@ def counts() -> dict[str, int]:
     return {name: one._get_sequence_number_for_group() for one, name in list(groups.items())}
 
 
-def about_earlier(message: str) -> str:
+def about_earlier(message: str, frames: Sequence[FrameType]) -> str:
     """What to say of a failed collective if that was one of an earlier group; else "".
 
-    The present group is whole then, and something still holds one that was left.
+    The present group is whole then, and something still holds one that was left. What was called
+    with a group of the present generation is no collective of an earlier one.
     """
     if not lasting.left or not any(words in message.lower() for words in _OF_LEFT):
+        return ""
+    if any(one in distributed_c10d._world.pg_map for one in where.groups_in(frames)):
         return ""
     if not _connections <= set(gloo_connections().values()):
         return ""

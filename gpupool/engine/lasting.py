@@ -15,7 +15,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,8 +52,16 @@ _num_made: dict[str, int] = {}  # sub-groups by name, in this generation
 
 
 def is_possible() -> bool:
-    """Whether this torch can connect a group anew: not where it makes connections late."""
-    return hasattr(distributed_c10d, "_reconfigure") and not connects_late()
+    """Whether this torch can connect a group anew.
+
+    Not where it makes connections late, nor where it wraps groups to check what ranks call.
+    """
+    return hasattr(distributed_c10d, "_reconfigure") and not connects_late() and not _is_checked()
+
+
+def _is_checked() -> bool:
+    """TORCH_DISTRIBUTED_DEBUG=DETAIL, or `set_debug_level` in a cell: new groups are wrapped."""
+    return bool(_c10d.get_debug_level() == _c10d.DebugLevel.DETAIL)
 
 
 def connects_late() -> bool:
@@ -111,8 +119,11 @@ def connect(generation: int, handles: Mapping[str, Sequence[str]], num_named: in
     _generation = generation
     _num_made.clear()
     for name in [name for name in _groups if name not in handles]:
-        left.add(_groups[name].group)
-        dist.destroy_process_group(_groups.pop(name).group)
+        del _groups[name]
+    lasting = [one.group for one in _groups.values()]
+    for group in [one for one in _c10d._world.pg_map if one not in lasting]:
+        left.add(group)
+        dist.destroy_process_group(group)
     world = _groups[WORLD]
     wait_for_all(world.store, f"connect{generation}", world.place, len(world.ranks))
     for name, members in handles.items():
@@ -138,7 +149,7 @@ def install() -> None:
         if not ranks or place is None or not is_ours or str(backend) not in ("gloo", "cpu:gloo"):
             return make(size, place, ranks, backend, store, name, *args, **options)
         number = _num_made[name] = _num_made.get(name, 0) + 1
-        if WORLD not in _groups:
+        if WORLD not in _groups or _is_checked():
             wait_for_all(store, f"gpupool/{name}/{number}", place, size)
             return make(size, place, ranks, backend, store, name, *args, **options)
         known = set(_c10d._world.pg_map)
@@ -154,6 +165,30 @@ def install() -> None:
         return group, own_store
 
     _c10d._new_process_group_helper = making
+
+
+def splitting(split: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.distributed.split_group` whose part of a lasting group is connected, and lasts too."""
+
+    @functools.wraps(split)
+    def split_group(parent_pg: Any = None, *args: Any, **options: Any) -> Any:
+        __tracebackhide__ = True
+        group = split(parent_pg, *args, **options)
+        parent = parent_pg or dist.group.WORLD
+        lasts = any(lasting.group is parent for lasting in _groups.values())
+        if not lasts or not isinstance(group, dist.ProcessGroup):
+            return group
+        name, ranks = _c10d._world.pg_names[group], dist.get_process_group_ranks(group)
+        number = _num_made[name] = _num_made.get(name, 0) + 1
+        store = _c10d._world.pg_map[group][1]
+        try:
+            _connect_new(name, number, _Lasting(group, ranks, group.rank(), store))
+        except BaseException:
+            dist.destroy_process_group(group)
+            raise
+        return group
+
+    return split_group
 
 
 def _connect_new(name: str, number: int, made: _Lasting) -> None:

@@ -32,6 +32,7 @@ def install() -> None:
     lasting.install()
     sys.argv = ["notebook"]  # without arguments: those of the engine are not the script's
     _replace(_torch_init, functools.wraps(_torch_init)(_init_process_group))
+    _replace(dist.split_group, lasting.splitting(dist.split_group))
     spawn = torch.multiprocessing.spawn  # type: ignore[attr-defined]
     _replace(spawn, _refusing_cells(spawn))
     for name in ("ps1", "ps2"):  # the mark of an interactive Python, by which Lightning refuses

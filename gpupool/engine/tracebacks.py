@@ -7,6 +7,7 @@ what it holds may not be picklable.
 from __future__ import annotations
 
 import contextlib
+import dis
 import time
 import traceback
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from typing import Any
 
 from gpupool.engine import calls, causes, debug, group, here
 from gpupool.engine.channel import encodable
-from gpupool.engine.places import LIBRARIES, MACHINERY, TORCH, place
+from gpupool.engine.places import MACHINERY, TORCH, is_users, place
 from gpupool.engine.shell import this_shell
 from gpupool.engine.sources import cell_of
 
@@ -25,6 +26,7 @@ MAX_TEXT_CHARS = 60_000  # of a traceback
 MAX_FRAMES = 24  # of one exception; the middle is left out
 MAX_CHAIN = 8  # exceptions behind one another
 MAX_MEMBERS = 8  # of an exception group
+_RAISE = dis.opmap["RAISE_VARARGS"]
 _IN_COLLECTIVE = (
     "gloo",
     "nccl",
@@ -47,9 +49,9 @@ def describe(error: BaseException) -> dict[str, Any]:
     collective = any(map(_is_collective, chain))
     if collective and isinstance(error, KeyboardInterrupt):
         _end_before_torch(error)
+    earlier = group.about_earlier(_text(error), frames) if _is_collective(error) else ""
     _trim(error)
     hint = causes.hint(chain)
-    earlier = group.about_earlier(_text(error)) if collective else ""
     described: dict[str, Any] = {
         "ename": _kind(error).__name__,
         "evalue": earlier or _message(error),
@@ -59,7 +61,7 @@ def describe(error: BaseException) -> dict[str, Any]:
         "collective": collective and not earlier,
         "hint": hint,
     }
-    if causes.memory_is_out(chain) and not here.is_inline():
+    if causes.memory_is_out(error) and not here.is_inline():
         causes.release(frames)
     else:
         debug.remember(error)
@@ -109,7 +111,7 @@ def _where(error: BaseException) -> str:
     for frame in _frames(error.__traceback__):
         name, line = frame.tb_frame.f_code.co_filename, frame.tb_lineno
         cell = cell_of(shell, name)
-        if cell or not (found.startswith("Cell ") or name.startswith(LIBRARIES)):
+        if cell or (is_users(name) and not found.startswith("Cell ")):
             found = f"{cell or place(name)}, line {line}"
     if isinstance(error, SyntaxError) and error.filename:
         cell = cell_of(shell, error.filename)
@@ -121,9 +123,13 @@ def _where(error: BaseException) -> str:
 def _is_collective(error: BaseException) -> bool:
     """Whether it came out of torch.distributed."""
     frames = _frames(error.__traceback__)
-    last = frames[-1].tb_frame.f_code.co_filename if frames else ""
+    code = frames[-1].tb_frame.f_code if frames else None
+    last = code.co_filename if code else ""
     if last.startswith(f"{TORCH}distributed/"):
         return True
+    by_statement = code is not None and code.co_code[frames[-1].tb_lasti] == _RAISE
+    if by_statement and not last.startswith((TORCH, *MACHINERY)):
+        return False  # not by a group, in C: whoever wrote it may speak of any connection
     text = _text(error).lower()
     return isinstance(error, RuntimeError) and any(word in text for word in _IN_COLLECTIVE)
 

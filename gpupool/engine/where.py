@@ -11,7 +11,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -114,6 +114,17 @@ def _function(frames: list[FrameType]) -> tuple[str, FrameType | None]:
         if code.co_filename == _OURS and code.co_name == "_init_process_group":
             return "init_process_group", frame
     return "", None
+
+
+def groups_in(frames: Iterable[FrameType]) -> list[dist.ProcessGroup]:
+    """The groups that functions of torch.distributed in these frames were called with."""
+    calls = [frame for frame in frames if frame.f_code.co_filename == _DISTRIBUTED]
+    return [
+        value
+        for frame in calls
+        for value in frame.f_locals.values()
+        if isinstance(value, dist.ProcessGroup)
+    ]
 
 
 def _from_stack(function: str, frame: FrameType | None) -> Collective | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 import torch.distributed as dist
@@ -119,6 +120,29 @@ def test_other_errors_of_a_collective_keep_their_message(pool3: Pool) -> None:
         pool3.run("dist.all_reduce('no tensor')")
 
 
+def test_an_error_of_the_users_own_that_speaks_of_connections_is_none_of_a_group(
+    pool3: Pool,
+) -> None:
+    """Also while groups are held that were left, and it costs no group where that is made anew."""
+    fail(pool3)
+    generation = pool3.generation
+    own = "download failed: Connection reset by peer"
+    with pytest.raises(SpmdError, match=own):
+        pool3.run(f"raise RuntimeError({own!r})", ranks=[0])
+    assert pool3.generation == generation
+
+
+@leaving
+def test_a_present_group_that_another_rank_has_left_is_not_called_an_earlier_one(
+    pool3: Pool,
+) -> None:
+    fail(pool3)
+    pool3.run("import time; sub = dist.new_group([0, 1])\nif rank < 2: dist.barrier(sub)")
+    leave = "time.sleep(0.2); dist.destroy_process_group(sub); del sub"
+    with pytest.raises(SpmdError, match="losed by peer"):
+        pool3.run(f"if rank == 1: {leave}\nif rank == 0: dist.barrier(sub)", timeout_s=20)
+
+
 def test_an_error_before_any_collective_leaves_everything_as_it_is(pool3: Pool) -> None:
     with pytest.raises(SpmdError):
         pool3.run("1 / 0")
@@ -134,6 +158,43 @@ def test_ranks_that_are_not_in_step_get_another_group(pool3: Pool) -> None:
         pool3.run(code)
     assert pool3.generation == generation + 1
     assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+
+
+@lasting
+def test_a_part_of_a_split_group_goes_on(pool3: Pool) -> None:
+    pool3.run("part = dist.split_group(split_ranks=[[0, 2], [1]])")
+    code = "y = torch.ones(1); dist.all_reduce(y, group=part); y.item()"
+    for _ in range(2):
+        assert dict(pool3.run(code, timeout_s=20)) == {0: 2.0, 1: 1.0, 2: 2.0}
+        fail(pool3)
+
+
+@pytest.fixture
+def checked() -> Iterator[Pool]:
+    """A pool whose ranks check what the others call: TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+    session.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+        yield gpupool.start(n=3, device="cpu")
+    session.stop()
+
+
+def test_groups_that_torch_checks_are_formed_anew(checked: Pool) -> None:
+    """These cannot be given new connections."""
+    sub = "sub = dist.new_group([0, 2])\n" + SUB.format(1, "sub")
+    for _ in range(2):
+        assert dict(checked.run(sub)) == {0: 2.0, 1: 1.0, 2: 2.0}
+        with pytest.raises(SpmdError, match="typo"):
+            checked.run("if rank == 1: raise ValueError('typo')\ndist.barrier()")
+        assert dict(checked.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+    with pytest.raises(SpmdError, match=EARLIER):
+        checked.run("if rank != 1: dist.barrier(sub)")
+    level = "dist.set_debug_level(dist.DebugLevel.{})\n"
+    checked.run(level.format("OFF") + "if rank == 1: dist.destroy_process_group()")
+    assert dict(checked.run(level.format("DETAIL") + sub)) == {0: 2.0, 1: 1.0, 2: 2.0}
+    with pytest.raises(SpmdError, match="typo"):
+        checked.run(level.format("OFF") + "raise ValueError('typo')\ndist.barrier()")
+    assert dict(checked.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
 
 
 @lasting

@@ -81,6 +81,27 @@ def test_what_has_failed_keeps_no_memory_and_the_debugger_says_so(
     assert "1 / 0" in plain(said["text"])
 
 
+CAUGHT = """
+def step():
+    marker = 42
+    try: torch.empty(10**15)
+    except RuntimeError as error:
+        raise ValueError('another'){}
+step()
+"""
+
+
+def test_what_is_raised_after_a_lack_of_memory_was_caught_is_kept_for_the_debugger(
+    pool2: Pool, fails: Fails
+) -> None:
+    fails(CAUGHT.format(""))
+    pool2.call(0, "debug_command", {"line": None}).result(10)
+    assert pool2.call(0, "debug_command", {"line": "p marker"}).result(10)["text"] == "42\n"
+    fails(CAUGHT.format(" from error"))
+    said = pool2.call(0, "debug_command", {"line": None}).result(10)
+    assert said["text"].startswith("The last error here was a lack of memory.")
+
+
 def test_torchs_allocator_and_python_run_out_too(fails: Fails) -> None:
     for source in ("torch.empty(10**15)", "bytearray(10**15)"):
         assert "Host memory: this rank holds" in fails(source).first.hint

@@ -145,6 +145,16 @@ def test_a_syntax_error_in_other_code_shows_the_line_that_asked_for_it(fails: Fa
     assert "'(' was never closed" in first_traceback(error)
 
 
+def test_the_line_of_an_import_that_fails_is_the_users(pool2: Pool) -> None:
+    with pytest.raises(SpmdError) as caught:
+        pool2.run("1\nimport no_such_module_here.part")
+    assert caught.value.first.where == "pool.run, line 2"
+    source = "import importlib\nimportlib.import_module('no_such_module_here')"
+    with pytest.raises(SpmdError) as caught:
+        pool2.run(source)
+    assert caught.value.first.where == "pool.run, line 2"
+
+
 def test_warnings_name_the_cell_and_so_fold(run: Callable[..., SpmdRun]) -> None:
     result = run("import warnings\nx = 1\nwarnings.warn('careful')", 12).result()
     assert result.text(0) == result.text(1)
