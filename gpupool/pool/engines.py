@@ -107,6 +107,7 @@ class Engines:
             self._leaving.clear()
             for rank in ranks:
                 self._dead.pop(rank, None)
+                self._killed.pop(rank, None)  # it had ended already when it was killed
         self._awaiting = True
         try:
             self._launch.start_engines(chosen)

@@ -486,7 +486,7 @@ class Pool:
                     return
                 try:
                     self._replace(lost, unheard)
-                except PoolError as error:  # of one more that has died, say
+                except Exception as error:  # of one more that has died, say
                     if attempt == _NUM_REPLACEMENTS - 1:
                         listed = ", ".join(map(str, lost))
                         reason = f"rank {listed} could not be started again: {error}"

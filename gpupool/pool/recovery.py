@@ -6,6 +6,7 @@ first, and nothing begins until the group is whole again.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -41,6 +42,10 @@ class Recovery:
                     time.sleep(0.01)
                 while self._goes_on():
                     self._replace()
+            except Exception:  # whoever waits would wait for ever
+                logging.getLogger("gpupool").exception("lost ranks were not replaced")
+                with self._lock:
+                    self._works = False
             finally:
                 self._turns.end(turn)
                 with self._lock:
