@@ -22,11 +22,18 @@ class Diagnosis:
     """What is wrong, in words.
 
     `is_hang`: it cannot end by itself. `ranks` are those that others wait for, or that stand still.
+    `advice` is what the user can do about a hang.
     """
 
-    text: str
+    finding: str
     is_hang: bool
     ranks: tuple[int, ...]
+    advice: str = ""
+
+    @property
+    def text(self) -> str:
+        """All that is told while it lasts."""
+        return f"{self.finding} {self.advice}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +88,12 @@ def diagnose(seen: Mapping[int, Observed], hang_after_s: float) -> Diagnosis | N
     parts = _folded(inside, {r: _place(seen[r]) for r in inside})
     parts += _folded(outside, {r: _absence(seen[r]) for r in outside})
     text = f"{_head(is_hang, inside, outside, seen)} for {seconds:.0f} s. {'; '.join(parts)}."
-    frozen = [rank for rank in frozen if rank in involved]
+    frozen, advice = [rank for rank in frozen if rank in involved], ""
     if frozen:
         text = f"{text} {_frozen_text(frozen, seen)}"
     elif is_hang:
-        text += " Press stop to free the ranks; they keep their variables."
-    return Diagnosis(text, is_hang, tuple(outside or inside))
+        advice = "Press stop to free the ranks; they keep their variables."
+    return Diagnosis(text, is_hang, tuple(outside or inside), advice)
 
 
 # ---- who waits for whom ----------------------------------------------------------------------

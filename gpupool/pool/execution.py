@@ -268,7 +268,8 @@ class Execution:
         diagnosis = self._watch.look(pending, self.replies, now)
         self._notice(diagnosis.text if diagnosis else None)
         if diagnosis and diagnosis.is_hang and self._pool.options.on_hang == "abort":
-            self._limit = "HangError", diagnosis.text
+            found = diagnosis.finding.removeprefix("Hang: ").rstrip(".")
+            self._limit = "HangError", found
             self.interrupt()
 
     def _notice(self, text: str | None) -> None:
