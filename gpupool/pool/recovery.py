@@ -22,6 +22,7 @@ class Recovery:
         self._replace = replace
         self._lock = threading.Lock()
         self._is_wanted = self._works = False
+        self.waits_for: list[str] = []  # what runs on the other ranks and ends first
         self._rests = threading.Event()
         self._rests.set()
 
@@ -38,8 +39,10 @@ class Recovery:
 
         def work() -> None:
             try:
-                while self._turns.begin(turn):
+                while waits_for := self._turns.begin(turn):
+                    self.waits_for = waits_for
                     time.sleep(0.01)
+                self.waits_for = []
                 while self._goes_on():
                     self._replace()
             except Exception:  # whoever waits would wait for ever
