@@ -342,16 +342,18 @@ class Pool:
         on_output: OnOutput,
         timeout_s: float | None = None,
         on_interrupt: Callable[[], None] | None = None,
-        on_notice: OnNotice = unnoticed,
+        on_notice: OnNotice | None = None,
     ) -> Execution:
         """Call an engine function on several ranks, supervised.
 
         Args:
             on_interrupt: called at the first Ctrl-C by a pool that works in the caller's thread,
                 which then cannot hear it itself; without it the ranks are interrupted.
+            on_notice: hears what the user should know meanwhile; without it that is on stderr.
         """
         self.wait_until_usable()
-        return Execution(self, name, payloads, on_output, timeout_s, on_notice)
+        tell = NoticeLines() if on_notice is None else on_notice
+        return Execution(self, name, payloads, on_output, timeout_s, tell)
 
     def call(
         self,

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from gpupool.pool.turns import Turns
+from gpupool.pool.turns import Turn, Turns
 
 
 class Recovery:
@@ -22,7 +22,7 @@ class Recovery:
         self._replace = replace
         self._lock = threading.Lock()
         self._is_wanted = self._works = False
-        self.waits_for: list[str] = []  # what runs on the other ranks and ends first
+        self._turn: Turn | None = None
         self._rests = threading.Event()
         self._rests.set()
 
@@ -35,14 +35,12 @@ class Recovery:
             self._works = True
             self._rests.clear()
         name = f"the replacement of rank {rank}"
-        turn = self._turns.ask(range(world_size), name, first=True)
+        self._turn = turn = self._turns.ask(range(world_size), name, first=True)
 
         def work() -> None:
             try:
-                while waits_for := self._turns.begin(turn):
-                    self.waits_for = waits_for
+                while self._turns.begin(turn):
                     time.sleep(0.01)
-                self.waits_for = []
                 while self._goes_on():
                     self._replace()
             except Exception:  # whoever waits would wait for ever
@@ -56,6 +54,11 @@ class Recovery:
                         self._rests.set()
 
         threading.Thread(target=work, name="gpupool-recovery", daemon=True).start()
+
+    @property
+    def waits_for(self) -> list[str]:
+        """What runs on the other ranks and ends before a replacement begins."""
+        return self._turns.ahead(self._turn) if self._turn is not None else []
 
     def wait(self) -> None:
         """Wait until nothing is being replaced."""

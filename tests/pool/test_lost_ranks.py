@@ -159,3 +159,22 @@ def test_a_hang_ends_the_cell_where_that_is_wanted_and_is_its_error() -> None:
     assert "stop" not in error.evalue  # there is nothing to press any more
     assert dict(pool.run("kept")) == {0: 3, 1: 3}
     session.stop()
+
+
+def test_a_frozen_rank_that_a_value_is_sent_to_is_told(
+    pool3: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+
+    def is_told() -> bool:
+        told.append(capsys.readouterr().err)
+        return f"gpupool: Rank 1 (process {pid}) has been stopped for" in "".join(told)
+
+    pid = engine_pid(pool3, 1)
+    os.kill(pid, signal.SIGSTOP)
+    sender = threading.Thread(target=pool3.__setitem__, args=("sent_late", 4), daemon=True)
+    sender.start()
+    until(is_told, SOON_S)
+    os.kill(pid, signal.SIGCONT)
+    sender.join(SOON_S)
+    assert dict(pool3.run("sent_late")) == {0: 4, 1: 4, 2: 4}
