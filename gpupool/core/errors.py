@@ -61,7 +61,11 @@ class PoolStartError(PoolError):
 
 
 class EngineDiedError(PoolError):
-    """The process of an engine has ended."""
+    """The process of an engine has ended; at `died_at` (seconds since the epoch), if known."""
+
+    def __init__(self, message: str = "", died_at: float | None = None) -> None:
+        super().__init__(message)
+        self.died_at = died_at
 
 
 class UnansweredError(PoolError):

@@ -74,7 +74,9 @@ def waits_text(status: PoolStatus) -> str:
     if not lost:  # the new ones are there already, and join the group
         return "gpupool: waits until the lost ranks are replaced."
     are = "is" if len(lost) == 1 else "are"
-    return f"gpupool: waits until rank {', '.join(map(str, lost))} {are} replaced."
+    after = ", ".join(status.replaced_after)
+    when = f", which begins when {after} has ended" if after else ""
+    return f"gpupool: waits until rank {', '.join(map(str, lost))} {are} replaced{when}."
 
 
 def env_text(

@@ -14,7 +14,6 @@ from gpupool.core.whereabouts import Collective, Whereabouts
 
 WARN_FROZEN_S = 5.0  # a process that stands still is told
 OFFER_FROZEN_S = 15.0  # and that it can be replaced
-ADVICE = " Press stop to free the ranks; they keep their variables."
 _SETTLED_S = 2.0  # answers of the ranks are not of the same moment
 
 
@@ -23,11 +22,18 @@ class Diagnosis:
     """What is wrong, in words.
 
     `is_hang`: it cannot end by itself. `ranks` are those that others wait for, or that stand still.
+    `advice` is what the user can do about a hang.
     """
 
-    text: str
+    finding: str
     is_hang: bool
     ranks: tuple[int, ...]
+    advice: str = ""
+
+    @property
+    def text(self) -> str:
+        """All that is told while it lasts."""
+        return f"{self.finding} {self.advice}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +88,12 @@ def diagnose(seen: Mapping[int, Observed], hang_after_s: float) -> Diagnosis | N
     parts = _folded(inside, {r: _place(seen[r]) for r in inside})
     parts += _folded(outside, {r: _absence(seen[r]) for r in outside})
     text = f"{_head(is_hang, inside, outside, seen)} for {seconds:.0f} s. {'; '.join(parts)}."
-    frozen = [rank for rank in frozen if rank in involved]
+    frozen, advice = [rank for rank in frozen if rank in involved], ""
     if frozen:
         text = f"{text} {_frozen_text(frozen, seen)}"
     elif is_hang:
-        text += ADVICE
-    return Diagnosis(text, is_hang, tuple(outside or inside))
+        advice = "Press stop to free the ranks; they keep their variables."
+    return Diagnosis(text, is_hang, tuple(outside or inside), advice)
 
 
 # ---- who waits for whom ----------------------------------------------------------------------

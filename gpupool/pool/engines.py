@@ -33,11 +33,12 @@ Progress = Callable[[str], None]
 class Engines:
     """One engine per rank, each at once known to have died if it has.
 
-    `on_loss(sentence, log_tail, rank)` is called, from a background thread, when a process is gone;
-    rank is None for one that all ranks need.
+    `on_loss(sentence, log_tail, rank, is_heard)` is called, from a background thread, when a
+    process is gone; rank is None for one that all ranks need. `is_heard`: a call that has a number
+    fails by it.
     """
 
-    def __init__(self, on_loss: Callable[[str, str, int | None], None]) -> None:
+    def __init__(self, on_loss: Callable[[str, str, int | None, bool], None]) -> None:
         self.last_used = time.monotonic()
         self._ranks: tuple[Rank, ...] = ()
         self._on_loss = on_loss
@@ -46,10 +47,11 @@ class Engines:
         self._up = False  # they were all there once
         self._awaiting = True  # an engine is still to come
         self._losses: list[tuple[str, str]] = []
-        self._dead: dict[int, str] = {}
+        self._dead: dict[int, tuple[str, float]] = {}  # how it is told, and when it was
         self._killed: dict[int, str] = {}  # ranks that were killed on purpose -> why
         self._leaving: set[int] = set()  # ranks that are being replaced: their end is no loss
-        self._open: dict[int, set[Future[Any]]] = {}
+        self._open: dict[int, dict[Future[Any], int | None]] = {}  # calls -> their numbers
+        self._asked: dict[int, set[Future[dict[str, Any]]]] = {}  # control requests
         self._num_files = 0
         self._client: EngineClient | None = None
 
@@ -74,7 +76,8 @@ class Engines:
                 even the agent: it may be what is wrong.
         """
         self._ranks = tuple(ranks)
-        self._open = {rank.rank: set() for rank in ranks}
+        self._open = {rank.rank: {} for rank in ranks}
+        self._asked = {rank.rank: set() for rank in ranks}
         try:
             self._start(_Deadline(timeout_s), progress)
         except BaseException:
@@ -97,7 +100,8 @@ class Engines:
             self._losses.clear()
             given_up = {rank: set(self._open[rank]) for rank in ranks}
         self._launch.kill_engines(ranks)
-        self._fail(given_up, "the rank was restarted")
+        self._fail(given_up, "the rank was restarted", time.time())
+        self._answer_for(ranks)
         for rank in ranks:
             self._client.unregister(rank)
         self._wait(
@@ -107,6 +111,7 @@ class Engines:
             self._leaving.clear()
             for rank in ranks:
                 self._dead.pop(rank, None)
+                self._killed.pop(rank, None)  # it had ended already when it was killed
         self._awaiting = True
         try:
             self._launch.start_engines(chosen)
@@ -143,13 +148,13 @@ class Engines:
         """
         with self._lock:
             if rank in self._dead:
-                return _failed(self._dead[rank])
+                return _failed(*self._dead[rank])
             if rank not in self._registered():  # the moment in which it is being replaced
-                return _failed(f"rank {rank} is being restarted.")
+                return _failed(f"rank {rank} is being restarted.", time.time())
             assert self._client is not None
             self._client.trim()
             future = self._client.call(rank, name, payload, on_message, number)
-            self._open[rank].add(future)
+            self._open[rank][future] = number
         future.add_done_callback(lambda f: self._closed(rank, f))
         return future
 
@@ -203,12 +208,19 @@ class Engines:
     ) -> dict[int, Future[dict[str, Any]]]:
         """Send a control request to every rank (or these), busy or not: rank -> its answer.
 
-        A rank that is just being replaced is left out.
+        A rank that is just being replaced is left out. The answer of one that dies is {"status":
+        "died"}.
         """
         assert self._client is not None
         there = set(self.alive_ranks()) & set(self._registered())  # not one being replaced
         chosen = [r for r in sorted(there) if ranks is None or r in ranks]
-        return {rank: self._client.control(rank, request, content) for rank in chosen}
+        answers = {rank: self._client.control(rank, request, content) for rank in chosen}
+        with self._lock:
+            for rank, answer in answers.items():
+                self._asked[rank].add(answer)
+                answer.add_done_callback(self._asked[rank].discard)
+        self._answer_for(rank for rank in chosen if rank in self._dead)
+        return answers
 
     def send_comm(self, rank: int, message: dict[str, Any]) -> None:
         """Send a message to a widget that a rank has made: see `EngineClient.send_comm`."""
@@ -236,7 +248,7 @@ class Engines:
         finally:
             if self._client is not None:
                 self._client.close()
-            self._fail(self._open, "the pool was stopped")
+            self._fail(self._open, "the pool was stopped", time.time())
 
     def _start(self, deadline: _Deadline, progress: Progress) -> None:
         self._launch.start_controller()
@@ -291,11 +303,12 @@ class Engines:
 
     def _closed(self, rank: int, future: Future[Any]) -> None:
         with self._lock:
-            self._open[rank].discard(future)
+            self._open[rank].pop(future, None)
             self.last_used = time.monotonic()
 
     def _on_exit(self, name: str, reason: str, log_tail: str) -> None:
         """A process of ours has ended; called from the agent's reader thread."""
+        died_at = time.time()
         if self._stopped:
             return
         if name.startswith("rank "):
@@ -318,22 +331,33 @@ class Engines:
         message = with_log(long, log_tail)
         with self._lock:
             self._losses.append((sentence, log_tail))
-            for rank in lost:
-                self._dead[rank] = message
-        self._on_loss(sentence, log_tail, lost[0] if name.startswith("rank ") else None)
-        self._fail({rank: self._open[rank] for rank in lost}, message)
+            self._dead.update(dict.fromkeys(lost, (message, died_at)))
+            is_heard = any(n is not None for rank in lost for n in self._open[rank].values())
+        self._on_loss(sentence, log_tail, lost[0] if name.startswith("rank ") else None, is_heard)
+        self._fail({rank: self._open[rank] for rank in lost}, message, died_at)
+        self._answer_for(lost)
 
-    def _fail(self, open_calls: Mapping[int, set[Future[Any]]], message: str) -> None:
+    def _fail(
+        self, open_calls: Mapping[int, Iterable[Future[Any]]], message: str, died_at: float
+    ) -> None:
         with self._lock:
             lost = [future for futures in open_calls.values() for future in futures]
         for future in lost:
             with contextlib.suppress(InvalidStateError):  # its answer has come after all
-                future.set_exception(EngineDiedError(message))
+                future.set_exception(EngineDiedError(message, died_at))
+
+    def _answer_for(self, ranks: Iterable[int]) -> None:
+        """Nobody waits for what a rank would have said that is gone."""
+        with self._lock:
+            asked = [answer for rank in ranks for answer in self._asked[rank]]
+        for answer in asked:
+            with contextlib.suppress(InvalidStateError):
+                answer.set_result({"status": "died"})
 
 
-def _failed(message: str) -> Future[Any]:
+def _failed(message: str, died_at: float) -> Future[Any]:
     future: Future[Any] = Future()
-    future.set_exception(EngineDiedError(message))
+    future.set_exception(EngineDiedError(message, died_at))
     return future
 
 

@@ -243,9 +243,10 @@ class Environment:
             asked.update({future: rank for rank, future in futures.items()})
             wait_futures(futures.values(), timeout=_SEND_AGAIN_S)
             for future in [future for future in asked if future.done()]:
-                rank = asked.pop(future)
-                missing.discard(rank)
-                self._check(rank, future.result())
+                rank, reply = asked.pop(future), future.result()
+                if reply.get("status") != "died":  # else it may be there again by now
+                    missing.discard(rank)
+                    self._check(rank, reply)
             missing &= set(self._engines.alive_ranks())
         if missing:
             ranks = ", ".join(map(str, sorted(missing)))

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from gpupool.core.errors import EngineDiedError, RankError, SpmdError
 from gpupool.core.masking import redact
 from gpupool.core.whereabouts import Whereabouts
-from gpupool.pool.diagnosis import ADVICE
 from gpupool.pool.failures import HANG, Failure, settle
 from gpupool.pool.ladder import Ladder, Rung
 from gpupool.pool.presses import heed_again, ignore_for_a_moment
@@ -273,7 +272,7 @@ class Execution:
         diagnosis = self._watch.look(pending, self.replies, now)
         self._notice(diagnosis.text if diagnosis else None)
         if diagnosis and diagnosis.is_hang and self._pool.options.on_hang == "abort":
-            self._limit = HANG, diagnosis.text.removesuffix(ADVICE).removesuffix(".")
+            self._limit = HANG, diagnosis.finding.removeprefix("Hang: ").removesuffix(".")
             self.interrupt()
 
     def _notice(self, text: str | None) -> None:

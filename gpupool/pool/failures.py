@@ -39,7 +39,8 @@ class Failure:
         if failure is not None:  # the engine died, or did not run our function at all
             text = redact(str(failure), hidden)  # the end of a log may hold anything
             name = type(failure).__name__
-            return cls(RankError(rank, name, text, failed_at=time.time()))
+            failed_at = getattr(failure, "died_at", None) or time.time()
+            return cls(RankError(rank, name, text, failed_at=failed_at))
         if not isinstance(future.result(), dict) or "error" not in future.result():
             return None
         told = dict(future.result()["error"])

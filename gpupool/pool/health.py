@@ -20,11 +20,12 @@ class Health:
     def __init__(self, secrets: Secrets, on_change: Callable[[], None]) -> None:
         self.stopped = False
         self.reason = ""
+        self.num_losses = 0  # of ranks
         self._secrets = secrets
         self._on_change = on_change
         self._lock = threading.Lock()
         self._log_tail = ""  # of the process whose end broke the pool
-        self._lost: dict[int, str] = {}  # ranks whose replacement mends it -> how they ended
+        self._lost: dict[int, tuple[int, str]] = {}  # rank -> number of its loss, how it ended
         self._is_given_up = False  # they are not replaced without being asked
         self._beyond_repair = False
 
@@ -41,7 +42,7 @@ class Health:
     def lost(self) -> dict[int, str]:
         """The ranks that are to be replaced -> how they ended, as in "was killed by SIGKILL"."""
         with self._lock:
-            return dict(self._lost)
+            return {rank: how for rank, (_, how) in self._lost.items()}
 
     def end(self, reason: str) -> bool:
         """The pool is being stopped; tells whether it was not so before."""
@@ -58,24 +59,32 @@ class Health:
                 self._beyond_repair, self.reason = True, ""  # there is nothing worse
             else:
                 how = sentence.removeprefix(f"rank {rank} ").removesuffix(".")
-                self._lost[rank] = redact(how, self._secrets)
+                self.num_losses += 1
+                self._lost[rank] = self.num_losses, redact(how, self._secrets)
             self._set_reason(sentence, log_tail)
         self._on_change()
 
     def give_up(self, reason: str, ranks: Iterable[int]) -> None:
         """From now on every run is refused with this reason, until these ranks are restarted."""
         with self._lock:
+            if self.stopped:
+                return
             self._is_given_up, self.reason = True, ""
             for rank in ranks:
-                self._lost.setdefault(rank, "could not be used any more")
+                self._lost.setdefault(rank, (self.num_losses, "could not be used any more"))
             self._set_reason(reason, "")
         self._on_change()
 
-    def mark_mended(self, ranks: Iterable[int]) -> None:
-        """These ranks have been replaced; all is well if there is nothing else."""
+    def mark_mended(self, ranks: Iterable[int], num_losses: int) -> None:
+        """These ranks have been replaced; all is well if there is nothing else.
+
+        Args:
+            num_losses: how many there had been when it began; one that has died since is lost.
+        """
         with self._lock:
             for rank in ranks:
-                self._lost.pop(rank, None)
+                if rank in self._lost and self._lost[rank][0] <= num_losses:
+                    del self._lost[rank]
             if not (self.stopped or self._beyond_repair or self._lost):
                 self.reason, self._log_tail, self._is_given_up = "", "", False
         self._on_change()

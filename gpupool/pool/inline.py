@@ -61,7 +61,7 @@ class InlinePool(Pool):
         on_output: OnOutput,
         timeout_s: float | None = None,
         on_interrupt: Callable[[], None] | None = None,
-        on_notice: OnNotice = unnoticed,
+        on_notice: OnNotice | None = None,
     ) -> Execution:
         """Call an engine function here and now; what is returned is over."""
         self.wait_until_usable()

@@ -46,7 +46,7 @@ class Pool:
         self._forming = threading.RLock()  # one at a time changes engines or their group
         self._recovery = Recovery(self.turns, self._replace_lost)
         self._is_up = False
-        self._untold: list[str] = []  # of ranks that died while they were idle
+        self._untold: dict[int, str] = {}  # of ranks whose end no cell has told
         self._listeners: list[Callable[[PoolStatus], None]] = []
         variables = variables_at_start(options.env)
         self._at_exit: Callable[[], None] = lambda: None
@@ -224,6 +224,9 @@ class Pool:
         chosen = self.select_ranks(ranks)
         with self._forming:
             self._health.require_restartable()
+            num_losses = self._health.num_losses
+            for rank in chosen:  # what it had is let go on purpose
+                self._untold.pop(rank, None)
             chosen = tuple(sorted({*chosen, *self._health.lost}))
             listed = ", ".join(map(str, chosen))
             try:
@@ -237,7 +240,7 @@ class Pool:
                     self._health.lose(f"rank {rank} was restarted.", "", rank)
                     self._recovery.begin(rank, self.world_size)
                 raise
-            self._health.mark_mended(chosen)
+            self._health.mark_mended(chosen, num_losses)
 
     def sync_from(
         self, rank: int, *names: str, ranks: str | int | Iterable[int] | None = None
@@ -283,6 +286,7 @@ class Pool:
             training_ranks=self.training_ranks,
             training_backend=self.training_backend,
             why_cpu=self.why_cpu,
+            replaced_after=tuple(dict.fromkeys(self._recovery.waits_for)),
             credentials=self.environment.credentials,
             inline=self.options.inline,
         )
@@ -345,16 +349,18 @@ class Pool:
         on_output: OnOutput,
         timeout_s: float | None = None,
         on_interrupt: Callable[[], None] | None = None,
-        on_notice: OnNotice = unnoticed,
+        on_notice: OnNotice | None = None,
     ) -> Execution:
         """Call an engine function on several ranks, supervised.
 
         Args:
             on_interrupt: called at the first Ctrl-C by a pool that works in the caller's thread,
                 which then cannot hear it itself; without it the ranks are interrupted.
+            on_notice: hears what the user should know meanwhile; without it that is on stderr.
         """
         self.wait_until_usable()
-        return Execution(self, name, payloads, on_output, timeout_s, on_notice)
+        tell = NoticeLines() if on_notice is None else on_notice
+        return Execution(self, name, payloads, on_output, timeout_s, tell)
 
     def call(
         self,
@@ -450,8 +456,9 @@ class Pool:
         """
         self._recovery.wait()
         self._health.require_usable()
-        while self._untold:
-            NoticeLines()(self._untold.pop(0))
+        untold, self._untold = self._untold, {}
+        for text in untold.values():
+            NoticeLines()(text)
 
     def tell_listeners(self) -> None:
         """Have those who show the pool show it as it is now."""
@@ -488,26 +495,27 @@ class Pool:
         """Replace the ranks that are gone, and those that go meanwhile."""
         with self._forming:
             for attempt in range(_NUM_REPLACEMENTS):
+                num_losses = self._health.num_losses  # before `lost` is asked for
                 lost = tuple(sorted(self._health.lost))
                 if self._health.state != "replacing":
                     return
                 try:
                     self._replace(lost, unheard)
-                except PoolError as error:  # of one more that has died, say
+                except Exception as error:  # of one more that has died, say
                     if attempt == _NUM_REPLACEMENTS - 1:
                         listed = ", ".join(map(str, lost))
                         reason = f"rank {listed} could not be started again: {error}"
                         self._health.give_up(reason, lost)
                 else:
-                    self._health.mark_mended(lost)
+                    self._health.mark_mended(lost, num_losses)
 
     def _form_group(self) -> None:
         self.group.form(self.backend, self.training_ranks, self.training_backend)
 
-    def _on_loss(self, sentence: str, log_tail: str, rank: int | None) -> None:
-        if rank is not None and rank not in self._engines.busy_ranks():  # no cell will tell
+    def _on_loss(self, sentence: str, log_tail: str, rank: int | None, is_heard: bool) -> None:
+        if rank is not None and not is_heard:
             lost = "It has been replaced; its variables are lost, the other ranks have theirs."
-            self._untold.append(redact(f"{sentence} {lost}", self.hidden_values()))
+            self._untold[rank] = redact(f"{sentence} {lost}", self.hidden_values())
         self._health.lose(sentence, log_tail, rank)
         if rank is not None and self._is_up and self._health.state == "replacing":
             self._recovery.begin(rank, self.world_size)

@@ -6,11 +6,12 @@ first, and nothing begins until the group is whole again.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 
-from gpupool.pool.turns import Turns
+from gpupool.pool.turns import Turn, Turns
 
 
 class Recovery:
@@ -21,6 +22,7 @@ class Recovery:
         self._replace = replace
         self._lock = threading.Lock()
         self._is_wanted = self._works = False
+        self._turn: Turn | None = None
         self._rests = threading.Event()
         self._rests.set()
 
@@ -33,7 +35,7 @@ class Recovery:
             self._works = True
             self._rests.clear()
         name = f"the replacement of rank {rank}"
-        turn = self._turns.ask(range(world_size), name, first=True)
+        self._turn = turn = self._turns.ask(range(world_size), name, first=True)
 
         def work() -> None:
             try:
@@ -41,6 +43,10 @@ class Recovery:
                     time.sleep(0.01)
                 while self._goes_on():
                     self._replace()
+            except Exception:  # whoever waits would wait for ever
+                logging.getLogger("gpupool").exception("lost ranks were not replaced")
+                with self._lock:
+                    self._works = False
             finally:
                 self._turns.end(turn)
                 with self._lock:
@@ -48,6 +54,11 @@ class Recovery:
                         self._rests.set()
 
         threading.Thread(target=work, name="gpupool-recovery", daemon=True).start()
+
+    @property
+    def waits_for(self) -> list[str]:
+        """What runs on the other ranks and ends before a replacement begins."""
+        return self._turns.ahead(self._turn) if self._turn is not None else []
 
     def wait(self) -> None:
         """Wait until nothing is being replaced."""

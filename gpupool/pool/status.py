@@ -11,7 +11,8 @@ from gpupool.core.topology import Rank
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
     """A pool at one moment. `state` is "idle", "busy", "replacing" (ranks, which takes a moment),
-    "broken" or "stopped"; `reason` why so. `pids` has the ranks that have a process.
+    "broken" or "stopped"; `reason` why so. `pids` has the ranks that have a process;
+    `replaced_after` names what runs on them and ends before the others are replaced.
 
     `env` maps the names of propagated variables to fingerprints of their values; `credentials`
     says until when the AWS credentials are good that `--aws` has sent. `why_cpu` says why there is
@@ -30,6 +31,7 @@ class PoolStatus:
     training_ranks: tuple[int, ...]
     training_backend: str
     why_cpu: str
+    replaced_after: tuple[str, ...] = ()
     idle_warning_s: float = 0.0
     credentials: str = ""
     inline: bool = False

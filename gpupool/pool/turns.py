@@ -48,10 +48,18 @@ class Turns:
     def begin(self, turn: Turn) -> list[str]:
         """Begin if nothing is in the way; else the names of what is."""
         with self._lock:
-            before = self._row[: self._row.index(turn)]
-            ahead = [t.name for t in before if self._needs_reform or t.ranks & turn.ranks]
+            ahead = self._ahead(turn)
             turn.began = not ahead
         return ahead
+
+    def ahead(self, turn: Turn) -> list[str]:
+        """The names of what is in the way; none of a turn that has begun, or ended."""
+        with self._lock:
+            return [] if turn.began or turn not in self._row else self._ahead(turn)
+
+    def _ahead(self, turn: Turn) -> list[str]:
+        before = self._row[: self._row.index(turn)]
+        return [t.name for t in before if self._needs_reform or t.ranks & turn.ranks]
 
     def end(self, turn: Turn, *, broke_group: bool = False) -> None:
         """Leave the row. The last one that runs forms the group again if anyone broke it."""

@@ -43,6 +43,7 @@ class Variables:
         self._parcels = Parcels(self._key_of, lambda constant: pool_variables(constant) is self)
         self._delivery = Delivery(pool, self._parcels)
         self._unwanted: list[int] = []  # constants
+        self._new_ranks: list[int] = []  # of which the delivery does not know yet
         self._versions = Versions()
         self.losses = Losses(lambda: self.world_size)
         self.num_changes = 0  # of what ranks have, by other ways than a cell
@@ -92,6 +93,7 @@ class Variables:
         """rank -> what `gpupool.engine.variables.around` is told; `names` are reported on."""
         place = notebook_place()
         with self._lock:
+            self._note_new_ranks()
             return {
                 rank: {
                     "parcels": shipment.inline.get(rank, []),
@@ -104,11 +106,18 @@ class Variables:
             }
 
     def forget_ranks(self, ranks: Iterable[int], why: str = "was restarted") -> None:
-        """These ranks are new: they have nothing. `why` tells of the old ones: "was restarted"."""
-        with self._lock:
-            self._delivery.forget_ranks(ranks)
-            self.losses.lose(self._versions.names(), ranks, why)
-            self.num_changes += 1
+        """These ranks are new: they have nothing. `why` tells of the old ones: "was restarted".
+
+        Takes no lock: who holds it may be waiting for these ranks.
+        """
+        self._new_ranks.extend(ranks)
+        self.losses.lose(self._versions.names(), ranks, why)
+        self.num_changes += 1
+
+    def _note_new_ranks(self) -> None:
+        """Forget what ranks had that are new; with the lock held."""
+        while self._new_ranks:
+            self._delivery.forget_ranks([self._new_ranks.pop()])
 
     def not_there(self, rank: int, numbers: Iterable[int]) -> None:
         """A rank does not have these parcels, though they were on the way to it."""
@@ -205,7 +214,7 @@ class Variables:
             TransferError: the value cannot be sent.
         """
         require_name(name)
-        ranks = self._pool.alive_ranks()
+        ranks = self._pool.select_ranks(None)  # also those that are just being replaced
         shipment = self.ship([name], {**namespace(), name: value}, ranks)
         payloads = self.payloads(shipment, ranks, [])
         self._pool.execute("bind", payloads, unheard_output).result()
@@ -216,6 +225,7 @@ class Variables:
         Raises:
             TransferError: it cannot be sent.
         """
+        self._pool.wait_until_usable()
         with self._lock:
             try:
                 parcel = self._parcels.constant(value)
@@ -224,8 +234,9 @@ class Variables:
             finally:
                 self._parcels.end()
             shipment = Shipment(numbers={"the value": parcel.number})
+            self._note_new_ranks()
             try:
-                self._delivery.send(shipment, self._pool.alive_ranks(), first=True)
+                self._delivery.send(shipment, self._pool.select_ranks(None), first=True)
             except BaseException:  # nobody will ever ask for it
                 self._parcels.drop(parcel.number)
                 raise
@@ -317,6 +328,7 @@ class Variables:
     # ---- inside --------------------------------------------------------------------------
 
     def _begin(self, names: Mapping[str, object], ranks: Sequence[int]) -> None:
+        self._note_new_ranks()
         while self._unwanted:
             self._parcels.drop(self._unwanted.pop())
         self._delivery.drop(self._parcels.begin(names))

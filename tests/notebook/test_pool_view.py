@@ -84,6 +84,10 @@ def test_a_rank_that_is_being_replaced_has_no_process() -> None:
     )
     assert reason in status_html(shown)
     assert waits_text(shown) == "gpupool: waits until rank 1 is replaced."
+    later = replace(shown, replaced_after=("cell In[2]",))
+    assert waits_text(later) == (
+        "gpupool: waits until rank 1 is replaced, which begins when cell In[2] has ended."
+    )
     assert waits_text(replace(shown, pids={})) == "gpupool: waits until rank 0, 1 are replaced."
 
 

@@ -57,3 +57,15 @@ def test_a_group_that_cannot_be_formed_keeps_nobody_waiting() -> None:
         turns.end(first, broke_group=True)
     except OSError:
         assert turns.begin(turns.ask([0], "two")) == []
+
+
+def test_what_is_in_the_way_can_be_asked_for_until_the_turn_comes() -> None:
+    turns = Turns(lambda: None)
+    first, second = turns.ask([0], "one"), turns.ask([0, 1], "two")
+    turns.begin(first)
+    assert turns.ahead(second) == ["one"]
+    turns.end(first)
+    assert turns.ahead(second) == []
+    turns.begin(second)
+    turns.end(second)
+    assert turns.ahead(second) == []
