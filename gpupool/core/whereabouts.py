@@ -55,6 +55,7 @@ class Whereabouts:
     `line` is the innermost one of the user's: "Cell In[3], line 2", "train.py, line 7", or "".
     `function` is the function of torch.distributed that the main thread has called, "" outside of
     them. `cpu_s` is what the main thread has computed since it was started. `idle`: no call runs.
+    `imports`: a library is being imported, which is not cut off.
     `also` are collectives that are under way besides, called with `async_op=True`. `last`, if it
     was asked for: of each group the last collective that is over.
     """
@@ -64,6 +65,7 @@ class Whereabouts:
     function: str = ""
     cpu_s: float = 0.0
     idle: bool = False
+    imports: bool = False
     also: tuple[Collective, ...] = ()
     last: tuple[Collective, ...] = ()
 

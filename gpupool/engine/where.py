@@ -22,7 +22,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
 from gpupool.core.whereabouts import POINT_TO_POINT, Collective, Whereabouts
-from gpupool.engine import places
+from gpupool.engine import calls, places
 from gpupool.engine.sources import cell_of
 
 _DISTRIBUTED = distributed_c10d.__file__
@@ -68,6 +68,7 @@ def whereabouts(history: bool = False, glance: bool = False) -> dict[str, Any]:
         collective=collective,
         function=function,
         cpu_s=_cpu_s(),
+        imports=calls.imports(),
         idle=not any(frame.f_code.co_filename == _STUB for frame in frames),
         also=tuple(map(_collective, pending[1:_MAX_ALSO])),
         last=tuple(_collective(entry) for entry in entries if entry["retired"]) if history else (),

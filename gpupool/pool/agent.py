@@ -28,6 +28,7 @@ from gpupool.core.processes import started_with
 PRELOADED = (
     "torch",
     "threadpoolctl",
+    "stack_data",  # of IPython's tracebacks: the first error is not to wait for it
     "ipyparallel.controller.app",
     "ipyparallel.engine.app",
     "gpupool.engine.boot",

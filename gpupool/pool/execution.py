@@ -296,13 +296,27 @@ class Execution:
         elif rung is Rung.WARN:
             self._has_warned = True
             self._notice(self._warning(ranks))
+        elif not self._ladder.agreed and self._import(ranks):
+            self._ladder.spare(time.monotonic())
         else:
             self._killed_at = time.monotonic()
             for rank in ranks:
                 self._pool.kill(rank, f"did not react to the interrupt, and was {KILLED}")
 
+    def _import(self, ranks: Sequence[int]) -> bool:
+        """Whether all of them are just importing a library, and hear the interrupt after that."""
+        answers = self._pool.ask(WHERE_REQUEST, ranks)
+        done, _ = wait(answers.values(), timeout=ANSWER_S)
+        told = [future.result().get("where", {}) for future in done]
+        return len(told) == len(ranks) and all(where.get("imports") for where in told)
+
     def _warning(self, ranks: Sequence[int]) -> str:
         listed = ", ".join(map(str, ranks))
+        if self._import(ranks):
+            return (
+                f"rank {listed} imports a library, which is not cut off, and ends the cell after "
+                "that. To stop once more kills and replaces it; its variables are lost then."
+            )
         why = f" ({self._pool.group.stuck})" if self._pool.group.stuck else ""
         return (
             f"rank {listed} does not react to the interrupt{why}. In {self._ladder.kill_s:.0f} s "

@@ -34,6 +34,7 @@ class Ladder:
         self._warned: float | None = None
         self._presses_before = 0  # that came before the warning
         self._is_through = self._has_interrupted = False
+        self.agreed = False  # the user has pressed again after the warning
 
     def due(self, now: float, presses: int) -> list[Rung]:
         """The steps that are due, given that something has gone wrong and ranks still run.
@@ -47,8 +48,8 @@ class Ladder:
             self._has_interrupted = True
             steps.append(Rung.INTERRUPT)  # what is not in a collective keeps its group so
         if self._warned is not None and not self._is_through:
-            agreed = presses > self._presses_before  # to press again is to agree
-            if agreed or now - self._warned >= self.kill_s:
+            self.agreed = presses > self._presses_before
+            if self.agreed or now - self._warned >= self.kill_s:
                 self._is_through = True
                 steps.append(Rung.KILL)
         while self._later and now - self._began >= self._later[0][0]:
@@ -56,3 +57,7 @@ class Ladder:
         if Rung.WARN in steps:
             self._warned, self._presses_before = now, presses
         return steps
+
+    def spare(self, now: float) -> None:
+        """Kill later: whoever does not react is going to."""
+        self._warned, self._is_through = now, False

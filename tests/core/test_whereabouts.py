@@ -46,7 +46,7 @@ def test_in_words(where: Whereabouts, words: str, was: str) -> None:
 
 
 def test_as_plain_data_there_and_back() -> None:
-    where = Whereabouts(LINE, SUM, "all_reduce", 1.5, False, (SUM,), (SUM, SUM))
+    where = Whereabouts(LINE, SUM, "all_reduce", 1.5, False, True, (SUM,), (SUM, SUM))
     assert Whereabouts.from_dict(json.loads(json.dumps(where.to_dict()))) == where
     assert Whereabouts.from_dict(Whereabouts().to_dict()) == Whereabouts()
 

@@ -42,6 +42,15 @@ def test_a_late_look_takes_the_steps_that_are_due_and_gives_its_warning_time() -
     assert found == [[], [Rung.ABORT, Rung.ABORT, Rung.WARN], [], [Rung.KILL]]
 
 
+def test_who_is_going_to_react_is_spared_until_the_user_agrees() -> None:
+    ladder = Ladder()
+    steps(ladder, (0, 1), (WARN_S, 1))
+    assert steps(ladder, (KILL_S, 1)) == [[Rung.KILL]]
+    ladder.spare(100 + KILL_S)
+    assert steps(ladder, (KILL_S + 1, 1), (KILL_S + 2, 2)) == [[], [Rung.KILL]]
+    assert ladder.agreed
+
+
 def test_where_collectives_cannot_be_aborted_the_ranks_are_replaced_sooner() -> None:
     ladder = Ladder(can_abort=False)
     found = steps(ladder, (0, 0), (GRACE_S + MOMENT, 0), (AGAIN_S + 1, 0), (WARN_S + MOMENT, 0))

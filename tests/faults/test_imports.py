@@ -1,0 +1,58 @@
+"""The import of a library is not cut off: half of a package would stay in the process for good."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpupool import SpmdError
+from tests.faults.invariants import Faulty
+
+LIBRARY = """
+import time
+began = True
+end = time.monotonic() + {seconds}
+while time.monotonic() < end:
+    time.sleep(0.01)
+whole = True
+"""
+HERE = "import sysconfig\nwhere = sysconfig.get_path('purelib')\n"
+
+
+@pytest.fixture
+def library() -> str:
+    """The name of a module among the installed ones that takes 2 s to import."""
+    import sysconfig
+
+    name = f"gpupool_test_library_{time.monotonic_ns()}"
+    path = Path(sysconfig.get_path("purelib"), f"{name}.py")
+    path.write_text(LIBRARY.format(seconds=2))
+    yield name  # type: ignore[misc]
+    path.unlink()
+
+
+def test_after_an_error_of_another_rank_the_import_is_finished_and_then_the_cell_ends(
+    faulty: Faulty, library: str
+) -> None:
+    source = f"import time\nif rank == 1: raise ValueError('one')\nimport {library}\ntime.sleep(60)"
+    error = faulty.fails(source)
+    assert error.first.rank == 1
+    assert error.errors[0].freed
+    whole = f"import sys; sys.modules['{library}'].whole"
+    assert dict(faulty.pool.run(whole, ranks=[0, 2])) == {0: True, 2: True}
+    faulty.check()
+
+
+def test_a_module_of_the_users_that_works_while_it_is_imported_hears_the_stop(
+    faulty: Faulty, tmp_path: Path
+) -> None:
+    Path(tmp_path, "users_script.py").write_text("import time\ntime.sleep(60)\n")
+    with pytest.raises(SpmdError, match="TimeoutError"):
+        faulty.pool.run(
+            f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport users_script", timeout_s=0.5
+        )
+    assert "users_script" not in sys.modules
+    faulty.check()
