@@ -11,25 +11,20 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import EngineDiedError, RankError, SpmdError
 from gpupool.core.masking import redact
-from gpupool.core.whereabouts import Whereabouts
 from gpupool.pool.failures import HANG, Failure, settle
-from gpupool.pool.ladder import Ladder, Rung
+from gpupool.pool.freeing import Freeing, give_up
 from gpupool.pool.presses import heed_again, ignore_for_a_moment
-from gpupool.pool.watch import WHERE_REQUEST, HangWatch
+from gpupool.pool.watch import HangWatch
 
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
-
-ANSWER_S = 0.1  # for a rank to tell where it is; one that runs C code may not
-DIE_S = 5.0  # from SIGKILL to the end of a process
-KILLED = "killed"
 
 _numbers = itertools.count(1)
 
@@ -63,7 +58,6 @@ class Execution:
         heed_again()
         self._on_notice = on_notice
         self._noticed: str | None = None
-        self._has_warned = False
         self.ranks = tuple(payloads)
         self.replies: dict[int, dict[str, Any]] = {}
         self.errors: dict[int, RankError] = {}
@@ -72,7 +66,6 @@ class Execution:
         self.keeps: object = None  # what has to live until the end of this
         self._failures: dict[int, Failure] = {}
         self._number = next(_numbers)
-        self._ladder = Ladder(can_abort=not pool.group.stuck)
         self._pool = pool
         self._hidden = pool.hidden_values()
         self._started = time.monotonic()
@@ -81,9 +74,7 @@ class Execution:
         self._presses = 0  # how often the end was asked for
         self._interrupted = threading.Event()
         self._finished = threading.Event()
-        self._aborted_at: float | None = None
-        self._killed_at: float | None = None
-        self._answers: dict[int, Future[dict[str, Any]]] = {}  # where they were
+        self._freeing = Freeing(pool, self.ranks, self._number, self._notice)
         self._watch = HangWatch(pool, self.ranks, pool.options.hang_after_s)
         self._group_wanting = False  # the process group was left, or has failed
         self._futures: dict[Future[Any], int] = {}
@@ -230,30 +221,24 @@ class Execution:
             if pending:
                 self._look(ranks, now)
             if pending and (self._failures or self._presses):
-                for rung in self._ladder.due(now, self._presses):
-                    self._climb(rung, ranks)
-                if self._killed_at is not None and now - self._killed_at > DIE_S:
-                    self._give_up(ranks)
+                self._freeing.step(now, self._presses, ranks)
+                if self._freeing.was_in_vain(now):
+                    self._failures.update(give_up(self._pool, ranks))
                     break
         self.elapsed_s = time.monotonic() - self._started
+        self._group_wanting |= self._freeing.aborted_at is not None
         if self._failures and not self._group_wanting:
             self._group_wanting = not self._pool.group.is_in_step(self.ranks)
         self._settle()
 
     def _settle(self) -> None:
         """Say of each rank that failed how it did."""
-        where = self._watch.where
-        for rank, answer in self._answers.items():
-            if answer.done() and "where" in answer.result():
-                was = Whereabouts.from_dict(answer.result()["where"])
-                if not was.idle:
-                    where[rank] = was
         settled = settle(
             self._failures,
             asked=bool(self._presses),
             limit=self._limit,
-            aborted_at=self._aborted_at,
-            where=where,
+            aborted_at=self._freeing.aborted_at,
+            where=self._watch.where | self._freeing.where,
         )
         self.errors.update(settled)
 
@@ -266,7 +251,7 @@ class Execution:
     def _look(self, pending: Collection[int], now: float) -> None:
         """Tell of a hang; act on it only if that is wanted."""
         if self._failures or self._presses:
-            if not self._has_warned:  # what it told of is being ended
+            if not self._freeing.has_warned:  # what it told of is being ended
                 self._notice(None)
             return
         diagnosis = self._watch.look(pending, self.replies, now)
@@ -279,49 +264,6 @@ class Execution:
         if text != self._noticed:
             self._noticed = text
             self._on_notice(text)
-
-    def _climb(self, rung: Rung, ranks: Sequence[int]) -> None:
-        """Take a step of the ladder, for the ranks that still run."""
-        numbers = dict.fromkeys(ranks, self._number)
-        if not self._answers:  # before the first of them is freed, which frees its peers
-            self._answers = self._pool.ask(WHERE_REQUEST, ranks, history=True)
-            wait(self._answers.values(), timeout=ANSWER_S)
-        if rung is Rung.INTERRUPT:
-            self._pool.interrupt_calls(numbers)
-        elif rung is Rung.ABORT:
-            self._aborted_at = self._aborted_at or time.time()
-            self._group_wanting = True
-            # the others too: on a peer a collective may go on with one that is through with it
-            self._pool.group.abort({rank: numbers.get(rank) for rank in self.ranks})
-        elif rung is Rung.WARN:
-            self._has_warned = True
-            self._notice(self._warning(ranks))
-        elif not self._ladder.agreed and self._import(ranks):
-            self._ladder.spare(time.monotonic())
-        else:
-            self._killed_at = time.monotonic()
-            for rank in ranks:
-                self._pool.kill(rank, f"did not react to the interrupt, and was {KILLED}")
-
-    def _import(self, ranks: Sequence[int]) -> bool:
-        """Whether all of them are just importing a library, and hear the interrupt after that."""
-        answers = self._pool.ask(WHERE_REQUEST, ranks)
-        done, _ = wait(answers.values(), timeout=ANSWER_S)
-        told = [future.result().get("where", {}) for future in done]
-        return len(told) == len(ranks) and all(where.get("imports") for where in told)
-
-    def _warning(self, ranks: Sequence[int]) -> str:
-        listed = ", ".join(map(str, ranks))
-        if self._import(ranks):
-            return (
-                f"rank {listed} imports a library, which is not cut off, and ends the cell after "
-                "that. To stop once more kills and replaces it; its variables are lost then."
-            )
-        why = f" ({self._pool.group.stuck})" if self._pool.group.stuck else ""
-        return (
-            f"rank {listed} does not react to the interrupt{why}. In {self._ladder.kill_s:.0f} s "
-            "it is killed and replaced, and its variables are lost; to stop once more does it now."
-        )
 
     def _take(self, rank: int, future: Future[Any]) -> None:
         failure = Failure.of(rank, future, self._hidden)
@@ -346,18 +288,6 @@ class Execution:
             self._pool.kill(rank, "had lost its GPU context, and was ended")
         # no collective works any more after one has failed, also if nobody waits in it
         self._group_wanting |= failure.collective or isinstance(future.exception(), EngineDiedError)
-
-    def _give_up(self, ranks: Sequence[int]) -> None:
-        """They were killed and are still there."""
-        listed = ", ".join(map(str, ranks))
-        reason = (
-            f"rank {listed} did not react to the interrupt, and cannot be killed: the kernel of "
-            "the machine waits for a device (state D)"
-        )
-        for rank in ranks:
-            error = RankError(rank, "Unresponsive", reason, failed_at=time.time())
-            self._failures[rank] = Failure(error)
-        self._pool.give_up(f"{reason}.", ranks)
 
 
 def _title(name: str, payloads: Mapping[int, dict[str, Any]]) -> str:

@@ -1,0 +1,121 @@
+"""Acts on the ladder: interrupts, aborts, warns, kills ranks that do not end. Runs on the client.
+
+Used by the thread that supervises a call.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Any
+
+from gpupool.core.errors import RankError
+from gpupool.core.whereabouts import Whereabouts
+from gpupool.pool.failures import Failure
+from gpupool.pool.ladder import Ladder, Rung
+from gpupool.pool.watch import WHERE_REQUEST
+
+if TYPE_CHECKING:
+    from gpupool.pool.pool import Pool
+
+ANSWER_S = 0.1  # for a rank to tell where it is; one that runs C code may not
+DIE_S = 5.0  # from SIGKILL to the end of a process
+
+
+class Freeing:
+    """Ends a call, known by its number, on ranks that do not end it by themselves.
+
+    `aborted_at`: when the collectives were aborted (seconds since the epoch), if they were.
+    `has_warned`: it has said that ranks are going to be replaced.
+    """
+
+    def __init__(
+        self, pool: Pool, ranks: Sequence[int], number: int, notice: Callable[[str], None]
+    ) -> None:
+        self.aborted_at: float | None = None
+        self.has_warned = False
+        self._pool = pool
+        self._ranks = ranks
+        self._number = number
+        self._notice = notice
+        self._ladder = Ladder(can_abort=not pool.group.stuck)
+        self._killed_at: float | None = None
+        self._answers: dict[int, Future[dict[str, Any]]] = {}
+
+    @property
+    def where(self) -> dict[int, Whereabouts]:
+        """Where ranks were just before the first of them was freed."""
+        told = {
+            rank: Whereabouts.from_dict(answer.result()["where"])
+            for rank, answer in self._answers.items()
+            if answer.done() and "where" in answer.result()
+        }
+        return {rank: was for rank, was in told.items() if not was.idle}
+
+    def step(self, now: float, presses: int, pending: Sequence[int]) -> None:
+        """Do what is due about the ranks that still run.
+
+        Args:
+            presses: how often the user has asked for the end.
+        """
+        for rung in self._ladder.due(now, presses):
+            if not self._answers:  # before the first is freed, which frees its peers
+                self._answers = self._pool.ask(WHERE_REQUEST, pending, history=True)
+                wait(self._answers.values(), timeout=ANSWER_S)
+            self._climb(rung, pending)
+
+    def was_in_vain(self, now: float) -> bool:
+        """Whether ranks were killed and are still there."""
+        return self._killed_at is not None and now - self._killed_at > DIE_S
+
+    def _climb(self, rung: Rung, pending: Sequence[int]) -> None:
+        numbers = dict.fromkeys(pending, self._number)
+        if rung is Rung.INTERRUPT:
+            self._pool.interrupt_calls(numbers)
+        elif rung is Rung.ABORT:
+            self.aborted_at = self.aborted_at or time.time()
+            # the others too: on a peer a collective may go on with one that is through with it
+            self._pool.group.abort({rank: numbers.get(rank) for rank in self._ranks})
+        elif rung is Rung.WARN:
+            self.has_warned = True
+            self._notice(self._warning(pending))
+        elif not self._ladder.agreed and self._import(pending):
+            self._ladder.spare(time.monotonic())
+        else:
+            self._killed_at = time.monotonic()
+            for rank in pending:
+                self._pool.kill(rank, "did not react to the interrupt, and was killed")
+
+    def _import(self, ranks: Sequence[int]) -> bool:
+        """Whether all of them are just importing a library, and hear the interrupt after that."""
+        answers = self._pool.ask(WHERE_REQUEST, ranks)
+        done, _ = wait(answers.values(), timeout=ANSWER_S)
+        told = [future.result().get("where", {}) for future in done]
+        return len(told) == len(ranks) and all(where.get("imports") for where in told)
+
+    def _warning(self, ranks: Sequence[int]) -> str:
+        listed = ", ".join(map(str, ranks))
+        if self._import(ranks):
+            return (
+                f"rank {listed} imports a library, which is not cut off, and ends the cell after "
+                "that. To stop once more kills and replaces it; its variables are lost then."
+            )
+        why = f" ({self._pool.group.stuck})" if self._pool.group.stuck else ""
+        return (
+            f"rank {listed} does not react to the interrupt{why}. In {self._ladder.kill_s:.0f} s "
+            "it is killed and replaced, and its variables are lost; to stop once more does it now."
+        )
+
+
+def give_up(pool: Pool, ranks: Sequence[int]) -> dict[int, Failure]:
+    """Say that ranks were killed and are still there; how each of them failed."""
+    listed = ", ".join(map(str, ranks))
+    reason = (
+        f"rank {listed} did not react to the interrupt, and cannot be killed: the kernel of the "
+        "machine waits for a device (state D)"
+    )
+    pool.give_up(f"{reason}.", ranks)
+    now = time.time()
+    errors = [RankError(rank, "Unresponsive", reason, failed_at=now) for rank in ranks]
+    return {error.rank: Failure(error) for error in errors}
