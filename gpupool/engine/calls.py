@@ -102,5 +102,10 @@ def over() -> None:
         _current = None
 
 
+def is_over() -> bool:
+    """Whether no code of the user's runs in a call that could be interrupted."""
+    return _current is None
+
+
 def _ignore(number: int, frame: FrameType | None) -> None:
     """Nothing; ipykernel puts its own handler back when the request has been answered."""

@@ -69,7 +69,7 @@ def whereabouts(history: bool = False, glance: bool = False) -> dict[str, Any]:
         function=function,
         cpu_s=_cpu_s(),
         imports=calls.imports(),
-        idle=not any(frame.f_code.co_filename == _STUB for frame in frames),
+        idle=calls.is_over() or not any(frame.f_code.co_filename == _STUB for frame in frames),
         also=tuple(map(_collective, pending[1:_MAX_ALSO])),
         last=tuple(_collective(entry) for entry in entries if entry["retired"]) if history else (),
     )

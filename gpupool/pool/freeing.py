@@ -73,6 +73,8 @@ class Freeing:
         numbers = dict.fromkeys(pending, self._number)
         if rung is Rung.INTERRUPT:
             self._pool.interrupt_calls(numbers)
+        elif rung is Rung.ABORT and self._are_through(pending):
+            pass  # each writes its error down, which takes the first time as long as that
         elif rung is Rung.ABORT:
             self.aborted_at = self.aborted_at or time.time()
             # the others too: on a peer a collective may go on with one that is through with it
@@ -86,6 +88,12 @@ class Freeing:
             self._killed_at = time.monotonic()
             for rank in pending:
                 self._pool.kill(rank, "did not react to the interrupt, and was killed")
+
+    def _are_through(self, ranks: Sequence[int]) -> bool:
+        """Whether all of them had ended the user's code when they were asked where they are."""
+        told = [answer.result() for answer in self._answers.values() if answer.done()]
+        idle = [answer["where"]["idle"] for answer in told if "where" in answer]
+        return len(idle) == len(ranks) and all(idle)
 
     def _import(self, ranks: Sequence[int]) -> bool:
         """Whether all of them are just importing a library, and hear the interrupt after that."""

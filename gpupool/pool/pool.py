@@ -411,7 +411,8 @@ class Pool:
     ) -> dict[int, Future[dict[str, Any]]]:
         """Send a control request to some ranks: rank -> its answer, without those that are gone.
 
-        The answer of one that dies, or does not react, never comes.
+        The "status" of one that dies meanwhile is "died"; that of one that does not react never
+        comes.
         """
         return self._engines.control(request, content, ranks)
 
