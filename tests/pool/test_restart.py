@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import textwrap
 import threading
 import time
 
@@ -85,46 +84,6 @@ def test_a_restart_of_a_rank_takes_a_dead_one_along(pool3: Pool) -> None:
     until(lambda: pool3.status().state == "replacing", 5.0)
     pool3.restart([1])
     assert dict(pool3.run(KEPT)) == {0: None, 1: None, 2: 12}
-    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
-
-
-@pytest.mark.parametrize(
-    "stuck",
-    [
-        "import time\nwhile True:\n    try: time.sleep(60)\n    except: pass",
-        "import itertools; any(itertools.repeat(0))",
-        "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
-    ],
-    ids=["bare-except", "gil", "stopped"],
-)
-def test_a_rank_that_does_not_react_is_killed_and_replaced_and_that_is_said_before(
-    pool3: Pool, stuck: str
-) -> None:
-    said: list[tuple[str | None, bool]] = []
-    victim = engine_pid(pool3, 1)
-    cell = pool3.begin(
-        "if rank == 1:\n" + textwrap.indent(stuck, "    ") + "\nelse: dist.barrier()",
-        ranks=[0, 1, 2],
-        on_output=lambda *_: None,
-        on_notice=lambda text: said.append((text, gone(victim))),
-    )
-    until(lambda: pool3.status().state == "busy", 5.0)
-    time.sleep(0.5)
-    cell.interrupt()
-    until(lambda: bool(said), 10.0, "the warning")
-    assert said[0] == (
-        "rank 1 does not react to the interrupt. In 7 s it is killed and replaced, and its "
-        "variables are lost; to stop once more does it now.",
-        False,
-    )
-    cell.interrupt()
-    assert cell.wait(10.0)
-    assert str(cell.errors[1]) == (
-        "EngineDiedError: rank 1 did not react to the interrupt, and was killed; its variables are "
-        "lost. It is being replaced; the other ranks keep theirs."
-    )
-    assert {cell.errors[rank].ename for rank in (0, 2)} == {"KeyboardInterrupt"}
-    assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: 12}
     assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
 
 
