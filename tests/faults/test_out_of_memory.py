@@ -51,7 +51,7 @@ def test_a_rank_that_the_kernel_has_ended_says_so_and_the_other_keeps_its_variab
         said, _ = process.communicate(timeout=120)
     assert said.splitlines() == [
         "1 rank 1 was killed by SIGKILL (out of host memory: the memory limit of its cgroup "
-        "(1.5 GiB) was reached); its variables are lost. It is being replaced; the other ranks keep "
-        "theirs.",
+        "(1.5 GiB) was reached); its variables are lost. It is being replaced; the other ranks "
+        "keep theirs.",
         "{0: 0, 1: None}",
     ]
