@@ -1,6 +1,7 @@
 # make demo   the quick-start notebook, end to end, on an S3 server of its own
 # make lab    the same notebook in JupyterLab
 # make test   the tests            make lint   ruff and mypy
+# make long   the tests with their long variants
 # All set-up is done here, on a machine with Python 3.11 or newer and make.
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ VENV_PACKAGES := python3-venv
 DEMO_PACKAGES := dataset-fashion-mnist
 TEST_PACKAGES := $(DEMO_PACKAGES) chromium iproute2
 
-.PHONY: demo lab test lint clean
+.PHONY: demo lab test long lint clean
 
 demo: $(VENV)/.demo
 	@scripts/apt-install $(DEMO_PACKAGES)
@@ -25,6 +26,10 @@ lab: $(VENV)/.demo
 test: $(VENV)/.test
 	@scripts/apt-install $(TEST_PACKAGES)
 	@$(BIN)/python -m pytest
+
+long: $(VENV)/.test
+	@scripts/apt-install $(TEST_PACKAGES)
+	@$(BIN)/python -m pytest --long
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .

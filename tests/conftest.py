@@ -21,13 +21,16 @@ settings.load_profile("shared")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of the random faults (`tests/faults/test_stateful.py`)."""
+    """Options of the random faults (`tests/faults/test_stateful.py`), and how much is run."""
     parser.addoption("--chaos-s", type=float, default=60.0, help="seconds of random faults")
+    parser.addoption("--long", action="store_true", help="also the variants marked as long")
     parser.addoption("--chaos-seed", type=int, help="which ones; a fixed one unless --chaos-s")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU where there is none, with the reason."""
+    """Skip what needs a GPU where there is none, and long variants, with the reason."""
+    if item.get_closest_marker("long") and not item.config.getoption("--long"):
+        pytest.skip("a long variant of what other tests show: pytest --long")
     if item.get_closest_marker("gpu") and (why_none := discover().why_none):
         pytest.skip(f"needs an NVIDIA GPU: {why_none}")
 
