@@ -98,7 +98,9 @@ def test_a_new_rank_is_killed_again_and_again(faulty: Faulty) -> None:
     faulty.check(lost=[1])
 
 
-@pytest.mark.parametrize("after_s", [0.0, 0.03, 0.1, 0.3])
+@pytest.mark.parametrize(
+    "after_s", [0.0, 0.1, *(pytest.param(s, marks=pytest.mark.long) for s in (0.03, 0.3))]
+)
 def test_a_rank_is_killed_while_the_group_is_formed_again(faulty: Faulty, after_s: float) -> None:
     kill(faulty, 1)
     time.sleep(after_s)

@@ -173,7 +173,10 @@ def test_an_interrupted_restart_goes_on_in_the_background(pool3: Pool) -> None:
     assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
 
 
-@pytest.mark.parametrize("after_s", [0.02, 0.05, 0.1, 0.15, 0.2, 0.3])
+@pytest.mark.parametrize(
+    "after_s",
+    [0.05, 0.2, *(pytest.param(s, marks=pytest.mark.long) for s in (0.02, 0.1, 0.15, 0.3))],
+)
 def test_a_restart_cut_off_at_any_moment_is_followed_by_a_whole_pool(
     pool3: Pool, after_s: float
 ) -> None:

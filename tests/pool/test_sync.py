@@ -95,7 +95,13 @@ def flat(value: Any) -> list[float]:
     return [n for part in value for n in flat(part)] if isinstance(value, list) else [value]
 
 
-@pytest.mark.parametrize("options", ["", "static_graph=True", "gradient_as_bucket_view=True"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        "static_graph=True",
+        *(pytest.param(o, marks=pytest.mark.long) for o in ("", "gradient_as_bucket_view=True")),
+    ],
+)
 def test_training_goes_on_after_a_restart_as_if_nothing_had_been(pool3: Pool, options: str) -> None:
     made = MODEL.replace("{options}", options)
     pool3.run(made + STEPS + STEPS)
