@@ -13,6 +13,9 @@ VENV_PACKAGES := python3-venv
 DEMO_PACKAGES := dataset-fashion-mnist
 TEST_PACKAGES := $(DEMO_PACKAGES) chromium iproute2
 
+# Most tests wait more than they compute. A file's tests stay together, as they share pools.
+SIDE_BY_SIDE := --numprocesses=2 --dist=loadfile
+
 .PHONY: demo lab test long lint clean
 
 demo: $(VENV)/.demo
@@ -25,11 +28,11 @@ lab: $(VENV)/.demo
 
 test: $(VENV)/.test
 	@scripts/apt-install $(TEST_PACKAGES)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 long: $(VENV)/.test
 	@scripts/apt-install $(TEST_PACKAGES)
-	@$(BIN)/python -m pytest --long
+	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --long
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .

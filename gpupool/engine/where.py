@@ -60,7 +60,8 @@ def whereabouts(history: bool = False, glance: bool = False) -> dict[str, Any]:
     frames = _main_frames()  # the innermost first
     function, frame = _function(frames)
     before, _counts = _counts, json.dumps([_formed_ns, *_statuses()])
-    entries = [] if glance and _counts != before else _entries()
+    has_changed = _counts != before
+    entries = [] if glance and has_changed else _entries(has_changed)
     pending = [entry for entry in entries if not entry["retired"]]
     collective = _collective(pending[0]) if pending else _from_stack(function, frame)
     here = Whereabouts(
@@ -161,11 +162,12 @@ def _statuses() -> list[Any]:
     return [status for dump in _dumps(False) for status in dump.get("pg_status", {}).values()]
 
 
-def _entries() -> list[dict[str, Any]]:
+def _entries(has_changed: bool) -> list[dict[str, Any]]:
     """The recorded collectives of the present groups that are pending, and the last that are not.
 
     A full record of 2000 takes 30 ms to read. It is read again when it has changed, and as long as
-    something is pending: then the rank waits anyway.
+    something is pending: then the rank waits anyway. torch counts a collective a moment before it
+    records it, so what has just begun is looked at once more.
     """
     global _known
     counts, entries = _known
@@ -174,7 +176,7 @@ def _entries() -> list[dict[str, Any]]:
         newest = {entry["process_group"][0]: entry for entry in recorded if entry["retired"]}
         pending = [e for e in recorded if not e["retired"] and e["time_created_ns"] >= _formed_ns]
         entries = [*newest.values(), *pending]
-        _known = ("" if pending else _counts), entries
+        _known = ("" if pending or has_changed else _counts), entries
     return [entry for entry in entries if entry["time_created_ns"] >= _formed_ns]
 
 

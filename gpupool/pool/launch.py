@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +22,7 @@ from gpupool.core.errors import PlacementError, PoolError
 from gpupool.core.locks import locked_text
 from gpupool.core.topology import Rank
 from gpupool.pool import agent
+from gpupool.pool.ports import free_port, free_ports
 
 _REPLY_TIMEOUT_S = 5.0
 FORK_SERVER = "fork server"  # as in gpupool/host/agent.py
@@ -38,6 +38,7 @@ _CONTROLLER_ARGS = (
     "--HeartMonitor.period=200",
     "--HeartMonitor.max_heartmonitor_misses=1000000000",
 )
+_CONTROLLER_PORTS = 20  # it takes 16 to 20; more of its own choice if these are not enough
 # The agent tells of deaths, sends signals and outlives nobody: neither ipyparallel's nanny (2 s a
 # start) nor an engine's own watch on the controller is needed.
 _ENGINE_ARGS = (
@@ -111,7 +112,9 @@ class Launch:
 
     def start_controller(self) -> None:
         """Start ipyparallel's controller, on loopback."""
-        self._spawn("controller", "ipyparallel.controller.app:main", _CONTROLLER_ARGS, {})
+        ports = ",".join(map(str, free_ports(_CONTROLLER_PORTS)))
+        arguments = [*_CONTROLLER_ARGS, *([f"--ports={ports}"] if ports else [])]
+        self._spawn("controller", "ipyparallel.controller.app:main", arguments, {})
 
     def start_engines(self, ranks: Iterable[Rank]) -> None:
         """Start one engine per rank. They wait for the controller by themselves."""
@@ -255,13 +258,6 @@ def engine_environment(rank: Rank, master_port: int) -> dict[str, str]:
         # Its thread listens at a fixed port, for which two pools would fight.
         "NCCL_RAS_ENABLE": "0",
     }
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens at now."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def exit_reason(status: int, cause: str = "") -> str:

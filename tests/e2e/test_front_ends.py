@@ -111,7 +111,9 @@ def as_vs_code(folder: Path) -> Read:
     return read
 
 
-@pytest.mark.parametrize("execute", [with_nbclient, with_papermill, as_vs_code])
+@pytest.mark.parametrize(
+    "execute", [pytest.param(with_nbclient, marks=pytest.mark.long), with_papermill, as_vs_code]
+)
 def test_a_notebook_reads_the_same_wherever_it_is_executed(execute: Any, tmp_path: Path) -> None:
     read = execute(tmp_path)
     texts = [as_text(outputs) for outputs in read.cells]

@@ -67,7 +67,9 @@ def test_a_killed_kernel_takes_all_along(kernel: Kernel, busy: bool) -> None:
     until(lambda: gone(*pids.values()), GONE_S, "the end of all processes")
 
 
-@pytest.mark.parametrize("after_s", [0.05, 0.4, 1.0])
+@pytest.mark.parametrize(
+    "after_s", [0.4, *(pytest.param(s, marks=pytest.mark.long) for s in (0.05, 1.0))]
+)
 def test_a_kernel_killed_during_the_start_leaves_nothing(kernel: Kernel, after_s: float) -> None:
     kernel_pid = pid_of(kernel)
     kernel.client.execute(START)
@@ -79,7 +81,9 @@ def test_a_kernel_killed_during_the_start_leaves_nothing(kernel: Kernel, after_s
     until(lambda: gone(*(child.pid for child in children)), GONE_S, "the end of all processes")
 
 
-@pytest.mark.parametrize("now", [True, False], ids=["hard", "polite"])
+@pytest.mark.parametrize(
+    "now", [pytest.param(True, marks=pytest.mark.long), False], ids=["hard", "polite"]
+)
 def test_a_restarted_kernel_leaves_nothing_and_can_start_again(kernel: Kernel, now: bool) -> None:
     kernel.run(START)
     pids = family_in(kernel)
@@ -247,6 +251,7 @@ def test_a_pool_that_is_used_does_not_stop(kernel: Kernel) -> None:
     assert "1" in kernel.run("%spmd kept").text
 
 
+@pytest.mark.long
 def test_on_a_terminal_the_warning_is_a_line() -> None:
     script = (
         "import time\nfrom IPython.core.interactiveshell import InteractiveShell as S\n"
@@ -291,7 +296,7 @@ STARTS = (
 )
 
 
-@pytest.mark.parametrize("how", ["killed", "stopped"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.long)])
 def test_without_an_agent_the_notebook_ends_what_the_ranks_had_started(
     how: str,
 ) -> None:

@@ -73,6 +73,7 @@ def notebook(pool2: Pool) -> Notebook:
 def test_memory_is_mapped_by_all_ranks_and_given_back(notebook: Notebook, pool2: Pool) -> None:
     pids = [os.getpid(), engine_pid(pool2, 0), engine_pid(pool2, 1)]
     notebook.cell("1")
+    gc.collect()  # what tests before have left
     before = [(descriptors(pid), mapped(pid)) for pid in pids]
     for number in range(10):
         notebook.names["x"] = np.full(LARGE, number, np.uint8)
