@@ -22,7 +22,7 @@ from gpupool.core.errors import PlacementError, PoolError
 from gpupool.core.locks import locked_text
 from gpupool.core.topology import Rank
 from gpupool.pool import agent
-from gpupool.pool.ports import free_port, free_ports
+from gpupool.pool.ports import Ports, any_port
 
 _REPLY_TIMEOUT_S = 5.0
 FORK_SERVER = "fork server"  # as in gpupool/host/agent.py
@@ -73,9 +73,11 @@ class Launch:
         self._killed = False
         self._stopped = threading.Event()
         self._released = False  # the agent is no longer ours
-        self._port = free_port()
         self._agent.on_event = self._on_event
         self._agent.command(op="open", folder=str(self.folder))
+        # The last one is for what users' scripts listen at, at any time.
+        self._ports = Ports(_CONTROLLER_PORTS + 1)
+        self._port = self._ports.ports[-1] if self._ports.ports else any_port()
 
     @property
     def client_file(self) -> Path:
@@ -112,7 +114,7 @@ class Launch:
 
     def start_controller(self) -> None:
         """Start ipyparallel's controller, on loopback."""
-        ports = ",".join(map(str, free_ports(_CONTROLLER_PORTS)))
+        ports = ",".join(map(str, self._ports.ports[:_CONTROLLER_PORTS]))
         arguments = [*_CONTROLLER_ARGS, *([f"--ports={ports}"] if ports else [])]
         self._spawn("controller", "ipyparallel.controller.app:main", arguments, {})
 
@@ -145,6 +147,7 @@ class Launch:
         if self._released or not self._agent.is_ours:
             return
         self._released = True
+        self._ports.close()
         self._agent.command(op="stop")
         if self._stopped.wait(_REPLY_TIMEOUT_S):
             self._agent.on_event = lambda event: None  # else it would keep this pool in memory
@@ -156,6 +159,7 @@ class Launch:
     def abandon(self) -> None:
         """End every process, the agent too."""
         self._released = True
+        self._ports.close()
         self._stopped.set()
         self._agent.close()
 

@@ -10,11 +10,12 @@ import gpupool
 from gpupool.pool import session
 from tests.faults.invariants import CANARY, SECRET, SUM, Faulty, Footprint
 
-_first: dict[int, Footprint] = {}  # of each process, when it was first seen
+# of each process, when a file of tests first saw it: other files use ours, too
+_first: dict[tuple[str, int], Footprint] = {}
 
 
 @pytest.fixture
-def faulty() -> Faulty:
+def faulty(request: pytest.FixtureRequest) -> Faulty:
     """Three CPU ranks, each with a variable `kept` and a secret."""
     os.environ[SECRET] = CANARY
     pool = session.find()
@@ -25,5 +26,6 @@ def faulty() -> Faulty:
         pool.run(SUM)
     pool.run("kept = 10 + rank")
     pids = [os.getpid(), *pool.status().pids.values()]
-    before = {pid: _first.setdefault(pid, Footprint.of(pid)) for pid in pids}
+    file = request.node.path.name
+    before = {pid: _first.setdefault((file, pid), Footprint.of(pid)) for pid in pids}
     return Faulty(pool, before)
