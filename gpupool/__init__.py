@@ -32,9 +32,12 @@ _NAMES = {
     "PoolError": "gpupool.core.errors",
     "PoolOptions": "gpupool.core.options",
     "PoolStartError": "gpupool.core.errors",
+    "SampleError": "gpupool.core.errors",
+    "SegmentationDatastore": "gpupool.data.segmentation",
     "SpmdError": "gpupool.core.errors",
     "StillRunningError": "gpupool.core.errors",
     "SpmdResult": "gpupool.pool.result",
+    "TarDatastore": "gpupool.data.tar",
     "TrainingError": "gpupool.core.errors",
     "TrainingHistory": "gpupool.training.history",
     "TrainingOptions": "gpupool.core.options",
@@ -95,6 +98,7 @@ if TYPE_CHECKING:
     from gpupool.core.errors import PlacementError as PlacementError
     from gpupool.core.errors import PoolError as PoolError
     from gpupool.core.errors import PoolStartError as PoolStartError
+    from gpupool.core.errors import SampleError as SampleError
     from gpupool.core.errors import SpmdError as SpmdError
     from gpupool.core.errors import StillRunningError as StillRunningError
     from gpupool.core.errors import TrainingError as TrainingError
@@ -102,6 +106,8 @@ if TYPE_CHECKING:
     from gpupool.core.options import PoolOptions as PoolOptions
     from gpupool.core.options import TrainingOptions as TrainingOptions
     from gpupool.data.datastore import ImageDatastore as ImageDatastore
+    from gpupool.data.segmentation import SegmentationDatastore as SegmentationDatastore
+    from gpupool.data.tar import TarDatastore as TarDatastore
     from gpupool.notebook.training import train as train
     from gpupool.pool.composite import Composite as Composite
     from gpupool.pool.composite import Constant as Constant

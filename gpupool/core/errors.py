@@ -14,7 +14,9 @@
     ├── SpmdError                 a cell or function raised on one or more ranks: .errors[rank]
     ├── DataError                 a datastore cannot be listed or read
     │   ├── DataNotFoundError     nothing there
-    │   └── CredentialsError      the store refused the credentials
+    │   ├── CredentialsError      the store refused the credentials
+    │   └── SampleError           one sample cannot be read: .url, .reason
+    │       └── MissingSampleError (DataNotFoundError)  it is gone
     └── TrainingError             train() or predict() cannot go on
 
 In IPython these show as their message alone: the user's own line is the cell just above it,
@@ -258,6 +260,23 @@ class DataNotFoundError(DataError):
 
 class CredentialsError(DataError):
     """The object store refused the credentials, or found none."""
+
+
+class SampleError(DataError):
+    """One sample cannot be read, and others can: what `on_error="skip"` may leave out.
+
+    `url` is its printable URL; `reason` is "missing", "changed", "empty", "damaged", "animated",
+    "too large", or "too small" for a patch.
+    """
+
+    def __init__(self, message: str, url: str = "", reason: str = "damaged") -> None:
+        super().__init__(message)  # alone, so that it can be pickled
+        self.url = url
+        self.reason = reason
+
+
+class MissingSampleError(SampleError, DataNotFoundError):
+    """A sample that was listed is not there any more."""
 
 
 class TrainingError(GpuPoolError):

@@ -55,6 +55,25 @@ class ValidationEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class DataEvent:
+    """What reading took since the last such event, over all ranks; only where there is news.
+
+    `num_reads` came from the store, `num_cached` from the cache instead. `num_retried` reads were
+    tried again; `reason` is why, on rank 0, the last time ("503 SlowDown"; "" if it had none).
+    `num_skipped` samples were left out; `skipped` maps their URLs to what is wrong with them.
+    """
+
+    step: int
+    epoch: int
+    num_reads: int
+    num_cached: int
+    num_retried: int
+    reason: str
+    num_skipped: int
+    skipped: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class EndEvent:
     """Training is over. `stopped_by` is "epochs" (all done) or "user" (stopped early)."""
 
@@ -63,12 +82,13 @@ class EndEvent:
     elapsed_s: float
 
 
-Event = StartEvent | StepEvent | ValidationEvent | EndEvent
+Event = StartEvent | StepEvent | ValidationEvent | DataEvent | EndEvent
 
 _KINDS: dict[str, type[Event]] = {
     "start": StartEvent,
     "step": StepEvent,
     "validation": ValidationEvent,
+    "data": DataEvent,
     "end": EndEvent,
 }
 _NAMES: dict[type[Event], str] = {cls: name for name, cls in _KINDS.items()}

@@ -21,7 +21,10 @@ ON_HANG = ("tell", "abort")
 PROFILES = ("local",)
 OPTIMIZERS = ("sgdm", "adam", "adamw", "rmsprop")
 LOSSES = ("cross_entropy", "mse")
+ON_ERROR = ("raise", "skip")
 SHUFFLES = ("every-epoch", "once", "never")
+
+MAX_SKIPPED = 0.001  # of the samples of an epoch
 
 # The same things under the names of MATLAB's trainingOptions, for a better error.
 MATLAB_NAMES = {
@@ -154,12 +157,23 @@ class TrainingOptions:
     """Glob on parameter names -> factor on `lr`; 0 freezes. The last matching pattern counts."""
     log_every: int = 10
     """Steps between two reports; each report carries every step since the last."""
+    on_error: str = "raise"
+    """What happens when a sample cannot be read: "raise" ends training with an error that names it;
+    "skip" leaves it out, counts it nowhere and lists it in `TrainingResult.skipped`. A data set of
+    one's own raises `gpupool.SampleError` for such a sample."""
+    max_skipped: float | None = None
+    """Of on_error="skip": the share of an epoch's samples that may be left out before that is an
+    error after all (0.001 unless given; one image always may, with all patches of it)."""
 
     def __post_init__(self) -> None:
+        _one_of("on_error", self.on_error, ON_ERROR)
+        self._check_skipping()
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("shuffle", self.shuffle, SHUFFLES)
         for name in ("epochs", "batch_size", "log_every", "seed"):
-            _number(name, getattr(self, name), whole=True)
+            value = getattr(self, name)
+            _number(name, value, whole=True)
+            object.__setattr__(self, name, int(value))  # numpy's would overflow
         for name in ("lr", "weight_decay"):
             _number(name, getattr(self, name))
         if self.momentum is not None:
@@ -167,6 +181,8 @@ class TrainingOptions:
         for name in ("lr", "epochs", "batch_size", "log_every"):
             if not getattr(self, name) > 0:
                 raise OptionsError(f"{name}={getattr(self, name)}: must be above 0.")
+        if not 0 <= self.seed < 2**64:
+            raise OptionsError(f"seed={self.seed}: must be in 0..2**64-1.")
         if self.weight_decay < 0:
             raise OptionsError(f"weight_decay={self.weight_decay}: must not be negative.")
         if self.momentum is not None and self.optimizer not in ("sgdm", "rmsprop"):
@@ -177,6 +193,28 @@ class TrainingOptions:
         bad = {k: v for k, v in self.learn_rate_factors.items() if v < 0}
         if bad:
             raise OptionsError(f"learn_rate_factors={bad}: a factor must not be negative.")
+
+    def _check_skipping(self) -> None:
+        if self.max_skipped is None:
+            return
+        _number("max_skipped", self.max_skipped)
+        if not 0 < self.max_skipped <= 1:
+            raise OptionsError(
+                f"max_skipped={self.max_skipped}: must be a share of the samples, above 0 and at "
+                "most 1."
+            )
+        if self.on_error != "skip":
+            raise OptionsError(
+                f"max_skipped={self.max_skipped} does nothing with on_error={self.on_error!r}: "
+                "leave it out, or choose on_error='skip'."
+            )
+
+    def most_skipped(self, num_samples: int) -> int:
+        """How many of `num_samples` may be left out in an epoch; those of one image always may."""
+        if self.on_error != "skip":
+            return 0
+        share = MAX_SKIPPED if self.max_skipped is None else self.max_skipped
+        return max(1, int(share * num_samples + 1e-9))
 
 
 def make_options(cls: type[_T], values: Mapping[str, Any]) -> _T:
@@ -254,5 +292,5 @@ def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
 def _number(name: str, value: object, *, whole: bool = False) -> None:
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise OptionsError(f"{name}={value!r}: must be a number.")
-    if whole and value % 1 != 0:  # also true of nan and inf
+    if whole and not isinstance(value, numbers.Integral):  # 2.0 is no number of steps to Python
         raise OptionsError(f"{name}={value}: must be a whole number.")

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from collections.abc import Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from queue import SimpleQueue
 from typing import Any
 
 import torch
-from torch.utils.data import default_collate
 
-from gpupool.core.errors import DataError
+from gpupool.core.errors import SampleError
+from gpupool.data.collate import Batch, collate, pinned
+from gpupool.data.draws import keyed_draws
+from gpupool.data.pipeline import (
+    MAX_BYTES_IN_FLIGHT,
+    THREAD_NAME,
+    Owner,
+    Reading,
+    read_in_threads,
+    use_device,
+)
+from gpupool.data.samples import Draw, Samples, Skipped
 from gpupool.data.shards import Indices
-
-Batch = tuple[Any, Any]  # inputs and targets, each with the batch as first dimension
+from gpupool.data.threads import join_threads, start_threads
 
 
 def load_batches(
@@ -22,89 +33,165 @@ def load_batches(
     *,
     depth: int = 2,
     device: torch.device | str = "cpu",
+    draw: Draw | None = None,
+    skip: bool = False,
+    max_bytes: int = MAX_BYTES_IN_FLIGHT,
 ) -> Generator[Batch | None, None, None]:
-    """For each entry of `batches`, in order, its samples as (inputs, targets); None if it is empty.
+    """For each entry of `batches`, in order, its samples as a `Batch`; None if it is empty.
 
-    One background thread reads up to `depth` batches ahead, starting with the first `next()`; with
-    `depth` 0 the caller's thread reads each when it is asked for, which a debugger can follow.
-    Tensors stay in CPU memory, pinned if `device` is a CUDA device. What the thread raises is
-    raised by the `next()` of that batch. Closing the iterator, also by an exception or by leaving
-    the last reference, ends the thread as soon as the read under way returns.
+    A data set of ours (`Samples`) is fetched by many threads and decoded by as many as this process
+    has cores (`torch.get_num_threads()`): `depth` batches ahead, and further where batches are too
+    small to keep the threads busy. Of another one, a thread reads `depth` batches ahead. Reading
+    starts with the first `next()`. With `depth` 0 the caller's thread reads each batch when it is
+    asked for, which a debugger can follow.
 
-    Raises DataError if the images of a batch differ in size, or a sample is not a pair.
+    Tensors stay in CPU memory, pinned if `device` is a CUDA device; inputs that it decodes itself
+    (`ds.decoded_on`) lie there. `draw` keys the random numbers of augmentation, see `keyed_draws`.
+    `skip` leaves out samples that raise SampleError and lists them in the batch. `max_bytes` bounds
+    what has been fetched and not yet decoded.
+
+    What a thread raises is raised by the `next()` of that batch. Closing the iterator, also by an
+    exception or by leaving the last reference, ends the threads; those that wait for a store end
+    when it answers.
+
+    Raises DataError if the images of a batch differ in size, or a sample is not a pair,
+    OptionsError if they shall be decoded on a GPU and `device` is none.
     """
-    device = torch.device(device)
-    pin = device.type == "cuda"
-    if depth == 0:
-        yield from (_load(dataset, indices, pin) for indices in batches)
-        return
-    reader = ThreadPoolExecutor(1, "gpupool-loader", initializer=_use_device, initargs=(device,))
-    ahead: deque[Future[Batch | None]] = deque()
-    remaining = iter(batches)
+    reading = Reading(depth, torch.device(device), draw, skip, max_bytes)
+    if (asked := getattr(dataset, "decoding", "cpu")) != "cpu":
+        from gpupool.data.gpu_decode import allowed_place, read_on_gpu  # it reads through this file
+
+        if (place := allowed_place(asked, reading.device)) != "cpu":
+            return read_on_gpu(dataset, batches, reading, place)
+    return read_on_cpu(dataset, batches, reading)
+
+
+def read_on_cpu(
+    dataset: Any, batches: Sequence[Indices], reading: Reading
+) -> Generator[Batch | None, None, None]:
+    """As `load_batches`, with samples that are decoded as the data set does it."""
+    if reading.depth == 0:
+        return _read_here(dataset, batches, reading)
+    if isinstance(dataset, Samples):
+        return read_in_threads(dataset, batches, reading)
+    return read_ahead(_read_here(dataset, batches, reading), len(batches), reading)
+
+
+def _read_here(
+    dataset: Any, batches: Sequence[Indices], reading: Reading
+) -> Generator[Batch | None, None, None]:
+    for indices in batches:
+        yield _read(dataset, indices, reading)
+
+
+def read_ahead(
+    reads: Generator[Batch | None, None, None], num: int, reading: Reading
+) -> Generator[Batch | None, None, None]:
+    """The `num` batches of `reads`, which a thread runs `reading.depth` ahead, and closes."""
+    reader = _Reader(reads, reading)
+    owner = Owner()
+    weakref.finalize(owner, reader.close)  # should an interrupt hit the `finally` below
+    ahead: deque[_Answer] = deque()
+    remaining = iter(range(num))
 
     def read_one_more() -> None:
-        for indices in remaining:
-            ahead.append(reader.submit(_load, dataset, indices, pin))
+        for _ in remaining:
+            ahead.append(SimpleQueue())
+            reader.wanted.put(ahead[-1])
             return
 
     try:
-        for _ in range(depth):
+        threads = start_threads(THREAD_NAME, [reader.run])
+        for _ in range(reading.depth):
             read_one_more()
         while ahead:
-            batch = ahead.popleft().result()
+            batch = _got(ahead.popleft())
             read_one_more()
             yield batch
+            del batch  # it is the caller's now
+        reader.close()
+        join_threads(threads)
     finally:
         # Not waiting: a stop by the user must not hang on a store that does not answer.
-        reader.shutdown(wait=False, cancel_futures=True)
+        reader.close()
 
 
-def _use_device(device: torch.device) -> None:
-    """The current CUDA device belongs to a thread; pinning would open a context on GPU 0."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
+_Answer = SimpleQueue[Batch | BaseException | None]
 
 
-def _load(dataset: Any, indices: Indices, pin: bool) -> Batch | None:
+class _Reader:
+    """Reads what is wanted, in a thread, until it is closed."""
+
+    def __init__(self, reads: Generator[Batch | None, None, None], reading: Reading) -> None:
+        self.reads, self.reading = reads, reading
+        self.wanted: SimpleQueue[_Answer | None] = SimpleQueue()
+        self.is_closed = False
+
+    def close(self) -> None:
+        self.is_closed = True
+        self.wanted.put(None)
+
+    def run(self) -> None:
+        with closing(self.reads) as reads:
+            while (answer := self.wanted.get()) is not None and not self.is_closed:
+                try:
+                    use_device(self.reading.device)
+                    answer.put(next(reads))
+                except BaseException as error:  # raised again in the thread that asks
+                    answer.put(error)
+
+
+def _got(answer: _Answer) -> Batch | None:
+    result = answer.get()
+    if not isinstance(result, BaseException):
+        return result
+    try:
+        raise result
+    finally:
+        del result  # its traceback holds this frame
+
+
+def _read(dataset: Any, indices: Indices, reading: Reading) -> Batch | None:
+    """A batch, in this thread."""
     if len(indices) == 0:
         return None
     places = [int(index) for index in indices]
-    if hasattr(dataset, "__getitems__"):
-        samples = dataset.__getitems__(places)
+    if isinstance(dataset, Samples) or not hasattr(dataset, "__getitems__"):
+        read = _read_one_by_one(dataset, places, reading)
     else:
-        samples = [dataset[place] for place in places]
-    batch = _collate(samples)
-    return (_pinned(batch[0]), _pinned(batch[1])) if pin else batch
+        read = _read_at_once(dataset, places, reading)
+    samples = [sample for sample in read if not isinstance(sample, Skipped)]
+    skipped = tuple(sample for sample in read if isinstance(sample, Skipped))
+    if not samples:
+        return Batch(None, None, 0, skipped)
+    inputs, targets = collate(samples)
+    if reading.pin:
+        inputs, targets = pinned(inputs), pinned(targets)
+    return Batch(inputs, targets, len(samples), skipped)
 
 
-def _collate(samples: Sequence[Any]) -> Batch:
-    for sample in samples:
-        if not isinstance(sample, (tuple, list)) or len(sample) != 2:
-            raise DataError(
-                f"a sample must be a pair (input, target), not {type(sample).__name__}; "
-                "change what the dataset's __getitem__ returns"
-            )
-    shapes = {tuple(x.shape) for x, _ in samples if isinstance(x, torch.Tensor)}
-    if len(shapes) > 1:
-        raise DataError(
-            f"the images of one batch differ in size ({_some(shapes)}); give them one size with "
-            "ds.with_transform(torchvision.transforms.v2.Resize((height, width)))"
-        )
-    inputs, targets = default_collate(list(samples))
-    return inputs, targets
+def _read_at_once(dataset: Any, places: list[int], reading: Reading) -> list[Any]:
+    try:
+        return list(dataset.__getitems__(places))
+    except SampleError:
+        if not reading.skip:
+            raise
+        return _read_one_by_one(dataset, places, reading)
 
 
-def _some(shapes: set[tuple[int, ...]]) -> str:
-    shown = [" x ".join(map(str, shape)) for shape in sorted(shapes)[:3]]
-    return ", ".join(shown) + (", ..." if len(shapes) > 3 else "")
+def _read_one_by_one(dataset: Any, places: list[int], reading: Reading) -> list[Any]:
+    return list(_samples(dataset, places, reading))
 
 
-def _pinned(value: Any) -> Any:
-    """`value` with its tensors in page-locked memory, which the GPU copies while it computes."""
-    if isinstance(value, torch.Tensor):
-        return value.pin_memory()
-    if isinstance(value, dict):
-        return {name: _pinned(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_pinned(item) for item in value]
-    return value
+def _samples(dataset: Any, places: list[int], reading: Reading) -> Iterator[Any]:
+    for place in places:
+        try:
+            if isinstance(dataset, Samples):
+                yield dataset.decode(place, dataset.fetch(place), reading.draw)
+            else:
+                with keyed_draws(reading.draw, place):
+                    yield dataset[place]
+        except SampleError as error:
+            if not reading.skip:
+                raise
+            yield Skipped.of(error)

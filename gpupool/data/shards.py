@@ -36,6 +36,27 @@ def num_batches(num_samples: int, batch_size: int) -> int:
     return -(-num_samples // batch_size)
 
 
+def global_batches(order: Indices, batch_size: int, samples_done: int = 0) -> list[Indices]:
+    """What is left of an epoch after its first `samples_done` samples, cut into global batches.
+
+    Any epoch goes on from these two integers, its number and `samples_done`: with other ranks, and
+    with another `batch_size` too, each sample still comes once.
+    """
+    num_batches(len(order), batch_size)  # refuses a batch size of nothing
+    if not 0 <= samples_done <= len(order):
+        raise OptionsError(f"samples_done={samples_done} must be in 0..{len(order)}")
+    return [order[i : i + batch_size] for i in range(samples_done, len(order), batch_size)]
+
+
+def is_permutation(order: Indices, num_samples: int) -> bool:
+    """Whether `order` has every index below `num_samples` exactly once."""
+    if order.shape != (num_samples,) or order.dtype.kind not in "iu":
+        return False
+    if num_samples and not 0 <= order.min() <= order.max() < num_samples:
+        return False
+    return bool((np.bincount(order, minlength=num_samples) == 1).all())
+
+
 def shard(batch: Indices, rank: int, world_size: int) -> Indices:
     """One rank's contiguous share of a global batch (a view).
 

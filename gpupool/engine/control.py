@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpupool.core import environ
-from gpupool.data.fetch import refresh_filesystems
+from gpupool.data.filesystems import refresh_filesystems
 from gpupool.engine import calls, group, lasting, log, where
 from gpupool.engine.abort import abort_collectives
 

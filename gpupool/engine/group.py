@@ -267,6 +267,14 @@ class World:
         pairs = (pair.split(":") for pair in dist.get_backend_config(self.group).split(","))
         return dict(pairs)[self.device.type]
 
+    def gather(self, value: Any) -> list[Any]:
+        """The value of each of these ranks, by rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
     def sum(self, numbers: Tensor) -> Tensor:
         """`numbers` summed over these ranks, in place."""
         if self.size > 1:

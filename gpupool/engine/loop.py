@@ -2,33 +2,30 @@
 
 Every rank walks through the same global batches and computes its share of each. The loss is
 weighted so that the gradients are those of one process with the whole batch, whatever the shares:
-DDP averages over ranks, so a rank's mean loss counts (samples here) * (ranks) / (samples in all).
+DDP averages over ranks, so a rank's mean loss counts (samples here) * (ranks) / (samples in all);
+of masks, the pixels that have a class are counted instead. Samples that cannot be read and may be
+skipped count nowhere, and change no number of steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from gpupool.core.errors import OptionsError, TrainingError
 from gpupool.core.events import Event
 from gpupool.core.options import TrainingOptions
 from gpupool.data import shards
-from gpupool.engine.batches import Dataset, epoch_batches, load_shares
+from gpupool.data.samples import Draw, Skipped
+from gpupool.engine.batches import Dataset, epoch_batches, load_shares, loss_weight
 from gpupool.engine.group import World
-from gpupool.engine.ledger import Ledger, measure
-
-LossFunction = Callable[[Any, Tensor], Tensor]
-LOSSES: dict[str, LossFunction] = {
-    "cross_entropy": functional.cross_entropy,
-    "mse": functional.mse_loss,
-}
+from gpupool.engine.ledger import NUM_MEASURED, Ledger, measure
+from gpupool.engine.losses import LOSSES, LossFunction, num_counted
 
 
 def fit(
@@ -61,50 +58,65 @@ def fit(
     steps_per_epoch = shards.num_batches(len(dataset), options.batch_size)
     ledger = Ledger(world, emit, stop_requested)
     ledger.start(dataset, options, steps_per_epoch)
+    skip = options.on_error == "skip"
     step = 0
     for epoch in range(1, options.epochs + 1):
         _set_training(model)
-        batches = epoch_batches(len(dataset), options, epoch)
-        for number, share in enumerate(load_shares(dataset, batches, world), start=1):
+        ledger.begin_epoch(epoch, dataset, options)
+        batches, draw = epoch_batches(dataset, options, epoch), Draw(options.seed, epoch)
+        # Held by nothing but the loop: so its threads end with it, also where a traceback stays.
+        for number, share in enumerate(
+            load_shares(dataset, batches, world, draw, skip=skip), start=1
+        ):
             # ---- one step: this rank's share of one global batch
             outputs = parallel(share.inputs)
             mean_loss = compute_loss(outputs, share.targets)
-            weight = share.num_here * world.size / share.num_all
+            counted = num_counted(compute_loss, share)
+            weight = loss_weight(share, world, counted, skip=skip)
             optimizer.zero_grad(set_to_none=True)
             (mean_loss * weight).backward()
             optimizer.step()
             step += 1
             # ---- its report: kept on the device, summed over the ranks every few steps
-            ledger.add(step, epoch, options.lr, mean_loss, outputs, share)
+            measured = measure(mean_loss, counted, outputs, share)
+            ledger.add(step, epoch, options.lr, measured, share)
             if number % options.log_every == 0 or number == steps_per_epoch:
                 ledger.flush()
             if ledger.stopped:
                 break
         if ledger.stopped:
             break
+        ledger.end_epoch()
         if validation is not None:
-            ledger.validation(
-                step, epoch, evaluate(parallel, validation, compute_loss, world, options.batch_size)
-            )
+            ledger.begin_validation(epoch, validation, options)
+            totals, skipped = evaluate(parallel, validation, compute_loss, world, options)
+            ledger.validation(step, epoch, totals, skipped)
     ledger.end(step)
     return model
 
 
 def evaluate(
-    model: nn.Module, dataset: Dataset, compute_loss: LossFunction, world: World, batch_size: int
-) -> Tensor:
-    """[loss sum, correct, samples with a class, samples] over all of `dataset`, on every rank."""
+    model: nn.Module,
+    dataset: Dataset,
+    compute_loss: LossFunction,
+    world: World,
+    options: TrainingOptions,
+) -> tuple[Tensor, list[Skipped]]:
+    """What this rank's shares of `dataset` give: `measure` summed over them, and what they lack."""
     model.eval()
-    totals = torch.zeros(4, dtype=torch.float64, device=world.device)
-    batches = epoch_batches(
-        len(dataset), TrainingOptions(batch_size=batch_size, shuffle="never"), 1
-    )
+    totals = torch.zeros(NUM_MEASURED, dtype=torch.float64, device=world.device)
+    skipped: list[Skipped] = []
+    batches = epoch_batches(dataset, replace(options, shuffle="never"), 1)
+    # The same random numbers after every epoch, should its transform draw any.
+    draw, skip = Draw(options.seed, 0), options.on_error == "skip"
     with torch.no_grad():
-        for share in load_shares(dataset, batches, world):
+        for share in load_shares(dataset, batches, world, draw, skip=skip):
+            skipped += share.skipped
             if share.num_here:
                 outputs = _unwrapped(model)(share.inputs)
-                totals += measure(compute_loss(outputs, share.targets), outputs, share)
-    return world.sum(totals)
+                mean_loss = compute_loss(outputs, share.targets)
+                totals += measure(mean_loss, num_counted(compute_loss, share), outputs, share)
+    return totals, skipped
 
 
 # ---- model and optimizer ---------------------------------------------------------------------

@@ -101,6 +101,7 @@ def _message(error: BaseException) -> str:
     if isinstance(error, BaseExceptionGroup):
         named = [f"{_kind(e).__name__}: {_message(e)}" for e in error.exceptions[:3]]
         text = f"{text}: {'; '.join(named)}{'; ...' * (len(error.exceptions) > 3)}"
+    text = "; ".join([text, *map(str, getattr(error, "__notes__", ()))])
     return _cut(text, MAX_MESSAGE_CHARS)
 
 

@@ -6,6 +6,7 @@ which would copy them several times.
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from gpupool.data import shards
+from gpupool.data import nested, shards
 from gpupool.data.loader import load_batches
+from gpupool.data.samples import Draw
 from gpupool.engine import control
-from gpupool.engine.batches import Dataset, as_input, read_ahead
+from gpupool.engine.batches import Dataset, as_input, moved, normalization_of, read_ahead
 from gpupool.engine.boot import this_rank
 from gpupool.engine.emit import emit
 from gpupool.engine.group import World
@@ -50,16 +52,21 @@ def predict(job_path: str, result_path: str) -> dict[str, Any]:
 def _outputs(
     model: nn.Module, dataset: Dataset, batch_size: int, world: World
 ) -> torch.Tensor | None:
+    dataset = nested.opened(dataset)
     mine = shards.shard(np.arange(len(dataset)), world.rank, world.size)
     share = max(1, batch_size // world.size)
     batches = [mine[i : i + share] for i in range(0, len(mine), share)]
     model.eval()
+    loading = load_batches(
+        dataset, batches, depth=read_ahead(), device=world.device, draw=Draw(0, 0)
+    )
+    normalization = normalization_of(dataset, world.device)
     parts = []
-    with torch.no_grad():
-        for loaded in load_batches(dataset, batches, depth=read_ahead(), device=world.device):
+    with torch.no_grad(), closing(loading):
+        for loaded in loading:
             assert loaded is not None  # no batch is empty
-            inputs = loaded[0].to(world.device, non_blocking=True)
-            parts.append(model(as_input(inputs)).cpu())
+            inputs = as_input(moved("inputs", loaded.inputs, world.device), normalization)
+            parts.append(model(inputs).cpu())
     return torch.cat(parts) if parts else None
 
 

@@ -18,6 +18,7 @@ from gpupool.notebook import (
     background,
     completion,
     composite_view,
+    data_view,
     debug,
     history,
     pool_view,
@@ -398,6 +399,7 @@ def register(shell: Any) -> None:
     pool_view.register_formatters(shell)
     spmd_view.register_formatters(shell)
     composite_view.register_formatters(shell)
+    data_view.register_formatters(shell)
     completion.register(shell)
     auto.register(shell)
     background.register(shell)

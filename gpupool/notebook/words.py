@@ -44,6 +44,7 @@ def table(history: TrainingHistory) -> Table:
         ("Results", _results(history)),
         ("Training time", _times(history)),
         ("Training cycle", _cycle(history)),
+        ("Data", _data(history)),
         ("Other", _other(history)),
     ]
 
@@ -134,7 +135,18 @@ def _other(history: TrainingHistory) -> list[tuple[str, str]]:
         ("Backend", start.backend if start else "–"),
         ("Global batch", global_batch(start.batch_size, start.world_size) if start else "–"),
         ("Learning rate", f"{last.lr:.3g}" if last else "–"),
-        ("Data wait", f"{100 * history.data_wait_share:.0f} %" if last else "–"),
+    ]
+
+
+def _data(history: TrainingHistory) -> list[tuple[str, str]]:
+    reads = history.reads
+    retried = number(reads.num_retried) + (f" ({reads.reason})" if reads.reason else "")
+    cached = reads.cached_share
+    return [
+        ("Wait", f"{100 * history.data_wait_share:.0f} %" if history.steps else "–"),
+        ("Reads retried", retried if reads.num_retried else "–"),
+        ("Samples skipped", number(reads.num_skipped) if reads.num_skipped else "–"),
+        ("From the cache", "–" if cached is None else f"{100 * cached:.0f} %"),
     ]
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
-import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+
+from gpupool.core.quiet import quiet_botocore
 
 AWS_KEY_NAMES = (
     "AWS_ACCESS_KEY_ID",
@@ -17,8 +14,6 @@ AWS_KEY_NAMES = (
     "AWS_CREDENTIAL_EXPIRATION",
 )
 AWS_NAMES = (*AWS_KEY_NAMES, "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL")
-# They print a traceback for what is told here in one sentence, and would again at every try.
-_TALKATIVE = ("botocore.credentials", "botocore.tokens", "botocore.utils")
 
 
 class ChainError(Exception):
@@ -63,7 +58,7 @@ class AwsChain:
         Raises:
             ChainError: there are none, or they cannot be had.
         """
-        with _quiet():
+        with quiet_botocore():
             try:
                 found = self._resolve()
             except Exception as error:  # profile missing, login ran out, program or network fails
@@ -97,21 +92,3 @@ class AwsChain:
         }
         variables = {name: str(value) for name, value in found.items() if value}
         return AwsCredentials(variables, expires and expires.timestamp())
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep what botocore logs in this thread meanwhile out of the notebook."""
-    thread = threading.get_ident()
-
-    def of_others(record: Any) -> bool:
-        return bool(record.thread != thread)
-
-    loggers = [logging.getLogger(name) for name in _TALKATIVE]
-    for logger in loggers:
-        logger.addFilter(of_others)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeFilter(of_others)

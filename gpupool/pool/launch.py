@@ -233,6 +233,7 @@ def engine_environment(rank: Rank, master_port: int) -> dict[str, str]:
     return {
         "CUDA_VISIBLE_DEVICES": rank.gpu.uuid if rank.gpu else "",
         "OMP_NUM_THREADS": str(rank.num_threads),
+        "TOKIO_WORKER_THREADS": str(rank.num_threads),  # of obstore; all cores of the machine else
         "RANK": str(rank.rank),
         "WORLD_SIZE": str(rank.world_size),
         "LOCAL_RANK": "0" if rank.gpu else str(rank.local_rank),

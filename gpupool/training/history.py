@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from gpupool.core.events import EndEvent, Event, StartEvent, StepEvent, ValidationEvent
+from gpupool.core.events import DataEvent, EndEvent, Event, StartEvent, StepEvent, ValidationEvent
 
 OVER = ("finished", "stopped", "failed")
 
@@ -22,12 +22,67 @@ def smooth(previous: float | None, value: float, weight: float = 0.9) -> float:
 
 
 @dataclass
+class Reads:
+    """What reading the data took so far, over all ranks.
+
+    `num_retried` reads failed and were made again, the last one because of `reason`. `skipped` maps
+    the URLs of samples that were left out to what is wrong with them: "missing", "changed",
+    "empty", "damaged" ...
+    """
+
+    num_retried: int = 0
+    reason: str = ""
+    num_skipped: int = 0
+    skipped: dict[str, str] = field(default_factory=dict)
+    _epoch: int = field(default=0, init=False, repr=False)
+    _num_reads: int = field(default=0, init=False, repr=False)
+    _num_cached: int = field(default=0, init=False, repr=False)
+
+    def add(self, event: DataEvent) -> None:
+        """Take in the next event."""
+        if event.epoch != self._epoch:
+            self._epoch, self._num_reads, self._num_cached = event.epoch, 0, 0
+        self._num_reads += event.num_reads
+        self._num_cached += event.num_cached
+        self.num_retried += event.num_retried
+        self.reason = event.reason or self.reason
+        self.num_skipped += event.num_skipped
+        self.skipped.update(event.skipped)
+
+    @property
+    def cached_share(self) -> float | None:
+        """Of the reads of the present epoch, the share that came from the cache; None: no cache."""
+        return self._num_cached / (self._num_reads + self._num_cached) if self._num_cached else None
+
+    def words(self) -> list[str]:
+        """What is worth telling, a phrase each.
+
+        >>> Reads(num_retried=12, reason="503 SlowDown", num_skipped=1).words()
+        ['12 reads retried (503 SlowDown)', '1 sample skipped']
+        """
+        told = []
+        if self.num_retried:
+            reason = f" ({self.reason})" if self.reason else ""
+            told.append(f"{_many(self.num_retried, 'read')} retried{reason}")
+        if self.num_skipped:
+            told.append(f"{_many(self.num_skipped, 'sample')} skipped")
+        if self.cached_share is not None:
+            told.append(f"{self.cached_share:.0%} from the cache")
+        return told
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+@dataclass
 class TrainingHistory:
     """Everything that has been reported so far, in order.
 
     `steps[i]` is step i + 1; `validations` has one entry per validated epoch. `status` is one of
     "starting", "training", "stopping", "finished", "stopped" and "failed"; `error` is the
-    message of a failure; `notice` something to know while it goes on, such as that ranks hang.
+    message of a failure; `notice` something to know while it goes on, such as that ranks hang;
+    `reads` what reading the data took.
     """
 
     start: StartEvent | None = None
@@ -37,6 +92,7 @@ class TrainingHistory:
     status: str = "starting"
     error: str = ""
     notice: str = ""
+    reads: Reads = field(default_factory=Reads)
     # Sums over `steps`, kept up to date: views ask many times a second, over many thousand steps.
     _num_samples: int = field(default=0, init=False, repr=False)
     _data_wait_s: float = field(default=0.0, init=False, repr=False)
@@ -56,6 +112,8 @@ class TrainingHistory:
                 self._data_wait_s += event.data_wait_s
             case ValidationEvent():
                 self.validations.append(event)
+            case DataEvent():
+                self.reads.add(event)
             case EndEvent():
                 self.end = event
                 self.status = "stopped" if event.stopped_by == "user" else "finished"
@@ -152,6 +210,7 @@ class TrainingHistory:
             shown = f"{value.accuracy:.1%}" if value.accuracy is not None else f"{value.loss:.4f}"
             parts.append(f"validation {shown}")
         parts += [f"{self.throughput:.0f} images/s", f"{self.elapsed_s:.1f} s"]
+        parts += self.reads.words()
         if self.status == "failed":
             parts.append(self.error)
         return "  ".join(parts)

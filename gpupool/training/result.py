@@ -29,6 +29,15 @@ class TrainingResult:
         return self.history.end.stopped_by if self.history.end else ""
 
     @property
+    def skipped(self) -> dict[str, str]:
+        """The URLs of samples that `on_error="skip"` has left out, and what is wrong with each.
+
+        They are counted nowhere: "missing", "changed", "empty", "damaged", "animated" or
+        "too large".
+        """
+        return dict(self.history.reads.skipped)
+
+    @property
     def throughput(self) -> float:
         """Training samples per second over all ranks."""
         return self.history.throughput

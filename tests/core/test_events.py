@@ -7,6 +7,7 @@ import json
 import pytest
 
 from gpupool.core.events import (
+    DataEvent,
     EndEvent,
     Event,
     StartEvent,
@@ -24,6 +25,7 @@ from gpupool.core.events import (
         ("step", StepEvent(7, 1, 0.25, 0.5, 0.01, 100, 1.5, 0.125)),
         ("step", StepEvent(7, 1, 0.25, None, 0.01, 100, 1.5, 0.125)),
         ("validation", ValidationEvent(10, 1, 0.5, 0.75, 200, 2.0)),
+        ("data", DataEvent(10, 1, 90, 30, 12, "503 SlowDown", 1, {"s3://a/1.jpg": "damaged"})),
         ("end", EndEvent("user", 8, 2.5)),
     ],
 )

@@ -23,13 +23,7 @@ from demo.s3 import SeaweedServer
 from gpupool.core.errors import CredentialsError, DataError, DataNotFoundError, OptionsError
 from gpupool.data.datastore import ImageDatastore
 from gpupool.data.decode import decode
-
-
-def image_file(value: int = 0, size: tuple[int, int] = (4, 3), kind: str = "PNG") -> bytes:
-    """A file with an image of one grey value, `size` being (width, height)."""
-    file = io.BytesIO()
-    Image.new("L", size, value).save(file, kind)
-    return file.getvalue()
+from tests.data.pictures import image_file
 
 
 @pytest.fixture
@@ -85,6 +79,17 @@ def test_a_batch_is_the_same_as_its_samples_one_by_one(train: ImageDatastore) ->
         assert torch.equal(image, expected_image)
         assert label == expected_label
     assert train.__getitems__([]) == []
+
+
+def test_a_sample_can_be_had_in_two_parts(train: ImageDatastore) -> None:
+    fetched = train.fetch(7)
+    assert len(fetched) == train.num_bytes(7)
+    image, label = train.with_transform(lambda image: image.float()).decode(7, fetched)
+    assert torch.equal(image, train[7][0].float())
+    assert label == train[7][1]
+    part = train.subset([7])
+    assert part.fetch(0) == fetched
+    assert part.num_bytes(0) == len(fetched)
 
 
 def test_a_plain_dataloader_takes_it(train: ImageDatastore) -> None:
@@ -244,9 +249,13 @@ def test_a_transform_is_applied_to_each_image(ds: ImageDatastore) -> None:
     assert large.with_transform(None)[0][0].shape == (3, 3, 4)
 
 
-def test_what_a_transform_raises_comes_out(ds: ImageDatastore) -> None:
+def test_what_a_transform_raises_comes_out_and_names_the_image(ds: ImageDatastore) -> None:
+    failing = ds.with_transform(lambda image: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        ds.with_transform(lambda image: 1 / 0).__getitems__(range(16))
+        failing.__getitems__(range(16))
+    with pytest.raises(ZeroDivisionError) as caught:
+        failing[3]
+    assert caught.value.__notes__ == [f"The transform raised this for {ds.paths[3]}"]
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
-"""Batches read ahead by a thread."""
+"""Batches read ahead: by one thread from data sets that are not ours."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +14,12 @@ import torch
 from torchvision.transforms import v2
 
 from demo.s3 import SeaweedServer
-from gpupool.core.errors import DataError
+from gpupool.core.errors import DataError, SampleError
 from gpupool.data.datastore import ImageDatastore
-from gpupool.data.loader import Batch, load_batches
+from gpupool.data.loader import load_batches
+from tests.data.points import TIMEOUT_S, Points, first, full, join_loaders
 
-TIMEOUT_S = 20.0
+ROOT = Path(__file__).parents[2]
 
 
 class Squares:
@@ -42,24 +45,6 @@ def batches(*lists: list[int]) -> list[np.ndarray]:
     return [np.array(one, dtype=np.int64) for one in lists]
 
 
-def first(loading: Iterator[Batch | None]) -> Batch:
-    batch = next(loading)
-    assert batch is not None
-    return batch
-
-
-def full(loading: Iterator[Batch | None]) -> list[Batch]:
-    return [batch for batch in loading if batch is not None]
-
-
-def join_loaders() -> None:
-    """Wait for the end of all loader threads; fails if one stays."""
-    for thread in threading.enumerate():
-        if thread.name.startswith("gpupool-loader"):
-            thread.join(TIMEOUT_S)
-            assert not thread.is_alive()
-
-
 @pytest.fixture(autouse=True)
 def no_thread_stays() -> Iterator[None]:
     yield
@@ -69,9 +54,10 @@ def no_thread_stays() -> Iterator[None]:
 def test_batches_come_in_order_collated() -> None:
     wanted = batches([0, 1, 2], [5, 4], [9])
     loaded = full(load_batches(Squares(), wanted))
-    assert [inputs.tolist() for inputs, _ in loaded] == [[[0], [1], [2]], [[5], [4]], [[9]]]
-    assert [targets.tolist() for _, targets in loaded] == [[0, 1, 4], [25, 16], [81]]
-    assert not loaded[0][0].is_pinned()
+    assert [batch.inputs.tolist() for batch in loaded] == [[[0], [1], [2]], [[5], [4]], [[9]]]
+    assert [batch.targets.tolist() for batch in loaded] == [[0, 1, 4], [25, 16], [81]]
+    assert [batch.num for batch in loaded] == [3, 2, 1]
+    assert not loaded[0].inputs.is_pinned()
 
 
 def test_no_batches_and_empty_batches() -> None:
@@ -148,8 +134,8 @@ def test_images_of_a_bucket_arrive_as_they_are_read_one_by_one(
     test = ImageDatastore(f"{photos_url}/test")
     order = np.random.default_rng(0).permutation(len(test))
     loaded = full(load_batches(test, np.array_split(order, 4)))
-    images = torch.cat([inputs for inputs, _ in loaded])
-    labels = torch.cat([targets for _, targets in loaded])
+    images = torch.cat([batch.inputs for batch in loaded])
+    labels = torch.cat([batch.targets for batch in loaded])
     assert labels.tolist() == test.labels[order].tolist()
     assert images.dtype == torch.uint8
     for place in (0, 42, 99):
@@ -174,7 +160,24 @@ def test_a_sample_that_is_no_pair_is_refused() -> None:
         next(load_batches(torch.arange(4), batches([0, 1])))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_batches_for_a_gpu_are_pinned() -> None:
-    loaded = full(load_batches(Squares(), batches([0, 1], [2]), device="cuda"))
-    assert all(inputs.is_pinned() and targets.is_pinned() for inputs, targets in loaded)
+@pytest.mark.gpu
+@pytest.mark.parametrize("dataset", [Squares(), Points(4)])
+def test_batches_for_a_gpu_are_pinned(dataset: Any) -> None:
+    loaded = full(load_batches(dataset, batches([0, 1], [2]), device="cuda"))
+    assert all(batch.inputs.is_pinned() and batch.targets.is_pinned() for batch in loaded)
+
+
+def test_samples_of_other_data_sets_are_skipped_too() -> None:
+    class Some(Squares):
+        def __getitems__(self, indices: list[int]) -> list[Any]:
+            return [self[index] for index in indices]
+
+        def __getitem__(self, index: int) -> Any:
+            if index % 4 == 1:
+                raise SampleError("bad", f"some/{index}", "damaged")
+            return super().__getitem__(index)
+
+    for dataset in (Some(), Squares()):
+        loaded = full(load_batches(dataset, batches([0, 1, 2], [4, 5]), skip=True))
+        expected = [[0, 4], [16]] if isinstance(dataset, Some) else [[0, 1, 4], [16, 25]]
+        assert [batch.targets.tolist() for batch in loaded] == expected

@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.core.errors import OptionsError
-from gpupool.data.shards import Indices, epoch_order, num_batches, shard
+from gpupool.data.shards import (
+    Indices,
+    epoch_order,
+    global_batches,
+    is_permutation,
+    num_batches,
+    shard,
+)
 
 sizes = st.integers(0, 500)
 keys = st.integers(0, 2**64 - 1)
@@ -80,3 +87,50 @@ def test_impossible_arguments_are_refused() -> None:
         shard(np.arange(4), 2, 2)
     with pytest.raises(OptionsError, match="seed=-1"):
         epoch_order(4, -1, 0, shuffle=True)
+
+
+@given(sizes, keys, st.integers(1, 70), st.data())
+def test_an_epoch_goes_on_from_any_step_with_any_ranks(
+    num_samples: int, seed: int, batch_size: int, data: st.DataObject
+) -> None:
+    order = epoch_order(num_samples, seed, 2)
+    whole = global_batches(order, batch_size)
+    first_step = data.draw(st.integers(0, len(whole)))
+    before, after = data.draw(worlds), data.draw(worlds)
+    done = [shard(batch, rank, before) for batch in whole[:first_step] for rank in range(before)]
+    samples_done = sum(map(len, done))
+    rest = global_batches(order, batch_size, samples_done)
+    assert len(rest) == len(whole) - first_step
+    assert all(np.array_equal(a, b) for a, b in zip(rest, whole[first_step:], strict=True))
+    todo = [shard(batch, rank, after) for batch in rest for rank in range(after)]
+    seen = np.concatenate([np.empty(0, np.int64), *done, *todo])
+    assert sorted(seen) == list(range(num_samples))
+
+
+@given(st.integers(0, 200), keys, st.integers(1, 70), st.integers(1, 70), st.data())
+def test_an_epoch_goes_on_with_another_batch_size(
+    num_samples: int, seed: int, before: int, after: int, data: st.DataObject
+) -> None:
+    order = epoch_order(num_samples, seed, 0)
+    done = global_batches(order, before)
+    done = done[: data.draw(st.integers(0, len(done)))]
+    rest = global_batches(order, after, sum(map(len, done)))
+    seen = np.concatenate([np.empty(0, np.int64), *done, *rest])
+    assert np.array_equal(seen, order)
+
+
+@given(st.lists(st.integers(-2, 12), max_size=12))
+def test_a_permutation_has_every_index_once(values: list[int]) -> None:
+    order = np.array(values, dtype=np.int64)
+    assert is_permutation(order, len(values)) == (sorted(values) == list(range(len(values))))
+
+
+def test_what_is_no_list_of_indices_is_no_permutation() -> None:
+    assert not is_permutation(np.arange(3), 4)
+    assert not is_permutation(np.arange(4.0), 4)
+    assert not is_permutation(np.arange(4).reshape(2, 2), 4)
+
+
+def test_a_step_beyond_the_epoch_is_refused() -> None:
+    with pytest.raises(OptionsError, match=r"samples_done=11 must be in 0\.\.10"):
+        global_batches(np.arange(10), 4, 11)

@@ -25,14 +25,27 @@ except NameError:
 len(filesystem.find("photos/test"))
 """
 
+FOLDER_NOTICE = """
+from gpupool.data.source import Folder
+try:
+    folder
+except NameError:
+    folder = Folder("s3://photos/test")
+len(folder.list_files().files)
+"""
+
 READING = """
 import os, time, s3fs
+from gpupool.data.source import FileRef, Folder
 filesystem = s3fs.S3FileSystem(use_listings_cache=False)
+folder = Folder("s3://photos/test")
+files = [file.ref for file in folder.list_files().files]
 names = filesystem.find("photos/test")
 first = {"key": os.environ["AWS_ACCESS_KEY_ID"], "secret": os.environ["AWS_SECRET_ACCESS_KEY"]}
 num_read, keys, end = 0, set(), time.monotonic() + 20
 while time.monotonic() < end:
     assert len(filesystem.cat_file(names[num_read % len(names)])) > 100
+    assert len(folder.read(files[num_read % len(files)])) > 100
     keys.add(os.environ["AWS_ACCESS_KEY_ID"])
     num_read += 1
     time.sleep(0.02)
@@ -55,16 +68,19 @@ def nothing_propagated(pool2: Pool) -> Iterator[None]:
     pool2.propagate_env("*", unset=True)
 
 
+@pytest.mark.parametrize(
+    ("cell", "refusal"), [(NOTICE, "PermissionError"), (FOLDER_NOTICE, "CredentialsError")]
+)
 def test_a_file_system_that_a_rank_holds_notices_new_keys(
-    pool2: Pool, s3: SeaweedServer, photos_url: str
+    pool2: Pool, s3: SeaweedServer, photos_url: str, cell: str, refusal: str
 ) -> None:
     os.environ.update(s3.env, AWS_SECRET_ACCESS_KEY="not-the-right-one")
     pool2.propagate_env("AWS_*")
-    with pytest.raises(SpmdError, match="PermissionError"):
-        pool2.run(NOTICE)
+    with pytest.raises(SpmdError, match=refusal):
+        pool2.run(cell)
     os.environ.update(s3.env)
     pool2.propagate_env("AWS_*")
-    assert dict(pool2.run(NOTICE)) == {0: 100, 1: 100}
+    assert dict(pool2.run(cell)) == {0: 100, 1: 100}
 
 
 def test_the_notebooks_own_credential_chain_reaches_the_ranks(

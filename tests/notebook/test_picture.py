@@ -36,7 +36,8 @@ def test_a_reader_sees_the_outcome(history_of: HistoryOf) -> None:
         "Validation accuracy 89.8 %",
         "Throughput 40\u202f960 images/s",
         "Epoch 6 of 6 Step 900 of 900 Steps per epoch 150",
-        "Ranks 4 × cuda Backend nccl Global batch 512 = 4 × 128 Learning rate 0.1 Data wait 4 %",
+        "Data Wait 4 % Reads retried – Samples skipped – From the cache – Other",
+        "Ranks 4 × cuda Backend nccl Global batch 512 = 4 × 128 Learning rate 0.1",
         "training (smoothed) training validation",
     ):
         assert part in page
@@ -99,8 +100,9 @@ def test_the_text_has_the_outcome_in_a_few_lines(history_of: HistoryOf) -> None:
         "training accuracy 94.6 %, training loss 0.2579",
         "  Training time:  elapsed 14 s, throughput 40\u202f960 images/s",
         "  Training cycle: epoch 6 of 6, step 900 of 900, steps per epoch 150",
+        "  Data:           wait 4 %",
         "  Other:          ranks 4 × cuda, backend nccl, global batch 512 = 4 × 128, "
-        "learning rate 0.1, data wait 4 %",
+        "learning rate 0.1",
     ]
     assert training_text(TrainingHistory()) == "Starting"
     assert training_text(TrainingHistory(status="failed", error="")) == "Failed: no message"

@@ -378,7 +378,7 @@ def test_botocore_reads_the_variables_again_before_keys_with_an_end_expire() -> 
 
 
 def test_botocore_keeps_the_end_of_credentials_under_a_private_name(tmp_path: Path) -> None:
-    """`_expiry_time`, and a resolver without the last one's cache, in pool/credentials.py."""
+    """`_expiry_time` in data/keys.py and, with a resolver of its own, pool/credentials.py."""
     os.environ.update(Issuer(tmp_path, lifetime_s=3600).env)
     session = Session()
     found = [create_credential_resolver(session).load_credentials() for _ in range(2)]

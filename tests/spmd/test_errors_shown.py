@@ -226,7 +226,7 @@ def test_a_long_message_is_cut_and_the_counts_stay_in_sight(fails: Fails) -> Non
         ("raise KeyboardInterrupt('me')", "KeyboardInterrupt: me"),
         ("raise SystemExit(3)", "SystemExit: 3"),
         ("raise BaseException('base')", "BaseException: base"),
-        ("error = ValueError('v')\nerror.add_note('a note')\nraise error", "ValueError: v"),
+        ("error = ValueError('v')\nerror.add_note('a note')\nraise error", "ValueError: v; a note"),
         ("class Eq(Exception):\n    def __eq__(self, other): 1 / 0\nraise Eq('e')", "Eq: e"),
     ],
 )

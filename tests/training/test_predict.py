@@ -30,6 +30,33 @@ def test_dropout_and_batch_norm_are_in_evaluation_mode(pool2: Pool) -> None:
     assert torch.allclose(gpupool.predict(model, data), torch.ones(8, 8), atol=1e-4)
 
 
+class Images:
+    """A data set in two parts: image i is all i, and is to be normalized."""
+
+    normalization = ((0.5,), (0.25,))
+
+    def __len__(self) -> int:
+        return 21
+
+    def num_bytes(self, index: int) -> int:
+        return 8
+
+    def fetch(self, index: int) -> int:
+        return index
+
+    def decode(self, index: int, fetched: int, draw: object) -> tuple[torch.Tensor, int]:
+        return torch.full((1, 2, 4), fetched, dtype=torch.uint8), 0
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return self.decode(index, index, None)
+
+
+def test_images_are_normalized_as_for_training(pool2: Pool) -> None:
+    outputs = gpupool.predict(nn.Flatten(), Images(), batch_size=4)
+    expected = (torch.arange(21) / 255 - 0.5) / 0.25
+    assert torch.allclose(outputs, expected[:, None].expand(-1, 8))
+
+
 def test_bad_input_is_refused(pool2: Pool) -> None:
     with pytest.raises(TrainingError, match=r"not a torch\.nn\.Module"):
         gpupool.predict("resnet18", samples(4))  # type: ignore[arg-type]

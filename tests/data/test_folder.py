@@ -13,12 +13,15 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, ProfileNotFound
 from s3fs.errors import translate_boto_error
 
 from demo.s3 import SeaweedServer
-from gpupool.core.errors import CredentialsError, DataError, DataNotFoundError
-from gpupool.data.fetch import FileInfo, Folder, refresh_filesystems, store_error
+from gpupool.core.errors import CredentialsError, DataError, DataNotFoundError, SampleError
+from gpupool.data.faults import store_error
+from gpupool.data.filesystems import refresh_filesystems
+from gpupool.data.source import FileInfo, FileRef, Folder
+from tests.data.reading import read_many
 
 OBJECTS = {"in/a/1.txt": b"one", "in/a/[1].txt": b"brackets", "in/b/2.txt": b"two", "in/void/": b""}
 
@@ -53,9 +56,9 @@ def test_lists_files_with_size_and_etag_and_folders_even_empty_ones(in_s3: Folde
 
 
 def test_reads_many_in_the_order_asked_for(in_s3: Folder) -> None:
-    contents = in_s3.read_many(["b/2.txt", "a/[1].txt", "a/1.txt", "b/2.txt"])
+    contents = read_many(in_s3, ["b/2.txt", "a/[1].txt", "a/1.txt", "b/2.txt"])
     assert contents == [b"two", b"brackets", b"one", b"two"]
-    assert in_s3.read_many([]) == []
+    assert read_many(in_s3, []) == []
 
 
 def test_listing_and_reading_are_the_same_in_memory_and_on_disk(tmp_path: Path) -> None:
@@ -67,7 +70,7 @@ def test_listing_and_reading_are_the_same_in_memory_and_on_disk(tmp_path: Path) 
             ("b/2.txt", 3),
         ]
         assert folders == ["a", "b"]
-        assert folder.read_many(["b/2.txt", "a/[1].txt"]) == [b"two", b"brackets"]
+        assert read_many(folder, ["b/2.txt", "a/[1].txt"]) == [b"two", b"brackets"]
 
 
 def test_hidden_files_and_folders_are_left_out(tmp_path: Path) -> None:
@@ -92,7 +95,7 @@ def test_an_overwritten_object_is_read_whole(in_s3: Folder, s3: SeaweedServer) -
     s3.put_objects("fetch", {"changes/1": b"short"})
     folder.list_files()
     s3.put_objects("fetch", {"changes/1": b"longer than before"})
-    assert folder.read_many(["1"]) == [b"longer than before"]
+    assert read_many(folder, ["1"]) == [b"longer than before"]
 
 
 def test_a_wrong_key_is_one_sentence(in_s3: Folder) -> None:
@@ -107,7 +110,7 @@ def test_a_wrong_key_is_one_sentence(in_s3: Folder) -> None:
     assert str(caught.value) == expected
     assert caught.value.__suppress_context__
     with pytest.raises(CredentialsError, match=r"s3://fetch/in: the store refused"):
-        in_s3.read_many(["a/1.txt"])
+        read_many(in_s3, ["a/1.txt"])
 
 
 def test_a_wrong_secret_is_named_but_not_shown(in_s3: Folder) -> None:
@@ -139,9 +142,16 @@ def test_a_wrong_bucket_or_folder_is_one_sentence(in_s3: Folder, url: str) -> No
     assert str(caught.value) == f"{url} does not exist or holds no files; check the URL"
 
 
+def test_a_missing_bucket_is_no_missing_sample(in_s3: Folder) -> None:
+    expected = "^s3://no-such-bucket/in does not exist or holds no files; check the URL$"
+    with pytest.raises(DataNotFoundError, match=expected) as caught:
+        Folder("s3://no-such-bucket/in").read(FileRef("a.txt", 1))
+    assert not isinstance(caught.value, SampleError)
+
+
 def test_the_one_missing_object_of_a_batch_is_named(in_s3: Folder) -> None:
     with pytest.raises(DataNotFoundError, match=r"^s3://fetch/in/a/3.txt does not exist$"):
-        in_s3.read_many(["a/1.txt", "a/3.txt", "b/2.txt"])
+        read_many(in_s3, ["a/1.txt", "a/3.txt", "b/2.txt"])
 
 
 def test_a_store_that_does_not_answer_is_one_sentence(in_s3: Folder) -> None:
@@ -176,9 +186,40 @@ def test_secrets_are_neither_printed_nor_in_messages() -> None:
     }
     os.environ["AWS_SESSION_TOKEN"] = "hidden-2"
     folder = Folder("s3://fetch/in", options)
-    with pytest.raises(DataError, match=r"ValueError: Invalid endpoint: \*\*\* \*\*\*"):
+    with pytest.raises(DataError, match=r"ValueError: Invalid endpoint: \[hidden\] \[hidden\]"):
         folder.list_files()
     assert "hidden" not in repr(folder)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("ftp://user:hidden@host/in", "ftp://***@host/in"),
+        (
+            "zip://::https://h/a.zip?X-Amz-Signature=hidden",
+            "zip://::https://h/a.zip?X-Amz-Signature=***",
+        ),
+        ("https://h/in?sv=1&sig=hidden%2F&se=2", "https://h/in?sv=1&sig=***&se=2"),
+    ],
+)
+def test_what_a_url_holds_is_not_shown(url: str, shown: str) -> None:
+    folder = Folder(url)
+    assert (folder.url, folder.shown_url) == (url, shown)
+    assert "hidden" not in repr(folder) + folder.name("a.jpg")
+
+
+@pytest.mark.parametrize(
+    ("url", "kept", "name"),
+    [
+        ("s3://photos", "s3://photos", "s3://photos/a"),
+        ("s3://photos/in//", "s3://photos/in", "s3://photos/in/a"),
+        ("memory://", "memory://", "memory://a"),
+        ("file:///", "file:///", "file:///a"),
+        ("/", "/", "/a"),
+    ],
+)
+def test_slashes_at_the_end_of_a_url(url: str, kept: str, name: str) -> None:
+    assert (Folder(url).url, Folder(url).name("a")) == (kept, name)
 
 
 @pytest.mark.parametrize(
@@ -202,12 +243,12 @@ def test_a_folder_pickles_without_connection_or_credentials(
     data = pickle.dumps(in_s3)
     assert s3.env["AWS_SECRET_ACCESS_KEY"].encode() not in data
     assert len(data) < 300
-    assert pickle.loads(data).read_many(["a/1.txt"]) == [b"one"]
+    assert read_many(pickle.loads(data), ["a/1.txt"]) == [b"one"]
 
 
 def test_storage_options_give_other_credentials(s3: SeaweedServer, bucket: str) -> None:
     folder = Folder(f"{bucket}/in", s3.storage_options)
-    assert folder.read_many(["a/1.txt"]) == [b"one"]
+    assert read_many(folder, ["a/1.txt"]) == [b"one"]
 
 
 def test_refresh_makes_live_file_systems_take_the_new_credentials(in_s3: Folder) -> None:
@@ -231,6 +272,55 @@ def test_refresh_makes_live_file_systems_take_the_new_credentials(in_s3: Folder)
             held.ls("fetch/in")
         with pytest.raises(CredentialsError):
             in_s3.list_files()
+
+
+def test_a_file_system_that_never_connected_is_in_nobodys_way(in_s3: Folder) -> None:
+    """Also shows the private name in use: `S3FileSystem._s3`."""
+    misspelt = fsspec.filesystem("s3", profile="misspelt")
+    with pytest.raises(ProfileNotFound):
+        misspelt.ls("fetch/in")
+    assert misspelt._s3 is None
+    held = fsspec.filesystem("s3")
+    os.environ["AWS_ACCESS_KEY_ID"], right = "WRONG", os.environ["AWS_ACCESS_KEY_ID"]
+    refresh_filesystems()
+    with pytest.raises(PermissionError):
+        held.ls("fetch/in", refresh=True)
+    os.environ["AWS_ACCESS_KEY_ID"] = right
+    refresh_filesystems()
+    assert len(held.ls("fetch/in", refresh=True)) == 3
+    assert held._s3 is not None
+
+
+IN_BETWEEN = """
+import os
+import fsspec
+from gpupool.data.source import Folder
+os.environ["AWS_ENDPOINT_URL"], endpoint = "http://127.0.0.1:9", os.environ["AWS_ENDPOINT_URL"]
+fsspec.filesystem("s3").connect()
+os.environ["AWS_ENDPOINT_URL"] = endpoint
+print(len(Folder("s3://fetch//in").list_files().files))
+"""
+
+
+def test_what_changed_before_our_first_use_is_noticed(in_s3: Folder) -> None:
+    """The address has an empty folder in it, so s3fs reads it."""
+    done = subprocess.run([sys.executable, "-c", IN_BETWEEN], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("3\n", 0), done.stderr
+
+
+def test_those_after_one_that_cannot_connect_anew_do_so(in_s3: Folder, tmp_path: Path) -> None:
+    os.environ["AWS_CONFIG_FILE"] = str(tmp_path / "config")
+    (tmp_path / "config").write_text("[profile p]\nregion = us-east-1\n")
+    gone, held = fsspec.filesystem("s3", profile="p"), fsspec.filesystem("s3", use_ssl=False)
+    for filesystem in (gone, held):
+        filesystem.connect()
+    (tmp_path / "config").write_text("")
+    os.environ["AWS_ACCESS_KEY_ID"] = "WRONG"
+    with pytest.raises(CredentialsError, match=r"profile \(p\) could not be found"):
+        refresh_filesystems()
+    with pytest.raises(PermissionError):
+        held.ls("fetch/in")
+    type(gone).clear_instance_cache()
 
 
 def test_the_server_dies_with_its_parent(tmp_path: Path) -> None:

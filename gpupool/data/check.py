@@ -1,0 +1,149 @@
+"""Which images of a datastore cannot be used, found by reading all of them. Runs anywhere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpupool.core.errors import SampleError
+from gpupool.data.progress import ProgressLine
+from gpupool.data.samples import NUM_FETCH_THREADS, Samples
+
+OnProgress = Callable[[int, int], None]  # (done, total)
+
+_CHUNK = 512  # samples handed to the threads at once: bounds what an interrupt has to cancel
+_SHOWN = 50
+
+
+class Labelled(Samples, Protocol):
+    """What is checked: samples that have names and labels."""
+
+    @property
+    def manifest(self) -> Any:
+        """Which samples there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadSample:
+    """One image that cannot be used.
+
+    `index` is its place in the datastore, `label` its class, `num_bytes` its size as listed,
+    `reason` is that of its SampleError: "missing", "damaged" ...; `detail` says more.
+    """
+
+    index: int
+    url: str
+    label: str
+    num_bytes: int
+    reason: str
+    detail: str
+
+
+class CheckResult(tuple[BadSample, ...]):
+    """The images that cannot be used; shows as a table. Empty if all are good.
+
+    `num_checked` is how many were read.
+    """
+
+    HEADER = ("image", "class", "bytes", "reason", "what is wrong")
+    num_checked: int
+
+    def __new__(cls, bad: Iterable[BadSample] = (), num_checked: int = 0) -> CheckResult:
+        result = super().__new__(cls, bad)
+        result.num_checked = num_checked
+        return result
+
+    @property
+    def good(self) -> NDArray[np.bool_]:
+        """For each image whether it can be used; shape (num_checked,): `ds.subset(result.good)`."""
+        good = np.ones(self.num_checked, bool)
+        good[[bad.index for bad in self]] = False
+        return good
+
+    @property
+    def summary(self) -> str:
+        """One sentence: how many were read, how many are bad, and how."""
+        if not self:
+            return f"All {self.num_checked:,} images can be read."
+        reasons = [bad.reason for bad in self]
+        kinds = sorted(set(reasons), key=lambda kind: (-reasons.count(kind), kind))
+        counted = ", ".join(f"{reasons.count(kind):,} {kind}" for kind in kinds)
+        return f"{len(self):,} of {self.num_checked:,} images cannot be used: {counted}."
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """One tuple of texts for each bad image, in the order of `HEADER`."""
+        return [(b.url, b.label, f"{b.num_bytes:,}", b.reason, b.detail) for b in self]
+
+    def shown(self) -> tuple[str, list[tuple[str, ...]]]:
+        """What a view shows: the summary, and as many rows as can be looked at."""
+        more = f" The first {_SHOWN}:" if len(self) > _SHOWN else ""
+        return self.summary + more, self.rows()[:_SHOWN]
+
+    def __repr__(self) -> str:
+        summary, rows = self.shown()
+        return "\n".join([summary, *(_aligned([self.HEADER, *rows]) if rows else [])])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (tuple(self), self.num_checked)
+
+
+def check(dataset: Labelled, on_progress: OnProgress | None = None) -> CheckResult:
+    """Read and decode every sample once, many at a time; see `Datastore.check`."""
+    total = len(dataset)
+    on_progress = on_progress or ProgressLine("checked {done} of {total} images")
+    found: list[BadSample] = []
+    for done, bad in enumerate(_tried(dataset), start=1):
+        found += [bad] if bad is not None else []
+        on_progress(done, total)
+    return CheckResult(found, total)
+
+
+def _tried(dataset: Labelled) -> Iterator[BadSample | None]:
+    """For each sample in order None, or what is wrong with it."""
+    import torch
+
+    permits = threading.BoundedSemaphore(torch.get_num_threads())
+
+    def read(place: int) -> BadSample | None:
+        try:
+            fetched = dataset.fetch(place)
+            with permits:
+                dataset.decode(place, fetched, None)
+        except SampleError as error:
+            return _bad(dataset, place, error)
+        return None
+
+    pool = ThreadPoolExecutor(NUM_FETCH_THREADS, "gpupool-check")
+    try:
+        for start in range(0, len(dataset), _CHUNK):
+            yield from pool.map(read, range(start, min(start + _CHUNK, len(dataset))))
+    finally:
+        # Not waiting: an interrupt must not hang on a store that does not answer.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _bad(dataset: Labelled, place: int, error: SampleError) -> BadSample:
+    manifest = dataset.manifest
+    row = int(manifest.rows[place])
+    detail = str(error).removeprefix(error.url).strip()
+    return BadSample(
+        index=place,
+        url=manifest.items.url(row),
+        label=manifest.classes[int(manifest.labels[row])],
+        num_bytes=dataset.num_bytes(place),
+        reason=error.reason,
+        detail=detail,
+    )
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        texts = (text.ljust(width) for text, width in zip(line, widths, strict=True))
+        yield "  ".join(texts).rstrip()

@@ -1,0 +1,156 @@
+"""Every fault of a store becomes one sentence here, and only here. Runs anywhere; no torch."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from gpupool.core.environ import secret_values
+from gpupool.core.errors import (
+    CredentialsError,
+    DataError,
+    DataNotFoundError,
+    MissingSampleError,
+    SampleError,
+)
+from gpupool.core.masking import Secrets, redact
+from gpupool.data.retry import Tries
+from gpupool.data.trouble import KeysEndedError, trouble
+
+if TYPE_CHECKING:
+    from gpupool.data.source import Folder
+
+_SET_AWS_KEYS = (
+    "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+    "then `%gpupool env AWS_*` sends them to every rank."
+)
+_IN_QUERY = re.compile(
+    r"([?&][^?&=\s/]*(?:secret|token|passw|key|credential|sig)[^?&=\s/]*=)[^&\s#\"']+",
+    re.IGNORECASE,
+)
+
+
+@contextmanager
+def named(url: str) -> Iterator[None]:
+    """What a file system raises inside, as one sentence about `url`."""
+    from gpupool.data.source import Folder
+
+    try:
+        yield
+    except DataError:
+        raise  # says it already
+    except Exception as error:  # file systems raise whatever they like
+        raise store_error(error, Folder(url), "") from None
+
+
+def store_error(
+    error: BaseException,
+    folder: Folder,
+    path: str,
+    *,
+    tries: Tries | None = None,
+    expires_at: float | None = None,
+) -> DataError:
+    """The one sentence for a fault of the store: what happened, where, what to do.
+
+    Holds no value of a credential. `path` is the file below `folder`, "" for the folder itself;
+    `tries` what was done before, `expires_at` when the credentials end.
+    """
+    name, found = folder.name(path), trouble(error)
+    text = without_secrets(" ".join(_in_short(error).split()), folder.storage_options)
+    where = folder.shown_url  # a key is refused for all files alike: so all ranks say the same
+    code = found.what.split()[-1] if found.what else ""
+    if isinstance(error, KeysEndedError):
+        return CredentialsError(
+            f"{where}: the access key expired at {_shown(error.ended.timestamp())}, "
+            f"and there is no newer one. {_SET_AWS_KEYS}"
+        )
+    if found.kind == "no key":
+        return CredentialsError(f"{where}: no access key was found ({text}). {_SET_AWS_KEYS}")
+    if found.kind == "refused":
+        return CredentialsError(
+            f"{where}: the store refused the access key ({code}{_ended(expires_at)}). "
+            f"{_SET_AWS_KEYS}"
+        )
+    if found.kind == "denied":
+        return CredentialsError(
+            f"{name}: this access key may not read here ({code}{_ended(expires_at)}). "
+            f"Allow it to list and read, or use another one. {_SET_AWS_KEYS}"
+        )
+    if found.kind == "missing":
+        if path and code != "NoSuchBucket":
+            return MissingSampleError(f"{name} does not exist", name, "missing")
+        return DataNotFoundError(nothing_at(where))
+    if found.kind == "ended" and path:
+        return changed(folder, path, "it is shorter now")
+    if found.kind == "unreachable":
+        host = re.search(r"https?://[^/\"\s]+", without_secrets(str(error), folder.storage_options))
+        at = f" at {host.group()}" if host else ""
+        return DataError(
+            f"{name}: the store{at} does not answer; "
+            "check the network and, for s3, AWS_ENDPOINT_URL"
+        )
+    if found.kind == "busy":
+        long = f"{tries.failed} times in {tries.passed_s:.0f} s" if tries else "once"
+        return DataError(
+            f"{name}: reading failed {long}, at last by: {found.what}; try again later"
+        )
+    return DataError(f"{name}: {type(error).__name__}: {text}" if text else f"{name}: {error!r}")
+
+
+def changed(folder: Folder, path: str, how: str) -> SampleError:
+    """The error for a file that is another one than was listed."""
+    name = folder.name(path)
+    return SampleError(
+        f"{name} has changed since it was listed ({how}); make the datastore anew", name, "changed"
+    )
+
+
+def nothing_at(name: str) -> str:
+    """The sentence for a folder without files."""
+    return f"{name} does not exist or holds no files; check the URL"
+
+
+def without_secrets(text: str, options: Mapping[str, Any]) -> str:
+    """`text` with the credentials in `options` and in the environment blotted out."""
+    secrets = Secrets(_secrets(options) | secret_values(os.environ))
+    return without_passwords(redact(text, secrets))
+
+
+def without_passwords(text: str) -> str:
+    """`text` without the passwords before the host of a URL, and the signatures after its "?"."""
+    return _IN_QUERY.sub(r"\1***", re.sub(r"//[^/@\s]+@", "//***@", text))
+
+
+def _ended(expires_at: float | None) -> str:
+    if expires_at is None:
+        return ""
+    verb = "it expired at" if expires_at <= time.time() else "it is good until"
+    return f"; {verb} {_shown(expires_at)}"
+
+
+def _shown(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _in_short(error: BaseException) -> str:
+    """What an error says; of obstore's answers, which quote what was signed, the message alone."""
+    text = str(error)
+    message = re.search(r"<Message>([^<]*)</Message>", text)
+    if message:
+        return message[1]
+    return text.split("\n")[0][:500] if type(error).__module__.startswith("obstore") else text
+
+
+def _secrets(options: Mapping[str, Any]) -> set[str]:
+    """The values that are secret, at any depth."""
+    found = secret_values(
+        {name: value for name, value in options.items() if isinstance(value, str)}
+    )
+    inner = [_secrets(value) for value in options.values() if isinstance(value, Mapping)]
+    return found.union(*inner)

@@ -1,0 +1,51 @@
+"""How many pixels of each class masks have. Runs anywhere."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpupool.data.check import OnProgress
+from gpupool.data.manifest import Files
+from gpupool.data.masks import NO_CLASS, MaskClasses, decode_mask
+from gpupool.data.progress import ProgressLine
+from gpupool.data.samples import NUM_FETCH_THREADS
+
+_CHUNK = 512  # masks handed to the threads at once: bounds what an interrupt has to cancel
+
+
+def count_pixels(
+    masks: Files, classes: MaskClasses, on_progress: OnProgress | None = None
+) -> NDArray[np.int64]:
+    """The pixels of class 0, 1, ... up to the largest there is; those of no class are left out.
+
+    Reads every mask once, many at a time. Raises what reading and decoding raise.
+    """
+    import torch
+
+    on_progress = on_progress or ProgressLine("counted {done} of {total} masks")
+    permits = threading.BoundedSemaphore(torch.get_num_threads())
+
+    def count(row: int) -> NDArray[np.int64]:
+        data = masks.read(row)
+        with permits:
+            pixels = decode_mask(data, masks.url(row), classes).numpy().ravel()
+            return np.bincount(pixels[pixels != NO_CLASS])
+
+    total, done = np.zeros(0, np.int64), 0
+    pool = ThreadPoolExecutor(NUM_FETCH_THREADS, "gpupool-count")
+    try:
+        for start in range(0, len(masks), _CHUNK):
+            for one in pool.map(count, range(start, min(start + _CHUNK, len(masks)))):
+                longer, shorter = (one, total) if len(one) > len(total) else (total, one)
+                total = longer.copy()
+                total[: len(shorter)] += shorter
+                done += 1
+                on_progress(done, len(masks))
+    finally:
+        # Not waiting: an interrupt must not hang on a store that does not answer.
+        pool.shutdown(wait=False, cancel_futures=True)
+    return total

@@ -1,0 +1,84 @@
+"""Pictures of what a datastore holds, and the table of what is wrong in it. Runs on the client."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any, Protocol
+
+from gpupool.notebook import markup
+
+_TILE = "margin:4px;width:132px;display:inline-block;vertical-align:top;text-align:center"
+_PICTURE = "width:128px;height:96px;object-fit:contain"
+_SMALL = 64  # pixels: smaller pictures are shown larger, as the pixels they are
+_NAME = "overflow:hidden;text-overflow:ellipsis;white-space:nowrap;font-size:12px"
+_NO_PICTURE = (
+    f"height:94px;width:126px;border:1px dashed {markup.RED};display:flex;"
+    "align-items:center;justify-content:center"
+)
+
+
+class PictureLike(Protocol):
+    """One picture of a preview; see `gpupool.data.preview.Picture`."""
+
+    png: bytes
+    label: str
+    url: str
+    width: int
+    height: int
+    problem: str
+
+
+class PreviewLike(Protocol):
+    """`gpupool.data.preview.Preview`, which this folder does not import."""
+
+    title: str
+
+    def __iter__(self) -> Any: ...
+
+
+class CheckLike(Protocol):
+    """`gpupool.data.check.CheckResult`, which this folder does not import."""
+
+    HEADER: Sequence[str]
+
+    def shown(self) -> tuple[str, Iterable[Sequence[str]]]: ...
+
+
+def preview_html(preview: PreviewLike) -> str:
+    """A grid of pictures, each over its label; all is in the page, so a saved notebook has it."""
+    tiles = "".join(map(_tile, preview))
+    return markup.card(f"<div>{tiles}</div>", markup.muted(preview.title))
+
+
+def check_html(result: CheckLike) -> str:
+    """The summary, and a table of the images that cannot be used."""
+    summary, rows = result.shown()
+    listed = list(rows)
+    parts = [f"<div>{escape(summary)}</div>"]
+    if listed:
+        parts.append(markup.table(result.HEADER, listed))
+    return markup.card(*parts)
+
+
+def register_formatters(shell: Any) -> None:
+    """Let IPython show them, whenever they come to be imported."""
+    html = shell.display_formatter.formatters["text/html"]
+    html.for_type_by_name("gpupool.data.preview", "Preview", preview_html)
+    html.for_type_by_name("gpupool.data.check", "CheckResult", check_html)
+
+
+def _tile(picture: PictureLike) -> str:
+    label = escape(picture.label)
+    if picture.problem:
+        shown = f'<div style="{_NO_PICTURE}">{escape(picture.problem)}</div>'
+        title = picture.url
+    else:
+        data = b64encode(picture.png).decode()
+        is_small = max(picture.width, picture.height) < _SMALL
+        style = _PICTURE + (";image-rendering:pixelated" if is_small else "")
+        shown = f'<img style="{style}" alt="{label}" src="data:image/png;base64,{data}">'
+        title = f"{picture.url} ({picture.width} x {picture.height})"
+    name = f'<figcaption style="{_NAME}">{label}</figcaption>'
+    return f'<figure style="{_TILE}" title="{escape(title)}">{shown}{name}</figure>'

@@ -1,0 +1,119 @@
+"""For tests of the loader: a data set in two parts that can be watched, and the threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpupool.core.errors import DataError, SampleError
+from gpupool.data.collate import Batch
+from gpupool.data.draws import keyed_draws
+from gpupool.data.samples import Draw
+
+TIMEOUT_S = 20.0
+
+
+class Points:
+    """Sample i is (uint8 tensor (3, 2, 2) of i % 256, i).
+
+    Fetching takes up to `delay_s`, by chance; it waits at `gate` from index `closed_from` on.
+    `damaged` raise SampleError when decoded, `missing` when fetched, `broken` DataError.
+    """
+
+    def __init__(self, num: int, delay_s: float = 0.0, closed_from: int = 10**9) -> None:
+        self.num, self.delay_s, self.closed_from = num, delay_s, closed_from
+        self.damaged: set[int] = set()
+        self.missing: set[int] = set()
+        self.broken: set[int] = set()
+        self.num_bytes_each = 100
+        self.gate = threading.Event()
+        self.reached = threading.Event()
+        self.fetched: list[int] = []
+        self.max_fetching = self.max_decoding = self.max_held = 0
+        self._fetching = self._decoding = self._held = 0
+        self._lock = threading.Lock()
+        self._random = np.random.default_rng(0)
+
+    def __len__(self) -> int:
+        return self.num
+
+    def num_bytes(self, index: int) -> int:
+        return self.num_bytes_each
+
+    def fetch(self, index: int) -> int:
+        with self._lock:
+            self.fetched.append(index)
+            self._fetching += 1
+            self._held += 1
+            self.max_fetching = max(self.max_fetching, self._fetching)
+            self.max_held = max(self.max_held, self._held)
+            delay_s = self.delay_s * self._random.random()
+        if delay_s:
+            time.sleep(delay_s)
+        if index >= self.closed_from:
+            self.reached.set()
+            assert self.gate.wait(TIMEOUT_S)
+        with self._lock:
+            self._fetching -= 1
+        if index in self.missing:
+            self._let_go()
+            raise SampleError(f"point {index} does not exist", f"points/{index}", "missing")
+        return index
+
+    def decode(self, index: int, fetched: int, draw: Draw | None) -> tuple[Any, int]:
+        assert fetched == index
+        with self._lock:
+            self._decoding += 1
+            self.max_decoding = max(self.max_decoding, self._decoding)
+        try:
+            if index in self.damaged:
+                raise SampleError(f"point {index} is damaged", f"points/{index}", "damaged")
+            if index in self.broken:
+                raise DataError(f"the store refuses point {index}")
+            with keyed_draws(draw, index):
+                return self.sample(index), index
+        finally:
+            with self._lock:
+                self._decoding -= 1
+            self._let_go()
+
+    def sample(self, index: int) -> torch.Tensor:
+        return torch.full((3, 2, 2), index % 256, dtype=torch.uint8)
+
+    def _let_go(self) -> None:
+        with self._lock:
+            self._held -= 1
+
+
+def first(loading: Iterator[Batch | None]) -> Batch:
+    batch = next(loading)
+    assert batch is not None
+    return batch
+
+
+def full(loading: Iterator[Batch | None]) -> list[Batch]:
+    return [batch for batch in loading if batch is not None]
+
+
+def join_loaders() -> None:
+    """Wait for the end of all loader threads; fails if one stays."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("gpupool-loader"):
+            thread.join(TIMEOUT_S)
+            assert not thread.is_alive()
+
+
+def num_threads() -> int:
+    return sum(thread.name.startswith("gpupool-loader") for thread in threading.enumerate())
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for did not come"
+        time.sleep(0.001)

@@ -1,0 +1,210 @@
+"""Real image files of every kind, right and wrong, as tensors or as errors that name them."""
+
+from __future__ import annotations
+
+import io
+import resource
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageOps
+from torchvision.io import ImageReadMode, decode_image
+
+from gpupool.core.errors import SampleError
+from gpupool.data import decode as decoding
+from gpupool.data.decode import decode
+from gpupool.data.headers import read_header
+
+WIDTH, HEIGHT = 48, 32
+
+
+def picture(mode: str = "RGB", size: tuple[int, int] = (WIDTH, HEIGHT)) -> Image.Image:
+    """Colours that run from corner to corner, so that no two sides are alike."""
+    y, x = np.mgrid[0 : size[1], 0 : size[0]]
+    red, green = x * 255 // (size[0] - 1), y * 255 // (size[1] - 1)
+    pixels = np.stack([red, green, (red + green) // 2], axis=-1).astype(np.uint8)
+    if mode == "I;16":
+        return Image.fromarray((pixels[..., 0].astype(np.uint16) << 8) + 7)
+    return Image.fromarray(pixels).convert(mode)
+
+
+def file(image: Image.Image, kind: str, **settings: Any) -> bytes:
+    out = io.BytesIO()
+    image.save(out, kind, **settings)
+    return out.getvalue()
+
+
+def pixels(image: Image.Image) -> torch.Tensor:
+    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+
+
+def with_orientation(kind: str, orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    settings = {"quality": 95} if kind == "JPEG" else {"lossless": True} if kind == "WEBP" else {}
+    return file(picture(), kind, exif=exif, **settings)
+
+
+def png_that_claims(width: int, height: int) -> bytes:
+    data = bytearray(file(picture(), "PNG"))
+    data[16:24] = struct.pack(">II", width, height)
+    data[29:33] = struct.pack(">I", zlib.crc32(data[12:29]))
+    return bytes(data)
+
+
+def jpeg_that_claims(width: int, height: int) -> bytes:
+    data = bytearray(file(picture(), "JPEG"))
+    at = data.index(b"\xff\xc0") + 5
+    data[at : at + 4] = struct.pack(">HH", height, width)
+    return bytes(data)
+
+
+def bmp_that_claims(width: int, height: int) -> bytes:
+    data = bytearray(file(picture(), "BMP"))
+    data[18:26] = struct.pack("<ii", width, height)
+    return bytes(data)
+
+
+def animated(kind: str) -> bytes:
+    frames = [picture(), ImageOps.invert(picture())]
+    return file(frames[0], kind, save_all=True, append_images=frames[1:])
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P"])
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF", "BMP"])
+def test_kinds_and_modes_become_rgb(kind: str, mode: str) -> None:
+    settings = {"lossless": True} if kind == "WEBP" else {}
+    stored = file(picture(mode), kind, **settings)
+    result = decode(stored, "x")
+    assert (result.dtype, result.shape) == (torch.uint8, (3, HEIGHT, WIDTH))
+    with Image.open(io.BytesIO(stored)) as again:
+        assert torch.equal(result, pixels(again))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF"])
+def test_16_bits_become_the_upper_8(kind: str) -> None:
+    result = decode(file(picture("I;16"), kind), "x")
+    assert torch.equal(result, pixels(picture())[:1].expand(3, -1, -1))
+    assert result.is_contiguous() or result.stride(0) != 0  # a transform may write into it
+
+
+def test_a_cmyk_jpeg_becomes_rgb() -> None:
+    stored = file(picture("CMYK"), "JPEG", quality=95)
+    result = decode(stored, "x").int()
+    with Image.open(io.BytesIO(stored)) as again:
+        assert again.mode == "CMYK"
+        assert (result - pixels(again).int()).abs().max() <= 2
+    assert (result - pixels(picture()).int()).abs().float().mean() < 4
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_the_orientation_of_exif_is_applied(kind: str, orientation: int) -> None:
+    stored = with_orientation(kind, orientation)
+    with Image.open(io.BytesIO(stored)) as again:
+        expected = pixels(ImageOps.exif_transpose(again)).int()
+    result = decode(stored, "x").int()
+    assert result.shape == (3, *((HEIGHT, WIDTH) if orientation < 5 else (WIDTH, HEIGHT)))
+    assert (result - expected).abs().max() <= 1
+
+
+@pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("size", [(48, 32), (47, 31), (500, 375)])
+def test_simplejpeg_and_torchvision_give_the_same_picture(
+    mode: str, subsampling: str, progressive: bool, size: tuple[int, int]
+) -> None:
+    stored = file(
+        picture(mode, size), "JPEG", quality=85, subsampling=subsampling, progressive=progressive
+    )
+    assert decoding.simplejpeg is not None, "install gpupool[test]"
+    header = read_header(stored)
+    assert header is not None
+    assert header.is_plain
+    buffer = torch.frombuffer(bytearray(stored), dtype=torch.uint8)
+    assert torch.equal(decode(stored, "x"), decode_image(buffer, mode=ImageReadMode.RGB))
+
+
+WRONG = {
+    "empty": (b"", "empty", r"is empty \(0 bytes\)"),
+    "text": (b"this is text, not an image", "damaged", "is damaged or not an image"),
+    "a web page": (b"<html><body>404</body></html>", "damaged", "is damaged or not an image"),
+    "a JPEG's first bytes": (file(picture(), "JPEG")[:100], "damaged", "its header is cut off"),
+    "half a JPEG": (file(picture(), "JPEG")[:-200], "damaged", "an image: Image is incomplete"),
+    "half a PNG": (file(picture(), "PNG")[:-60], "damaged", "is damaged or not an image"),
+    "half a WebP": (file(picture(), "WEBP")[:-60], "damaged", "is damaged or not an image"),
+    "half a TIFF": (file(picture(), "TIFF")[:-900], "damaged", "is damaged or not an image"),
+    "a marker that is none": (b"\xff\xd8\xff\xe0\0\4ab" + b"x" * 50, "damaged", "no marker at"),
+    "a JPEG without frame": (b"\xff\xd8\xff\xd9" + b"\0" * 50, "damaged", "it has no frame"),
+    "a huge PNG": (png_that_claims(2**31 - 1, 2**31 - 1), "too large", "has too many pixels"),
+    "a huge JPEG": (jpeg_that_claims(65500, 65500), "too large", "has 65,500 x 65,500 pixels"),
+    "a huge BMP": (bmp_that_claims(60_000, 60_000), "too large", "has too many pixels"),
+    "an animated GIF": (animated("GIF"), "animated", "is an animation"),
+    "an animated PNG": (animated("PNG"), "animated", "is an animation"),
+    "an animated WebP": (animated("WEBP"), "animated", "is an animation"),
+    "a TIFF of two pages": (animated("TIFF"), "animated", "is an animation"),
+    "32 bits": (file(picture("I"), "TIFF"), "damaged", "it has 32 bits for each pixel"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_decoded_is_an_error_with_name_and_reason(case: str) -> None:
+    data, reason, text = WRONG[case]
+    with pytest.raises(SampleError, match=text) as caught:
+        decode(data, "s3://photos/a/bad.jpg")
+    assert str(caught.value).startswith("s3://photos/a/bad.jpg ")
+    assert (caught.value.url, caught.value.reason) == ("s3://photos/a/bad.jpg", reason)
+
+
+def test_a_broken_remark_about_orientation_loses_no_picture() -> None:
+    stored = with_orientation("JPEG", 6)
+    at = stored.index(b"Exif\0\0") + 10
+    broken = stored[:at] + b"\xff\xff\xff\xff" + stored[at + 4 :]
+    assert decode(broken, "x").shape == (3, HEIGHT, WIDTH)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF"])
+def test_a_file_cut_anywhere_is_an_error_or_a_picture_never_a_crash(kind: str) -> None:
+    whole = file(picture(), kind)
+    for length in range(1, len(whole), 7):
+        try:
+            assert decode(whole[:length], "x").shape == (3, HEIGHT, WIDTH)
+        except SampleError as error:
+            assert error.url == "x"  # noqa: PT017 - both are right
+    assert decode(whole, "x").shape == (3, HEIGHT, WIDTH)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF"])
+def test_a_file_with_wrong_bytes_is_an_error_or_a_picture_never_a_crash(kind: str) -> None:
+    whole = file(picture(), kind)
+    for at in range(0, len(whole), 11):
+        changed = bytearray(whole)
+        changed[at] ^= 0xFF
+        try:
+            assert decode(bytes(changed), "x").shape[0] == 3
+        except SampleError as error:
+            assert error.url == "x"  # noqa: PT017 - both are right
+
+
+def test_a_long_animation_is_refused_before_it_is_decoded() -> None:
+    frames = [Image.new("P", (1000, 1000), place % 2) for place in range(60)]
+    stored = file(frames[0], "GIF", save_all=True, append_images=frames[1:])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(SampleError, match="is an animation"):
+        decode(stored, "x")
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown_kib < 60_000  # all frames would take 180 MB
+
+
+@pytest.mark.parametrize(
+    "settings", [{"lossless": True}, {"lossless": False}, {"exif": b"Exif\0\0II"}]
+)
+def test_headers_of_webp_tell_the_size(settings: dict[str, Any]) -> None:
+    header = read_header(file(picture(), "WEBP", **settings))
+    assert header is not None
+    assert (header.width, header.height, header.orientation) == (WIDTH, HEIGHT, 1)

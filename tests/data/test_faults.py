@@ -1,0 +1,212 @@
+"""What goes wrong between an S3 server and us, by its real cause: tried again, counted, told."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from demo.proxy import Fault
+from demo.s3 import SeaweedServer
+from demo.slow_s3 import SlowS3
+from gpupool.core.errors import CredentialsError, DataError, SampleError
+from gpupool.data.retry import Budget, Counts, Tries, counts
+from gpupool.data.source import FileRef, Folder
+from tests.data.reading import read_many
+
+CONTENT = {f"{number}.bin": bytes([number]) * 50_000 for number in range(40)}
+
+
+@pytest.fixture(scope="module")
+def slow(s3: SeaweedServer) -> Iterator[SlowS3]:
+    s3.make_bucket("faults")
+    s3.put_objects("faults", {f"in/{name}": data for name, data in CONTENT.items()})
+    with SlowS3(s3.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def folder(s3: SeaweedServer, slow: SlowS3) -> Iterator[Folder]:
+    """Read through the proxy; not a byte for a second is too long."""
+    os.environ.update(s3.env, AWS_ENDPOINT_URL=slow.endpoint)
+    yield Folder("s3://faults/in", {"config_kwargs": {"read_timeout": 1}})
+    slow.inject()
+
+
+def refs() -> list[FileRef]:
+    return [FileRef(name, len(data)) for name, data in CONTENT.items()]
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (Fault("503", share=0.3), "503 SlowDown"),
+        (Fault("500", share=0.3), "500 InternalError"),
+        (Fault("reset", share=0.3), "connection"),
+        (Fault("cut", share=0.3), "cut short"),
+        (Fault("stall", times=2), "no answer"),
+        (Fault("silence", times=2), "no answer"),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Fault) else "",
+)
+def test_a_passing_fault_is_tried_again_and_counted(
+    folder: Folder, slow: SlowS3, fault: Fault, reason: str
+) -> None:
+    slow.inject(fault)
+    slow.stats()
+    before = counts.snapshot()
+    contents = read_many(folder, list(CONTENT))
+    slow.inject()
+    seen, found = counts.snapshot() - before, slow.stats()
+    assert contents == list(CONTENT.values())
+    assert found[fault.kind] > 0
+    assert (seen.reads, seen.bytes, seen.retries) == (40, 40 * 50_000, found[fault.kind])
+    assert seen.last_reason.startswith(reason)
+    assert found["requests"] == 40 + seen.retries  # nobody else tries again behind our back
+
+
+def test_a_fault_that_stays_is_one_sentence(folder: Folder, slow: SlowS3) -> None:
+    os.environ["AWS_MAX_ATTEMPTS"] = "3"
+    slow.inject(Fault("503"))
+    expected = (
+        r"^s3://faults/in/7.bin: reading failed 3 times in \d+ s, at last by: 503 SlowDown; "
+        "try again later$"
+    )
+    with pytest.raises(DataError, match=expected):
+        folder.read(FileRef("7.bin", 50_000))
+    with pytest.raises(DataError, match=r"^s3://faults/in: reading failed 3 times"):
+        folder.list_files()
+
+
+def test_a_listing_survives_too(folder: Folder, slow: SlowS3) -> None:
+    slow.inject(Fault("503", match="list-type", times=1), Fault("cut", match="list-type", times=1))
+    before = counts.snapshot()
+    assert len(folder.list_files().files) == 40
+    assert (counts.snapshot() - before).retries == 2
+
+
+def test_an_interrupt_does_not_wait_for_a_store_that_does_not_answer(
+    folder: Folder, slow: SlowS3
+) -> None:
+    patient = Folder(folder.url, {"config_kwargs": {"read_timeout": 60}})
+    patient.list_files()
+    slow.inject(Fault("silence"))
+    slow.stats()
+
+    def interrupt() -> None:
+        while not slow.stats().get("silence"):
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        patient.read(FileRef("3.bin", 0))
+    thread.join()
+    assert time.monotonic() - began < 30  # half of what the store is waited for
+
+
+LIST = """
+import sys
+from gpupool.data.source import Folder
+folder = Folder("s3://faults/in", {"config_kwargs": {"read_timeout": 60}})
+try:
+    folder.list_files()
+except KeyboardInterrupt:
+    sys.exit("interrupted")
+"""
+
+
+def test_an_interrupted_listing_does_not_keep_the_process(folder: Folder, slow: SlowS3) -> None:
+    slow.inject(Fault("silence"))
+    slow.stats()
+    process = subprocess.Popen([sys.executable, "-c", LIST], stderr=subprocess.PIPE, text=True)
+    while not slow.stats().get("silence"):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)  # half of what the store is waited for
+    assert (said, process.returncode) == ("interrupted\n", 1)
+
+
+def test_a_refused_key_is_renewed_once_and_then_told(folder: Folder, slow: SlowS3) -> None:
+    slow.inject(Fault("expired", times=1))
+    slow.stats()
+    assert folder.read(FileRef("3.bin", 0)) == CONTENT["3.bin"]
+    assert slow.stats()["requests"] == 2
+    slow.inject(Fault("expired"))
+    with pytest.raises(CredentialsError, match=r"faults/in: the store refused .*\(ExpiredToken\)"):
+        folder.read(FileRef("3.bin", 0))
+    assert slow.stats()["requests"] == 2
+    slow.inject(Fault("denied", match="/3.bin"))
+    with pytest.raises(CredentialsError, match=r"/3.bin: .* may not read here \(AccessDenied\)"):
+        folder.read(FileRef("3.bin", 0))
+
+
+def test_a_bucket_elsewhere_is_found(folder: Folder, slow: SlowS3) -> None:
+    """The store names the region; the requests after the first are signed for it."""
+    slow.inject(Fault("region", times=1))
+    slow.stats()
+    assert [folder.read(FileRef("3.bin", 0)) for _ in range(2)] == [CONTENT["3.bin"]] * 2
+    assert slow.stats()["requests"] == 3
+
+
+def test_a_sample_that_is_other_than_its_listing_is_named(
+    folder: Folder, s3: SeaweedServer
+) -> None:
+    s3.put_objects("faults", {"changes/a": b"first", "changes/b": b"", "changes/c": b"12345"})
+    changes = Folder("s3://faults/changes")
+    a, b, c = (file.ref for file in changes.list_files().files)
+    assert changes.read(a) == b"first"
+    with pytest.raises(SampleError, match=r"^s3://faults/changes/b is empty \(0 bytes\)$") as empty:
+        changes.read(b)
+    s3.put_objects("faults", {"changes/a": b"other", "changes/c": b"123456"})
+    with pytest.raises(
+        SampleError, match=r"changes/a has changed .*ETag is [0-9a-f]{32} now"
+    ) as same:
+        changes.read(a)
+    with pytest.raises(SampleError, match=r"changes/c has changed .*5 bytes then, 6 now") as longer:
+        changes.read(c)
+    with pytest.raises(SampleError, match="changes/c has changed"):
+        changes.read(c, 1, 2)
+    with pytest.raises(SampleError, match="changes/d does not exist") as missing:
+        changes.read(FileRef("d", 3))
+    found = [error.value.reason for error in (empty, same, longer, missing)]
+    assert found == ["empty", "changed", "changed", "missing"]
+    assert same.value.url == "s3://faults/changes/a"
+
+
+def test_the_waits_grow_and_the_budget_ends() -> None:
+    budget = Budget(tries=5, seconds=3.0, first_wait_s=0.5, longest_wait_s=1.0)
+    assert [budget.wait_s(failed, 0.0, 1.0) for failed in (1, 2, 3, 4, 5)] == [0.5, 1, 1, 1, None]
+    assert budget.wait_s(1, 0.0, 0.0) == 0.25
+    assert budget.wait_s(1, 2.9, 0.0) is None
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    tries, before = Tries(clock=lambda: now[0], sleep=sleep), counts.snapshot()
+    waits = 0
+    while tries.again("503 SlowDown", budget):
+        waits += 1
+    assert 2 <= waits <= 4
+    assert now[0] <= 3.0
+    assert counts.snapshot() - before == Counts(retries=waits, last_reason="503 SlowDown")
+
+
+def test_the_waits_do_not_depend_on_the_seed_of_the_user() -> None:
+    waits: list[float] = []
+    for _ in range(2):
+        random.seed(3)
+        before = random.getstate()
+        assert Tries(sleep=waits.append).again("503 SlowDown", Budget())
+        assert random.getstate() == before
+    assert waits[0] != waits[1]  # ranks that are seeded alike do not come back all at once

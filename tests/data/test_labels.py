@@ -1,0 +1,138 @@
+"""Labels from folders, functions and tables of all kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+
+from gpupool.core.errors import DataError, DataNotFoundError, OptionsError
+from gpupool.data.datastore import ImageDatastore
+from tests.data.pictures import image_file
+
+FILES = ("x/1.png", "x/2.png", "y/3.jpg", "4.png")
+TABLE = {"x/1.png": "cat", "x/2.png": "dog", "y/3.jpg": "cat"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("labels")
+    for name in FILES:
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_bytes(image_file())
+    return root
+
+
+def labels_of(folder: Path, labels: Any, **options: Any) -> dict[str, str]:
+    """Path below `folder` -> label."""
+    ds = ImageDatastore(str(folder), labels=labels, **options)
+    names = [path.removeprefix(f"{folder}/") for path in ds.paths]
+    return dict(zip(names, (ds.classes[label] for label in ds.labels), strict=True))
+
+
+class Frame:
+    """A data frame as far as all kinds of them agree: `columns`, and each by its name."""
+
+    def __init__(self, **columns: list[Any]) -> None:
+        self.columns = list(columns)
+        self._data = columns
+
+    def __getitem__(self, name: str) -> list[Any]:
+        return self._data[name]
+
+
+def csv_file(folder: Path, text: str) -> str:
+    path = folder.parent / "table.csv"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: path,
+        lambda path: path.rsplit(".", 1)[0],
+    ],
+    ids=["path", "without extension"],
+)
+def test_a_mapping_chooses_images_and_labels(folder: Path, write: Callable[[str], str]) -> None:
+    assert labels_of(folder, {write(path): label for path, label in TABLE.items()}) == TABLE
+
+
+def test_a_table_may_hold_urls(folder: Path) -> None:
+    assert labels_of(folder, {f"{folder}/{path}": label for path, label in TABLE.items()}) == TABLE
+
+
+def test_a_data_frame(folder: Path) -> None:
+    paths, labels = list(TABLE), list(TABLE.values())
+    assert labels_of(folder, Frame(path=paths, label=labels, more=[1, 2, 3])) == TABLE
+    assert labels_of(folder, Frame(file=paths, kind=labels)) == TABLE
+    named = Frame(a=[0, 0, 0], kind=labels, file=paths)
+    assert labels_of(folder, named, label_columns=("file", "kind")) == TABLE
+    with pytest.raises(OptionsError, match=r"has the columns a, kind, file; say which.*columns="):
+        labels_of(folder, named)
+    with pytest.raises(OptionsError, match="has the columns a, kind, file"):
+        labels_of(folder, named, label_columns=("path", "kind"))
+
+
+def test_data_frames_of_pandas_and_parquet(folder: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"path": list(TABLE), "label": list(TABLE.values())})
+    assert labels_of(folder, frame) == TABLE
+    numbers = frame.assign(label=[10, 9, 10])
+    assert labels_of(folder, numbers) == {"x/1.png": "10", "x/2.png": "9", "y/3.jpg": "10"}
+    pytest.importorskip("pyarrow")
+    numbers.to_parquet(folder.parent / "table.parquet")
+    assert labels_of(folder, str(folder.parent / "table.parquet"))["x/2.png"] == "9"
+
+
+def test_a_csv_file(folder: Path) -> None:
+    text = "path,label\nx/1.png,cat\n\nx/2.png,dog\r\n" + '"y/3.jpg",cat\n'
+    assert labels_of(folder, csv_file(folder, text)) == TABLE
+    spreadsheet = "\ufeffpath,label\nx/1.png,cat\n"
+    assert labels_of(folder, csv_file(folder, spreadsheet)) == {"x/1.png": "cat"}
+    with pytest.raises(DataError, match=r"table.csv: the row 'x/1.png' has 1 columns, the header"):
+        labels_of(folder, csv_file(folder, "path,label\nx/1.png\n"))
+    with pytest.raises(DataNotFoundError, match=r"/no/such/none\.csv"):
+        labels_of(folder, "/no/such/none.csv")
+
+
+def test_a_csv_file_in_the_same_store(folder: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe({"/tabled/in/1.png": image_file(), "/tabled/t.csv": b"path,label\n1.png,cat\n"})
+    ds = ImageDatastore("memory://tabled/in", labels="memory://tabled/t.csv")
+    assert (len(ds), ds.classes) == (1, ["cat"])
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({"x/1.png": "cat", "nine": "dog"}, r"1 of 2 rows without an image: nine; there is /"),
+        (Frame(path=["4", "4"], label=["a", "b"]), "two labels for 4: 'a' and 'b'"),
+        ({"4": 0.5}, "has 0.5 for 4; a label must be a text or an integer"),
+        ({"4": True}, "has True for 4"),
+        ({}, "gave None for all 4 images"),
+    ],
+)
+def test_tables_that_do_not_fit(folder: Path, labels: Any, message: str) -> None:
+    with pytest.raises((DataError, OptionsError), match=message):
+        labels_of(folder, labels)
+
+
+def test_numbers_are_sorted_as_numbers_where_they_are_no_folders(folder: Path) -> None:
+    def number(url: str) -> str:
+        return {"1": "10", "2": "9", "3": "9", "4": "100"}[Path(url).stem]
+
+    assert ImageDatastore(str(folder), labels=number).classes == ["9", "10", "100"]
+
+
+def test_the_order_of_classes_can_be_given(folder: Path) -> None:
+    ds = ImageDatastore(str(folder), labels=TABLE, classes=["dog", "bird", "cat"])
+    assert ds.count_each_label() == {"dog": 1, "bird": 0, "cat": 2}
+    with pytest.raises(DataError, match=r"there are images of cat, which classes=\['dog'\] does"):
+        ImageDatastore(str(folder), labels=TABLE, classes=["dog"])
+    with pytest.raises(OptionsError, match="must be names, each once"):
+        ImageDatastore(str(folder), labels=TABLE, classes=["dog", "dog", "cat"])
