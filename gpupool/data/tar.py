@@ -124,8 +124,8 @@ def _find_tars(url: str, options: Mapping[str, Any]) -> tuple[Folder, list[FileI
     missing = [name for name in patterns if name not in there]
     if missing:
         raise DataNotFoundError(
-            f"{folder.name(missing[0])} does not exist, nor do {len(missing) - 1:,} others of "
-            f"{len(patterns):,} that {last} names"
+            f"{folder.name(missing[0])} does not exist ({len(missing):,} of the {len(patterns):,} "
+            f"tars that {last} names are missing)"
         )
     return folder, [there[name] for name in sorted(patterns)]
 
