@@ -26,10 +26,13 @@ and none of our frames would help. `RankError` is not raised: it is what `SpmdEr
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+
+from gpupool.core.terminal import shows_colours
 
 FREED = "freed from a collective"  # what is said of a rank that waited for one that had failed
 
@@ -210,7 +213,8 @@ class SpmdError(GpuPoolError):
         """
         _leave_out_our_frames(self.__traceback__)
         is_shown, self.is_shown = self.is_shown, False
-        return [f"SpmdError: {self}", *([] if is_shown else self.details())]
+        lines = [f"SpmdError: {self}", *([] if is_shown else self.details())]
+        return lines if shows_colours(sys.stdout) else [_ANSI.sub("", line) for line in lines]
 
 
 _MAX_HEAD_CHARS = 2000  # of the first line of a rank's message, in ours

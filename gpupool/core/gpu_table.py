@@ -11,7 +11,7 @@ class GpuTable(tuple[Gpu, ...]):
     """GPUs that show as a table. `repr` is its text form; a notebook draws it.
 
     `selected` maps the UUID of a GPU to who uses it, such as "rank 0"; `why_none` says why no GPU
-    can be used.
+    can be used, `instead` in a sentence what a pool uses then.
     """
 
     HEADER = (
@@ -28,22 +28,35 @@ class GpuTable(tuple[Gpu, ...]):
     )
     selected: Mapping[str, str]
     why_none: str
+    instead: str
 
     def __new__(
         cls,
         gpus: Iterable[Gpu] = (),
         selected: Mapping[str, str] | None = None,
         why_none: str = "",
+        instead: str = "",
     ) -> GpuTable:
         table = super().__new__(cls, gpus)
         table.selected = selected or {}
         table.why_none = why_none
+        table.instead = instead
         return table
 
     @property
     def none(self) -> str:
-        """The sentence that stands for a table without rows."""
-        return f"No GPU: {self.why_none}." if self.why_none else "No GPU."
+        """What stands for a table without rows."""
+        sentence = f"No GPU: {self.why_none}." if self.why_none else "No GPU."
+        return f"{sentence} {self.instead}".rstrip()
+
+    @staticmethod
+    def share(gpu: Gpu, column: str) -> float | None:
+        """How full a column is, 0..1, where it tells of a share and the driver does."""
+        if column == "utilization" and gpu.utilization_percent is not None:
+            return gpu.utilization_percent / 100
+        if column == "memory" and gpu.used_memory_bytes is not None and gpu.total_memory_bytes:
+            return gpu.used_memory_bytes / gpu.total_memory_bytes
+        return None
 
     def rows(self) -> list[tuple[str, ...]]:
         """One tuple of texts for each GPU, in the order of `HEADER`; "-" where unknown."""
@@ -52,12 +65,12 @@ class GpuTable(tuple[Gpu, ...]):
                 gpu.label,
                 gpu.name,
                 gpu.compute_capability or "-",
-                f"{_gib(gpu.used_memory_bytes)} of {_gib(gpu.total_memory_bytes)} GiB",
+                _memory(gpu),
                 _known(gpu.utilization_percent, " %"),
                 _known(gpu.temperature_c, " °C"),
                 f"no: {gpu.unavailable}" if gpu.unavailable else "yes",
                 self.selected.get(gpu.uuid, "-"),
-                ", ".join(map(_holder, gpu.processes)) or "-",
+                ", ".join(map(holder_text, gpu.processes)) or "-",
                 gpu.uuid,
             )
             for gpu in self
@@ -74,9 +87,16 @@ class GpuTable(tuple[Gpu, ...]):
         )
 
 
-def _holder(process: GpuProcess) -> str:
+def holder_text(process: GpuProcess) -> str:
+    """A process that holds memory, as in "python 4711 (ada, 5.0 GiB)"."""
     used = _gib(process.used_memory_bytes)
     return f"{process.name} {process.pid} ({process.user}, {used} GiB)"
+
+
+def _memory(gpu: Gpu) -> str:
+    if gpu.used_memory_bytes is None and gpu.total_memory_bytes is None:
+        return "-"
+    return f"{_gib(gpu.used_memory_bytes)} of {_gib(gpu.total_memory_bytes)} GiB"
 
 
 def _gib(value: int | None) -> str:

@@ -19,6 +19,11 @@ MASK = "[hidden]"
 _KEY_ID = re.compile(r"(?=A[KS]IA[A-Z0-9]{16})")  # a lookahead, so that overlapping ones are found
 _KEY_ID_CHARS = string.ascii_uppercase + string.digits
 _KEY_ID_LENGTH = 20
+_IN_QUERY = re.compile(
+    r"([?&][^?&=\s/]*(?:secret|token|passw|key|credential|sig)[^?&=\s/]*=)[^&\s#\"']+",
+    re.IGNORECASE,
+)
+_IN_HOST = re.compile(r"//([^/@\s]+)@")
 _KEY_ID_BEGINS = re.compile(r"A(?:[KS](?:I(?:A[A-Z0-9]{0,15})?)?)?\Z")
 
 
@@ -111,6 +116,25 @@ def redact(text: str, secrets: Secrets) -> str:
     """
     redactor = Redactor(secrets)
     return redactor.feed(text) + redactor.flush()
+
+
+def without_passwords(text: str) -> str:
+    """`text` without the passwords before the host of a URL, and the signatures after its "?".
+
+    >>> without_passwords("s3://me:secret@bucket/run?X-Amz-Signature=abc")
+    's3://***@bucket/run?X-Amz-Signature=***'
+    """
+    return _IN_QUERY.sub(r"\1***", _IN_HOST.sub("//***@", text))
+
+
+def passwords(url: str) -> set[str]:
+    """What `without_passwords` takes out of a URL before its host, as it may be quoted elsewhere.
+
+    >>> sorted(passwords("s3://me:secret@bucket/run"))
+    ['me:secret', 'secret']
+    """
+    inner = _IN_HOST.findall(url)
+    return {part for one in inner if ":" in one for part in (one, one.partition(":")[2])} - {""}
 
 
 def uncut(text: str, position: int, secrets: Secrets) -> int:

@@ -10,32 +10,16 @@ import difflib
 import numbers
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
+from gpupool.core import matlab_names
 from gpupool.core.errors import OptionsError
 
 DEVICES = ("auto", "cpu", "gpu")
 BACKENDS = ("auto", "nccl", "gloo")
 ON_HANG = ("tell", "abort")
 PROFILES = ("local",)
-OPTIMIZERS = ("sgdm", "adam", "adamw", "rmsprop")
-LOSSES = ("cross_entropy", "mse")
-ON_ERROR = ("raise", "skip")
-SHUFFLES = ("every-epoch", "once", "never")
-
-MAX_SKIPPED = 0.001  # of the samples of an epoch
-
-# The same things under the names of MATLAB's trainingOptions, for a better error.
-MATLAB_NAMES = {
-    "InitialLearnRate": "lr",
-    "MiniBatchSize": "batch_size",
-    "MaxEpochs": "epochs",
-    "L2Regularization": "weight_decay",
-    "Momentum": "momentum",
-    "Shuffle": "shuffle",
-    "VerboseFrequency": "log_every",
-}
 
 _T = TypeVar("_T")
 
@@ -74,14 +58,14 @@ class PoolOptions:
     """No engines: this process itself is rank 0 of 1, so that breakpoints work."""
 
     def __post_init__(self) -> None:
-        _one_of("profile", self.profile, PROFILES)
-        _one_of("device", self.device, DEVICES)
-        _one_of("backend", self.backend, BACKENDS)
-        _one_of("on_hang", self.on_hang, ON_HANG)
+        one_of("profile", self.profile, PROFILES)
+        one_of("device", self.device, DEVICES)
+        one_of("backend", self.backend, BACKENDS)
+        one_of("on_hang", self.on_hang, ON_HANG)
         if self.n is not None:
-            _number("n", self.n, whole=True)
-        _number("timeout_s", self.timeout_s)
-        _number("hang_after_s", self.hang_after_s)
+            number("n", self.n, whole=True)
+        number("timeout_s", self.timeout_s)
+        number("hang_after_s", self.hang_after_s)
         if self.n is not None and self.n < 1:
             raise OptionsError(f"n={self.n}: a pool needs at least one rank.")
         for name in ("timeout_s", "hang_after_s"):
@@ -129,94 +113,6 @@ class PoolOptions:
         return parse_duration_s(self.idle_timeout)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingOptions:
-    """How a network is trained.
-
-    `batch_size` is global: the samples of one optimizer step over all ranks. Each rank computes its
-    share, and the result is that of one process with the whole batch.
-    """
-
-    optimizer: str = "sgdm"
-    """"sgdm" (SGD with momentum), "adam", "adamw" or "rmsprop", as in `torch.optim`."""
-    lr: float = 0.01
-    """Learning rate."""
-    momentum: float | None = None
-    """Of "sgdm" (0.9 unless given) and "rmsprop" (0 unless given)."""
-    weight_decay: float = 0.0
-    """L2 factor; decoupled for "adamw", added to the gradient otherwise, as in `torch.optim`."""
-    epochs: int = 10
-    """Passes over the data."""
-    batch_size: int = 128
-    """Samples per optimizer step over all ranks; the last batch of an epoch may be smaller."""
-    shuffle: str = "every-epoch"
-    """"every-epoch", "once" (the same order each epoch) or "never"."""
-    seed: int = 0
-    """Fixes the order of the samples and the random numbers of each rank (seed + rank)."""
-    learn_rate_factors: Mapping[str, float] = field(default_factory=dict)
-    """Glob on parameter names -> factor on `lr`; 0 freezes. The last matching pattern counts."""
-    log_every: int = 10
-    """Steps between two reports; each report carries every step since the last."""
-    on_error: str = "raise"
-    """What happens when a sample cannot be read: "raise" ends training with an error that names it;
-    "skip" leaves it out, counts it nowhere and lists it in `TrainingResult.skipped`. A data set of
-    one's own raises `gpupool.SampleError` for such a sample."""
-    max_skipped: float | None = None
-    """Of on_error="skip": the share of an epoch's samples that may be left out before that is an
-    error after all (0.001 unless given; one image always may, with all patches of it)."""
-
-    def __post_init__(self) -> None:
-        _one_of("on_error", self.on_error, ON_ERROR)
-        self._check_skipping()
-        _one_of("optimizer", self.optimizer, OPTIMIZERS)
-        _one_of("shuffle", self.shuffle, SHUFFLES)
-        for name in ("epochs", "batch_size", "log_every", "seed"):
-            value = getattr(self, name)
-            _number(name, value, whole=True)
-            object.__setattr__(self, name, int(value))  # numpy's would overflow
-        for name in ("lr", "weight_decay"):
-            _number(name, getattr(self, name))
-        if self.momentum is not None:
-            _number("momentum", self.momentum)
-        for name in ("lr", "epochs", "batch_size", "log_every"):
-            if not getattr(self, name) > 0:
-                raise OptionsError(f"{name}={getattr(self, name)}: must be above 0.")
-        if not 0 <= self.seed < 2**64:
-            raise OptionsError(f"seed={self.seed}: must be in 0..2**64-1.")
-        if self.weight_decay < 0:
-            raise OptionsError(f"weight_decay={self.weight_decay}: must not be negative.")
-        if self.momentum is not None and self.optimizer not in ("sgdm", "rmsprop"):
-            raise OptionsError(
-                f"momentum={self.momentum} does nothing with optimizer={self.optimizer!r}: "
-                "leave it out, or choose optimizer='sgdm'."
-            )
-        bad = {k: v for k, v in self.learn_rate_factors.items() if v < 0}
-        if bad:
-            raise OptionsError(f"learn_rate_factors={bad}: a factor must not be negative.")
-
-    def _check_skipping(self) -> None:
-        if self.max_skipped is None:
-            return
-        _number("max_skipped", self.max_skipped)
-        if not 0 < self.max_skipped <= 1:
-            raise OptionsError(
-                f"max_skipped={self.max_skipped}: must be a share of the samples, above 0 and at "
-                "most 1."
-            )
-        if self.on_error != "skip":
-            raise OptionsError(
-                f"max_skipped={self.max_skipped} does nothing with on_error={self.on_error!r}: "
-                "leave it out, or choose on_error='skip'."
-            )
-
-    def most_skipped(self, num_samples: int) -> int:
-        """How many of `num_samples` may be left out in an epoch; those of one image always may."""
-        if self.on_error != "skip":
-            return 0
-        share = MAX_SKIPPED if self.max_skipped is None else self.max_skipped
-        return max(1, int(share * num_samples + 1e-9))
-
-
 def make_options(cls: type[_T], values: Mapping[str, Any]) -> _T:
     """`cls(**values)`, with unknown names answered by the right one.
 
@@ -233,7 +129,10 @@ def make_options(cls: type[_T], values: Mapping[str, Any]) -> _T:
 def suggest(name: str, known: Iterable[str]) -> str:
     """A sentence that names the closest known word, or lists them all."""
     known = list(known)
-    close = MATLAB_NAMES.get(name) or next(iter(difflib.get_close_matches(name, known, 1)), None)
+    if name in matlab_names.ELSEWHERE and "lr" in known:
+        return f"It is not needed: {matlab_names.ELSEWHERE[name]}"
+    similar = next(iter(difflib.get_close_matches(name, known, 1)), None)
+    close = {**matlab_names.OTHERS, **matlab_names.NAMES}.get(name, similar)
     if close in known:
         return f"Did you mean {close!r}?"
     return f"There are: {', '.join(known)}."
@@ -284,12 +183,14 @@ def _parse_part(part: str, world_size: int) -> Iterable[int]:
     return [every[int(part)]]
 
 
-def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Raise OptionsError if `value` is none of the words `allowed`."""
     if value not in allowed:
         raise OptionsError(f"{name}={value!r} is unknown: choose one of {', '.join(allowed)}.")
 
 
-def _number(name: str, value: object, *, whole: bool = False) -> None:
+def number(name: str, value: object, *, whole: bool = False) -> None:
+    """Raise OptionsError if `value` is no (whole) number; True and False are none."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise OptionsError(f"{name}={value!r}: must be a number.")
     if whole and not isinstance(value, numbers.Integral):  # 2.0 is no number of steps to Python

@@ -17,7 +17,7 @@ import os
 import pickle
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -185,18 +185,29 @@ class MemoryFile:
 
 
 def to_wire(
-    stream: bytes, buffers: Sequence[memoryview], file: MemoryFile | None
+    stream: bytes,
+    buffers: Sequence[memoryview],
+    file: MemoryFile | None,
+    advance: Callable[[int], None] = lambda num_bytes: None,
 ) -> dict[str, Any]:
-    """A packed value as plain data; its bytes are in `file`, or in the dict if there is none."""
+    """A packed value as plain data; its bytes are in `file`, or in the dict if there is none.
+
+    `advance` is called with how many bytes more are in the file, in this thread.
+    """
     sizes = [(buffer.nbytes, buffer.readonly) for buffer in buffers]
     if file is None:
         return {"stream": stream, "sizes": sizes, "data": [bytes(b) for b in buffers], "path": ""}
-    write_file(file.descriptor, buffers, stream)
+    write_file(file.descriptor, buffers, stream, advance)
     return {"stream": None, "sizes": sizes, "data": [], "path": file.path}
 
 
-def write_file(descriptor: int, buffers: Sequence[memoryview], stream: bytes) -> None:
-    """Write the data, each part aligned, and the pickle at the end."""
+def write_file(
+    descriptor: int,
+    buffers: Sequence[memoryview],
+    stream: bytes,
+    advance: Callable[[int], None] = lambda num_bytes: None,
+) -> None:
+    """Write the data, each part aligned, and the pickle at the end; `advance` as in `to_wire`."""
     pieces, position = [], 0
     for part in (*buffers, memoryview(stream)):
         position = _aligned(position)
@@ -205,13 +216,16 @@ def write_file(descriptor: int, buffers: Sequence[memoryview], stream: bytes) ->
         position += part.nbytes
     # The kernel takes as long to find and clear the pages as to copy: that scales with cores.
     with ThreadPoolExecutor(_NUM_WRITERS) as writers:
-        list(writers.map(lambda piece: _write(descriptor, *piece), pieces))
+        for num_bytes in writers.map(lambda piece: _write(descriptor, *piece), pieces):
+            advance(num_bytes)
 
 
-def _write(descriptor: int, piece: memoryview, position: int) -> None:
+def _write(descriptor: int, piece: memoryview, position: int) -> int:
+    num_bytes = piece.nbytes
     while piece.nbytes:
         written = os.pwrite(descriptor, piece, position)
         piece, position = piece[written:], position + written
+    return num_bytes
 
 
 class Source:

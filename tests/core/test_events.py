@@ -7,12 +7,15 @@ import json
 import pytest
 
 from gpupool.core.events import (
+    CheckpointEvent,
     DataEvent,
     EndEvent,
     Event,
+    ResumeEvent,
     StartEvent,
     StepEvent,
     ValidationEvent,
+    WarningEvent,
     from_dict,
     to_dict,
 )
@@ -25,8 +28,13 @@ from gpupool.core.events import (
         ("step", StepEvent(7, 1, 0.25, 0.5, 0.01, 100, 1.5, 0.125)),
         ("step", StepEvent(7, 1, 0.25, None, 0.01, 100, 1.5, 0.125)),
         ("validation", ValidationEvent(10, 1, 0.5, 0.75, 200, 2.0)),
+        ("validation", ValidationEvent(10, 1, 0.5, None, 200, 2.0, {"rmse": 0.5}, is_best=True)),
+        ("warning", WarningEvent("spike", "the loss went up to 9.1", 12)),
+        ("checkpoint", CheckpointEvent(8, 1, "s3://a/run/step-00000008.pt", 99, 0.001, 0.5)),
+        ("resume", ResumeEvent(8, 1, "s3://a/run/step-00000008.pt", 2)),
         ("data", DataEvent(10, 1, 90, 30, 12, "503 SlowDown", 1, {"s3://a/1.jpg": "damaged"})),
         ("end", EndEvent("user", 8, 2.5)),
+        ("end", EndEvent("patience", 8, 2.5, kept_step=4)),
     ],
 )
 def test_an_event_comes_back_as_it_was(kind: str, event: Event) -> None:

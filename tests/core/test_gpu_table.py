@@ -45,7 +45,7 @@ def test_the_table_shows_what_is_known_and_a_dash_for_the_rest() -> None:
             "1",
             "T4",
             "-",
-            "- of - GiB",
+            "-",
             "-",
             "-",
             "no: hidden by CUDA_VISIBLE_DEVICES",
@@ -53,7 +53,7 @@ def test_the_table_shows_what_is_known_and_a_dash_for_the_rest() -> None:
             "-",
             "GPU-1",
         ),
-        ("2:1", "A100 MIG 1g.5gb", "-", "- of - GiB", "-", "-", "yes", "-", "-", "MIG-2"),
+        ("2:1", "A100 MIG 1g.5gb", "-", "-", "-", "-", "yes", "-", "-", "MIG-2"),
     ]
     header, first, *_ = repr(table).splitlines()
     assert header.split() == [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,11 +11,11 @@ from hypothesis import strategies as st
 from gpupool.core.errors import OptionsError
 from gpupool.core.options import (
     PoolOptions,
-    TrainingOptions,
     make_options,
     parse_duration_s,
     parse_ranks,
 )
+from gpupool.core.training_options import TrainingOptions
 
 
 def test_the_defaults_of_a_pool() -> None:
@@ -25,14 +24,6 @@ def test_the_defaults_of_a_pool() -> None:
     assert (options.device, options.backend, options.env) == ("auto", "auto", ())
     assert (options.idle_timeout_s, options.timeout_s) == (1800.0, 60.0)
     assert (options.on_hang, options.hang_after_s) == ("tell", 30.0)
-
-
-def test_the_defaults_of_training() -> None:
-    options = TrainingOptions()
-    assert (options.optimizer, options.lr, options.momentum) == ("sgdm", 0.01, None)
-    assert (options.epochs, options.batch_size, options.shuffle) == (10, 128, "every-epoch")
-    assert type(TrainingOptions(seed=np.int64(3)).seed) is int
-    assert (options.seed, options.weight_decay, options.learn_rate_factors) == (0, 0.0, {})
 
 
 @pytest.mark.parametrize(
@@ -72,64 +63,6 @@ def test_a_wrong_pool_option_is_answered_with(values: dict[str, Any], sentence: 
     with pytest.raises(OptionsError) as caught:
         PoolOptions(**values)
     assert str(caught.value) == sentence
-
-
-@pytest.mark.parametrize(
-    ("values", "sentence"),
-    [
-        (
-            {"optimizer": "sgd"},
-            "optimizer='sgd' is unknown: choose one of sgdm, adam, adamw, rmsprop.",
-        ),
-        (
-            {"shuffle": "yes"},
-            "shuffle='yes' is unknown: choose one of every-epoch, once, never.",
-        ),
-        ({"lr": 0}, "lr=0: must be above 0."),
-        ({"lr": float("nan")}, "lr=nan: must be above 0."),
-        ({"lr": "0.1"}, "lr='0.1': must be a number."),
-        ({"epochs": -1}, "epochs=-1: must be above 0."),
-        ({"epochs": 1.5}, "epochs=1.5: must be a whole number."),
-        ({"batch_size": 8.0}, "batch_size=8.0: must be a whole number."),
-        ({"seed": -1}, "seed=-1: must be in 0..2**64-1."),
-        ({"epochs": float("inf")}, "epochs=inf: must be a whole number."),
-        ({"batch_size": 0}, "batch_size=0: must be above 0."),
-        ({"log_every": 0}, "log_every=0: must be above 0."),
-        ({"seed": None}, "seed=None: must be a number."),
-        ({"seed": True}, "seed=True: must be a number."),
-        ({"weight_decay": -0.1}, "weight_decay=-0.1: must not be negative."),
-        (
-            {"optimizer": "adam", "momentum": 0.9},
-            "momentum=0.9 does nothing with optimizer='adam': leave it out, or choose "
-            "optimizer='sgdm'.",
-        ),
-        ({"on_error": "ignore"}, "on_error='ignore' is unknown: choose one of raise, skip."),
-        (
-            {"max_skipped": 0.1},
-            "max_skipped=0.1 does nothing with on_error='raise': leave it out, or choose "
-            "on_error='skip'.",
-        ),
-        (
-            {"on_error": "skip", "max_skipped": 0},
-            "max_skipped=0: must be a share of the samples, above 0 and at most 1.",
-        ),
-        (
-            {"learn_rate_factors": {"fc.*": 1.0, "conv*": -1}},
-            "learn_rate_factors={'conv*': -1}: a factor must not be negative.",
-        ),
-    ],
-)
-def test_a_wrong_training_option_is_answered_with(values: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(OptionsError) as caught:
-        TrainingOptions(**values)
-    assert str(caught.value) == sentence
-
-
-def test_a_share_of_the_samples_may_be_skipped_and_always_one() -> None:
-    assert TrainingOptions().most_skipped(10_000) == 0
-    skipping = TrainingOptions(on_error="skip")
-    assert [skipping.most_skipped(num) for num in (5, 1000, 10_000)] == [1, 1, 10]
-    assert TrainingOptions(on_error="skip", max_skipped=0.29).most_skipped(100) == 29
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,14 @@
+"""The pool of this notebook, for code that may not know pools. Runs on the client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def _none() -> None:
+    return None
+
+
+find_pool: Callable[[], Any] = _none
+"""Returns the running pool, or None; `gpupool/pool/session.py` puts the real one here."""

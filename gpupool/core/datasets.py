@@ -1,0 +1,58 @@
+"""What can be trained on, and what is said of what cannot. Runs anywhere; imports no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpupool.core.errors import TrainingError
+
+
+def is_stream(dataset: Any) -> bool:
+    """Whether it is only walked through: an IterableDataset, as torch's or Hugging Face's.
+
+    >>> is_stream([1, 2]), is_stream({1, 2})
+    (False, True)
+    """
+    if "IterableDataset" in _class_names(dataset):
+        return True
+    return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
+
+
+def num_samples(dataset: Any) -> int | None:
+    """How many samples it has; None where only walking through would tell.
+
+    >>> num_samples([1, 2]), num_samples(None)
+    (2, None)
+    """
+    try:
+        return len(dataset)
+    except TypeError:  # there is no len(), or it says so itself
+        return None
+
+
+def require_dataset(name: str, dataset: Any) -> None:
+    """Raises TrainingError, with what to give instead, if `dataset` is none, or is empty."""
+    kind = type(dataset).__name__
+    if "DataLoader" in _class_names(dataset):
+        raise TrainingError(
+            f"{name} is a {kind}: give its data set, {name}.dataset, and its batch size as "
+            "TrainingOptions(batch_size=...), which is that of all ranks together."
+        )
+    if hasattr(dataset, "__next__"):
+        raise TrainingError(
+            f"{name} is a {kind}, which can be walked through once: give a "
+            "torch.utils.data.IterableDataset, whose __iter__ begins anew each epoch."
+        )
+    if is_stream(dataset):
+        return
+    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        raise TrainingError(
+            f"{name} is a {kind}: a data set needs len() and indexing, like "
+            "gpupool.ImageDatastore or torch.utils.data.TensorDataset, or to be an IterableDataset."
+        )
+    if len(dataset) == 0:
+        raise TrainingError(f"{name} is empty.")
+
+
+def _class_names(dataset: Any) -> set[str]:
+    return {cls.__name__ for cls in type(dataset).__mro__}

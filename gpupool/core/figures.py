@@ -1,0 +1,98 @@
+"""Numbers, times and names as people read them. Pure; runs anywhere."""
+
+from __future__ import annotations
+
+import time
+
+NONE = "–"
+"""What stands where there is no value."""
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people.
+
+    >>> duration(8.24), duration(70), duration(7500)
+    ('8.2 s', '1 min 10 s', '2 h 5 min')
+    """
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def number(value: float) -> str:
+    """A count, as everything here that counts writes it.
+
+    >>> number(3383818), number(999)
+    ('3,383,818', '999')
+    """
+    return f"{value:,.0f}"
+
+
+def done_of(done: int, total: int, unit: str) -> str:
+    """How much of something is done; "" of what has no number. The unit "B" stands for bytes.
+
+    >>> done_of(1200, 10_000, "samples"), done_of(12_300_000, 98_000_000, "B"), done_of(7, 0, "")
+    ('1,200 of 10,000 samples', '12.3 of 98.0 MB', '')
+    """
+    if not total:
+        return ""
+    if unit == "B":
+        return f"{done / 1e6:,.1f} of {total / 1e6:,.1f} MB"
+    return f"{done:,} of {total:,} {unit}".rstrip()
+
+
+def percent(share: float | None) -> str:
+    """A share (0..1) in percent; a dash where there is none."""
+    return NONE if share is None else f"{share:.1%}".replace("%", " %")
+
+
+def clock_time(seconds: float) -> str:
+    """A wall clock's time (seconds since 1970) where the notebook is, as "10:42:17"."""
+    return time.strftime("%H:%M:%S", time.localtime(seconds))
+
+
+def shortened(text: str, limit: int = 200) -> str:
+    """The first line of `text`, cut to `limit` characters."""
+    line = text.strip().split("\n")[0] or "no message"
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def short_device(device: str) -> str:
+    """A device without the name of its maker.
+
+    >>> short_device("cuda:0 NVIDIA H200"), short_device("CPU")
+    ('cuda:0 H200', 'CPU')
+    """
+    return device.replace("NVIDIA ", "").replace("GeForce ", "")
+
+
+def milliseconds(seconds: float) -> str:
+    """The time of a step.
+
+    >>> milliseconds(0.052), milliseconds(0.00123), milliseconds(2.345)
+    ('52 ms', '1.2 ms', '2.3 s')
+    """
+    if seconds >= 0.9995:
+        return f"{seconds:.1f} s"
+    return f"{1000 * seconds:.0f} ms" if seconds >= 0.00995 else f"{1000 * seconds:.1f} ms"
+
+
+def of_memory(used: int | None, total: int | None) -> str:
+    """Memory in use, of how much.
+
+    >>> of_memory(57 << 30, 139 << 30), of_memory(400 << 20, 16 << 30), of_memory(None, None)
+    ('57 of 139 GiB', '0.4 of 16 GiB', '–')
+    """
+    if used is None:
+        return NONE
+    return f"{_gib(used)} of {_gib(total)} GiB" if total else f"{_gib(used)} GiB"
+
+
+def _gib(num_bytes: int) -> str:
+    size = num_bytes / 2**30
+    return f"{size:.0f}" if size >= 9.95 else f"{size:.1f}"

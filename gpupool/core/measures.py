@@ -1,0 +1,120 @@
+"""The losses and metrics that have a name, and what is said of a wrong one. Runs anywhere."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from gpupool.core.errors import TrainingError
+
+LOSSES = (
+    "cross_entropy",
+    "nll",
+    "mse",
+    "mae",
+    "huber",
+    "smooth_l1",
+    "bce_with_logits",
+)
+METRICS = (
+    "accuracy",
+    "top5",
+    "precision",
+    "recall",
+    "f1",
+    "auc",
+    "pixel_accuracy",
+    "mean_iou",
+    "rmse",
+    "mse",
+    "mae",
+    "r2",
+)
+
+# What they are called elsewhere (MATLAB's trainnet, Keras, scikit-learn).
+_ELSEWHERE = {
+    "crossentropy": "cross_entropy",
+    "index-crossentropy": "cross_entropy",
+    "sparse_categorical_crossentropy": "cross_entropy",
+    "categorical_crossentropy": "cross_entropy",
+    "binary-crossentropy": "bce_with_logits",
+    "binary_crossentropy": "bce_with_logits",
+    "bce": "bce_with_logits",
+    "mean-squared-error": "mse",
+    "mean_squared_error": "mse",
+    "l2loss": "mse",
+    "l2": "mse",
+    "mean-absolute-error": "mae",
+    "mean_absolute_error": "mae",
+    "l1loss": "mae",
+    "l1": "mae",
+    "fscore": "f1",
+    "f1_score": "f1",
+    "f1-score": "f1",
+    "top-5": "top5",
+    "top5_accuracy": "top5",
+    "iou": "mean_iou",
+    "miou": "mean_iou",
+    "rsquared": "r2",
+    "r2_score": "r2",
+    "roc_auc": "auc",
+}
+
+
+def check_loss(loss: object) -> None:
+    """Raises TrainingError, with what there is, if `loss` is not one; see `train`."""
+    if isinstance(loss, Mapping):
+        if not loss:
+            raise TrainingError("loss={}: name an output of the network, as {'mask': 'mse'}.")
+        for part in loss.values():
+            check_loss(part[0] if isinstance(part, tuple) and len(part) == 2 else part)
+    elif isinstance(loss, type):
+        raise TrainingError(f"loss={loss.__name__} is a class: call it, {loss.__name__}().")
+    elif not callable(loss) and loss not in LOSSES:
+        raise TrainingError(
+            f"loss={loss!r} is unknown.{_meant(loss, LOSSES)} There are "
+            f"{', '.join(map(repr, LOSSES))}, and any function (outputs, targets) -> mean."
+        )
+
+
+def check_metrics(metrics: object) -> None:
+    """Raises TrainingError, with what there is, if `metrics` are none; see `evaluate`."""
+    for metric in listed(metrics):
+        if isinstance(metric, type):
+            name = metric.__name__
+            raise TrainingError(f"metrics: {name} is a class: call it, {name}(...).")
+        if not callable(metric) and metric not in METRICS:
+            raise TrainingError(
+                f"metrics: {metric!r} is unknown.{_meant(metric, METRICS)} There are "
+                f"{', '.join(map(repr, METRICS))}, any function (outputs, targets) -> mean, and "
+                "the metrics of torchmetrics."
+            )
+
+
+def listed(metrics: Any) -> list[Any]:
+    """All metrics of a name, a function, a sequence or a dict {output: one or several of them}."""
+    if isinstance(metrics, str | None) or not isinstance(metrics, Iterable):
+        return [metrics]
+    if hasattr(metrics, "compute"):  # a MetricCollection, which is a dict too
+        return [metrics]
+    parts = metrics.values() if isinstance(metrics, Mapping) else metrics
+    return [metric for part in parts for metric in listed(part)]
+
+
+def name_of(metric: str | Callable[..., Any]) -> str:
+    """What its values are called.
+
+    >>> name_of("f1"), name_of(max)
+    ('f1', 'max')
+    """
+    if isinstance(metric, str):
+        return metric
+    return str(getattr(metric, "__name__", None) or type(metric).__name__)
+
+
+def _meant(name: object, known: tuple[str, ...]) -> str:
+    close = _ELSEWHERE.get(str(name).lower(), "") or next(
+        iter(difflib.get_close_matches(str(name).lower(), known, 1)), ""
+    )
+    return f" Did you mean {close!r}?" if close in known else ""

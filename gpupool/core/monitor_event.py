@@ -1,0 +1,80 @@
+"""What a loop of one's own tells about itself (`gpupool.monitor`). Runs anywhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TextIO
+
+from gpupool.core.terminal import cleared
+
+Row = tuple[int, float, dict[str, float]]
+"""The step, the seconds since the monitor was made, and the values recorded, by metric."""
+
+OVER = ("finished", "stopped", "failed")
+LINE_EVERY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class MonitorEvent:
+    """News of one monitor. `number` tells those of a process apart.
+
+    All but `rows` is the whole state each time. `groups` maps the title of a plot to its metrics;
+    `num_steps` is 0 where nobody knows. `status` is "running", "stopping", "finished", "stopped" or
+    "failed". `heeds_stop`: the loop asks whether to stop.
+    """
+
+    number: int
+    title: str
+    num_steps: int
+    world_size: int
+    groups: dict[str, list[str]]
+    info: dict[str, str]
+    status: str
+    heeds_stop: bool
+    elapsed_s: float
+    rows: list[Row] = field(default_factory=list)
+
+
+def monitor_line(event: MonitorEvent, step: int, latest: Mapping[str, float]) -> str:
+    """Where a loop is, in one line, from the last step and the last value of each metric.
+
+    >>> event = MonitorEvent(1, "Mine", 200, 2, {}, {"epoch": "3"}, "running", True, 4.5)
+    >>> monitor_line(event, 120, {"loss": 0.25})
+    'Mine: step 120 of 200, loss 0.25, epoch 3, 4.5 s'
+    """
+    done = f"step {step}" + (f" of {event.num_steps}" if event.num_steps else "")
+    values = [f"{name} {value:.4g}" for name, value in latest.items()]
+    facts = [f"{name} {value}" for name, value in event.info.items()]
+    status = [] if event.status == "running" else [event.status]
+    parts = [*status, done, *values, *facts, f"{event.elapsed_s:.1f} s"]
+    return f"{event.title}: {', '.join(parts)}"
+
+
+class MonitorLines:
+    """Writes how a loop goes as lines: for terminals and logs. Call it with each event.
+
+    Lines are at least `LINE_EVERY_S` apart, but for the first and the last one.
+    """
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream, self._clock = stream, clock
+        self._written_at = -LINE_EVERY_S
+        self._status = ""
+        self._step = 0
+        self._latest: dict[str, float] = {}
+
+    def __call__(self, event: MonitorEvent) -> None:
+        """Take in what is new, and write a line if it is time."""
+        for step, _, values in event.rows:
+            self._step = step
+            self._latest |= values
+        if not self._step and event.status not in OVER:
+            return
+        now = self._clock()
+        if event.status == self._status and now - self._written_at < LINE_EVERY_S:
+            return
+        self._written_at, self._status = now, event.status
+        with cleared(self._stream) as stream:
+            print(monitor_line(event, self._step, self._latest), file=stream, flush=True)

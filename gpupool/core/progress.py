@@ -1,0 +1,193 @@
+"""How far something is that may last: told here, drawn elsewhere. Runs anywhere.
+
+    with progress("Listing", unit="files") as bar:
+        for done, page in enumerate(pages):
+            bar.update(done)
+
+What is over within a second is never drawn. What draws it is said once for a process, by
+`draw_with`: a bar of the notebook or a line of the terminal (`gpupool/notebook/progress_view.py`),
+or on an engine an event to the notebook (`gpupool/engine/telling.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+AFTER_S = 1.0  # what is over sooner needs no bar
+EVERY_S = 0.2
+
+BYTES = "B"  # the unit that is written as MB, GB
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How far one thing is, at one moment.
+
+    `what` says what goes on ("Listing"), `note` which part of it ("" if it has none). `total` is
+    None where no end is known, `unit` what is counted ("files", `BYTES`, "" for nothing). `end` is
+    "" while it goes on, then "done" or "failed", which includes interrupted.
+    """
+
+    what: str
+    done: int
+    total: int | None
+    unit: str
+    note: str
+    elapsed_s: float
+    end: str = ""
+
+
+class Drawing(Protocol):
+    """What shows one course to somebody."""
+
+    def __call__(self, course: Course) -> None:
+        """Draw it as it is now; called one at a time, the last time with an `end`."""
+
+
+Opening = Callable[[Course], Drawing | None]
+OnProgress = Callable[[int, int], None]  # (done, total)
+
+_opening: list[Opening] = []
+
+
+def draw_with(opening: Opening) -> None:
+    """Have `opening(course)` give what draws a course, or None for nothing, from now on.
+
+    It is called when a course has lasted for a second, in a thread that the code which lasts has
+    started.
+    """
+    _opening[:] = [opening]
+
+
+class Progress:
+    """One thing that may last. Any thread may call its methods; they cost next to nothing.
+
+    It may last already for `elapsed_s`. Nothing that goes wrong with the drawing reaches the
+    caller.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        total: int | None = None,
+        unit: str = "",
+        clock: Callable[[], float] = time.monotonic,
+        elapsed_s: float = 0.0,
+    ) -> None:
+        self._what = what
+        self._done, self._total = 0, total
+        self._unit, self._note = unit, ""
+        self._clock = clock
+        self._began_at = clock() - elapsed_s
+        self._next_at = self._began_at + AFTER_S
+        self._drawing: Drawing | None = None
+        self._draws = True
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether somebody sees it."""
+        return self._drawing is not None and not self._over.is_set()
+
+    def update(self, done: int, total: int | None = None) -> None:
+        """So many are done, of so many; None: of as many as was said before."""
+        self._done = done
+        if total is not None:
+            self._total = total
+
+    def advance(self, number: int = 1) -> None:
+        """So many more are done."""
+        with self._lock:
+            self._done += number
+
+    def tell(self, note: str) -> None:
+        """What part of it goes on."""
+        self._note = note
+
+    def start(self) -> None:
+        """Draw by itself from now on, in a thread of its own, until `close`."""
+        # one for each: a notebook puts what a thread shows to the cell that has started it
+        threading.Thread(target=self._run, name="gpupool-progress", daemon=True).start()
+
+    def tick(self) -> None:
+        """Draw it, if it is time."""
+        with self._lock:
+            if self._over.is_set() or self._clock() < self._next_at:
+                return
+            self._next_at = self._clock() + EVERY_S
+            self._draw("")
+
+    def close(self, failed: bool = False) -> None:
+        """It is over: what was drawn says so, or goes away. May be called again."""
+        with self._lock:
+            if self._over.is_set():
+                return
+            self._over.set()
+            if self._drawing is not None:
+                self._draw("failed" if failed else "done")
+
+    def _run(self) -> None:
+        wait_s = max(0.0, self._next_at - self._clock())
+        while not self._over.wait(wait_s):
+            self.tick()
+            wait_s = EVERY_S
+
+    def _draw(self, end: str) -> None:
+        elapsed_s = self._clock() - self._began_at
+        course = Course(self._what, self._done, self._total, self._unit, self._note, elapsed_s, end)
+        try:
+            if self._draws and self._drawing is None and not _is_worker():
+                self._drawing = _opening[0](course) if _opening else None
+            self._draws = self._drawing is not None
+            if self._drawing is not None:
+                self._drawing(course)
+        except (OSError, ValueError):  # a stream that was closed: nobody looks any more
+            self._drawing, self._draws = None, False
+        except Exception:  # a bar is no reason for the work to fail
+            self._drawing, self._draws = None, False
+            logging.getLogger("gpupool").exception("progress could not be drawn")
+
+
+@contextlib.contextmanager
+def progress(what: str, total: int | None = None, unit: str = "") -> Iterator[Progress]:
+    """Show how far the block is, if it lasts for more than a second.
+
+    Args:
+        what: what it does: "Listing", "Sending x".
+        total: how many there are to do, if that is known already.
+        unit: what is counted: "files"; `BYTES`; "" for what has no number.
+    """
+    bar = Progress(what, total, unit)
+    bar.start()
+    try:
+        yield bar
+    except BaseException:
+        bar.close(failed=True)
+        raise
+    bar.close()
+
+
+@contextlib.contextmanager
+def progress_to(
+    listener: OnProgress | None, what: str, total: int | None = None, unit: str = ""
+) -> Iterator[OnProgress]:
+    """What is to be called with (done, total): `listener`, or a bar where there is none."""
+    if listener is not None:
+        yield listener
+        return
+    with progress(what, total, unit) as bar:
+        yield bar.update
+
+
+def _is_worker() -> bool:
+    """Whether this is a worker process of torch or of the user's: it has nobody to draw for."""
+    known = sys.modules.get("multiprocessing.process")
+    return known is not None and known.parent_process() is not None

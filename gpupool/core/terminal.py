@@ -1,0 +1,189 @@
+"""What a stream of text can show: lines that are drawn over, and colours. Runs anywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+FRESH_LINE = "\r\x1b[K"
+"""What begins the line anew that the cursor of a terminal is on."""
+
+
+def has_cursor(stream: TextIO | None) -> bool:
+    """Whether a line of it can be drawn over: a terminal that knows how."""
+    return _is_terminal(stream) and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def shows_colours(stream: TextIO) -> bool:
+    """Whether codes for colours are welcome: on a terminal that knows them, and in a notebook.
+
+    NO_COLOR (https://no-color.org) and TERM=dumb forbid them on a terminal.
+    """
+    if any(base.__module__ == "ipykernel.iostream" for base in type(stream).__mro__):
+        return True
+    return has_cursor(stream) and not os.environ.get("NO_COLOR")
+
+
+class DrawnLine:
+    """A line of a terminal that is drawn over itself; of several the newest is seen.
+
+    What others write to stdout or stderr meanwhile pushes it aside: lines go on above it. Any
+    thread may call its methods. They raise what writing to the stream raises.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream._stream if isinstance(stream, _Guarded) else stream
+        self._shown = ""
+
+    def draw(self, text: str) -> None:
+        """Show this, as far as it fits: a line that wraps could not be drawn over."""
+        with _lock:
+            if self not in _lines:
+                if _lines:
+                    _lines[-1]._shown = ""  # it is covered
+                _lines.append(self)
+            text = text[: width()]
+            if _lines[-1] is not self or text == self._shown:
+                return
+            if _screen.elsewhere is not None:
+                _screen.elsewhere(text)
+                return
+            _guard()
+            if not _screen.is_unfinished:
+                self._write(text)
+
+    def close(self) -> None:
+        """Wipe it; the one that it covered is seen when it is drawn next."""
+        with _lock:
+            if self in _lines:
+                if self._shown:
+                    self._write("")
+                if _screen.elsewhere is not None and _lines[-1] is self:
+                    _screen.elsewhere("")
+                _lines.remove(self)
+            if not _lines:
+                _unguard()
+
+    def _write(self, text: str) -> None:
+        try:
+            self._stream.write(FRESH_LINE + text)
+            self._stream.flush()
+        except (OSError, ValueError):  # it was closed
+            _lines.remove(self)
+            raise
+        self._shown = text
+
+
+@dataclass
+class _Screen:
+    """What is known of the terminal.
+
+    `elsewhere` shows lines while a prompt has the screen. `is_unfinished`: somebody has written
+    part of a line there, which must not be drawn over.
+    """
+
+    elsewhere: Callable[[str], None] | None = None
+    is_unfinished: bool = False
+
+
+_screen = _Screen()
+_lines: list[DrawnLine] = []  # the newest is last
+_lock = threading.RLock()
+
+
+def hand_over(show: Callable[[str], None]) -> None:
+    """A prompt has the screen: no line is drawn from now on, but given to `show` ("" for none)."""
+    with _lock:
+        shown = _lines[-1]._shown if _lines else ""
+        _wipe()
+        _screen.elsewhere = show
+        show(shown)
+
+
+def take_back() -> None:
+    """The prompt is gone: lines are drawn again."""
+    with _lock:
+        _screen.elsewhere = None
+
+
+@contextlib.contextmanager
+def cleared(stream: TextIO) -> Iterator[TextIO]:
+    """What to write whole lines to instead of `stream`: no drawn line, no prompt is in their way.
+
+    A drawn line comes again in a moment.
+    """
+    with _lock:
+        _wipe()
+        has_prompt = _screen.elsewhere is not None and has_cursor(stream)
+        # what a prompt has put there writes above it
+        yield sys.stderr if has_prompt and sys.stderr is not None else stream
+
+
+def _wipe() -> None:
+    if _lines and _lines[-1]._shown:
+        with contextlib.suppress(OSError, ValueError):  # nobody sees it any more
+            _lines[-1]._write("")
+
+
+class _Guarded:
+    """A stream of the terminal, for all who know it as stdout or stderr while a line is drawn."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write it where the drawn line was."""
+        with _lock:
+            if _lines and text:
+                _wipe()
+                _screen.is_unfinished = not text.endswith("\n")
+            return self._stream.write(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write each of them."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _guard() -> None:
+    """Have what is written to stdout and stderr push the drawn line aside."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if has_cursor(stream) and not isinstance(stream, _Guarded):
+            setattr(sys, name, _Guarded(stream))
+
+
+def _unguard() -> None:
+    """Nothing is drawn any more. Who has kept a guarded stream meanwhile may go on with it."""
+    _screen.is_unfinished = False
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, _Guarded):
+            setattr(sys, name, stream._stream)
+
+
+def width() -> int:
+    """How many characters a line may have that can be drawn over."""
+    return max(1, shutil.get_terminal_size().columns - 1)
+
+
+def height() -> int:
+    """How many lines can be drawn over, with the one that the cursor is on below them."""
+    return max(1, shutil.get_terminal_size().lines - 1)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    """Of what users put in the place of a stream, some know only `write`."""
+    try:
+        return stream is not None and getattr(stream, "isatty", bool)()
+    except ValueError:  # it was closed
+        return False

@@ -1,0 +1,179 @@
+"""When something that lasts is drawn. The clock is the only thing that is not real."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from gpupool.core import progress
+from gpupool.core.progress import Course, Drawing, Progress
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Seen:
+    """What has been drawn, and by how many drawings."""
+
+    def __init__(self) -> None:
+        self.courses: list[Course] = []
+        self.num_opened = 0
+
+    def open(self, course: Course) -> Drawing:
+        self.num_opened += 1
+        return self.courses.append
+
+
+@pytest.fixture
+def seen() -> Iterator[Seen]:
+    before = progress._opening[0]
+    seen = Seen()
+    progress.draw_with(seen.open)
+    yield seen
+    progress.draw_with(before)
+
+
+def test_what_is_over_within_a_second_is_never_drawn(seen: Seen) -> None:
+    clock = Clock()
+    bar = Progress("Listing", clock=clock)
+    clock.now = 0.99
+    bar.tick()
+    bar.close()
+    with progress.progress("Listing"):
+        pass
+    assert seen.num_opened == 0
+
+
+def test_it_is_drawn_five_times_a_second_at_most_and_once_at_its_end(seen: Seen) -> None:
+    clock = Clock()
+    bar = Progress("Checking", 3000, "images", clock)
+    for done in range(3000):
+        clock.now = done / 1000
+        bar.update(done)
+        bar.tick()
+    bar.update(3000)
+    bar.close()
+    bar.close()
+    bar.tick()
+    assert [round(c.elapsed_s, 3) for c in seen.courses[:3]] == [1.0, 1.2, 1.4]
+    assert len(seen.courses) == 11
+    assert [course.end for course in seen.courses] == [""] * 10 + ["done"]
+    last = Course("Checking", 3000, 3000, "images", "", 2.999, "done")
+    assert (seen.courses[-1], seen.num_opened) == (last, 1)
+
+
+def test_a_thread_draws_what_does_not_report(seen: Seen) -> None:
+    drawn = threading.Event()
+    progress.draw_with(lambda course: lambda course: drawn.set())
+    with progress.progress("Waiting"):
+        assert drawn.wait(30)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_or_a_stop_ends_it_as_failed_and_goes_on(
+    seen: Seen, error: type[BaseException]
+) -> None:
+    drawn = threading.Event()
+
+    def draw(course: Course) -> None:
+        seen.courses.append(course)
+        drawn.set()
+
+    def work() -> None:
+        with progress.progress("Listing", unit="files") as bar:
+            bar.update(7)
+            assert drawn.wait(30)
+            raise error
+
+    progress.draw_with(lambda course: draw)
+    with pytest.raises(error):
+        work()
+    assert (seen.courses[-1].end, seen.courses[-1].done) == ("failed", 7)
+
+
+@pytest.mark.parametrize(("error", "num_logged"), [(BrokenPipeError(), 0), (KeyError("x"), 1)])
+def test_a_drawing_that_fails_never_costs_the_work(
+    seen: Seen, caplog: pytest.LogCaptureFixture, error: Exception, num_logged: int
+) -> None:
+    def draw(course: Course) -> None:
+        seen.courses.append(course)
+        raise error
+
+    clock = Clock()
+    progress.draw_with(lambda course: draw)
+    bar = Progress("Listing", clock=clock)
+    with caplog.at_level(logging.ERROR, "gpupool"):
+        for clock.now in (1.0, 2.0, 3.0):
+            bar.tick()
+        bar.close()
+    assert len(seen.courses) == 1
+    assert len(caplog.records) == num_logged
+
+
+def test_where_nothing_draws_it_is_asked_once(seen: Seen) -> None:
+    asked, clock = [], Clock()
+
+    def open_none(course: Course) -> None:
+        asked.append(course)
+
+    progress.draw_with(open_none)
+    bar = Progress("Listing", clock=clock)
+    for clock.now in (1.0, 2.0, 3.0):
+        bar.tick()
+    assert len(asked) == 1
+
+
+def test_many_threads_may_advance_it(seen: Seen) -> None:
+    clock = Clock()
+    bar = Progress("Reading", 4000, clock=clock)
+
+    def work() -> None:
+        for _ in range(1000):
+            bar.advance()
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    clock.now = 1.0
+    bar.tick()
+    assert seen.courses[0].done == 4000
+
+
+def _draws_in_a_worker(answers: multiprocessing.Queue[int]) -> None:
+    seen, clock = Seen(), Clock()
+    progress.draw_with(seen.open)
+    bar = Progress("Listing", clock=clock)
+    clock.now = 1.0
+    bar.tick()
+    answers.put(seen.num_opened)
+
+
+def test_a_worker_process_draws_nothing() -> None:
+    context = multiprocessing.get_context("spawn")
+    answers: multiprocessing.Queue[int] = context.Queue()
+    worker = context.Process(target=_draws_in_a_worker, args=(answers,))
+    worker.start()
+    assert answers.get(timeout=60) == 0
+    worker.join()
+
+
+def test_a_listener_takes_the_place_of_the_bar(seen: Seen) -> None:
+    told: list[tuple[int, int]] = []
+
+    def listen(done: int, total: int) -> None:
+        told.append((done, total))
+
+    with progress.progress_to(listen, "Checking", 5) as tell:
+        tell(1, 5)
+    assert told == [(1, 5)]
