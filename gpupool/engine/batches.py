@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from typing import Any, Protocol
 
@@ -14,17 +15,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from gpupool.core.datasets import is_stream
 from gpupool.core.errors import DataError, TrainingError
-from gpupool.core.options import TrainingOptions
+from gpupool.core.training_options import TrainingOptions
 from gpupool.data import nested, shards
 from gpupool.data.collate import Batch
 from gpupool.data.loader import load_batches
+from gpupool.data.normalization import Normalization
 from gpupool.data.samples import Draw, Skipped
 from gpupool.engine import here
 from gpupool.engine.group import World
+from gpupool.engine.trees import first_tensor, map_tensors
 
 Indices = npt.NDArray[np.int64]
-Normalization = tuple[Tensor, Tensor]  # mean and standard deviation of each channel
+Scaling = tuple[Tensor, Tensor]  # mean and standard deviation of each channel, float64
 
 _MAX_STAND_INS = 1000  # samples that are tried when not one of a share could be read
 
@@ -42,15 +46,70 @@ class Share:
 
     A rank whose share is empty still takes part, because every rank must take every step: it holds
     one sample with `num_here` 0, which gives its loss the weight 0. `num_all` counts the samples of
-    the global batch, also those in `skipped`, which could not be read.
+    the global batch, also those in `skipped`, which could not be read. `inputs` and `targets` are
+    tensors, or dicts, lists and named tuples of them; torch collates tuples to lists. `is_last`:
+    no other batch of the epoch comes after it. `part_sizes`: how many of the samples belong to each
+    part of the global batch, where it was cut into parts before it was divided.
     """
 
-    inputs: Tensor
-    targets: Tensor
+    inputs: Any
+    targets: Any
     num_here: int
     num_all: int
     wait_s: float
     skipped: tuple[Skipped, ...] = ()
+    is_last: bool = False
+    part_sizes: tuple[int, ...] = ()
+
+
+def num_samples(dataset: Dataset) -> int:
+    """How many samples an epoch has; 0 if that is not known, of a stream without `len()`."""
+    try:
+        return len(dataset)
+    except TypeError:
+        if is_stream(dataset):
+            return 0
+        raise
+
+
+def epoch_shares(
+    dataset: Dataset,
+    options: TrainingOptions,
+    world: World,
+    epoch: int,
+    samples_done: int = 0,
+    draw: Draw | None = None,
+    normalization: Normalization | None = None,
+) -> Iterator[Share]:
+    """This rank's share of each global batch of an epoch, after its first `samples_done` samples.
+
+    `draw` keys the random numbers of augmentation: those of (seed, epoch) unless given. Inputs get
+    the `normalization`, or the one that the data set asks for.
+    """
+    draw = draw or Draw(options.seed, epoch)
+    if is_stream(dataset):
+        from gpupool.engine.stream import stream_shares  # it makes shares as this file does
+
+        return stream_shares(dataset, options, world, epoch, samples_done, draw, normalization)
+    batches = epoch_batches(dataset, options, epoch, samples_done)
+    return load_shares(
+        dataset,
+        batches,
+        world,
+        draw,
+        skip=options.on_error == "skip",
+        load=options.rank_load,
+        normalization=normalization,
+        num_parts=parts_of_batch(options),
+    )
+
+
+def parts_of_batch(options: TrainingOptions) -> int:
+    """Into how many parts a global batch is cut before the ranks divide it.
+
+    With batch norms over all ranks these must have the same samples for any number of ranks.
+    """
+    return options.accumulate if options.batch_norm == "sync" else 1
 
 
 def epoch_batches(
@@ -84,56 +143,49 @@ def load_shares(
     draw: Draw | None = None,
     *,
     skip: bool = False,
+    load: Sequence[float] | None = None,
+    normalization: Normalization | None = None,
+    num_parts: int = 1,
 ) -> Iterator[Share]:
-    """This rank's share of each global batch, read ahead; as many on every rank."""
-    mine = [shards.shard(batch, world.rank, world.size) for batch in batches]
+    """This rank's share of each global batch, read ahead; as many on every rank.
+
+    `load` is how much each rank gets relative to the others, `num_parts` into how many parts a
+    batch is cut before.
+    """
+    cuts = [
+        shards.shard_in_parts(batch, world.rank, world.size, num_parts, load) for batch in batches
+    ]
+    mine = [share for share, _ in cuts]
     dataset = nested.opened(dataset)
     loading = load_batches(
         dataset, mine, depth=read_ahead(), device=world.device, draw=draw, skip=skip
     )
-    normalization = normalization_of(dataset, world.device)
+    scaling = normalization_of(dataset, world.device, normalization)
     may_lack = skip or not all(map(len, mine))
-    stand_in: tuple[Tensor, ...] | None = None
+    stand_in: tuple[Any, ...] | None = None
     with closing(loading):  # a traceback may hold this frame
         asked = time.perf_counter()
-        for batch, loaded in zip(batches, loading, strict=True):
+        for number, (batch, loaded) in enumerate(zip(batches, loading, strict=True), start=1):
             loaded = loaded or Batch(None, None, 0)
             inputs, targets = loaded.inputs, loaded.targets
             if may_lack and stand_in is None:
                 whole = loaded
                 if not loaded.num:
                     whole = _one_sample(dataset, batch, world.device, skip=skip)
-                halves = ("inputs", whole.inputs), ("targets", whole.targets)
-                stand_in = tuple(moved(*half, world.device)[:1].clone() for half in halves)
+                stand_in = one_of(whole, world.device)
             if loaded.num == 0 and stand_in is not None:
                 inputs, targets = stand_in
             yield Share(
-                inputs=as_input(moved("inputs", inputs, world.device), normalization),
+                inputs=as_input(moved("inputs", inputs, world.device), scaling),
                 targets=moved("targets", targets, world.device),
                 num_here=loaded.num,
                 num_all=len(batch),
                 wait_s=time.perf_counter() - asked,
                 skipped=loaded.skipped,
+                is_last=number == len(batches),
+                part_sizes=cuts[number - 1][1],
             )
             asked = time.perf_counter()
-
-
-def loss_weight(
-    share: Share, world: World, num_counted: int | Tensor, *, skip: bool
-) -> float | Tensor:
-    """What this rank's mean loss counts, so that the ranks' average is the mean over all of them.
-
-    `num_counted` is over how much it is a mean. Where that, or how many samples are skipped, only
-    the data tell, it is summed over the ranks, and never read from the device: no rank waits for
-    it. If none is left, every rank's loss counts nothing.
-    """
-    if isinstance(num_counted, int):
-        if not skip:
-            return num_counted * world.size / share.num_all
-        # `full` is computed on the device; `tensor` would be copied there, and waited for.
-        num_counted = torch.full((), num_counted, dtype=torch.float64, device=world.device)
-    num_in_all = world.sum(num_counted.clone()).clamp(min=1)
-    return num_counted * world.size / num_in_all
 
 
 def read_ahead() -> int:
@@ -141,42 +193,58 @@ def read_ahead() -> int:
     return 0 if here.is_inline() else 2
 
 
-def moved(name: str, batch: Any, device: torch.device) -> Tensor:
-    """The inputs or targets of a batch on the device. Raises DataError if they are no tensor."""
-    if not isinstance(batch, Tensor):
+def moved(name: str, batch: Any, device: torch.device) -> Any:
+    """The inputs or targets of a batch on the device. Raises DataError if they have no tensor."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if first_tensor(batch) is None:
         raise DataError(
             f"the {name} of a batch are a {type(batch).__name__}, not a tensor; change what the "
             "transform or the data set returns"
         )
-    return batch.to(device, non_blocking=True)
+    return map_tensors(partial(Tensor.to, device=device, non_blocking=True), batch)
 
 
-def as_input(images: Tensor, normalization: Normalization | None = None) -> Tensor:
+def one_of(batch: Batch, device: torch.device) -> tuple[Any, Any]:
+    """Inputs and targets of the first sample of a batch, as a batch of one."""
+    halves = ("inputs", batch.inputs), ("targets", batch.targets)
+    inputs, targets = (
+        map_tensors(lambda t: t[:1].clone(), moved(*half, device)) for half in halves
+    )
+    return inputs, targets
+
+
+def as_input(images: Any, scaling: Scaling | None = None) -> Any:
     """uint8 images as float32 in 0..1, made on the device; anything else as it is; contiguous.
 
-    `normalization` is applied after that, to floating-point images too. Raises DataError if it is
-    of other channels.
+    Floating-point ones too are scaled after that. Of a dict or list that is done with each tensor
+    in it. Raises DataError if the scaling is of other channels.
     """
+    if not isinstance(images, Tensor):
+        return map_tensors(partial(as_input, scaling=scaling), images)
     if images.dtype == torch.uint8:
         images = images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
     images = images.contiguous()
-    if normalization is None:
+    if scaling is None:
         return images
-    mean, std = normalization
-    if len(mean) > 1 and images.shape[1] != len(mean):  # torch would make three channels of one
+    if len(scaling[0]) > 1 and images.shape[1] != len(scaling[0]):  # torch would make 3 of one
         raise DataError(
-            f"the normalization has {len(mean)} channels, the images have {images.shape[1]}; give "
-            "with_normalization one number each, or as many as the images have channels"
+            f"the normalization has {len(scaling[0])} channels, the images have "
+            f"{images.shape[1]}; give with_normalization one number each, or as many as the images "
+            "have channels"
         )
+    mean, std = (one.to(images.dtype).view(-1, *[1] * (images.ndim - 2)) for one in scaling)
     return (images - mean).div_(std)
 
 
-def normalization_of(dataset: Dataset, device: torch.device) -> Normalization | None:
-    """The mean and standard deviation of each channel that a data set asks for, on the device."""
-    asked = getattr(dataset, "normalization", None)
+def normalization_of(
+    dataset: Dataset, device: torch.device, normalization: Normalization | None = None
+) -> Scaling | None:
+    """A normalization, or the one that a data set asks for, on the device; None without any."""
+    asked = normalization or getattr(dataset, "normalization", None)
     if asked is None:
         return None
-    mean, std = (torch.tensor(values, device=device).view(-1, 1, 1) for values in asked)
+    mean, std = (torch.tensor(values, dtype=torch.float64, device=device) for values in asked)
     return mean, std
 
 

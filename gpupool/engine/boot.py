@@ -10,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -18,7 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpupool.core.progress import draw_with
 from gpupool.engine import here
+
+_LOOP_STOPPED = "Event loop stopped before Future completed."
 
 
 def this_rank() -> dict[str, Any]:
@@ -42,9 +46,17 @@ def main() -> None:
     from ipyparallel.engine.app import IPEngine
 
     from gpupool.engine.streams import OrderedStream
+    from gpupool.engine.telling import open_telling
+
+    draw_with(open_telling)
 
     _wait_for_whole_file(Path(sys.argv[1].removeprefix("--file=")))
-    IPEngine.launch_instance(out_stream_factory=OrderedStream)
+    try:
+        IPEngine.launch_instance(out_stream_factory=OrderedStream)
+    except RuntimeError as error:
+        if str(error) != _LOOP_STOPPED:  # what tornado makes of SIGTERM, which is no mistake
+            raise
+        raise SystemExit(128 + signal.SIGTERM) from None
 
 
 def _wait_for_whole_file(connection_file: Path) -> None:

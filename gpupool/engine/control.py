@@ -6,7 +6,6 @@ touches nothing that the main thread uses.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,14 +14,14 @@ from gpupool.data.filesystems import refresh_filesystems
 from gpupool.engine import calls, group, lasting, log, where
 from gpupool.engine.abort import abort_collectives
 
-STOP_REQUEST = "gpupool_stop_request"  # end the training after the next report
+STOP_REQUEST = "gpupool_stop_request"  # end a training, or a loop, after the next report
 INTERRUPT_REQUEST = "gpupool_interrupt_request"  # raise KeyboardInterrupt in the call
 ABORT_REQUEST = "gpupool_abort_request"  # get out of the collective, and of what else there is
 WHERE_REQUEST = "gpupool_where_request"  # tell the line and the collective it is in
 COUNTS_REQUEST = "gpupool_counts_request"  # tell how many collectives there were
 ENVIRONMENT_REQUEST = "gpupool_environment_request"  # set and remove environment variables
 
-_stop = threading.Event()
+_stopped: set[str] = set()  # what is to stop; a signal's handler may add to it in the main thread
 
 
 def install() -> None:
@@ -70,6 +69,11 @@ def set_environment(variables: Mapping[str, str], unset: list[str], refresh: boo
         refresh_filesystems()
 
 
+def _request_stop(name: str = "") -> None:
+    """Remember what is to stop: the request may come before it has begun."""
+    _stopped.add(name)
+
+
 def _abort(number: int | None = None) -> None:
     """Interrupt the call of this number, if it runs, and abort the collectives of this rank."""
     # First of all, so that the call cannot take the failed collective for a reason to try again.
@@ -84,7 +88,7 @@ def _tell_where(**how: bool) -> dict[str, Any]:
 
 
 _ANSWERS: dict[str, Callable[..., object]] = {
-    STOP_REQUEST: _stop.set,
+    STOP_REQUEST: _request_stop,
     INTERRUPT_REQUEST: calls.interrupt,
     ABORT_REQUEST: _abort,
     WHERE_REQUEST: _tell_where,
@@ -93,12 +97,11 @@ _ANSWERS: dict[str, Callable[..., object]] = {
 }
 
 
-def stop_requested() -> bool:
-    """Whether the client has asked this rank to stop its training."""
-    return _stop.is_set()
+def stop_requested(name: str = "") -> bool:
+    """Whether the client has asked this rank to stop the training of this name; "": a loop."""
+    return name in _stopped
 
 
 def clear_stop() -> None:
-    """Forget an earlier request, at the start of a training."""
-    if _stop.is_set():  # rather not taking its lock: a signal's handler may set it in this thread
-        _stop.clear()
+    """Forget an earlier request to stop a loop, at the start of one."""
+    _stopped.discard("")

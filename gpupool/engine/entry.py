@@ -20,6 +20,7 @@ from gpupool.engine import (
     debug,
     execute,
     group,
+    inference,
     inline,
     log,
     sync,
@@ -148,14 +149,30 @@ def sync_state(
     return _with_group(_around(lambda: sync.sync(source, names, ranks), shipment))
 
 
-def train(job_path: str, result_path: str) -> dict[str, Any]:
-    """Train as the job in `job_path` says; the first rank leaves the weights in `result_path`."""
-    return execute.guarded(lambda: work.train(job_path, result_path))
+def train(
+    job_path: str, result_path: str, num_ranks: int, on_gpu: bool, again: bool = False
+) -> dict[str, Any]:
+    """Train as the job in `job_path` says, one of `num_ranks` ranks that do, each on its GPU or all
+    on CPU; the first one leaves the weights in `result_path`.
+
+    `again`: go on from the checkpoints of an attempt before.
+    """
+    return execute.guarded(lambda: work.train(job_path, result_path, num_ranks, on_gpu, again))
 
 
 def predict(job_path: str, result_path: str) -> dict[str, Any]:
     """Run a model over this rank's part of the samples; the outputs go to `result_path`.N."""
-    return execute.guarded(lambda: work.predict(job_path, result_path))
+    return execute.guarded(lambda: inference.predict(job_path, result_path))
+
+
+def evaluate(job_path: str) -> dict[str, Any]:
+    """The "values" of loss and metrics of a model over the samples, the same on every rank."""
+    return execute.guarded(lambda: inference.evaluate(job_path))
+
+
+def confusion(job_path: str) -> dict[str, Any]:
+    """The "counts" of this rank's samples by true and predicted class; None if it has none."""
+    return execute.guarded(lambda: inference.confusion(job_path))
 
 
 def _around(work: Callable[[], dict[str, Any]], shipment: dict[str, Any]) -> dict[str, Any]:

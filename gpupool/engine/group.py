@@ -20,7 +20,7 @@ from __future__ import annotations
 import datetime
 import gc
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -258,6 +258,16 @@ class World:
         group = training_group()
         return cls(dist.get_rank(group), dist.get_world_size(group), device, group)
 
+    @classmethod
+    def of(cls, num_ranks: int, device: torch.device) -> World:
+        """The place among the ranks that were chosen: those of `here`, this one alone, or all."""
+        here = cls.here(device)
+        if num_ranks == here.size:
+            return here
+        if num_ranks == 1:
+            return cls(0, 1, device)
+        return cls(dist.get_rank(), dist.get_world_size(), device)
+
     @property
     def backend(self) -> str:
         """What carries tensors of this device: "nccl" or "gloo"; "none" when alone."""
@@ -274,6 +284,22 @@ class World:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value, group=self.group)
         return values
+
+    def sum_later(self, numbers: Tensor) -> Callable[[], list[float]]:
+        """Begin to sum `numbers`, of one dimension, over these ranks, and do not wait.
+
+        What is returned waits until that is done, though not for what the device does after it, and
+        gives the sums.
+        """
+        work = dist.all_reduce(numbers, group=self.group, async_op=True) if self.size > 1 else None
+        if numbers.device.type != "cuda":
+            return lambda: (work and work.wait(), numbers.tolist())[1]
+        if work is not None:
+            work.wait()  # the stream does, and not this thread
+        copy = torch.empty_like(numbers, device="cpu", pin_memory=True)
+        copy.copy_(numbers, non_blocking=True)
+        event = torch.cuda.current_stream(numbers.device).record_event()
+        return lambda: (event.synchronize(), copy.tolist())[1]
 
     def sum(self, numbers: Tensor) -> Tensor:
         """`numbers` summed over these ranks, in place."""

@@ -1,187 +1,295 @@
 """The training loop, top to bottom. Runs on engines; under plain `torchrun` too; knows only torch.
 
 Every rank walks through the same global batches and computes its share of each. The loss is
-weighted so that the gradients are those of one process with the whole batch, whatever the shares:
-DDP averages over ranks, so a rank's mean loss counts (samples here) * (ranks) / (samples in all);
-of masks, the pixels that have a class are counted instead. Samples that cannot be read and may be
-skipped count nowhere, and change no number of steps.
+weighted so that the gradients are those of one process with the whole batch, whatever the shares
+(`update.py`). Samples that cannot be read and may be skipped count nowhere, and change no number of
+steps. All ranks know the same sums, judge them alike, and so end after the same step.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import nn
 
-from gpupool.core.errors import OptionsError, TrainingError
-from gpupool.core.events import Event
-from gpupool.core.options import TrainingOptions
+from gpupool.core.events import Event, ProgressEvent, StepEvent
+from gpupool.core.schedule import lr_factor
+from gpupool.core.training_options import TrainingOptions
 from gpupool.data import shards
-from gpupool.data.samples import Draw, Skipped
-from gpupool.engine.batches import Dataset, epoch_batches, load_shares, loss_weight
+from gpupool.engine.advance import EVERY_S, Advance
+from gpupool.engine.batch_norm import plain_batch_norm
+from gpupool.engine.batches import Dataset, Share, epoch_shares, num_samples
+from gpupool.engine.companions import Companions, make_told
+from gpupool.engine.evaluation import evaluate
 from gpupool.engine.group import World
-from gpupool.engine.ledger import NUM_MEASURED, Ledger, measure
-from gpupool.engine.losses import LOSSES, LossFunction, num_counted
+from gpupool.engine.keeping import Keeping
+from gpupool.engine.ledger import Ledger
+from gpupool.engine.losses import Loss, make_loss
+from gpupool.engine.metrics import Metrics, make_metrics
+from gpupool.engine.parallel import share_statistics
+from gpupool.engine.population import fit_normalization, recompute_statistics
+from gpupool.engine.preparing import make_run, set_training
+from gpupool.engine.rank_report import RankReport
+from gpupool.engine.running import FitResult, Run
+from gpupool.engine.start import start_event
+from gpupool.engine.state import epoch_of
+from gpupool.engine.update import Update
 
 
 def fit(
     model: nn.Module,
     dataset: Dataset,
-    loss: str | LossFunction,
+    loss: Any,
     options: TrainingOptions,
     *,
     world: World,
     validation: Dataset | None = None,
     emit: Callable[[Sequence[Event]], None] = lambda events: None,
     stop_requested: Callable[[], bool] = lambda: False,
-) -> nn.Module:
-    """Train `model` in place on every rank's device and return it.
+    report: RankReport | None = None,
+) -> FitResult:
+    """Train `model` in place on every rank's device.
 
     Args:
-        loss: a name in `LOSSES`, or a callable (outputs, targets) -> mean loss over the samples.
+        loss: see `make_loss`.
+        options: resolved ones, where `scale` asks for more than they say.
         emit: is given the events of the first rank; the other ranks emit nothing.
         stop_requested: asked every `log_every` steps; true on any rank ends training on all,
             after the same step.
+        report: how this rank fares, which is measured only where there is one.
+
+    Raises whatever a rank meets; the last complete step is in the checkpoints then, if there are.
     """
-    torch.manual_seed(options.seed + world.rank)
-    compute_loss = LOSSES[loss] if isinstance(loss, str) else loss
-    model.to(world.device)
-    optimizer = make_optimizer(model, options)
-    parallel = (
-        DistributedDataParallel(model, process_group=world.group) if world.size > 1 else model
+    told = make_told(options, world, emit)
+    compute_loss = make_loss(loss, world.device)
+    ledger = Ledger(world, told, num_terms=compute_loss.num_terms)
+    run = make_run(model, options, world, ledger)
+    companions = Companions(run, told, dataset)
+    report = report or RankReport()
+    ledger.wishes = {"user": stop_requested, **companions.wishes}
+    training = _Training(
+        run=run,
+        dataset=dataset,
+        validation=validation,
+        loss=compute_loss,
+        metrics=make_metrics(
+            options.metrics, world.device, judged=compute_loss.judged, ignored=compute_loss.ignored
+        ),
+        steps_per_epoch=shards.num_batches(num_samples(dataset), options.batch_size),
+        companions=companions,
+        update=Update(run, compute_loss, report),
+        keeping=Keeping(run, has_validation=validation is not None),
+        report=report,
+    )
+    ledger.tell(
+        start_event(
+            world,
+            options,
+            dataset,
+            training.steps_per_epoch,
+            training.metrics.names if validation is not None else None,
+        )
+    )
+    try:
+        training.begin()
+        training.run_epochs()
+        training.validate_last()
+        companions.end()
+        training.finish()
+    except BaseException:
+        training.update.undo()
+        companions.failed()
+        raise
+    companions.close()
+    ledger.end(run.step, run.stopped_by, run.kept_step)
+    return FitResult(
+        model, run.stopped_by, run.step, run.kept_step, run.judge.best, run.normalization
     )
 
-    steps_per_epoch = shards.num_batches(len(dataset), options.batch_size)
-    ledger = Ledger(world, emit, stop_requested)
-    ledger.start(dataset, options, steps_per_epoch)
-    skip = options.on_error == "skip"
-    step = 0
-    for epoch in range(1, options.epochs + 1):
-        _set_training(model)
-        ledger.begin_epoch(epoch, dataset, options)
-        batches, draw = epoch_batches(dataset, options, epoch), Draw(options.seed, epoch)
-        # Held by nothing but the loop: so its threads end with it, also where a traceback stays.
-        for number, share in enumerate(
-            load_shares(dataset, batches, world, draw, skip=skip), start=1
-        ):
-            # ---- one step: this rank's share of one global batch
-            outputs = parallel(share.inputs)
-            mean_loss = compute_loss(outputs, share.targets)
-            counted = num_counted(compute_loss, share)
-            weight = loss_weight(share, world, counted, skip=skip)
-            optimizer.zero_grad(set_to_none=True)
-            (mean_loss * weight).backward()
-            optimizer.step()
-            step += 1
-            # ---- its report: kept on the device, summed over the ranks every few steps
-            measured = measure(mean_loss, counted, outputs, share)
-            ledger.add(step, epoch, options.lr, measured, share)
-            if number % options.log_every == 0 or number == steps_per_epoch:
-                ledger.flush()
-            if ledger.stopped:
+
+@dataclass
+class _Training:
+    """What `fit` is about, and the stages it goes through."""
+
+    run: Run
+    dataset: Dataset
+    validation: Dataset | None
+    loss: Loss
+    metrics: Metrics
+    steps_per_epoch: int
+    companions: Companions
+    update: Update
+    keeping: Keeping
+    report: RankReport
+    is_resumed: bool = False
+    validation_s: float = math.inf  # how long the last one took; of the first nobody knows
+
+    def begin(self) -> None:
+        """What comes before the first step."""
+        run = self.run
+        if run.options.resume:
+            run.ledger.tell(ProgressEvent("reading the checkpoint to go on from", 0, 0))
+        self.is_resumed = self.companions.begin()
+        if run.options.normalize == "fit" and run.normalization is None:
+            run.ledger.tell(ProgressEvent("measuring the inputs, for normalize='fit'", 0, 0))
+            run.normalization = fit_normalization(self.dataset, run.options, run.world)
+        self.keeping.begin()
+        first = "compiling, and the first step" if run.options.compile else "the first step"
+        run.ledger.tell(ProgressEvent(first, 0, 0))
+        if not self.is_resumed:
+            return
+        if self._is_validation_due():  # the interruption came before it
+            self._validate()
+        if run.options.max_steps is not None and run.step >= run.options.max_steps:
+            run.stopped_by = run.stopped_by or "max_steps"
+        if run.judge.has_enough:
+            run.stopped_by = run.stopped_by or "patience"
+
+    def validate_last(self) -> None:
+        """The last weights are validated too."""
+        last, run = self.run.ledger.last_validation, self.run
+        is_new = last is None or last.step != run.step
+        if self.validation is not None and is_new and run.stopped_by in ("epochs", "max_steps"):
+            self._validate()
+
+    def run_epochs(self) -> None:
+        """The epochs that are left, until something ends training."""
+        run, options = self.run, self.run.options
+        while not run.stopped_by and run.epoch <= options.epochs:
+            run.ledger.begin_epoch(run.epoch, self.dataset, options, run.samples_done)
+            self._set_training()
+            is_over = True
+            self.report.begin()
+            # Held by nothing but the loop: so its threads end with it, also where a traceback stays
+            for share in epoch_shares(
+                self.dataset,
+                options,
+                run.world,
+                run.epoch,
+                run.samples_done,
+                normalization=run.normalization,
+            ):
+                self._step(share)
+                is_over = share.is_last
+                if run.stopped_by:
+                    break
+            if not is_over or run.has_diverged:
                 break
-        if ledger.stopped:
-            break
-        ledger.end_epoch()
-        if validation is not None:
-            ledger.begin_validation(epoch, validation, options)
-            totals, skipped = evaluate(parallel, validation, compute_loss, world, options)
-            ledger.validation(step, epoch, totals, skipped)
-    ledger.end(step)
-    return model
+            self._end_epoch()
+        run.stopped_by = run.stopped_by or "epochs"
+        self.report.end()
 
+    def _end_epoch(self) -> None:
+        """What is due after an epoch."""
+        run = self.run
+        run.ledger.end_epoch()
+        run.epoch, run.samples_done = run.epoch + 1, 0
+        if self._validates_epochs and run.stopped_by in ("", "max_steps"):
+            self._validate()
+        if self.keeping.look():
+            self.companions.epoch_ended()
+            self.companions.save_if_due(ends_epoch=True)
 
-def evaluate(
-    model: nn.Module,
-    dataset: Dataset,
-    compute_loss: LossFunction,
-    world: World,
-    options: TrainingOptions,
-) -> tuple[Tensor, list[Skipped]]:
-    """What this rank's shares of `dataset` give: `measure` summed over them, and what they lack."""
-    model.eval()
-    totals = torch.zeros(NUM_MEASURED, dtype=torch.float64, device=world.device)
-    skipped: list[Skipped] = []
-    batches = epoch_batches(dataset, replace(options, shuffle="never"), 1)
-    # The same random numbers after every epoch, should its transform draw any.
-    draw, skip = Draw(options.seed, 0), options.on_error == "skip"
-    with torch.no_grad():
-        for share in load_shares(dataset, batches, world, draw, skip=skip):
-            skipped += share.skipped
-            if share.num_here:
-                outputs = _unwrapped(model)(share.inputs)
-                mean_loss = compute_loss(outputs, share.targets)
-                totals += measure(mean_loss, num_counted(compute_loss, share), outputs, share)
-    return totals, skipped
+    def _step(self, share: Share) -> None:
+        """One step, its report, and what is due after it."""
+        run, options = self.run, self.run.options
+        if self.is_resumed:
+            self.is_resumed = False
+            self.update.warm_up(share)
+        lr = options.lr * lr_factor(options, run.step + 1, self.steps_per_epoch, run.epoch)
+        measured = self.update.step(share, lr)
+        self.report.worked()
+        run.step += 1
+        run.samples_done += share.num_all
+        run.is_whole = True
+        # ---- its report: kept on the device, summed over ranks every few steps, read a step later
+        run.ledger.add(run.step, run.epoch, lr, measured, share)
+        self.companions.stepped()
+        is_last = share.is_last or run.step == options.max_steps
+        validates = self.validation is not None and _is_every(run.step, options.validate_every)
+        if run.ledger.is_sending:  # since the step before
+            self._judge(run.ledger.receive())
+        if validates or is_last or run.stopped_by or self.companions.is_due():
+            self._judge(run.ledger.flush())
+        elif run.step % options.log_every == 0:
+            run.ledger.send()
+        self.report.stepped(run.step)
+        if run.step == options.max_steps:
+            run.stopped_by = run.stopped_by or "max_steps"
+        if validates and run.stopped_by in ("", "max_steps"):
+            self._validate()
+            self._set_training()
+        if not share.is_last and self.companions.is_due() and self.keeping.is_good():
+            self.companions.save_if_due()
+        self.report.begin()
 
+    def _judge(self, steps: Sequence[StepEvent]) -> None:
+        """All ranks know what the last steps gave, and what follows from it."""
+        run = self.run
+        self.companions.flushed()
+        warnings = run.judge.stepped(steps, run.ledger.num_classes)
+        run.ledger.tell(*warnings)
+        if not run.judge.is_finite and run.options.on_divergence == "stop":
+            run.stopped_by = "diverged"
+        elif "user" in run.ledger.agreed:
+            run.stopped_by = run.stopped_by or "user"
 
-# ---- model and optimizer ---------------------------------------------------------------------
-
-
-def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
-    """The optimizer over the parameters that train, grouped by learn-rate factor.
-
-    Parameters with factor 0 are frozen (`requires_grad` off).
-
-    Raises:
-        OptionsError: a pattern in `learn_rate_factors` that matches no parameter.
-    """
-    groups: dict[float, list[nn.Parameter]] = {}
-    factors = parameter_factors([n for n, _ in model.named_parameters()], options)
-    for name, parameter in model.named_parameters():
-        if factors[name] == 0:
-            parameter.requires_grad_(False)
-        elif parameter.requires_grad:
-            groups.setdefault(factors[name], []).append(parameter)
-    if not groups:
-        raise TrainingError(
-            "the model has no parameter that trains: all are frozen, or it has none."
+    def _validate(self) -> None:
+        """Loss, accuracy and metrics over the validation set, and what follows from them."""
+        run, validation = self.run, self.validation
+        assert validation is not None
+        share_statistics(run.evaluated, run.world)
+        run.ledger.begin_validation(run.step, validation, run.options)
+        began = time.perf_counter()
+        advance = Advance("validating", num_samples(validation), run.world, run.ledger.tell_aside)
+        if self.validation_s > EVERY_S:  # as long as the last one: its first batch may last, too
+            advance.begin()
+        found = evaluate(
+            run.evaluated,
+            validation,
+            self.loss,
+            run.world,
+            run.options,
+            self.metrics,
+            run.normalization,
+            on_share=lambda share: advance.add(share.num_all),
         )
-    settings = [{"params": p, "lr": options.lr * factor} for factor, p in groups.items()]
-    decay = options.weight_decay
-    match options.optimizer:
-        case "sgdm":
-            momentum = 0.9 if options.momentum is None else options.momentum
-            return torch.optim.SGD(settings, options.lr, momentum=momentum, weight_decay=decay)
-        case "rmsprop":
-            momentum = options.momentum or 0.0
-            return torch.optim.RMSprop(settings, options.lr, momentum=momentum, weight_decay=decay)
-        case "adam":
-            return torch.optim.Adam(settings, options.lr, weight_decay=decay)
-        case _:
-            return torch.optim.AdamW(settings, options.lr, weight_decay=decay)
+        self.validation_s = time.perf_counter() - began
+        values = self.metrics.compute(run.world)
+        event = run.ledger.end_validation(run.step, epoch_of(run), found, values)
+        run.ledger.validated(self.keeping.validated(event))
+        if run.judge.has_enough:
+            run.stopped_by = run.stopped_by or "patience"
+        self.keeping.look()
+        self.companions.validated()
+
+    def finish(self) -> None:
+        """Give the network the weights that are kept, and the statistics that are asked for."""
+        run, options = self.run, self.run.options
+        share_statistics(run.evaluated, run.world)
+        self.keeping.restore()
+        if options.bn_statistics == "population":
+            recompute_statistics(run.model, self.dataset, options, run.world, run.normalization)
+        plain_batch_norm(run.model).eval()
+
+    def _is_validation_due(self) -> bool:
+        """Whether the last step, or epoch, that was made before has not been validated yet."""
+        run, last = self.run, self.run.ledger.last_validation
+        ends_epoch = self._validates_epochs and run.samples_done == 0
+        is_due = ends_epoch or _is_every(run.step, run.options.validate_every)
+        return self.validation is not None and is_due and (last is None or last.step != run.step)
+
+    @property
+    def _validates_epochs(self) -> bool:
+        return self.validation is not None and self.run.options.validate_every == "epoch"
+
+    def _set_training(self) -> None:
+        set_training(self.run.model, frozen_norms=self.run.options.batch_norm == "frozen")
 
 
-def parameter_factors(names: Sequence[str], options: TrainingOptions) -> dict[str, float]:
-    """Learn-rate factor of each parameter by name: the last matching pattern counts, else 1."""
-    factors = dict.fromkeys(names, 1.0)
-    for pattern, factor in options.learn_rate_factors.items():
-        matched = [name for name in names if fnmatchcase(name, pattern)]
-        if not matched:
-            raise OptionsError(
-                f"learn_rate_factors: {pattern!r} matches no parameter. The model has: "
-                f"{', '.join(names[:4])}, ... {', '.join(names[-2:])}."
-            )
-        factors.update(dict.fromkeys(matched, float(factor)))
-    return factors
-
-
-def _set_training(model: nn.Module) -> None:
-    """Training mode, but for modules whose parameters are all frozen.
-
-    A frozen batch norm must not drift with the batches that pass through it.
-    """
-    model.train()
-    for module in model.modules():
-        own = list(module.parameters(recurse=False))
-        if own and not any(p.requires_grad for p in own):
-            module.eval()
-
-
-def _unwrapped(model: nn.Module) -> nn.Module:
-    """The module inside DDP: its forward makes no collective, so ranks may differ in batches."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
+def _is_every(step: int, every: str | int) -> bool:
+    return isinstance(every, int) and step % every == 0

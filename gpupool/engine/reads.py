@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from gpupool.core.errors import TrainingError
 from gpupool.core.events import DataEvent
@@ -13,6 +11,7 @@ from gpupool.data.retry import Counts, counts
 from gpupool.data.samples import Skipped
 from gpupool.engine.group import World
 
+NUM_READ = 4  # numbers of each rank
 _MAX_NAMED = 5  # samples that an error names
 
 
@@ -26,27 +25,40 @@ class Reads:
     def __init__(self, world: World) -> None:
         self._world = world
         self._skipped_here: list[Skipped] = []
+        self._skipped_counted: list[Skipped] = []  # those whose number has been asked for
         self._before = counts.snapshot()
         self._here = Counts()
         self._untold = [0, 0, 0]  # reads, cached and retried of all ranks
         self.begin("", 0, 0)
 
     def begin(self, name: str, num_samples: int, most_skipped: int) -> None:
-        """A pass begins: what errors call it, and how many samples may be left out."""
+        """A pass begins: what errors call it, and how many samples may be left out.
+
+        `num_samples` is 0 where it is not known, of a stream.
+        """
         self._name, self._num_samples, self._most_skipped = name, num_samples, most_skipped
         self._skipped: list[Skipped] = []
+
+    def pause(self) -> tuple[Any, ...]:
+        """What `go_on` needs to go on with this pass after another one."""
+        return self._name, self._num_samples, self._most_skipped, self._skipped
+
+    def go_on(self, paused: tuple[Any, ...]) -> None:
+        """Go on with a pass."""
+        self._name, self._num_samples, self._most_skipped, self._skipped = paused
 
     def note(self, skipped: Sequence[Skipped]) -> None:
         """Take in what a share of this rank lacks."""
         self._skipped_here += skipped
 
-    def numbers(self) -> Tensor:
-        """This rank's [reads, cached, retried, skipped] since the last call, shape (1, 4)."""
+    def numbers(self) -> list[int]:
+        """This rank's [reads, cached, retried, skipped] since the last call."""
         now = counts.snapshot()
         self._here, self._before = now - self._before, now
         here = self._here
-        numbers = [here.reads, here.cached_reads, here.retries, len(self._skipped_here)]
-        return torch.tensor([numbers], dtype=torch.float64)
+        new, self._skipped_here = self._skipped_here, []
+        self._skipped_counted += new
+        return [here.reads, here.cached_reads, here.retries, len(new)]
 
     def settle(self, sums: Sequence[float], step: int, epoch: int) -> DataEvent | None:
         """What to tell, given the sum of all ranks' `numbers`; None if there is no news.
@@ -57,8 +69,8 @@ class Reads:
         num_skipped = int(sums[3])
         new: list[Skipped] = []
         if num_skipped:
-            new = [one for part in self._world.gather(self._skipped_here) for one in part]
-            self._skipped_here = []
+            new = [one for part in self._world.gather(self._skipped_counted) for one in part]
+            self._skipped_counted = []
             self._skipped += new
         is_one_image = len({one.url for one in self._skipped}) == 1
         if len(self._skipped) > self._most_skipped and not is_one_image:
@@ -71,7 +83,7 @@ class Reads:
 
     def check_complete(self, num_counted: int) -> None:
         """Each sample of the pass was counted or skipped, once; raises TrainingError otherwise."""
-        if num_counted + len(self._skipped) != self._num_samples:
+        if self._num_samples and num_counted + len(self._skipped) != self._num_samples:
             raise TrainingError(
                 f"{self._name}: {num_counted:,} samples were counted and {len(self._skipped):,} "
                 f"skipped of {self._num_samples:,}; this is a fault of gpupool, please report it."

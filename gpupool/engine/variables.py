@@ -64,7 +64,13 @@ def follow(sys_path: Sequence[str], cwd: str, umask: int) -> None:
     os.umask(umask)
     if cwd and Path(cwd).is_dir():
         os.chdir(cwd)
-    sys.path[:] = [*sys_path, *(p for p in sys.path if p not in sys_path)]
+    find_modules(sys_path)
+
+
+def find_modules(sys_path: Sequence[str]) -> None:
+    """Find modules where the notebook finds them, and then where this rank does."""
+    if [path for path in sys.path if path in sys_path] != list(sys_path):
+        sys.path[:] = [*sys_path, *(path for path in sys.path if path not in sys_path)]
 
 
 def receive(

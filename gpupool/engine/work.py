@@ -1,4 +1,4 @@
-"""Training and prediction as the client orders them: a pickled job in, files out. Runs on engines.
+"""Training as the client orders it: a pickled job in, files out. Runs on engines.
 
 Models and weights pass through files in the pool's private folder, not through the controller,
 which would copy them several times.
@@ -6,74 +6,68 @@ which would copy them several times.
 
 from __future__ import annotations
 
+import pickle
 from contextlib import closing
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import cloudpickle
-import numpy as np
 import torch
 from torch import nn
+from tqdm.utils import CallbackIOWrapper
 
-from gpupool.data import nested, shards
-from gpupool.data.loader import load_batches
-from gpupool.data.samples import Draw
+from gpupool.core.events import ProgressEvent
+from gpupool.core.progress import BYTES, progress
+from gpupool.core.state_dicts import packed
 from gpupool.engine import control
-from gpupool.engine.batches import Dataset, as_input, moved, normalization_of, read_ahead
 from gpupool.engine.boot import this_rank
 from gpupool.engine.emit import emit
 from gpupool.engine.group import World
 from gpupool.engine.loop import fit
+from gpupool.engine.rank_report import RankReport
+from gpupool.engine.saving import going_on
+from gpupool.engine.variables import find_modules
 
 
-def train(job_path: str, result_path: str) -> dict[str, Any]:
-    """Train; the first of the ranks that train saves the weights: a state dict of CPU tensors."""
-    control.clear_stop()
-    world = _world()
-    job = _load(job_path)
-    model = fit(**job, world=world, emit=emit, stop_requested=control.stop_requested)
-    if world.rank == 0:
-        torch.save({k: v.cpu() for k, v in model.state_dict().items()}, result_path)
-    return {}
+def train(
+    job_path: str, result_path: str, num_ranks: int, on_gpu: bool, again: bool = False
+) -> dict[str, Any]:
+    """Train; the first of the ranks that train saves the weights: a state dict as `packed`.
 
-
-def predict(job_path: str, result_path: str) -> dict[str, Any]:
-    """Save the model's outputs for this rank's contiguous part of the samples, in order.
-
-    The number that ends the file's name counts the ranks that train.
+    `again`: an earlier attempt has lost a rank, and its checkpoints are gone on from.
     """
-    world = _world()
-    job = _load(job_path)
-    outputs = _outputs(job["model"].to(world.device), job["dataset"], job["batch_size"], world)
-    torch.save(outputs, f"{result_path}.{world.rank}")
-    return {"num_samples": 0 if outputs is None else len(outputs)}
+    device = torch.device(this_rank()["device"] if on_gpu else "cpu")
+    world = World.of(num_ranks, device)
+    if world.rank == 0:
+        emit([ProgressEvent("reading the network and the data set", 0, 0)])
+    job = load_job(job_path)
+    if again:
+        job["options"] = going_on(job["options"])
+    stop_requested = partial(control.stop_requested, job_path)
+    with closing(RankReport(this_rank()["rank"], world.device, emit)) as report:
+        found = fit(**job, world=world, emit=emit, stop_requested=stop_requested, report=report)
+    if world.rank == 0:
+        save_weights(found.model, result_path)
+    scale = found.normalization
+    return {"normalization": None if scale is None else [list(part) for part in scale]}
 
 
-def _outputs(
-    model: nn.Module, dataset: Dataset, batch_size: int, world: World
-) -> torch.Tensor | None:
-    dataset = nested.opened(dataset)
-    mine = shards.shard(np.arange(len(dataset)), world.rank, world.size)
-    share = max(1, batch_size // world.size)
-    batches = [mine[i : i + share] for i in range(0, len(mine), share)]
-    model.eval()
-    loading = load_batches(
-        dataset, batches, depth=read_ahead(), device=world.device, draw=Draw(0, 0)
-    )
-    normalization = normalization_of(dataset, world.device)
-    parts = []
-    with torch.no_grad(), closing(loading):
-        for loaded in loading:
-            assert loaded is not None  # no batch is empty
-            inputs = as_input(moved("inputs", loaded.inputs, world.device), normalization)
-            parts.append(model(inputs).cpu())
-    return torch.cat(parts) if parts else None
+def save_weights(model: nn.Module, path: str) -> None:
+    """Leave the weights in a file for the client, which gives them to `unpacked`."""
+    state = model.state_dict()
+    num_bytes = sum(value.nbytes for value in state.values() if isinstance(value, torch.Tensor))
+    with open(path, "wb") as file, progress("saving the network", num_bytes, BYTES) as bar:
+        torch.save(packed(state), CallbackIOWrapper(bar.advance, file, "write"))
 
 
-def _world() -> World:
+def world_here() -> World:
+    """This rank among those that train."""
     return World.here(torch.device(this_rank()["device"]))
 
 
-def _load(job_path: str) -> dict[str, Any]:
+def load_job(job_path: str) -> dict[str, Any]:
+    """What the client has written for the ranks."""
     # The client wrote this file into the pool's private folder; it is as trusted as a cell.
-    return dict(cloudpickle.loads(Path(job_path).read_bytes()))
+    with open(job_path, "rb") as file:
+        find_modules(pickle.load(file))  # the job's classes may be of them
+        return dict(cloudpickle.load(file))

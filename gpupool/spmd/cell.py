@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,8 +14,14 @@ from gpupool.pool.pool import Pool
 from gpupool.pool.presses import ignore_for_a_moment
 from gpupool.pool.result import OutputRecorder, RankOutput, SpmdResult
 from gpupool.spmd.capture import CellNames, names_in_cell
+from gpupool.spmd.loops import Loops
 
 VIEWS = ("auto", "ranks", "raw", "quiet")
+STOP_REQUEST = "gpupool_stop_request"  # answered by gpupool/engine/control.py
+STOPPING = "The loop ends after its next report. Press stop again to interrupt it at once."
+STOPPING_BY_BUTTON = (
+    "The loop ends after its next report. The stop button of the notebook interrupts it at once."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +69,8 @@ class Notebook:
 class SpmdRun:
     """A cell that runs on the ranks: a future. `await run` gives its result in an async cell.
 
-    Without a `notebook` no variable travels, in either direction.
+    Without a `notebook` no variable travels, in either direction. While somebody waits for it,
+    `stop_wish` being set ends a loop that heeds it, and does nothing to anything else.
     """
 
     def __init__(
@@ -75,8 +83,10 @@ class SpmdRun:
         timeout_s: float | None = None,
         cell_number: int | None = None,
         notebook: Notebook | None = None,
+        stop_wish: threading.Event | None = None,
     ) -> None:
-        self._pool = pool
+        self._pool, self._ranks = pool, tuple(ranks)
+        self._stop_wish = stop_wish or threading.Event()
         self._notebook = None if pool.options.inline else notebook
         self._names = CellNames()
         self._files: list[MemoryFile] = []
@@ -85,7 +95,8 @@ class SpmdRun:
         self.name = f"cell In[{cell_number}]" if cell_number else "a cell"
         self.asked = False  # whether anyone has waited for the result
         self._outcome: CellReport | None = None
-        self._recorder = OutputRecorder(tuple(ranks), pool.hidden_values(), view.on_output)
+        self._loops = Loops()
+        self._recorder = OutputRecorder(self._ranks, pool.hidden_values(), self._on_output)
         self._execution = pool.begin(
             source,
             ranks=ranks,
@@ -151,13 +162,43 @@ class SpmdRun:
         self.asked = True
         try:
             while not self.done():
-                self._view.tick()
+                self._tick()
                 yield from asyncio.sleep(0.05).__await__()
         except asyncio.CancelledError:
             # The notebook's stop button does this to an async cell. It means the ranks, and how
             # they end (within seconds) tells more than our frames would.
-            self.interrupt()
+            self._press_stop()
         return self.result()
+
+    def _on_output(self, rank: int, kind: str, content: Any) -> None:
+        if kind == "events":
+            self._loops.take(content)
+        self._view.on_output(rank, kind, content)
+        if self._pool.options.inline:  # the cell runs in the thread that would wait
+            self._heed_button()
+
+    def _tick(self) -> None:
+        self._view.tick()
+        self._heed_button()
+
+    def _press_stop(self) -> None:
+        """The user wants the end: a loop that heeds it ends by itself, anything else at once."""
+        if not self._stop_loops(STOPPING):
+            self.interrupt()
+
+    def _heed_button(self) -> None:
+        """Stop the loops whose button was pressed; a press that comes too late does nothing."""
+        if self._stop_wish.is_set():
+            self._stop_wish.clear()
+            self._stop_loops(STOPPING_BY_BUTTON)
+
+    def _stop_loops(self, notice: str) -> bool:
+        """Have the loops that heed it end after their next report; tells whether there are any."""
+        if not self._loops.take_press():
+            return False
+        self._pool.ask(STOP_REQUEST, self._ranks)
+        self._view.notice(notice)
+        return True
 
     def _ship(self, source: str, ranks: Sequence[int]) -> dict[int, dict[str, Any]] | None:
         """Bring what the cell reads to the ranks; gives what they have to be told with it."""
@@ -190,7 +231,7 @@ class SpmdRun:
             ended = self._execution.wait(timeout_s)
         except KeyboardInterrupt:  # as in `result` without a limit: it means the ranks
             ignore_for_a_moment()
-            self.interrupt()
+            self._press_stop()
             return
         if not ended:
             raise StillRunningError(f"{self.name} still runs after {timeout_s:g} s, and goes on.")
@@ -199,7 +240,7 @@ class SpmdRun:
         __tracebackhide__ = True
         execution, outputs = self._execution, self._recorder.outputs
         try:
-            replies = execution.result(self._view.tick)
+            replies = execution.result(self._tick, self._press_stop)
         except SpmdError as error:
             self._recorder.finish()
             return CellReport(outputs, execution.elapsed_s, error=error)

@@ -1,45 +1,57 @@
-"""Fit the last layer of a classifier to one's own classes. Runs on the client."""
+"""Fit the last layer of a network to one's own classes. Runs on the client."""
 
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import TrainingError
 
 if TYPE_CHECKING:
     from torch import nn
 
+# Parts of torchvision's networks that have a classifier of their own beside the last: GoogLeNet,
+# Inception, the segmentation networks; and LR-ASPP, which adds two.
+_AUXILIARY = {"aux1", "aux2", "AuxLogits", "aux_classifier"}
+_BESIDE = {*_AUXILIARY, "low_classifier"}
+
 
 def replace_head(model: nn.Module, num_classes: int) -> nn.Module:
     """A copy of `model` whose last layer has `num_classes` outputs and fresh weights.
 
-    The last `nn.Linear` in order of definition is replaced, or the last `nn.Conv2d` where a
-    network ends in one (SqueezeNet): right for the classifiers of torchvision. The other
-    weights are kept.
+    The last `nn.Linear` in order of definition is replaced, or the last `nn.Conv2d` where a network
+    ends in one (SqueezeNet, segmentation), and likewise in auxiliary classifiers, if they have as
+    many outputs: right for the classifiers and segmentation networks of torchvision. A network of
+    timm replaces its own (`reset_classifier`). The other weights are kept.
+
+    With `learn_rate_factors={"fc.weight": 10, "fc.bias": 20}` the new layer learns faster than the
+    others, and with `{"*": 0, "fc.*": 1}` it learns alone.
 
     Raises:
         TrainingError: there is no such layer.
     """
-    from torch import nn
-
     require_module(model)
-    layers = [(n, m) for n, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))]
-    linear = [(name, layer) for name, layer in layers if isinstance(layer, nn.Linear)]
-    if not layers:
+    if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 1:
+        raise TrainingError(f"num_classes={num_classes!r}: must be a whole number above 0.")
+    changed: Any = copy.deepcopy(model)
+    if callable(getattr(changed, "reset_classifier", None)):
+        changed.reset_classifier(num_classes)
+        return changed  # type: ignore[no-any-return]
+    found = _heads(changed)
+    if not found:
         raise TrainingError(
             f"{type(model).__name__} has no linear or convolution layer to replace; put "
             f"nn.Linear(..., {num_classes}) at its end yourself."
         )
-    name, old = (linear or layers)[-1]
-    changed = copy.deepcopy(model)
-    if not name:  # the network is that layer
-        return _like(old, num_classes)
-    parent_name, _, attribute = name.rpartition(".")
-    setattr(changed.get_submodule(parent_name), attribute, _like(old, num_classes))
+    for name, old in found:
+        if not name:  # the network is that layer
+            return _like(old, num_classes)
+        parent, _, attribute = name.rpartition(".")
+        setattr(changed.get_submodule(parent), attribute, _like(old, num_classes))
     if hasattr(changed, "num_classes"):  # SqueezeNet reads it in its forward
-        changed.num_classes = num_classes  # type: ignore[assignment]
-    return changed
+        changed.num_classes = num_classes
+    return changed  # type: ignore[no-any-return]
 
 
 def require_module(model: object) -> None:
@@ -51,17 +63,47 @@ def require_module(model: object) -> None:
         raise TrainingError(f"model is a {type(model).__name__}, not a torch.nn.Module.{hint}")
 
 
-def _like(old: nn.Module, num_classes: int) -> nn.Module:
+def _heads(model: Any) -> list[tuple[str, Any]]:
+    """The last layer, by name, and those of auxiliary classifiers with as many outputs."""
+    # A segmentation network ends in its `classifier`, whatever comes after it by name.
+    main = "classifier" if hasattr(model, "backbone") and hasattr(model, "classifier") else ""
+    parts = [main, *(part for part in _parts(model))]
+    layers = [layer for part in parts if (layer := _last(model, part)) is not None]
+    return [layer for layer in layers if _num_outputs(layer[1]) == _num_outputs(layers[0][1])]
+
+
+def _parts(model: Any) -> Iterator[str]:
+    """The names of other classifiers than the last."""
+    for name, _ in model.named_modules():
+        if name.rpartition(".")[2] in _BESIDE:
+            yield name
+
+
+def _last(model: Any, part: str) -> tuple[str, Any] | None:
+    """The last layer of a part, outside of auxiliary ones; a linear one if there is any."""
     from torch import nn
 
+    prefix = f"{part}." if part else ""
+    layers: list[tuple[str, Any]] = [
+        (prefix + name if name else part, module)
+        for name, module in model.get_submodule(part).named_modules()
+        if isinstance(module, (nn.Linear, nn.Conv2d))
+        and (part or not _AUXILIARY & set(name.split(".")))
+    ]
+    linear = [layer for layer in layers if isinstance(layer[1], nn.Linear)]
+    return (linear or layers)[-1] if layers else None
+
+
+def _num_outputs(layer: Any) -> int:
+    return int(layer.out_features if hasattr(layer, "out_features") else layer.out_channels)
+
+
+def _like(old: Any, num_classes: int) -> nn.Module:
+    from torch import nn
+
+    where = {"device": old.weight.device, "dtype": old.weight.dtype}
+    has_bias = old.bias is not None
     if isinstance(old, nn.Linear):
-        return nn.Linear(old.in_features, num_classes, bias=old.bias is not None)
-    assert isinstance(old, nn.Conv2d)
-    return nn.Conv2d(
-        old.in_channels,
-        num_classes,
-        old.kernel_size,  # type: ignore[arg-type]
-        stride=old.stride,  # type: ignore[arg-type]
-        padding=old.padding,  # type: ignore[arg-type]
-        bias=old.bias is not None,
-    )
+        return nn.Linear(old.in_features, num_classes, bias=has_bias, **where)
+    size = {"stride": old.stride, "padding": old.padding, "dilation": old.dilation}
+    return nn.Conv2d(old.in_channels, num_classes, old.kernel_size, bias=has_bias, **size, **where)

@@ -8,10 +8,29 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
 
-from gpupool.core.events import DataEvent, EndEvent, Event, StartEvent, StepEvent, ValidationEvent
+from gpupool.core.events import (
+    CheckpointEvent,
+    DataEvent,
+    EndEvent,
+    Event,
+    ProgressEvent,
+    RankEvent,
+    ResumeEvent,
+    StartEvent,
+    StepEvent,
+    ValidationEvent,
+    WarningEvent,
+)
+from gpupool.training.line import status_line
+from gpupool.training.reads import Reads
 
 OVER = ("finished", "stopped", "failed")
+_COMPLETE = ("epochs", "max_steps")  # what ends a training that has done all it was to do
+_SLOW = 0.15  # a rank that needs so much longer than the others is worth telling,
+_OF_STEP = 0.1  # if that is so much of a step
 
 
 def smooth(previous: float | None, value: float, weight: float = 0.9) -> float:
@@ -21,68 +40,26 @@ def smooth(previous: float | None, value: float, weight: float = 0.9) -> float:
     return weight * previous + (1 - weight) * value
 
 
-@dataclass
-class Reads:
-    """What reading the data took so far, over all ranks.
+class Slowest(NamedTuple):
+    """The rank that the others wait for: its own work takes `share` longer than theirs does."""
 
-    `num_retried` reads failed and were made again, the last one because of `reason`. `skipped` maps
-    the URLs of samples that were left out to what is wrong with them: "missing", "changed",
-    "empty", "damaged" ...
-    """
-
-    num_retried: int = 0
-    reason: str = ""
-    num_skipped: int = 0
-    skipped: dict[str, str] = field(default_factory=dict)
-    _epoch: int = field(default=0, init=False, repr=False)
-    _num_reads: int = field(default=0, init=False, repr=False)
-    _num_cached: int = field(default=0, init=False, repr=False)
-
-    def add(self, event: DataEvent) -> None:
-        """Take in the next event."""
-        if event.epoch != self._epoch:
-            self._epoch, self._num_reads, self._num_cached = event.epoch, 0, 0
-        self._num_reads += event.num_reads
-        self._num_cached += event.num_cached
-        self.num_retried += event.num_retried
-        self.reason = event.reason or self.reason
-        self.num_skipped += event.num_skipped
-        self.skipped.update(event.skipped)
-
-    @property
-    def cached_share(self) -> float | None:
-        """Of the reads of the present epoch, the share that came from the cache; None: no cache."""
-        return self._num_cached / (self._num_reads + self._num_cached) if self._num_cached else None
-
-    def words(self) -> list[str]:
-        """What is worth telling, a phrase each.
-
-        >>> Reads(num_retried=12, reason="503 SlowDown", num_skipped=1).words()
-        ['12 reads retried (503 SlowDown)', '1 sample skipped']
-        """
-        told = []
-        if self.num_retried:
-            reason = f" ({self.reason})" if self.reason else ""
-            told.append(f"{_many(self.num_retried, 'read')} retried{reason}")
-        if self.num_skipped:
-            told.append(f"{_many(self.num_skipped, 'sample')} skipped")
-        if self.cached_share is not None:
-            told.append(f"{self.cached_share:.0%} from the cache")
-        return told
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
+    rank: int
+    share: float
 
 
 @dataclass
 class TrainingHistory:
     """Everything that has been reported so far, in order.
 
-    `steps[i]` is step i + 1; `validations` has one entry per validated epoch. `status` is one of
-    "starting", "training", "stopping", "finished", "stopped" and "failed"; `error` is the
-    message of a failure; `notice` something to know while it goes on, such as that ranks hang;
-    `reads` what reading the data took.
+    `steps[i]` is step i + 1, also of a training that has gone on from a checkpoint; `validations`
+    has one entry per validation. `status` is one of "starting", "training", "stopping", "finished",
+    "stopped" and "failed"; `error` is the message of a failure; `notice` something to know while it
+    goes on, such as that ranks hang; `aside` what goes on beside the steps: before the first one,
+    while validating or saving; None while there are steps; `reads` what reading the data took.
+
+    `warnings` tell of divergence, checkpoints that failed and the like; `checkpoint` is the newest
+    one, `resumed` from which it began. `restarts` has a sentence on each rank that was lost.
+    `ranks` has what each rank has told last of how it fares, or has fared in the end.
     """
 
     start: StartEvent | None = None
@@ -92,36 +69,113 @@ class TrainingHistory:
     status: str = "starting"
     error: str = ""
     notice: str = ""
+    aside: ProgressEvent | None = None
     reads: Reads = field(default_factory=Reads)
-    # Sums over `steps`, kept up to date: views ask many times a second, over many thousand steps.
+    warnings: list[WarningEvent] = field(default_factory=list)
+    checkpoint: CheckpointEvent | None = None
+    resumed: ResumeEvent | None = None
+    restarts: list[str] = field(default_factory=list)
+    ranks: dict[int, RankEvent] = field(default_factory=dict)
+    # Kept up to date: views ask many times a second, over many thousand steps.
     _num_samples: int = field(default=0, init=False, repr=False)
     _data_wait_s: float = field(default=0.0, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self._num_samples = sum(s.num_samples for s in self.steps)
-        self._data_wait_s = sum(s.data_wait_s for s in self.steps)
+    _validation_s: float = field(default=0.0, init=False, repr=False)  # before the last step
+    _newest_validation_s: float = field(default=0.0, init=False, repr=False)  # after it
+    _told_s: float = field(default=0.0, init=False, repr=False)  # seconds, when last told aside
+    _best: int = field(default=-1, init=False, repr=False)  # index into `validations`
 
     def add(self, event: Event) -> None:
         """Take in the next event."""
         match event:
             case StartEvent():
+                self._forget()  # what came before is told again
                 self.start, self.status = event, "training"
             case StepEvent():
-                self.steps.append(event)
-                self._num_samples += event.num_samples
-                self._data_wait_s += event.data_wait_s
+                self._add_step(event)
+                self.aside = None
+            case ProgressEvent():
+                is_over = 0 < event.total <= event.done
+                self.aside = None if is_over else event
+                self._told_s = max(self._told_s, event.elapsed_s)
             case ValidationEvent():
-                self.validations.append(event)
+                self._add_validation(event)
+                self.aside = None
             case DataEvent():
                 self.reads.add(event)
+            case WarningEvent():
+                self.warnings.append(event)
+            case CheckpointEvent():
+                self.checkpoint = event
+            case ResumeEvent():
+                self.resumed = event
+            case RankEvent():
+                self.ranks[event.rank] = event
             case EndEvent():
                 self.end = event
-                self.status = "stopped" if event.stopped_by == "user" else "finished"
+                self.status = "finished" if event.stopped_by in _COMPLETE else "stopped"
+
+    def _forget(self) -> None:
+        """Forget what was told before."""
+        self.steps, self.validations, self.warnings = [], [], []
+        self.reads, self.end, self.checkpoint, self.resumed = Reads(), None, None, None
+        self._num_samples, self._data_wait_s, self._told_s = 0, 0.0, 0.0
+        self._validation_s, self._newest_validation_s, self._best = 0.0, 0.0, -1
+
+    def _add_step(self, event: StepEvent) -> None:
+        self.steps.append(event)
+        self._num_samples += event.num_samples
+        self._data_wait_s += event.data_wait_s
+        self._validation_s += self._newest_validation_s
+        self._newest_validation_s = 0.0
+
+    def _add_validation(self, event: ValidationEvent) -> None:
+        if event.is_best:
+            self._best = len(self.validations)
+        self.validations.append(event)
+        if self.steps:
+            self._newest_validation_s = event.elapsed_s - self.steps[-1].elapsed_s
+
+    @property
+    def stage(self) -> str:
+        """What goes on beside the steps, in words; "" while there are steps, and at the end."""
+        return self.aside.what if self.aside is not None and not self.is_over else ""
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more will come."""
         return self.status in OVER
+
+    @property
+    def best(self) -> ValidationEvent | None:
+        """The best validation so far."""
+        return self.validations[self._best] if self._best >= 0 else None
+
+    @property
+    def num_without_improvement(self) -> int:
+        """How many validations there were since the best one; what `patience` limits."""
+        return len(self.validations) - 1 - self._best if self._best >= 0 else 0
+
+    @property
+    def slowest(self) -> Slowest | None:
+        """The rank that the others wait for, if its own work takes over 15 % longer than theirs.
+
+        `share` is over the median of the others. None where that is less than a tenth of a step,
+        as where steps are so short that each rank waits mostly for messages, and of a single rank.
+        """
+        work = {rank: told.work_s for rank, told in self.ranks.items() if told.work_s}
+        if len(work) < 2:
+            return None
+        rank = max(work, key=lambda one: work[one])
+        others = median(seconds for one, seconds in work.items() if one != rank)
+        share = work[rank] / others - 1
+        matters = work[rank] - others > _OF_STEP * (self.ranks[rank].step_s or 0.0)
+        return Slowest(rank, share) if share > _SLOW and matters else None
+
+    @property
+    def newest(self) -> CheckpointEvent | ResumeEvent | None:
+        """The newest checkpoint: one that was made, or the one that it has gone on from."""
+        made = [event for event in (self.checkpoint, self.resumed) if event is not None]
+        return max(made, key=lambda event: event.step, default=None)
 
     @property
     def loss(self) -> list[float]:
@@ -135,19 +189,23 @@ class TrainingHistory:
 
     @property
     def num_steps(self) -> int:
-        """Steps the whole training takes; 0 before it has started."""
-        return self.start.num_epochs * self.start.steps_per_epoch if self.start else 0
+        """Steps the whole training takes; 0 before it has started, and where nobody knows."""
+        if self.start is None:
+            return 0
+        return self.start.num_steps or self.start.num_epochs * self.start.steps_per_epoch
 
     @property
     def progress(self) -> float:
-        """Share of the steps done, 0..1."""
-        return len(self.steps) / self.num_steps if self.num_steps else 0.0
+        """Share of the steps done, 0..1; a stream may be over before `max_steps`."""
+        if self.status == "finished":
+            return 1.0
+        return min(1.0, len(self.steps) / self.num_steps) if self.num_steps else 0.0
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds from the start of training to the last event."""
+        """Seconds from the start of training to the last event; also a validation has some."""
         last = [s.elapsed_s for s in self.steps[-1:]] + [v.elapsed_s for v in self.validations[-1:]]
-        return self.end.elapsed_s if self.end else max(last, default=0.0)
+        return self.end.elapsed_s if self.end else max([self._told_s, *last])
 
     @property
     def throughput(self) -> float:
@@ -157,20 +215,23 @@ class TrainingHistory:
         """
         if not self.steps:
             return 0.0
-        seconds = self.steps[-1].elapsed_s - self._validation_s()
+        seconds = self.steps[-1].elapsed_s - self._validation_s
         return self._num_samples / seconds if seconds > 0 else 0.0
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds left at the pace so far, or None before the first step."""
-        if not self.steps or self.end:
+        """Seconds left at the pace so far, or None where that cannot be told.
+
+        As while it stops, and after the last step: how long it validates and saves, no pace tells.
+        """
+        if self.end or self.status == "stopping" or not 0 < self.progress < 1:
             return None
         return self.elapsed_s * (1 - self.progress) / self.progress
 
     @property
     def data_wait_share(self) -> float:
         """Share of the training time that rank 0 waited for data, 0..1."""
-        seconds = self.steps[-1].elapsed_s - self._validation_s() if self.steps else 0.0
+        seconds = self.steps[-1].elapsed_s - self._validation_s if self.steps else 0.0
         return self._data_wait_s / seconds if seconds > 0 else 0.0
 
     def smoothed(self, values: list[float], weight: float = 0.9) -> list[float]:
@@ -180,37 +241,10 @@ class TrainingHistory:
             out.append(smooth(out[-1] if out else None, value, weight))
         return out
 
-    def _validation_s(self) -> float:
-        """Seconds spent in validations that came before the last step."""
-        total = 0.0
-        for event in self.validations:
-            if event.step < len(self.steps):
-                total += event.elapsed_s - self.steps[event.step - 1].elapsed_s
-        return total
-
     def line(self) -> str:
-        """The state in one line of text, for terminals and logs.
+        """The state in one line of text, for terminals and logs; see `status_line`.
 
         >>> TrainingHistory().line()
         'starting'
         """
-        if self.start is None or not self.steps:
-            return f"failed: {self.error}" if self.status == "failed" else self.status
-        last, start = self.steps[-1], self.start
-        parts = [
-            self.status,
-            f"epoch {last.epoch}/{start.num_epochs}",
-            f"step {last.step}/{self.num_steps}",
-            f"loss {last.loss:.4f}",
-        ]
-        if last.accuracy is not None:
-            parts.append(f"accuracy {last.accuracy:.1%}")
-        if self.validations:
-            value = self.validations[-1]
-            shown = f"{value.accuracy:.1%}" if value.accuracy is not None else f"{value.loss:.4f}"
-            parts.append(f"validation {shown}")
-        parts += [f"{self.throughput:.0f} images/s", f"{self.elapsed_s:.1f} s"]
-        parts += self.reads.words()
-        if self.status == "failed":
-            parts.append(self.error)
-        return "  ".join(parts)
+        return status_line(self)

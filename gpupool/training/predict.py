@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpupool.pool.notices import NoticeLines
-from gpupool.pool.result import OutputRecorder
+from gpupool.core.datasets import is_stream
+from gpupool.core.progress import progress
+from gpupool.pool.pool import Pool
 from gpupool.pool.session import current_pool
-from gpupool.training.head import require_module
-from gpupool.training.run import require_dataset, write_job
+from gpupool.training.asking import ask
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 
-def predict(model: nn.Module, dataset: Any, *, batch_size: int = 256) -> Tensor:
-    """The outputs of `model` for every sample, in order, as one CPU tensor.
+def predict(
+    model: nn.Module,
+    dataset: Any,
+    *,
+    batch_size: int = 256,
+    precision: str = "float32",
+    pool: Pool | None = None,
+) -> Any:
+    """The outputs of `model` for every sample, in order, on the CPU.
 
-    Each rank computes a contiguous part. Only the inputs of the data set's samples are used.
+    Each rank computes a part. Only the inputs of the data set's samples are used; the network is in
+    evaluation mode and is called with them, be they a tensor, a dict or a list.
 
     Args:
         batch_size: samples per step over all ranks.
+        precision: "float32", or "bf16" or "fp16" by `torch.autocast`; outputs are float32 then.
+        pool: where; the notebook's pool, which is started if none runs, unless given.
 
     Returns:
-        Shape (len(dataset), ...): for a classifier (samples, classes).
+        A tensor of shape (len(dataset), ...): for a classifier (samples, classes). Of a network
+        with several outputs a dict or list of such; a named tuple becomes a dict.
 
     Raises:
         TrainingError: the input is not a network or not a data set.
@@ -31,18 +45,33 @@ def predict(model: nn.Module, dataset: Any, *, batch_size: int = 256) -> Tensor:
     """
     import torch
 
-    require_module(model)
-    require_dataset("dataset", dataset)
-    pool = current_pool(create=True)
-    job_path = write_job(pool, {"model": model, "dataset": dataset, "batch_size": batch_size})
+    pool = current_pool(create=True) if pool is None else pool
     result_path = pool.new_file("outputs.pt")
-    payload = {"job_path": str(job_path), "result_path": str(result_path)}
-    ranks = pool.training_ranks
-    recorder = OutputRecorder(ranks, pool.hidden_values())
-    payloads = dict.fromkeys(ranks, payload)
-    pool.execute("predict", payloads, recorder, on_notice=NoticeLines()).result()
-    paths = [result_path.with_name(f"{result_path.name}.{i}") for i in range(len(ranks))]
-    parts = [torch.load(path, weights_only=True) for path in paths]
-    for path in (job_path, *paths):
+    job = {"model": model, "dataset": dataset, "batch_size": batch_size, "precision": precision}
+    num = len(ask("predict", pool, job, result_path=str(result_path)))
+    paths = [result_path.with_name(f"{result_path.name}.{i}") for i in range(num)]
+    parts = []
+    with progress("Reading the outputs", len(paths), "ranks") as bar:
+        for path in paths:
+            parts.append(torch.load(path, weights_only=True))
+            bar.advance()
+    _remove(paths)
+    batches = chain.from_iterable(zip(*parts, strict=True) if is_stream(dataset) else parts)
+    return _together([batch for batch in batches if batch is not None])
+
+
+def _together(batches: list[Any]) -> Any:
+    """One tensor of those of the batches; likewise in dicts and lists."""
+    import torch
+
+    first = batches[0]
+    if isinstance(first, dict):
+        return {name: _together([batch[name] for batch in batches]) for name in first}
+    if isinstance(first, list):
+        return [_together(list(parts)) for parts in zip(*batches, strict=True)]
+    return None if first is None else torch.cat(batches)
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
         path.unlink()
-    return torch.cat([part for part in parts if part is not None])

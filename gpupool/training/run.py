@@ -1,26 +1,42 @@
 """Train one network on the ranks of the pool that train. Runs on the client.
 
-These are the ranks with a GPU of their own, or all where none has one. The job (model, data, loss,
-options) is pickled once into the pool's private folder and read by each of them; the first one
-sends events while it trains and leaves the weights in a file.
+The job (model, data, loss, options) is pickled once into the pool's private folder and read by each
+of them; the first one sends events while it trains, and leaves the weights in a file. The others
+only tell how they fare. When a rank dies, the pool replaces it, and the same job goes on from its
+last checkpoint, if that is wanted.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import copy
+import dataclasses
+import logging
 import threading
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Generator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from gpupool.core.errors import OptionsError, TrainingError
-from gpupool.core.events import from_dict
-from gpupool.core.options import LOSSES, TrainingOptions
+from gpupool.core.errors import PoolError, SpmdError
+from gpupool.core.events import (
+    EndEvent,
+    ProgressEvent,
+    ResumeEvent,
+    StartEvent,
+    StepEvent,
+    from_dict,
+)
+from gpupool.core.execution import device_names
+from gpupool.core.state_dicts import load, unpacked
+from gpupool.core.training_options import TrainingOptions
+from gpupool.pool.execution import Execution, OnOutput
+from gpupool.pool.output import RankOutput
 from gpupool.pool.pool import Pool
-from gpupool.pool.presses import ignore_for_a_moment
+from gpupool.pool.presses import heard_by, ignore_for_a_moment
 from gpupool.pool.result import OutputRecorder
-from gpupool.training.head import require_module
 from gpupool.training.history import TrainingHistory
+from gpupool.training.job import checked, write_job
+from gpupool.training.restarts import Restarts, with_checkpoint
 from gpupool.training.result import TrainingResult
 
 if TYPE_CHECKING:
@@ -34,7 +50,9 @@ Listener = Callable[[TrainingHistory], None]
 class TrainingRun:
     """A training that goes on in the background: a future with a live history.
 
-    An inline pool trains in this thread: there the run is over when it has been made.
+    `run.result()` waits for it, and so does `await run`, which lets other cells run meanwhile; to
+    cancel that leaves the training alone. An inline pool trains in this thread: there the run is
+    over when it has been made.
 
     Args:
         show: called with this run before the ranks start, to add listeners.
@@ -48,28 +66,26 @@ class TrainingRun:
         pool: Pool,
         model: nn.Module,
         dataset: Any,
-        loss: str | Callable[..., Any],
+        loss: Any,
         options: TrainingOptions,
         validation: Any,
         show: Callable[[TrainingRun], None] = lambda run: None,
     ) -> None:
         pool.wait_until_usable()
-        require_module(model)
-        require_dataset("dataset", dataset)
-        if validation is not None:
-            require_dataset("validation", validation)
-        if not isinstance(options, TrainingOptions):
-            raise OptionsError(f"options={options!r}: give a gpupool.TrainingOptions(...).")
-        if not callable(loss) and loss not in LOSSES:
-            names = ", ".join(map(repr, LOSSES))
-            raise TrainingError(f"loss={loss!r}: give {names} or a function (outputs, targets).")
+        options, where = checked(pool, model, dataset, loss, options, validation)
         self.history = TrainingHistory()
         self.options = options
         self._pool = pool
         self._model = copy.deepcopy(model).cpu()
         self._listeners: list[Listener] = []
         self._error: BaseException | None = None
+        self._reply: dict[str, Any] = {}  # of the first rank
+        self._end: EndEvent | None = None  # told when all have replied and the weights are there
         self._finished = threading.Event()
+        self._lock = threading.Lock()
+        self._waiting: list[Callable[[], None]] = []  # called when it is over
+        self._stopping = self._aborting = False
+        self._restarts = Restarts(wanted=options.on_failure == "resume")
         self._weights_path = pool.new_file("weights.pt")
         job = {
             "model": self._model,
@@ -79,17 +95,24 @@ class TrainingRun:
             "validation": validation,
         }
         self._job_path = write_job(pool, job)
-        ranks = pool.training_ranks
-        self._recorder = OutputRecorder(ranks, pool.hidden_values())
-        payload = {"job_path": str(self._job_path), "result_path": str(self._weights_path)}
+        self._ranks = where.ranks
+        hosts = {rank.node_rank for rank in pool.ranks if rank.rank in where.ranks}
+        self._places: dict[str, Any] = {
+            "ranks": where.ranks,
+            "devices": device_names(pool.ranks, where),
+            "num_hosts": len(hosts),
+        }
+        self._output_listeners: list[OnOutput] = []
+        self._recorder = OutputRecorder(where.ranks, pool.hidden_values(), self._on_print)
+        self._payload = {
+            "job_path": str(self._job_path),
+            "result_path": str(self._weights_path),
+            "num_ranks": len(where.ranks),
+            "on_gpu": where.on_gpu,
+        }
+        self.history.add(ProgressEvent("waiting for the ranks", 0, 0))
         show(self)
-        self._execution = pool.execute(
-            "train",
-            dict.fromkeys(ranks, payload),
-            self._on_output,
-            on_interrupt=self.stop,
-            on_notice=self._on_notice,
-        )
+        self._execution = self._begin(self._payload)
         threading.Thread(target=self._finish, name="gpupool-training", daemon=True).start()
 
     def add_listener(self, listener: Listener) -> None:
@@ -101,23 +124,37 @@ class TrainingRun:
 
     def stop(self) -> None:
         """End training after the same step on every rank and keep the network; returns at once."""
-        if not self.done():
+        if not self.history.is_over:
+            self._stopping = True
             self.history.status = "stopping"
-            self._pool.control(_STOP_REQUEST)
+            self._ask_to_stop()
 
     def done(self) -> bool:
         """Whether training is over."""
         return self._finished.is_set()
 
+    def add_output_listener(self, listener: OnOutput) -> None:
+        """Call `listener(rank, kind, content)` with what ranks print, in a background thread."""
+        self._output_listeners.append(listener)
+
+    @property
+    def outputs(self) -> Mapping[int, RankOutput]:
+        """What each rank that trains has printed so far."""
+        return self._recorder.outputs
+
     def text(self, rank: int) -> str:
         """What a rank that trains has printed so far."""
-        return self._recorder.outputs[rank].text
+        return self.outputs[rank].text
 
-    def result(self) -> TrainingResult:
+    def result(self, tick: Callable[[], None] = lambda: None) -> TrainingResult:
         """The result, after waiting for it.
 
         The first Ctrl-C (or the notebook's stop button) is `stop()`; a second one, more than a
-        second later, interrupts the ranks at once and loses the network.
+        second later, interrupts the ranks at once. The network is lost then, but for what is in the
+        last checkpoint, which the error names; with `checkpoint` one is made at that moment.
+
+        Args:
+            tick: called every 0.1 s while waiting, in this thread.
 
         Raises:
             SpmdError: a rank failed.
@@ -126,27 +163,80 @@ class TrainingRun:
         while not self._finished.is_set():
             try:
                 self._finished.wait(0.1)
+                tick()
             except KeyboardInterrupt:
                 ignore_for_a_moment()
                 interrupts += 1
-                if interrupts == 1:
-                    self.stop()
-                else:
-                    self._execution.interrupt()
+                self._on_press(interrupts == 1)
         if self._error is not None:
             raise self._error
-        return TrainingResult(self._model, self.history, self.options)
+        return TrainingResult(self._model, self.history, self.options, self._reply, self.outputs)
+
+    def __await__(self) -> Generator[Any, None, TrainingResult]:
+        """What `result` gives; the notebook's stop button does what it does there."""
+        loop = asyncio.get_running_loop()
+        over = asyncio.Event()
+
+        def wake() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
+                loop.call_soon_threadsafe(over.set)
+
+        with self._lock:
+            is_over = self.done()
+            if not is_over:
+                self._waiting.append(wake)
+        if is_over:
+            over.set()
+        with heard_by(lambda first: loop.call_soon_threadsafe(self._on_press, first)):
+            yield from over.wait().__await__()
+        return self.result()
+
+    def _on_press(self, is_first: bool) -> None:
+        """The stop button of the notebook: end gracefully, or at once."""
+        if is_first:
+            self.stop()
+        elif not self.done():
+            self._aborting = True
+            self._execution.interrupt()
+
+    # ---- in the background ---------------------------------------------------------------
+
+    def _begin(self, payload: dict[str, Any]) -> Execution:
+        return self._pool.execute(
+            "train",
+            dict.fromkeys(self._ranks, payload),
+            self._on_output,
+            on_interrupt=self.stop,
+            on_notice=self._on_notice,
+        )
+
+    def _ask_to_stop(self) -> None:
+        self._pool.ask(_STOP_REQUEST, self._ranks, name=str(self._job_path))
 
     def _on_output(self, rank: int, kind: str, content: Any) -> None:
         if kind != "events":
             self._recorder(rank, kind, content)
             return
-        stopping = self.history.status == "stopping"
-        for event in content:
-            self.history.add(from_dict(event))
-        if stopping and self.history.status == "training":
+        for plain in content:
+            event = from_dict(plain)
+            if isinstance(event, EndEvent):
+                self._end = event
+                continue
+            if isinstance(event, StartEvent):
+                event = dataclasses.replace(event, **self._places)
+            elif isinstance(event, ResumeEvent):
+                self._restarts.went_on_from(event.step)
+            elif isinstance(event, StepEvent) and event.step == 1:
+                self._restarts.went_on_from(0)
+            self.history.add(event)
+        self.history.restarts = list(self._restarts.told)
+        if self._stopping and self.history.status == "training":
             self.history.status = "stopping"
         self._notify()
+
+    def _on_print(self, rank: int, kind: str, content: Any) -> None:
+        for listener in self._output_listeners:
+            listener(rank, kind, content)
 
     def _on_notice(self, text: str | None) -> None:
         if not self.history.is_over:
@@ -155,62 +245,62 @@ class TrainingRun:
 
     def _finish(self) -> None:
         try:
-            self._execution.result()
+            self._reply = self._wait()[self._ranks[0]]
             self._load_weights()
+            if self._end is not None:
+                self.history.add(self._end)
         except BaseException as error:  # raised again in the thread that asks for the result
-            self._error = error
+            self._error = self._told(error)
             self.history.status = "failed"
             self.history.error = str(error)
         self.history.notice = ""
-        self._job_path.unlink(missing_ok=True)  # gone with the folder when the pool was stopped
+        for path in (self._job_path, self._weights_path):
+            path.unlink(missing_ok=True)  # gone with the folder when the pool was stopped
         self._recorder.finish()
         self._notify()
-        self._finished.set()
+        with self._lock:
+            self._finished.set()
+        for wake in self._waiting:
+            wake()
+
+    def _wait(self) -> dict[int, dict[str, Any]]:
+        """The replies of the ranks, after as many attempts as it takes."""
+        while True:
+            try:
+                return self._execution.result()
+            except SpmdError as error:
+                newest = self.history.newest.step if self.history.newest else 0
+                if self._aborting or not self._restarts.goes_on(error, newest):
+                    raise
+                self._on_notice(f"{self._restarts.told[-1].partition(';')[0]}; it is replaced")
+                try:
+                    self._pool.wait_until_usable()
+                except PoolError:  # it could not be replaced: the loss is what is to be told
+                    raise error from None
+                if self._aborting:
+                    raise
+                self._execution = self._begin({**self._payload, "again": True})
+                if self._stopping:  # the new rank has not heard of it
+                    self._ask_to_stop()
+
+    def _told(self, error: BaseException) -> BaseException:
+        """The error, which names the last checkpoint if there is one."""
+        newest = self.history.newest
+        if newest is None or not isinstance(error, SpmdError):
+            return error
+        return with_checkpoint(error, newest)
 
     def _load_weights(self) -> None:
         import torch
 
-        self._model.load_state_dict(torch.load(self._weights_path, weights_only=True))
-        self._weights_path.unlink()
+        self.history.add(ProgressEvent("reading the network", 0, 0))
+        self._notify()
+        found = torch.load(self._weights_path, weights_only=True)
+        load(self._model, unpacked(found))
 
     def _notify(self) -> None:
         for listener in self._listeners:
-            listener(self.history)
-
-
-def write_job(pool: Pool, job: dict[str, Any]) -> Path:
-    """Pickle a job into the pool's private folder; returns the path.
-
-    Raises:
-        TrainingError: a part of it cannot be pickled; the message names it.
-    """
-    import cloudpickle
-
-    try:
-        pickled = cloudpickle.dumps(job)
-    except Exception as error:  # pickling runs arbitrary code of the objects' classes
-        name = next(n for n, part in job.items() if not _can_pickle(part))
-        raise TrainingError(f"{name} cannot be sent to the ranks: {error}") from None
-    path = pool.new_file("job.pkl")
-    path.write_bytes(pickled)
-    return path
-
-
-def _can_pickle(part: object) -> bool:
-    import cloudpickle
-
-    try:
-        cloudpickle.dumps(part)
-    except Exception:  # as above; the caller tells of it
-        return False
-    return True
-
-
-def require_dataset(name: str, dataset: Any) -> None:
-    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-        raise TrainingError(
-            f"{name} is a {type(dataset).__name__}: a data set needs len() and indexing, like "
-            "gpupool.ImageDatastore or torch.utils.data.TensorDataset."
-        )
-    if len(dataset) == 0:
-        raise TrainingError(f"{name} is empty.")
+            try:
+                listener(self.history)
+            except Exception:  # its own affair: the training goes on, and the others hear of it
+                logging.getLogger("gpupool").exception("a listener of a training has failed")

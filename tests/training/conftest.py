@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from gpupool import Pool, PoolOptions, TrainingOptions, TrainingResult, TrainingRun
 from gpupool.training.head import require_module
+
+DEADLINE_S = 60.0
 
 
 @pytest.fixture(scope="session")
@@ -49,3 +52,40 @@ def train_on(pool: Pool, model: nn.Module, dataset: Any, **settings: Any) -> Tra
 def weights(model: nn.Module) -> Tensor:
     """All parameters in one vector."""
     return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+class Slow(Dataset[Any]):
+    """Samples that take their time, so that a test can act while training goes on."""
+
+    def __init__(self, num: int, delay_s: float, dtype: torch.dtype = torch.float32) -> None:
+        self.samples, self.delay_s = samples(num, dtype), delay_s
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(self.delay_s)
+        return self.samples[index]
+
+
+class Centred(nn.Module):
+    """Takes a running mean away; each new one is put in the place of the one before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("batches", torch.tensor(0))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * inputs.mean(0)
+            self.batches = self.batches + 1
+        return inputs - self.mean
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait for what another thread or process does."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for did not come"
+        time.sleep(0.01)

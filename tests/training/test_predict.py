@@ -8,10 +8,11 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import gpupool
-from gpupool import Pool, TrainingError, TrainingOptions
+from gpupool import OptionsError, Pool, TrainingError, TrainingOptions
 from gpupool.pool import session
 
 from .conftest import network, samples
+from .tables import Table
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 7, 101])
@@ -57,11 +58,38 @@ def test_images_are_normalized_as_for_training(pool2: Pool) -> None:
     assert torch.allclose(outputs, expected[:, None].expand(-1, 8))
 
 
+def test_several_outputs_come_in_dicts_and_lists(pools: dict[int, Pool]) -> None:
+    rows = {"a": torch.randn(7, 2), "b": torch.randn(7, 3, 4)}
+    data = TensorDataset(torch.arange(7).double(), torch.zeros(7))
+    for pool in pools.values():
+        found = gpupool.predict(Table(rows), data, batch_size=3, pool=pool)
+        assert found.keys() == rows.keys()
+        assert all(torch.equal(found[name], rows[name]) for name in rows)
+
+
+def test_fewer_samples_than_ranks_are_enough(pools: dict[int, Pool]) -> None:
+    outputs = gpupool.predict(network(), samples(2), pool=pools[3])
+    assert torch.allclose(outputs, network()(samples(2).tensors[0]), atol=1e-6)
+
+
+def test_less_precision_is_asked_for_and_seen(pools: dict[int, Pool]) -> None:
+    data, model = samples(40), network()
+    with torch.no_grad():
+        exact = model(data.tensors[0])
+    outputs = gpupool.predict(model, data, precision="bf16", pool=pools[2])
+    assert outputs.dtype == torch.float32
+    assert 1e-5 < (outputs - exact).abs().max() < 0.05
+    with pytest.raises(OptionsError, match="precision='half'"):
+        gpupool.predict(model, data, precision="half", pool=pools[2])
+
+
 def test_bad_input_is_refused(pool2: Pool) -> None:
     with pytest.raises(TrainingError, match=r"not a torch\.nn\.Module"):
         gpupool.predict("resnet18", samples(4))  # type: ignore[arg-type]
     with pytest.raises(TrainingError, match="empty"):
         gpupool.predict(network(), [])
+    with pytest.raises(TrainingError, match="pool=2: give what"):
+        gpupool.evaluate(network(), samples(4), pool=2)  # type: ignore[arg-type]
 
 
 def test_train_starts_a_pool_if_none_runs_and_says_so_in_a_line(

@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
+import os
 import signal
 import threading
-import time
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from gpupool import (
     DataError,
     GpuPoolError,
+    OptionsError,
     Pool,
     SpmdError,
     TrainingError,
     TrainingOptions,
     TrainingRun,
+    predict,
 )
+from gpupool.training.history import TrainingHistory
 
-from .conftest import network, samples, train_on, weights
-
-DEADLINE_S = 30.0
-
-
-class Slow(Dataset[Any]):
-    """Samples that take their time, so that a test can act while training goes on."""
-
-    def __init__(self, num: int, delay_s: float) -> None:
-        self.samples, self.delay_s = samples(num), delay_s
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, index: int) -> Any:
-        time.sleep(self.delay_s)
-        return self.samples[index]
+from .conftest import Slow, network, samples, train_on, wait_until, weights
 
 
 class FailsAt(Dataset[Any]):
@@ -57,13 +46,6 @@ class FailsAt(Dataset[Any]):
         return self.samples[index]
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "what was waited for did not come"
-        time.sleep(0.01)
-
-
 def test_the_result_is_a_new_module_on_the_cpu(pools: dict[int, Pool]) -> None:
     model = network()
     before = weights(model).clone()
@@ -75,6 +57,20 @@ def test_the_result_is_a_new_module_on_the_cpu(pools: dict[int, Pool]) -> None:
     assert result.stopped_by == "epochs"
     assert result.throughput > 0
     assert "finished" in repr(result)
+
+
+def test_ranks_find_the_modules_that_the_notebook_finds_since_a_moment_ago(
+    pools: dict[int, Pool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "users_networks.py").write_text(
+        "from torch import nn\nclass Mine(nn.Linear): ...\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    network = importlib.import_module("users_networks").Mine(4, 3)
+    data = TensorDataset(torch.rand(8, 4), torch.zeros(8, dtype=torch.long))
+    for num_ranks in (1, 2):
+        assert train_on(pools[num_ranks], network, data, batch_size=4).stopped_by == "epochs"
+    assert predict(network, data, pool=pools[2]).shape == (8, 3)
 
 
 def test_the_history_tells_what_was_done(pools: dict[int, Pool]) -> None:
@@ -129,12 +125,54 @@ def test_stop_ends_all_ranks_after_the_same_step_and_keeps_the_network(
     assert train_on(pools[2], network(), samples(8), epochs=1).stopped_by == "epochs"
 
 
+def test_stop_means_one_training_also_before_it_has_its_turn(pools: dict[int, Pool]) -> None:
+    options = TrainingOptions(batch_size=4, epochs=2, log_every=2)
+    first, second = (
+        TrainingRun(pools[2], network(), Slow(40, 0.002), "cross_entropy", options, None)
+        for _ in range(2)
+    )
+    second.stop()
+    assert first.result().stopped_by == "epochs"
+    assert second.result().stopped_by == "user"
+
+
+def test_a_listener_that_fails_harms_nobody(
+    pools: dict[int, Pool], caplog: pytest.LogCaptureFixture
+) -> None:
+    options = TrainingOptions(batch_size=4, epochs=1)
+    run = TrainingRun(pools[2], network(), Slow(16, 0.001), "cross_entropy", options, None)
+    heard: list[str] = []
+    run.add_listener(lambda history: heard.append(history.nothing))  # type: ignore[attr-defined]
+    run.add_listener(lambda history: heard.append(history.status))
+    assert run.result().stopped_by == "epochs"
+    assert heard[-1] == "finished"
+    assert "a listener of a training has failed" in caplog.text
+
+
 def test_the_first_interrupt_is_a_stop(pools: dict[int, Pool]) -> None:
     options = TrainingOptions(batch_size=4, epochs=100, log_every=2)
     run = TrainingRun(pools[2], network(), Slow(40, 0.002), "cross_entropy", options, None)
     wait_until(lambda: len(run.history.steps) > 4)
     threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
     assert run.result().stopped_by == "user"
+
+
+def test_the_first_interrupt_of_the_pool_is_a_stop_and_the_second_ends_it(
+    pools: dict[int, Pool],
+) -> None:
+    options = TrainingOptions(batch_size=4, epochs=100, log_every=2)
+    run = TrainingRun(pools[2], network(), Slow(40, 0.002), "cross_entropy", options, None)
+    wait_until(lambda: len(run.history.steps) > 4)
+    pools[2].interrupt()
+    assert run.result().stopped_by == "user"
+    slow = TrainingRun(pools[2], network(), Slow(100, 2.0), "cross_entropy", options, None)
+    wait_until(lambda: slow.history.start is not None)
+    pools[2].interrupt()
+    wait_until(lambda: slow.history.status == "stopping")
+    assert not slow.done()  # its step goes on
+    pools[2].interrupt()
+    with pytest.raises(SpmdError, match="KeyboardInterrupt"):
+        slow.result()
 
 
 def test_listeners_hear_of_every_event_and_of_the_end(pools: dict[int, Pool]) -> None:
@@ -145,6 +183,56 @@ def test_listeners_hear_of_every_event_and_of_the_end(pools: dict[int, Pool]) ->
     run.result()
     assert seen[-1] == ("finished", 8)
     assert [n for _, n in seen] == sorted(n for _, n in seen)
+
+
+class Odd:
+    """What can be copied, and is not pickled on a rank."""
+
+    def __deepcopy__(self, memo: object) -> Odd:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if "RANK" in os.environ:
+            raise RuntimeError("odd things stay where they are")
+        return Odd, ()
+
+
+class CannotBeSaved(nn.Linear):
+    """A layer that can be trained; its weights cannot be sent back."""
+
+    def get_extra_state(self) -> Odd:
+        return Odd()
+
+    def set_extra_state(self, state: Odd) -> None:
+        """There is nothing to set."""
+
+
+def test_it_is_over_when_the_network_is_there_and_not_before(pools: dict[int, Pool]) -> None:
+    def seen_of(model: nn.Module, *, stops: bool) -> tuple[TrainingRun, list[str]]:
+        seen: list[str] = []
+
+        def show(run: TrainingRun) -> None:
+            def listen(history: TrainingHistory) -> None:
+                seen.append(history.status)
+                if stops and len(history.steps) == 2 and history.is_over:
+                    run.stop()  # too late: all is done
+
+            run.add_listener(listen)
+
+        options = TrainingOptions(batch_size=4, max_steps=2, log_every=1)
+        run = TrainingRun(pools[2], model, samples(8), "cross_entropy", options, None, show)
+        wait_until(run.done)
+        return run, seen
+
+    run, seen = seen_of(network(), stops=True)
+    assert run.result().history.status == seen[-1] == "finished"
+    assert seen.count("finished") == 1  # the last event of a rank came before it
+    assert sorted(run.history.ranks) == [0, 1]
+    run, seen = seen_of(CannotBeSaved(8, 3), stops=False)
+    with pytest.raises(SpmdError, match="odd things stay where they are"):
+        run.result()
+    assert seen[-1] == "failed"
+    assert "finished" not in seen
 
 
 @pytest.mark.parametrize("index", [0, 31])
@@ -189,7 +277,7 @@ def test_a_factor_of_0_freezes_also_the_statistics_of_batch_norm(pools: dict[int
 def test_a_pattern_that_matches_nothing_is_an_error_that_names_parameters(
     pools: dict[int, Pool],
 ) -> None:
-    with pytest.raises(SpmdError, match=r"'fc\.\*' matches no parameter.*0\.weight"):
+    with pytest.raises(OptionsError, match=r"'fc\.\*' matches no parameter.*0\.weight"):
         train_on(pools[2], network(), samples(8), learn_rate_factors={"fc.*": 10})
 
 
@@ -222,3 +310,44 @@ def test_files_of_a_training_do_not_pile_up(pools: dict[int, Pool]) -> None:
     train_on(pools[2], network(), samples(8), epochs=1)
     left = [path.name for path in folder.iterdir() if path.suffix in (".pkl", ".pt")]
     assert left == []
+
+
+def test_a_run_can_be_awaited_while_other_code_goes_on(pools: dict[int, Pool]) -> None:
+    options = TrainingOptions(batch_size=4, epochs=2, log_every=2)
+    run = TrainingRun(pools[2], network(), Slow(40, 0.002), "cross_entropy", options, None)
+
+    async def both() -> tuple[int, str]:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while not run.done():
+                ticks += 1
+                await asyncio.sleep(0.001)
+
+        ticking = asyncio.create_task(tick())
+        result = await run
+        await ticking
+        return ticks, (await run).stopped_by if result is not None else ""
+
+    ticks, stopped_by = asyncio.run(both())
+    assert stopped_by == "epochs"
+    assert ticks > 1
+
+
+def test_an_error_comes_out_of_await_and_to_cancel_it_leaves_the_training_alone(
+    pools: dict[int, Pool],
+) -> None:
+    options = TrainingOptions(batch_size=8, epochs=1, shuffle="never")
+    run = TrainingRun(pools[2], network(), FailsAt(31), "cross_entropy", options, None)
+
+    async def cancelled() -> None:
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(asyncio.ensure_future(awaited()), timeout=0.001)
+
+    async def awaited() -> Any:
+        return await run
+
+    asyncio.run(cancelled())
+    with pytest.raises(SpmdError, match="sample 31 is damaged"):
+        asyncio.run(awaited())

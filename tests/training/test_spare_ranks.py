@@ -20,6 +20,7 @@ from torch.utils.data import TensorDataset
 
 from gpupool import Pool, PoolOptions, SpmdError, TrainingOptions, TrainingRun
 from gpupool.pool.result import OutputRecorder
+from gpupool.training.job import write_job
 
 from .conftest import network, samples, train_on, weights
 
@@ -49,6 +50,24 @@ def test_the_result_is_that_of_one_process(spare: Pool, pools: dict[int, Pool]) 
     assert (ours.history.start.world_size, ours.history.start.backend) == (2, "gloo")
 
 
+def test_all_ranks_train_on_their_cpus_if_asked(spare: Pool, pools: dict[int, Pool]) -> None:
+    result = train_on(
+        spare, network(DOUBLE), samples(50, DOUBLE), execution="parallel-cpu", **SETTINGS
+    )
+    same = train_on(pools[3], network(DOUBLE), samples(50, DOUBLE), **SETTINGS)
+    assert result.history.start is not None
+    assert result.history.start.world_size == 3
+    assert torch.equal(weights(result.model), weights(same.model))
+
+
+def test_one_rank_trains_alone_if_asked(spare: Pool, pools: dict[int, Pool]) -> None:
+    result = train_on(spare, network(DOUBLE), samples(50, DOUBLE), execution="cpu", **SETTINGS)
+    alone = train_on(pools[1], network(DOUBLE), samples(50, DOUBLE), **SETTINGS)
+    assert result.history.start is not None
+    assert result.history.start.world_size == 1
+    assert torch.equal(weights(result.model), weights(alone.model))
+
+
 def test_the_spare_rank_is_free_while_the_others_train(spare: Pool) -> None:
     run = TrainingRun(
         spare, network(), Slow(64), "cross_entropy", TrainingOptions(batch_size=8, epochs=50), None
@@ -61,18 +80,17 @@ def test_the_spare_rank_is_free_while_the_others_train(spare: Pool) -> None:
 
 
 def test_prediction_is_by_the_ranks_that_train(spare: Pool, tmp_path: Path) -> None:
-    import cloudpickle
-
     model, data = network(), samples(7)
-    job, result = tmp_path / "job", tmp_path / "out"
-    job.write_bytes(cloudpickle.dumps({"model": model, "dataset": data, "batch_size": 4}))
+    asked = {"model": model, "dataset": data, "batch_size": 4, "precision": "float32"}
+    job, result = write_job(spare, asked), tmp_path / "out"
     payload = {"job_path": str(job), "result_path": str(result)}
     ranks = spare.training_ranks
     recorder = OutputRecorder(ranks, frozenset())
     spare.execute("predict", dict.fromkeys(ranks, payload), recorder).result()
     parts = [torch.load(f"{result}.{i}", weights_only=True) for i in range(2)]
     assert not Path(f"{result}.2").exists()
-    assert torch.allclose(torch.cat(parts), model(data.tensors[0]), atol=1e-6)
+    batches = [batch for part in parts for batch in part]
+    assert torch.allclose(torch.cat(batches), model(data.tensors[0]), atol=1e-6)
 
 
 class Slow(TensorDataset):
@@ -144,7 +162,7 @@ PROCESS = """
 import sys
 import torch
 import torch.distributed as dist
-from gpupool.core.options import TrainingOptions
+from gpupool.core.training_options import TrainingOptions
 from gpupool.engine import group
 from gpupool.engine.loop import fit
 from tests.training.conftest import network, samples, weights
@@ -156,7 +174,7 @@ if rank < 2:
     assert (world.rank, world.size, world.backend) == (rank, 2, "gloo")
     options = TrainingOptions(batch_size=12, lr=0.1, epochs=3)
     model = fit(network(torch.float64), samples(50, torch.float64), "cross_entropy", options,
-                world=world)
+                world=world).model
     torch.save(weights(model), f"{result}.{rank}")
 else:
     assert group.training_group() is None

@@ -1,0 +1,149 @@
+"""Which classes a network takes for which. Runs on the client; draws nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpupool.core.errors import TrainingError
+from gpupool.core.figures import percent
+from gpupool.pool.pool import Pool
+from gpupool.training.asking import ask
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_MAX_PRINTED = 20  # classes
+
+
+@dataclass(frozen=True, eq=False)
+class ConfusionMatrix:
+    """How often each class was taken for each.
+
+    `counts[i, j]` samples (or pixels) of class i were taken for class j: int64, shape (C, C).
+    `classes` are the C names.
+    """
+
+    counts: NDArray[np.int64]
+    classes: tuple[str, ...]
+
+    @property
+    def num_samples(self) -> int:
+        """All that have a class."""
+        return int(self.counts.sum())
+
+    @property
+    def accuracy(self) -> float:
+        """The share (0..1) whose class was found; NaN without samples."""
+        return float(_shares(np.trace(self.counts), self.counts.sum()))
+
+    @property
+    def recall(self) -> NDArray[np.float64]:
+        """Of each class, the share that was found; NaN where it does not occur."""
+        return _shares(np.diag(self.counts), self.counts.sum(1))
+
+    @property
+    def precision(self) -> NDArray[np.float64]:
+        """Of what was taken for each class, the share that is; NaN where nothing was."""
+        return _shares(np.diag(self.counts), self.counts.sum(0))
+
+    def normalized(self, by: str = "true") -> NDArray[np.float64]:
+        """Shares of each row ("true"), each column ("predicted"), or of all ("all")."""
+        if by not in ("true", "predicted", "all"):
+            raise TrainingError(f"by={by!r}: normalize by 'true', 'predicted' or 'all'.")
+        axis = {"true": 1, "predicted": 0, "all": None}[by]
+        return _shares(self.counts, self.counts.sum(axis=axis, keepdims=True))
+
+    def most_confused(self, num: int = 5) -> list[tuple[str, str, int]]:
+        """The pairs (true, predicted, how often) that were confused most often, worst first."""
+        wrong = self.counts.copy()
+        np.fill_diagonal(wrong, 0)
+        order = np.argsort(-wrong, axis=None, kind="stable")[:num]
+        pairs = [divmod(int(place), len(self.classes)) for place in order]
+        return [
+            (self.classes[i], self.classes[j], int(wrong[i, j])) for i, j in pairs if wrong[i, j]
+        ]
+
+    def summary(self) -> str:
+        """The whole in one line."""
+        share = percent(self.accuracy) if self.num_samples else "none"
+        return f"{share} of {self.num_samples:,} right, {len(self.classes)} classes"
+
+    def __repr__(self) -> str:
+        lines = [f"ConfusionMatrix: {self.summary()}"]
+        if len(self.classes) <= _MAX_PRINTED:
+            lines += _table(self.counts, self.classes)
+        else:
+            lines += [f"  {true} taken for {said}: {n:,}" for true, said, n in self.most_confused()]
+        return "\n".join(lines)
+
+
+def confusion(
+    model: nn.Module,
+    dataset: Any,
+    *,
+    classes: Sequence[str] | None = None,
+    batch_size: int = 256,
+    precision: str = "float32",
+    pool: Pool | None = None,
+) -> ConfusionMatrix:
+    """Count which class `model` takes each sample for: pixels, where targets are maps.
+
+    Of outputs with one number, those above 0 are the second of two classes. Targets of -100 count
+    nowhere.
+
+    Args:
+        classes: names by index; those of the data set, or the indices, unless given.
+        batch_size: samples per step over all ranks.
+        precision: "float32", or "bf16" or "fp16" by `torch.autocast`.
+        pool: where; the notebook's pool, which is started if none runs, unless given.
+
+    Raises:
+        TrainingError: the input is not a network or not a data set, or `classes` are too few.
+        SpmdError: a rank failed.
+    """
+    job = {"model": model, "dataset": dataset, "batch_size": batch_size, "precision": precision}
+    counts = [reply["counts"] for reply in ask("confusion", pool, job)]
+    total = np.sum([np.array(c, np.int64) for c in counts if c is not None], axis=0)
+    names = _class_names(dataset) if classes is None else [str(name) for name in classes]
+    if classes is not None and len(names) != len(total):
+        raise TrainingError(
+            f"classes= has {len(names)} names, the network tells {len(total)} classes apart."
+        )
+    if len(names) != len(total):  # the network may know more classes than occur here
+        names = names[: len(total)] + [str(i) for i in range(len(names), len(total))]
+    return ConfusionMatrix(total, tuple(names))
+
+
+def _class_names(dataset: Any) -> list[str]:
+    """The names by index that a data set, or what it is a part of, has; [] if none."""
+    while not hasattr(dataset, "classes"):
+        parts = getattr(dataset, "datasets", None)
+        dataset = parts[0] if parts else getattr(dataset, "dataset", None)
+        if dataset is None:
+            return []
+    return [str(name) for name in dataset.classes]
+
+
+def _shares(part: Any, whole: Any) -> NDArray[np.float64]:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.true_divide(part, whole), np.float64)
+
+
+def _table(counts: NDArray[np.int64], classes: Sequence[str]) -> list[str]:
+    """Rows of true classes, columns of predicted ones, as text."""
+    names = [name if len(name) <= 12 else name[:11] + "…" for name in classes]
+    wide = [
+        max(len(name), *(len(str(n)) for n in column))
+        for name, column in zip(names, counts.T, strict=True)
+    ]
+    left = max(len("true"), *(len(name) for name in names))
+    rows = ["  ".join([" " * left, *(n.rjust(w) for n, w in zip(names, wide, strict=True))])]
+    for name, row in zip(names, counts.tolist(), strict=True):
+        cells = (str(n).rjust(w) for n, w in zip(row, wide, strict=True))
+        rows.append("  ".join([name.ljust(left), *cells]))
+    return rows

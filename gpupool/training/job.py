@@ -1,0 +1,89 @@
+"""What a training needs, checked before any rank starts, and packed. Runs on the client."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpupool.core.datasets import num_samples, require_dataset
+from gpupool.core.errors import OptionsError, TrainingError
+from gpupool.core.execution import Execution, choose_execution
+from gpupool.core.measures import check_loss, check_metrics
+from gpupool.core.model_facts import ModelFacts
+from gpupool.core.progress import progress
+from gpupool.core.state_dicts import check_extra_state
+from gpupool.core.training_options import TrainingOptions
+from gpupool.pool.environment import notebook_place
+from gpupool.pool.pool import Pool
+from gpupool.training.head import require_module
+from gpupool.training.locations import with_absolute_paths
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def checked(
+    pool: Pool,
+    model: nn.Module,
+    dataset: Any,
+    loss: Any,
+    options: TrainingOptions,
+    validation: Any,
+) -> tuple[TrainingOptions, Execution]:
+    """The options as they hold on the ranks that train, and which these are.
+
+    Raises:
+        TrainingError: the input cannot be trained on.
+        OptionsError: an option is wrong for it, or would do nothing.
+    """
+    require_module(model)
+    require_dataset("dataset", dataset)
+    if validation is not None:
+        require_dataset("validation", validation)
+    if not isinstance(options, TrainingOptions):
+        raise OptionsError(f"options={options!r}: give a gpupool.TrainingOptions(...).")
+    check_loss(loss)
+    check_metrics(options.metrics)
+    where = choose_execution(options.execution, pool.ranks, pool.training_ranks, pool.why_cpu)
+    options = with_absolute_paths(options.resolve(len(where.ranks)))
+    options.check_for(
+        has_validation=validation is not None,
+        num_ranks=len(where.ranks),
+        num_samples=num_samples(dataset),
+        is_stream=num_samples(dataset) is None,
+        model=ModelFacts.of(model, options),
+    )
+    check_extra_state(model, in_checkpoints=options.checkpoint is not None)
+    return options, where
+
+
+def write_job(pool: Pool, job: dict[str, Any]) -> Path:
+    """Pickle a job into the pool's private folder; returns the path.
+
+    Before it stands where the notebook finds modules, which may have changed since the pool began.
+
+    Raises:
+        TrainingError: a part of it cannot be pickled; the message names it.
+    """
+    import cloudpickle
+
+    with progress("Sending the network and the data set"):
+        try:
+            pickled = cloudpickle.dumps(job)
+        except Exception as error:  # pickling runs arbitrary code of the objects' classes
+            name = next(n for n, part in job.items() if not _can_pickle(part))
+            raise TrainingError(f"{name} cannot be sent to the ranks: {error}") from None
+        path = pool.new_file("job.pkl")
+        path.write_bytes(pickle.dumps(notebook_place()["sys_path"]) + pickled)
+    return path
+
+
+def _can_pickle(part: object) -> bool:
+    import cloudpickle
+
+    try:
+        cloudpickle.dumps(part)
+    except Exception:  # as above; the caller tells of it
+        return False
+    return True

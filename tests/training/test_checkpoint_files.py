@@ -1,0 +1,299 @@
+"""Files of checkpoints: complete or not there, wherever they lie, and told in one sentence if not.
+
+Real files, a real S3 server.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from demo.s3 import SeaweedServer
+from demo.slow_s3 import SlowS3
+from gpupool import Profile, TrainingOptions
+from gpupool.core import progress
+from gpupool.core.errors import DataError, GpuPoolError, TrainingError
+from gpupool.core.progress import Course
+from gpupool.core.state_dicts import unpacked
+from gpupool.data.target import Target
+from gpupool.engine.checkpoint import Checkpoints, sealed, unsealed
+from gpupool.engine.snapshot import Snapshot
+from gpupool.engine.work import save_weights
+
+
+def state(value: float = 1.0) -> dict[str, Any]:
+    """What a training may hold: tensors of several kinds in a nest, and plain values."""
+    return {
+        "weights": torch.full((3, 4), value),
+        "images": torch.full((2, 3, 4, 4), value).to(memory_format=torch.channels_last),
+        "nest": {"moments": [torch.arange(3), None], 7: (0.9, torch.tensor(value).double())},
+        "name": "run",
+    }
+
+
+def equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other) and one.dtype == other.dtype
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return bool(one == other)
+
+
+@pytest.fixture(params=["folder", "file", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty folder of each kind."""
+    if request.param == "folder":
+        return str(tmp_path / "run")
+    if request.param == "file":
+        return f"file://{tmp_path}/run"
+    server: SeaweedServer = request.getfixturevalue("s3")
+    os.environ.update(server.env)
+    return f"{server.make_bucket(f'run-{uuid4().hex}')}/run"
+
+
+@pytest.fixture
+def drawn() -> Iterator[list[Course]]:
+    """What is told of how far something is."""
+    courses: list[Course] = []
+    before = progress._opening[:]
+    progress.draw_with(lambda course: courses.append)
+    yield courses
+    progress._opening[:] = before
+
+
+def test_what_is_saved_comes_back_and_the_last_two_are_kept(url: str) -> None:
+    checkpoints = Checkpoints(url)
+    checkpoints.check()
+    assert checkpoints.load_newest() is None
+    for step in (8, 9, 10):
+        checkpoints.save(state(step), step, fixed={"step": step}, wait=step == 10)
+    checkpoints.finish()
+    assert checkpoints.names() == ["step-00000009.pt", "step-00000010.pt"]
+    written, failed = checkpoints.news()
+    assert [one.step for one in written] == [8, 9, 10]
+    assert failed == []
+    assert equal(checkpoints.load(), state(10) | {"step": 10})
+    assert equal(Checkpoints(url).load("step-00000009.pt"), state(9) | {"step": 9})
+    assert Target(url).names() == checkpoints.names()  # nothing else is left there
+
+
+def test_a_damaged_newest_one_is_passed_over(url: str) -> None:
+    checkpoints = Checkpoints(url)
+    checkpoints.save(state(1), 1, wait=True)
+    target = Target(url)
+    whole = target.get("step-00000001.pt")
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    bad = {2: whole[:-1], 3: whole[:100], 4: b"", 5: bytes(flipped), 6: b"not of gpupool" * 99}
+    for step, data in bad.items():
+        target.put(f"step-{step:08}.pt", data)
+    target.put("notes.txt", b"mine")
+    found = checkpoints.load_newest()
+    assert found is not None
+    assert found[0] == "step-00000001.pt"
+    assert checkpoints.passed_over == [f"step-{step:08}.pt" for step in (6, 5, 4, 3, 2)]
+    with pytest.raises(TrainingError, match=r"step-00000005.pt is cut short, damaged"):
+        checkpoints.load("step-00000005.pt")
+
+
+def test_later_checkpoints_of_another_training_are_not_mixed_up_with_new_ones(url: str) -> None:
+    Checkpoints(url).save(state(), 500, wait=True)
+    with pytest.raises(TrainingError, match=r"step-00000500.pt is there already.*resume='auto'"):
+        Checkpoints(url).check(10)
+    Checkpoints(url).check(500)
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_no_file_that_was_cut_short_or_changed_is_taken_for_a_checkpoint(
+    data: st.DataObject,
+) -> None:
+    whole = sealed({"a": torch.arange(5)})
+    assert unsealed(whole) is not None
+    assert unsealed(whole[: data.draw(st.integers(0, len(whole) - 1))]) is None
+    place = data.draw(st.integers(0, len(whole) - 1))
+    changed = bytearray(whole)
+    changed[place] ^= data.draw(st.integers(1, 255))
+    assert unsealed(bytes(changed)) is None
+
+
+def test_torch_load_reads_the_file_as_it_is(tmp_path: Path) -> None:
+    Checkpoints(str(tmp_path)).save(state(), 3, wait=True)
+    assert equal(torch.load(tmp_path / "step-00000003.pt", weights_only=True), state())
+
+
+def test_training_may_go_on_while_a_copy_is_written(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(str(tmp_path))
+    live = state(1)
+    before = [tensor.data_ptr() for tensor in (live["weights"], live["images"])]
+    checkpoints.save(live, 1)
+    live["weights"].fill_(2)  # at once, whether it is written yet or not
+    live["images"].zero_()
+    checkpoints.finish()
+    assert equal(checkpoints.load(), state(1))
+    assert before == [tensor.data_ptr() for tensor in (live["weights"], live["images"])]
+
+
+def test_the_buffers_of_a_copy_are_used_again_unless_shapes_change() -> None:
+    snapshot = Snapshot()
+    first = snapshot.take(state(1))["weights"].data_ptr()
+    assert snapshot.take(state(2))["weights"].data_ptr() == first
+    bigger = {**state(3), "weights": torch.ones(5, 5)}
+    assert equal(snapshot.take(bigger), bigger)
+
+
+@pytest.mark.gpu
+def test_a_gpu_does_not_wait_for_a_copy_and_later_kernels_do_not_change_it() -> None:
+    snapshot, live = Snapshot(), torch.ones(64, 2**20, device="cuda")
+    copy = snapshot.take({"live": live})["live"]
+    live.fill_(2)  # behind the copy, in the order of the stream
+    snapshot.wait()
+    assert copy.is_pinned()
+    assert bool((copy == 1).all())
+
+
+def test_foreach_copy_copies_tensors_of_any_type_and_layout() -> None:
+    """The fact that `Snapshot` relies on: a private name of torch, which its optimizers use too."""
+    model = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+    sources = [*model.parameters(), torch.arange(3), torch.tensor(True), torch.ones(2, 3).t()]
+    copies = [torch.empty_like(source, requires_grad=False) for source in sources]
+    with torch.no_grad():
+        torch._foreach_copy_(copies, [s.detach() for s in sources], non_blocking=True)
+    assert all(map(torch.equal, copies, sources))
+
+
+def test_a_place_that_cannot_be_written_to_is_told_before_training(
+    tmp_path: Path, s3: SeaweedServer
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    os.environ.update(s3.env)
+    cases = {
+        str(tmp_path / "file"): "there is a file where the folder should be",
+        str(tmp_path / "file" / "run"): "a part of the path is a file",
+        "/proc/run": "/proc/run",
+        "s3://no-such-bucket-here/run": "no such bucket",
+    }
+    for place, words in cases.items():
+        with pytest.raises(TrainingError, match=f"checkpoint: .*{words}"):
+            Checkpoints(place).check()
+
+
+def test_wrong_credentials_are_told_without_any_secret(s3: SeaweedServer) -> None:
+    url = f"{s3.make_bucket(f'run-{uuid4().hex}')}/run"
+    os.environ.update(s3.env | {"AWS_SECRET_ACCESS_KEY": "wrong-secret-of-mine"})
+    with pytest.raises(TrainingError, match="refused the access key") as caught:
+        Checkpoints(url).check()
+    assert "wrong-secret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_full_disk_is_said_and_leaves_the_older_checkpoint(tmp_path: Path) -> None:
+    """A file-size limit of this process stands for the disk: the write fails in the middle."""
+    import resource
+    import signal
+
+    checkpoints = Checkpoints(str(tmp_path))
+    checkpoints.save({"a": torch.zeros(10)}, 1, wait=True)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        checkpoints.save({"a": torch.zeros(100_000)}, 2)
+        checkpoints.finish()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    written, failed = checkpoints.news()
+    assert [one.step for one in written] == [1]
+    assert "step-00000002.pt cannot be written: the file is larger than is allowed" in str(
+        failed[0]
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.pt"]
+
+
+def test_what_cut_off_writers_have_left_is_cleared_away(tmp_path: Path) -> None:
+    left = tmp_path / ".step-00000004.pt.0a1b2c3d.part"
+    left.write_bytes(b"half")
+    Checkpoints(str(tmp_path)).check()
+    assert not left.exists()
+
+
+def test_a_state_that_cannot_be_saved_is_said(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(str(tmp_path))
+    with pytest.raises(DataError, match=r"step-00000001.pt: the state cannot be saved"):
+        checkpoints.save({"lock": threading.Lock()}, 1, wait=True)
+    checkpoints.save(state(), 2, wait=True)
+    assert equal(checkpoints.load(), state())
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://someone:canary@bucket/run",  # botocore's error quotes the "bucket"
+        "ftp://someone:canary@127.0.0.1:9/run",
+        "nothing://bucket/run?token=canary",
+    ],
+)
+def test_no_password_of_a_url_is_shown(url: str) -> None:
+    one = f"{url}/step-00000001.pt" if "?" not in url else "nothing://bucket/a.pt?token=canary"
+    folder, _, name = one.rpartition("/")
+    for act in (Checkpoints(url).check, lambda: Checkpoints(folder).load(name)):
+        with pytest.raises(GpuPoolError) as caught:
+            act()
+        assert "canary" not in str(caught.value)
+    options = TrainingOptions(checkpoint=url, resume=one, profile=Profile(url=url))
+    assert "canary" not in f"{options} {options.explain()}"
+    assert "canary" in options.to_json()
+
+
+def test_who_waits_for_a_checkpoint_is_told_so(s3: SeaweedServer, drawn: list[Course]) -> None:
+    url = s3.make_bucket(f"run-{uuid4().hex}")
+    with SlowS3(s3.endpoint, first_byte_ms=(1300, 1300)) as slow:
+        os.environ.update(s3.env, AWS_ENDPOINT_URL=slow.endpoint)
+        checkpoints = Checkpoints(url)
+        checkpoints.save(state(), 1)
+        assert drawn == []  # written in the background: nobody waits
+        checkpoints.finish()
+    assert {course.what: course.end for course in drawn} == {
+        "saving the checkpoint of step 1": "done"
+    }
+
+
+def test_the_bytes_of_a_network_that_is_saved_are_counted(
+    tmp_path: Path, drawn: list[Course]
+) -> None:
+    model = nn.Sequential(nn.Linear(500, 500), nn.BatchNorm1d(500))
+    path = tmp_path / "weights.pt"
+    os.mkfifo(path)  # a file that takes no more than somebody reads
+
+    def read() -> bytes:
+        with path.open("rb") as file:
+            begun = file.read(500_000)
+            time.sleep(1.5)
+            return begun + file.read()
+
+    with ThreadPoolExecutor(1) as thread:
+        content = thread.submit(read)
+        save_weights(model, str(path))
+    loaded = unpacked(torch.load(io.BytesIO(content.result()), weights_only=True))
+    assert equal(loaded, dict(model.state_dict()))
+    num_bytes = sum(value.nbytes for value in loaded.values())
+    first, last = drawn[0], drawn[-1]
+    assert (first.what, first.total, first.unit) == ("saving the network", num_bytes, "B")
+    assert 0 < first.done < num_bytes <= last.done
+    assert (first.end, last.end) == ("", "done")

@@ -1,0 +1,260 @@
+"""What the client makes of events: a history without holes, also of a training that went on."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from gpupool.core.errors import RankError, SpmdError
+from gpupool.core.events import (
+    CheckpointEvent,
+    EndEvent,
+    ProgressEvent,
+    ResumeEvent,
+    StartEvent,
+    StepEvent,
+    ValidationEvent,
+    WarningEvent,
+)
+from gpupool.core.training_options import Profile, TrainingOptions
+from gpupool.notebook.curves import Curves
+from gpupool.notebook.picture import training_html, training_text
+from gpupool.notebook.text import TextProgress
+from gpupool.notebook.words import headline, remaining
+from gpupool.training.history import TrainingHistory
+from gpupool.training.line import fitting_line
+from gpupool.training.locations import with_absolute_paths
+from gpupool.training.restarts import Restarts, with_checkpoint
+
+START = StartEvent(2, 4, 32, 8, 2, "CPU", "gloo")
+
+
+def step(number: int, loss: float = 1.0) -> StepEvent:
+    return StepEvent(number, (number - 1) // 4 + 1, loss, 0.5, 0.1, 8, 0.1 * number, 0.0)
+
+
+def checkpoint(number: int) -> CheckpointEvent:
+    return CheckpointEvent(number, 1, f"s3://a/step-{number:08}.pt", 99, 0.001, 0.1)
+
+
+def history_of(*events: object) -> TrainingHistory:
+    history = TrainingHistory()
+    for event in events:
+        history.add(event)  # type: ignore[arg-type]
+    return history
+
+
+def died(rank: int = 1) -> SpmdError:
+    text = f"rank {rank} was killed by SIGKILL; its variables are lost. It is being replaced"
+    return SpmdError({rank: RankError(rank, "EngineDiedError", text)}, 2)
+
+
+def test_a_new_start_forgets_what_is_told_again() -> None:
+    history = history_of(START, step(1), step(2), checkpoint(2), WarningEvent("spike", "up", 2))
+    history.restarts = ["rank 1 was killed"]
+    assert history.newest == checkpoint(2)
+    for event in (START, ResumeEvent(2, 1, "s3://a/step-00000002.pt", 2), step(1), step(2)):
+        history.add(event)
+    assert [s.step for s in history.steps] == [1, 2]
+    assert history.warnings == []
+    assert history.checkpoint is None
+    assert (history.newest, history.throughput) == (history.resumed, 80.0)
+    assert history.restarts == ["rank 1 was killed"]
+
+
+def test_curves_begin_anew_with_a_new_start() -> None:
+    history, curves = history_of(START, step(1, 9.0), step(2, 9.0)), Curves()
+    curves.take(history)
+    again = StartEvent(2, 4, 32, 8, 2, "CPU", "gloo")
+    for event in (again, step(1, 1.0)):
+        history.add(event)
+    assert curves.is_of_another(history)
+    assert curves.take(history)["loss"]["raw"] == [(1, 1.0)]
+    assert curves.whole()["loss"]["raw"] == [(1, 1.0)]
+    assert not curves.is_of_another(history)
+
+
+def test_what_ended_it_is_said() -> None:
+    for stopped_by, words in {
+        "epochs": "Finished: 2 epochs",
+        "max_steps": "Finished",
+        "user": "Stopped after step 1 of 8",
+        "callback": "Stopped after step 1 of 8: a callback has ended it",
+        "patience": "Stopped after step 1 of 8: validation got no better",
+        "diverged": "Stopped after step 1 of 8: training has diverged",
+    }.items():
+        text = training_text(history_of(START, step(1), EndEvent(stopped_by, 1, 0.1)))
+        assert text.startswith(words)
+
+
+def test_pictures_tell_warnings_metrics_the_best_and_checkpoints() -> None:
+    history = history_of(
+        START,
+        ResumeEvent(1, 1, "s3://a/step-00000001.pt", 2),
+        step(1),
+        step(2),
+        ValidationEvent(2, 1, 0.5, 0.9, 10, 0.3, {"f1": 0.875}, is_best=True),
+        ValidationEvent(2, 1, 0.6, 0.8, 10, 0.3, {"f1": 0.75}),
+        checkpoint(2),
+        WarningEvent("not finite", "the loss is nan in step 2", 2),
+    )
+    history.restarts = ["rank 1 was killed by SIGKILL; it was replaced"]
+    assert history.best is history.validations[0]
+    for shown in (training_text(history).lower(), training_html(history).lower()):
+        for part in ("the loss is nan in step 2", "rank 1 was killed by sigkill", "0.75"):
+            assert part in shown
+        assert shown.count("after step 2") == 2  # the best one, the checkpoint
+        assert shown.count("after step 1") == 1  # where it was resumed
+
+
+def test_a_terminal_tells_each_warning_once() -> None:
+    stream = io.StringIO()
+    progress = TextProgress(stream)
+    history = history_of(START, step(1))
+    progress(history)
+    for text in ("the loss is nan", "a checkpoint could not be written"):
+        history.add(WarningEvent("x", text, 1))
+        progress(history)
+        progress(history)
+    history.add(EndEvent("epochs", 1, 0.1))
+    progress(history)
+    shown = stream.getvalue()
+    assert shown.count("gpupool: the loss is nan") == 1
+    assert shown.count("gpupool: a checkpoint could not be written") == 1
+    assert "2 warnings" in shown
+
+
+def test_a_stream_has_no_number_of_steps() -> None:
+    history = history_of(StartEvent(2, 0, 0, 8, 2, "CPU", "gloo"), step(1))
+    assert (history.num_steps, history.progress, history.eta_s) == (0, 0.0, None)
+    history.add(EndEvent("epochs", 1, 0.1))
+    assert history.progress == 1.0
+    assert "step 1/?" in history.line()
+    assert "Step" in training_html(history)
+
+
+def test_it_goes_on_after_a_death_while_there_is_progress() -> None:
+    restarts = Restarts(wanted=True)
+    assert restarts.goes_on(died(), 0)
+    restarts.went_on_from(0)
+    assert restarts.goes_on(died(0), 10)
+    restarts.went_on_from(10)
+    assert not restarts.goes_on(died(), 10)
+    assert restarts.told == [
+        "rank 1 was killed by SIGKILL; it was replaced, and training went on from the beginning",
+        "rank 0 was killed by SIGKILL; it was replaced, and training went on from step 10",
+    ]
+
+
+def test_it_does_not_go_on_after_an_error_of_the_user_or_unasked() -> None:
+    error = SpmdError({0: RankError(0, "ValueError", "wrong")}, 2)
+    assert not Restarts(wanted=True).goes_on(error, 5)
+    assert not Restarts(wanted=True).goes_on(KeyboardInterrupt(), 5)
+    assert not Restarts(wanted=False).goes_on(died(), 5)
+
+
+def test_an_error_says_where_the_last_checkpoint_is() -> None:
+    error = SpmdError({0: RankError(0, "ValueError", "wrong", "Traceback ...", hint="memory")}, 2)
+    told = with_checkpoint(error, checkpoint(8))
+    assert str(told) == str(error)
+    shown = "\n".join(told._render_traceback_())
+    assert (
+        "memory\nThe checkpoint after step 8 is at s3://a/step-00000008.pt; resume='auto'" in shown
+    )
+    told = with_checkpoint(error, ResumeEvent(8, 1, "s3://b/step-00000008.pt", 2))
+    assert "resume='s3://b/step-00000008.pt' goes on" in "\n".join(told._render_traceback_())
+
+
+def test_relative_folders_are_those_of_the_notebook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = with_absolute_paths(
+        TrainingOptions(
+            checkpoint="run",
+            resume="old/step-00000003.pt",
+            tensorboard="s3://bucket/board",
+            profile=Profile(url="../traces"),
+        )
+    )
+    assert options.checkpoint == str(tmp_path / "run")
+    assert options.resume == str(tmp_path / "old/step-00000003.pt")
+    assert options.tensorboard == "s3://bucket/board"
+    assert options.profile is not None
+    assert options.profile.url == str(tmp_path.parent / "traces")
+    plain = TrainingOptions(checkpoint="/run", resume="auto")
+    assert with_absolute_paths(plain) == plain
+
+
+def test_what_goes_on_before_the_first_step_is_said() -> None:
+    history = TrainingHistory()
+    history.add(ProgressEvent("waiting for the ranks", 0, 0))
+    assert headline(history) == "Starting: waiting for the ranks"
+    history.add(ProgressEvent("reading the network and the data set", 0, 0))
+    assert history.line() == "starting: reading the network and the data set"
+    history.add(START)
+    history.add(ProgressEvent("the first step", 0, 0))
+    assert headline(history) == "Starting: the first step"
+    history.add(StepEvent(1, 1, 0.5, None, 0.1, 8, 0.1, 0.0))
+    assert (headline(history), history.stage) == ("Training: epoch 1 of 2", "")
+
+
+def test_what_goes_on_beside_the_steps_is_said_with_how_far_it_is() -> None:
+    history = TrainingHistory()
+    history.add(START)
+    history.add(StepEvent(1, 1, 0.5, None, 0.1, 8, 0.1, 0.0))
+    usual = remaining(history)
+    history.add(ProgressEvent("saving the network", 12_300_000, 98_000_000, "B"))
+    assert headline(history) == "Training: epoch 1 of 2, saving the network"
+    assert remaining(history) == "12.3 of 98.0 MB"
+    assert "  saving the network (12.3 of 98.0 MB)  " in history.line()
+    assert headline(history, "stopping") == "Stopping: saving the network"
+    history.add(ProgressEvent("saving the network", 98_000_000, 98_000_000, "B"))
+    assert (headline(history), remaining(history)) == ("Training: epoch 1 of 2", usual)
+    history.add(ProgressEvent("reading the network", 0, 0))
+    assert headline(history) == "Training: epoch 1 of 2, reading the network"
+    assert remaining(history) == usual
+    history.add(StepEvent(2, 1, 0.5, None, 0.1, 8, 0.1, 0.0))
+    assert headline(history) == "Training: epoch 1 of 2"
+    history.add(ProgressEvent("saving the last checkpoint", 0, 0))
+    history.add(EndEvent("epochs", 2, 0.2))
+    assert (history.stage, headline(history)) == ("", "Finished: 2 epochs in 0.2 s")
+
+
+def test_no_time_left_is_told_where_no_pace_tells_it() -> None:
+    history = TrainingHistory()
+    history.add(StartEvent(1, 4, 8, 8, 2, "CPU", "gloo", num_steps=4))
+    for step in (1, 2):
+        history.add(StepEvent(step, 1, 0.5, None, 0.1, 8, 30.0 * step, 0.0))
+    assert history.eta_s == 60.0
+    history.status = "stopping"  # which ends in a few steps, and not in a minute
+    assert history.eta_s is None
+    history.status = "training"
+    for step in (3, 4):
+        history.add(StepEvent(step, 1, 0.5, None, 0.1, 8, 30.0 * step, 0.0))
+    history.add(ProgressEvent("validating", 10, 1000, "samples", 121.0))
+    assert (history.progress, history.eta_s) == (1.0, None)
+    assert history.line().endswith("121.0 s")
+
+
+@pytest.mark.parametrize(
+    ("width", "line"),
+    [
+        (
+            200,
+            "training  epoch 1/2  step 1/8  [=>                  ] 12%  loss 0.5000  80 samples/s",
+        ),
+        (80, "training  epoch 1/2  [=>                  ] 12%  loss 0.5000  eta 0:01"),
+        (60, "training  epoch 1/2  12%  loss 0.5000"),
+        (30, "training  epoch 1/2  12%  loss"),
+    ],
+)
+def test_a_narrow_line_leaves_out_the_least(width: int, line: str) -> None:
+    history = TrainingHistory()
+    history.add(StartEvent(2, 4, 32, 8, 2, "CPU", "gloo", num_steps=8))
+    history.add(StepEvent(1, 1, 0.5, None, 0.1, 8, 0.1, 0.0))
+    shown = fitting_line(history, width)
+    assert len(shown) <= width
+    assert shown.startswith(line)
