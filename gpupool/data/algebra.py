@@ -16,10 +16,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpupool.core.errors import OptionsError
+from gpupool.core.progress import OnProgress
 from gpupool.data import choices, transforms
 from gpupool.data.cache import cached
-from gpupool.data.cache_use import check_cached, share_held
-from gpupool.data.check import CheckResult, OnProgress, check
+from gpupool.data.cache_use import CacheFill, check_cached, fill, share_held
+from gpupool.data.check import CheckResult, check
 from gpupool.data.manifest import ItemsT, Manifest
 from gpupool.data.normalization import Normalization
 from gpupool.data.preview import Preview, make_preview
@@ -272,7 +273,7 @@ class Datastore(Generic[ItemsT]):
         Missing, empty, truncated and damaged files, files that are no images, and files that have
         changed since they were listed. `ds.subset(result.good)` leaves them out. Transforms are not
         applied; what a cache holds is read from there, and so is as it was when it was read first.
-        `on_progress(done, total)` is called now and then; left out, a line is drawn. Raises
+        `on_progress(done, total)` is called now and then; left out, a bar is drawn. Raises
         CredentialsError or DataError if the store itself fails.
         """
         return check(self.with_transform(None), on_progress)
@@ -323,6 +324,18 @@ class Datastore(Generic[ItemsT]):
         new = self.through(partial(cached, limit_gib=limit_gib, folder=folder))
         check_cached(new.manifest)
         return new
+
+    def fill_cache(self, on_progress: OnProgress | None = None) -> CacheFill:
+        """Read into the cache of this host what it does not hold; says how much it holds then.
+
+        A first epoch does the same by the way. With ranks on other hosts, fill theirs in a cell:
+        `ds.partition(int(os.environ["LOCAL_WORLD_SIZE"]), local_rank).fill_cache()`. Nothing is
+        decoded. Files that cannot be read are named in what it returns; `check` finds damaged ones,
+        too. `on_progress(done, total)` is called now and then; left out, a bar is drawn.
+
+        Raises OptionsError without a cache, CredentialsError or DataError if the store fails.
+        """
+        return fill(self._manifest, on_progress)
 
     def cache_share(self) -> float:
         """About which share of these samples the cache of this host holds: 0.0 to 1.0.

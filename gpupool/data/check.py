@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,10 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpupool.core.errors import SampleError
-from gpupool.data.progress import ProgressLine
+from gpupool.core.progress import OnProgress, progress_to
 from gpupool.data.samples import NUM_FETCH_THREADS, Samples
-
-OnProgress = Callable[[int, int], None]  # (done, total)
 
 _CHUNK = 512  # samples handed to the threads at once: bounds what an interrupt has to cancel
 _SHOWN = 50
@@ -96,11 +94,11 @@ class CheckResult(tuple[BadSample, ...]):
 def check(dataset: Labelled, on_progress: OnProgress | None = None) -> CheckResult:
     """Read and decode every sample once, many at a time; see `Datastore.check`."""
     total = len(dataset)
-    on_progress = on_progress or ProgressLine("checked {done} of {total} images")
     found: list[BadSample] = []
-    for done, bad in enumerate(_tried(dataset), start=1):
-        found += [bad] if bad is not None else []
-        on_progress(done, total)
+    with progress_to(on_progress, "Checking", total, "images") as tell:
+        for done, bad in enumerate(_tried(dataset), start=1):
+            found += [bad] if bad is not None else []
+            tell(done, total)
     return CheckResult(found, total)
 
 

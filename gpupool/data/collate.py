@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from gpupool.core.errors import DataError, SampleError
 from gpupool.data.samples import Skipped
 
 _CPU = torch.device("cpu")
+_TARGETS = ("label", "labels", "target", "targets")  # columns of a row
 
 
 class Batch(NamedTuple):
@@ -162,13 +163,30 @@ def collate(samples: Iterable[Any]) -> tuple[Any, Any]:
 
 
 def checked_pair(sample: Any) -> Any:
-    """A sample, if it is a pair; raises DataError otherwise."""
+    """A sample as a pair (input, target); raises DataError if it is none.
+
+    Of a dict with named columns, as a row of Hugging Face's data sets, the target is "label",
+    "labels", "target" or "targets", and the input the other column, or a dict of the others.
+    """
+    if isinstance(sample, Mapping):
+        return _pair_of_columns(sample)
     if not isinstance(sample, (tuple, list)) or len(sample) != 2:
         raise DataError(
             f"a sample must be a pair (input, target), not {type(sample).__name__}; "
             "change what the dataset's __getitem__ returns"
         )
     return sample
+
+
+def _pair_of_columns(row: Mapping[str, Any]) -> tuple[Any, Any]:
+    named = [name for name in _TARGETS if name in row]
+    others = {name: value for name, value in row.items() if name not in named}
+    if len(named) != 1 or not others:
+        raise DataError(
+            f"a sample is a dict of {', '.join(map(repr, row))}; with one of {', '.join(_TARGETS)} "
+            "in it, that is the target; change what the dataset's __getitem__ returns"
+        )
+    return next(iter(others.values())) if len(others) == 1 else others, row[named[0]]
 
 
 def _collated(name: str, values: Sequence[Any]) -> Any:

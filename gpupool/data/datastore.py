@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from gpupool.core.errors import DataError, DataNotFoundError
+from gpupool.core.progress import progress
 from gpupool.data.algebra import Datastore
 from gpupool.data.labels import Labels, class_names, label_files
 from gpupool.data.manifest import Files, Manifest
-from gpupool.data.progress import ProgressLine
 from gpupool.data.source import FileInfo, Folder, Listing
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
@@ -83,10 +83,10 @@ class ImageDatastore(Datastore[Files]):
 
 
 def list_folder(folder: Folder) -> Listing:
-    """`Folder.list_files`, with a line that counts if it takes long."""
-    line = ProgressLine("listed {done} files")
-    listing = folder.list_files(line)
-    line(len(listing.files), len(listing.files))
+    """`Folder.list_files`, with a bar that counts if it takes long."""
+    with progress("Listing", unit="files") as bar:
+        listing = folder.list_files(bar.update)
+        bar.update(len(listing.files))
     return listing
 
 

@@ -18,7 +18,7 @@ from gpupool.core.errors import (
     MissingSampleError,
     SampleError,
 )
-from gpupool.core.masking import Secrets, redact
+from gpupool.core.masking import Secrets, passwords, redact, without_passwords
 from gpupool.data.retry import Tries
 from gpupool.data.trouble import KeysEndedError, trouble
 
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 _SET_AWS_KEYS = (
     "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
     "then `%gpupool env AWS_*` sends them to every rank."
-)
-_IN_QUERY = re.compile(
-    r"([?&][^?&=\s/]*(?:secret|token|passw|key|credential|sig)[^?&=\s/]*=)[^&\s#\"']+",
-    re.IGNORECASE,
 )
 
 
@@ -62,7 +58,8 @@ def store_error(
     `tries` what was done before, `expires_at` when the credentials end.
     """
     name, found = folder.name(path), trouble(error)
-    text = without_secrets(" ".join(_in_short(error).split()), folder.storage_options)
+    text = " ".join(_in_short(error).split())
+    text = without_secrets(text, folder.storage_options, folder.url)
     where = folder.shown_url  # a key is refused for all files alike: so all ranks say the same
     code = found.what.split()[-1] if found.what else ""
     if isinstance(error, KeysEndedError):
@@ -116,15 +113,10 @@ def nothing_at(name: str) -> str:
     return f"{name} does not exist or holds no files; check the URL"
 
 
-def without_secrets(text: str, options: Mapping[str, Any]) -> str:
-    """`text` with the credentials in `options` and in the environment blotted out."""
-    secrets = Secrets(_secrets(options) | secret_values(os.environ))
+def without_secrets(text: str, options: Mapping[str, Any], url: str = "") -> str:
+    """`text` with the credentials in `options`, `url` and the environment blotted out."""
+    secrets = Secrets(_secrets(options) | passwords(url) | secret_values(os.environ))
     return without_passwords(redact(text, secrets))
-
-
-def without_passwords(text: str) -> str:
-    """`text` without the passwords before the host of a URL, and the signatures after its "?"."""
-    return _IN_QUERY.sub(r"\1***", re.sub(r"//[^/@\s]+@", "//***@", text))
 
 
 def _ended(expires_at: float | None) -> str:

@@ -12,6 +12,7 @@ import fsspec
 import fsspec.asyn
 
 from gpupool.core.errors import DataError
+from gpupool.core.masking import without_passwords
 from gpupool.data import faults, s3
 from gpupool.data.retry import persist
 from gpupool.data.source import Content, FileInfo, Listing, OnProgress, listing
@@ -52,7 +53,7 @@ class Files:
                 data = data[start:end]  # some HTTP servers know no ranges, and send everything
             return Content(data, None, "")
 
-        return persist(lambda: self._call(get_it), passes)
+        return persist(lambda: self.call(get_it), passes)
 
     def list_files(self, on_progress: OnProgress) -> Listing:
         """See `Store.list_files`."""
@@ -61,11 +62,11 @@ class Files:
             filesystem.invalidate_cache()
             return _listing(root, filesystem.find(root, withdirs=True, detail=True))
 
-        found = persist(lambda: self._call(list_it), passes)
+        found = persist(lambda: self.call(list_it), passes)
         on_progress(len(found.files))
         return found
 
-    def _call(self, operation: Callable[[Any, str], T]) -> T:
+    def call(self, operation: Callable[[Any, str], T]) -> T:
         """The operation; with new credentials once more, should the store refuse those in use."""
         if self._uses_aws:
             _refresh_if_changed()
@@ -157,7 +158,7 @@ def _listing(root: str, found: Mapping[str, Mapping[str, Any]]) -> Listing:
         # An object whose key ends in "/" is how S3 consoles make an empty folder.
         is_folder = info.get("type") == "directory" or full.endswith("/")
         if not path and not is_folder and len(found) == 1:  # http has the page itself in it
-            shown = faults.without_passwords(full)
+            shown = without_passwords(full)
             raise DataError(f"{shown} is a file; give the folder that holds it")
         if path and not is_folder:
             etag = str(info.get("ETag") or info.get("etag") or "").strip('"')

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpupool.data.check import OnProgress
+from gpupool.core.progress import OnProgress, progress_to
 from gpupool.data.manifest import Files
 from gpupool.data.masks import NO_CLASS, MaskClasses, decode_mask
-from gpupool.data.progress import ProgressLine
 from gpupool.data.samples import NUM_FETCH_THREADS
 
 _CHUNK = 512  # masks handed to the threads at once: bounds what an interrupt has to cancel
@@ -26,7 +26,6 @@ def count_pixels(
     """
     import torch
 
-    on_progress = on_progress or ProgressLine("counted {done} of {total} masks")
     permits = threading.BoundedSemaphore(torch.get_num_threads())
 
     def count(row: int) -> NDArray[np.int64]:
@@ -35,16 +34,24 @@ def count_pixels(
             pixels = decode_mask(data, masks.url(row), classes).numpy().ravel()
             return np.bincount(pixels[pixels != NO_CLASS])
 
+    with progress_to(on_progress, "Counting pixels", len(masks), "masks") as tell:
+        return _added(count, len(masks), tell)
+
+
+def _added(
+    count: Callable[[int], NDArray[np.int64]], number: int, tell: OnProgress
+) -> NDArray[np.int64]:
+    """The sum of the counts of all masks."""
     total, done = np.zeros(0, np.int64), 0
     pool = ThreadPoolExecutor(NUM_FETCH_THREADS, "gpupool-count")
     try:
-        for start in range(0, len(masks), _CHUNK):
-            for one in pool.map(count, range(start, min(start + _CHUNK, len(masks)))):
+        for start in range(0, number, _CHUNK):
+            for one in pool.map(count, range(start, min(start + _CHUNK, number))):
                 longer, shorter = (one, total) if len(one) > len(total) else (total, one)
                 total = longer.copy()
                 total[: len(shorter)] += shorter
                 done += 1
-                on_progress(done, len(masks))
+                tell(done, number)
     finally:
         # Not waiting: an interrupt must not hang on a store that does not answer.
         pool.shutdown(wait=False, cancel_futures=True)

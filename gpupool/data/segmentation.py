@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from gpupool.core.errors import DataNotFoundError, OptionsError, SampleError
+from gpupool.core.progress import OnProgress
 from gpupool.data import choices
 from gpupool.data.algebra import Datastore, Sample
-from gpupool.data.check import OnProgress
 from gpupool.data.datastore import IMAGE_EXTENSIONS
 from gpupool.data.manifest import Files, Manifest
 from gpupool.data.masks import MaskClasses, decode_mask

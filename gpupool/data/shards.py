@@ -10,9 +10,13 @@ rank. The world size enters only in the last cut, so N ranks see together exactl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
+from gpupool.core import shares
 from gpupool.core.errors import OptionsError
 
 Indices = NDArray[np.int64]
@@ -57,16 +61,46 @@ def is_permutation(order: Indices, num_samples: int) -> bool:
     return bool((np.bincount(order, minlength=num_samples) == 1).all())
 
 
-def shard(batch: Indices, rank: int, world_size: int) -> Indices:
+def shard(
+    batch: Indices, rank: int, world_size: int, load: Sequence[float] | None = None
+) -> Indices:
     """One rank's contiguous share of a global batch (a view).
 
     The shares of all ranks together are the batch, in order. Their sizes differ by at most 1, so
     some are empty when the batch has fewer samples than there are ranks.
+
+    Args:
+        load: how much each rank gets relative to the others; one with 0 gets none. Equal loads cut
+            as none do.
     """
     if not 0 <= rank < world_size:
         raise OptionsError(f"rank={rank} must be in 0..world_size-1, with world_size={world_size}")
     size = len(batch)
+    if load is not None:
+        if len(load) != world_size:
+            raise OptionsError(f"rank_load={tuple(load)}: needs one share for each of {world_size}")
+        edges = shares.bounds(size, tuple(load))
+        return batch[edges[rank] : edges[rank + 1]]
     return batch[size * rank // world_size : size * (rank + 1) // world_size]
+
+
+def shard_in_parts(
+    batch: Indices,
+    rank: int,
+    world_size: int,
+    num_parts: int,
+    load: Sequence[float] | None = None,
+) -> tuple[Indices, tuple[int, ...]]:
+    """One rank's share of a global batch that is cut into parts first, and the sizes of its parts.
+
+    So each part has the same samples, over all ranks together, whatever their number.
+    """
+    if num_parts == 1:  # without a copy
+        share = shard(batch, rank, world_size, load)
+        return share, (len(share),)
+    edges = [len(batch) * part // num_parts for part in range(num_parts + 1)]
+    parts = [shard(batch[i:j], rank, world_size, load) for i, j in pairwise(edges)]
+    return np.concatenate(parts), tuple(map(len, parts))
 
 
 def keyed_generator(seed: int, stream: int) -> np.random.Generator:

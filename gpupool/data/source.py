@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import xxhash
 
 from gpupool.core.errors import DataError, DataNotFoundError, SampleError
+from gpupool.core.masking import without_passwords
 from gpupool.data import faults
 from gpupool.data.retry import GaveUpError, Tries, counts
 
@@ -145,11 +146,11 @@ class Folder:
     @property
     def shown_url(self) -> str:
         """The URL as it may be printed: without the password or signature it may hold."""
-        return faults.without_passwords(self.url)
+        return without_passwords(self.url)
 
     def name(self, path: str) -> str:
         """The printable URL of a file of this folder."""
-        url = self.shown_url
+        url, path = self.shown_url, without_passwords(path)
         return f"{url}{path}" if not path or url.endswith("/") else f"{url}/{path}"
 
     def list_files(self, on_progress: OnProgress = lambda _: None) -> Listing:

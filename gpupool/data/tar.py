@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpupool.core.errors import DataError, DataNotFoundError, OptionsError
+from gpupool.core.progress import progress
 from gpupool.data.algebra import Datastore
 from gpupool.data.datastore import IMAGE_EXTENSIONS, labelled, list_folder, options_for
 from gpupool.data.labels import Labels, class_names, label_files
 from gpupool.data.manifest import Files, Manifest
 from gpupool.data.members import Members
 from gpupool.data.packing import Texts
-from gpupool.data.progress import ProgressLine
 from gpupool.data.source import FileInfo, Folder
 from gpupool.data.tar_index import TarIndex, index_tars
 
@@ -162,8 +162,8 @@ def _member_and_field(labels: Labels) -> tuple[str, str]:
 def _index(
     folder: Folder, tars: Sequence[FileInfo], extensions: tuple[str, ...], member: str
 ) -> list[_Image]:
-    line = ProgressLine("read the headers of {done} of {total} tars")
-    indices = index_tars(folder, [tar.ref for tar in tars], member, line)
+    with progress("Reading headers", len(tars), "tars") as bar:
+        indices = index_tars(folder, [tar.ref for tar in tars], member, bar.update)
     endings = tuple(extension.lower() for extension in extensions)
     images = [
         image

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gpupool.core.errors import DataError, OptionsError
-from gpupool.data.progress import ProgressLine
+from gpupool.core.progress import progress
 from gpupool.data.samples import Samples, read_samples
 
 _CHUNK = 256  # samples read at once, beside the result
@@ -26,14 +26,14 @@ def read_all(dataset: Samples, limit_gib: float) -> tuple[torch.Tensor, torch.Te
             f"limit_gib={limit_gib:g}; take a subset, make them smaller with with_transform, or "
             "raise limit_gib"
         )
-    line = ProgressLine("read {done} of {total} images")
     inputs, targets = (torch.empty((total, *part.shape), dtype=part.dtype) for part in first)
-    for start in range(0, total, _CHUNK):
-        places = range(start, min(start + _CHUNK, total))
-        for place, sample in zip(places, read_samples(dataset, places), strict=True):
-            _put(inputs, place, sample[0])
-            _put(targets, place, sample[1])
-        line(places.stop, total)
+    with progress("Reading", total, "images") as bar:
+        for start in range(0, total, _CHUNK):
+            places = range(start, min(start + _CHUNK, total))
+            for place, sample in zip(places, read_samples(dataset, places), strict=True):
+                _put(inputs, place, sample[0])
+                _put(targets, place, sample[1])
+            bar.update(places.stop)
     return inputs, targets
 
 

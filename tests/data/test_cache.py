@@ -21,7 +21,9 @@ import gpupool
 from demo.s3 import SeaweedServer
 from demo.slow_s3 import SlowS3
 from gpupool import ImageDatastore, TarDatastore
+from gpupool.core import progress
 from gpupool.core.errors import DataError, OptionsError, SampleError
+from gpupool.core.progress import Course
 from gpupool.data.cache import Cached, DiskCache
 from gpupool.data.records import key_of
 from gpupool.data.retry import counts
@@ -411,6 +413,88 @@ def test_members_of_tars_are_cached_one_by_one(s3: SeaweedServer, tmp_path: Path
         ds.subset([0, 3, 5, 8]).__getitems__(range(4))
         done = counts.snapshot() - before
         assert (done.reads, done.cached_reads, ds.cache_share()) == expected
+
+
+def test_a_cache_can_be_filled_before_with_a_bar(
+    photos_url: str, s3: SeaweedServer, tmp_path: Path
+) -> None:
+    drawn: list[Course] = []
+    shown = progress._opening[:]
+    os.environ.update(s3.env)
+    ds = ImageDatastore(f"{photos_url}/test").cached(limit_gib=1, folder=str(tmp_path))
+    ds.subset(range(10)).__getitems__(range(10))
+    before = counts.snapshot()
+    progress.draw_with(lambda course: drawn.append)
+    try:
+        with SlowS3(s3.endpoint, first_byte_ms=(1300, 1300)) as slow:
+            os.environ["AWS_ENDPOINT_URL"] = slow.endpoint
+            filled = pickle.loads(pickle.dumps(ds)).fill_cache()
+    finally:
+        progress._opening[:] = shown
+    assert (counts.snapshot() - before).reads == len(ds) - 10
+    assert (filled.num_held, filled.num_samples, filled.unread) == (len(ds), len(ds), {})
+    assert repr(filled) == f"All 100 samples are in the cache: {filled.state}."
+    assert ds.cache_share() == 1.0
+    assert {(course.what, course.total, course.unit) for course in drawn} == {
+        ("Caching", len(ds), "samples")
+    }
+    assert (drawn[-1].done, drawn[-1].end) == (len(ds), "done")
+    again: list[tuple[int, int]] = []
+    assert ds.fill_cache(lambda done, total: again.append((done, total))) == filled
+    assert again == [(done, 100) for done in range(1, 101)]
+    assert (counts.snapshot() - before).reads == len(ds) - 10
+    os.environ.update(s3.env)
+    with pytest.raises(OptionsError, match="is read without a cache"):
+        ImageDatastore(f"{photos_url}/test").fill_cache()
+
+
+def test_what_a_cache_cannot_be_filled_with_is_said(s3: SeaweedServer, tmp_path: Path) -> None:
+    os.environ.update(s3.env)
+    url = s3.make_bucket("cached-odd")
+    large = {f"a/{i}.jpg": bytes(5 << 20) for i in range(3)}  # over a quarter of the cache
+    s3.put_objects("cached-odd", large | {f"b/{i}.jpg": b"small" for i in range(20)})
+    ds = ImageDatastore(url).cached(limit_gib=1 / 64, folder=str(tmp_path))
+    s3.client().delete_object(Bucket="cached-odd", Key="b/7.jpg")
+    filled = ds.fill_cache()
+    assert (filled.num_held, filled.num_samples) == (19, 23)
+    assert filled.unread == {f"{url}/b/7.jpg": "missing"}
+    assert repr(filled) == (
+        f"19 of 23 samples are in the cache: {filled.state}. 1 could not be read: "
+        f"{url}/b/7.jpg (missing). The rest found no room: raise limit_gib, or give another folder."
+    )
+
+
+def test_what_a_cache_lacks_is_laid_to_files_that_are_gone_and_not_to_room(
+    s3: SeaweedServer, tmp_path: Path
+) -> None:
+    os.environ.update(s3.env)
+    url = s3.make_bucket("cached-gone")
+    pictures = {f"p/{i:03}.jpg": b"small" for i in range(3)}
+    s3.put_objects("cached-gone", pictures | {"a.tar": shard(0, 5), "b.tar": shard(5, 5)})
+    for ds, gone in ((TarDatastore(url), "a.tar"), (ImageDatastore(f"{url}/p"), "p/000.jpg")):
+        some = ds.subset([0] * 600 + list(range(1, len(ds))))
+        some = some.cached(limit_gib=1, folder=str(tmp_path))
+        s3.client().delete_object(Bucket="cached-gone", Key=gone)
+        filled = some.fill_cache()
+        num_unread = len(some) - filled.num_held
+        assert (filled.unread, filled.num_unread) == ({f"{url}/{gone}": "missing"}, num_unread)
+        assert filled.num_held == {"a.tar": 5, "p/000.jpg": 2}[gone]
+        assert "found no room" not in repr(filled)
+
+
+def test_a_cache_that_takes_nothing_more_is_not_read_for(s3: SeaweedServer, tmp_path: Path) -> None:
+    os.environ.update(s3.env)
+    url = s3.make_bucket("cached-full")
+    s3.put_objects("cached-full", {f"a/{i:03}.jpg": b"small" for i in range(600)})
+    ds = ImageDatastore(url).cached(limit_gib=1, folder=str(tmp_path))
+    (place,) = tmp_path.glob("gpupool-*/objects")
+    place.rmdir()
+    place.write_text("no folder")
+    before = counts.snapshot()
+    filled = ds.fill_cache()
+    assert (counts.snapshot() - before).reads == 512
+    state = f"0 files, 0.0 of 1.0 GiB; stopped: {filled.state.stopped}"
+    assert repr(filled) == f"0 of 600 samples are in the cache: {state}."
 
 
 def test_a_store_without_versions_cannot_be_cached(tmp_path: Path) -> None:

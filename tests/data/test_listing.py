@@ -15,8 +15,11 @@ import pytest
 from demo.proxy import Fault
 from demo.s3 import SeaweedServer
 from demo.slow_s3 import SlowS3
+from gpupool.core import progress
 from gpupool.core.errors import CredentialsError, DataError, MissingSampleError
+from gpupool.core.progress import Course
 from gpupool.data import s3 as s3_module
+from gpupool.data.datastore import ImageDatastore
 from gpupool.data.filesystems import Files
 from gpupool.data.objects import Objects
 from gpupool.data.retry import counts
@@ -173,3 +176,19 @@ def test_ranges_of_an_object(s3: SeaweedServer) -> None:
     assert folder.read(a, 190, 50) == whole[190:]
     assert folder.read(a, 0, 1) == whole[:1]
     assert folder.read(a, 5, 0) == folder.read(a, 200, 5) == folder.read(a, 300) == b""
+
+
+def test_a_slow_listing_is_counted(s3: SeaweedServer, bucket: str) -> None:
+    drawn: list[Course] = []
+    before = progress._opening[0]
+    progress.draw_with(lambda course: drawn.append)
+    os.environ.update(s3.env)
+    try:
+        with SlowS3(s3.endpoint, first_byte_ms=(1300, 1300)) as slow:
+            os.environ["AWS_ENDPOINT_URL"] = slow.endpoint
+            found = ImageDatastore(f"{bucket}/c2")
+    finally:
+        progress.draw_with(before)
+    assert {(course.what, course.unit) for course in drawn} == {("Listing", "files")}
+    assert (drawn[-1].end, drawn[-1].done, len(found)) == ("done", 13, 13)
+    assert len(drawn) >= 2

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 from torchvision.transforms import v2
 
 from demo.s3 import SeaweedServer
@@ -181,3 +182,25 @@ def test_samples_of_other_data_sets_are_skipped_too() -> None:
         loaded = full(load_batches(dataset, batches([0, 1, 2], [4, 5]), skip=True))
         expected = [[0, 4], [16]] if isinstance(dataset, Some) else [[0, 1, 4], [16, 25]]
         assert [batch.targets.tolist() for batch in loaded] == expected
+
+
+class Unknown(TensorDataset):
+    """As `TensorDataset`, but nobody can know what its `__getitem__` does."""
+
+
+@pytest.mark.parametrize("width", [8, 40_000], ids=["read at once", "read ahead"])
+def test_tensors_in_memory_are_cut_into_the_batches_that_collating_gives(width: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    tensors = torch.rand(10, width, generator=generator), torch.arange(10)
+    order = batches([3, 1, 4], [], [1, 5, 9, 2])
+    for ours, theirs in zip(
+        load_batches(TensorDataset(*tensors), order),
+        load_batches(Unknown(*tensors), order),
+        strict=True,
+    ):
+        assert (ours is None) == (theirs is None)
+        if ours is not None and theirs is not None:
+            assert torch.equal(ours.inputs, theirs.inputs)
+            assert torch.equal(ours.targets, theirs.targets)
+            assert (ours.num, ours.skipped) == (theirs.num, theirs.skipped)
+            assert ours.inputs.dtype == theirs.inputs.dtype

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.core.errors import OptionsError
+from gpupool.core.shares import share_sizes
 from gpupool.data.shards import (
     Indices,
     epoch_order,
@@ -15,6 +16,7 @@ from gpupool.data.shards import (
     is_permutation,
     num_batches,
     shard,
+    shard_in_parts,
 )
 
 sizes = st.integers(0, 500)
@@ -39,6 +41,22 @@ def test_every_sample_is_in_exactly_one_share(
     ]
     seen = np.concatenate([np.empty(0, np.int64), *shares])
     assert sorted(seen) == list(range(num_samples))
+
+
+@given(sizes, worlds, st.integers(1, 9))
+def test_a_part_has_the_same_samples_for_any_number_of_ranks(
+    num_samples: int, world_size: int, num_parts: int
+) -> None:
+    batch = np.arange(num_samples)
+    of_ranks = []
+    for rank in range(world_size):
+        share, part_sizes = shard_in_parts(batch, rank, world_size, num_parts)
+        of_ranks.append(np.split(share, np.cumsum(part_sizes)[:-1]))
+        assert len(share) == share_sizes(num_samples, [1] * world_size, num_parts)[rank]
+    parts = [np.concatenate(part) for part in zip(*of_ranks, strict=True)]
+    alone, its_sizes = shard_in_parts(batch, 0, 1, num_parts)
+    assert list(map(len, parts)) == list(its_sizes)
+    assert np.array_equal(np.concatenate(parts), alone)
 
 
 @given(sizes, keys, st.integers(1, 70), worlds)
@@ -134,3 +152,31 @@ def test_what_is_no_list_of_indices_is_no_permutation() -> None:
 def test_a_step_beyond_the_epoch_is_refused() -> None:
     with pytest.raises(OptionsError, match=r"samples_done=11 must be in 0\.\.10"):
         global_batches(np.arange(10), 4, 11)
+
+
+loads = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 1e3)), min_size=1, max_size=9).filter(any)
+
+
+@given(sizes, loads)
+def test_shares_by_load_are_the_batch_in_order(num_samples: int, load: list[float]) -> None:
+    batch, size = np.arange(num_samples), len(load)
+    shares = [shard(batch, rank, size, load) for rank in range(size)]
+    assert np.array_equal(np.concatenate(shares), batch)
+    for share, one in zip(shares, load, strict=True):
+        assert abs(len(share) - num_samples * one / sum(load)) <= 1 + 1e-6
+        assert one > 0 or len(share) == 0
+
+
+@given(sizes, worlds, st.floats(1e-9, 1e9))
+def test_equal_loads_cut_as_none_do(num_samples: int, world_size: int, one: float) -> None:
+    batch = np.arange(num_samples)
+    for rank in range(world_size):
+        with_load = shard(batch, rank, world_size, [one] * world_size)
+        assert np.array_equal(with_load, shard(batch, rank, world_size))
+
+
+def test_a_load_for_other_ranks_is_refused() -> None:
+    with pytest.raises(OptionsError, match="one share for each of 2"):
+        shard(np.arange(4), 0, 2, [1, 1, 1])
+    with pytest.raises(OptionsError, match="one must be above 0"):
+        shard(np.arange(4), 0, 2, [0, 0])

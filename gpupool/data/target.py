@@ -1,0 +1,181 @@
+"""A folder to write to, at any fsspec URL: files are complete there or not there at all.
+
+Runs anywhere; no torch. What may pass is tried again, credentials are renewed as for reading, and
+every fault is one sentence that says what to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fsspec.implementations.local import LocalFileSystem
+
+from gpupool.core.errors import CredentialsError, DataError
+from gpupool.data import faults
+from gpupool.data.filesystems import Files
+from gpupool.data.retry import GaveUpError, persist
+from gpupool.data.source import Folder
+from gpupool.data.trouble import passes, trouble
+
+T = TypeVar("T")
+_PART = ".part"  # a local file that is being written
+_PROBE = "gpupool-probe"
+# A folder of theirs that is not there is a bucket, which nobody wants to be made for a typo.
+_WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A folder at a URL; made if it is not there, where there are folders. Any thread may use it.
+
+    All methods raise DataError, or its CredentialsError, without any secret in it.
+    """
+
+    url: str
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "url", self._folder.url)
+
+    def name(self, path: str) -> str:
+        """The printable URL of a file in it."""
+        return self._folder.name(path)
+
+    def put(self, path: str, data: bytes | bytearray | memoryview) -> None:
+        """Write a file, in the place of an older one: whoever reads has the one or the other.
+
+        It lasts through a power cut once this has returned.
+        """
+
+        def put_it(filesystem: Any, root: str) -> None:
+            full = f"{root}/{path}"
+            if isinstance(filesystem, LocalFileSystem):
+                _write_local(Path(full), data)
+                return
+            if not _protocols(filesystem) & _WITHOUT_FOLDERS:
+                filesystem.makedirs(full.rpartition("/")[0], exist_ok=True)
+            filesystem.pipe_file(full, bytes(data))
+
+        self._do(path, put_it)
+
+    def get(self, path: str) -> bytes:
+        """The bytes of a file."""
+        return self._do(path, lambda filesystem, root: bytes(filesystem.cat_file(f"{root}/{path}")))
+
+    def names(self) -> list[str]:
+        """The files in it, without its sub-folders; none if it is not there."""
+
+        def list_it(filesystem: Any, root: str) -> list[str]:
+            filesystem.invalidate_cache()
+            try:
+                found = filesystem.ls(root, detail=True)
+            except FileNotFoundError:
+                return []
+            files = [one["name"] for one in found if one["type"] == "file"]
+            return sorted(str(name).rpartition("/")[2] for name in files)
+
+        return self._do("", list_it)
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        self._do(path, lambda filesystem, root: filesystem.rm_file(f"{root}/{path}"))
+
+    def check(self) -> None:
+        """Write a small file, read it back and remove it, and what cut-off writers have left."""
+        self._do("", _require_bucket)
+        probe = f"{_PROBE}-{secrets.token_hex(4)}"
+        self.put(probe, b"probe")
+        if self.get(probe) != b"probe":
+            raise DataError(f"{self.name(probe)} does not hold what was written; check the store")
+        self.remove(probe)
+        for left in self.names():
+            if left.startswith(".") and left.endswith(_PART):
+                self.remove(left)
+
+    @property
+    def _folder(self) -> Folder:
+        return Folder(self.url, dict(self.storage_options))
+
+    def _do(self, path: str, operation: Callable[[Any, str], T]) -> T:
+        files = Files(self.url, self.storage_options)
+        with self._faults(path):
+            return persist(lambda: files.call(operation), passes)
+
+    @contextmanager
+    def _faults(self, path: str) -> Iterator[None]:
+        """What a file system raises inside, as one sentence."""
+        try:
+            yield
+        except DataError:
+            raise
+        except GaveUpError as gave_up:
+            fault, tries = gave_up.error, gave_up.tries
+            raise faults.store_error(fault, self._folder, path, tries=tries) from None
+        except Exception as error:  # file systems raise whatever they like
+            raise self._of_writing(error, path) from None
+
+    def _of_writing(self, error: Exception, path: str) -> DataError:
+        name, found = self.name(path), trouble(error)
+        if found.kind == "denied":
+            return CredentialsError(
+                f"{name}: this access key may not write here; allow it to list, read, write and "
+                "delete, or use another one"
+            )
+        if found.kind == "missing" and "://" in self.url:
+            return DataError(f"{name}: there is no such bucket or folder; make it, or correct it")
+        if isinstance(error, OSError) and error.errno in _DISK:
+            return DataError(f"{name} cannot be written: {_DISK[error.errno]}")
+        return faults.store_error(error, self._folder, path)
+
+
+_DISK = {
+    errno.EFBIG: "the file is larger than is allowed here (ulimit -f); raise the limit",
+    errno.ENOSPC: "the disk is full; make room, or give another folder",
+    errno.EDQUOT: "your quota of the disk is used up; make room, or give another folder",
+    errno.EROFS: "the disk is read-only; give another folder",
+    errno.EACCES: "you may not write there; give a folder of yours",
+    errno.EPERM: "you may not write there; give a folder of yours",
+    errno.EEXIST: "there is a file where the folder should be; give another folder",
+    errno.ENOTDIR: "a part of the path is a file; give another folder",
+}
+
+
+def _require_bucket(filesystem: Any, root: str) -> None:
+    """Some stores make a bucket for the first file that is put there; a typo should be an error."""
+    bucket = root.split("/")[0]
+    if _protocols(filesystem) & _WITHOUT_FOLDERS:
+        with contextlib.suppress(PermissionError):  # the answer to a write says why
+            filesystem.info(bucket)
+
+
+def _protocols(filesystem: Any) -> set[str]:
+    names = filesystem.protocol
+    return {names} if isinstance(names, str) else set(names)
+
+
+def _write_local(path: Path, data: bytes | bytearray | memoryview) -> None:
+    """Through a file beside it, which takes its name only when it is on the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_PART}")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the name too
+    finally:
+        os.close(folder)
