@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import PoolError
+from gpupool.core.progress import progress
 
 if TYPE_CHECKING:
     from gpupool.pool.variables import Variables
@@ -80,7 +81,12 @@ class Composite:
         Raises:
             PoolError: a rank has none, or its value cannot be fetched.
         """
-        return list(self)
+        values = []
+        with progress(f"Fetching {self}", len(self), "ranks") as bar:
+            for rank in range(len(self)):
+                values.append(self._variables.fetch(self, rank))
+                bar.advance()
+        return values
 
     def __getitem__(self, rank: int) -> Any:
         num_ranks = len(self)
@@ -89,7 +95,8 @@ class Composite:
                 f"{self}[{rank!r}]: a Composite has one value per rank, 0 to {num_ranks - 1}. "
                 f"To index the values themselves: `%spmd {self}[{rank!r}]`."
             )
-        return self._variables.fetch(self, rank % num_ranks)
+        with progress(f"Fetching {self} of rank {rank % num_ranks}"):
+            return self._variables.fetch(self, rank % num_ranks)
 
     def __len__(self) -> int:
         return self._variables.world_size

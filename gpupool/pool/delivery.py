@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import TransferError
 from gpupool.core.masking import redact
 from gpupool.core.parcels import MemoryFile
+from gpupool.core.progress import BYTES, Progress, progress
 from gpupool.pool.environment import notebook_place
 from gpupool.pool.parcels import Parcels
 from gpupool.pool.sources import sources_of
 
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
+
+
+_LARGE_BYTES = 32 << 20  # of what is sent
+_MAX_NAMED = 3
 
 
 @dataclass(slots=True)
@@ -65,7 +71,21 @@ class Delivery:
         """
         needed = sorted(self._parcels.with_needs([*shipment.numbers.values(), *needs]))
         lacking = {r: [n for n in needed if n not in self._there.get(r, ())] for r in ranks}
-        wires = {n: self._parcels.wire(n) for n in sorted({n for m in lacking.values() for n in m})}
+        numbers = sorted({n for m in lacking.values() for n in m})
+        num_bytes = sum(map(self._parcels.num_bytes, numbers))
+        names = [name for name, number in shipment.numbers.items() if number in numbers]
+        with _bar(names, num_bytes) as bar:
+            self._bring(shipment, lacking, numbers, bar, first)
+
+    def _bring(
+        self,
+        shipment: Shipment,
+        lacking: Mapping[int, list[int]],
+        parcels: Sequence[int],
+        bar: Progress,
+        first: bool | None,
+    ) -> None:
+        wires = {number: self._parcels.wire(number, bar.advance) for number in parcels}
         files = [file for _, file in wires.values() if file is not None]
         per_rank = {r: [(n, wires[n][0]) for n in numbers] for r, numbers in lacking.items()}
         if first is None:
@@ -140,6 +160,17 @@ class Delivery:
         for rank in ranks:
             for known in (self._there, self._forget, self._places, self._sources):
                 known.pop(rank, None)
+
+
+@contextmanager
+def _bar(names: Sequence[str], num_bytes: int) -> Iterator[Progress]:
+    """A bar for what may last; a cell that sends little is quicker without."""
+    if num_bytes < _LARGE_BYTES:
+        yield Progress("")
+        return
+    what = ", ".join(names[:_MAX_NAMED]) + (", ..." if len(names) > _MAX_NAMED else "")
+    with progress(f"Sending {what or 'values'}", num_bytes, BYTES) as bar:
+        yield bar
 
 
 def unheard_output(rank: int, kind: str, content: Any) -> None:

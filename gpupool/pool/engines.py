@@ -134,6 +134,11 @@ class Engines:
         with self._lock:
             return [rank for rank, futures in self._open.items() if futures]
 
+    def running(self) -> list[tuple[int, int | None]]:
+        """(rank, number) of every call that is not answered; the number is None if it has none."""
+        with self._lock:
+            return [(rank, n) for rank, futures in self._open.items() for n in futures.values()]
+
     def call(
         self,
         rank: int,

@@ -42,8 +42,9 @@ def unnoticed(text: str | None) -> None:
 class Execution:
     """The running call of `gpupool.engine.entry.<name>` on the ranks in `payloads`.
 
-    `replies` maps rank to the reply of each rank that has finished; `errors` those that failed.
-    While it waits its turn on ranks that are in use, `waits_for` names what runs there.
+    `number` is by what the pool and its ranks know it. `replies` maps rank to the reply of each
+    rank that has finished; `errors` those that failed. While it waits its turn on ranks that are in
+    use, `waits_for` names what runs there.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Execution:
         self.elapsed_s = 0.0
         self.keeps: object = None  # what has to live until the end of this
         self._failures: dict[int, Failure] = {}
-        self._number = next(_numbers)
+        self.number = next(_numbers)
         self._pool = pool
         self._hidden = pool.hidden_values()
         self._started = time.monotonic()
@@ -74,7 +75,7 @@ class Execution:
         self._presses = 0  # how often the end was asked for
         self._interrupted = threading.Event()
         self._finished = threading.Event()
-        self._freeing = Freeing(pool, self.ranks, self._number, self._notice)
+        self._freeing = Freeing(pool, self.ranks, self.number, self._notice)
         self._watch = HangWatch(pool, self.ranks, pool.options.hang_after_s)
         self._group_wanting = False  # the process group was left, or has failed
         self._futures: dict[Future[Any], int] = {}
@@ -82,7 +83,7 @@ class Execution:
 
         def call() -> None:
             for rank, payload in payloads.items():
-                future = pool.call(rank, name, payload, on_output, self._number)
+                future = pool.call(rank, name, payload, on_output, self.number)
                 self._futures[future] = rank
 
         self._call = call
@@ -109,11 +110,16 @@ class Execution:
         self._presses += 1
         self._interrupted.set()
 
-    def result(self, tick: Callable[[], None] = lambda: None) -> dict[int, dict[str, Any]]:
+    def result(
+        self,
+        tick: Callable[[], None] = lambda: None,
+        on_interrupt: Callable[[], None] | None = None,
+    ) -> dict[int, dict[str, Any]]:
         """The replies by rank, after waiting for them. Ctrl-C meanwhile interrupts the ranks.
 
         Args:
             tick: called every 0.1 s while waiting, in this thread.
+            on_interrupt: called at Ctrl-C instead.
 
         Raises:
             SpmdError: one or more ranks failed.
@@ -127,7 +133,7 @@ class Execution:
                 break
             except KeyboardInterrupt:
                 ignore_for_a_moment()
-                self.interrupt()
+                (on_interrupt or self.interrupt)()
         error = self.error()
         if error is None:
             return self.replies

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpupool.core.gpu_table import GpuTable
 from gpupool.core.topology import discover
 from gpupool.pool import session
+from gpupool.pool.pool import Pool
 
 
 def gpus() -> GpuTable:
@@ -16,4 +17,15 @@ def gpus() -> GpuTable:
     pool = session.find()
     ranks = pool.ranks if pool is not None else ()
     selected = {rank.gpu.uuid: f"rank {rank.rank}" for rank in ranks if rank.gpu}
-    return GpuTable(found.gpus, selected, found.why_none)
+    return GpuTable(found.gpus, selected, found.why_none, _instead(pool))
+
+
+def _instead(pool: Pool | None) -> str:
+    """The sentence on what a pool without GPUs computes on: that of this notebook, or a new one."""
+    if pool is None:
+        return "A pool has 2 CPU ranks then, or as many as you like: `%gpupool start -n 4`."
+    num_threads = sorted({rank.num_threads for rank in pool.ranks})
+    shown = " or ".join(map(str, num_threads))
+    threads = "thread" if shown == "1" else "threads"
+    ranks = "1 CPU rank" if pool.world_size == 1 else f"{pool.world_size} CPU ranks"
+    return f"The pool has {ranks} of {shown} {threads} each."

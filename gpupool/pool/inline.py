@@ -129,6 +129,7 @@ class InlineEngines:
         self._pid = os.getpid()
         self._lock = threading.RLock()  # code that runs here may call again
         self._threads: list[int] = []  # one entry for each call that is not over
+        self._numbers: list[int | None] = []  # as above
         self._num_files = 0
         self._locks = DeviceLocks(lock_folder())
         # mkdtemp makes the folder for its owner alone (mode 0700)
@@ -175,6 +176,10 @@ class InlineEngines:
         """Rank 0 while a call runs."""
         return [0] if self._threads else []
 
+    def running(self) -> list[tuple[int, int | None]]:
+        """(0, number) of the call that is not over, of several the outermost."""
+        return [(0, number) for number in self._numbers[:1]]
+
     def call(
         self,
         rank: int,
@@ -186,6 +191,7 @@ class InlineEngines:
         """Call an engine function, in this thread; the future is done."""
         future: Future[Any] = Future()
         with self._lock:
+            self._numbers.append(number)
             self._threads.append(threading.get_ident())
             shown = _Shown(on_message, self._hidden())
             try:
@@ -196,6 +202,7 @@ class InlineEngines:
             finally:
                 shown.finish()
                 self._threads.pop()
+                self._numbers.pop()
                 self.last_used = time.monotonic()
         return future
 
@@ -222,6 +229,8 @@ class InlineEngines:
 
     def interrupt(self, numbers: Mapping[int, int | None]) -> None:
         """Interrupt what runs here, if another thread asks for it and the main thread does it."""
+        if numbers.get(0) not in (None, *self._numbers):
+            return
         main = threading.main_thread().ident
         if main is not None and main in self._threads and main != threading.get_ident():
             signal.pthread_kill(main, signal.SIGINT)

@@ -270,6 +270,8 @@ def exit_reason(status: int, cause: str = "") -> str:
 
     >>> exit_reason(-9), exit_reason(1)
     ('was killed by SIGKILL', 'ended with exit status 1')
+    >>> exit_reason(143)
+    'was ended by SIGTERM'
     >>> exit_reason(-9, "out of host memory")
     'was killed by SIGKILL (out of host memory)'
     """
@@ -277,4 +279,6 @@ def exit_reason(status: int, cause: str = "") -> str:
     if status < 0:
         known = {number.value: number.name for number in signal.Signals}
         return f"was killed by {known.get(-status, f'signal {-status}')}{words}"
+    if status == 128 + signal.SIGTERM:  # an engine that was told to end: `engine/boot.py`
+        return f"was ended by SIGTERM{words}"
     return f"ended with exit status {status}{words}"

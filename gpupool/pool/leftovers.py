@@ -29,9 +29,13 @@ class Leftover:
     name: str
     folder: Path
 
+    @property
+    def since(self) -> str:
+        """When it began, such as "21 November 14:03"."""
+        return time.strftime("%d %B %H:%M", time.localtime(self.process.start_time))
+
     def __str__(self) -> str:
-        since = time.strftime("%d %B %H:%M", time.localtime(self.process.start_time))
-        return f"{self.name}, pid {self.process.pid}, since {since}"
+        return f"{self.name}, pid {self.process.pid}, since {self.since}"
 
 
 class Leftovers(tuple[Leftover, ...]):
@@ -57,7 +61,8 @@ class Leftovers(tuple[Leftover, ...]):
         if not self:
             return "Nothing is left of earlier pools."
         plural = "es" if len(self) > 1 else ""
-        lines = [f"{len(self)} process{plural} of earlier pools still run:"]
+        runs = "run" if len(self) > 1 else "runs"
+        lines = [f"{len(self)} process{plural} of earlier pools still {runs}:"]
         return "\n".join([*lines, *(f"  {leftover}" for leftover in self)])
 
 

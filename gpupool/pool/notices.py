@@ -6,6 +6,8 @@ import re
 import sys
 from typing import TextIO
 
+from gpupool.core.terminal import cleared
+
 _TIME = re.compile(r"\d+(?:\.\d+)? (?:s|min|h)\b")
 
 
@@ -32,6 +34,5 @@ class NoticeLines:
         form = _TIME.sub("", text)
         if form not in self._told:
             self._told.add(form)
-            stream = self._stream or sys.stderr
-            stream.write(f"gpupool: {self._about}{text}\n")
-            stream.flush()
+            with cleared(self._stream or sys.stderr) as stream:
+                print(f"gpupool: {self._about}{text}", file=stream, flush=True)

@@ -142,6 +142,7 @@ class OutputRecorder:
     Values that become known during the run are masked from then on.
     `listener(rank, kind, content)` is told of each piece after it was masked and kept; of a
     display that changes an earlier one as "update", of one that is to be cleared as "clear".
+    Events are passed on to it, masked, and not kept.
     """
 
     def __init__(
@@ -168,6 +169,8 @@ class OutputRecorder:
                 content = _masked(kind, content, self._hidden)
                 self._take(rank, kind, content)
                 self._notify(rank, kind, content)
+            elif kind == "events":
+                self._notify(rank, kind, redact_all(content, self._hidden))
 
     def finish(self) -> None:
         """Give out what was held back. What comes later, of threads say, is taken in as well."""

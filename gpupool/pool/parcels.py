@@ -15,6 +15,7 @@ from typing import Any
 from gpupool.core.errors import PoolError
 from gpupool.core.on_rank import WHOLE
 from gpupool.core.parcels import INLINE_BYTES, MemoryFile, to_wire
+from gpupool.core.progress import Progress
 from gpupool.pool.composite import Constant, key_of
 from gpupool.pool.packing import MAX_VALUE_BYTES, FindPart, KeyOf, NotebookPacker
 
@@ -94,12 +95,17 @@ class Parcels:
         self._by_name[name] = known.number
         return known
 
-    def constant(self, value: object) -> Parcel:
-        """A parcel that stays what it is, of any size, until it is dropped."""
+    def constant(self, value: object, bar: Progress | None = None) -> Parcel:
+        """A parcel that stays what it is, of any size, until it is dropped.
+
+        `bar` is told how many of its bytes are where the ranks read them.
+        """
         parcel = self._new(value, None)
         parcel.file = MemoryFile()
         packer = self._packed[parcel.number]
-        parcel.wire = to_wire(packer.stream(), packer.buffers, parcel.file)
+        bar = bar or Progress("")
+        bar.update(0, packer.num_bytes)
+        parcel.wire = to_wire(packer.stream(), packer.buffers, parcel.file, bar.advance)
         return parcel
 
     def number_of(self, constant: Constant) -> int:
@@ -134,8 +140,18 @@ class Parcels:
                 queue += self._parcels[number].needs
         return found
 
-    def wire(self, number: int) -> tuple[dict[str, Any], MemoryFile | None]:
-        """A parcel as it travels, and what has to be kept open until it has arrived."""
+    def num_bytes(self, number: int) -> int:
+        """How many bytes of a parcel this round has packed; 0 of one that was packed before."""
+        packer = self._packed.get(number)
+        return packer.num_bytes if packer is not None else 0
+
+    def wire(
+        self, number: int, advance: Callable[[int], None] = lambda num_bytes: None
+    ) -> tuple[dict[str, Any], MemoryFile | None]:
+        """A parcel as it travels, and what has to be kept open until it has arrived.
+
+        `advance` as in `to_wire`.
+        """
         parcel = self._parcels[number]
         if parcel.wire is not None:
             return parcel.wire, None
@@ -143,7 +159,7 @@ class Parcels:
         if packer is None:  # what cannot change is not packed to be compared
             packer = self._pack(parcel.value(), number, MAX_VALUE_BYTES)
         file = MemoryFile() if packer.num_bytes > INLINE_BYTES else None
-        return to_wire(packer.stream(), packer.buffers, file), file
+        return to_wire(packer.stream(), packer.buffers, file, advance), file
 
     def is_plain(self, number: int) -> bool:
         """Whether a rank can unpickle it without running code of anybody's."""

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +16,7 @@ from typing import Any
 from gpupool.core.errors import EngineDiedError, PoolError, PoolStartError, SpmdError
 from gpupool.core.masking import Secrets, redact, redact_all
 from gpupool.core.options import PoolOptions, parse_ranks
-from gpupool.pool import idle, presses
+from gpupool.pool import idle, presses, stages
 from gpupool.pool.composite import Composite
 from gpupool.pool.engines import Engines, Progress, unheard
 from gpupool.pool.environment import Environment, notebook_place, variables_at_start
@@ -44,6 +44,10 @@ class Pool:
         self.last_error: SpmdError | None = None  # of a cell or function, for the debugger
         self.turns = Turns(self.reform_group)
         self._forming = threading.RLock()  # one at a time changes engines or their group
+        # how what runs can be asked to end well
+        self._stops: weakref.WeakKeyDictionary[Execution, Callable[[], None]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._recovery = Recovery(self.turns, self._replace_lost)
         self._is_up = False
         self._untold: dict[int, str] = {}  # of ranks whose end no cell has told
@@ -200,9 +204,30 @@ class Pool:
         """
         return self.variables.put(value)
 
-    def interrupt(self) -> None:
-        """Raise KeyboardInterrupt in what runs on the ranks."""
-        self._engines.interrupt(dict.fromkeys(self._engines.busy_ranks()))
+    def interrupt(self, calls: Collection[int] | None = None) -> bool:
+        """Raise KeyboardInterrupt in what runs on the ranks.
+
+        A training is asked to stop and to keep its network the first time.
+
+        Args:
+            calls: only those of these numbers, as `status` told them, without any those that have
+                none: what has begun since then is left alone.
+
+        Returns:
+            Whether any of it still ran.
+        """
+        running = self._engines.running()
+        if calls is not None:
+            running = [(rank, n) for rank, n in running if (n in calls if calls else n is None)]
+        numbers = {number for _, number in running}
+        asked = [one for one in list(self._stops) if one.number in numbers and not one.done()]
+        for execution in asked:
+            self._stops.pop(execution)()
+        stopping = {execution.number for execution in asked}
+        for rank, number in running:
+            if number not in stopping:
+                self._engines.interrupt({rank: number})
+        return bool(running)
 
     def restart(
         self,
@@ -230,7 +255,8 @@ class Pool:
             chosen = tuple(sorted({*chosen, *self._health.lost}))
             listed = ", ".join(map(str, chosen))
             try:
-                self._replace(chosen, progress)
+                with stages.shown(progress, f"Starting rank {listed} again") as told:
+                    self._replace(chosen, told)
             except PoolError as error:
                 reason = f"rank {listed} could not be started again: {error}"
                 self._health.give_up(reason, chosen)
@@ -270,9 +296,10 @@ class Pool:
 
     def status(self) -> PoolStatus:
         """The pool at this moment."""
+        running = self._engines.running()
         state = self._health.state
         if state == "well":
-            state = "busy" if self._engines.busy_ranks() else "idle"
+            state = "busy" if running else "idle"
         return PoolStatus(
             state=state,
             reason=self._health.reason,
@@ -283,20 +310,23 @@ class Pool:
             env=self.environment.fingerprints,
             idle_left_s=self._idle_left_s(),
             idle_warning_s=idle.warning_s(self.options.idle_timeout_s),
+            idle_timeout_s=self.options.idle_timeout_s,
             training_ranks=self.training_ranks,
             training_backend=self.training_backend,
             why_cpu=self.why_cpu,
             replaced_after=tuple(dict.fromkeys(self._recovery.waits_for)),
             credentials=self.environment.credentials,
             inline=self.options.inline,
+            calls=tuple(sorted({number for _, number in running if number is not None})),
         )
 
     def add_listener(self, listener: Callable[[PoolStatus], None]) -> None:
-        """Call `listener(status)` when the pool breaks or is mended, stops soon or by itself.
+        """Call `listener(status)` when the pool breaks or is mended, stops soon or has stopped.
 
-        It is called in a background thread.
+        It is called in a background thread. A listener that is added again is called once.
         """
-        self._listeners.append(listener)
+        if listener not in self._listeners:
+            self._listeners.append(listener)
 
     def log(self, rank: int, num_lines: int = 50) -> str:
         """The last lines of an engine's log: what it printed outside of cells."""
@@ -315,8 +345,7 @@ class Pool:
             self.environment.close()
             atexit.unregister(self._at_exit)
             self._engines.stop()
-        if reason:  # otherwise it was asked for, and answered there
-            self.tell_listeners()
+        self.tell_listeners()
 
     def __enter__(self) -> Pool:
         return self
@@ -354,13 +383,17 @@ class Pool:
         """Call an engine function on several ranks, supervised.
 
         Args:
-            on_interrupt: called at the first Ctrl-C by a pool that works in the caller's thread,
-                which then cannot hear it itself; without it the ranks are interrupted.
+            on_interrupt: called at the first `interrupt`, and at the first Ctrl-C by a pool that
+                works in the caller's thread, which then cannot hear it itself; without it the ranks
+                are interrupted.
             on_notice: hears what the user should know meanwhile; without it that is on stderr.
         """
         self.wait_until_usable()
         tell = NoticeLines() if on_notice is None else on_notice
-        return Execution(self, name, payloads, on_output, timeout_s, tell)
+        execution = Execution(self, name, payloads, on_output, timeout_s, tell)
+        if on_interrupt is not None:
+            self._stops[execution] = on_interrupt
+        return execution
 
     def call(
         self,
@@ -401,10 +434,6 @@ class Pool:
         `reason` tells how the rank ended: "was killed, because ...".
         """
         self._engines.kill(rank, reason)
-
-    def control(self, request: str) -> None:
-        """Send a control request to every rank, busy or not."""
-        self._engines.control(request)
 
     def ask(
         self, request: str, ranks: Iterable[int], **content: Any
@@ -460,6 +489,10 @@ class Pool:
         untold, self._untold = self._untold, {}
         for text in untold.values():
             NoticeLines()(text)
+
+    def forget_listeners(self) -> None:
+        """From now on nobody hears what becomes of the pool."""
+        self._listeners.clear()
 
     def tell_listeners(self) -> None:
         """Have those who show the pool show it as it is now."""
@@ -541,6 +574,7 @@ def _stop_at_exit(pool: Pool) -> Callable[[], None]:
     def stop() -> None:
         alive = reference()
         if alive is not None:
+            alive.forget_listeners()  # what they draw on is going away, too
             alive.stop()
 
     return atexit.register(stop)

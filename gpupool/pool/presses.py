@@ -8,7 +8,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -45,6 +45,52 @@ def ignored() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def heard_by(on_press: Callable[[bool], object]) -> Iterator[None]:
+    """A block, one that awaits, in which SIGINT means `on_press(is_first)` and nothing else.
+
+    Without it IPython would cancel the cell, and the interrupt would cost what it waits for.
+    `on_press` is called in the middle of anything: it may only have an event loop do something.
+    Presses within a second of the last one that counted mean the same, and are not passed on.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = _Listener(on_press, signal.getsignal(signal.SIGINT))
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        handler.put_back()
+
+
+class _Listener:
+    """A handler of SIGINT that passes presses on until it has been put back."""
+
+    def __init__(self, on_press: Callable[[bool], object], before: Any) -> None:
+        self._on_press: Callable[[bool], object] | None = on_press
+        self._before = before
+        self._heard_at: float | None = None
+
+    def put_back(self) -> None:
+        """Hear no more, and give the place back to the former handler."""
+        self._on_press = None
+        current: object = signal.getsignal(signal.SIGINT)
+        if current is self and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._before)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if self._on_press is None:  # another cell, begun meanwhile, has put this one back after us
+            self.put_back()
+            if callable(self._before):
+                self._before(number, frame)
+            return
+        now = time.monotonic()
+        if self._heard_at is None or now - self._heard_at >= SAME_WISH_S:
+            is_first, self._heard_at = self._heard_at is None, now
+            self._on_press(is_first)
 
 
 class _Deaf:

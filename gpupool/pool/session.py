@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from gpupool.core import current
 from gpupool.core.errors import NoPoolError, PoolError
 from gpupool.core.options import PoolOptions, make_options
+from gpupool.core.progress import progress as bar
+from gpupool.pool import stages
 from gpupool.pool.engines import Progress, unheard
 from gpupool.pool.inline import InlinePool
 from gpupool.pool.pool import Pool
@@ -41,7 +44,8 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
             if options.get(name) is not None:
                 options[name] = _names(options[name])
         chosen = make_options(PoolOptions, {"profile": profile, **options})
-        _current = InlinePool(chosen, progress) if chosen.inline else Pool(chosen, progress)
+        with stages.shown(progress, "Starting the pool") as told:
+            _current = InlinePool(chosen, told) if chosen.inline else Pool(chosen, told)
         return _current
 
 
@@ -81,11 +85,15 @@ def find() -> Pool | None:
     return _current
 
 
+current.find_pool = find
+
+
 def stop() -> bool:
     """Stop the pool of this notebook; tells whether there was one."""
     pool = find()
     if pool is not None:
-        pool.stop()
+        with bar("Stopping the pool"):
+            pool.stop()
     return pool is not None
 
 

@@ -17,7 +17,8 @@ class PoolStatus:
     `env` maps the names of propagated variables to fingerprints of their values; `credentials`
     says until when the AWS credentials are good that `--aws` has sent. `why_cpu` says why there is
     no GPU, where one would have been taken. `idle_left_s` are the seconds until the pool stops
-    unless it is used; the last `idle_warning_s` are a warning.
+    unless it is used, of `idle_timeout_s` in all; the last `idle_warning_s` are a warning.
+    `calls` are the numbers of the calls that run (cells, trainings); each has one of its own.
     """
 
     state: str
@@ -33,8 +34,10 @@ class PoolStatus:
     why_cpu: str
     replaced_after: tuple[str, ...] = ()
     idle_warning_s: float = 0.0
+    idle_timeout_s: float | None = None
     credentials: str = ""
     inline: bool = False
+    calls: tuple[int, ...] = ()
 
     @property
     def stops_soon(self) -> bool:

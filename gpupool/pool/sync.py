@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gpupool.core.errors import OptionsError, PoolError
 from gpupool.core.masking import redact
 from gpupool.core.parcels import namespace
+from gpupool.core.progress import progress
 from gpupool.pool.delivery import unheard_output
 from gpupool.pool.names import require_name
 
@@ -36,7 +37,8 @@ def sync_state(
     payloads = {rank: {**common, "shipment": shipments[rank]} for rank in everyone}
     execution = pool.execute("sync_state", payloads, unheard_output)
     execution.keeps = shipment.files
-    replies = execution.result()
+    with progress(f"Copying {', '.join(chosen)} of rank {source}"):
+        replies = execution.result()
     _require_no_problem(pool, source, replies)
     pool.variables.synced(space, chosen, execution.names)
     return targets

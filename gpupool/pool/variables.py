@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gpupool.core.errors import PoolError, SpmdError, TransferError
 from gpupool.core.masking import redact
 from gpupool.core.parcels import INLINE_BYTES, MemoryFile, Source, namespace, to_wire
+from gpupool.core.progress import BYTES, progress
 from gpupool.pool.composite import Composite, Constant, ValueInfo, key_of, pool_variables
 from gpupool.pool.delivery import Delivery, Shipment, unheard_output
 from gpupool.pool.environment import notebook_place
@@ -226,9 +227,10 @@ class Variables:
             TransferError: it cannot be sent.
         """
         self._pool.wait_until_usable()
-        with self._lock:
+        kind = type(value).__name__
+        with self._lock, progress(f"Sending a value ({kind})", unit=BYTES) as bar:
             try:
-                parcel = self._parcels.constant(value)
+                parcel = self._parcels.constant(value, bar)
             except Exception as error:
                 raise TransferError({"the value": reason(error, "it", value)}) from None
             finally:
@@ -240,7 +242,7 @@ class Variables:
             except BaseException:  # nobody will ever ask for it
                 self._parcels.drop(parcel.number)
                 raise
-        return Constant(self, parcel.number, type(value).__name__)
+        return Constant(self, parcel.number, kind)
 
     def let_go(self, number: int) -> None:
         """Nobody refers to a constant any more. Takes no lock: any thread may be collecting."""

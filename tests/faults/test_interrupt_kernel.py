@@ -14,7 +14,7 @@ from tests.notebook.kernel import Cell, Kernel
 
 START = "%load_ext gpupool\n%gpupool start --cpu -n 2"
 NEXT = "%%spmd\nones = torch.ones(1)\ndist.all_reduce(ones)\n(kept, ones.item())"
-ENDED_S = 8.0  # generous: it is one second on idle cores
+ENDED_S = 40.0  # it is one second on idle cores; that no rank was replaced, `kept` shows
 
 DATA = """
 import time
@@ -63,7 +63,7 @@ def kernel() -> Iterator[Kernel]:
 
 def press(kernel: Kernel, code: str, *after_s: float) -> Cell:
     """A cell that the stop button ends."""
-    cell = kernel.run(code, interrupt_after_s=after_s, timeout_s=40)
+    cell = kernel.run(code, interrupt_after_s=after_s, timeout_s=60)
     assert cell.elapsed_s < after_s[0] + ENDED_S
     return cell
 
@@ -79,7 +79,7 @@ def assert_short(cell: Cell, *words: str) -> None:
 
 
 def assert_next_cell_works(kernel: Kernel) -> None:
-    cell = kernel.run(NEXT, timeout_s=20)
+    cell = kernel.run(NEXT)
     assert cell.text == "[0] (10, 2.0)\n[1] (11, 2.0)"
 
 
@@ -170,7 +170,8 @@ def test_pressed_later_once_more_it_ends_the_step_too(kernel: Kernel) -> None:
 # ---- the pool --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("after_s", [0.05, 0.3])
+# other moments: tests/pool/test_restart.py
+@pytest.mark.parametrize("after_s", [0.05, pytest.param(0.3, marks=pytest.mark.long)])
 def test_after_an_interrupted_restart_the_next_cell_works(kernel: Kernel, after_s: float) -> None:
     try:
         press(kernel, "%gpupool restart 1", after_s)
@@ -192,6 +193,9 @@ def test_it_does_not_stop_a_stop(kernel: Kernel, after_s: tuple[float, ...]) -> 
     engines = "[*__import__('gpupool').current_pool().status().pids.values()]"
     pids = kernel.run(engines).text
     stopped = press(kernel, "%gpupool stop", *after_s)
+    if stopped.errors:  # pressed before it had begun: nothing has happened
+        assert kernel.run(engines).text == pids
+        stopped = kernel.run("%gpupool stop")
     assert stopped.text == "Pool stopped."
     assert stopped.errors == []
     left = kernel.run(f"import psutil\n[pid for pid in {pids} if psutil.pid_exists(pid)]")
@@ -201,7 +205,8 @@ def test_it_does_not_stop_a_stop(kernel: Kernel, after_s: tuple[float, ...]) -> 
     assert_next_cell_works(kernel)
 
 
-@pytest.mark.parametrize("after_s", [(0.1,), (0.4, 0.5, 0.6)])
+# one press alone ends a start in tests/faults/test_lifetime.py too
+@pytest.mark.parametrize("after_s", [pytest.param((0.1,), marks=pytest.mark.long), (0.4, 0.5, 0.6)])
 def test_it_ends_a_start_and_the_next_one_works(kernel: Kernel, after_s: tuple[float, ...]) -> None:
     kernel.run("%gpupool stop")
     cell = press(kernel, "%gpupool start --cpu -n 2", *after_s)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.pool.processes import notebook, until
+from tests.cgroups import memory_cgroup
+from tests.pool.processes import notebook
 
-LIMIT = 1536 << 20
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -28,20 +27,8 @@ with gpupool.start(n=2, device="cpu") as pool:
 
 @pytest.fixture
 def cgroup() -> Iterator[Path]:
-    """A control group with a limit of 1.5 GiB, where one can be made."""
-    v1, v2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
-    parent, limit = (v1, "memory.limit_in_bytes") if v1.is_dir() else (v2, "memory.max")
-    folder = parent / f"gpupool-test-{os.getpid()}"
-    try:
-        folder.mkdir()
-        (folder / limit).write_text(str(LIMIT))
-    except OSError as error:
-        if folder.is_dir():
-            folder.rmdir()
-        pytest.skip(f"no control group with a memory limit can be made here: {error}")
-    yield folder
-    until(lambda: not (folder / "cgroup.procs").read_text(), 10.0, "the end of its processes")
-    folder.rmdir()
+    with memory_cgroup(1536 << 20) as folder:
+        yield folder
 
 
 def test_a_rank_that_the_kernel_has_ended_says_so_and_the_other_keeps_its_variables(

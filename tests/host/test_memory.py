@@ -20,8 +20,10 @@ class Kernel:
         (self.cgroups / "job" / "memory.max").write_text("2147483648\n")
         self.count(0, 0)
 
-    def count(self, group: int, machine: int) -> None:
-        (self.cgroups / "job" / "memory.events").write_text(f"oom 9\noom_kill {group}\n")
+    def count(self, group: int | None, machine: int) -> None:
+        """`group` None: the cgroup does not count."""
+        kills = "" if group is None else f"oom_kill {group}\n"
+        (self.cgroups / "job" / "memory.events").write_text(f"oom 9\n{kills}")
         (self.proc / "vmstat").write_text(f"nr_free_pages 1\noom_kill {machine}\n")
 
 
@@ -45,9 +47,24 @@ def test_two_kills_explain_two_deaths(kernel: Kernel) -> None:
     assert [bool(watch.reason()) for _ in range(3)] == [True, True, False]
 
 
-def test_a_kill_elsewhere_on_the_machine_is_a_perhaps(kernel: Kernel) -> None:
+def test_without_a_limit_of_its_own_the_machine_had_no_memory_left(kernel: Kernel) -> None:
+    (kernel.cgroups / "job" / "memory.max").write_text("max\n")
+    watch = OutOfMemoryWatch(kernel.proc, kernel.cgroups)
+    kernel.count(1, 1)
+    assert watch.reason() == "out of host memory: the kernel has ended it for that"
+
+
+def test_kills_elsewhere_on_the_machine_are_of_others(kernel: Kernel) -> None:
     watch = OutOfMemoryWatch(kernel.proc, kernel.cgroups)
     kernel.count(0, 1)
+    (kernel.cgroups / "memory.events").write_text("oom_kill 1\n")  # all containers of the machine
+    assert watch.reason() == ""
+
+
+def test_a_kill_on_a_machine_whose_cgroups_do_not_count_is_a_perhaps(kernel: Kernel) -> None:
+    kernel.count(None, 0)
+    watch = OutOfMemoryWatch(kernel.proc, kernel.cgroups)
+    kernel.count(None, 1)
     assert watch.reason().startswith("perhaps out of host memory: since it was started the kernel")
     assert watch.reason() == ""
 

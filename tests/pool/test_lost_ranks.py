@@ -39,6 +39,14 @@ def lose(pool: Pool, rank: int) -> None:
     until(lambda: pool.status().pids.get(rank) != pid, SOON_S)
 
 
+def test_a_rank_that_is_told_to_end_does_so_without_a_traceback(pool3: Pool) -> None:
+    told: list[str] = []
+    pool3.add_listener(lambda status: told.append(status.reason))
+    os.kill(engine_pid(pool3, 1), signal.SIGTERM)
+    until(lambda: any("rank 1 was ended by SIGTERM" in text for text in told), SOON_S)
+    assert "Traceback" not in pool3.log(1, 200)
+
+
 def test_a_value_that_is_put_while_a_rank_is_replaced_is_on_the_new_one_too(pool3: Pool) -> None:
     lose(pool3, 1)
     pool3["put_meanwhile"] = 5

@@ -25,7 +25,7 @@ from gpupool.pool.launch import Launch
 from tests.pool.processes import engine_pid, family, folder_of, gone, members, notebook, until
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
-SOON_S = 10.0  # what takes well under a second here, on a machine that has other things to do
+SOON_S = 30.0  # what takes well under a second here, on a machine that has other things to do
 
 
 def error_of(pool: Pool, code: Any, *args: Any, **options: Any) -> SpmdError:
@@ -391,7 +391,8 @@ def test_a_pool_that_nobody_uses_stops_itself(no_pool: None) -> None:
     assert session.find() is None
 
 
-@pytest.mark.parametrize("timeout_s", [0.01, 0.3, 2.0])
+# at once, in the agent's start, in that of the fork server: before it can have imported torch
+@pytest.mark.parametrize("timeout_s", [0.01, pytest.param(0.3, marks=pytest.mark.long), 0.8])
 def test_a_start_without_enough_time_leaves_nothing(scratch: Path, timeout_s: float) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with pytest.raises(PoolStartError) as caught:
@@ -538,7 +539,7 @@ print(json.dumps({"pids": pids, "folder": str(folder_of(pool))}))
 """
 
 
-def test_a_killed_notebook_leaves_nothing_within_three_seconds(no_pool: None) -> None:
+def test_a_killed_notebook_leaves_nothing(no_pool: None) -> None:
     client = notebook(START_AND_WAIT + "pool.run('while True: pass')")
     assert client.stdout is not None
     with client.stdout:

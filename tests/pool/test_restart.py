@@ -66,7 +66,7 @@ def test_all_ranks_are_replaced_without_an_argument(pool3: Pool) -> None:
 def test_a_dead_rank_is_replaced_without_being_asked(pool3: Pool) -> None:
     os.kill(engine_pid(pool3, 0), signal.SIGKILL)
     until(lambda: pool3.status().state == "replacing", 5.0)
-    assert pool3.status().reason == "rank 0 was killed by SIGKILL."
+    assert pool3.status().reason.startswith("rank 0 was killed by SIGKILL")
     assert dict(pool3.run(KEPT)) == {0: None, 1: 11, 2: 12}
     assert pool3.status().state == "idle"
     assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
