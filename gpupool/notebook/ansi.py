@@ -5,17 +5,18 @@ from __future__ import annotations
 import re
 from html import escape
 
+from gpupool.notebook import markup
+
 _CODES = re.compile(r"\x1b\[([\d;]*)m|\x1b\[[\d;?]*[A-Za-ln-z]|\x1b\][^\x07]*\x07")
-# readable on light and on dark ground; where JupyterLab has a colour for it, that one
 _COLOURS = {
-    0: ("black", "#57606a"),
-    1: ("red", "#cf222e"),
-    2: ("green", "#1a7f37"),
-    3: ("yellow", "#9a6700"),
-    4: ("blue", "#0969da"),
-    5: ("magenta", "#8250df"),
-    6: ("cyan", "#1b7c83"),
-    7: ("white", "#8c959f"),
+    0: "#57606a",  # black
+    1: "#cf222e",  # red
+    2: "#1a7f37",  # green
+    3: "#9a6700",  # yellow
+    4: "#0969da",  # blue
+    5: "#8250df",  # magenta
+    6: "#1b7c83",  # cyan
+    7: "#8c959f",  # white
 }
 
 
@@ -65,8 +66,7 @@ def _style(codes: str, style: str) -> str:
         elif number == 4:
             parts["text-decoration"] = "underline"
         elif 30 <= number <= 37 or 90 <= number <= 97:
-            name, colour = _COLOURS[number % 10]
-            parts["color"] = f"var(--jp-ansi-{name},{colour})"
+            parts["color"] = markup.ink(_COLOURS[number % 10])
         elif number == 39:
             parts.pop("color", None)
     return ";".join(f"{key}:{value}" for key, value in parts.items())

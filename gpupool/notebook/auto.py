@@ -162,8 +162,9 @@ def register(shell: Any) -> None:
 
 
 def unregister(shell: Any) -> None:
-    """Have it ask no more; the mode is off."""
-    of(shell).turn_off()
+    """Have it ask no more; the mode is off, which is said if it was on."""
+    if of(shell).turn_off():
+        print("auto is off: gpupool was unloaded. `%gpupool auto on` puts it on again.")
     transformers = shell.input_transformers_cleanup
     transformers[:] = [t for t in transformers if not isinstance(t, _Transformer)]
 

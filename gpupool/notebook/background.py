@@ -15,21 +15,23 @@ def watch(run: SpmdRun, shell: Any) -> None:
 
 def register(shell: Any) -> None:
     """Look after each cell."""
-    unregister(shell)
-    shell.events.register("post_run_cell", _Hook())
+    _hook(shell).lasts = True
 
 
 def unregister(shell: Any) -> None:
-    """Look no more."""
-    for hook in [h for h in shell.events.callbacks["post_run_cell"] if isinstance(h, _Hook)]:
-        shell.events.unregister("post_run_cell", hook)
+    """Look no more, but for the runs that are under way: `%reload_ext` loses no error of theirs."""
+    hook = _hook(shell)
+    hook.lasts = False
+    hook.leave_if_done()
 
 
 class _Hook:
-    """What IPython calls after every cell."""
+    """What IPython calls after every cell; one that does not last goes with its last run."""
 
-    def __init__(self) -> None:
+    def __init__(self, shell: Any) -> None:
         self.runs: list[SpmdRun] = []
+        self.lasts = True
+        self._shell = shell
 
     def __call__(self, result: Any) -> None:
         for run in list(self.runs):
@@ -38,12 +40,19 @@ class _Hook:
             if run.done() and not run.asked and run.error is not None:
                 print(f"{run.name} (--nowait) has failed: {run.error}", file=sys.stderr)
                 print("Its .result() shows the output and the traceback.", file=sys.stderr)
+        self.leave_if_done()
+
+    def leave_if_done(self) -> None:
+        """Be called no more if nothing is left to tell."""
+        if not self.lasts and not self.runs:
+            self._shell.events.unregister("post_run_cell", self)
 
 
 def _hook(shell: Any) -> _Hook:
     for hook in shell.events.callbacks["post_run_cell"]:
-        if isinstance(hook, _Hook):
-            return hook
-    hook = _Hook()
+        # by its name: `%autoreload` makes the class anew
+        if type(hook).__name__ == _Hook.__name__ and type(hook).__module__ == __name__:
+            return hook  # type: ignore[no-any-return]
+    hook = _Hook(shell)
     shell.events.register("post_run_cell", hook)
     return hook

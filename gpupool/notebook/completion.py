@@ -3,44 +3,47 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
 from gpupool.core.options import PROFILES
 from gpupool.core.parcels import namespace
-from gpupool.notebook.arguments import COMMANDS, MagicParser, spmd_parser
+from gpupool.core.topology import visible_gpus
+from gpupool.notebook.arguments import COMMANDS, spmd_parser
+from gpupool.notebook.magic_parser import MagicParser
+from gpupool.pool import session
 from gpupool.pool.composite import Composite
 
+Words = Mapping[str, Callable[[], Iterable[str]]]
+"""What makes the words that an argument may have, by the argument's `dest`."""
 
-def complete(line: str, variables: Iterable[str] = (), composites: Iterable[str] = ()) -> list[str]:
+_TIMES = ("30s", "5m", "30m", "2h", "never")
+_NUM_RANKS = 32  # of a larger pool the others are left to be typed
+
+
+def complete(line: str, words: Words) -> list[str]:
     """The words that may stand at the end of `line`, in place of its last word; [] elsewhere.
 
-    Args:
-        variables: the names of environment variables that `env` may name.
-        composites: the notebook's names for what ranks have, that `sync` may name.
-
-    >>> complete("%gpupool st")
+    >>> complete("%gpupool st", {})
     ['status', 'start', 'stop']
-    >>> complete("%%spmd --view r")
+    >>> complete("%%spmd --view r", {})
     ['ranks', 'raw']
     """
-    magic, *words = line.split(" ")
-    typed = words[-1] if words else ""
-    before = [word for word in words[:-1] if word]
-    if not words:
-        return []
-    if magic == "%%spmd":
-        found = _following(spmd_parser(), before, [])
+    magic, *typed = line.split(" ")
+    before = [word for word in typed[:-1] if word]
+    if not typed:
+        found: list[str] = []
+    elif magic == "%%spmd":
+        found = _following(spmd_parser(), before, words)
     elif magic == "%gpupool" and not before:
         found = list(COMMANDS)
     elif magic == "%gpupool" and before[0] in COMMANDS:
-        parser = COMMANDS[before[0]]()
-        found = _following(parser, before[1:], _plain_words(before, variables, composites))
+        found = _following(COMMANDS[before[0]](), before[1:], words)
     else:
         found = []
-    return [word for word in found if word.startswith(typed)]
+    return [word for word in found if word.startswith(typed[-1])]
 
 
 def register(shell: Any) -> None:
@@ -55,45 +58,56 @@ def unregister(shell: Any) -> None:
     matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", "") != _IDENTIFIER]
 
 
-def _following(parser: MagicParser, before: Sequence[str], plain: list[str]) -> list[str]:
-    """The values of the option just named, else plain words and the options not yet there."""
-    values = parser.values_of(before[-1]) if before else None
-    if values:
-        return list(values)
-    if values is not None and not plain:
-        return []
-    return plain + [name for name in parser.option_names() if name not in before]
+def _following(parser: MagicParser, before: Sequence[str], words: Words) -> list[str]:
+    """The values that may come next, and the options not yet there."""
+    actions, may_be_option = parser.expected_after(before)
+    values: list[str] = []
+    for action in actions:
+        made = action.choices or words.get(action.dest, tuple)()
+        is_list = action.nargs in ("*", "+")  # in which nothing stands twice
+        values += [str(word) for word in made if not (is_list and word in before)]
+    options = parser.option_names() if may_be_option else []
+    return values + [name for name in options if name not in before]
 
 
-def _plain_words(
-    before: Sequence[str], variables: Iterable[str], composites: Iterable[str]
-) -> list[str]:
-    if before[0] == "sync":
-        return sorted(set(composites) - set(before)) if len(before) > 1 else []
-    options = [word for word in before if word.startswith("-")]
-    if before[0] == "env" or options[-1:] == ["--env"]:
-        return sorted(set(variables) - set(before))
-    if before == ["auto"]:
-        return ["on", "off"]
-    return list(PROFILES) if before == ["start"] else []
+def _environment() -> list[str]:
+    return sorted(os.environ)
 
+
+def _composites() -> list[str]:
+    named = list(namespace().items())
+    return sorted(name for name, value in named if isinstance(value, Composite))
+
+
+def _ranks() -> list[str]:
+    pool = session.find()
+    return list(map(str, range(min(pool.world_size, _NUM_RANKS)))) if pool is not None else []
+
+
+_WORDS: Words = {
+    "profile": lambda: PROFILES,
+    "env": _environment,
+    "names": _environment,
+    "variables": _composites,
+    "rank": _ranks,
+    "ranks": lambda: ["all", *_ranks()],
+    "gpus": lambda: [gpu.label for gpu in visible_gpus()],
+    "idle_timeout": lambda: _TIMES,
+    "hang_after_s": lambda: _TIMES,
+}
 
 _IDENTIFIER = "gpupool"
 
 
 def _match_words(context: CompletionContext) -> dict[str, Any]:
     line = context.text_until_cursor.lstrip()
-    words = complete(line, os.environ, _composites() if "sync" in line else ())
+    words = complete(line, _WORDS)
     return {
         "completions": [SimpleCompletion(text=word, type="magic") for word in words],
         "matched_fragment": line.rpartition(" ")[2],
         "ordered": True,
         "suppress": bool(words),  # names of variables make no sense here
     }
-
-
-def _composites() -> list[str]:
-    return [name for name, value in list(namespace().items()) if isinstance(value, Composite)]
 
 
 _match = context_matcher(identifier=_IDENTIFIER)(_match_words)

@@ -80,5 +80,5 @@ def _tile(picture: PictureLike) -> str:
         style = _PICTURE + (";image-rendering:pixelated" if is_small else "")
         shown = f'<img style="{style}" alt="{label}" src="data:image/png;base64,{data}">'
         title = f"{picture.url} ({picture.width} x {picture.height})"
-    name = f'<figcaption style="{_NAME}">{label}</figcaption>'
+    name = f'<figcaption title="{label}" style="{_NAME}">{label}</figcaption>'
     return f'<figure style="{_TILE}" title="{escape(title)}">{shown}{name}</figure>'

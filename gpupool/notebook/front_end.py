@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 
+import comm
 import psutil
 from IPython.core.getipython import get_ipython
 
@@ -17,6 +19,13 @@ def in_notebook() -> bool:
     first state of a display.
     """
     return getattr(get_ipython(), "kernel", None) is not None and not _started_by_console()
+
+
+@functools.cache  # the end of the comm is told to the front end, though it knows none
+def has_widgets() -> bool:
+    """Whether models of widgets can be made here, and the kernel has comms for them."""
+    nowhere = comm.create_comm(target_name="gpupool", primary=False)  # is not sent
+    return not isinstance(nowhere, comm.DummyComm) and bool(importlib.util.find_spec("anywidget"))
 
 
 @functools.cache

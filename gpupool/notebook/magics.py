@@ -3,51 +3,37 @@
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Iterable
+import inspect
+import threading
+from collections.abc import Iterable
 from typing import Any
 
 from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_var_expand
-from IPython.display import display
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options import suggest
 from gpupool.notebook import (
     arguments,
     auto,
     background,
     completion,
     composite_view,
+    confusion_view,
     data_view,
-    debug,
-    history,
+    gpu_view,
+    picture,
+    plan_view,
     pool_view,
+    result_view,
     spmd_view,
 )
+from gpupool.notebook.commands import Commands, Interrupted
 from gpupool.pool import session
-from gpupool.pool.gpus import gpus
-from gpupool.pool.leftovers import Leftovers, leftovers
-from gpupool.pool.pool import Pool
 from gpupool.pool.presses import ignore_for_a_moment
 from gpupool.pool.result import SpmdResult
 from gpupool.spmd.cell import Notebook, SpmdRun
 from gpupool.spmd.sources import in_its_place, on_its_line
 
 _NAMES = ("gpupool", "spmd", "local")
-
-
-_AFTER = {  # what an interrupted command has left
-    "start": " Nothing was left running.",
-    "restart": " It goes on in the background.",
-}
-
-
-class Interrupted(KeyboardInterrupt):
-    """The user has interrupted a magic; in IPython this shows as one line, without our frames."""
-
-    def _render_traceback_(self) -> list[str]:
-        """What IPython prints instead of a traceback."""
-        return [f"KeyboardInterrupt: {self}"]
 
 
 @magics_class
@@ -58,13 +44,15 @@ class GpupoolMagics(Magics):
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
+        self._commands = Commands(shell, inspect.cleandoc(GpupoolMagics.gpupool.__doc__ or ""))
         self._told: set[str] = set()  # names that the user has been told about
 
     @line_magic
     def gpupool(self, line: str) -> object:
         """The pool of this notebook.
 
-        %gpupool                 what runs: state, ranks, devices, process ids
+        %gpupool [status]        what runs: state, ranks, devices, process ids; in a notebook with
+                                 buttons to interrupt the ranks and to shut the pool down
         %gpupool start [PROFILE] [-n N] [--gpus 0,2] [--cpu] [--backend auto|nccl|gloo]
                        [--env NAME|GLOB ...] [--idle-timeout 30m|never] [--timeout SECONDS]
                        [--on-hang tell|abort] [--hang-after 30s|never] [--force] [--inline]
@@ -90,14 +78,17 @@ class GpupoolMagics(Magics):
                                  copy variables of a rank to the others, such as
                                  `%gpupool sync 0 model optimizer` after a restart of rank 1;
                                  -t (--targets): to these ranks only
-        %gpupool interrupt       interrupt the ranks that are busy
+        %gpupool interrupt       interrupt the ranks that are busy; a training is asked to stop, and
+                                 keeps its network
         %gpupool auto on [-t RANKS] [--view NAME] [--timeout SECONDS] | off
                                  run every following cell on the ranks, as if it began with %%spmd.
                                  A cell stays in the notebook if %%local is its first line, if it
                                  has a line with %gpupool or %spmd, or is about the notebook
                                  (%load_ext, %history, ...). Without a word: tell which it is.
                                  -t (--targets), --view and --timeout are those of %%spmd.
-        %gpupool gpus [--watch]  the GPUs of this machine and who uses them
+        %gpupool gpus [--watch [SECONDS]]
+                                 the GPUs of this machine and who uses them; --watch: live, each
+                                 second or so often, until the stop button is pressed
         %gpupool leftovers [--reap]
                                  processes that earlier pools have left; --reap ends them
         %gpupool env [NAME|GLOB ...] [--aws] [--unset]
@@ -109,32 +100,9 @@ class GpupoolMagics(Magics):
                                  the end of an engine's log
         %gpupool debug [RANK]    the debugger on a rank's last error, or on that of the rank that
                                  failed first: p x, up, down, w, l, !x = 1; q ends it
+        %gpupool help            this text
         """
-        word, _, rest = line.strip().partition(" ")
-        commands: dict[str, Callable[[str], object]] = {
-            "status": self._status,
-            "start": self._start,
-            "stop": self._stop,
-            "restart": self._restart,
-            "sync": self._sync,
-            "interrupt": self._interrupt,
-            "auto": self._auto,
-            "gpus": self._gpus,
-            "leftovers": self._leftovers,
-            "env": self._env,
-            "log": self._log,
-            "debug": self._debug,
-        }
-        word = word or "status"
-        if word not in commands:
-            raise OptionsError(f"%gpupool has no command {word!r}. {suggest(word, commands)}")
-        if word in ("env", "start"):
-            history.refuse_typed_value(self.shell, rest)
-        try:
-            return commands[word](rest)
-        except KeyboardInterrupt:
-            ignore_for_a_moment()
-            raise Interrupted(f"%gpupool {word} was interrupted.{_AFTER.get(word, '')}") from None
+        return self._commands.run(line)
 
     @cell_magic("spmd")  # type: ignore[arg-type]
     def spmd_cell(self, line: str, cell: str) -> SpmdRun | SpmdResult | None:
@@ -218,111 +186,6 @@ class GpupoolMagics(Magics):
         source = on_its_line(line, self.shell)
         return self._begin(source, "auto", notebook=self._notebook(), is_value=True).result()
 
-    # ---- the commands of %gpupool --------------------------------------------------------
-
-    def _status(self, rest: str) -> None:
-        arguments.COMMANDS["status"]().parse_line(rest)
-        pool = session.find()
-        if pool is None:
-            print("No pool runs in this notebook. `%gpupool start` starts one.")
-        else:
-            display(pool.status())
-            if auto.of(self.shell).is_on:
-                print(auto.of(self.shell).describe())
-
-    def _start(self, rest: str) -> None:
-        options = vars(arguments.start_parser().parse_line(rest))
-        found = leftovers()
-        if found:
-            print(f"{found!r}\n`%gpupool leftovers --reap` ends them.")
-        with pool_view.StartProgress() as progress:
-            pool = session.start(**options, progress=progress)
-            progress.finish(pool)
-
-    def _stop(self, rest: str) -> None:
-        arguments.COMMANDS["stop"]().parse_line(rest)
-        print("Pool stopped." if session.stop() else "No pool was running.")
-        if auto.of(self.shell).turn_off():
-            print("auto is off: cells run in the notebook again.")
-
-    def _restart(self, rest: str) -> None:
-        ranks = arguments.COMMANDS["restart"]().parse_line(rest).ranks
-        pool = session.current_pool()
-        with pool_view.StartProgress() as progress:
-            pool.restart(ranks, progress=progress)
-            progress.finish(pool)
-
-    def _sync(self, rest: str) -> None:
-        chosen = arguments.COMMANDS["sync"]().parse_line(rest)
-        if not chosen.names:
-            raise OptionsError(
-                "%gpupool sync: name a rank, and what of it the others are to have, as in "
-                "`%gpupool sync 0 model optimizer`."
-            )
-        ranks = session.current_pool().sync_from(chosen.rank, *chosen.names, ranks=chosen.ranks)
-        names, listed = ", ".join(chosen.names), ", ".join(map(str, ranks))
-        if not ranks:
-            print("There is no other rank.")
-        else:
-            has = "has" if len(ranks) == 1 else "have"
-            print(f"Rank {listed} now {has} {names} of rank {chosen.rank}.")
-
-    def _interrupt(self, rest: str) -> None:
-        arguments.COMMANDS["interrupt"]().parse_line(rest)
-        pool = session.current_pool()
-        busy = pool.status().state == "busy"
-        pool.interrupt()
-        print("The busy ranks are interrupted." if busy else "No rank is busy.")
-
-    def _auto(self, rest: str) -> None:
-        turns_on = arguments.auto_options(rest).state == "on"
-        pool = (session.find() or self._autostart()) if turns_on else None
-        print(auto.command(self.shell, rest, pool))
-
-    def _gpus(self, rest: str) -> object:
-        if not arguments.gpus_parser().parse_line(rest).watch:
-            return gpus()
-        handle = display(gpus(), display_id=True)
-        try:
-            while True:
-                time.sleep(1.0)
-                handle.update(gpus())
-        except KeyboardInterrupt:  # the stop button ends the watching, and is no error here
-            return None
-
-    def _leftovers(self, rest: str) -> Leftovers | None:
-        chosen = arguments.COMMANDS["leftovers"]().parse_line(rest)
-        found = leftovers()
-        if not chosen.reap:
-            return found
-        found.reap()
-        print(f"{len(found)} ended." if found else repr(found))
-        return None
-
-    def _env(self, rest: str) -> None:
-        chosen = arguments.env_parser().parse_line(rest)
-        pool = session.current_pool()
-        if chosen.aws and chosen.unset:
-            raise OptionsError("%gpupool env: --aws and --unset exclude each other.")
-        if chosen.names or chosen.aws:
-            changed = pool.propagate_env(*chosen.names, aws=chosen.aws, unset=chosen.unset)
-            credentials = pool.status().credentials if chosen.aws else ""
-            print(pool_view.env_text(changed, pool.world_size, chosen.unset, credentials))
-        elif chosen.unset:
-            raise OptionsError("%gpupool env --unset: name the variables to remove.")
-        else:
-            status = pool.status()
-            credentials = status.credentials
-            print(pool_view.env_text(status.env, pool.world_size, credentials=credentials))
-
-    def _log(self, rest: str) -> None:
-        chosen = arguments.log_parser().parse_line(rest)
-        print(session.current_pool().log(chosen.rank, chosen.num_lines))
-
-    def _debug(self, rest: str) -> None:
-        rank = arguments.COMMANDS["debug"]().parse_line(rest).rank
-        debug.post_mortem(session.current_pool(), rank)
-
     # ---- inside --------------------------------------------------------------------------
 
     def _begin(
@@ -337,13 +200,14 @@ class GpupoolMagics(Magics):
         is_value: bool = False,
         unwaited: bool = False,
     ) -> SpmdRun:
-        pool = session.find() or self._autostart()
+        pool = session.find() or pool_view.start_unasked()
         status = pool.status()
         if status.state == "replacing":
             print(pool_view.waits_text(status))
         chosen = pool.select_ranks(ranks)
         # the n of In [n]; execution_count is one higher from some version of IPython on
         number = self.shell.displayhook.prompt_count
+        stop_wish = threading.Event()
         view = spmd_view.make_view(
             view_name,
             chosen,
@@ -353,6 +217,7 @@ class GpupoolMagics(Magics):
             is_value=is_value,
             result_name=result_name,
             unwaited=f"cell In[{number}] (--nowait)" if unwaited else "",
+            stop_wish=stop_wish,
         )
         run = SpmdRun(
             pool,
@@ -362,6 +227,7 @@ class GpupoolMagics(Magics):
             timeout_s=timeout_s,
             notebook=notebook,
             cell_number=number,
+            stop_wish=stop_wish,
         )
         self._tell_covered(run.covered)
         return run
@@ -380,13 +246,6 @@ class GpupoolMagics(Magics):
                 "notebook has under that name."
             )
 
-    def _autostart(self) -> Pool:
-        with pool_view.StartProgress() as progress:
-            sentence = session.started_unasked()
-            pool = session.start(progress=progress)
-            progress.finish_line(sentence.format(session.describe(pool)))
-        return pool
-
     def _bind(self, name: str | None, value: object) -> None:
         # IPython lets `_` alone for good if anyone else binds it, and does so itself in a moment
         if name not in (None, "_"):
@@ -397,9 +256,14 @@ def register(shell: Any) -> None:
     """Give `shell` the magics, and IPython the pictures of our objects."""
     shell.register_magics(GpupoolMagics)
     pool_view.register_formatters(shell)
+    gpu_view.register_formatters(shell)
     spmd_view.register_formatters(shell)
     composite_view.register_formatters(shell)
     data_view.register_formatters(shell)
+    confusion_view.register_formatters(shell)
+    plan_view.register_formatters(shell)
+    picture.register_formatters(shell)
+    result_view.register_formatters(shell)
     completion.register(shell)
     auto.register(shell)
     background.register(shell)

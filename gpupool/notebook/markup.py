@@ -26,7 +26,13 @@ text-decoration:underline}
 #UID>.gp-panel{display:none;border:1px solid rgba(128,128,128,.35);padding:6px;overflow:auto}
 #UID .gp-name{display:none}
 """
+MAX_LINES = 40  # of a text that is shown at full length
 GREEN, AMBER, RED, GREY = "#2da44e", "#bf8700", "#cf222e", "#8c959f"
+
+
+def ink(colour: str) -> str:
+    """A colour for text: drawn towards the page's own, so that it is readable on light and dark."""
+    return f"color-mix(in srgb,{colour} 65%,currentColor)"
 
 
 def card(*parts: str) -> str:
@@ -60,8 +66,20 @@ def code(text: str) -> str:
 
 
 def code_html(inner: str) -> str:
-    """Preformatted HTML."""
-    return f'<pre style="{CODE};margin:2px 0;white-space:pre-wrap">{inner}</pre>'
+    """Preformatted HTML; what is longer than a page scrolls, with the keyboard too."""
+    style = f"{CODE};margin:2px 0;white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere"
+    if inner.count("\n") < MAX_LINES:
+        return f'<pre style="{style}">{inner}</pre>'
+    style += f";max-height:{MAX_LINES}em;overflow-y:auto"
+    return f'<pre tabindex="0" style="{style}">{inner}</pre>'
+
+
+def scroller(inner: str, label: str) -> str:
+    """A block that scrolls sideways where it is too wide, by keyboard too; `label` is its name."""
+    return (
+        f'<div style="overflow-x:auto" tabindex="0" role="region" aria-label="{escape(label)}">'
+        f"{inner}</div>"
+    )
 
 
 def fold_out(title: str, inner: str, *, is_open: bool) -> str:
@@ -124,4 +142,5 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         "<tr>" + "".join(f"<td {cell}>{escape(text)}</td>" for text in row) + "</tr>"
         for row in rows
     )
-    return f'<table style="{FONT}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    inner = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f'<table style="{FONT};margin:2px 0">{inner}</table>'

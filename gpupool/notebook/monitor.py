@@ -1,12 +1,12 @@
 """The live picture of a training: the kernel's half of a widget. Runs on the client.
 
-The browser's half is `static/monitor.js`. New points travel as small custom messages; two synced
-traits, refreshed now and then, hold the whole picture for pages that are opened later.
+The browser's half is `static/plots.js` and `static/monitor.js`. What has changed travels as small
+custom messages; two synced traits, refreshed now and then, hold the whole picture for pages that
+are opened later.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -17,11 +17,12 @@ import anywidget
 import traitlets
 
 from gpupool.notebook import words
-from gpupool.notebook.curves import Curves
+from gpupool.notebook.monitor_state import MonitorState
 from gpupool.training.history import OVER, TrainingHistory
 
 MESSAGE_EVERY_S = 0.1
-WHOLE_EVERY_S = 2.0
+WORDS_EVERY_S = 0.5
+WHOLE_EVERY_S = 5.0
 STATIC = Path(__file__).parent / "static"
 
 
@@ -33,14 +34,17 @@ class TrainingMonitor(anywidget.AnyWidget):
     thread is in the middle of something: it may only set an Event.
     """
 
-    _esm = STATIC / "monitor.js"
-    _css = STATIC / "monitor.css"
+    # One module: it is loaded from a blob, from where it could import nothing of ours.
+    _esm = "\n".join((STATIC / name).read_text("utf-8") for name in ("plots.js", "monitor.js"))
+    _css = (STATIC / "monitor.css").read_text("utf-8")
 
     status = traitlets.Unicode("starting").tag(sync=True)
     view = traitlets.Dict().tag(sync=True)
     # JSON in a string: ipywidgets walks through nested lists in search of binary buffers, which
     # would cost more than all the rest.
     lines = traitlets.Unicode("{}").tag(sync=True)
+    # What is left of it in the end, as `leave` tells.
+    still = traitlets.Dict().tag(sync=True)
 
     def __init__(
         self,
@@ -49,12 +53,12 @@ class TrainingMonitor(anywidget.AnyWidget):
     ) -> None:
         self._on_stop = on_stop
         self._clock = clock
-        self._lock = threading.Lock()
-        self._curves = Curves()
+        self._lock = threading.RLock()
+        self._state = MonitorState()
         self._stop_pressed = False
-        self._sent_at = self._whole_at = -WHOLE_EVERY_S
-        self._text = "starting"
-        super().__init__(view=_view(TrainingHistory(), "starting", self._curves))
+        self._sent_at = self._words_at = self._whole_at = -WHOLE_EVERY_S
+        self._history = TrainingHistory()
+        super().__init__(view=self._state.view)
         self.on_msg(self._receive)
 
     def update(self, history: TrainingHistory) -> None:
@@ -66,23 +70,61 @@ class TrainingMonitor(anywidget.AnyWidget):
         """
         with self._lock:
             now = self._clock()
-            self._text = history.line()
+            self._history = history
             status = self._status_of(history)
-            changed = status != self.status or history.notice != self.view["notice"]
-            if not changed and now - self._sent_at < MESSAGE_EVERY_S:
+            is_urgent = self._is_urgent(history, status)
+            if not is_urgent and now - self._sent_at < MESSAGE_EVERY_S:
                 return
             self._sent_at = now
-            new = self._curves.take(history)
-            view = _view(history, status, self._curves)
-            if changed or now - self._whole_at >= WHOLE_EVERY_S:
-                self._whole_at = now
-                with self.hold_sync():  # one message instead of three
-                    self.status, self.view = status, view
-                    self.lines = json.dumps(
-                        self._curves.whole(), separators=(",", ":"), allow_nan=False
-                    )
+            if is_urgent or now - self._whole_at >= WHOLE_EVERY_S:
+                self._send_whole(history, status, now)
             else:
-                self.send({"view": view, "new": new})
+                self._send_news(history, status, now)
+
+    def _is_urgent(self, history: TrainingHistory, status: str) -> bool:
+        """Whether there is more to tell than numbers."""
+        notice = words.notice(history)
+        is_new_start = self._state.is_of_another(history)
+        return is_new_start or status != self.status or notice != self._state.view["notice"]
+
+    def _send_whole(self, history: TrainingHistory, status: str, now: float) -> None:
+        self._state.take(history, status)
+        self._whole_at = self._words_at = now
+        with self.hold_sync():  # one message instead of three
+            self.status = status
+            self._refresh()
+
+    def _send_news(self, history: TrainingHistory, status: str, now: float) -> None:
+        if now - self._words_at < WORDS_EVERY_S:
+            changed, new = self._state.take_points(history)
+        else:
+            changed, new = self._state.take(history, status)
+            self._words_at = now
+        self.send({"view": changed, "new": new})
+
+    def get_state(self, key: Any = None, drop_defaults: bool = False) -> dict[str, Any]:
+        """The synced traits; all of them (no `key`) with everything that was sent so far.
+
+        That is what a page that is opened, or loaded again, asks for. Otherwise the traits are some
+        seconds old, and older where nothing was told since, as during validation.
+        """
+        if key is None:
+            with self._lock:
+                self._refresh()
+        state: dict[str, Any] = super().get_state(key, drop_defaults)
+        return state
+
+    def _refresh(self) -> None:
+        """Have the synced traits hold the whole picture."""
+        self.view, self.lines = self._state.view, self._state.lines()
+
+    def leave(self, picture: dict[str, Any]) -> None:
+        """The training is over, and `picture`, a mime bundle, takes the place of this widget.
+
+        The kernel cannot put it there in a page that was loaded again meanwhile: that does not know
+        the display any more. The browser's half does it in notebooks that let it.
+        """
+        self.still = {"model_id": self.model_id, "data": picture}
 
     def open(self) -> None:
         """Register the widget with the browser."""
@@ -121,17 +163,4 @@ class TrainingMonitor(anywidget.AnyWidget):
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         bundle = super()._repr_mimebundle_(**kwargs)
         data, metadata = bundle if isinstance(bundle, tuple) else (bundle or {}, {})
-        return {**data, "text/plain": self._text}, metadata
-
-
-def _view(history: TrainingHistory, status: str, curves: Curves) -> dict[str, Any]:
-    """Everything but the points: what the browser writes and how it scales."""
-    return {
-        "headline": words.headline(history, status),
-        "notice": history.notice,
-        "remaining": words.remaining(history),
-        "progress": history.progress,
-        "table": words.table(history),
-        "latest": words.latest(history),
-        "axes": curves.axes(history),
-    }
+        return {**data, "text/plain": self._history.line()}, metadata

@@ -1,198 +1,175 @@
-"""The picture of a training that stays: HTML with SVG for the notebook, text for a terminal.
+"""The picture of a training that stays: HTML for the notebook, text for a terminal.
 
-Pure functions; they run on the client. The HTML needs no script, no kernel and no network, and
-takes its text colour from the page, so that it is readable on light and on dark.
+Pure functions; they run on the client. The HTML needs no script, no kernel and no network. Where
+styles and SVG are taken out of it (GitHub) the plots, the tables and all words remain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from html import escape
 from typing import Any
 
-from gpupool.notebook import markup, words
-from gpupool.notebook.curves import PLOTS, Curves, Point
+from gpupool.core.figures import NONE
+from gpupool.notebook import markup, svg, words
+from gpupool.notebook.monitor_state import file_name
+from gpupool.notebook.plots import COLORS, Plots
+from gpupool.notebook.rank_words import RankRow
 from gpupool.training.history import TrainingHistory
 
-# Mid-tones: the background is not known, and may be white or nearly black.
-COLORS = {"accuracy": "#1a85d6", "loss": "#e0632a"}
-TITLES = {"accuracy": "Accuracy (%)", "loss": "Loss"}
-WIDTH, HEIGHT = 640, 216
-LEFT, RIGHT, TOP, BOTTOM = 46, 618, 18, 178
-MAX_POINTS = 500
-
-Scale = Callable[[float], float]
+HINT = "To stop, press the stop button of the notebook."
+MEMORY = "#4f9a1b"
+TRACK = "background:rgba(128,128,128,.25);border-radius:4px;overflow:hidden;height:8px"
+CELL = (
+    "border:0;vertical-align:baseline;padding:1px 4px;background:none;line-height:1.35;"
+    "text-align:left;max-width:none"
+)
+# In a style sheet, as there may be many ranks; where it is taken out, the words remain. The
+# selectors are that long to outweigh those of JupyterLab for tables.
+RANKS = ".gpupool-training .gpupool-ranks"
+RANKS_STYLE = f"""
+{RANKS}{{margin-top:8px;padding-left:10px;border-left:3px solid rgba(128,128,128,.4)}}
+{RANKS} summary{{cursor:pointer}}
+{RANKS}>div{{max-height:330px;overflow:auto}}
+{RANKS} table{{border:0;border-collapse:collapse;margin:0;color:inherit;font-size:inherit}}
+{RANKS} table thead{{border:0}}
+{RANKS} table tr:nth-child(n){{background:none}}
+{RANKS} table :is(td,th){{{CELL};padding-right:9px;font-weight:400;white-space:nowrap;
+font-variant-numeric:tabular-nums}}
+{RANKS} table :is(td,th):last-child{{padding-right:0}}
+{RANKS} i{{display:block;height:4px;border-radius:2px;background:rgba(128,128,128,.25)}}
+{RANKS} i i{{background:{COLORS["accuracy"]}}}
+{RANKS} .gpupool-memory i i{{background:{MEMORY}}}
+"""
 
 
 def training_html(history: TrainingHistory) -> str:
-    """The plots, the table and the legend as one self-contained piece of HTML."""
-    curves = Curves(MAX_POINTS)
-    curves.take(history)
-    whole, axes = curves.whole(), curves.axes(history)
-    plots = [p for p in PLOTS if p == "loss" or any(whole[p].values())]
-    latest = words.latest(history)
-    drawn = "".join(_plot(p, whole[p], axes, latest[p]) for p in plots)
+    """Plots, tables and the strip of ranks as one self-contained piece of HTML.
+
+    Its size is bounded, however long the training is. The plots of one that is over can be saved
+    as a file from there.
+    """
+    plots = Plots(history)
     return (
         '<div class="gpupool-training" style="border:1px solid rgba(128,128,128,.45);'
-        "border-radius:6px;padding:10px 14px;max-width:1080px;font-size:13px;"
+        "border-radius:6px;padding:10px 14px;max-width:1360px;font-size:13px;"
         'font-family:var(--jp-ui-font-family,system-ui,sans-serif);line-height:1.5">'
-        f"{_header(history)}{_notice(history)}"
+        f"{_header(history, plots)}{_notice(history)}"
         '<div style="display:flex;flex-wrap:wrap;gap:8px 24px">'
-        f'<div style="flex:3 1 420px;min-width:0;max-width:760px">{drawn}'
-        f"{_legend(plots, any(whole[p]['validation'] for p in plots))}</div>"
-        f"{_table(words.table(history))}</div></div>"
+        '<div style="flex:3 1 420px;min-width:0;max-width:820px">'
+        f"{plots.html(as_picture=history.is_over)}</div>"
+        f"{_table(words.table(history))}</div>{_ranks(history)}"
+        f"{svg.DARK_STYLE if history.is_over else markup.muted(HINT)}</div>"
     )
 
 
 def training_text(history: TrainingHistory) -> str:
     """The outcome in a few lines."""
-    lines = [words.headline(history), *([f"  {history.notice}"] if history.notice else [])]
+    notice = words.notice(history)
+    lines = [words.headline(history), *(f"  {line}" for line in notice.splitlines())]
     if history.start is None or not history.steps:
         return "\n".join(lines)
     for section, rows in words.table(history):
-        shown = [f"{label.lower()} {value}" for label, value in rows if value != "–"]
+        shown = [f"{label.lower()} {value}" for label, value in rows if value != NONE]
         if shown:
             lines.append(f"  {section + ':':<16}{', '.join(shown)}")
+    slow = [f"rank {row.rank} is the {row.note}" for row in words.rank_rows(history) if row.note]
+    if slow:
+        lines.append(f"  {words.rank_title(history) + ':':<16}{slow[0]}")
     return "\n".join(lines)
 
 
-def _header(history: TrainingHistory) -> str:
+def register_formatters(shell: Any) -> None:
+    """Let IPython show what `TrainingResult.plot` gives, whenever it comes to be imported."""
+    formatters = shell.display_formatter.formatters
+    plot = "gpupool.training.result", "TrainingPlot"
+    formatters["text/html"].for_type_by_name(*plot, lambda plot: training_html(plot.history))
+    formatters["text/plain"].for_type_by_name(
+        *plot, lambda plot, printer, cycle: printer.text(training_text(plot.history))
+    )
+
+
+def _header(history: TrainingHistory, plots: Plots) -> str:
     share = int(100 * history.progress)
     bar = (
-        '<span style="flex:1 1 120px;height:8px;border-radius:4px;overflow:hidden;'
-        'background:rgba(128,128,128,.25)">'
-        f'<span style="display:block;height:8px;width:{share}%;'
-        f'background:{COLORS["accuracy"]}"></span></span>'
+        f'<span style="flex:1 1 120px;{TRACK}"><span style="display:block;height:8px;'
+        f'width:{share}%;background:{COLORS["accuracy"]}"></span></span>'
     )
     return (
         '<div style="display:flex;flex-wrap:wrap;gap:4px 14px;align-items:center;'
         f'margin-bottom:6px"><b>{escape(words.headline(history))}</b>{bar}'
-        f'<span style="opacity:.75">{escape(words.remaining(history))}</span></div>'
+        f"{markup.muted(words.remaining(history))}{_save_link(history, plots)}</div>"
+    )
+
+
+def _save_link(history: TrainingHistory, plots: Plots) -> str:
+    if not history.is_over or not history.steps:
+        return ""
+    style = (
+        "border:1px solid currentColor;border-radius:4px;padding:2px 12px;color:inherit;"
+        "text-decoration:none;white-space:nowrap"
+    )
+    return (
+        f'<a style="{style}" download="{escape(file_name(history))}.svg" '
+        f'href="{plots.data_url()}">Save plot</a>'
     )
 
 
 def _notice(history: TrainingHistory) -> str:
-    return markup.bar(markup.code(history.notice), markup.AMBER) if history.notice else ""
-
-
-def _plot(plot: str, lines: dict[str, list[Point]], axes: dict[str, Any], latest: str) -> str:
-    x_axis, y_axis, color = axes["steps"], axes[plot], COLORS[plot]
-    x = _scale(x_axis, LEFT, RIGHT)
-    y = _scale(y_axis, BOTTOM, TOP)
-    parts = [
-        _bands(axes["bands"], x),
-        _ticks(x_axis, y_axis, x, y),
-        _polyline(lines["raw"], x, y, f'stroke="{color}" stroke-opacity=".35"'),
-        _polyline(lines["smooth"], x, y, f'stroke="{color}" stroke-width="2"'),
-        _polyline(lines["validation"], x, y, 'stroke="currentColor" stroke-dasharray="5 4"'),
-        *(
-            f'<circle cx="{x(step):.1f}" cy="{y(value):.1f}" r="{_marker(lines)}" '
-            'fill="currentColor"/>'
-            for step, value in lines["validation"]
-        ),
-    ]
-    return (
-        f'<div style="font-weight:600">{TITLES[plot]}</div>'
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
-        f'aria-label="{escape(latest)}" font-size="11" fill="currentColor" '
-        f'style="display:block;width:100%;height:auto">{"".join(parts)}</svg>'
+    return "".join(
+        markup.bar(markup.code(line), markup.AMBER) for line in words.notice(history).splitlines()
     )
-
-
-def _scale(axis: dict[str, Any], start: float, end: float) -> Scale:
-    low, high = axis["low"], axis["high"]
-    return lambda value: start + (end - start) * (value - low) / (high - low)
-
-
-def _marker(lines: dict[str, list[Point]]) -> float:
-    """The radius of a validation marker: many of them must not become one thick line."""
-    return 3 if len(lines["validation"]) <= 40 else 1.5
-
-
-def _bands(bands: list[tuple[int, int, str]], x: Scale) -> str:
-    """Every second band shaded; the labels stand above the plot, where no curve goes."""
-    out = []
-    for index, (first, last, label) in enumerate(bands):
-        left, width = x(first), x(last) - x(first)
-        if index % 2 == 0:
-            out.append(
-                f'<rect x="{left:.1f}" y="{TOP}" width="{width:.1f}" height="{BOTTOM - TOP}" '
-                'fill-opacity=".07"/>'
-            )
-        out.append(
-            f'<text x="{left + width / 2:.1f}" y="{TOP - 5}" text-anchor="middle" '
-            f'fill-opacity=".65">{label}</text>'
-        )
-    return "".join(out)
-
-
-def _ticks(x_axis: dict[str, Any], y_axis: dict[str, Any], x: Scale, y: Scale) -> str:
-    grid = f'x1="{LEFT}" x2="{RIGHT}" stroke="currentColor" stroke-opacity=".18"'
-    out = [
-        f'<line {grid} y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>'
-        f'<text x="{LEFT - 6}" y="{y(tick) + 4:.1f}" text-anchor="end">{label}</text>'
-        for tick, label in y_axis["ticks"]
-    ]
-    out += [
-        f'<text x="{x(tick):.1f}" y="{BOTTOM + 15}" text-anchor="middle">{label}</text>'
-        for tick, label in x_axis["ticks"]
-    ]
-    middle = (LEFT + RIGHT) // 2
-    out.append(
-        f'<text x="{middle}" y="{BOTTOM + 31}" text-anchor="middle" fill-opacity=".65">Step</text>'
-    )
-    return "".join(out)
-
-
-def _polyline(points: list[Point], x: Scale, y: Scale, style: str) -> str:
-    path = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in points)
-    return f'<polyline fill="none" {style} points="{path}"/>'
-
-
-def _legend(plots: list[str], validated: bool) -> str:
-    def sample(style: str) -> str:
-        ends = [(COLORS[p], i * 24 / len(plots)) for i, p in enumerate(plots)]
-        return "".join(
-            f'<line x1="{left:g}" x2="{left + 24 / len(plots):g}" y1="5" y2="5" '
-            f'stroke="{color}" {style}/>'
-            for color, left in ends
-        )
-
-    entries = [
-        ("training (smoothed)", sample('stroke-width="2.5"')),
-        ("training", sample('stroke-opacity=".4"')),
-    ]
-    if validated:
-        dashes = '<line x1="0" x2="24" y1="5" y2="5" stroke="currentColor" stroke-dasharray="5 4"/>'
-        entries.append(("validation", dashes + '<circle cx="12" cy="5" r="3"/>'))
-    shown = "".join(
-        '<span style="white-space:nowrap"><svg xmlns="http://www.w3.org/2000/svg" width="24" '
-        f'height="10" fill="currentColor" aria-hidden="true">{drawing}</svg> {label}</span>'
-        for label, drawing in entries
-    )
-    return f'<div style="display:flex;flex-wrap:wrap;gap:2px 18px">{shown}</div>'
 
 
 def _table(table: words.Table) -> str:
     """One small table per section: beside the plots in a column, below them side by side."""
-    cell = "border:0;padding:1px 4px;background:none;line-height:1.35"
     out = []
     for section, rows in table:
         body = "".join(
-            f'<tr style="background:none"><th scope="row" style="{cell};text-align:left;'
-            f'font-weight:400;opacity:.75">{escape(label)}</th>'
-            f'<td style="{cell};text-align:right;white-space:nowrap;'
-            f'font-variant-numeric:tabular-nums">{escape(value)}</td></tr>'
+            f'<tr style="background:none"><th scope="row" style="{CELL};font-weight:400;'
+            f'white-space:nowrap;opacity:.8">{escape(label)}</th><td style="{CELL};'
+            f'text-align:right;font-variant-numeric:tabular-nums">{escape(value)}</td></tr>'
             for label, value in rows
         )
         out.append(
-            '<table style="width:100%;border:0;border-collapse:collapse;margin:0;'
+            '<table style="width:100%;border:0;border-collapse:collapse;margin:0;color:inherit;'
             'font-size:inherit;table-layout:auto;align-self:start">'
             '<caption style="text-align:left;font-weight:600;padding:4px 4px 0;color:inherit;'
             f'border-bottom:1px solid rgba(128,128,128,.3)">{escape(section)}</caption>'
             f"<tbody>{body}</tbody></table>"
         )
     return (
-        '<div style="flex:1 1 220px;display:grid;gap:8px 20px;align-content:start;'
-        f'grid-template-columns:repeat(auto-fit,minmax(210px,1fr))">{"".join(out)}</div>'
+        '<div style="flex:1 1 250px;display:grid;gap:8px 24px;align-content:start;'
+        f'grid-template-columns:repeat(auto-fit,minmax(min(250px,100%),1fr))">{"".join(out)}</div>'
     )
+
+
+def _ranks(history: TrainingHistory) -> str:
+    """The strip: how each rank fared last. Many ranks scroll."""
+    rows = words.rank_rows(history)
+    if not rows or not history.ranks:
+        return ""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in words.RANK_COLUMNS)
+    title = f"<b>{words.rank_title(history)}</b> {markup.muted(words.rank_summary(history))}"
+    return (
+        f'<style>{RANKS_STYLE}</style><details class="gpupool-ranks" open="">'
+        f'<summary>{title}</summary><div role="region" aria-label="How each rank fared" '
+        f'tabindex="0"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(map(_rank_row, rows))}</tbody></table></div></details>"
+    )
+
+
+def _rank_row(row: RankRow) -> str:
+    note = markup.badge(row.note, markup.AMBER) if row.note else ""
+    return (
+        f'<tr><th scope="row">{escape(row.rank)}</th><td>{escape(row.device)}</td>'
+        f"<td>{_share(row.utilization, row.utilization_text)}</td>"
+        f'<td class="gpupool-memory">{_share(row.memory, row.memory_text)}</td>'
+        f"<td>{escape(row.temperature)}</td><td>{escape(row.step)}{note}</td></tr>"
+    )
+
+
+def _share(share: float | None, text: str) -> str:
+    """A bar under its words; the words alone where nobody knows the share."""
+    if share is None:
+        return escape(text)
+    return f'{escape(text)}<i><i style="width:{100 * share:.0f}%"></i></i>'

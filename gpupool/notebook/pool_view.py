@@ -2,70 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from IPython.display import display
 
-from gpupool.core.gpu_table import GpuTable
-from gpupool.core.topology import Rank
-from gpupool.notebook import markup
+from gpupool.core.progress import Progress
+from gpupool.notebook import markup, pool_bar
+from gpupool.notebook.bar_view import countdown, status_html, status_text
 from gpupool.notebook.front_end import in_notebook
-from gpupool.notebook.words import duration
+from gpupool.pool import session
+from gpupool.pool.leftovers import Leftovers
+from gpupool.pool.notices import NoticeLines
 from gpupool.pool.pool import Pool
 from gpupool.pool.status import PoolStatus
-
-_COLOURS = {
-    "idle": markup.GREEN,
-    "busy": markup.AMBER,
-    "replacing": markup.AMBER,
-    "broken": markup.RED,
-    "stopped": markup.GREY,
-}
-
-
-NO_PROCESS = "–"  # in the column of process ids: the rank's has ended
-
-
-def status_text(status: PoolStatus) -> str:
-    """One line on the pool and one for each rank."""
-    lines = [f"Pool of {len(status.ranks)}: {status.state}, " + ", ".join(_facts(status))]
-    if status.reason:
-        lines.append(status.reason)
-    for rank, device, threads, pid in rank_rows(status):
-        plural = "" if threads == "1" else "s"
-        process = "no process" if pid == NO_PROCESS else f"pid {pid}"
-        lines.append(f"  rank {rank}  {device}  {threads} thread{plural}  {process}")
-    return "\n".join(lines)
-
-
-def status_html(status: PoolStatus) -> str:
-    """The pool's bar; the ranks unfold."""
-    head = (
-        f"<b>Pool of {len(status.ranks)}</b>"
-        + markup.badge(status.state, _COLOURS[status.state])
-        + markup.muted(" · ".join(_facts(status)))
-    )
-    reason = markup.bar(markup.code(status.reason), _COLOURS[status.state]) if status.reason else ""
-    if status.stops_soon:
-        reason = markup.bar(markup.code(f"The pool {_countdown(status)}."), markup.AMBER)
-    ranks = markup.table(("rank", "device", "threads", "pid"), rank_rows(status))
-    return markup.card(head, reason, f"<details><summary>Ranks</summary>{ranks}</details>")
-
-
-def rank_rows(status: PoolStatus) -> list[tuple[str, str, str, str]]:
-    """(rank, device, threads, pid) of each rank."""
-    return [
-        (
-            str(rank.rank),
-            _device(rank, status),
-            str(rank.num_threads),
-            str(status.pids.get(rank.rank, NO_PROCESS)),
-        )
-        for rank in status.ranks
-    ]
 
 
 def waits_text(status: PoolStatus) -> str:
@@ -87,47 +38,69 @@ def env_text(
         return "No variable matches." if unset else "No variable has been propagated."
     if unset:
         return f"Removed from {world_size} ranks: {', '.join(variables)}"
-    names = ", ".join(f"{name} ({mark})" for name, mark in variables.items())
-    return f"On {world_size} ranks: {names}" + (f"\n{credentials}" if credentials else "")
+    names = [f"{name} ({mark})" for name, mark in variables.items()]
+    many = len(names) > _NAMES_ON_A_LINE
+    listed = "\n  " + "\n  ".join(names) if many else f" {', '.join(names)}"
+    return f"On {world_size} ranks:{listed}" + (f"\n{credentials}" if credentials else "")
 
 
-def gpu_table_html(table: GpuTable) -> str:
-    """The GPU table, or a sentence where there is none."""
-    if not table:
-        return markup.card(markup.muted(table.none))
-    return markup.card(markup.table(table.HEADER, table.rows()))
+def leftovers_text(found: Leftovers) -> str:
+    """What earlier pools have left, and how it is ended."""
+    return f"{found!r}\n{_REAP}" if found else repr(found)
+
+
+def leftovers_html(found: Leftovers) -> str:
+    """What earlier pools have left as a table, and how it is ended."""
+    if not found:
+        return markup.card(markup.muted(repr(found)))
+    rows = [(one.name, str(one.process.pid), one.since) for one in found]
+    head = f"<b>{repr(found).splitlines()[0].removesuffix(':')}</b>"
+    table = markup.scroller(markup.table(("process", "pid", "since"), rows), "Processes")
+    return markup.card(head, table, markup.muted(_REAP))
+
+
+_NAMES_ON_A_LINE = 4
+_REAP = "`%gpupool leftovers --reap` ends them."
 
 
 class StartProgress:
     """A line that says how far the start is; the pool's bar takes its place.
 
-    In a notebook and on a terminal it is drawn anew in one place; elsewhere only the end shows.
+    In a notebook it is drawn anew in one place, on a terminal it is a line like that of anything
+    that lasts; elsewhere only the end shows.
+
+    Args:
+        what: what lasts.
+        failed: what is told of it if it ends with an error.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, what: str = "Starting the pool", failed: str = "The pool was not started."
+    ) -> None:
         self._in_notebook = in_notebook()
         self._handle: Any = None
+        self._line = Progress(what)
+        self._failed = failed
 
     def __enter__(self) -> StartProgress:
+        if not self._in_notebook:
+            self._line.start()
         return self
 
     def __call__(self, line: str) -> None:
         """Show a stage."""
         if self._in_notebook:
             self._show(_plain(f"Starting: {line}"))
-        elif sys.stderr.isatty():
-            sys.stderr.write(f"\rStarting: {line}".ljust(60))
-            sys.stderr.flush()
+        else:
+            self._line.tell(line)
 
     def finish(self, pool: Pool) -> None:
         """Show the pool; from now on also what becomes of it."""
-        status = pool.status()
         if self._in_notebook:
-            self._show(_bundle(status))
-            pool.add_listener(lambda status: self._show(_bundle(status)))
+            pool_bar.show(pool, self._handle)
         else:
-            self._clear_line()
-            print(status_text(status))
+            self._line.close()
+            print(status_text(pool.status()))
             pool.add_listener(_tell_on_terminal)
 
     def finish_line(self, text: str) -> None:
@@ -135,7 +108,7 @@ class StartProgress:
         if self._in_notebook:
             self._show(_plain(text))
         else:
-            self._clear_line()
+            self._line.close()
             print(text)
 
     def __exit__(
@@ -144,12 +117,9 @@ class StartProgress:
         error: BaseException | None,
         frames: TracebackType | None,
     ) -> None:
-        if error is None:
-            return
-        if self._handle is not None:
-            self._show(_plain("The pool was not started."))
-        elif not self._in_notebook:
-            self._clear_line()
+        self._line.close(failed=error is not None)
+        if error is not None and self._handle is not None:
+            self._show(_plain(self._failed))
 
     def _show(self, bundle: dict[str, str]) -> None:
         if self._handle is None:
@@ -157,10 +127,14 @@ class StartProgress:
         else:
             self._handle.update(bundle, raw=True)
 
-    def _clear_line(self) -> None:
-        if sys.stderr.isatty():
-            sys.stderr.write("\r".ljust(60) + "\r")
-            sys.stderr.flush()
+
+def start_unasked() -> Pool:
+    """Start a pool because a cell needs one, and say so in one line."""
+    with StartProgress() as progress:
+        sentence = session.started_unasked()
+        pool = session.start(progress=progress)
+        progress.finish_line(sentence.format(session.describe(pool)))
+    return pool
 
 
 def register_formatters(shell: Any) -> None:
@@ -168,64 +142,16 @@ def register_formatters(shell: Any) -> None:
     formatters = shell.display_formatter.formatters
     formatters["text/plain"].for_type(PoolStatus, lambda s, p, cycle: p.text(status_text(s)))
     formatters["text/html"].for_type(PoolStatus, status_html)
-    formatters["text/plain"].for_type(GpuTable, lambda table, p, cycle: p.text(repr(table)))
-    formatters["text/html"].for_type(GpuTable, gpu_table_html)
-
-
-def _facts(status: PoolStatus) -> list[str]:
-    facts = [_devices(status), status.backend]
-    if status.training_backend != status.backend:
-        facts[-1] += f" (training: {status.training_backend})"
-    if status.generation > 1:  # the group was formed again after an error
-        facts.append(f"generation {status.generation}")
-    if status.env:
-        facts.append(f"env: {', '.join(status.env)} (hidden)")
-    if status.credentials:
-        facts.append(status.credentials)
-    left = status.idle_left_s
-    if left is None and not status.inline:
-        facts.append("no idle timeout")
-    elif left is not None and status.state in ("idle", "busy"):
-        facts.append(_countdown(status))
-    return facts
-
-
-def _bundle(status: PoolStatus) -> dict[str, str]:
-    return {"text/plain": status_text(status), "text/html": status_html(status)}
+    formatters["text/plain"].for_type(Leftovers, lambda f, p, cycle: p.text(leftovers_text(f)))
+    formatters["text/html"].for_type(Leftovers, leftovers_html)
 
 
 def _tell_on_terminal(status: PoolStatus) -> None:
     """A line about what the user has not asked for, where a bar cannot be drawn anew."""
     if status.stops_soon:
-        print(f"gpupool: the pool {_countdown(status)}.", file=sys.stderr)
+        NoticeLines()(f"the pool {countdown(status)}.")
     elif status.state == "stopped" and status.reason:
-        print(f"gpupool: the pool was {status.reason}.", file=sys.stderr)
-
-
-def _countdown(status: PoolStatus) -> str:
-    left = status.idle_left_s or 0.0
-    # whole minutes: this stays as it is in the saved notebook
-    return f"stops in {f'{round(left / 60)} min' if left >= 90 else duration(left)} unless used"
-
-
-def _devices(status: PoolStatus) -> str:
-    names = sorted({rank.gpu.name for rank in status.ranks if rank.gpu})
-    if status.inline:
-        return f"inline (this process), {', '.join(names) or 'CPU'}"
-    if not names:
-        return f"CPU ranks: {status.why_cpu}" if status.why_cpu else "CPU ranks"
-    spare = len(status.ranks) - len(status.training_ranks)
-    shown = f"one engine per GPU ({', '.join(names)})"
-    if spare:
-        ranks = "1 rank without takes" if spare == 1 else f"{spare} ranks without take"
-        shown += f", {ranks} no part in training"
-    return shown
-
-
-def _device(rank: Rank, status: PoolStatus) -> str:
-    if rank.gpu is not None:
-        return f"{rank.gpu.label}: {rank.gpu.name}"
-    return "CPU" if rank.rank in status.training_ranks else "CPU, takes no part in training"
+        NoticeLines()(f"the pool was {status.reason}.")
 
 
 def _plain(text: str) -> dict[str, str]:

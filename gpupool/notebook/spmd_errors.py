@@ -52,7 +52,7 @@ def _block(errors: list[RankError], error: SpmdError) -> str:
     if first.freed:
         title = ranks + escape(_one_line(first))
     else:
-        colour = markup.RED if is_cause else "inherit"
+        colour = markup.ink(markup.RED) if is_cause else "inherit"
         name = f'<b style="color:{colour}">{escape(first.ename)}</b>'
         title = ranks + name + " " + markup.muted(_headline(first))
     notes = []

@@ -10,16 +10,17 @@ from typing import Any
 
 from gpupool.notebook import ansi, markup
 from gpupool.notebook.cell_output import Place
+from gpupool.notebook.loop_views import LoopViews
 from gpupool.notebook.notices import notice_html, notice_text
 from gpupool.notebook.shown import Part, mark_error_shown, mark_shown
 from gpupool.notebook.spmd_figures import bundle_html, is_embeddable, is_rich
+from gpupool.notebook.spmd_head import shown_time
 from gpupool.notebook.spmd_lines import Lines, fold_bars, merge
 from gpupool.notebook.spmd_picture import (
     Look,
     has_something,
     report_html,
     report_text,
-    shown_time,
 )
 from gpupool.notebook.widgets import Bars, SendComm, WidgetRelay, is_widget, settle_bars
 from gpupool.spmd.cell import CellReport
@@ -39,10 +40,17 @@ class LiveView:
     What ranks say after the end (threads, workers) is added to the groups, under the same cell.
     """
 
-    def __init__(self, look: Look, send_comm: SendComm, part: Part = "everything") -> None:
+    def __init__(
+        self,
+        look: Look,
+        send_comm: SendComm,
+        part: Part = "everything",
+        stop_wish: threading.Event | None = None,
+    ) -> None:
         self._look = look
         self._part: Part = part
         self._place = Place()
+        self._loops = LoopViews(beside=self._place, stop_wish=stop_wish)
         self._relay = WidgetRelay(self._place, send_comm)
         self._bars = Bars()
         self._lines = Lines(MAX_LINE_CHARS, 3 * NUM_TAIL_LINES)
@@ -59,6 +67,9 @@ class LiveView:
 
     def on_output(self, rank: int, kind: str, content: Any) -> None:
         """Keep the end of the text; drawing is left to `tick`, so that floods cost nothing."""
+        if kind == "events":
+            self._loops.take(content)
+            return
         with self._lock:
             if kind == "comm":
                 self._bars.note(content)
@@ -80,6 +91,7 @@ class LiveView:
 
     def tick(self) -> None:
         """Draw, if there is news and it is time."""
+        self._loops.tick()
         now = time.monotonic()
         wait_s = max(REDRAW_EVERY_S, self._drawn_chars / MAX_CHARS_PER_S)
         is_news = self._dirty or (now - self._began > CLOCK_AFTER_S and now - self._drawn_at > 1)
@@ -94,6 +106,7 @@ class LiveView:
     def finish(self, report: CellReport) -> None:
         """Put the groups in the place of the tail."""
         self._place.bind()
+        self._loops.finish()
         with self._lock:
             self._settle(report)
             self._report = report

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpupool.core.errors import FREED
 from gpupool.notebook import ansi, markup
 from gpupool.notebook.spmd_errors import errors_html
 from gpupool.notebook.spmd_figures import figures_html, figures_text, is_embeddable, is_rich
-from gpupool.notebook.words import duration
+from gpupool.notebook.spmd_head import heading, heading_html
 from gpupool.pool.output import RankOutput
 from gpupool.pool.result import SpmdResult
 from gpupool.spmd.cell import CellReport
@@ -42,7 +41,7 @@ def report_html(report: CellReport, look: Look) -> str:
     """A finished cell: how it went, errors, texts, values and figures of the ranks."""
     figures = _figures(report, look)
     return markup.card(
-        _head(report),
+        heading_html(report),
         *errors_html(report.error),
         *groups_html(_fold(_texts(report, look), look), look),
         *groups_html(_fold(_values(report, look), look), look, "value"),
@@ -53,13 +52,18 @@ def report_html(report: CellReport, look: Look) -> str:
 def report_text(report: CellReport, look: Look) -> str:
     """The same as text, errors last: they are what a reader of a log looks for."""
     errors = "\n".join(report.error.details()) if report.error else ""
+    parts = [said_text(report, look), ansi.plain(errors).strip("\n")]
+    return "\n".join(part for part in parts if part) or heading(report)
+
+
+def said_text(report: CellReport, look: Look) -> str:
+    """What the ranks have said, without their errors; "" if that is nothing."""
     parts = [
         groups_text(_fold(_texts(report, look), look), look),
         groups_text(_fold(_values(report, look), look), look),
         figures_text(_figures(report, look)),
-        ansi.plain(errors).strip("\n"),
     ]
-    return "\n".join(part for part in parts if part) or heading(report)
+    return "\n".join(part for part in parts if part)
 
 
 def has_something(report: CellReport, look: Look) -> bool:
@@ -86,15 +90,6 @@ def values_text(result: SpmdResult) -> str:
         shown = values[-1]["data"].get("text/plain", "") if values else result.value_text(rank)
         texts[rank] = str(shown)
     return groups_text(fold_alike(texts)) or heading(_report_of(result))
-
-
-def heading(report: CellReport) -> str:
-    """How a cell went, in one line.
-
-    "8 ranks · 8 ok · 2.1 s (slowest rank 5: 2.1 s, fastest 1.9 s)"
-    """
-    parts = [_count(len(report.outputs)), *(text for text, _ in _counts(report)), _times(report)]
-    return " · ".join(parts)
 
 
 def groups_text(groups: Sequence[Group], look: Look | None = None) -> str:
@@ -258,48 +253,6 @@ def _figures(report: CellReport, look: Look) -> dict[int, list[Mapping[str, obje
 
 def _report_of(result: SpmdResult) -> CellReport:
     return CellReport(result.outputs, result.elapsed_s, result=result)
-
-
-def _head(report: CellReport) -> str:
-    badges = [markup.badge(text, colour) for text, colour in _counts(report)]
-    name = f"<b>{_count(len(report.outputs))}</b>"
-    return name + "".join(badges) + markup.muted(_times(report))
-
-
-def _count(num_ranks: int) -> str:
-    return f"{num_ranks} rank{'s' if num_ranks > 1 else ''}"
-
-
-def _counts(report: CellReport) -> list[tuple[str, str]]:
-    errors = report.error.errors.values() if report.error else ()
-    freed = sum(error.freed for error in errors)
-    interrupted = sum(error.ename == "KeyboardInterrupt" and not error.freed for error in errors)
-    counts = [
-        (len(report.outputs) - len(errors), "✓ {} ok", markup.GREEN),
-        (len(errors) - freed - interrupted, "✗ {} failed", markup.RED),
-        (interrupted, "{} interrupted", markup.AMBER),
-        (freed, f"{{}} {FREED}", markup.AMBER),
-    ]
-    return [(text.format(n), colour) for n, text, colour in counts if n]
-
-
-def _times(report: CellReport) -> str:
-    result = report.result
-    if result is None or len(result) < 2:
-        return shown_time(report.elapsed_s)
-    by_rank = {rank: result.rank_elapsed_s(rank) for rank in result.ranks}
-    slowest, fastest = max(by_rank, key=by_rank.__getitem__), min(by_rank.values())
-    if by_rank[slowest] - fastest < 0.1:
-        return shown_time(report.elapsed_s)
-    return (
-        f"{shown_time(report.elapsed_s)} (slowest rank {slowest}: "
-        f"{shown_time(by_rank[slowest])}, fastest {shown_time(fastest)})"
-    )
-
-
-def shown_time(seconds: float) -> str:
-    """A time as it is read: 12 ms, 2.1 s, 3 min 5 s."""
-    return f"{1000 * seconds:.0f} ms" if seconds < 0.95 else duration(seconds)
 
 
 def _cut(group: Group | None, look: Look | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import time
 from collections.abc import Callable
@@ -10,9 +9,11 @@ from typing import Any, Protocol
 
 from IPython.display import display
 
-from gpupool.notebook.front_end import in_notebook
+from gpupool.core.errors import OptionsError
+from gpupool.notebook import prompt, words
+from gpupool.notebook.front_end import has_widgets, in_notebook
 from gpupool.notebook.picture import training_html, training_text
-from gpupool.notebook.text import TextProgress
+from gpupool.notebook.text import HINT, TextProgress
 from gpupool.training.history import TrainingHistory
 
 HTML_EVERY_S = 0.5
@@ -34,17 +35,44 @@ class Run(Protocol):
         """Ask for a graceful stop; sets a flag only."""
 
 
-def show_training(run: Run) -> None:
-    """Show the course of `run` where the user is: the one place that chooses how."""
+def show_training(run: Run, how: str = "auto", *, waits: bool = True) -> None:
+    """Show the course of `run` where the user is: the one place that chooses how.
+
+    Args:
+        how: `TrainingOptions.progress`.
+        waits: whether the cell waits for its end; if not, the user goes on at the prompt.
+
+    Raises:
+        OptionsError: "plot", where there are none.
+    """
     view: Listener
-    if not in_notebook():
-        view = TextProgress(sys.stderr)
-    elif importlib.util.find_spec("anywidget") is None:
-        view = HtmlView()
+    if how == "none":
+        return
+    if how == "plot" and not in_notebook():
+        raise OptionsError(
+            "progress='plot' needs a notebook, and this is none: choose 'auto' or 'table'."
+        )
+    if how == "table" or not in_notebook():
+        # what a notebook gets on stderr looks like an error
+        stream = sys.stdout if in_notebook() else sys.stderr
+        if stream is None:  # as Python has it where it was closed before
+            return
+        draws = waits or prompt.shares_screen()
+        view = TextProgress(stream, draws=draws, hint=HINT if waits else "")
     else:
-        view = WidgetView(run.stop)
+        view = _live_view(run)
     view(run.history)  # before the thread of the run may call it too
     run.add_listener(view)
+
+
+def _live_view(run: Run) -> Listener:
+    """The widget; HTML where widgets are not installed, or the kernel has no comms for them."""
+    if not has_widgets():
+        return HtmlView()
+    try:
+        return WidgetView(run.stop)
+    except ImportError:
+        return HtmlView()
 
 
 class WidgetView:
@@ -58,20 +86,17 @@ class WidgetView:
 
         self.monitor = TrainingMonitor(on_stop)
         self._handle = display(self.monitor, display_id=True)
-        self._over = False
 
     def __call__(self, history: TrainingHistory) -> None:
         """Pass the news on; at the end put the still picture in the place of the widget.
 
-        The widget stays open: a page that was reloaded meanwhile does not know the display any
-        more and goes on showing the widget, which then has the whole training as well.
+        The widget stays open, for pages that were reloaded meanwhile: they learn the end from it.
         """
-        if self._over:  # the end may be reported twice: by its event, and when the run is over
-            return
         self.monitor.update(history)
         if history.is_over:
-            self._over = True
-            self._handle.update(still_picture(history), raw=True)
+            picture = still_picture(history)
+            self._handle.update(picture, raw=True)
+            self.monitor.leave(picture)
 
 
 class HtmlView:
@@ -82,16 +107,15 @@ class HtmlView:
         self._drawn_at = clock()
         first = still_picture(TrainingHistory())
         self._handle = display(first, display_id=True, raw=True)
-        self._over = False
         self._notice = ""
 
     def __call__(self, history: TrainingHistory) -> None:
         """Draw the picture again, if it is time."""
         now = self._clock()
-        is_news = history.is_over or history.notice != self._notice
-        if self._over or (not is_news and now - self._drawn_at < HTML_EVERY_S):
+        is_news = history.is_over or words.notice(history) != self._notice
+        if not is_news and now - self._drawn_at < HTML_EVERY_S:
             return
-        self._over, self._drawn_at, self._notice = history.is_over, now, history.notice
+        self._drawn_at, self._notice = now, words.notice(history)
         self._handle.update(still_picture(history), raw=True)
 
 

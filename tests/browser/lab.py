@@ -1,7 +1,7 @@
-"""Drives a real JupyterLab in a headless Chromium.
+"""A Jupyter server with both front ends, JupyterLab and Notebook 7, for tests.
 
-with Lab(root) as lab, Browser() as browser:
-    page = browser.open(lab, lab.write("t.ipynb", ["print(1)"]))
+with Lab(tmp, ROOT) as lab, Browser() as browser:  # tests/browser/page.py
+    page = browser.open(lab, lab.write("t.ipynb", ["print(1)"]), app="notebook")
     page.run_cell(0)
     page.wait_idle()
 """
@@ -11,8 +11,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -21,22 +19,13 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import nbformat
-from playwright.sync_api import Locator, sync_playwright
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-CHROMIUM_ARGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--disable-dev-shm-usage",
-]
+from demo.s3 import TIED_TO_PARENT
+
+App = Literal["lab", "notebook"]
 SETTINGS: dict[str, dict[str, Any]] = {
     "@jupyterlab/apputils-extension:notification": {
         "fetchNews": "false",
@@ -44,40 +33,39 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "@jupyterlab/docmanager-extension:plugin": {"autosave": False},
 }
-# JupyterLab silently drops an execution that is asked for before the session is connected.
-READY = "await nb.context.ready; await nb.context.sessionContext.ready; await nb.revealed;"
-PENDING = """
-const kernel = nb.context.sessionContext.session?.kernel;
-const waiting = nb.content.widgets.filter(
-    cell => cell.inputArea?.promptNode?.textContent?.includes('*'));
-return waiting.length + (kernel?.status === 'idle' ? 0 : 1);"""
+# Each page would have the server ask Node, if there is one, whether JupyterLab is to be built.
+NO_BUILD = {"buildCheck": False, "buildAvailable": False}
+SUBSHELLS = "@jupyterlab/apputils-extension:kernels-settings"
+# Under each of them a notebook is shown alone, without side bars.
+PATHS: dict[App, str] = {"lab": "/doc/tree/", "notebook": "/notebooks/"}
 
 
 class Lab:
-    """A JupyterLab server on loopback, with directories and settings of its own.
+    """A server on loopback, with directories and settings of its own.
 
     `tmp` is an empty directory; kernels start with `pythonpath` on their path.
     """
 
-    def __init__(self, tmp: Path, pythonpath: Path, settings: dict[str, Any] | None = None) -> None:
+    def __init__(self, tmp: Path, pythonpath: Path) -> None:
         self.tmp = tmp
         self._pythonpath = pythonpath
-        self._settings = {**SETTINGS, **(settings or {})}
         self._token = secrets.token_hex(16)
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self._port = probe.getsockname()[1]
 
     def __enter__(self) -> Self:
-        for name, values in self._settings.items():
-            package, plugin = name.split(":")
-            file = self.tmp / "settings" / package / f"{plugin}.jupyterlab-settings"
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps(values))
+        for name, values in SETTINGS.items():
+            self.change_setting(name, values)
         (self.tmp / "work").mkdir()
-        command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1"]
+        command = [sys.executable, "-S", "-c", TIED_TO_PARENT, str(os.getpid())]
+        command += [sys.executable, "-m", "jupyterlab", "--no-browser", "--ip=127.0.0.1"]
         command += [f"--port={self._port}", "--ServerApp.port_retries=0", "--allow-root"]
-        command += [f"--ServerApp.root_dir={self.tmp / 'work'}", "--expose-app-in-browser"]
+        command += [f"--ServerApp.root_dir={self.tmp / 'work'}"]
+        command += [f"--ServerApp.tornado_settings={{'page_config_data': {NO_BUILD}}}"]
+        # `window.jupyterapp`, as JupyterLab's own tests have it
+        command += ["--LabApp.expose_app_in_browser=True"]
+        command += ["--JupyterNotebookApp.expose_app_in_browser=True"]
         with (self.tmp / "server.log").open("w") as log:
             self._process = subprocess.Popen(
                 command,
@@ -86,7 +74,11 @@ class Lab:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self._wait_until_up(timeout_s=60)
+        try:
+            self._wait_until_up(timeout_s=60)
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(
@@ -95,26 +87,72 @@ class Lab:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for session in json.loads(self._request("/api/sessions")):
-            self._request(f"/api/sessions/{session['id']}", "DELETE")
-        os.killpg(self._process.pid, signal.SIGTERM)  # a process group of its own
-        self._process.wait(20)
+        try:
+            self.shut_kernels_down()
+        finally:
+            self._end()
 
-    def write(self, name: str, cells: list[str]) -> str:
+    def write(self, name: str, cells: list[str], kernel: str = "python3") -> str:
         """Put a notebook of code cells into the server's folder."""
-        kernel = {"name": "python3", "display_name": "Python 3"}
-        notebook = nbformat.v4.new_notebook(metadata={"kernelspec": kernel})  # type: ignore[no-untyped-call]
+        about = {"name": kernel, "display_name": kernel, "language": "python"}
+        notebook = nbformat.v4.new_notebook(metadata={"kernelspec": about})  # type: ignore[no-untyped-call]
         for source in cells:
             notebook.cells.append(nbformat.v4.new_code_cell(source))  # type: ignore[no-untyped-call]
-        nbformat.write(notebook, self.tmp / "work" / name)  # type: ignore[no-untyped-call]
+        nbformat.write(notebook, self.path(name))  # type: ignore[no-untyped-call]
         return name
 
-    def url(self, notebook: str) -> str:
-        """Where the notebook alone is shown, without side bars."""
-        return f"http://127.0.0.1:{self._port}/doc/tree/{notebook}?token={self._token}"
+    def path(self, name: str) -> Path:
+        """Where a notebook lies."""
+        return self.tmp / "work" / name
+
+    def add_kernel(self, name: str, first_on_path: Path) -> str:
+        """Make a kernel known that takes packages from a folder before those of this Python."""
+        spec = {
+            "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            "display_name": name,
+            "language": "python",
+            "env": {"PYTHONPATH": f"{first_on_path}{os.pathsep}{self._pythonpath}"},
+        }
+        folder = self.tmp / "data" / "kernels" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "kernel.json").write_text(json.dumps(spec))
+        return name
+
+    def change_setting(self, name: str, values: dict[str, Any]) -> None:
+        """Set a user's setting, "package:plugin", for pages that are opened from now on."""
+        package, plugin = name.split(":")
+        file = self.tmp / "settings" / package / f"{plugin}.jupyterlab-settings"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(values))
+
+    def use_subshells(self, use: bool) -> None:
+        """Whether widgets' messages go to a subshell of the kernel, as they do by default."""
+        mode = "perCommTarget" if use else "disabled"
+        self.change_setting(SUBSHELLS, {"commsOverSubshells": mode})
+
+    def url(self, notebook: str, app: App = "lab") -> str:
+        """Where a front end shows the notebook."""
+        return f"http://127.0.0.1:{self._port}{PATHS[app]}{notebook}?token={self._token}"
+
+    def shut_kernels_down(self) -> None:
+        """End all kernels, whatever runs in them."""
+        for session in json.loads(self._request("/api/sessions")):
+            self._request(f"/api/sessions/{session['id']}", "DELETE")
+
+    def _end(self) -> None:
+        """End the server, with the kernels that it still has."""
+        self._process.terminate()
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:  # kernels end by themselves when it is gone
+            self._process.kill()
+            self._process.wait()
 
     def _environment(self) -> dict[str, str]:
         """Nothing of the user's settings leaks in; the token is not in the argument list."""
+        # With pytest's variable, ipykernel leaves descriptors 1 and 2 alone.
+        left_out = ("AWS_", "PYTEST_")
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(left_out)}
         folders = {
             "JUPYTER_CONFIG_DIR": "config",
             "JUPYTER_RUNTIME_DIR": "run",
@@ -125,7 +163,7 @@ class Lab:
         }
         private = {name: str(self.tmp / folder) for name, folder in folders.items()}
         extra = {"JUPYTER_TOKEN": self._token, "PYTHONPATH": str(self._pythonpath)}
-        return {**os.environ, **private, **extra}
+        return {"OMP_NUM_THREADS": "1", **inherited, **private, **extra}
 
     def _wait_until_up(self, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
@@ -145,81 +183,6 @@ class Lab:
             method=method,
             headers={"Authorization": f"token {self._token}"},
         )
-        with urllib.request.urlopen(request, timeout=5) as reply:
+        with urllib.request.urlopen(request, timeout=20) as reply:
             body: bytes = reply.read()
         return body
-
-
-class Browser:
-    """A Chromium without a screen."""
-
-    def __enter__(self) -> Self:
-        self._playwright = sync_playwright().start()
-        self._chromium = self._playwright.chromium.launch(
-            executable_path=CHROMIUM, args=CHROMIUM_ARGS, headless=True
-        )
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._chromium.close()
-        self._playwright.stop()
-
-    def open(self, lab: Lab, notebook: str, width: int = 1200, height: int = 900) -> Page:
-        """Open a notebook and wait until its cells can be run."""
-        page = self._chromium.new_page(viewport={"width": width, "height": height})
-        page.goto(lab.url(notebook), wait_until="domcontentloaded")
-        page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=90_000)
-        page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.context", timeout=0)
-        opened = Page(page)
-        opened.js(READY)
-        opened.wait_idle()
-        return opened
-
-
-class Page:
-    """A notebook in the browser; `raw` is Playwright's own page."""
-
-    def __init__(self, raw: Any) -> None:
-        self.raw = raw
-
-    def js(self, body: str, arg: object = None) -> Any:
-        """Run JavaScript in which `app` is JupyterLab and `nb` the notebook."""
-        head = "const app = window.jupyterapp, nb = app.shell.currentWidget;"
-        return self.raw.evaluate(f"async (arg) => {{ {head} {body} }}", arg)
-
-    def run_cell(self, index: int) -> None:
-        """Run a cell, without waiting for it."""
-        self.js(
-            "nb.content.activeCellIndex = arg; nb.content.deselectAll();"
-            "app.commands.execute('notebook:run-cell');",
-            index,
-        )
-
-    def wait_idle(self, timeout_s: float = 60) -> None:
-        """Until the kernel is idle and no cell waits.
-
-        The kernel's state alone does not tell: messages of widgets make it "idle" too.
-        """
-        deadline = time.monotonic() + timeout_s
-        while self.js(PENDING):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the kernel is still busy after {timeout_s} s")
-            self.raw.wait_for_timeout(100)
-
-    def cell(self, index: int) -> Locator:
-        """The element of a cell."""
-        found: Locator = self.raw.locator(".jp-NotebookPanel .jp-Cell").nth(index)
-        return found
-
-    def use_dark_theme(self, dark: bool) -> None:
-        """Switch JupyterLab's theme."""
-        theme = "JupyterLab Dark" if dark else "JupyterLab Light"
-        self.js("await app.commands.execute('apputils:change-theme', {theme: arg});", theme)
-        self.raw.wait_for_function(
-            "light => document.body.dataset.jpThemeLight === light", arg=str(not dark).lower()
-        )

@@ -2,40 +2,108 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from PIL import Image
+
+from tests.browser.accessible import grave_faults
+from tests.browser.looks import save_looks
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
 
-    from tests.browser.lab import Browser, Lab, Page
+    from tests.browser.lab import Lab
+    from tests.browser.page import Browser, Page
 
 pytestmark = pytest.mark.browser
 
 SETUP = """
 import time
-from gpupool.notebook.views import WidgetView, show_training
+from gpupool.notebook.views import show_training
 from tests.notebook.feed import Run
 """
 LATER = "status => /epoch [4-9]/.test(status.textContent)"
 MANY_POINTS = "canvas => Number(canvas.dataset.points) > 50"
+STANDS_STILL = """
+from gpupool.notebook.monitor import TrainingMonitor
+from gpupool.training.history import TrainingHistory
+from tests.notebook.feed import full_events
+history, monitor = TrainingHistory(), TrainingMonitor()
+display(monitor)
+for event in full_events(num_steps=300):
+    history.add(event)
+monitor.update(history)
+"""
+HAS_ITS_COLOUR = """canvas => {
+    const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+    const hex = getComputedStyle(canvas).getPropertyValue('--gpm-loss').trim();
+    const [r, g, b] = [1, 3, 5].map(at => parseInt(hex.slice(at, at + 2), 16));
+    for (let i = 0; i < data.length; i += 4)
+        if (data[i] === r && data[i + 1] === g && data[i + 2] === b && data[i + 3] === 255)
+            return true;
+    return false;
+}"""
 
 
-def wait_for(page: Page, condition: str, element: Locator, timeout_s: float = 20) -> None:
-    page.raw.wait_for_function(condition, arg=element.element_handle(), timeout=1000 * timeout_s)
-
-
-def save_looks(page: Page, element: Locator, folder: Path, name: str) -> None:
-    """Pictures at both widths and in both themes; the page is left light and wide."""
+def assert_accessible(page: Page, selector: str) -> None:
+    """Nothing serious for axe-core, in either theme; the page is left light."""
+    pytest.importorskip("axe_playwright_python", reason="axe-core is not installed")
     for dark in (True, False):
         page.use_dark_theme(dark)
-        for width in (700, 1200):
-            page.raw.set_viewport_size({"width": width, "height": 1100})
-            page.raw.wait_for_timeout(600)  # sizes settle, then a frame is drawn
-            theme = "dark" if dark else "light"
-            element.screenshot(path=folder / f"{name}_{theme}_{width}.png")
+        assert not grave_faults(page, selector)
+
+
+def colour_of(page: Page, view: Locator, name: str) -> tuple[int, ...]:
+    """A colour of the theme, as the style sheet names it."""
+    found: str = view.evaluate("(e, name) => getComputedStyle(e).getPropertyValue(name)", name)
+    return tuple(bytes.fromhex(found.strip().removeprefix("#")))
+
+
+def saved_plot(page: Page, view: Locator, folder: Path, theme: str) -> Image.Image:
+    """What Save plot gives."""
+    with page.raw.expect_download() as saving:
+        view.get_by_role("button", name="Save plot").click()
+    assert saving.value.suggested_filename.endswith(".png")
+    data = Path(saving.value.path()).read_bytes()
+    (folder / f"saved_plot_{theme}.png").write_bytes(data)
+    picture = Image.open(io.BytesIO(data))
+    assert picture.format == "PNG"
+    return picture.convert("RGB")
+
+
+def assert_has_all(page: Page, view: Locator, picture: Image.Image) -> None:
+    """Curves of their colours, each in its own half, words, and a legend of both below."""
+    accuracy, loss = (colour_of(page, view, f"--gpm-{name}") for name in ("accuracy", "loss"))
+    width, height = picture.size
+    assert (width, height) == (1800, 2 * (2 * 20 + 2 * 26 + 2 * 286))
+    tops = {"title": 0, "accuracy": 92, "loss": 664, "legend": height - 80, "": height}
+    counted = {}
+    for name, below in itertools.pairwise(tops):
+        part = picture.crop((0, tops[name], width, tops[below]))
+        counted[name] = {c: n for n, c in part.getcolors(part.width * part.height)}
+    ground = picture.getpixel((2, 2))
+    assert min(counted["accuracy"].get(accuracy, 0), counted["loss"].get(loss, 0)) > 500
+    assert not counted["accuracy"].get(loss)
+    assert not counted["loss"].get(accuracy)
+    for name in ("title", "legend"):
+        assert len(counted[name]) > 20, f"no words in the {name}"  # of all shades of their edges
+    assert min(counted["legend"].get(colour, 0) for colour in (accuracy, loss)) > 20
+    light = page.raw.evaluate("document.body.dataset.jpThemeLight") == "true"
+    assert (sum(ground) > 3 * 200) == light
+
+
+def press_stop_with_keyboard(page: Page, view: Locator) -> None:
+    """Go from Save plot to the button before it with Tab, see where one is, and press Enter."""
+    view.get_by_role("button", name="Save plot").focus()
+    page.raw.keyboard.press("Shift+Tab")
+    focused = "document.activeElement"
+    assert page.raw.evaluate(f"{focused}.textContent").strip().startswith("Stop")
+    assert page.raw.evaluate(f"{focused}.matches(':focus-visible')")
+    page.raw.keyboard.press("Enter")
 
 
 def test_a_training_is_drawn_live_stopped_and_left_as_a_still_picture(
@@ -43,7 +111,7 @@ def test_a_training_is_drawn_live_stopped_and_left_as_a_still_picture(
 ) -> None:
     cells = [
         SETUP,
-        "run = Run(step_s=0.008, num_epochs=10)\nshow_training(run)",
+        "run = Run(0.008, ends=False, num_epochs=10, num_steps=1300)\nshow_training(run)",
         "print(run.history.status)",
     ]
     page = browser.open(lab, lab.write("live.ipynb", cells))
@@ -53,15 +121,20 @@ def test_a_training_is_drawn_live_stopped_and_left_as_a_still_picture(
     canvas = cell.locator(".gpm canvas")
     canvas.nth(1).wait_for(timeout=30_000)
     page.wait_idle()  # the cell has returned, the training goes on
-    wait_for(page, MANY_POINTS, canvas.nth(1).first)
-    wait_for(page, LATER, cell.get_by_role("status"))
+    page.wait_for(MANY_POINTS, canvas.nth(1).first)
+    page.wait_for(LATER, cell.get_by_role("status"))
     assert "images/s" in cell.locator(".gpm-tables").inner_text()
     assert cell.get_by_role("status").inner_text().startswith("Training: epoch ")
     label = canvas.nth(0).get_attribute("aria-label") or ""
     assert label.startswith("Accuracy at step ")
     save_looks(page, cell.locator(".gpm"), screenshots, "monitor_live")
+    assert_accessible(page, ".gpm")
+    for theme in ("dark", "light"):
+        page.use_dark_theme(theme == "dark")
+        picture = saved_plot(page, cell.locator(".gpm"), screenshots, theme)
+        assert_has_all(page, cell.locator(".gpm"), picture)
 
-    cell.get_by_role("button", name="Stop").click()
+    press_stop_with_keyboard(page, cell.locator(".gpm"))
     still = cell.locator(".gpupool-training")
     still.wait_for(timeout=10_000)
     assert cell.locator(".gpm").count() == 0
@@ -72,50 +145,11 @@ def test_a_training_is_drawn_live_stopped_and_left_as_a_still_picture(
     save_looks(page, still, screenshots, "monitor_still")
 
 
-def test_stop_works_while_the_cell_blocks_and_a_second_view_is_complete(
-    lab: Lab, browser: Browser
-) -> None:
-    cells = [
-        SETUP + "run = Run(step_s=0.01)\nview = WidgetView(run.stop)",
-        "run.add_listener(view)\nrun.wait()\nprint(run.history.status)",
-        "view.monitor",
-    ]
-    page = browser.open(lab, lab.write("blocking.ipynb", cells))
+def test_a_change_of_the_theme_redraws_what_stands_still(lab: Lab, browser: Browser) -> None:
+    page = browser.open(lab, lab.write("themes.ipynb", [STANDS_STILL]), app="notebook")
     page.run_cell(0)
-    page.run_cell(1)
     canvas = page.cell(0).locator(".gpm canvas").nth(1)
-    canvas.wait_for(timeout=30_000)
-    wait_for(page, MANY_POINTS, canvas)
-    page.cell(0).get_by_role("button", name="Stop").click()
-    page.wait_idle(timeout_s=5)  # 900 steps would take nine seconds
-    assert page.cell(1).locator(".jp-OutputArea-output").inner_text().strip() == "stopped"
-    page.run_cell(2)
-    second = page.cell(2).locator(".gpm")
-    wait_for(page, MANY_POINTS, second.locator("canvas").nth(1))
-    assert second.get_by_role("status").inner_text().startswith("Stopped after step ")
-    assert second.get_by_role("button").count() == 0
-
-
-def test_a_kernel_that_does_not_hear_the_button_is_told_of(lab: Lab, browser: Browser) -> None:
-    cells = [
-        SETUP + "from gpupool.notebook.monitor import TrainingMonitor\n"
-        # As a front end that does not use subshells: messages wait for the main thread.
-        "class Deaf(TrainingMonitor):\n"
-        "    def _answer_on_any_shell(self):\n"
-        "        if self.comm is not None:\n"
-        "            self.comm._reply_subshell_id = None\n"
-        "monitor = Deaf(lambda: print('pressed'))\nmonitor",
-        "time.sleep(4)",
-    ]
-    page = browser.open(lab, lab.write("deaf.ipynb", cells))
-    page.run_cell(0)
-    button = page.cell(0).get_by_role("button", name="Stop")
-    button.wait_for(timeout=30_000)
-    page.run_cell(1)
-    button.click()
-    assert page.cell(0).locator(".gpm-stop").inner_text() == "Stopping…"
-    hint = page.cell(0).locator(".gpm-hint")
-    wait_for(page, "hint => hint.textContent !== ''", hint, timeout_s=3)
-    assert hint.inner_text() == "kernel is busy: press the stop button of the notebook"
-    page.wait_idle()
-    wait_for(page, "hint => hint.textContent === ''", hint)  # the press has arrived after all
+    for dark in (False, True, False, True):
+        page.use_dark_theme(dark)
+        page.wait_for(HAS_ITS_COLOUR, canvas)
+    page.use_dark_theme(False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,8 @@ from demo.run import NOTEBOOK
 from demo.s3 import SeaweedServer
 
 if TYPE_CHECKING:
-    from tests.browser.lab import Browser
+    from tests.browser.lab import Lab
+    from tests.browser.page import Browser
 
 pytestmark = pytest.mark.browser
 
@@ -21,35 +21,33 @@ POINTS = "canvas => Number(canvas.dataset.points) > 12"
 
 
 def test_the_quick_start_trains_live_and_the_stop_button_keeps_the_network(
-    browser: Browser, screenshots: Path, s3: SeaweedServer, photos_url: str, tmp_path: Path
+    lab: Lab, browser: Browser, screenshots: Path, s3: SeaweedServer, photos_url: str
 ) -> None:
-    from tests.browser.lab import Lab
-
-    os.environ.update(s3.env, GPUPOOL_DEMO_URL=photos_url, OMP_NUM_THREADS="1")
     document = nbformat.read(NOTEBOOK, as_version=4)
     sources = [cell.source for cell in document.cells if cell.cell_type == "code"]
+    env = {**s3.env, "GPUPOOL_DEMO_URL": photos_url}
+    sources = [f"import os\nos.environ.update({env!r})", *sources]
     training = next(i for i, source in enumerate(sources) if "gpupool.train(" in source)
     sources = [source.replace("epochs=4", "epochs=100") for source in sources[: training + 1]]
     sources += ["print(result.stopped_by, len(result.history.steps))", "%gpupool stop"]
-    with Lab(tmp_path, Path(__file__).parents[2]) as lab:
-        page = browser.open(lab, lab.write("quickstart.ipynb", sources), height=1700)
-        for index in range(training):
-            page.run_cell(index)
-            page.wait_idle()
-        page.run_cell(training)
-        cell = page.cell(training)
-        canvas = cell.locator(".gpm canvas").nth(1)
-        canvas.wait_for(timeout=60_000)
-        page.raw.wait_for_function(POINTS, arg=canvas.element_handle(), timeout=60_000)
-        page.raw.screenshot(path=screenshots / "quickstart_live.png")
-        page.js("await app.commands.execute('notebook:interrupt-kernel');")
+    page = browser.open(lab, lab.write("quickstart.ipynb", sources), height=1700)
+    for index in range(training):
+        page.run_cell(index)
         page.wait_idle()
-        assert cell.locator("svg").count() >= 1
-        assert "Stopped after step" in cell.inner_text()
-        assert cell.locator("[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
-        page.run_cell(training + 1)
-        page.run_cell(training + 2)
-        page.wait_idle()
-        assert page.cell(training + 1).inner_text().rstrip().split("\n")[-1].startswith("user ")
-        assert "Pool stopped." in page.cell(training + 2).inner_text()
-        page.raw.screenshot(path=screenshots / "quickstart_stopped.png")
+    page.run_cell(training)
+    cell = page.cell(training)
+    canvas = cell.locator(".gpm canvas").nth(1)
+    canvas.wait_for(timeout=60_000)
+    page.wait_for(POINTS, canvas, timeout_s=60)
+    page.raw.screenshot(path=screenshots / "quickstart_live.png")
+    page.interrupt()
+    page.wait_idle()
+    assert cell.locator("svg").count() >= 1
+    assert "Stopped after step" in cell.inner_text()
+    assert cell.locator("[data-mime-type='application/vnd.jupyter.stderr']").count() == 0
+    page.run_cell(training + 1)
+    page.run_cell(training + 2)
+    page.wait_idle()
+    assert page.text(training + 1).startswith("user ")
+    assert "Pool stopped." in page.text(training + 2)
+    page.raw.screenshot(path=screenshots / "quickstart_stopped.png")

@@ -10,8 +10,16 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from gpupool.core.events import EndEvent, Event, StartEvent, StepEvent, ValidationEvent
+from gpupool.core.events import (
+    EndEvent,
+    Event,
+    RankEvent,
+    StartEvent,
+    StepEvent,
+    ValidationEvent,
+)
 from gpupool.training.history import TrainingHistory
 
 
@@ -43,14 +51,62 @@ def training_events(
         yield EndEvent("epochs", total, elapsed_s)
 
 
-class Run:
-    """What `show_training` needs of a run: a thread feeds it as engines would."""
+def full_events(
+    num_epochs: int = 6, steps_per_epoch: int = 150, num_ranks: int = 4, num_steps: int = 0
+) -> Iterator[Event]:
+    """As `training_events`, with all that can be told: the best, patience, how each rank fares."""
+    best, num_told = math.inf, 0
+    for event in training_events(num_epochs, steps_per_epoch, num_steps or None):
+        if isinstance(event, StartEvent):
+            devices = tuple(f"cuda:{n} NVIDIA H200" for n in range(num_ranks))
+            event = replace(
+                event,
+                world_size=num_ranks,
+                batch_size=128 * num_ranks,
+                objective="loss",
+                device="NVIDIA H200",
+                devices=devices,
+                ranks=tuple(range(num_ranks)),
+                precision="bf16",
+                parallel="DDP",
+                validate_every=steps_per_epoch,
+                patience=5,
+                keep="best",
+                lr_after=((600, 0.01),),
+                started_at=1.8e9,
+                unit="images",
+            )
+        if isinstance(event, ValidationEvent):
+            num_told += 1
+            loss = event.loss if num_told < num_epochs - 1 else event.loss + 0.2
+            event = replace(event, loss=loss, is_best=loss < best)
+            best = min(best, loss)
+        yield event
+        if isinstance(event, StepEvent) and event.step % 20 == 1:
+            yield from rank_events(num_ranks, event.step)
 
-    def __init__(self, step_s: float = 0.001, **training: int) -> None:
+
+def rank_events(num_ranks: int, step: int) -> Iterator[RankEvent]:
+    """How each rank fares; the third is slow."""
+    for rank in range(num_ranks):
+        slow = rank == 2
+        busy = 0.71 if slow else 0.95 + 0.01 * (step // 20 % 3)
+        work_s = 0.071 if slow else 0.052
+        yield RankEvent(rank, step, work_s, 0.071, busy, 57 << 30, 139 << 30, 58 + rank % 4)
+
+
+class Run:
+    """What `show_training` needs of a run: a thread feeds it as engines would.
+
+    One that does not end of itself stands still after `num_steps` until it is stopped.
+    """
+
+    def __init__(self, step_s: float = 0.001, ends: bool = True, **training: int) -> None:
         self.history = TrainingHistory()
         self._stopped = threading.Event()
         self._listeners: list[Callable[[TrainingHistory], None]] = []
-        self._thread = threading.Thread(target=self._feed, args=(step_s, training))
+        feeding = (step_s, ends, training)
+        self._thread = threading.Thread(target=self._feed, args=feeding, daemon=True)
 
     def add_listener(self, listener: Callable[[TrainingHistory], None]) -> None:
         """Report to `listener`, and begin."""
@@ -65,15 +121,18 @@ class Run:
         """Until nothing more is reported."""
         self._thread.join()
 
-    def _feed(self, step_s: float, training: dict[str, int]) -> None:
-        for event in training_events(**training):  # type: ignore[arg-type]
-            end = EndEvent("user", len(self.history.steps), self.history.elapsed_s)
-            self.history.add(end if self._stopped.is_set() else event)
-            self._report()
-            if self.history.is_over:
+    def _feed(self, step_s: float, ends: bool, training: dict[str, int]) -> None:
+        for event in full_events(**training):
+            if self._stopped.is_set():
                 break
+            self.history.add(event)
+            self._report()
             time.sleep(step_s)
-        self._report()
+        if not ends:
+            self._stopped.wait()
+        if self._stopped.is_set() and not self.history.is_over:
+            self.history.add(EndEvent("user", len(self.history.steps), self.history.elapsed_s))
+            self._report()
 
     def _report(self) -> None:
         for listener in self._listeners:

@@ -61,13 +61,13 @@ class Terminal:
         assert self._process.stdout is not None
         self._process.stdin.close()
         try:
-            assert self._process.wait(15) == 0
+            assert self._process.wait(60) == 0
         finally:
             self._process.kill()
             self._process.stdout.close()
             self._folder.cleanup()
 
-    def run(self, code: str, timeout_s: float = 60.0) -> Shown:
+    def run(self, code: str, timeout_s: float = 100.0) -> Shown:
         """Run a cell to its end."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -39,17 +39,41 @@ def test_every_line_gives_arguments_or_one_sentence(command: str, line: str) -> 
         ),
         ("start", "--gpu=0", "%gpupool start has no option --gpu. Did you mean '--gpus'?"),
         ("start", "-n", "%gpupool start: argument -n: expected one argument. Usage: %gpupool"),
-        ("start", "-n two", "%gpupool start: argument -n: invalid int value: 'two'."),
+        (
+            "start",
+            "-n two",
+            "%gpupool start: argument -n: invalid whole number value: 'two'. "
+            "Usage: %gpupool start [-n N]",
+        ),
+        (
+            "start",
+            "--backend ncl",
+            "%gpupool start: argument --backend: 'ncl' is unknown. Did you mean 'nccl'? "
+            "Usage: %gpupool start [--backend {auto,nccl,gloo}]",
+        ),
+        ("start", "--on-hang x", "'x' is unknown. There are: tell, abort. Usage: %gpupool start"),
+        ("auto", "onn", "%gpupool auto: argument state: 'onn' is unknown. Did you mean 'on'?"),
+        ("gpus", "--watsh", "%gpupool gpus has no option --watsh. Did you mean '--watch'?"),
+        ("gpus", "--watch 0", "argument --watch: 0 is not a number of seconds above 0."),
         ("start", "--timeout 0", "argument --timeout: 0 is not a number of seconds above 0."),
         ("start", "--timeout nan", "argument --timeout: nan is not a number of seconds above 0."),
         ("start", "--timeout x", "argument --timeout: invalid number of seconds value: 'x'."),
         ("start", "--env", "%gpupool start: argument --env: expected at least one argument."),
-        ("start", "local remote", "%gpupool start: 'remote' is too much. Usage: %gpupool start"),
+        (
+            "start",
+            "local remote",
+            "%gpupool start: 'remote' is too much. Usage: %gpupool start [PROFILE] [options]",
+        ),
         ("stop", "now", "%gpupool stop: 'now' is too much. Usage: %gpupool stop"),
         ("stop", "--now", "%gpupool stop: '--now' is too much. Usage: %gpupool stop"),
         ("env", "'AWS_*", "%gpupool env: No closing quotation."),
         ("log", "0 -n 0", "%gpupool log: argument -n: 0 is not a number above 0."),
-        ("%%spmd", "--view all", "%%spmd: argument --view: invalid choice: 'all' (choose from"),
+        (
+            "%%spmd",
+            "--view rank",
+            "%%spmd: argument --view: 'rank' is unknown. Did you mean 'ranks'? "
+            "Usage: %%spmd [--view {auto,ranks,raw,quiet}]",
+        ),
         ("%%spmd", "--local", "%%spmd has no option --local. There are: -t, --targets, -o,"),
         ("%%spmd", "-t", "%%spmd: argument -t/--targets: expected one argument."),
         (
@@ -85,6 +109,9 @@ def test_an_error_does_not_repeat_a_value() -> None:
         ("start", "-n 2 --force", {"n": 2, "force": True}),
         ("start", "--env A 'B*'", {"profile": None, "env": ["A", "B*"]}),
         ("env", "AWS_* --unset", {"names": ["AWS_*"], "aws": False, "unset": True}),
+        ("gpus", "", {"every_s": None}),
+        ("gpus", "--watch", {"every_s": 1.0}),
+        ("gpus", "--watch 0.5", {"every_s": 0.5}),
         ("log", "-1 -n 5", {"rank": "-1", "num_lines": 5}),
     ],
 )

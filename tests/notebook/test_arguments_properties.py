@@ -50,7 +50,8 @@ VALID: dict[str, dict[str, tuple[str, st.SearchStrategy[Any]]]] = {
         "--timeout": ("timeout_s", SECONDS),
     },
     "debug": {"": ("rank", RANKS)},
-    "gpus": {"--watch": ("watch", FLAG)},
+    "gpus": {"--watch": ("every_s", SECONDS)},
+    "help": {},
     "leftovers": {"--reap": ("reap", FLAG)},
     "env": {
         "--aws": ("aws", FLAG),
@@ -67,7 +68,7 @@ VALID: dict[str, dict[str, tuple[str, st.SearchStrategy[Any]]]] = {
         "--isolate": ("isolate", FLAG),
     },
 }
-WITHOUT_VALUE = {"--force", "--cpu", "--inline", "--watch", "--reap", "--aws", "--unset"}
+WITHOUT_VALUE = {"--force", "--cpu", "--inline", "--reap", "--aws", "--unset"}
 WITHOUT_VALUE |= {"--nowait", "--isolate"}
 
 
@@ -149,8 +150,8 @@ def test_no_error_repeats_a_value_behind_an_equals_sign(
         ("stop", "TOKEN=hunter2", "%gpupool stop: 'TOKEN=...' is too much."),
         ("start", "--force=hunter2", "argument --force: ignored explicit argument '...'."),
         ("start", "--timeout=hunter2", "invalid number of seconds value: '...'."),
-        ("start", "-nhunter=2", "argument -n: invalid int value: 'hunter=...'."),
-        ("%%spmd", "--view=hunter2", "argument --view: invalid choice: '...' (choose from"),
+        ("start", "-nhunter=2", "argument -n: invalid whole number value: 'hunter=...'."),
+        ("%%spmd", "--view=hunter2", "argument --view: '...' is unknown. There are: auto,"),
         ("stop", "'x= -hunter2'", "%gpupool stop: 'x=...' is too much."),
         ("stop", "''", "%gpupool stop: '' is too much."),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +14,9 @@ START = "%load_ext gpupool\n%gpupool start --cpu -n 2"
 
 
 @pytest.fixture(scope="module")
-def fresh() -> Iterator[Kernel]:
-    with Kernel() as kernel:
-        assert kernel.run(START).status == "ok"
-        yield kernel
+def fresh(clean_kernel: Kernel) -> Kernel:
+    assert clean_kernel.run(START).status == "ok"
+    return clean_kernel
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_ranks_view_and_time_limit_can_be_chosen(kernel: Kernel) -> None:
     kernel.run("%gpupool auto on -t -1 --view raw --timeout 0.5")
     cell = kernel.run("print('here', rank)")
     assert [output.get("text") for output in cell.outputs] == [None, "[1] here 1\n"]
-    late = kernel.run("import time\ntime.sleep(60)", timeout_s=20)
+    late = kernel.run("import time\ntime.sleep(60)")
     assert "rank 1: TimeoutError: took longer than 0.5 s" in late.errors[0]["evalue"]
     kernel.run("%gpupool auto off")
     assert kernel.run("1 + 1").text == "2"
@@ -139,7 +139,7 @@ def test_debug_begins_at_the_users_line(kernel: Kernel) -> None:
         "def outer():\n    mine = 5\n    import gpupool\n    gpupool.current_pool().run('1/0')"
     )
     kernel.run("outer()")
-    cell = kernel.run("%debug", answers=["p mine", "q"], timeout_s=30)
+    cell = kernel.run("%debug", answers=["p mine", "q"])
     assert "----> 4     gpupool.current_pool().run('1/0')" in cell.text
     assert "\n5" in cell.text
 
@@ -166,6 +166,25 @@ def test_an_error_that_nobody_asks_for_is_told_once_below_a_later_cell(kernel: K
     assert "----> 2 1 / 0" in kernel.run("await handle").text
 
 
+def test_loading_the_extension_again_says_what_it_ends_and_loses_no_error(
+    auto: Kernel, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    begun = auto.run(
+        "%%spmd --nowait -o handle\nimport os, time\n"
+        f"while not os.path.exists({str(go)!r}):\n    time.sleep(0.02)\n1 / 0"
+    )
+    again = auto.run("%reload_ext gpupool")
+    assert again.text == ("auto is off: gpupool was unloaded. `%gpupool auto on` puts it on again.")
+    assert auto.run("%unload_ext gpupool").text == ""
+    go.touch()
+    told = auto.run("import time\nwhile not handle.done():\n    time.sleep(0.02)").text
+    name = f"cell In[{number_of(begun)}]"
+    assert told.startswith(f"{name} (--nowait) has failed: ZeroDivisionError: division by zero")
+    assert auto.run("1").text == "1"
+    assert auto.run("%load_ext gpupool").status == "ok"
+
+
 def test_an_error_that_is_asked_for_is_not_told_besides(kernel: Kernel) -> None:
     kernel.run("%%spmd --nowait -o handle\n1 / 0")
     asked = kernel.run("handle.result()")
@@ -186,10 +205,10 @@ def test_the_stop_button_ends_the_waiting_and_not_what_runs_before(kernel: Kerne
     kernel.run(
         "%%spmd --nowait -o handle\nimport time\nfor i in range(40):\n    time.sleep(0.1)\ni"
     )
-    stopped = kernel.run("%%spmd\nnever = 1", interrupt_after_s=0.5, timeout_s=20)
+    stopped = kernel.run("%%spmd\nnever = 1", interrupt_after_s=0.5)
     assert "interrupted while it waited for cell In[" in stopped.errors[0]["evalue"]
     assert kernel.run("handle.done()").text == "False"
-    assert kernel.run("(await handle)[0]", timeout_s=20).text.endswith("39")
+    assert kernel.run("(await handle)[0]").text.endswith("39")
 
 
 def test_a_restart_ends_what_runs_in_the_background(kernel: Kernel) -> None:

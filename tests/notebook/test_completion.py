@@ -9,7 +9,19 @@ from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 
 import gpupool
-from gpupool.notebook.completion import complete
+from gpupool.notebook.completion import Words, complete
+
+WORDS: Words = {
+    "profile": lambda: ["local"],
+    "env": lambda: ["AWS_A", "AWS_B", "HOME"],
+    "names": lambda: ["AWS_A", "AWS_B", "HOME"],
+    "variables": lambda: ["model", "scheduler"],
+    "rank": lambda: ["0", "1"],
+    "ranks": lambda: ["all", "0", "1"],
+    "gpus": lambda: ["0", "1:0"],
+    "idle_timeout": lambda: ["30m", "never"],
+    "hang_after_s": lambda: ["30s", "never"],
+}
 
 
 @pytest.mark.parametrize(
@@ -21,7 +33,11 @@ from gpupool.notebook.completion import complete
         ("%gpupool start --backend ", ["auto", "nccl", "gloo"]),
         ("%gpupool start --on-hang ", ["tell", "abort"]),
         ("%gpupool start --h", ["--hang-after"]),
-        ("%gpupool start --hang-after ", []),
+        ("%gpupool start --hang-after ", ["30s", "never"]),
+        ("%gpupool start --idle-timeout n", ["never"]),
+        ("%gpupool start --gpus ", ["0", "1:0"]),
+        ("%gpupool start --env HOME --b", ["--backend"]),
+        ("%gpupool start --env --b", []),  # a name has to come first
         ("%gpupool start lo", ["local"]),
         ("%gpupool start -n ", []),
         ("%gpupool start --cpu --c", []),  # an option is offered once
@@ -29,7 +45,18 @@ from gpupool.notebook.completion import complete
         ("%gpupool env AWS_A AWS", ["AWS_B"]),
         ("%gpupool start --env HO", ["HOME"]),
         ("%gpupool stop ", []),
-        ("%gpupool sync ", ["-t", "--targets"]),  # a rank is a number
+        ("%gpupool sync ", ["0", "1", "-t", "--targets"]),
+        ("%gpupool sync 0 model -t ", ["all", "0", "1"]),
+        ("%gpupool restart a", ["all"]),
+        ("%gpupool log ", ["0", "1", "-n"]),
+        ("%gpupool log 1 ", ["-n"]),
+        ("%gpupool debug ", ["0", "1"]),
+        ("%gpupool gpus --watch ", []),
+        ("%gpupool auto o", ["on", "off"]),
+        ("%gpupool auto on --view q", ["quiet"]),
+        ("%gpupool he", ["help"]),
+        ("%%spmd -t ", ["all", "0", "1"]),
+        ("%%spmd --targets 0 --n", ["--nowait"]),
         ("%gpupool sync 0 m", ["model"]),
         ("%gpupool sync 0 model s", ["scheduler"]),
         ("%gpupool nonsense ", []),
@@ -42,7 +69,7 @@ from gpupool.notebook.completion import complete
     ],
 )
 def test_offered_words(line: str, words: list[str]) -> None:
-    assert complete(line, ["HOME", "AWS_B", "AWS_A"], ["scheduler", "model"]) == words
+    assert complete(line, WORDS) == words
 
 
 @pytest.fixture

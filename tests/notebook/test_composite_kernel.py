@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.notebook.kernel import Kernel
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Iterator[Kernel]:
+def kernel(clean_kernel: Kernel) -> Kernel:
     """A kernel with a pool of two ranks, whose cells have left a few names."""
-    with Kernel() as kernel:
-        assert kernel.run("%load_ext gpupool\n%gpupool start -n 2 --cpu").status == "ok"
-        cell = "%%spmd\nlayer = torch.nn.Linear(2, 3)\nshare = [rank] * (2 + rank)\nsame = 'yes'"
-        assert kernel.run(cell).status == "ok"
-        yield kernel
+    assert clean_kernel.run("%load_ext gpupool\n%gpupool start -n 2 --cpu").status == "ok"
+    cell = "%%spmd\nlayer = torch.nn.Linear(2, 3)\nshare = [rank] * (2 + rank)\nsame = 'yes'"
+    assert clean_kernel.run(cell).status == "ok"
+    return clean_kernel
 
 
 def complete(kernel: Kernel, code: str) -> list[str]:

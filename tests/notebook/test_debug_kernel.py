@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.notebook.kernel import Cell, Kernel
@@ -21,13 +19,12 @@ SUM = "%%spmd\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Iterator[Kernel]:
+def kernel(clean_kernel: Kernel) -> Kernel:
     """A kernel with a pool of two ranks; every test leaves it usable."""
-    with Kernel() as kernel:
-        kernel.run("%load_ext gpupool\n%gpupool start --cpu -n 2")
-        kernel.unfailed = kernel.run("%gpupool debug")  # type: ignore[attr-defined]
-        kernel.unfailed_1 = kernel.run("%gpupool debug 1")  # type: ignore[attr-defined]
-        yield kernel
+    clean_kernel.run("%load_ext gpupool\n%gpupool start --cpu -n 2")
+    clean_kernel.unfailed = clean_kernel.run("%gpupool debug")  # type: ignore[attr-defined]
+    clean_kernel.unfailed_1 = clean_kernel.run("%gpupool debug 1")  # type: ignore[attr-defined]
+    return clean_kernel
 
 
 @pytest.fixture
@@ -87,7 +84,7 @@ def test_the_stop_button_ends_a_session_that_waits_for_a_command(failed: Kernel)
 
 def test_the_stop_button_ends_a_command_and_not_the_session(failed: Kernel) -> None:
     commands = ["import time; time.sleep(60)", "p 6 * 7", "q"]
-    cell = failed.run("%gpupool debug", answers=commands, interrupt_after_s=1.5, timeout_s=20)
+    cell = failed.run("%gpupool debug", answers=commands, interrupt_after_s=1.5)
     assert cell.status == "ok"
     assert "*** KeyboardInterrupt\n42" in cell.text
     assert usable(failed)

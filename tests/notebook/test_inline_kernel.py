@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 
 import nbclient
@@ -105,9 +106,7 @@ def test_quiet_hides_the_value_and_a_handle_has_it(kernel: Kernel) -> None:
 def test_await_works_in_a_cell_and_hears_the_stop_button(kernel: Kernel) -> None:
     cell = kernel.run("%%spmd\nimport asyncio\nawait asyncio.sleep(0.01)\nprint('awaited')")
     assert cell.text == "awaited"
-    stopped = kernel.run(
-        "%%spmd\nimport asyncio\nawait asyncio.sleep(60)", interrupt_after_s=0.8, timeout_s=20
-    )
+    stopped = kernel.run("%%spmd\nimport asyncio\nawait asyncio.sleep(60)", interrupt_after_s=0.8)
     assert "KeyboardInterrupt" in stopped.error_text
     assert "----> 3 await asyncio.sleep(60)" in stopped.error_text
     assert kernel.run("await asyncio.sleep(0.01)\n5").text == "5"  # the kernel's own loop goes on
@@ -145,9 +144,9 @@ def test_every_kind_of_error_is_told_once(kernel: Kernel, code: str, told: str) 
 
 
 def test_the_stop_button_and_a_time_limit_end_a_cell(kernel: Kernel) -> None:
-    cell = kernel.run("%%spmd\nimport time\ntime.sleep(60)", interrupt_after_s=0.8, timeout_s=20)
+    cell = kernel.run("%%spmd\nimport time\ntime.sleep(60)", interrupt_after_s=0.8)
     assert "KeyboardInterrupt" in cell.error_text
-    late = kernel.run("%%spmd --timeout 0.5\nimport time\ntime.sleep(60)", timeout_s=20)
+    late = kernel.run("%%spmd --timeout 0.5\nimport time\ntime.sleep(60)")
     assert "took longer than 0.5 s" in late.error_text
     assert "gpupool/" not in late.error_text
     assert kernel.run("%spmd rank").text == "[0] 0"
@@ -160,31 +159,29 @@ def test_a_breakpoint_in_a_cell(kernel: Kernel) -> None:
     cell = kernel.run(
         "%%spmd\ndef halve(row):\n    half = row / 2\n    breakpoint()\n    return half\nhalve(6)",
         answers=["p half", "p rank", "half = 10", "c"],
-        timeout_s=30,
     )
     assert cell.status == "ok"
-    assert "----> 5     return half" in cell.text
+    # from Python 3.13 on the debugger stops at the breakpoint itself, not after it
+    assert re.search("----> (4     breakpoint|5     return half)", cell.text)
     assert "\n3.0\n0\n" in cell.text
     assert cell.text.endswith("\n10")
 
 
 def test_leaving_the_debugger_ends_the_cell(kernel: Kernel) -> None:
-    cell = kernel.run("%%spmd\nbreakpoint()\nafter = 1", answers=["q"], timeout_s=30)
+    cell = kernel.run("%%spmd\nbreakpoint()\nafter = 1", answers=["q"])
     assert cell.errors[0]["evalue"].startswith("rank 0: BdbQuit (1 of 1 ranks failed")
     assert "NameError" in kernel.run("after").error_text
 
 
 def test_a_breakpoint_in_a_function_of_the_notebook(kernel: Kernel) -> None:
     kernel.run("def work(row):\n    third = row / 3\n    breakpoint()\n    return third")
-    cell = kernel.run(
-        "print(gpupool.current_pool().run(work, 6)[0])", answers=["p third", "c"], timeout_s=30
-    )
-    assert "----> 4     return third" in cell.text
+    cell = kernel.run("print(gpupool.current_pool().run(work, 6)[0])", answers=["p third", "c"])
+    assert re.search("----> (3     breakpoint|4     return third)", cell.text)
     assert cell.text.endswith("2.0")
 
 
 def test_input_works_in_a_cell(kernel: Kernel) -> None:
-    cell = kernel.run("%%spmd\nname = input('who? ')\nname * 2", answers=["ab"], timeout_s=30)
+    cell = kernel.run("%%spmd\nname = input('who? ')\nname * 2", answers=["ab"])
     assert cell.text.endswith("'abab'")
 
 
@@ -199,25 +196,25 @@ def test_a_group_that_a_cell_has_left_is_there_in_the_next_one(kernel: Kernel) -
 
 def test_debug_afterwards_stops_in_the_users_frame(kernel: Kernel) -> None:
     kernel.run("%%spmd\ndef double(row):\n    bad = row * 2\n    raise ValueError(bad)\ndouble(21)")
-    cell = kernel.run("%debug", answers=["p bad", "up", "p rank", "q"], timeout_s=30)
+    cell = kernel.run("%debug", answers=["p bad", "up", "p rank", "q"])
     assert "----> 4     raise ValueError(bad)" in cell.text
     assert "\n42\n" in cell.text
     assert cell.text.endswith("\n0")
     kernel.run("gpupool.current_pool().run(work, 'x')")
-    cell = kernel.run("%debug", answers=["p row", "q"], timeout_s=30)
+    cell = kernel.run("%debug", answers=["p row", "q"])
     assert cell.text.endswith("'x'")
 
 
 def test_pdb_on_opens_once(kernel: Kernel) -> None:
     kernel.run("%pdb on")
-    cell = kernel.run("%%spmd\nz = 3\n1 / 0", answers=["p z", "q"], timeout_s=30)
+    cell = kernel.run("%%spmd\nz = 3\n1 / 0", answers=["p z", "q"])
     kernel.run("%pdb off")
     assert cell.text.count("----> 3 1 / 0") == 1
     assert cell.text.endswith("\n3")
 
 
 def test_a_breakpoint_in_a_data_set_while_training(kernel: Kernel) -> None:
-    cell = kernel.run("train(Slow(stop_at=5), 1)", answers=["p index", "c"], timeout_s=30)
+    cell = kernel.run("train(Slow(stop_at=5), 1)", answers=["p index", "c"])
     assert "\n5\n" in cell.text
     assert "Finished: 1 epoch" in cell.text
 
@@ -226,7 +223,7 @@ def test_a_breakpoint_in_a_data_set_while_training(kernel: Kernel) -> None:
 
 
 def test_the_monitor_moves_and_the_stop_button_keeps_the_network(kernel: Kernel) -> None:
-    cell = kernel.run("result = train(Slow(), 1000)", interrupt_after_s=1.5, timeout_s=30)
+    cell = kernel.run("result = train(Slow(), 1000)", interrupt_after_s=1.5)
     assert cell.status == "ok"
     news = [at for at, kind, _ in cell.messages if kind == "comm_msg" and at < 1.4]
     assert len(news) >= 4
@@ -239,7 +236,7 @@ def test_without_waiting_it_is_over_at_once(kernel: Kernel) -> None:
     assert kernel.run(code.replace("Slow()", "Slow(), options=one_epoch")).status == "error"
     kernel.run("one_epoch = gpupool.TrainingOptions(epochs=1)")
     shown = kernel.run(code.replace("Slow()", "Slow(), options=one_epoch") + "\nrun.result()")
-    assert "TrainingResult(finished" in shown.text
+    assert "TrainingResult: finished" in shown.text
 
 
 # ---- the notebook itself ---------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import nbclient
 import nbformat
@@ -17,11 +17,10 @@ START = "%load_ext gpupool\n%gpupool start --cpu -n 2"
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Iterator[Kernel]:
+def kernel(clean_kernel: Kernel) -> Kernel:
     """A kernel with a pool of two ranks; every test leaves it usable."""
-    with Kernel() as kernel:
-        kernel.started = kernel.run(START)  # type: ignore[attr-defined]
-        yield kernel
+    clean_kernel.started = clean_kernel.run(START)  # type: ignore[attr-defined]
+    return clean_kernel
 
 
 def no_frame_of_ours(text: str) -> bool:
@@ -43,7 +42,7 @@ def test_the_start_shows_progress_and_then_the_pool_in_its_place(kernel: Kernel)
     assert first == "Pool of 2: idle, CPU ranks, gloo, stops in 30 min unless used"
     assert len(ranks) == 2
     assert "<b>Pool of 2</b>" in started.html
-    assert "<details><summary>Ranks</summary>" in started.html
+    assert '<summary style="cursor:pointer">Details</summary>' in started.html
 
 
 def test_the_status_is_the_same_bar(kernel: Kernel) -> None:
@@ -192,23 +191,42 @@ def test_a_cell_that_cannot_be_parsed_shows_the_place(kernel: Kernel) -> None:
     ],
 )
 def test_the_stop_button_ends_a_cell_and_the_next_one_works(kernel: Kernel, code: str) -> None:
-    cell = kernel.run(f"%%spmd\n{code}", interrupt_after_s=1.0, timeout_s=20)
-    assert cell.elapsed_s < 8
+    cell = kernel.run(f"%%spmd\n{code}", interrupt_after_s=1.0)
+    assert cell.elapsed_s < 40  # and not the minute
     assert [error["ename"] for error in cell.errors] == ["SpmdError"]
     assert "KeyboardInterrupt" in cell.error_text
     assert no_frame_of_ours(cell.error_text)
-    assert kernel.run("%%spmd\ndist.barrier()\nrank", timeout_s=20).text == "[0] 0\n[1] 1"
+    assert kernel.run("%%spmd\ndist.barrier()\nrank").text == "[0] 0\n[1] 1"
 
 
 def test_the_stop_button_ends_an_awaited_cell_too(kernel: Kernel) -> None:
     kernel.run("%%spmd --nowait -o handle\nimport time\ntime.sleep(60)")
-    cell = kernel.run("await handle", interrupt_after_s=1.0, timeout_s=20)
+    cell = kernel.run("await handle", interrupt_after_s=1.0)
     assert [error["ename"] for error in cell.errors] == ["SpmdError"]
     assert no_frame_of_ours(cell.error_text)
     assert kernel.run("%spmd rank").text == "[0] 0\n[1] 1"
 
 
 # ---- whole notebooks, and the end ------------------------------------------------------------
+
+
+RESTART = """
+import os, signal, threading, time, gpupool
+def press(pool, pid):  # when the new engine is there, and has not joined the group
+    while pool.status().pids.get(1) in (None, pid):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+pool = gpupool.current_pool()
+threading.Thread(target=press, args=[pool, pool.status().pids[1]]).start()
+%gpupool restart 1
+"""
+
+
+def test_an_interrupted_restart_is_not_called_a_start_that_failed(kernel: Kernel) -> None:
+    shown, error = kernel.run(RESTART).outputs
+    assert shown["data"]["text/plain"] == "The restart was not completed."
+    assert error["evalue"] == "%gpupool restart was interrupted. It goes on in the background."
+    assert kernel.run("%spmd rank").status == "ok"  # and so it does
 
 
 def test_run_all_stops_at_a_failing_cell_and_no_process_is_left() -> None:
@@ -230,7 +248,7 @@ def test_run_all_stops_at_a_failing_cell_and_no_process_is_left() -> None:
     assert never == []
     engines = [int(pid) for pid in pids[0]["text"].split()]
     assert len(engines) == 2
-    assert within(10, lambda: not any(psutil.pid_exists(pid) for pid in engines))
+    assert within(60, lambda: not any(psutil.pid_exists(pid) for pid in engines))
 
 
 def within(seconds: float, condition: Callable[[], bool]) -> bool:

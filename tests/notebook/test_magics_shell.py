@@ -76,9 +76,21 @@ def test_a_second_start_changes_nothing(terminal: Terminal) -> None:
     assert terminal.run("%gpupool").stdout == before
 
 
-def test_each_line_bears_its_rank(terminal: Terminal) -> None:
-    shown = terminal.run("%%spmd\nprint('one')\nprint('no end', rank, end='')\n(rank,\n 'x' * 99)")
-    assert "[0, 1] one" in shown.stdout.splitlines()
+def test_what_is_over_soon_is_shown_as_groups_of_ranks(terminal: Terminal) -> None:
+    shown = terminal.run("%%spmd\nprint('head')\nprint('rows', 8 - rank)")
+    heading, *lines = shown.stdout.splitlines()
+    assert re.fullmatch(r"%%spmd  2 ranks  ok  \d+ ms", heading)
+    assert lines == ["[0] head", "    rows 8", "[1] head", "    rows 7"]
+
+
+def test_each_line_of_what_lasts_bears_its_rank(terminal: Terminal) -> None:
+    shown = terminal.run(
+        "%%spmd\nimport time\ntime.sleep(1.2)\nprint('one')\nprint('no end', rank, end='')\n"
+        "(rank,\n 'x' * 99)"
+    )
+    *lines, heading = shown.stdout.splitlines()
+    assert re.fullmatch(r"%%spmd  2 ranks  ok  \d\.\d s.*", heading)
+    assert "[0, 1] one" in lines
     for rank in (0, 1):
         mine = [line for line in shown.stdout.splitlines() if line.startswith(f"[{rank}] ")]
         assert mine == [
@@ -260,10 +272,13 @@ def test_stopping_ends_the_pool(terminal: Terminal) -> None:
     assert terminal.run("%gpupool").stdout.startswith("No pool runs")
 
 
-def test_start_prints_the_pool(fresh: Terminal) -> None:
+def test_start_prints_the_pool_and_its_end_is_told_once(fresh: Terminal) -> None:
     fresh.run("%gpupool stop")
     shown = fresh.run("%gpupool start --cpu -n 2 --idle-timeout never")
     assert shown.stdout.startswith(
         "Pool of 2: idle, CPU ranks, gloo, no idle timeout\n  rank 0  CPU"
     )
     assert shown.stderr == ""  # progress is for a terminal; this is a pipe
+    assert fresh.run("%gpupool restart 1").success
+    ended = fresh.run("import gpupool; gpupool.current_pool().stop('stopped by a test')")
+    assert ended.stderr == "gpupool: the pool was stopped by a test.\n"

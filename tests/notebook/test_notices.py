@@ -11,7 +11,8 @@ from gpupool.core.options import PoolOptions
 from gpupool.notebook.arguments import start_parser
 from gpupool.notebook.notices import UnwaitedView
 from gpupool.notebook.picture import training_html, training_text
-from gpupool.notebook.spmd_view import LineView, make_view
+from gpupool.notebook.spmd_lines_view import LineView
+from gpupool.notebook.spmd_view import make_view
 from gpupool.notebook.text import TextProgress
 from gpupool.pool.notices import NoticeLines
 from gpupool.spmd.cell import CellReport

@@ -5,39 +5,57 @@ from __future__ import annotations
 import math
 import re
 import xml.etree.ElementTree as ET
+from base64 import b64decode
 from collections.abc import Callable
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
-from gpupool.core.events import EndEvent, StepEvent
+from gpupool.core.events import EndEvent, StartEvent, StepEvent
 from gpupool.notebook import words
 from gpupool.notebook.curves import Curve, Curves, epoch_bands, nice_axis, step_ticks
-from gpupool.notebook.picture import training_html, training_text
+from gpupool.notebook.picture import register_formatters, training_html, training_text
 from gpupool.training.history import TrainingHistory
+from gpupool.training.result import TrainingPlot
+from tests.notebook.feed import full_events
 
 SVG = "{http://www.w3.org/2000/svg}"
 HistoryOf = Callable[..., TrainingHistory]
 
 
 def read(html: str) -> str:
-    """The text of the page, one space between words."""
-    return re.sub(" +", " ", " ".join(ET.fromstring(html).itertext()))
+    """The text of the page and of its picture, one space between words."""
+    page = ET.fromstring(html)
+    words = [*page.itertext(), *(drawing(html).itertext() if "<img" in html else ())]
+    return re.sub(r"\s+", " ", " ".join(words))
 
 
-def plots(html: str) -> list[ET.Element]:
-    return [svg for svg in ET.fromstring(html).iter(f"{SVG}svg") if svg.get("role") == "img"]
+def drawing(html: str) -> ET.Element:
+    """The plots: in the picture of a training that is over, else in the page itself."""
+    page = ET.fromstring(html)
+    picture = page.find(".//img")
+    if picture is None:
+        return next(svg for svg in page.iter(f"{SVG}svg") if svg.get("role") == "img")
+    kind, data = picture.get("src", "").split(",", 1)
+    assert kind == "data:image/svg+xml;base64"
+    return ET.fromstring(b64decode(data))
+
+
+def lines(html: str) -> list[list[tuple[float, float]]]:
+    """The points of each line, in pixels; three a plot."""
+    pairs = [line.get("points", "").split() for line in drawing(html).iter(f"{SVG}polyline")]
+    return [[tuple(map(float, pair.split(","))) for pair in line] for line in pairs]  # type: ignore[misc]
 
 
 def test_a_reader_sees_the_outcome(history_of: HistoryOf) -> None:
     page = read(training_html(history_of()))
-    assert page.startswith("Finished: 6 epochs in 14 s 100 % Accuracy (%)")
+    assert page.startswith("Finished: 6 epochs in 14 s 100 % Save plot Results")
     for part in (
-        "Epoch 1 2 3 4 5 6",
+        "Accuracy (%) Epoch 1 2 3 4 5 6",
         "Validation accuracy 89.8 %",
-        "Throughput 40\u202f960 images/s",
+        "Throughput 40,960 samples/s",
         "Epoch 6 of 6 Step 900 of 900 Steps per epoch 150",
-        "Data Wait 4 % Reads retried – Samples skipped – From the cache – Other",
-        "Ranks 4 × cuda Backend nccl Global batch 512 = 4 × 128 Learning rate 0.1",
+        "Global batch 512 = 4 × 128 Learning rate 0.1",
         "training (smoothed) training validation",
     ):
         assert part in page
@@ -46,19 +64,60 @@ def test_a_reader_sees_the_outcome(history_of: HistoryOf) -> None:
 def test_two_plots_each_with_three_lines_and_the_latest_values_in_words(
     history_of: HistoryOf,
 ) -> None:
-    accuracy, loss = plots(training_html(history_of()))
-    for svg in (accuracy, loss):
-        assert [len(line.get("points", "")) > 0 for line in svg.iter(f"{SVG}polyline")] == [
-            True
-        ] * 3
-        assert len(list(svg.iter(f"{SVG}circle"))) == 6
-    assert accuracy.get("aria-label") == "Accuracy at step 900: 94.6 %, validation 89.8 %"
+    html = training_html(history_of())
+    assert [len(line) > 0 for line in lines(html)] == [True] * 6
+    dots = [path.get("d", "").count("M") for path in drawing(html).iter(f"{SVG}path")]
+    assert dots == [6, 6]
+    image = ET.fromstring(html).find(".//img")
+    assert image is not None
+    assert image.get("alt") == (
+        "Accuracy at step 900: 94.6 %, validation 89.8 %; Loss at step 900: 0.2579, "
+        "validation 0.2779"
+    )
 
 
 def test_without_accuracy_there_is_only_the_loss(history_of: HistoryOf) -> None:
     html = training_html(history_of(with_accuracy=False))
-    assert len(plots(html)) == 1
-    assert "ccuracy" not in html
+    assert len(lines(html)) == 3
+    assert "ccuracy" not in read(html)
+
+
+def full(**arguments: int) -> TrainingHistory:
+    history = TrainingHistory()
+    for event in full_events(**arguments):
+        history.add(event)
+    return history
+
+
+def test_the_best_is_ringed_in_both_plots_and_its_label_stays_inside() -> None:
+    for num_epochs in (2, 3, 6):
+        html = training_html(full(num_epochs=num_epochs))
+        rings = [c for c in drawing(html).iter(f"{SVG}circle") if c.get("r") == "6.5"]
+        assert len(rings) == 2
+        labels = [t for t in drawing(html).iter(f"{SVG}text") if (t.text or "").startswith("best ")]
+        assert len(labels) == 2
+        for label, top in zip(labels, (38, 290), strict=True):
+            x, y = float(label.get("x", "")), float(label.get("y", ""))
+            width = 6.2 * len(label.text or "") * (1 if label.get("text-anchor") == "start" else -1)
+            assert 46 < x + width < 642
+            assert top < y < top + 176
+    assert "best" in read(html)
+
+
+def test_the_strip_shows_how_each_rank_fared() -> None:
+    page = ET.fromstring(training_html(full()))
+    rows = [" ".join(row.itertext()) for row in page.findall(".//details//tbody/tr")]
+    words_ = " ".join(rows[2].split())
+    assert words_ == "2 cuda:2 H200 71 % 57 of 139 GiB 60 °C 71 ms slowest +37 %"
+    assert sum("slowest" in row for row in rows) == 1
+    assert "rank 2 is the slowest +37 %" in training_text(full())
+
+
+def test_a_training_that_goes_on_is_drawn_in_the_page_and_cannot_be_saved_yet() -> None:
+    html = training_html(full(num_steps=200))
+    assert "<img" not in html
+    assert "Save plot" not in html
+    assert len(lines(html)) == 6
 
 
 @pytest.mark.parametrize("state", ["starting", "failed", "half way"])
@@ -77,33 +136,31 @@ def test_unfinished_trainings_are_drawn_too(history_of: HistoryOf, state: str) -
 def test_a_long_training_stays_small_and_keeps_its_spike(history_of: HistoryOf) -> None:
     history = history_of(num_epochs=40, steps_per_epoch=250, spike_at=7777)
     html = training_html(history)
-    assert len(html.encode()) < 60_000
-    _, loss = plots(html)
-    raw = loss.find(f"{SVG}polyline")
-    assert raw is not None
-    heights = [float(pair.split(",")[1]) for pair in raw.get("points", "").split()]
-    assert min(heights) < 40 < sorted(heights)[1]  # one point alone near the top
+    assert len(html.encode()) < 130_000
+    heights = [y for _, y in lines(html)[3]]  # of the loss
+    assert min(heights) < 310 < sorted(heights)[1]  # one point alone near the top
+
+
+def test_the_picture_of_64_ranks_and_many_steps_is_bounded() -> None:
+    assert len(training_html(full(num_epochs=200, num_ranks=64)).encode()) < 200_000
 
 
 def test_the_picture_needs_nothing_from_elsewhere(history_of: HistoryOf) -> None:
     html = training_html(history_of())
     assert "<script" not in html
-    assert set(re.findall(r"https?://[^\"']+", html)) == {"http://www.w3.org/2000/svg"}
+    assert "http" not in html
     assert "url(" not in html
-    assert "src=" not in html
+    assert set(re.findall('(?:src|href)="([^,]*)', html)) == {"data:image/svg+xml;base64"}
 
 
 def test_the_text_has_the_outcome_in_a_few_lines(history_of: HistoryOf) -> None:
-    assert training_text(history_of()).splitlines() == [
-        "Finished: 6 epochs in 14 s",
-        "  Results:        validation accuracy 89.8 %, validation loss 0.2779, "
-        "training accuracy 94.6 %, training loss 0.2579",
-        "  Training time:  elapsed 14 s, throughput 40\u202f960 images/s",
-        "  Training cycle: epoch 6 of 6, step 900 of 900, steps per epoch 150",
-        "  Data:           wait 4 %",
-        "  Other:          ranks 4 × cuda, backend nccl, global batch 512 = 4 × 128, "
-        "learning rate 0.1",
+    lines = training_text(history_of()).splitlines()
+    assert lines[0] == "Finished: 6 epochs in 14 s"
+    assert lines[1].startswith("  Results:        validation accuracy 89.8 %, validation loss 0.27")
+    assert [line.split(":")[0].strip() for line in lines[1:]] == [
+        section for section, _ in words.table(history_of())
     ]
+    assert "–" not in "".join(lines)
     assert training_text(TrainingHistory()) == "Starting"
     assert training_text(TrainingHistory(status="failed", error="")) == "Failed: no message"
 
@@ -154,7 +211,10 @@ def test_only_what_is_new_is_taken(history_of: HistoryOf) -> None:
     [
         (0, 2.4, "0 0.5 1 1.5 2 2.5"),
         (0, 0.0031, "0 0.001 0.002 0.003 0.004"),
-        (0, 8000, "0 2\u202f000 4\u202f000 6\u202f000 8\u202f000"),
+        (0, 8000, "0 2,000 4,000 6,000 8,000"),
+        (0, 6e-5, "0 2e-5 4e-5 6e-5"),
+        (0, 0.001, "0 0.0002 0.0004 0.0006 0.0008 0.001"),
+        (0, 1.1e6, "0 2.5e5 5e5 7.5e5 1e6 1.25e6"),  # more digits have no room
         (-3, 1, "-3 -2 -1 0 1"),
         (0, 0, "0 0.2 0.4 0.6 0.8 1"),
     ],
@@ -177,3 +237,29 @@ def test_many_epochs_share_bands(history_of: HistoryOf) -> None:
     bands = epoch_bands(history_of(num_epochs=90, steps_per_epoch=2, num_steps=1))
     assert [label for _, _, label in bands][:2] == ["Epochs 1–20", "21–40"]
     assert bands[-1] == (160, 180, "81–90")
+
+
+def test_bands_end_where_the_training_does() -> None:
+    history = TrainingHistory(StartEvent(30, 4, 32, 8, 1, "CPU", "none", num_steps=6))
+    assert epoch_bands(history) == [(0, 4, "Epoch 1"), (4, 6, "2")]
+
+
+def test_the_only_step_is_seen_and_the_last_number_of_steps_is_not_cut() -> None:
+    def first(num_steps: int) -> ET.Element:
+        start = StartEvent(1, num_steps, 32, 8, 1, "CPU", "none")
+        step = StepEvent(1, 1, 0.5, 0.2, 0.1, 8, 0.1, 0.0)
+        return drawing(training_html(TrainingHistory(start, [step], status="training")))
+
+    dots = [path.get("d", "").count("M") for path in first(1).iter(f"{SVG}path")]
+    assert dots == [0, 1, 0, 1]  # after that of validation, in both plots
+    [*_, last] = [t for t in first(1_000_000).iter(f"{SVG}text") if t.text == words.number(1e6)]
+    assert float(last.get("x", "")) + 9 * 7 / 2 <= 660
+
+
+def test_what_plot_gives_is_shown_as_the_picture(history_of: HistoryOf) -> None:
+    shell = InteractiveShell()
+    register_formatters(shell)
+    history = history_of()
+    bundle, _ = shell.display_formatter.format(TrainingPlot(history))  # type: ignore[union-attr]
+    assert bundle["text/html"] == training_html(history)
+    assert bundle["text/plain"] == training_text(history)

@@ -7,13 +7,13 @@ from dataclasses import replace
 from gpupool.core.gpu_table import GpuTable
 from gpupool.core.options import PoolOptions
 from gpupool.core.topology import NO_DRIVER, Discovery, Gpu, survey
-from gpupool.notebook.pool_view import (
-    gpu_table_html,
+from gpupool.notebook.bar_view import (
     rank_rows,
     status_html,
     status_text,
-    waits_text,
 )
+from gpupool.notebook.gpu_view import gpu_table_html
+from gpupool.notebook.pool_view import waits_text
 from gpupool.pool.placement import place_ranks
 from gpupool.pool.status import PoolStatus
 

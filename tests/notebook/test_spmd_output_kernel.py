@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,13 +15,12 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Iterator[Kernel]:
+def kernel(clean_kernel: Kernel) -> Kernel:
     """A kernel with a pool of two ranks, and what the tests display with."""
-    with Kernel() as kernel:
-        assert kernel.run(START, timeout_s=120).status == "ok"
-        kernel.run("%%spmd\nimport sys, time, threading\nfrom IPython.display import HTML, display")
-        yield kernel
-        kernel.run("%gpupool stop")
+    assert clean_kernel.run(START).status == "ok"
+    cell = "%%spmd\nimport sys, time, threading\nfrom IPython.display import HTML, display"
+    clean_kernel.run(cell)
+    return clean_kernel
 
 
 def late_displays(kernel: Kernel, wanted: str, timeout_s: float = 10.0) -> list[dict[str, Any]]:
@@ -264,7 +262,7 @@ def noticed(source, *notices, unwaited=""):
 def test_a_notice_stands_below_the_tail_until_it_is_over(kernel: Kernel) -> None:
     kernel.run(NOTICED)
     cell = kernel.run("_ = noticed('import time; time.sleep(2.5)', 'a <hang>', 'b', None).result()")
-    shown = [m["data"] for _, _, m in cell.messages if "data" in m]
+    shown = [m["data"] for _, kind, m in cell.messages if "display_data" in kind]
     with_a, with_b = (
         [n for n, data in enumerate(shown) if word in data["text/html"]]
         for word in ("a &lt;hang&gt;", ">b<")
@@ -283,6 +281,6 @@ def test_a_notice_of_a_cell_in_the_background_stands_under_that_cell(kernel: Ker
     assert "border-left" in cell.html
     waiting = kernel.run("_ = run.result()")
     assert "running\ngpupool: a hang" in [
-        m["data"]["text/plain"] for _, _, m in waiting.messages if "data" in m
+        m["data"]["text/plain"] for _, kind, m in waiting.messages if "display_data" in kind
     ]
     assert "hang" not in waiting.text

@@ -124,7 +124,7 @@ def test_the_rank_that_failed_first_is_open_and_equal_tracebacks_are_folded() ->
     assert "[2]" in first
     assert "failed first" in first
     assert "bad &lt;row&gt;" in first
-    assert "var(--jp-ansi-red" in first
+    assert "color:color-mix(in srgb,#cf222e" in first
     assert others.startswith("<details><summary")
     assert "[0, 1, 3]" in others
     assert "freed from all_reduce()" in others

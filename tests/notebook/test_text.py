@@ -8,12 +8,17 @@ import pty
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import TextIO, cast
 
 import pytest
 
+from gpupool.core.errors import OptionsError
 from gpupool.core.events import EndEvent, StepEvent
+from gpupool.core.terminal import FRESH_LINE
 from gpupool.notebook.text import TextProgress
+from gpupool.notebook.views import show_training
 from gpupool.training.history import TrainingHistory
+from tests.notebook.feed import Run
 
 HistoryOf = Callable[..., TrainingHistory]
 
@@ -23,6 +28,12 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
+
+
+@pytest.fixture(autouse=True)
+def with_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `Terminal` is knows how to draw a line over."""
+    monkeypatch.setenv("TERM", "xterm-256color")
 
 
 def replay(progress: TextProgress, whole: TrainingHistory) -> None:
@@ -54,7 +65,7 @@ def test_a_log_has_a_line_per_epoch_validation_and_end(history_of: HistoryOf) ->
         ["training", "epoch 2/2", "step 6/6"],
         ["finished", "epoch 2/2", "step 6/6"],
     ]
-    assert ["validation" in line for line in lines] == [False, True, True, True, True]
+    assert ["  val " in line for line in lines] == [False, True, True, True, True]
     assert "\r" not in stream.getvalue()
 
 
@@ -62,32 +73,97 @@ def test_a_terminal_line_is_redrawn_ten_times_a_second(history_of: HistoryOf) ->
     now = 0.0
     stream = Terminal()
     progress = TextProgress(stream, clock=lambda: now)
-    history = history_of(num_steps=1)
-    for _ in range(100):  # one second
-        progress(history)
+    for number in range(100):  # one second
+        progress(history_of(num_steps=1 + number))
         now += 0.01
     assert 9 <= stream.getvalue().count("\r") <= 10
     assert "\n" not in stream.getvalue()
 
 
-def test_a_shorter_terminal_line_leaves_no_rest(
+def test_a_terminal_line_is_cut_and_a_shorter_one_leaves_no_rest(
     history_of: HistoryOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     stream = Terminal()
-    progress = TextProgress(stream, clock=iter([0.0, 1.0, 2.0]).__next__)
+    now = 0.0
+    progress = TextProgress(stream, clock=lambda: now)
+    progress(history_of(num_steps=5))
+    assert len(stream.getvalue()) == len(FRESH_LINE) + 59  # one that wraps could not be drawn over
+    now = 1.0
+    progress(TrainingHistory(status="failed", error="rank 1 died"))
+    assert stream.getvalue().endswith(FRESH_LINE + "failed: rank 1 died\n")
+
+
+def test_a_wide_terminal_says_what_ctrl_c_does(
+    history_of: HistoryOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream, now = Terminal(), 0.0
+    progress = TextProgress(stream, clock=lambda: now)
     history = history_of(num_steps=5)
+    monkeypatch.setenv("COLUMNS", "200")
     progress(history)
-    assert len(stream.getvalue()) == 1 + 59  # cut: a wrapped line could not be drawn over
-    failed = TrainingHistory(status="failed", error="rank 1 died")
-    progress(failed)
-    assert stream.getvalue().endswith("\r" + "failed: rank 1 died".ljust(59) + "\n")
+    assert stream.getvalue() == FRESH_LINE + history.line() + "   (Ctrl-C: stop and keep)"
+    monkeypatch.setenv("COLUMNS", "80")
+    now = 1.0
+    progress(history)
+    shown = stream.getvalue().split(FRESH_LINE)[-1]
+    assert shown == (
+        "training  epoch 1/6  [                    ] 0%  loss 2.4323  acc 3.8%  eta 0:11"
+    )
+
+
+@pytest.mark.parametrize(
+    ("step_s", "num_steps", "num_lines"),
+    [
+        (0.001, 900, 0),  # a second in all: only what is news of itself
+        (0.1, 460, 10),  # half of it: a line for each 5 %
+        (3.0, 20, 4),  # a line every ten seconds, or twelve
+        (400.0, 20, 19),  # and each step, if that takes longer
+    ],
+)
+def test_a_log_gets_a_line_now_and_then(
+    history_of: HistoryOf, step_s: float, num_steps: int, num_lines: int
+) -> None:
+    stream, now = io.StringIO(), 0.0
+    progress = TextProgress(stream, clock=lambda: now)
+    whole = history_of(num_epochs=1, steps_per_epoch=900)
+    history = TrainingHistory()
+    assert whole.start
+    history.add(whole.start)
+    for step in whole.steps[: min(num_steps, 899)]:
+        history.add(step)
+        progress(history)
+        now += step_s
+    assert len(stream.getvalue().splitlines()) == num_lines
+    assert "\r" not in stream.getvalue()
+
+
+def test_a_long_training_does_not_fill_its_log(history_of: HistoryOf) -> None:
+    stream, now = io.StringIO(), 0.0
+    progress = TextProgress(stream, clock=lambda: now)
+    history = history_of(num_steps=2)
+    for _ in range(100_000):
+        progress(history)
+        now += 3.6  # a hundred hours
+    assert 200 < len(stream.getvalue().splitlines()) < 500
+
+
+@pytest.mark.parametrize("kind", ["dumb", ""])
+def test_a_terminal_without_a_cursor_gets_lines(
+    history_of: HistoryOf, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setenv("TERM", kind) if kind else monkeypatch.delenv("TERM")
+    stream = Terminal()
+    replay(TextProgress(stream), history_of(num_epochs=1, steps_per_epoch=2))
+    assert "\r" not in stream.getvalue()
+    assert "\x1b" not in stream.getvalue()
+    assert stream.getvalue().splitlines()[-1].startswith("finished  epoch 1/1")
 
 
 def test_the_last_terminal_line_is_whole_and_written_once(history_of: HistoryOf) -> None:
     stream = Terminal()
     replay(TextProgress(stream), history_of(num_epochs=1, steps_per_epoch=2))
-    last = stream.getvalue().split("\r")[-1]
+    last = stream.getvalue().split(FRESH_LINE)[-1]
     assert last.startswith("finished  epoch 1/1  step 2/2  loss 0.")
     assert stream.getvalue().count("\n") == 1
 
@@ -113,7 +189,40 @@ def test_it_works_on_a_real_terminal_and_needs_only_the_standard_library() -> No
         os.close(reader)
         os.close(terminal)
     assert done.stdout.decode().strip() == "[]"
-    assert shown == "\rstarting\rfinished\r\n"
+    assert shown == f"{FRESH_LINE}starting{FRESH_LINE}finished\r\n"
+
+
+def test_a_stream_that_can_only_write_gets_lines(history_of: HistoryOf) -> None:
+    class Tee:
+        """What users put in the place of sys.stderr."""
+
+        text = ""
+
+        def write(self, text: str) -> None:
+            self.text += text
+
+        def flush(self) -> None:
+            pass
+
+    tee = Tee()
+    replay(TextProgress(cast("TextIO", tee)), history_of(num_epochs=1, steps_per_epoch=2))
+    assert tee.text.splitlines()[-1].startswith("finished  epoch 1/1")
+
+
+def test_a_stderr_that_was_closed_before_gets_nothing() -> None:
+    script = (
+        "import sys\n"
+        "from gpupool.notebook.progress_view import open_drawing\n"
+        "from gpupool.notebook.views import show_training\n"
+        "from gpupool.core.progress import Course\n"
+        "from tests.notebook.feed import Run\n"
+        "assert sys.stderr is None\n"
+        "show_training(Run())\n"
+        "print(open_drawing(Course('Listing', 1, None, 'files', '', 2.0)))\n"
+    )
+    command = ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, script]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    assert done.stdout == "None\n"
 
 
 def test_an_early_stop_is_the_last_line(history_of: HistoryOf) -> None:
@@ -126,3 +235,8 @@ def test_an_early_stop_is_the_last_line(history_of: HistoryOf) -> None:
     progress(history)
     assert stream.getvalue().startswith("stopped  epoch 1/6  step 4/900")
     assert stream.getvalue().count("\n") == 1
+
+
+def test_a_plot_without_a_notebook_is_refused() -> None:
+    with pytest.raises(OptionsError, match="progress='plot' needs a notebook"):
+        show_training(Run(), "plot")

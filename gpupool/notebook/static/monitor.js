@@ -1,37 +1,48 @@
-// The live picture of a training: the browser's half of gpupool/notebook/monitor.py.
+// The live picture of a training: the browser's half of gpupool/notebook/monitor.py. It draws with
+// plots.js, which stands before it in the same module.
 //
-// The kernel sends data that is ready to draw (axes with labelled ticks, bands, words); here
-// it is only scaled to pixels. `view` and `lines` are the whole picture, refreshed every two
-// seconds; custom messages {view, new} carry what came since.
+// `view` and `lines` are the whole picture, refreshed now and then; custom messages {view, new}
+// carry what has changed since. One course a model is kept, which all its views draw: they are in
+// step, and a view that is opened later is complete.
 
-const PLOTS = ["accuracy", "loss"];
-const LINES = ["raw", "smooth", "validation"];
+const WIDGET = "application/vnd.jupyter.widget-view+json";
 const OVER = ["finished", "stopped", "failed"];
-const MARGIN = { left: 46, right: 22, top: 20, bottom: 36 };
 const BUSY = "kernel is busy: press the stop button of the notebook";
 const PAGE = `
   <div class="gpm-header">
     <span class="gpm-status" role="status" aria-live="polite"></span>
     <progress max="1" value="0" aria-label="Share of the training done"></progress>
     <span class="gpm-remaining"></span>
-    <button type="button" class="gpm-stop">Stop</button>
+    <span class="gpm-buttons">
+      <button type="button" class="gpm-stop"><span class="gpm-square" aria-hidden="true"></span
+        ><span class="gpm-stop-label">Stop</span></button>
+      <button type="button" class="gpm-save">Save plot</button>
+    </span>
     <span class="gpm-hint" role="alert"></span>
   </div>
   <div class="gpm-notice" role="status" aria-live="polite"></div>
   <div class="gpm-body">
     <div class="gpm-plots">
-      <figure><figcaption>Accuracy (%)</figcaption><canvas role="img"></canvas></figure>
-      <figure><figcaption>Loss</figcaption><canvas role="img"></canvas></figure>
+      <figure><figcaption>${TITLES.accuracy}</figcaption><canvas role="img"></canvas></figure>
+      <figure><figcaption>${TITLES.loss}</figcaption><canvas role="img"></canvas></figure>
       <div class="gpm-legend">
         <span>${sample('stroke-width="2.5"')} training (smoothed)</span>
-        <span>${sample('stroke-opacity=".4"')} training</span>
+        <span>${sample('stroke-opacity=".5"')} training</span>
         <span class="gpm-validated"><svg width="24" height="10" aria-hidden="true">
           <line x2="24" y1="5" y2="5" stroke="currentColor" stroke-dasharray="5 4"/>
           <circle cx="12" cy="5" r="3"/></svg> validation</span>
+        <span class="gpm-best"><svg width="16" height="14" aria-hidden="true">
+          <circle cx="8" cy="7" r="5.5" fill="none" stroke="currentColor" stroke-width="1.5"/>
+          </svg> best</span>
       </div>
     </div>
     <div class="gpm-tables"></div>
-  </div>`;
+  </div>
+  <details class="gpm-ranks" open>
+    <summary><b class="gpm-rank-title"></b> <span class="gpm-rank-summary"></span></summary>
+    <div class="gpm-scroll" role="region" aria-label="How each rank fares" tabindex="0"><table>
+      <thead><tr></tr></thead><tbody></tbody></table></div>
+  </details>`;
 
 function sample(style) {
   return `<svg width="24" height="10" aria-hidden="true">
@@ -39,115 +50,146 @@ function sample(style) {
     <line x1="12" x2="24" y1="5" y2="5" stroke="var(--gpm-loss)" ${style}/></svg>`;
 }
 
-// A canvas of the right size for the screen, cleared; null while it is not visible.
-function prepared(canvas) {
-  const width = canvas.clientWidth, height = canvas.clientHeight;
-  if (!width || !height) return null;
-  const ratio = window.devicePixelRatio || 1;
-  canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(height * ratio);
-  const context = canvas.getContext("2d");
-  context.scale(ratio, ratio);
-  const style = getComputedStyle(canvas);
-  context.font = `11px ${style.fontFamily}`;
-  const box = {
-    left: MARGIN.left, right: width - MARGIN.right,
-    top: MARGIN.top, bottom: height - MARGIN.bottom,
-  };
-  return { context, box, style };
+// Elements are filled with textContent: nothing from the kernel is taken for HTML.
+function element(tag, className = "", words = "") {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  made.textContent = words;
+  return made;
 }
 
-function scale(axis, start, end) {
-  return (value) => start + ((end - start) * (value - axis.low)) / (axis.high - axis.low);
+function headOf(words, scope) {
+  const head = element("th", "", words);
+  head.scope = scope;
+  return head;
 }
 
-function text(context, words, x, y, align, alpha = 1) {
-  context.globalAlpha = alpha;
-  context.textAlign = align;
-  context.fillText(words, x, y);
-  context.globalAlpha = 1;
-}
-
-// Every second band shaded; the labels stand above the plot, where no curve goes.
-function drawBands({ context, box }, bands, x) {
-  bands.forEach(([first, last, label], index) => {
-    const left = x(first), width = x(last) - left;
-    if (index % 2 === 0) {
-      context.globalAlpha = 0.07;
-      context.fillRect(left, box.top, width, box.bottom - box.top);
-    }
-    if (context.measureText(label).width < width) {
-      text(context, label, left + width / 2, box.top - 6, "center", 0.65);
-    }
-  });
-}
-
-function drawTicks({ context, box }, xAxis, yAxis, x, y) {
-  for (const [tick, label] of yAxis.ticks) {
-    context.globalAlpha = 0.18;
-    context.fillRect(box.left, Math.round(y(tick)), box.right - box.left, 1);
-    text(context, label, box.left - 6, y(tick) + 4, "right");
-  }
-  for (const [tick, label] of xAxis.ticks) {
-    text(context, label, x(tick), box.bottom + 16, "center");
-  }
-  text(context, "Step", (box.left + box.right) / 2, box.bottom + 31, "center", 0.65);
-}
-
-function drawLine(context, points, x, y, { color, width = 1, alpha = 1, dash = [] }) {
-  context.globalAlpha = alpha;
-  context.strokeStyle = color;
-  context.lineWidth = width;
-  context.lineJoin = "round";
-  context.setLineDash(dash);
-  context.beginPath();
-  for (const [step, value] of points) context.lineTo(x(step), y(value));
-  context.stroke();
-  context.setLineDash([]);
-  context.globalAlpha = 1;
-}
-
-function drawPlot(canvas, plot, lines, axes) {
-  const surface = prepared(canvas);
-  if (!surface) return;
-  const { context, box, style } = surface;
-  const x = scale(axes.steps, box.left, box.right);
-  const y = scale(axes[plot], box.bottom, box.top);
-  const color = style.getPropertyValue(`--gpm-${plot}`).trim();
-  context.fillStyle = style.color;
-  drawBands(surface, axes.bands, x);
-  drawTicks(surface, axes.steps, axes[plot], x, y);
-  drawLine(context, lines.raw, x, y, { color, alpha: 0.35 });
-  drawLine(context, lines.smooth, x, y, { color, width: 2 });
-  drawLine(context, lines.validation, x, y, { color: style.color, dash: [5, 4] });
-  const radius = lines.validation.length <= 40 ? 3 : 1.5;
-  for (const [step, value] of lines.validation) {
-    context.beginPath();
-    context.arc(x(step), y(value), radius, 0, 2 * Math.PI);
-    context.fill();
-  }
-}
-
-// Built with textContent: nothing from the kernel is taken for HTML.
 function drawTables(parent, sections) {
   parent.replaceChildren(...sections.map(([section, rows]) => {
-    const table = document.createElement("table");
+    const table = element("table");
     table.createCaption().textContent = section;
     const body = table.createTBody();
     for (const [label, value] of rows) {
       const row = body.insertRow();
-      const head = document.createElement("th");
-      head.scope = "row";
-      head.textContent = label;
-      row.append(head);
-      row.insertCell().textContent = value;
+      row.append(headOf(label, "row"), element("td", "", value));
     }
     return table;
   }));
 }
 
-function isEmpty(lines) {
-  return LINES.every((line) => lines[line].length === 0);
+// A share as a bar beside its words; words alone where nobody knows the share.
+function barCell(share, words, kind) {
+  const cell = element("td"), both = element("div", "gpm-share");
+  if (share !== null) {
+    const bar = element("span", "gpm-bar"), done = element("span", `gpm-${kind}`);
+    bar.setAttribute("aria-hidden", "true");
+    done.style.width = `${100 * Math.min(1, share)}%`;
+    bar.append(done);
+    both.append(bar);
+  }
+  both.append(element("span", "", words));
+  cell.append(both);
+  return cell;
+}
+
+function rankRow(rank) {
+  const row = element("tr");
+  const step = element("td", "gpm-number", rank.step);
+  if (rank.note) step.append(element("span", "gpm-badge", rank.note));
+  row.append(
+    headOf(rank.rank, "row"), element("td", "", rank.device),
+    barCell(rank.utilization, rank.utilization_text, "utilization"),
+    barCell(rank.memory, rank.memory_text, "memory"),
+    element("td", "gpm-number", rank.temperature), step);
+  return row;
+}
+
+function drawRanks(details, view) {
+  details.hidden = view.ranks.length === 0;
+  details.querySelector(".gpm-rank-title").textContent = view.rank_title;
+  details.querySelector("thead tr").replaceChildren(
+    ...view.rank_columns.map((words) => headOf(words, "col")));
+  details.querySelector("tbody").replaceChildren(...view.ranks.map(rankRow));
+}
+
+function paint(el, { view, lines }, shown) {
+  const find = (selector) => el.querySelector(selector);
+  // Written only when it changes: a live region that is rewritten is read aloud again.
+  for (const [region, words] of [[".gpm-status", view.headline], [".gpm-notice", view.notice]]) {
+    if (find(region).textContent !== words) find(region).textContent = words;
+  }
+  find("progress").value = view.progress;
+  find(".gpm-remaining").textContent = view.remaining;
+  const plots = plotsOf(lines);
+  find(".gpm-validated").hidden = !plots.some((plot) => lines[plot].validation.length);
+  find(".gpm-best").hidden = !view.axes.best;
+  el.classList.toggle("gpm-no-accuracy", !plots.includes("accuracy"));
+  if (shown.table !== view.table) drawTables(find(".gpm-tables"), view.table);
+  if (shown.ranks !== view.ranks) drawRanks(find(".gpm-ranks"), view);
+  find(".gpm-rank-summary").textContent = view.rank_summary;
+  Object.assign(shown, { table: view.table, ranks: view.ranks });
+  const colors = colorsOf(el), figures = el.querySelectorAll("figure");
+  PLOTS.forEach((plot, index) => {
+    const canvas = figures[index].querySelector("canvas");
+    figures[index].hidden = !plots.includes(plot);
+    const surface = surfaceOf(canvas, colors);
+    if (surface) drawPlot(surface, plot, lines[plot], view.axes);
+    canvas.setAttribute("aria-label", view.latest[plot]);
+    canvas.dataset.points = lines[plot].raw.length;
+  });
+}
+
+// The browser makes the file by itself: it does so while the kernel is busy, or gone.
+function savePlot(el, { view, lines }) {
+  pictureOf(view, lines, colorsOf(el)).toBlob((blob) => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(blob);
+    link.download = `${view.file_name}.png`;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);  // some browsers read it later
+  });
+}
+
+// The kernel cannot hear while it is busy (it depends on its version): after a second, say so.
+function connectStop(model, course, el) {
+  const button = el.querySelector(".gpm-stop"), label = el.querySelector(".gpm-stop-label");
+  const hint = el.querySelector(".gpm-hint");
+  let timer = 0, pressed = false;
+  const show = () => {
+    const status = model.get("status"), over = OVER.includes(status);
+    const heard = over || status === "stopping";
+    if (heard) hint.textContent = "";
+    button.hidden = over;
+    button.disabled = pressed || heard;
+    label.textContent = button.disabled ? "Stopping…" : course.view.stop_label;
+    return heard;
+  };
+  button.addEventListener("click", () => {
+    pressed = true;
+    timer = setTimeout(() => { if (!show()) hint.textContent = BUSY; }, 1000);
+    show();
+    model.send({ press: "stop" });
+  });
+  model.on("change:status", show);
+  return { show, end: () => { clearTimeout(timer); model.off("change:status", show); } };
+}
+
+// Calls `redraw` when the size or the theme of the page changes.
+function watchPage(el, redraw) {
+  const sizes = new ResizeObserver(redraw);
+  sizes.observe(el);
+  // A frame later: JupyterLab hides all for one when it changes the theme.
+  const theme = new MutationObserver(() => requestAnimationFrame(redraw));
+  theme.observe(document.body, {
+    attributeFilter: ["class", "data-jp-theme-light", "data-jp-theme-name"],
+  });
+  const system = window.matchMedia("(prefers-color-scheme: dark)");
+  system.addEventListener("change", redraw);
+  return () => {
+    sizes.disconnect();
+    theme.disconnect();
+    system.removeEventListener("change", redraw);
+  };
 }
 
 function wholeLines(model) {
@@ -156,88 +198,64 @@ function wholeLines(model) {
   return Object.fromEntries(PLOTS.map((plot) => [plot, whole[plot] ?? empty()]));
 }
 
-function paint(el, view, lines) {
-  const find = (selector) => el.querySelector(selector);
-  // Written only when it changes: a live region that is rewritten is read aloud again.
-  for (const [region, words] of [[".gpm-status", view.headline], [".gpm-notice", view.notice]]) {
-    if (find(region).textContent !== words) find(region).textContent = words;
+// Puts the still picture in this widget's place in the notebook's own outputs. The kernel does so
+// too, but not in a page that was loaded again: that has forgotten the display, and would save a
+// widget that nobody can show. JupyterLab's manager of widgets knows the notebook; others do not.
+function leaveStill(model) {
+  const { model_id: id, data } = model.get("still");
+  for (const cell of (data && model.widget_manager?.context?.model?.cells) || []) {
+    for (let index = 0; index < (cell.outputs?.length ?? 0); index++) {
+      if (cell.outputs.get(index).data?.[WIDGET]?.model_id !== id) continue;
+      cell.outputs.set(index, { output_type: "display_data", data, metadata: {} });
+    }
   }
-  find("progress").value = view.progress;
-  find(".gpm-remaining").textContent = view.remaining;
-  find(".gpm-validated").hidden = !PLOTS.some((plot) => lines[plot].validation.length);
-  drawTables(find(".gpm-tables"), view.table);
-  const figures = [...el.querySelectorAll("figure")];
-  figures[0].hidden = isEmpty(lines.accuracy) && !isEmpty(lines.loss);
-  PLOTS.forEach((plot, index) => {
-    const canvas = figures[index].querySelector("canvas");
-    drawPlot(canvas, plot, lines[plot], view.axes);
-    canvas.setAttribute("aria-label", view.latest[plot]);
-    canvas.dataset.points = lines[plot].raw.length;
+}
+
+// Keeps the course of a model up to date, and tells its views.
+function follow(model, course) {
+  const tell = () => course.views.forEach((redraw) => redraw());
+  const takeView = () => { course.view = model.get("view"); tell(); };
+  const takeLines = () => { course.lines = wholeLines(model); tell(); };
+  takeView();
+  takeLines();
+  model.on("change:view", takeView);
+  model.on("change:lines", takeLines);
+  model.on("change:still", () => leaveStill(model));
+  leaveStill(model);
+  model.on("msg:custom", (message) => {
+    if (!message.new) return;
+    course.view = { ...course.view, ...message.view };
+    for (const plot of PLOTS) {
+      for (const line of LINES) course.lines[plot][line].push(...message.new[plot][line]);
+    }
+    tell();
   });
 }
 
-// The kernel cannot hear while it is busy (it depends on its version): after a second, say so.
-function connectStop(model, button, hint) {
-  let timer = 0, pressed = false;
-  const show = () => {
-    const status = model.get("status"), over = OVER.includes(status);
-    const heard = over || status === "stopping";
-    if (heard) hint.textContent = "";
-    button.hidden = over;
-    button.disabled = pressed || heard;
-    button.textContent = button.disabled ? "Stopping…" : "Stop";
-    return heard;
-  };
-  button.addEventListener("click", () => {
-    pressed = true;
-    model.send({ press: "stop" });
-    timer = setTimeout(() => { if (!show()) hint.textContent = BUSY; }, 1000);
-    show();
-  });
-  model.on("change:status", show);
-  show();
-  return () => { clearTimeout(timer); model.off("change:status", show); };
-}
-
-// Calls `redraw` when the size or the theme of the page changes.
-function watchPage(el, redraw) {
-  const sizes = new ResizeObserver(redraw);
-  sizes.observe(el);
-  const theme = new MutationObserver(redraw);
-  theme.observe(document.body, { attributeFilter: ["data-jp-theme-light", "data-jp-theme-name"] });
-  return () => { sizes.disconnect(); theme.disconnect(); };
-}
-
-function render({ model, el }) {
+function render(model, el, course) {
   el.classList.add("gpm");
   el.innerHTML = PAGE;
-  let view = model.get("view"), lines = wholeLines(model), frame = 0;
+  const stop = connectStop(model, course, el), shown = {};
+  let frame = 0;
   const soon = () => {
-    frame ||= requestAnimationFrame(() => { frame = 0; paint(el, view, lines); });
+    frame ||= requestAnimationFrame(() => { frame = 0; stop.show(); paint(el, course, shown); });
   };
-  const onWhole = () => { view = model.get("view"); lines = wholeLines(model); soon(); };
-  const onNews = (message) => {
-    if (!message.new) return;
-    view = message.view;
-    for (const plot of PLOTS) {
-      for (const line of LINES) lines[plot][line].push(...message.new[plot][line]);
-    }
-    soon();
-  };
-  model.on("change:lines", onWhole);
-  model.on("change:view", onWhole);
-  model.on("msg:custom", onNews);
-  const endStop = connectStop(model, el.querySelector(".gpm-stop"), el.querySelector(".gpm-hint"));
+  el.querySelector(".gpm-save").addEventListener("click", () => savePlot(el, course));
+  course.views.add(soon);
   const endWatch = watchPage(el, soon);
   soon();
   return () => {
-    endStop();
+    stop.end();
     endWatch();
     cancelAnimationFrame(frame);
-    model.off("change:lines", onWhole);
-    model.off("change:view", onWhole);
-    model.off("msg:custom", onNews);
+    course.views.delete(soon);
   };
 }
 
-export default { render };
+export default () => {
+  const course = { view: {}, lines: {}, views: new Set() };
+  return {
+    initialize: ({ model }) => follow(model, course),
+    render: ({ model, el }) => render(model, el, course),
+  };
+};

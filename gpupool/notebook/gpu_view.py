@@ -1,0 +1,172 @@
+"""The GPUs of this machine as text and HTML, once or live. Runs on the client."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from typing import Any
+
+from IPython.display import display
+
+from gpupool.core.gpu_table import GpuTable, holder_text
+from gpupool.core.terminal import has_cursor, height, width
+from gpupool.core.topology import Gpu
+from gpupool.notebook import markup
+from gpupool.notebook.front_end import in_notebook
+
+_COLUMNS = ("GPU", "name", "memory", "utilization", "temp.", "pool", "held by")
+_CELL = "text-align:left;padding:3px 14px 3px 0;vertical-align:top"
+_SHORT_UUID = 12  # characters; the text form has all of it
+_TROUGH = (
+    "height:6px;min-width:64px;border-radius:3px;margin-top:3px;overflow:hidden;"
+    "background:rgba(128,128,128,.25)"
+)
+_BLUE = "#0072bd"
+_FULL, _NEARLY = 0.9, 0.7  # of the memory: from there on red, amber
+
+
+def gpu_table_html(table: GpuTable) -> str:
+    """The GPU table with bars for memory and load, or why there is no GPU and what a pool uses."""
+    if not table:
+        return markup.card(markup.muted(table.none))
+    head = "".join(f'<th scope="col" style="{_CELL}">{text}</th>' for text in _COLUMNS)
+    rows = "".join(
+        f"<tr>{''.join(_cells(gpu, dict(zip(table.HEADER, row, strict=True)), table))}</tr>"
+        for gpu, row in zip(table, table.rows(), strict=True)
+    )
+    body = (
+        f'<table style="{markup.FONT};border-collapse:collapse"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table>"
+    )
+    return markup.card(markup.scroller(body, "GPUs"))
+
+
+class Watch:
+    """Shows a table anew, in its place, until it is interrupted, which is no error.
+
+    In a notebook the HTML is drawn anew, on a terminal the text, as much of it as the screen has
+    room for until the end; where neither can be done (a pipe, TERM=dumb) the table is shown once.
+    """
+
+    def __init__(self, look: Callable[[], GpuTable], every_s: float) -> None:
+        self._look = look
+        self._every_s = every_s
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Show it until the stop button of the notebook, or Ctrl-C, is pressed."""
+        try:
+            if in_notebook():
+                self._in_notebook()
+            elif has_cursor(sys.stdout):
+                self._on_terminal()
+            else:
+                print(repr(self._look()))
+        except KeyboardInterrupt:
+            return
+
+    def _tables(self) -> Iterator[GpuTable]:
+        while True:
+            self._over.wait(self._every_s)
+            yield self._look()
+
+    def _in_notebook(self) -> None:
+        handle: Any = display(self._look(), display_id=True)
+        for table in self._tables():
+            handle.update(table)
+
+    def _on_terminal(self) -> None:
+        table = self._look()
+        drawn = self._draw(_lines_of(table))
+        try:
+            for table in self._tables():
+                drawn = self._draw(_lines_of(table), over=drawn)
+        finally:
+            whole = repr(table)
+            if whole != "\n".join(drawn):  # now lines may wrap, and leave the screen
+                print(f"\x1b[{len(drawn)}F\x1b[J{whole}", flush=True)
+
+    @staticmethod
+    def _draw(lines: list[str], over: Sequence[str] = ()) -> list[str]:
+        """Draw lines in the place of those before; returns which, as many as the screen has."""
+        room = height()
+        if len(lines) > room:
+            left_out = len(lines) - (room - 1)
+            lines = [*lines[: room - 1], f"... {left_out} more GPUs"][:room]
+        begin = f"\x1b[{len(over)}F\x1b[J" if over else ""  # to where it began, all below wiped
+        print(begin + "\n".join(lines), flush=True)
+        return lines
+
+
+def _lines_of(table: GpuTable) -> list[str]:
+    """A table in lines none of which wraps: it would take two."""
+    if not table:
+        return textwrap.wrap(table.none, width())
+    return [line[: width()] for line in repr(table).splitlines()]
+
+
+def register_formatters(shell: Any) -> None:
+    """Let IPython show GPU tables in text and HTML."""
+    formatters = shell.display_formatter.formatters
+    formatters["text/plain"].for_type(GpuTable, lambda table, p, cycle: p.text(repr(table)))
+    formatters["text/html"].for_type(GpuTable, gpu_table_html)
+
+
+def _cells(gpu: Gpu, row: dict[str, str], table: GpuTable) -> Iterator[str]:
+    """The cells of a row, in the order of `_COLUMNS`."""
+    yield _cell(escape(row["index"]))
+    yield _cell(escape(row["name"]) + _small(row["capability"], row["uuid"]))
+    for column in ("memory", "utilization"):
+        share = table.share(gpu, column)
+        colour = _BLUE if column == "utilization" else _alarm(share or 0.0)
+        text = escape(row[column])
+        yield _cell(text if share is None else _meter(share, text, colour))
+    yield _cell(escape(row["temperature"]))
+    yield _cell(_use(gpu, table.selected.get(gpu.uuid)), wraps=True)
+    holders = [holder_text(process) for process in gpu.processes]
+    yield _cell("<br>".join(map(escape, holders)) or "-")
+
+
+def _cell(inner: str, wraps: bool = False) -> str:
+    style = f"{_CELL};min-width:130px" if wraps else f"{_CELL};white-space:nowrap"
+    return f'<td style="{style}">{inner}</td>'
+
+
+def _small(capability: str, uuid: str) -> str:
+    """What is looked for now and then: the compute capability and the UUID, below the name."""
+    short = uuid if len(uuid) <= _SHORT_UUID else f"{uuid[:_SHORT_UUID]}…"
+    shown = f"{capability} · {short}" if capability != "-" else short
+    return (
+        f'<br><span title="{escape(uuid)}" style="font-size:11px;opacity:.75">'
+        f"{escape(shown)}</span>"
+    )
+
+
+def _use(gpu: Gpu, rank: str | None) -> str:
+    """What this notebook's pool makes of a GPU, or could."""
+    if rank is not None:
+        return _pill(rank, _BLUE)
+    if gpu.unavailable:
+        return f'<span style="opacity:.75">no: {escape(gpu.unavailable)}</span>'
+    return _pill("available", markup.GREEN)
+
+
+def _meter(share: float, text: str, colour: str) -> str:
+    """What it says, HTML, over a bar."""
+    percent = 100 * min(share, 1)
+    bar = f'<div style="height:6px;width:{percent:.0f}%;background:{colour}"></div>'
+    return f'{text}<div style="{_TROUGH}">{bar}</div>'
+
+
+def _alarm(share: float) -> str:
+    if share >= _FULL:
+        return markup.RED
+    return markup.AMBER if share >= _NEARLY else markup.GREEN
+
+
+def _pill(text: str, colour: str) -> str:
+    style = f"border:1px solid {colour};border-radius:10px;padding:0 8px;white-space:nowrap"
+    return f'<span style="{style}">{escape(text)}</span>'

@@ -1,0 +1,178 @@
+"""A notebook in a headless Chromium, driven through the front end's own commands.
+
+Both front ends, JupyterLab and Notebook 7, have the same elements and the same commands.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from playwright.sync_api import Locator, sync_playwright
+
+from tests.browser.lab import App, Lab
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+CHROMIUM_ARGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--force-color-profile=srgb",
+]
+CELL = ".jp-NotebookPanel .jp-Cell"
+# Notebook 7 has pages without a current widget for a moment.
+OPENED = "() => window.jupyterapp?.shell?.currentWidget?.context?.sessionContext"
+# JupyterLab silently drops an execution that is asked for before the session is connected.
+READY = "await nb.context.ready; await nb.context.sessionContext.ready; await nb.revealed;"
+PENDING = """
+const kernel = nb.context.sessionContext.session?.kernel;
+const waiting = nb.content.widgets.filter(
+    cell => cell.inputArea?.promptNode?.textContent?.includes('*'));
+return waiting.length + (kernel?.status === 'idle' ? 0 : 1);"""
+# Connected again after a reload; a busy kernel tells nothing more than that.
+CONNECTED = """() => {
+    const kernel = window.jupyterapp?.shell?.currentWidget?.context
+        ?.sessionContext?.session?.kernel;
+    return kernel?.connectionStatus === 'connected';
+}"""
+
+REOPEN = """path => window.jupyterapp.commands.execute('docmanager:open', {
+    path, factory: 'Notebook', kernelPreference: {shouldStart: false, autoStartDefault: false}})"""
+
+
+class Browser:
+    """A Chromium without a screen. Pages share its cache: the second one opens faster."""
+
+    def __enter__(self) -> Self:
+        self._playwright = sync_playwright().start()
+        self._chromium = self._playwright.chromium.launch(
+            executable_path=CHROMIUM, args=CHROMIUM_ARGS, headless=True
+        )
+        self._context = self._chromium.new_context(accept_downloads=True)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._chromium.close()
+        self._playwright.stop()
+
+    def open(
+        self, lab: Lab, notebook: str, width: int = 1200, height: int = 900, app: App = "lab"
+    ) -> Page:
+        """Open a notebook and wait until its cells can be run."""
+        raw = self._context.new_page()
+        raw.set_viewport_size({"width": width, "height": height})
+        raw.goto(lab.url(notebook, app), wait_until="domcontentloaded")
+        page = Page(raw)
+        page.wait_opened()
+        page.wait_idle()
+        return page
+
+    def close_pages(self) -> None:
+        """Close all pages; their kernels go on."""
+        for raw in self._context.pages:
+            raw.close()
+
+
+class Page:
+    """A notebook in the browser; `raw` is Playwright's own page."""
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+
+    def js(self, body: str, arg: object = None) -> Any:
+        """Run JavaScript in which `app` is the front end and `nb` the notebook."""
+        head = "const app = window.jupyterapp, nb = app.shell.currentWidget;"
+        return self.raw.evaluate(f"async (arg) => {{ {head} {body} }}", arg)
+
+    def wait_opened(self, timeout_s: float = 90) -> None:
+        """Until the notebook is drawn and has its kernel."""
+        self.raw.wait_for_selector(CELL, timeout=1000 * timeout_s)
+        self.raw.wait_for_function(OPENED, timeout=1000 * timeout_s)
+        self.js(READY)
+
+    def run_cell(self, index: int) -> None:
+        """Run a cell, without waiting for it."""
+        self.js(
+            "nb.content.activeCellIndex = arg; nb.content.deselectAll();"
+            "app.commands.execute('notebook:run-cell');",
+            index,
+        )
+
+    def wait_idle(self, timeout_s: float = 60) -> None:
+        """Until the kernel is idle and no cell waits.
+
+        The kernel's state alone does not tell: messages of widgets make it "idle" too.
+        """
+        deadline = time.monotonic() + timeout_s
+        while self.js(PENDING):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the kernel is still busy after {timeout_s} s")
+            self.raw.wait_for_timeout(100)
+
+    def wait_for(self, condition: str, element: Locator, timeout_s: float = 20) -> None:
+        """Until a function of the element, JavaScript, is true."""
+        handle = element.element_handle()
+        self.raw.wait_for_function(condition, arg=handle, timeout=1000 * timeout_s)
+
+    def cell(self, index: int) -> Locator:
+        """The element of a cell."""
+        found: Locator = self.raw.locator(CELL).nth(index)
+        return found
+
+    def text(self, index: int) -> str:
+        """What the outputs of a cell say."""
+        outputs = self.cell(index).locator(".jp-OutputArea-output")
+        return "\n".join(outputs.all_inner_texts()).strip()
+
+    def interrupt(self) -> None:
+        """Press the stop button of the tool bar."""
+        self.js("app.commands.execute('notebook:interrupt-kernel');")
+
+    def save(self) -> None:
+        """Save the notebook, as Ctrl+S does."""
+        self.js("await app.commands.execute('docmanager:save');")
+
+    def reload(self) -> None:
+        """Load the page anew, and wait until the notebook is drawn and its kernel connected.
+
+        The kernel may be in the middle of a cell: what it runs goes on.
+        """
+        self.raw.reload(wait_until="domcontentloaded")
+        self.raw.wait_for_selector(CELL, timeout=90_000)
+        self.raw.wait_for_function(CONNECTED, timeout=90_000)
+
+    def shut_kernel_down(self) -> None:
+        """End the kernel, whatever it does."""
+        self.js("await nb.context.sessionContext.shutdown();")
+
+    def reopen_without_kernel(self, notebook: str) -> None:
+        """Close the notebook and open it from its file, which starts no kernel."""
+        self.js("nb.dispose();")
+        self.raw.evaluate(REOPEN, notebook)
+        self.raw.wait_for_selector(CELL)
+        self.raw.wait_for_function(OPENED)
+        self.js("await nb.context.ready; await nb.revealed;")
+
+    def resize(self, width: int, height: int = 900) -> None:
+        """Set the size of the window, CSS pixels."""
+        self.raw.set_viewport_size({"width": width, "height": height})
+
+    def use_dark_theme(self, dark: bool) -> None:
+        """Switch the theme of the front end."""
+        theme = "JupyterLab Dark" if dark else "JupyterLab Light"
+        self.js("await app.commands.execute('apputils:change-theme', {theme: arg});", theme)
+        self.raw.wait_for_function(
+            "light => document.body.dataset.jpThemeLight === light", arg=str(not dark).lower()
+        )

@@ -1,0 +1,151 @@
+"""The Stop button of a loop of one's own: in a picture that is drawn anew all the time."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.browser.kernels import kernel_of
+from tests.browser.looks import save_looks
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator
+
+    from tests.browser.lab import App, Lab
+    from tests.browser.page import Browser, Page
+
+pytestmark = pytest.mark.browser
+
+START = "%load_ext gpupool\n%gpupool start --cpu -n 2"
+LOOP = """%%spmd
+import time
+import gpupool
+with gpupool.monitor(["loss", "accuracy"], num_steps=100_000, title="Mine") as monitor:
+    for step in range(1, 100_001):
+        time.sleep(0.02)
+        monitor.record(step, loss=1 / step, accuracy=1 - 1 / step)
+        if monitor.stop:
+            break
+step"""
+AWAITED = "run = _\nresult = await run"
+# What shows how far it is until there is a file of a name.
+GOES_ON = """\
+import pathlib, time
+from gpupool.core.progress import progress
+with progress("Listing", total=10_000, unit="files") as bar:
+    while not pathlib.Path("{enough}").exists():
+        time.sleep(0.05)
+        bar.advance()
+"""
+CELLS = [START, LOOP, LOOP.replace("%%spmd", "%%spmd --nowait"), AWAITED]
+CELLS += [GOES_ON.format(enough="here"), "%%spmd\n" + GOES_ON.format(enough="there")]
+REDRAWS = """button => new Promise(resolve => {
+    const before = button.closest('.jp-OutputArea-output').querySelector('svg');
+    const look = () => before.isConnected ? requestAnimationFrame(look) : resolve();
+    look();
+})"""
+
+
+def stop_in(page: Page, index: int) -> Locator:
+    button = page.cell(index).get_by_role("button", name="Stop", exact=True)
+    button.wait_for(timeout=60_000)
+    return button
+
+
+def wait_until_redrawn(button: Locator) -> None:
+    """Until the picture that the button was in is gone, and the button in the next one."""
+    button.evaluate(REDRAWS)
+
+
+def is_stopped(page: Page, index: int) -> None:
+    page.wait_idle(timeout_s=30)
+    text = page.text(index)
+    assert "stopped" in text
+    assert "KeyboardInterrupt" not in text
+    assert page.cell(index).locator(".gpb-button").count() == 0
+
+
+# Each drawing is an element of its own.
+FARTHER = """([cell, before]) => [...document.querySelectorAll('.jp-NotebookPanel .jp-Cell')[cell]
+    .querySelectorAll('progress')].some(bar => bar.value > before)"""
+
+
+@pytest.mark.parametrize("app", ["lab", pytest.param("notebook", marks=pytest.mark.long)])
+def test_stop_of_a_loop_works_while_its_cell_blocks_or_is_awaited(
+    lab: Lab, browser: Browser, app: App, screenshots: Path
+) -> None:
+    page = browser.open(lab, lab.write(f"loop_{app}.ipynb", CELLS), app=app)
+    page.run_cell(0)
+    page.wait_idle()
+    page.run_cell(1)
+    button = stop_in(page, 1)
+    assert "press the stop button of the notebook" not in page.text(1)
+    if app == "lab":
+        picture = page.cell(1).locator(".jp-OutputArea-output").first
+        save_looks(page, picture, screenshots, "loop_running")
+    button.scroll_into_view_if_needed()
+    button.focus()
+    button.hover()
+    page.raw.mouse.down()  # a press that lasts while the picture is drawn anew
+    wait_until_redrawn(button)
+    wait_until_redrawn(button)
+    page.raw.mouse.up()
+    is_stopped(page, 1)
+
+    page.run_cell(2)
+    page.wait_idle()
+    page.run_cell(3)
+    button = stop_in(page, 3)
+    button.focus()
+    wait_until_redrawn(button)
+    page.raw.keyboard.press("Enter")  # the focus is where it was
+    is_stopped(page, 3)
+    for index, enough in ((4, "here"), (5, "there")):
+        progress_moves_and_leaves_a_line(page, index, lab.path(enough))
+        page.cell(index).screenshot(path=screenshots / f"progress_{app}_{enough}_end.png")
+    page.save()
+    saved = lab.path(f"loop_{app}.ipynb").read_text()
+    assert "gpl-" not in saved
+    assert "<button" not in saved
+    assert "<progress" not in saved
+
+
+def progress_moves_and_leaves_a_line(page: Page, index: int, enough: Path) -> None:
+    """A bar of the notebook's, or of the ranks', while its cell blocks, and what is left of it."""
+    page.run_cell(index)
+    bar = page.cell(index).locator("progress").first
+    bar.wait_for(timeout=20_000)
+    before = float(bar.get_attribute("value") or 0)
+    page.raw.wait_for_function(FARTHER, arg=[index, before], timeout=20_000)
+    enough.touch()
+    page.wait_idle()
+    enough.unlink()
+    assert page.cell(index).locator("progress").count() == 0
+    assert re.search(r"Listing: \d+ (of 10,000 )?files in ", page.text(index))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("version", "hears"), [("6.31.0", False), ("7.3.0", True)])
+def test_older_kernels_have_the_button_or_say_what_to_press(
+    lab: Lab, browser: Browser, version: str, hears: bool
+) -> None:
+    name = lab.write(f"loop_{version}.ipynb", CELLS[:4], kernel_of(lab, version))
+    page = browser.open(lab, name)
+    for index in (0, 1, 2, 3):
+        page.run_cell(index)
+        if index in (0, 2):  # the pool, and the loop that is awaited in the next cell
+            page.wait_idle()
+            continue
+        hint = page.cell(index).get_by_text("press the stop button of the notebook")
+        if hears:
+            button = stop_in(page, index)
+            assert not hint.is_visible()
+            button.click()
+        else:
+            hint.wait_for(timeout=60_000)
+            assert page.cell(index).locator(".gpb-button").count() == 0
+            page.interrupt()
+        is_stopped(page, index)

@@ -1,0 +1,172 @@
+"""The bar of a pool in real front ends: its buttons pressed, reloaded, saved and opened again."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+from tests.browser.looks import save_looks
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator
+
+    from tests.browser.lab import Lab
+    from tests.browser.page import Browser, Page
+
+pytestmark = pytest.mark.browser
+
+START = "%load_ext gpupool\n%gpupool start --cpu -n 2"
+BLOCK = "%%spmd\nimport time\ntime.sleep(60)"
+LEFT = re.compile(r"stops in (\d):(\d\d) min unless used")
+LAST_PID = ".gpb-ranks tbody tr:last-child td:last-child"
+
+
+def bar_in(page: Page, index: int) -> Locator:
+    return page.cell(index).locator(".gpupool-bar")
+
+
+def wait_until(page: Page, index: int, state: str) -> None:
+    # a locator, since an element is another one after the bar has been drawn anew
+    bar_in(page, index).locator(".gpb-state", has_text=state).wait_for(timeout=20_000)
+
+
+def press(page: Page, index: int, name: str) -> None:
+    bar_in(page, index).get_by_role("button", name=name, exact=True).click()
+
+
+def seconds_left(page: Page, index: int) -> int:
+    """What the idle countdown of a bar says."""
+    facts = bar_in(page, index).locator(".gpb-facts", has_text=LEFT)
+    minutes, seconds = map(int, LEFT.search(facts.inner_text()).groups())  # type: ignore[union-attr]
+    return 60 * minutes + seconds
+
+
+def tab_to(page: Page, name: str) -> None:
+    """Go back with Tab to the button of this name, and see where one is."""
+    page.raw.keyboard.press("Shift+Tab")
+    focused = page.raw.locator(":focus-visible")
+    assert (focused.inner_text(), focused.evaluate("e => e.tagName")) == (name, "BUTTON")
+
+
+def test_the_buttons_work_while_a_cell_blocks_and_are_not_saved(
+    lab: Lab, browser: Browser, screenshots: Path
+) -> None:
+    cells = [START, BLOCK, BLOCK, "%gpupool"]
+    page = browser.open(lab, lab.write("bar.ipynb", cells), app="notebook")
+    page.run_cell(0)
+    interrupt = bar_in(page, 0).get_by_role("button", name="Interrupt")
+    interrupt.wait_for(timeout=60_000)
+    page.wait_idle()
+    assert interrupt.is_disabled()  # nothing runs
+    assert "stops in 30 min unless used" in bar_in(page, 0).inner_text()
+    save_looks(page, bar_in(page, 0), screenshots, "pool_bar_idle")
+
+    page.run_cell(1)
+    wait_until(page, 0, "busy")
+    save_looks(page, bar_in(page, 0), screenshots, "pool_bar_busy")
+    keyboard = page.raw.keyboard
+    bar_in(page, 0).locator("summary").focus()
+    keyboard.press("Space")
+    bar_in(page, 0).locator(".gpb-ranks table").wait_for()  # unfolded, and nothing else has moved
+    assert not page.js("return nb.content.mode === 'edit';")
+    save_looks(page, bar_in(page, 0), screenshots, "pool_bar_details")
+    bar_in(page, 0).locator("summary").focus()
+    tab_to(page, "Shut down")
+    tab_to(page, "Interrupt")
+    keyboard.press("Enter")
+    page.wait_idle(timeout_s=20)
+    assert "2 interrupted" in page.text(1)
+    wait_until(page, 0, "idle")
+    assert interrupt.is_disabled()
+
+    page.run_cell(3)  # one more bar of the same pool
+    page.wait_idle()
+    bar_in(page, 3).get_by_role("button", name="Interrupt").wait_for()
+    page.run_cell(2)
+    wait_until(page, 3, "busy")
+    press(page, 3, "Shut down")
+    bar_in(page, 0).locator("summary").focus()
+    tab_to(page, "Shut down: really?")  # both bars ask
+    keyboard.press("Space")
+    page.wait_idle(timeout_s=30)
+    for index in (0, 3):
+        wait_until(page, index, "stopped")
+        assert bar_in(page, index).get_by_role("button").count() == 0
+        assert "shut down with the button of its bar" in bar_in(page, index).inner_text()
+    assert "stopped" in page.text(2)
+    save_looks(page, bar_in(page, 0), screenshots, "pool_bar_stopped")
+
+    page.save()
+    page.shut_kernel_down()
+    page.raw.close()
+    again = browser.open(lab, "bar.ipynb", app="notebook")
+    for index in (0, 3):
+        assert bar_in(again, index).locator(".gpb-state").inner_text() == "stopped"
+        assert bar_in(again, index).locator("button").count() == 0
+    assert "Error displaying widget" not in again.text(0)
+
+
+def test_a_reload_brings_the_buttons_back_and_a_kernel_that_is_busy_or_gone_is_told(
+    lab: Lab, browser: Browser
+) -> None:
+    lab.use_subshells(False)  # so that the kernel hears nothing while a cell runs
+    short = f"{START} --idle-timeout 2m"
+    name = lab.write("bar_reload.ipynb", [short, "%gpupool restart 1", BLOCK])
+    page = browser.open(lab, name)
+    page.run_cell(0)
+    stop = bar_in(page, 0).get_by_role("button", name="Shut down")
+    stop.wait_for(timeout=60_000)
+    page.wait_idle()
+    before = seconds_left(page, 0)
+    for left in (before - 1, before - 2):  # it moves without the kernel, a second at a time
+        words = f"stops in {left // 60}:{left % 60:02} min unless used"
+        bar_in(page, 0).get_by_text(words).wait_for()
+    page.save()
+    page.reload()
+    stop.wait_for(timeout=30_000)
+    page.wait_opened()
+    page.run_cell(1)
+    page.wait_idle()
+    pid = bar_in(page, 1).locator(LAST_PID).text_content()
+    redrawn = bar_in(page, 0).locator(LAST_PID, has_text=pid)
+    redrawn.wait_for(state="attached")  # folded
+    assert redrawn.evaluate("cell => getComputedStyle(cell).textAlign") == "left"  # as its head
+
+    page.run_cell(2)
+    wait_until(page, 0, "busy")
+    press(page, 0, "Interrupt")
+    hint = bar_in(page, 0).locator(".gpb-hint")
+    hint.filter(has_text="kernel is busy: press the stop button of the notebook").wait_for()
+    page.interrupt()
+    page.wait_idle(timeout_s=30)
+    hint.filter(has_text="kernel is busy").wait_for(state="detached")
+
+    page.js("await nb.context.sessionContext.session.kernel.restart();")
+    for index in (0, 1):
+        wait_until(page, index, "stopped")
+        assert bar_in(page, index).get_by_role("button").count() == 0
+    over = bar_in(page, 0).inner_text()
+    assert "The kernel of this notebook does not answer" in over
+    assert "without use" not in over
+
+
+@pytest.mark.long
+def test_a_notebook_run_without_a_front_end_has_a_bar_and_no_buttons(
+    lab: Lab, browser: Browser
+) -> None:
+    name = lab.write("headless.ipynb", [START, "%gpupool stop", "1"])
+    notebook = nbformat.read(lab.path(name), as_version=4)  # type: ignore[no-untyped-call]
+    NotebookClient(notebook, store_widget_state=True).execute()
+    assert notebook.metadata.widgets  # from which a front end makes a model that nobody answers
+    nbformat.write(notebook, lab.path(name))  # type: ignore[no-untyped-call]
+    page = browser.open(lab, name)
+    assert bar_in(page, 0).locator(".gpb-state").inner_text() == "stopped"
+    page.run_cell(2)
+    page.wait_idle()  # by then a kernel that knew the bar would have answered
+    assert page.cell(0).locator("button.gpb-button").count() == 0
+    assert "does not answer" not in page.text(0)

@@ -1,0 +1,141 @@
+"""The Stop button and the notebook's own, in front ends and kernels that hear in different ways.
+
+Where a press of Stop cannot arrive while a cell runs, the monitor says what to press instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.browser.kernels import kernel_of
+from tests.browser.trainings import (
+    SETUP,
+    TOLD_WITHIN_S,
+    press_stop,
+    told_after_s,
+    wait_for_points,
+    wait_until_it_tells_no_more,
+)
+
+if TYPE_CHECKING:
+    from tests.browser.lab import App, Lab
+    from tests.browser.page import Browser, Page
+
+pytestmark = pytest.mark.browser
+
+WAYS = {  # of waiting for a training: the cell
+    "blocking": "result = train()",
+    "awaiting": "result = await train(wait=False)",
+    "returned": "run = train(wait=False)",
+}
+# The kernel is deaf until there is a file of this name; then it hears what was pressed meanwhile.
+DEAF = """\
+import pathlib, time
+run = train(wait=False)
+while not pathlib.Path("enough").exists():
+    time.sleep(0.05)"""
+REPORT = """\
+result = run.result() if "run" in globals() else result
+print(result.stopped_by, type(result.model).__name__)"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A kernel of some version in some front end, and the cells in which Stop is heard there."""
+
+    ipykernel: str  # "": the one that is installed
+    app: App
+    subshells: bool
+    hears: frozenset[str]
+
+    def __str__(self) -> str:
+        version = self.ipykernel or "installed"
+        return f"{version}-{self.app}{'' if self.subshells else '-no_subshells'}"
+
+
+EVERYWHERE = frozenset(WAYS)
+NOT_BLOCKING = EVERYWHERE - {"blocking"}
+ONLY_RETURNED = frozenset({"returned"})
+CASES = [
+    Case("", "lab", True, EVERYWHERE),
+    Case("", "notebook", True, EVERYWHERE),
+    Case("", "lab", False, NOT_BLOCKING),
+    Case("7.3.0", "lab", True, EVERYWHERE),
+    Case("6.31.0", "lab", True, ONLY_RETURNED),
+]
+LONG_CASES = [  # Notebook 7 has no setting that turns subshells off
+    Case("7.3.0", "notebook", True, EVERYWHERE),
+    Case("7.3.0", "lab", False, ONLY_RETURNED),
+    Case("6.31.0", "notebook", True, ONLY_RETURNED),
+]
+
+
+@pytest.fixture
+def page(request: pytest.FixtureRequest, lab: Lab, browser: Browser) -> Page:
+    """A notebook of the case, its pool started."""
+    case: Case = request.param
+    kernel = kernel_of(lab, case.ipykernel)
+    lab.use_subshells(case.subshells)
+    cells = [SETUP + "print(ipykernel.__version__)"]
+    for source in [*WAYS.values(), WAYS["blocking"], WAYS["awaiting"], DEAF]:
+        cells += [source, REPORT + "\n_ = globals().pop('run', None)"]
+    opened = browser.open(lab, lab.write(f"{case}.ipynb", cells, kernel), app=case.app)
+    opened.run_cell(0)
+    opened.wait_idle()
+    assert case.ipykernel in opened.text(0)
+    return opened
+
+
+def is_stopped(page: Page, index: int) -> None:
+    """The training of a cell ends with its still picture, without an error, network in hand."""
+    still = page.cell(index).locator(".gpupool-training")
+    still.wait_for(timeout=20_000)
+    assert still.inner_text().startswith("Stopped after step ")
+    page.run_cell(index + 1)
+    page.wait_idle()
+    errors = page.cell(index).locator("[data-mime-type='application/vnd.jupyter.stderr']")
+    assert errors.count() == 0, page.text(index)
+    assert page.text(index + 1) == "user Linear"
+
+
+def parameters(cases: list[Case], *marks: pytest.MarkDecorator) -> list[object]:
+    return [pytest.param(case, case, id=str(case), marks=marks) for case in cases]
+
+
+@pytest.mark.parametrize(
+    ("page", "case"),
+    parameters(CASES) + parameters(LONG_CASES, pytest.mark.long),
+    indirect=["page"],
+)
+def test_both_stop_buttons(page: Page, case: Case, lab: Lab) -> None:
+    for number, way in enumerate(WAYS):
+        index = 1 + 2 * number
+        page.run_cell(index)
+        monitor = wait_for_points(page, page.cell(index))
+        press_stop(page, monitor)
+        if way not in case.hears:
+            assert told_after_s(page) <= TOLD_WITHIN_S
+            page.interrupt()
+        is_stopped(page, index)
+    for number in range(len(WAYS), len(WAYS) + 2):  # by the tool bar alone
+        index = 1 + 2 * number
+        page.run_cell(index)
+        wait_for_points(page, page.cell(index))
+        page.interrupt()
+        is_stopped(page, index)
+    if not case.subshells:
+        hears_later(page, index + 2, lab.path("enough"))
+        is_stopped(page, index + 2)
+
+
+def hears_later(page: Page, index: int, enough: Path) -> None:
+    """A press while the kernel is deaf is heard when it is not any more, and the hint goes away."""
+    page.run_cell(index)
+    press_stop(page, wait_for_points(page, page.cell(index)))
+    assert told_after_s(page) <= TOLD_WITHIN_S
+    enough.touch()
+    wait_until_it_tells_no_more(page)

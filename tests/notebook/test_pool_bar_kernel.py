@@ -1,0 +1,125 @@
+"""The bar of a pool in a real kernel: what it sends, hears and answers, and what the file keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.notebook.kernel import Kernel
+from tests.notebook.pages import Page
+
+
+def is_over(page: Page) -> bool:
+    return page.view["state"] == "stopped" and ">stopped<" in page.html
+
+
+@pytest.fixture(scope="module")
+def kernel(clean_kernel: Kernel) -> Kernel:
+    clean_kernel.run("%load_ext gpupool")
+    return clean_kernel
+
+
+@pytest.fixture
+def page(kernel: Kernel) -> Iterator[Page]:
+    """A page that shows a new pool of two ranks, and has been answered."""
+    page = Page(kernel, "presses", "gpupool-bar-")
+    for _, kind, content in kernel.run("%gpupool start --cpu -n 2").messages:
+        page.take(kind, content)
+    assert page.view["answers"] == 0
+    page.send("hello")
+    page.follow(lambda page: page.view["answers"] == 1)
+    yield page
+    kernel.run("%gpupool env BAR_* --unset\n%gpupool stop")
+
+
+def test_the_state_travels_while_the_html_stays(kernel: Kernel, page: Page) -> None:
+    assert page.view["state"] == "idle"
+    assert 1700 < page.view["idle_left_s"] <= 1800
+    assert "stops after 30 min without use" in page.html
+    drawn = page.html
+    sleep = "%%spmd --nowait\nimport time\ntime.sleep(60)"
+    page.run(sleep, lambda page: page.view["state"] == "busy")
+    assert page.view["idle_left_s"] is None
+    assert page.html == drawn  # or the saved notebook would say "busy" for ever
+
+    page.send("interrupt")
+    page.follow(lambda page: page.view["presses"] == 1)  # the acknowledgement
+    page.follow(lambda page: page.view["state"] == "idle" and page.view["note"] == "")
+    assert kernel.run("%gpupool interrupt").text.startswith("No rank is busy.")
+
+
+def test_a_press_that_is_heard_late_does_not_meet_the_next_cell(kernel: Kernel, page: Page) -> None:
+    sleep = "%%spmd --nowait\nimport time\ntime.sleep(60)"
+    page.run(sleep, lambda page: page.view["state"] == "busy")
+    ended = page.view
+    page.send("interrupt")
+    page.follow(lambda page: page.view["state"] == "idle")
+    page.run(sleep, lambda page: page.view["state"] == "busy")
+    page.send("interrupt", view=ended)
+    page.follow(lambda page: "has ended meanwhile" in page.view["note"])
+    assert page.view["state"] == "busy"
+    page.send("interrupt")
+    page.follow(lambda page: page.view["state"] == "idle" and page.view["note"] == "")
+
+
+MANY_SHORT_CALLS = """
+import contextlib, threading, gpupool
+from gpupool.pool import session
+
+def many(pool=session.find()):
+    with contextlib.suppress(gpupool.SpmdError):
+        while True:
+            pool.run("import time; time.sleep(0.2)")
+
+caller = threading.Thread(target=many)
+caller.start()
+"""
+
+
+def test_a_press_ends_a_cell_of_many_short_calls(kernel: Kernel, page: Page) -> None:
+    page.run(MANY_SHORT_CALLS, lambda page: page.view["state"] == "busy")
+    known = page.view
+    for _ in range(8):  # a press that is heard between two calls meets none
+        seen = page.view["meant"]
+        page.follow(
+            lambda page, seen=seen: page.view["meant"] != seen or page.view["state"] == "idle"  # type: ignore[misc]
+        )
+        page.send("interrupt", view=known)
+    assert kernel.run("caller.join(10); caller.is_alive()").text == "False"
+
+
+def test_a_propagated_variable_is_named_in_every_bar(kernel: Kernel, page: Page) -> None:
+    shown = kernel.run("%gpupool")
+    assert page.html == shown.html  # one display, in both places
+    page.run(
+        "import os; os.environ['BAR_TOKEN'] = 's3cr3t'\n%gpupool env BAR_TOKEN",
+        lambda page: all("env: BAR_TOKEN (hidden)" in t for t in (page.html, page.view["line"])),
+    )
+    assert "s3cr3t" not in page.html + str(page.view)
+
+
+def test_shut_down_ends_the_pool_and_says_so(kernel: Kernel, page: Page) -> None:
+    page.send("stop")
+    page.follow(is_over)
+    assert page.view["presses"] == 1
+    assert page.view["notice"] == "shut down with the button of its bar"
+    assert "shut down with the button of its bar" in page.html
+    refused = kernel.run("%gpupool log")
+    assert "(the last one was shut down with the button of its bar)" in refused.error_text
+
+
+def test_the_command_stop_greys_the_bar(kernel: Kernel, page: Page) -> None:
+    page.run("%gpupool stop", is_over)
+    assert page.view["idle_left_s"] is None
+
+
+def test_an_interrupt_of_an_idle_pool_and_an_unknown_press_do_nothing(
+    kernel: Kernel, page: Page
+) -> None:
+    page.send("interrupt")
+    page.send("nonsense")
+    page.send("hello")
+    page.follow(lambda page: page.view["answers"] == 2)
+    assert (page.view["presses"], page.view["state"]) == (1, "idle")
+    assert kernel.run("%spmd rank").status == "ok"

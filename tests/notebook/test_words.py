@@ -1,0 +1,216 @@
+"""The words beside the curves: what is told, when, and that rows do not jump."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from gpupool.core.events import (
+    CheckpointEvent,
+    EndEvent,
+    Event,
+    RankEvent,
+    ResumeEvent,
+    StartEvent,
+    StepEvent,
+    ValidationEvent,
+)
+from gpupool.notebook import words
+from gpupool.training.history import TrainingHistory
+from tests.notebook.feed import full_events
+
+START = StartEvent(2, 4, 32, 8, 2, "CPU", "gloo", ranks=(0, 1), devices=("CPU", "CPU"))
+STEP = StepEvent(1, 1, 0.5, None, 0.1, 8, 0.1, 0.0)
+
+
+def history_of(events: Iterable[Event]) -> TrainingHistory:
+    history = TrainingHistory()
+    for event in events:
+        history.add(event)
+    return history
+
+
+def rows(history: TrainingHistory) -> dict[str, str]:
+    return {label: value for _, section in words.table(history) for label, value in section}
+
+
+def test_the_table_is_that_of_the_mock_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    history = history_of(full_events(num_steps=560))
+    shown = [(title, dict(section)) for title, section in words.table(history)]
+    assert shown == [
+        (
+            "Results",
+            {
+                "Validation accuracy": "85.5 %",
+                "Validation loss": "0.4151",
+                "Training accuracy": "83.3 %",
+                "Training loss": "0.3672",
+                "Best validation": "loss 0.4151 after step 450",
+                "Training finished": "–",
+            },
+        ),
+        (
+            "Training time",
+            {
+                "Start": "08:00:00",
+                "Elapsed": "8.5 s",
+                "Time left": "5.2 s",
+                "Throughput": "40,960 images/s",
+            },
+        ),
+        (
+            "Training cycle",
+            {"Epoch": "4 of 6", "Step": "560 of 900", "Steps per epoch": "150"},
+        ),
+        ("Validation", {"Frequency": "every epoch", "Patience": "0 of 5"}),
+        ("Data", {"Wait": "4 % of the time"}),
+        (
+            "Other",
+            {
+                "Hardware": "4 × H200, one host",
+                "Backend": "NCCL, DDP, bf16",
+                "Global batch": "512 = 4 × 128",
+                "Learning rate": "0.1 → 0.01 at step 600",
+            },
+        ),
+    ]
+
+
+def test_rows_do_not_jump_after_the_first_step() -> None:
+    history, seen = TrainingHistory(), []
+    events = list(full_events(num_epochs=3, steps_per_epoch=10))
+    start = replace(
+        events[0],  # type: ignore[type-var]
+        metrics=("f1",),
+        may_tell=("checkpoint", "retried", "skipped", "cache"),
+    )
+    for event in (start, *events[1:]):
+        if isinstance(event, ValidationEvent):
+            event = replace(event, metrics={"f1": 0.5})
+            history.add(CheckpointEvent(event.step, event.epoch, "s3://a/b", 1, 0.0, 0.0))
+        history.add(event)
+        if history.steps:
+            seen.append([(title, [label for label, _ in r]) for title, r in words.table(history)])
+    assert all(labels == seen[0] for labels in seen)
+    assert {"Checkpoint", "Reads retried", "Samples skipped", "From the cache"} < {*rows(history)}
+    assert rows(history)["Validation f1"] == "0.5"
+    assert rows(history)["Checkpoint"] == "after step 30"
+
+
+def test_what_was_not_asked_for_has_no_row() -> None:
+    shown = rows(history_of([START, STEP]))
+    assert not {"Validation loss", "Frequency", "Patience", "Checkpoint", "Resumed", "Start",
+                "Reads retried", "Training accuracy"} & {*shown}  # fmt: skip
+    stream = rows(history_of([replace(START, steps_per_epoch=0, validate_every=-1), STEP]))
+    assert "Steps per epoch" not in stream
+    assert stream["Frequency"] == "every epoch"
+    assert stream["Step"] == "1"
+    resumed = rows(history_of([START, ResumeEvent(1, 1, "s3://a/b", 2), STEP]))
+    assert resumed["Resumed"] == "after step 1"
+
+
+@pytest.mark.parametrize(
+    ("stopped_by", "said"),
+    [
+        ("epochs", "reached epoch 1"),
+        ("max_steps", "reached step 1"),
+        ("user", "stopped by you"),
+        ("callback", "stopped by a callback"),
+        ("patience", "validation got no better"),
+        ("diverged", "diverged"),
+    ],
+)
+def test_why_it_is_over(stopped_by: str, said: str) -> None:
+    assert (
+        rows(history_of([START, STEP, EndEvent(stopped_by, 1, 0.1)]))["Training finished"] == said
+    )
+
+
+def test_a_training_that_max_steps_has_ended_says_how_many_it_took() -> None:
+    done = history_of([START, STEP, EndEvent("max_steps", 1, 0.1)])
+    assert words.headline(done) == "Finished: 1 step in 0.1 s"
+
+
+def test_patience_counts_validations_since_the_best() -> None:
+    start = replace(START, validate_every=1, patience=3)
+    events: list[Event] = [start]
+    for number, is_best in enumerate([True, False, False], start=1):
+        events.append(replace(STEP, step=number))
+        events.append(ValidationEvent(number, 1, 0.5, None, 8, 0.1 * number, {}, is_best))
+    assert rows(history_of(events))["Patience"] == "2 of 3"
+    assert rows(history_of(events[:3]))["Patience"] == "0 of 3"
+
+
+def test_a_row_for_each_rank_ready_to_draw() -> None:
+    history = history_of(full_events(num_steps=40))
+    third = words.rank_rows(history)[2]
+    assert third == words.RankRow(
+        rank="2",
+        device="cuda:2 H200",
+        utilization=0.71,
+        utilization_text="71 %",
+        memory=57 / 139,
+        memory_text="57 of 139 GiB",
+        temperature="60 °C",
+        step="71 ms",
+        note="slowest +37 %",
+    )
+    assert [row.note for row in words.rank_rows(history)] == ["", "", "slowest +37 %", ""]
+    assert words.rank_title(history) == "GPUs"
+    assert words.rank_summary(history) == "4 of 4 busy"
+    assert words.stop_label(history) == "Stop and keep best"
+
+
+def test_ranks_that_have_told_nothing_have_dashes() -> None:
+    first, second = words.rank_rows(history_of([START]))
+    assert (first.device, first.utilization_text, first.memory_text, first.step) == (
+        "CPU",
+        "–",
+        "–",
+        "–",
+    )
+    assert (second.rank, second.utilization, second.memory) == ("1", None, None)
+    assert words.rank_rows(TrainingHistory()) == []
+    assert (words.rank_summary(history_of([START])), words.rank_title(TrainingHistory())) == (
+        "",
+        "Ranks",
+    )
+    assert words.stop_label(history_of([START])) == "Stop"
+
+
+def told(*work_ms: float, step_ms: float = 50.0) -> TrainingHistory:
+    return history_of(
+        RankEvent(rank, 1, work / 1000, step_ms / 1000) for rank, work in enumerate(work_ms)
+    )
+
+
+def test_the_slowest_is_one_that_the_others_wait_for() -> None:
+    assert told(20, 20, 30).slowest == (2, pytest.approx(0.5))
+    assert told(20, 20, 22).slowest is None  # 10 % longer
+    assert told(2, 2, 4).slowest is None  # 2 ms of 50
+    assert told(20).slowest is None
+    assert told(40, 10).slowest == (0, pytest.approx(3.0))
+    assert words.rank_rows(history_of([START, *told(40, 10).ranks.values()]))[0].note == (
+        "slowest, 4 × as long"
+    )
+
+
+def test_ranks_that_tell_before_the_start_or_after_the_end_are_kept() -> None:
+    early, late = RankEvent(1, 1, 0.1, 0.1, 0.5), RankEvent(0, 8, 0.1, 0.1, 0.25)
+    history = history_of([early, START, STEP, EndEvent("epochs", 1, 0.1), late])
+    assert [row.utilization_text for row in words.rank_rows(history)] == ["25 %", "50 %"]
+    assert history.status == "finished"
+    assert words.rank_summary(history) == "at the end"
+
+
+def test_the_line_of_a_terminal() -> None:
+    history = history_of(full_events(num_steps=560))
+    assert history.line() == (
+        "training  epoch 4/6  step 560/900  [===========>        ] 62%  loss 0.3672  acc 83.3%  "
+        "val 85.5%  41.0k img/s  eta 0:05"
+    )
