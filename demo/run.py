@@ -1,7 +1,10 @@
-"""`make demo` and `make lab`: the quick-start notebook against an S3 server of its own.
+"""`make demo` and `make lab`: the notebooks against an S3 server of their own.
 
-python -m demo.run           execute it headless; results go to build/
-python -m demo.run --lab     open it in JupyterLab
+python -m demo.run                      execute the quick start headless; results go to build/
+python -m demo.run 02 05                these instead
+python -m demo.run --all --keep         all, and keep their outputs in notebooks/
+python -m demo.run --lab                open them in JupyterLab
+python -m demo.run --with COMMAND ...   run a command with the server and its keys at hand
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,34 +20,58 @@ import time
 from pathlib import Path
 
 import nbformat
-from nbclient import NotebookClient
-from nbconvert import HTMLExporter
-from traitlets.config import Config
 
 from demo import photos
+from demo.notebooks import ALL, FOLDER, NOTEBOOK, ROOT, execute, keep
 from demo.s3 import SeaweedServer
 
-ROOT = Path(__file__).resolve().parent.parent
-NOTEBOOK = ROOT / "notebooks" / "01_quickstart.ipynb"
 BUILD = ROOT / "build"
-_CELL_TIMEOUT_S = 1800
 
 
 def main() -> None:
-    """Start the server, fill a bucket, run the notebook."""
-    parser = argparse.ArgumentParser(description="The quick-start notebook on an S3 server here.")
-    parser.add_argument("--lab", action="store_true", help="open JupyterLab instead of executing")
-    parser.add_argument("--num-train", type=int, default=6000, help="training images in the bucket")
-    parser.add_argument("--num-test", type=int, default=1000, help="test images in the bucket")
-    chosen = parser.parse_args()
-    with SeaweedServer() as server:
-        os.environ.update(server.env)
+    """Start the server, fill a bucket, run what is asked for."""
+    chosen = _parser().parse_args()
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        del os.environ[name]  # the user's own, which the notebooks would name
+    with SeaweedServer() as server, tempfile.TemporaryDirectory() as cache:
+        os.environ.update(server.env, XDG_CACHE_HOME=cache)
         os.environ["GPUPOOL_DEMO_URL"] = server.make_bucket("photos")
         fill(os.environ["GPUPOOL_DEMO_URL"], chosen.num_train, chosen.num_test)
         if chosen.lab:
-            lab()
-        else:
-            report(execute(NOTEBOOK, BUILD))
+            sys.exit(stay_with(_lab()))
+        if chosen.command:
+            sys.exit(stay_with(chosen.command))
+        for notebook in ALL if chosen.all else named(chosen.notebooks):
+            executed = execute(notebook, BUILD)
+            report(executed, needs_accuracy=notebook == NOTEBOOK)
+            if chosen.keep:
+                keep(executed, [server.access_key, server.env["AWS_SECRET_ACCESS_KEY"]])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="The notebooks on an S3 server here.")
+    parser.add_argument("notebooks", nargs="*", help="such as 02; without any: the quick start")
+    parser.add_argument("--all", action="store_true", help="all notebooks")
+    parser.add_argument("--keep", action="store_true", help="keep the outputs in notebooks/")
+    parser.add_argument("--lab", action="store_true", help="open JupyterLab instead of executing")
+    parser.add_argument(
+        "--with", dest="command", nargs=argparse.REMAINDER, help="run this command instead"
+    )
+    parser.add_argument("--num-train", type=int, default=6000, help="training images in the bucket")
+    parser.add_argument("--num-test", type=int, default=1000, help="test images in the bucket")
+    return parser
+
+
+def named(names: list[str]) -> list[Path]:
+    """The notebooks whose file names begin so: ["02"]; the quick start of []."""
+    if not names:
+        return [NOTEBOOK]
+    chosen = [path for path in ALL if path.name.startswith(tuple(names))]
+    missing = [name for name in names if not any(path.name.startswith(name) for path in chosen)]
+    if missing:
+        stems = ", ".join(path.stem for path in ALL)
+        sys.exit(f"No notebook begins with {missing[0]}; there are {stems}.")
+    return chosen
 
 
 def fill(url: str, num_train: int, num_test: int) -> None:
@@ -59,47 +87,7 @@ def fill(url: str, num_train: int, num_test: int) -> None:
     )
 
 
-def execute(notebook: Path, build: Path) -> Path:
-    """Run a notebook headless; its outputs and a self-contained HTML page go to `build`."""
-    build.mkdir(parents=True, exist_ok=True)
-    print(f"Running {notebook.name} ...", flush=True)
-    document = nbformat.read(notebook, as_version=4)
-    executed = build / notebook.name
-    with tempfile.TemporaryDirectory() as folder:
-        # Unix sockets in a private folder: on a shared machine nobody else can listen in.
-        sockets = {"transport": "ipc", "ip": f"{folder}/kernel"}
-        client = NotebookClient(
-            document,
-            timeout=_CELL_TIMEOUT_S,
-            kernel_name="python3",
-            config=Config({"KernelManager": sockets}),
-            # the kernel works in the notebook's folder, as it does in JupyterLab
-            resources={"metadata": {"path": str(notebook.parent)}},
-        )
-        try:
-            client.execute()
-        finally:  # also of a failed run: it shows the error
-            _save(document, executed)
-    return executed
-
-
-def _save(document: nbformat.NotebookNode, executed: Path) -> None:
-    nbformat.write(document, executed)
-    executed.with_suffix(".html").write_text(to_html(document), encoding="utf-8")
-
-
-def to_html(document: nbformat.NotebookNode) -> str:
-    """The notebook as one page that needs no network."""
-    exporter = HTMLExporter(embed_images=True)
-    # These would be loaded from the web; what the notebook shows is plain HTML and SVG.
-    exporter.mathjax_url = exporter.require_js_url = exporter.jquery_url = ""
-    exporter.widget_renderer_url = exporter.mermaid_js_url = ""
-    page, _ = exporter.from_notebook_node(document)
-    # The template's scripts for formulas and diagrams, of which there are none.
-    return re.sub(r"<script[^>]*>(?:(?!</script>).)*</script>", "", str(page), flags=re.DOTALL)
-
-
-def report(executed: Path) -> None:
+def report(executed: Path, *, needs_accuracy: bool) -> None:
     """Say where the results are and how good the network got."""
     document = nbformat.read(executed, as_version=4)
     text = "".join(
@@ -109,28 +97,34 @@ def report(executed: Path) -> None:
         if output.output_type == "stream"
     )
     accuracy = re.search(r"Test accuracy: .*", text)
-    print(accuracy[0] if accuracy else "The notebook printed no test accuracy.")
+    if accuracy or needs_accuracy:
+        print(accuracy[0] if accuracy else "The notebook printed no test accuracy.")
     print(f"Notebook: {executed}")
-    print(f"Page:     {executed.with_suffix('.html')}")
-    if accuracy is None:
+    print(f"Page:     {executed.with_suffix('.html')}", flush=True)
+    if accuracy is None and needs_accuracy:
         sys.exit(1)
 
 
-def lab() -> None:
-    """Open the notebook in JupyterLab until it is ended (Ctrl-C twice)."""
+def stay_with(command: list[str]) -> int:
+    """Run a command until it ends (JupyterLab: Ctrl-C twice); its exit status."""
+    process = subprocess.Popen(command)
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:  # it got it too; JupyterLab asks whether it is meant
+            continue
+
+
+def _lab() -> list[str]:
     command = [
         *(sys.executable, "-m", "jupyterlab"),
-        f"--ServerApp.root_dir={NOTEBOOK.parent}",
+        f"--ServerApp.root_dir={FOLDER}",
         f"--LabApp.default_url=/lab/tree/{NOTEBOOK.name}",  # the printed address opens it too
     ]
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         command.append("--allow-root")  # Jupyter refuses root otherwise; containers run as root
-    process = subprocess.Popen(command)
-    while True:
-        try:
-            sys.exit(process.wait())
-        except KeyboardInterrupt:  # JupyterLab got it too, and asks whether it is meant
-            continue
+    return command
 
 
 if __name__ == "__main__":

@@ -23,10 +23,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-# The server must not outlive us, not even after a kill -9. PR_SET_PDEATHSIG (1) survives the exec,
-# and setting it here instead of in a preexec_fn keeps Python code out of a fork with threads.
+# A server must not outlive us, not even after a kill -9: run by `python -S -c` with our process id
+# and the server's command line. PR_SET_PDEATHSIG (1) survives the exec, and setting it here instead
+# of in a preexec_fn keeps Python code out of a fork with threads.
 # The kernel watches the *thread* that started the server: start it from one that stays.
-_TIED_TO_PARENT = """
+TIED_TO_PARENT = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -149,7 +150,7 @@ class SeaweedServer:
         self._write_identities(reader={})
         ports = _free_ports(len(_PORTS))
         self.endpoint = f"http://127.0.0.1:{ports[0]}"
-        command = [sys.executable, "-S", "-c", _TIED_TO_PARENT, str(os.getpid()), find_weed()]
+        command = [sys.executable, "-S", "-c", TIED_TO_PARENT, str(os.getpid()), find_weed()]
         command += _arguments(folder, dict(zip(_PORTS, ports, strict=True)))
         self._log = folder / "log"
         with self._log.open("wb") as log:

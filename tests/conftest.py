@@ -35,6 +35,22 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"needs an NVIDIA GPU: {why_none}")
 
 
+# What has the longest files comes first, so that no process is left with one at the end; a folder's
+# files follow each other, as they share servers, browsers, kernels and pools.
+FOLDERS = ("browser", "faults", "e2e", "pool", "notebook", "training", "spmd", "host", "data")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the tests by folder; within one the order stays."""
+
+    def place(item: pytest.Item) -> int:
+        folder = item.path.parent.name
+        return FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
+
+    items.sort(key=place)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call() -> Iterator[object]:
     """With this set, ipykernel leaves descriptors 1 and 2 alone, which it does in no notebook."""

@@ -103,18 +103,24 @@ def test_the_names_of_the_static_types_are_those_of_the_package() -> None:
     assert typed == set(gpupool.__all__) - loaders
 
 
+WIDGETS_AND_TORCH = {"torch", "ipywidgets", "anywidget"}
+
+
 @pytest.mark.parametrize(
-    "code",
+    ("code", "late"),
     [
-        "import gpupool",
-        "import gpupool; gpupool.start; gpupool.TrainingOptions; gpupool.ImageDatastore",
-        "from IPython.core.interactiveshell import InteractiveShell as S\n"
-        "S.instance().run_line_magic('load_ext', 'gpupool')",
+        ("import gpupool", WIDGETS_AND_TORCH | {"numpy"}),
+        ("import gpupool as g; g.start; g.TrainingOptions; g.ImageDatastore", WIDGETS_AND_TORCH),
+        (
+            "from IPython.core.interactiveshell import InteractiveShell as S\n"
+            "S.instance().run_line_magic('load_ext', 'gpupool')",
+            WIDGETS_AND_TORCH | {"numpy"},
+        ),
     ],
     ids=["import", "names", "load_ext"],
 )
-def test_neither_torch_nor_widgets_are_loaded_early(code: str) -> None:
-    check = "import sys; print(sorted({'torch', 'ipywidgets', 'anywidget'} & set(sys.modules)))"
+def test_nothing_heavy_is_loaded_early(code: str, late: set[str]) -> None:
+    check = f"import sys; print(sorted({late} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\n{check}"], capture_output=True, text=True, timeout=60
     )

@@ -23,7 +23,7 @@ import nbformat
 import pexpect
 import pytest
 
-from tests.notebook.kernel import Kernel, plain
+from tests.notebook.kernel import Kernel, plain, without_progress
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
@@ -134,7 +134,7 @@ def test_a_notebook_reads_the_same_wherever_it_is_executed(execute: Any, tmp_pat
 def as_text(outputs: list[dict[str, Any]]) -> str:
     """What a reader without HTML sees."""
     parts = []
-    for output in outputs:
+    for output in without_progress(outputs):
         if output["output_type"] == "error":
             parts.append("\n".join(output["traceback"]))
         else:

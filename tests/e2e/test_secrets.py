@@ -56,7 +56,7 @@ TRAIN = """
 def loss(outputs, targets):
     import os, time
     print("training with", os.environ["HF_TOKEN"], os.environ["AWS_SECRET_ACCESS_KEY"])
-    time.sleep(0.05)
+    time.sleep(0.15)
     return torch.nn.functional.cross_entropy(outputs, targets)
 
 def failing_loss(outputs, targets):
