@@ -236,10 +236,22 @@ def test_the_flight_recorder_knows_gloos_collectives_and_which_are_pending(pool2
         import torch.distributed as dist
         from torch._C import _distributed_c10d as c10d
 
+        def num_pending(status: dict[str, str]) -> int:
+            return int(status["last_enqueued_collective"]) - int(
+                status["last_completed_collective"]
+            )
+
+        store = dist.distributed_c10d._get_default_store()
         dist.barrier()
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:  # it is counted as over a moment after it has returned
+            counts = json.loads(c10d._dump_fr_trace_json(False, False))
+            if not num_pending(counts["pg_status"]["0"]):
+                break
+            time.sleep(0.001)
         before = time.time_ns()
         if dist.get_rank() == 1:
-            time.sleep(0.5)
+            store.wait(["rank 0 has looked"])
         work = dist.all_reduce(torch.ones(4), async_op=True)
         found: list[object] = []
         if dist.get_rank() == 0:
@@ -250,13 +262,14 @@ def test_the_flight_recorder_knows_gloos_collectives_and_which_are_pending(pool2
             found = [
                 counts["pg_status"] == dump["pg_status"],
                 "entries" in counts,
-                int(status["last_enqueued_collective"]) - int(status["last_completed_collective"]),
+                num_pending(status),
                 entry["collective_seq_id"] == int(status["last_enqueued_collective"]),
                 before <= entry["time_created_ns"] <= time.time_ns(),
                 isinstance(entry["p2p_seq_id"], int),
                 entry["process_group"][0],
                 *(entry[key] for key in keys),
             ]
+            store.set("rank 0 has looked", "")
         work.wait()
         return found
 
