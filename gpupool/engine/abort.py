@@ -4,6 +4,12 @@ No call of torch ends a blocked gloo collective, not even destroying the group: 
 open for as long as a DDP wrapper or a traceback holds the group. Shutting the group's own sockets
 does end it, at once, on this rank and on the peers that wait for it, with a RuntimeError. NCCL has
 `ProcessGroup.abort`. The group is dead afterwards and has to be formed again (`group.py`).
+
+gloo loses a send whose socket is found shut at one moment: when its event loop has just taken it
+off the list and writes (`Pair::handleRemotePendingRecv`). Whoever waits for that send waits for
+ever. So only the receiving half is shut here, which the loop reads as the end, while writes go
+through; and ranks are interrupted a moment before, so that one which tries again and again is out
+of its loop (`pool/ladder.py`).
 """
 
 from __future__ import annotations
@@ -78,10 +84,10 @@ def gloo_connections() -> dict[int, str]:
 
 
 def _shut(fd: int, inode: str) -> bool:
-    """Shut a connection; a duplicate is used, so that nobody else's descriptor gets closed."""
+    """Shut a connection's receiving half; of a duplicate, or another's descriptor gets closed."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as duplicate:
         if _target(duplicate.fileno()) == f"socket:[{inode}]":  # still the same connection
-            duplicate.shutdown(socket.SHUT_RDWR)
+            duplicate.shutdown(socket.SHUT_RD)
             return True
     return False
 

@@ -1,7 +1,8 @@
 """The call that this rank serves, and interrupts that are meant for it. Runs on engines.
 
 An interrupt names the call it is meant for and is sent over the control channel: one that comes
-too late, because the call has ended by itself, must not meet the next one.
+too late, because the call has ended by itself, must not meet the next one. One that overtakes its
+call, which comes over another channel, meets it when it begins.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,18 +20,24 @@ from typing import Any
 from gpupool.engine.places import LIBRARIES
 
 _POLL_S = 0.02
+_MOST_HELD_S = 5.0  # what takes longer may hang; the pool ends a rank that does not react in 10 s
 _STUB = str(Path(__file__).parent.parent / "core" / "invoke.py")  # under every call
 
 _current: int | None = None
-_waiting: int | None = None  # the call that is interrupted when its import has ended
+_waiting: int | None = None  # the call that is interrupted in a moment
+_held_at: float | None = None  # since when the main thread must not be cut off
+_unmet: set[int] = set()  # calls that were to be interrupted and did not run: over, or to come
 _lock = threading.Lock()
 
 
 def serve(number: int, work: Callable[..., Any], payload: Mapping[str, Any]) -> Any:
     """What `work(**payload)` returns; until then `interrupt(number)` ends it."""
-    global _current
+    global _current, _held_at
     with _lock:
-        _current = number
+        _current, _held_at = number, None
+        if number in _unmet:
+            _unmet.discard(number)
+            _begin_waiting(number)
     reply = None
     try:
         try:
@@ -46,19 +53,41 @@ def serve(number: int, work: Callable[..., Any], payload: Mapping[str, Any]) -> 
 def interrupt(number: int | None) -> None:
     """Raise KeyboardInterrupt in the main thread if this call runs (None: whichever does).
 
+    If it has not begun, that is done when it does; a call that is over has no second beginning.
     For another thread. Also wakes a thread that sleeps or reads. While a library is being imported
-    it waits for the end of that: half of a package would stay in this process for good.
+    it waits for the end of that: half of a package would stay in this process for good. So it does
+    from `hold` to `let_go`.
     """
-    global _waiting
     with _lock:
-        if _current is None or number not in (None, _current):
-            return
-        if not imports():
+        if number not in (None, _current):
+            _unmet.add(number)
+        elif _current is not None and not _is_busy():
             _send()
-        elif _waiting != _current:
-            _waiting = _current
-            arguments = [_current]
-            threading.Thread(target=_interrupt_later, args=arguments, daemon=True).start()
+        elif _current is not None:
+            _begin_waiting(_current)
+
+
+def hold() -> None:
+    """What comes now, for a few seconds at most, is not to be cut off; for the main thread."""
+    global _held_at
+    with _lock:
+        _held_at = time.monotonic()
+
+
+def let_go() -> None:
+    """It is complete: an interrupt that has come meanwhile strikes here."""
+    global _held_at, _waiting
+    with _lock:
+        _held_at = None
+        if _waiting is not None and _waiting == _current:
+            _waiting = None
+            _send()
+
+
+def _is_busy() -> bool:
+    """Whether an interrupt has to wait."""
+    is_held = _held_at is not None and time.monotonic() - _held_at < _MOST_HELD_S
+    return is_held or imports()
 
 
 def imports() -> bool:
@@ -80,13 +109,23 @@ def _send() -> None:
         signal.pthread_kill(main, signal.SIGINT)
 
 
+def _begin_waiting(number: int) -> None:
+    """Interrupt the call in a moment: when it has begun, its import or `hold` has ended."""
+    global _waiting
+    if _waiting != number:
+        _waiting = number
+        threading.Thread(target=_interrupt_later, args=[number], daemon=True).start()
+
+
 def _interrupt_later(number: int) -> None:
-    while _current == number:
+    global _waiting
+    while _waiting == _current == number:
+        time.sleep(_POLL_S)
         with _lock:
-            if _current == number and not imports():
+            if _waiting == _current == number and not _is_busy():
+                _waiting = None
                 _send()
                 return
-        time.sleep(_POLL_S)
 
 
 def over() -> None:
@@ -94,10 +133,7 @@ def over() -> None:
     global _current
     if _current is None or threading.current_thread() is not threading.main_thread():
         return
-    # One that is on its way strikes while the handler is exchanged, or never.
-    with contextlib.suppress(KeyboardInterrupt):
-        signal.signal(signal.SIGINT, _ignore)
-    signal.signal(signal.SIGINT, _ignore)
+    _be_deaf()
     with _lock:
         _current = None
 
@@ -105,6 +141,27 @@ def over() -> None:
 def is_over() -> bool:
     """Whether no code of the user's runs in a call that could be interrupted."""
     return _current is None
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """A block that no interrupt cuts off; those that come meanwhile do nothing."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield
+        return
+    _be_deaf()
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _be_deaf() -> None:
+    # One that is on its way strikes while the handler is exchanged, or never.
+    with contextlib.suppress(KeyboardInterrupt):
+        signal.signal(signal.SIGINT, _ignore)
+    signal.signal(signal.SIGINT, _ignore)
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

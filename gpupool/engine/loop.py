@@ -20,6 +20,7 @@ from gpupool.core.events import Event, ProgressEvent, StepEvent
 from gpupool.core.schedule import lr_factor
 from gpupool.core.training_options import TrainingOptions
 from gpupool.data import shards
+from gpupool.engine import calls
 from gpupool.engine.advance import EVERY_S, Advance
 from gpupool.engine.batch_norm import plain_batch_norm
 from gpupool.engine.batches import Dataset, Share, epoch_shares, num_samples
@@ -101,8 +102,9 @@ def fit(
         companions.end()
         training.finish()
     except BaseException:
-        training.update.undo()
-        companions.failed()
+        with calls.uninterrupted():
+            training.update.undo()
+            companions.failed()
         raise
     companions.close()
     ledger.end(run.step, run.stopped_by, run.kept_step)
@@ -205,9 +207,9 @@ class _Training:
         self.report.worked()
         run.step += 1
         run.samples_done += share.num_all
-        run.is_whole = True
         # ---- its report: kept on the device, summed over ranks every few steps, read a step later
         run.ledger.add(run.step, run.epoch, lr, measured, share)
+        run.end_change()
         self.companions.stepped()
         is_last = share.is_last or run.step == options.max_steps
         validates = self.validation is not None and _is_every(run.step, options.validate_every)

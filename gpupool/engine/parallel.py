@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,11 @@ _SHARE_BUFFERS = (
     else "broadcast_buffers"
 )
 _HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+# What gloo and NCCL have a name for. Anything else, such as int16, they refuse to carry as it is.
+_CARRIED = {
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
+}
 
 
 def wrapped(
@@ -35,12 +41,14 @@ def wrapped(
 
     All ranks then have the parameters of the first one. Buffers are made those of the first rank in
     each step only if some belong to other modules than batch norms: what these keep changes no
-    outputs in training, see `share_statistics`.
+    outputs in training, see `share_statistics`. Those that DDP cannot send are the caller's to
+    share in each step, see `uncarried_buffers`.
     """
     if world.size == 1:
         return model
     if find_unused:
         gc.collect()  # the earlier wrapper would still take gradients away
+    _share_uncarried(model, world)
     in_norms = {id(b) for m in model.modules() if isinstance(m, _BatchNorm) for b in m.buffers()}
     shares_buffers = any(id(b) not in in_norms for b in model.buffers())
     parallel = DistributedDataParallel(
@@ -55,6 +63,24 @@ def wrapped(
     return parallel
 
 
+def uncarried_buffers(model: nn.Module) -> list[Tensor]:
+    """The buffers of number formats that DDP cannot send, as int16; nearly always none."""
+    return [buffer for buffer in model.buffers() if buffer.dtype not in _CARRIED]
+
+
+def _share_uncarried(model: nn.Module, world: World) -> None:
+    """Give all ranks what DDP cannot send of the first one's, and have DDP leave it alone.
+
+    What trains stays with DDP: it averages the gradients.
+    """
+    named = dict(chain(model.named_parameters(), model.named_buffers()))
+    apart = {n: t for n, t in named.items() if t.dtype not in _CARRIED and not t.requires_grad}
+    if apart:
+        share_tensors(apart.values(), world)
+        ignored = {*apart, *getattr(model, "_ddp_params_and_buffers_to_ignore", ())}
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+
+
 def statistics_rank(world: World, options: TrainingOptions, num_all: int) -> int:
     """The first rank that has some of `num_all` samples of a batch; its buffers count."""
     batch = np.arange(num_all)
@@ -64,18 +90,23 @@ def statistics_rank(world: World, options: TrainingOptions, num_all: int) -> int
 
 def share_statistics(model: nn.Module, world: World, rank: int = 0) -> None:
     """Give every rank the buffers of one of them: the statistics of "local" batch norms."""
+    share_tensors(model.buffers(), world, rank)
+
+
+def share_tensors(tensors: Iterable[Tensor], world: World, rank: int = 0) -> None:
+    """Give every rank what these tensors hold on one of them; as bytes, so of any number format."""
     if world.size == 1:
         return
     by_kind: dict[torch.dtype, list[Tensor]] = {}
-    for buffer in model.buffers():
-        by_kind.setdefault(buffer.dtype, []).append(buffer)
+    for tensor in tensors:
+        by_kind.setdefault(tensor.dtype, []).append(tensor)
     with torch.no_grad():
-        for buffers in by_kind.values():
-            flat = torch.cat([buffer.reshape(-1) for buffer in buffers])
+        for kind, own in by_kind.items():
+            flat = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in own])
             dist.broadcast(flat, group=world.group, group_src=rank)
-            pieces = flat.split([buffer.numel() for buffer in buffers])
-            for buffer, piece in zip(buffers, pieces, strict=True):
-                buffer.copy_(piece.view_as(buffer))
+            pieces = flat.split([tensor.nbytes for tensor in own])
+            for tensor, piece in zip(own, pieces, strict=True):
+                tensor.copy_(piece.view(kind).view_as(tensor))
 
 
 def all_take_part(objective: Tensor, parameters: Sequence[nn.Parameter]) -> bool:

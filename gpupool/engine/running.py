@@ -14,6 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from gpupool.core.training_options import TrainingOptions
 from gpupool.data.normalization import Normalization
+from gpupool.engine import calls
 from gpupool.engine.group import World
 from gpupool.engine.judge import Judge
 from gpupool.engine.ledger import Ledger
@@ -58,6 +59,16 @@ class Run:
     """A state dict, on the CPU: the network after `kept_step`, that of the best validation so far,
     or one whose numbers are all finite; {} if none is kept."""
     kept_step: int = -1
+
+    def begin_change(self) -> None:
+        """The optimizer begins to change weights; an interrupt waits until `end_change`."""
+        calls.hold()
+        self.is_whole = False
+
+    def end_change(self) -> None:
+        """The step is complete, and noted."""
+        self.is_whole = True
+        calls.let_go()
 
     @property
     def has_diverged(self) -> bool:

@@ -6,9 +6,7 @@ norms, of which those of the first rank count. So that one alone writes, and nee
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +19,7 @@ from gpupool.core.state_dicts import check_extra_state
 from gpupool.core.training_options import TrainingOptions
 from gpupool.engine import state
 from gpupool.engine.batches import Dataset
+from gpupool.engine.calls import uninterrupted
 from gpupool.engine.checkpoint import Checkpoints, Written
 from gpupool.engine.group import World
 from gpupool.engine.running import Run
@@ -127,7 +126,8 @@ class Saving:
     def failed(self) -> None:
         """Training ends with an error: save `run` as it is after its last complete step, and wait.
 
-        Not if the error has come while the optimizer was changing weights: that is half a step.
+        Not if the error has come while the optimizer was changing weights: that is half a step. (An
+        interrupt of the pool waits for its end, but not for that of L-BFGS.)
         No other rank is asked anything. What cannot be written adds a note to the error. Interrupts
         meanwhile do not cut it off: the pool ends a rank that takes too long.
         """
@@ -142,12 +142,9 @@ class Saving:
             except Exception as problem:  # a GPU that has failed gives no tensor away, say
                 problems.append(problem)
 
-        thread = threading.Thread(target=save, name="gpupool-last-checkpoint")
-        thread.start()
-        while thread.is_alive():
-            with contextlib.suppress(KeyboardInterrupt):
-                thread.join(0.1)
-        problems += self.tell_news()
+        with uninterrupted():
+            save()
+            problems += self.tell_news()
         if error is not None and problems:
             error.add_note(f"The last checkpoint could not be written: {problems[-1]}")
 

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
+from torch.optim.swa_utils import AveragedModel
 
 from gpupool.core.errors import TrainingError
 from gpupool.core.events import StepEvent, ValidationEvent
@@ -89,7 +90,7 @@ def restore(run: Run, dataset: Dataset, state: Mapping[str, Any], url: str) -> N
                 f"same {option}."
             )
         if part is not None:
-            part.load_state_dict(state[name])
+            _load_part(part, state[name])
     run.judge.load_state_dict(state["judge"])
     run.kept, run.kept_step = state["kept"], state["kept_step"]
     if state["normalization"] is not None:
@@ -101,6 +102,13 @@ def restore(run: Run, dataset: Dataset, state: Mapping[str, Any], url: str) -> N
         run.ledger.last_step = StepEvent(**state["last_step"])
     if state["last_validation"] is not None:
         run.ledger.last_validation = ValidationEvent(**state["last_validation"])
+
+
+def _load_part(part: AveragedModel | torch.amp.GradScaler, state: Mapping[str, Any]) -> None:
+    if isinstance(part, AveragedModel):  # with the buffers that its network has made
+        load(part, state)
+    else:
+        part.load_state_dict(dict(state))
 
 
 def _plain(event: StepEvent | ValidationEvent | None) -> dict[str, Any] | None:

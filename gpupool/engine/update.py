@@ -14,14 +14,16 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from gpupool.core.state_dicts import ExtraState
+from gpupool.engine.averaging import take_in
 from gpupool.engine.batch_norm import SyncBatchNorm, counting
 from gpupool.engine.batches import Share
 from gpupool.engine.clipping import clip_gradients
+from gpupool.engine.evaluating import Evaluating
 from gpupool.engine.forward_state import ForwardState
 from gpupool.engine.losses import Loss
 from gpupool.engine.measured import Measured, measure
@@ -29,7 +31,9 @@ from gpupool.engine.optimizers import needs_closure, set_learn_rates
 from gpupool.engine.parallel import (
     all_take_part,
     share_statistics,
+    share_tensors,
     statistics_rank,
+    uncarried_buffers,
     wrapped,
 )
 from gpupool.engine.parts import Part, parts_of
@@ -52,8 +56,10 @@ class Update:
         modules = list(run.model.modules())
         self._is_synced = any(isinstance(module, SyncBatchNorm) for module in modules)
         self._norms = [module for module in modules if isinstance(module, _BatchNorm)]
-        self._is_local = bool(self._norms) and not self._is_synced
+        trains_norms = bool(self._norms) and run.options.batch_norm != "frozen"
+        self._is_local = trains_norms and not self._is_synced
         self._has_buffers = any(True for _ in run.model.buffers())
+        self._has_uncarried = bool(uncarried_buffers(run.model))
         self._first_rank = statistics_rank(run.world, run.options, run.options.batch_size)
         self._before = ForwardState(run.model)
         self._extra = ExtraState(run.model)
@@ -75,7 +81,7 @@ class Update:
             return self._step_by_closure(share)
         measured = self._gradients(share)
         self._clip()
-        run.is_whole = False  # from here on an interrupt leaves half a step
+        run.begin_change()
         if run.scaler is None:
             run.optimizer.step()
         else:
@@ -105,7 +111,7 @@ class Update:
     def _average(self) -> None:
         """Take the new weights into their average; what is no tensor is the newest there too."""
         if self._run.ema is not None:
-            self._run.ema.update_parameters(self._run.model)
+            take_in(self._run.ema, self._run.model)
             self._averaged_extra.put_back(self._extra.note())
 
     # ---- the gradient of the global batch -------------------------------------------------------
@@ -118,8 +124,7 @@ class Update:
         num_all = self._num_in_all(share)
         is_smaller = share.num_all < run.options.batch_size
         self._is_short = is_smaller or bool(share.skipped)
-        if self._is_local and is_smaller:  # a single sample is normalised with them
-            share_statistics(run.model, run.world)
+        self._share_buffers(may_be_single=is_smaller or run.options.on_error == "skip")
         parts = parts_of(share, run.options.accumulate, keep_empty=self._is_synced)
         measured = []
         for part in parts[:-1]:
@@ -133,6 +138,20 @@ class Update:
         if first and self._has_buffers:  # rank 0, whose buffers are saved, has no samples
             share_statistics(run.model, run.world, first)
         return measured
+
+    def _share_buffers(self, *, may_be_single: bool) -> None:
+        """Make the first rank's what this step depends on, where DDP does not.
+
+        A single sample is normalised with the statistics so far: by those that a checkpoint has,
+        or a training that goes on would be another one. Which share skipping has left with one,
+        its own rank alone knows.
+        """
+        run = self._run
+        if self._has_uncarried:
+            share_tensors(uncarried_buffers(run.model), run.world)
+        if self._is_local and may_be_single:
+            kept = [one for norm in self._norms for one in norm.buffers(recurse=False)]
+            share_tensors(kept, run.world)
 
     def _backward(self, objective: Tensor, measured: Measured) -> Measured:
         """Add the gradient of a part."""
@@ -223,7 +242,7 @@ class Update:
             return counting(num_here > 0)
         if num_here and not self._is_short:  # it would be so in every step, so torch's error is due
             return nullcontext()
-        return _Evaluating(self._norms, only_single=num_here == 1)
+        return Evaluating(self._norms, only_single=num_here == 1)
 
     def _clip(self) -> None:
         options, scaler = self._run.options, self._run.scaler
@@ -249,42 +268,11 @@ class Update:
             first[:] = first or measured
             return float((run.world.sum(total.sum(0)) / num_all.to(total.device)).sum().item())
 
-        self._run.is_whole = False
+        self._run.is_whole = False  # an interrupt may leave half a step: it may compute for long
         self._run.optimizer.step(closure)
         self._average()
         self._is_midway = False
         return first
-
-
-class _Evaluating:
-    """While this lasts, these batch norms are in evaluation mode.
-
-    With `only_single` those alone that get one value a channel, which has no variance: torch
-    refuses to train them on it.
-    """
-
-    def __init__(self, modules: list[Any], *, only_single: bool) -> None:
-        self._modules = [module for module in modules if module.training]
-        self._only_single = only_single
-        self._hooks: list[Any] = []
-
-    def __enter__(self) -> None:
-        for module in self._modules:
-            if self._only_single:
-                self._hooks.append(module.register_forward_pre_hook(_evaluate_single))
-            else:
-                module.training = False
-
-    def __exit__(self, *error: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        for module in self._modules:
-            module.training = True
-
-
-def _evaluate_single(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    if inputs[0].numel() == inputs[0].shape[1]:
-        module.training = False
 
 
 def _channels_last(tensor: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from gpupool import Pool, PoolOptions, TrainingOptions, TrainingResult, TrainingRun
+from gpupool.core import progress
+from gpupool.core.progress import Course
+from gpupool.engine.control import COUNTS_REQUEST
 from gpupool.training.head import require_module
 
 DEADLINE_S = 60.0
@@ -24,6 +28,16 @@ def pools() -> Iterator[dict[int, Pool]]:
     yield made
     for pool in made.values():
         pool.stop()
+
+
+@pytest.fixture
+def drawn() -> Iterator[list[Course]]:
+    """What is told of how far something is."""
+    courses: list[Course] = []
+    before = progress._opening[:]
+    progress.draw_with(lambda course: courses.append)
+    yield courses
+    progress._opening[:] = before
 
 
 def samples(num: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> TensorDataset:
@@ -68,6 +82,28 @@ class Slow(Dataset[Any]):
         return self.samples[index]
 
 
+class Held(Dataset[Any]):
+    """Samples of which each rank reads `num_free`, and the others once the file `opens` is there.
+
+    So training is not over before a test has done what it does meanwhile.
+    """
+
+    def __init__(
+        self, num: int, opens: Path, num_free: int = 0, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.samples, self.opens, self.num_free = samples(num, dtype), opens, num_free
+        self.num_read = 0
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        self.num_read += 1
+        if self.num_read > self.num_free:
+            wait_until(self.opens.exists)
+        return self.samples[index]
+
+
 class Centred(nn.Module):
     """Takes a running mean away; each new one is put in the place of the one before."""
 
@@ -81,6 +117,12 @@ class Centred(nn.Module):
             self.mean = 0.9 * self.mean + 0.1 * inputs.mean(0)
             self.batches = self.batches + 1
         return inputs - self.mean
+
+
+def wait_until_heard(pool: Pool) -> None:
+    """Wait until what the ranks were asked before has reached all of them."""
+    for answer in pool.ask(COUNTS_REQUEST, range(pool.world_size)).values():
+        assert answer.result(DEADLINE_S)["status"] == "ok"
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

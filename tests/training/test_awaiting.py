@@ -51,13 +51,20 @@ def test_presses_at_once_mean_one_and_a_later_one_ends_it_at_once(pools: dict[in
 
     async def awaited() -> Any:
         await until_it_has_begun(run)
-        loop = asyncio.get_running_loop()
-        for at_s in (0.0, 0.1, SAME_WISH_S + 0.2):
-            loop.call_later(at_s, press)
-        return await run
+        pressing = asyncio.create_task(press_again_and_again())
+        try:
+            return await run
+        finally:
+            pressing.cancel()
 
     with pytest.raises(SpmdError):
         asyncio.run(awaited())
+
+
+async def press_again_and_again() -> None:
+    for wait_s in (0.0, 0.1, SAME_WISH_S + 0.2):
+        await asyncio.sleep(wait_s)
+        press()
 
 
 def test_an_older_handler_that_is_put_back_late_passes_presses_on() -> None:

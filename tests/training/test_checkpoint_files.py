@@ -8,8 +8,6 @@ from __future__ import annotations
 import io
 import os
 import threading
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,6 @@ from torch import nn
 from demo.s3 import SeaweedServer
 from demo.slow_s3 import SlowS3
 from gpupool import Profile, TrainingOptions
-from gpupool.core import progress
 from gpupool.core.errors import DataError, GpuPoolError, TrainingError
 from gpupool.core.progress import Course
 from gpupool.core.state_dicts import unpacked
@@ -32,6 +29,9 @@ from gpupool.data.target import Target
 from gpupool.engine.checkpoint import Checkpoints, sealed, unsealed
 from gpupool.engine.snapshot import Snapshot
 from gpupool.engine.work import save_weights
+from tests.data.reading import answer_when_drawn
+
+from .conftest import wait_until
 
 
 def state(value: float = 1.0) -> dict[str, Any]:
@@ -64,16 +64,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     server: SeaweedServer = request.getfixturevalue("s3")
     os.environ.update(server.env)
     return f"{server.make_bucket(f'run-{uuid4().hex}')}/run"
-
-
-@pytest.fixture
-def drawn() -> Iterator[list[Course]]:
-    """What is told of how far something is."""
-    courses: list[Course] = []
-    before = progress._opening[:]
-    progress.draw_with(lambda course: courses.append)
-    yield courses
-    progress._opening[:] = before
 
 
 def test_what_is_saved_comes_back_and_the_last_two_are_kept(url: str) -> None:
@@ -263,9 +253,10 @@ def test_no_password_of_a_url_is_shown(url: str) -> None:
 
 def test_who_waits_for_a_checkpoint_is_told_so(s3: SeaweedServer, drawn: list[Course]) -> None:
     url = s3.make_bucket(f"run-{uuid4().hex}")
-    with SlowS3(s3.endpoint, first_byte_ms=(1300, 1300)) as slow:
+    with SlowS3(s3.endpoint) as slow:
         os.environ.update(s3.env, AWS_ENDPOINT_URL=slow.endpoint)
         checkpoints = Checkpoints(url)
+        answer_when_drawn(slow, drawn)
         checkpoints.save(state(), 1)
         assert drawn == []  # written in the background: nobody waits
         checkpoints.finish()
@@ -284,7 +275,7 @@ def test_the_bytes_of_a_network_that_is_saved_are_counted(
     def read() -> bytes:
         with path.open("rb") as file:
             begun = file.read(500_000)
-            time.sleep(1.5)
+            wait_until(lambda: any(course.done for course in drawn))
             return begun + file.read()
 
     with ThreadPoolExecutor(1) as thread:
@@ -293,7 +284,7 @@ def test_the_bytes_of_a_network_that_is_saved_are_counted(
     loaded = unpacked(torch.load(io.BytesIO(content.result()), weights_only=True))
     assert equal(loaded, dict(model.state_dict()))
     num_bytes = sum(value.nbytes for value in loaded.values())
-    first, last = drawn[0], drawn[-1]
+    first, last = next(course for course in drawn if course.done), drawn[-1]
     assert (first.what, first.total, first.unit) == ("saving the network", num_bytes, "B")
-    assert 0 < first.done < num_bytes <= last.done
+    assert first.done < num_bytes <= last.done
     assert (first.end, last.end) == ("", "done")

@@ -248,3 +248,52 @@ def test_a_buffer_that_is_made_while_training_comes_back(
     assert torch.equal(weights(resumed), weights(whole))
     with pytest.raises(RuntimeError, match="Unexpected key"):
         load(nn.Sequential(nn.Linear(8, 3)), whole.state_dict())
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_buffer_that_is_made_while_training_is_averaged_with_its_own(
+    pools: dict[int, Pool], num_ranks: int, tmp_path: Path
+) -> None:
+    """And not with what has its place among the others': as if it had been there before."""
+
+    def train(*, is_there: bool = False, **more: Any) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        masked = Masked()
+        masked.mask = torch.full((8,), 0.5) if is_there else None
+        model = nn.Sequential(masked, nn.BatchNorm1d(3), nn.Linear(3, 3))
+        settings = {"epochs": 2, "batch_size": 8, "seed": 1, "ema": 0.9} | more
+        data, check = samples(32), samples(8, seed=1)
+        return train_on(
+            pools[num_ranks], model, data, validation=check, **settings
+        ).model.state_dict()
+
+    expected = train(is_there=True)
+    train(epochs=1, checkpoint=str(tmp_path))
+    for found in (train(), train(checkpoint=str(tmp_path), resume="auto")):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert torch.equal(found[name], value), name
+
+
+def test_a_buffer_that_grows_while_training_is_averaged_from_then_on(
+    pools: dict[int, Pool],
+) -> None:
+    class Growing(nn.Module):
+        """Makes its buffer anew, as a table of positions for a longer text."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 3)
+            self.register_buffer("table", torch.ones(1), persistent=False)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            if self.training:
+                self.table = torch.ones(len(self.table) + 1)
+            return self.inner(inputs * self.table[-1])  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Growing(), nn.BatchNorm1d(3))
+    found = train_on(pools[1], model, samples(32), epochs=2, batch_size=8, ema=0.9).model
+    model = nn.Sequential(model[0].inner, model[1])
+    expected = train_on(pools[1], model, samples(32), epochs=2, batch_size=8, ema=0.9).model
+    assert torch.equal(weights(found), weights(expected))

@@ -7,12 +7,14 @@ import random
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
@@ -23,12 +25,24 @@ from gpupool import (
     Pool,
     PoolOptions,
     SpmdError,
+    TrainingHistory,
     TrainingOptions,
     TrainingResult,
     TrainingRun,
 )
+from gpupool.engine.callbacks import CallbackInfo
 
-from .conftest import Centred, Slow, network, samples, train_on, wait_until
+from .conftest import (
+    Centred,
+    Held,
+    Slow,
+    network,
+    samples,
+    train_on,
+    wait_until,
+    wait_until_heard,
+)
+from .vectors import Vectors
 
 STEPS = 24  # 3 epochs of 8 steps, the last of each smaller
 EVERYTHING: dict[str, Any] = {
@@ -66,6 +80,17 @@ class Once(Dataset[Any]):
             time.sleep(1.0)
             raise DataError(f"sample {index} is damaged")
         return self.samples[index]
+
+
+class Notes:
+    """A callback that leaves a file for its rank after a step."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.folder, self.step = folder, step
+
+    def __call__(self, info: CallbackInfo) -> None:
+        if (info.event, info.step) == ("step", self.step):
+            (self.folder / f"rank {info.rank}").touch()
 
 
 def rich_network() -> nn.Module:
@@ -158,6 +183,22 @@ def test_what_buffers_hold_is_the_same_to_the_last_bit(
     assert result.history.loss == expected.history.loss
 
 
+def test_a_share_that_skipping_leaves_with_one_sample_is_the_same_to_the_last_bit(
+    pools: dict[int, Pool], tmp_path: Path
+) -> None:
+    """It is normalised with the statistics so far: by those that a checkpoint has."""
+    settings: dict[str, Any] = {"batch_size": 4, "epochs": 1, "shuffle": "never"}
+    settings |= {"on_error": "skip", "max_skipped": 0.1}
+    data = Vectors(24, {19})  # of step 5, in which the second rank has 18 and 19
+    model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
+    expected = train_on(pools[2], model, data, **settings)
+    assert [step.num_samples for step in expected.history.steps] == [4, 4, 4, 4, 3, 4]
+    train_on(pools[2], model, data, max_steps=3, checkpoint=str(tmp_path), **settings)
+    result = train_on(pools[2], model, data, checkpoint=str(tmp_path), resume=True, **settings)
+    assert outcome(result)["weights"] == outcome(expected)["weights"]
+    assert result.history.loss == expected.history.loss
+
+
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 2), (2, 1)])
 def test_on_another_number_of_ranks_it_is_the_same_but_for_rounding(
     pools: dict[int, Pool], tmp_path: Path, before: int, after: int
@@ -182,22 +223,27 @@ def test_on_another_number_of_ranks_it_is_the_same_but_for_rounding(
         assert torch.allclose(result.model.state_dict()[name], tensor, rtol=0, atol=1e-12)
 
 
-def test_what_was_stopped_goes_on_from_s3(pools: dict[int, Pool], s3: SeaweedServer) -> None:
+def test_what_was_stopped_goes_on_from_s3(
+    pools: dict[int, Pool], s3: SeaweedServer, tmp_path: Path
+) -> None:
     os.environ.update(s3.env)
     url = f"{s3.make_bucket(f'run-{uuid4().hex}')}/run"
     pools[2].set_environment(s3.env)
     settings: dict[str, Any] = {"epochs": 2, "batch_size": 8, "log_every": 2, "checkpoint": url}
     expected = train_on(pools[2], network(), samples(96), epochs=2, batch_size=8)
+    goes_on = tmp_path / "goes on"
     run = TrainingRun(
         pools[2],
         network(),
-        Slow(96, 0.002),
+        Held(96, goes_on, num_free=48),  # half of what each rank reads
         "cross_entropy",
         TrainingOptions(**settings),
         None,
     )
     wait_until(lambda: len(run.history.steps) > 3)
     run.stop()
+    wait_until_heard(pools[2])
+    goes_on.touch()
     stopped = run.result()
     assert stopped.stopped_by == "user"
     step = len(stopped.history.steps)
@@ -247,12 +293,14 @@ def test_after_a_kill_it_goes_on_by_itself(
     settings: dict[str, Any] = {"epochs": 3, "batch_size": 6, "log_every": 2}
     expected = train_on(pools[2], network(torch.float64), samples(60, torch.float64), **settings)
     options = TrainingOptions(
-        checkpoint=str(tmp_path), checkpoint_every=4, on_failure="resume", **settings
+        checkpoint=str(tmp_path / "run"), checkpoint_every=4, on_failure="resume", **settings
     )
-    data = Slow(60, 0.003, torch.float64)
+    goes_on = tmp_path / "goes on"
+    data = Held(60, goes_on, num_free=45, dtype=torch.float64)  # half of what each rank reads
     run = TrainingRun(pools[2], network(torch.float64), data, "cross_entropy", options, None)
     wait_until(lambda: run.history.checkpoint is not None)
     os.kill(pools[2].status().pids[rank], signal.SIGKILL)
+    goes_on.touch()
     result = run.result()
     assert result.stopped_by == "epochs"
     resumed = result.history.resumed
@@ -296,20 +344,27 @@ def test_stop_is_heard_although_a_rank_dies(
     pools: dict[int, Pool], tmp_path: Path, replaced: bool
 ) -> None:
     options = TrainingOptions(
-        epochs=100,
+        epochs=10_000,
         batch_size=6,
         log_every=2,
         checkpoint=str(tmp_path),
         checkpoint_every=4,
         on_failure="resume",
     )
+    is_replaced = threading.Event()
+
+    def listen(history: TrainingHistory) -> None:
+        if "it is replaced" in history.notice:
+            is_replaced.set()
+
     run = TrainingRun(pools[2], network(), Slow(60, 0.003), "cross_entropy", options, None)
+    run.add_listener(listen)
     wait_until(lambda: run.history.checkpoint is not None)
     if not replaced:
         run.stop()
     os.kill(pools[2].status().pids[1], signal.SIGKILL)
     if replaced:
-        wait_until(lambda: "it is replaced" in run.history.notice)
+        assert is_replaced.wait(60)
         run.stop()
     result = run.result()
     assert result.stopped_by == "user"
@@ -403,10 +458,13 @@ def test_checkpoints_that_fail_on_the_way_are_warnings_and_training_goes_on(
     options = TrainingOptions(
         epochs=2, batch_size=4, log_every=1, checkpoint=str(folder), checkpoint_every=2
     )
-    run = TrainingRun(pools[2], network(), Slow(40, 0.002), "cross_entropy", options, None)
+    goes_on = tmp_path / "goes on"
+    data = Held(40, goes_on, num_free=20)  # half of what each rank reads
+    run = TrainingRun(pools[2], network(), data, "cross_entropy", options, None)
     wait_until(lambda: run.history.checkpoint is not None)
     folder.rename(tmp_path / "elsewhere")
     folder.write_text("a file in its place")
+    goes_on.touch()
     result = run.result()
     assert result.stopped_by == "epochs"
     assert any("there is a file where the folder should be" in one for one in result.warnings)
@@ -416,14 +474,16 @@ def test_the_second_interrupt_leaves_a_checkpoint_that_the_error_names(
     pools: dict[int, Pool], tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {"epochs": 2, "batch_size": 4, "log_every": 1000}
-    data = Slow(1600, 0.1)  # an epoch takes longer than the presses, however many are read at once
-    options = TrainingOptions(checkpoint=str(tmp_path), **settings)
+    over = tmp_path / "over"
+    data = Held(1600, over, num_free=10)  # of steps with 2 samples on each rank
+    folder = tmp_path / "run"
+    options = TrainingOptions(checkpoint=str(folder), callbacks=[Notes(tmp_path, 5)], **settings)
     seen = threading.Event()
     run = TrainingRun(pools[2], network(), data, "cross_entropy", options, None)
 
     def press_twice() -> None:
-        wait_until(lambda: run.history.start is not None)
-        time.sleep(0.3)  # some steps: nothing is reported before the epoch is over
+        for rank in (0, 1):  # nothing is reported before the epoch is over
+            wait_until((tmp_path / f"rank {rank}").exists)
         signal.raise_signal(signal.SIGINT)
         wait_until(lambda: run.history.status == "stopping")
         time.sleep(1.1)  # sooner it would count as the same press
@@ -433,17 +493,70 @@ def test_the_second_interrupt_leaves_a_checkpoint_that_the_error_names(
     threading.Thread(target=press_twice).start()
     with pytest.raises(SpmdError, match="KeyboardInterrupt") as caught:
         run.result()
+    over.touch()
     assert seen.is_set()
-    step = int(next(iter(tmp_path.iterdir())).name[5:13])
-    assert step > 0
+    assert [path.name for path in folder.iterdir()] == ["step-00000005.pt"]
     shown = "\n".join(caught.value._render_traceback_())
-    assert f"The checkpoint after step {step} is at {tmp_path}/step-{step:08}.pt" in shown
+    assert f"The checkpoint after step 5 is at {folder}/step-00000005.pt" in shown
     expected = train_on(pools[2], network(), samples(1600), **settings)
     result = train_on(
-        pools[2], network(), samples(1600), checkpoint=str(tmp_path), resume="auto", **settings
+        pools[2], network(), samples(1600), checkpoint=str(folder), resume="auto", **settings
     )
     for name, tensor in expected.model.state_dict().items():
         assert torch.equal(result.model.state_dict()[name], tensor)
+
+
+class Paused(torch.optim.SGD):
+    """Stays in its third step on the first rank until the test lets it go on."""
+
+    def __init__(self, groups: Any, folder: Path) -> None:
+        super().__init__(groups, lr=0.1)
+        self.folder, self.num_steps = folder, 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.num_steps += 1
+        if self.num_steps == 3 and dist.get_rank() == 0:
+            (self.folder / "within").touch()
+            wait_until((self.folder / "go").exists)
+        super().step(closure)
+
+
+def interrupted_within_a_step(pool: Pool, options: TrainingOptions, folder: Path) -> TrainingRun:
+    """A training whose first rank has got an interrupt in the middle of its third step."""
+    run = TrainingRun(pool, network(), samples(48), "cross_entropy", options, None)
+    wait_until((folder / "within").exists)
+    for answer in pool.ask("gpupool_interrupt_request", [0], number=None).values():
+        assert answer.result()["status"] == "ok"
+    return run
+
+
+def test_an_interrupt_while_weights_change_waits_for_the_end_of_the_step(
+    pools: dict[int, Pool], tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"epochs": 2, "batch_size": 8, "log_every": 1000}
+    settings["optimizer"] = partial(Paused, folder=tmp_path)
+    folder = tmp_path / "run"
+    options = TrainingOptions(checkpoint=str(folder), **settings)
+    run = interrupted_within_a_step(pools[2], options, tmp_path)
+    (tmp_path / "go").touch()
+    with pytest.raises(SpmdError, match="KeyboardInterrupt"):
+        run.result()
+    assert [path.name for path in folder.iterdir()] == ["step-00000003.pt"]
+    expected = train_on(pools[2], network(), samples(48), **settings)
+    result = train_on(
+        pools[2], network(), samples(48), checkpoint=str(folder), resume="auto", **settings
+    )
+    assert [step.step for step in result.history.steps] == list(range(1, 13))
+    assert outcome(result)["weights"] == outcome(expected)["weights"]
+
+
+def test_an_optimizer_that_hangs_is_interrupted_all_the_same(
+    pools: dict[int, Pool], tmp_path: Path
+) -> None:
+    options = TrainingOptions(optimizer=partial(Paused, folder=tmp_path), batch_size=8)
+    run = interrupted_within_a_step(pools[1], options, tmp_path)
+    with pytest.raises(SpmdError, match="KeyboardInterrupt"):
+        run.result()
 
 
 def test_by_time_the_first_ranks_clock_decides(pools: dict[int, Pool], tmp_path: Path) -> None:

@@ -28,20 +28,22 @@ from gpupool import (
 )
 from gpupool.training.history import TrainingHistory
 
-from .conftest import Slow, network, samples, train_on, wait_until, weights
+from .conftest import Held, Slow, network, samples, train_on, wait_until, weights
 
 
 class FailsAt(Dataset[Any]):
-    """Samples of which one cannot be read."""
+    """Samples of which one cannot be read, and not before the file `opens` is there."""
 
-    def __init__(self, index: int) -> None:
-        self.samples, self.index = samples(32), index
+    def __init__(self, index: int, opens: Path | None = None) -> None:
+        self.samples, self.index, self.opens = samples(32), index, opens
 
     def __len__(self) -> int:
         return len(self.samples)
 
     def __getitem__(self, index: int) -> Any:
         if index == self.index:
+            if self.opens is not None:
+                wait_until(self.opens.exists)
             raise DataError(f"sample {index} is damaged")
         return self.samples[index]
 
@@ -112,7 +114,7 @@ def test_a_regression_has_a_loss_and_no_accuracy(pools: dict[int, Pool]) -> None
 def test_stop_ends_all_ranks_after_the_same_step_and_keeps_the_network(
     pools: dict[int, Pool],
 ) -> None:
-    options = TrainingOptions(batch_size=4, epochs=100, log_every=2)
+    options = TrainingOptions(batch_size=4, epochs=10_000, log_every=2)
     run = TrainingRun(pools[2], network(), Slow(40, 0.002), "cross_entropy", options, None)
     wait_until(lambda: len(run.history.steps) > 4)
     run.stop()
@@ -120,18 +122,22 @@ def test_stop_ends_all_ranks_after_the_same_step_and_keeps_the_network(
     assert run.done()
     assert result.stopped_by == "user"
     assert result.history.status == "stopped"
-    assert 4 < len(result.history.steps) < 1000
+    assert 4 < len(result.history.steps) < 100_000
     assert torch.isfinite(weights(result.model)).all()
     assert train_on(pools[2], network(), samples(8), epochs=1).stopped_by == "epochs"
 
 
-def test_stop_means_one_training_also_before_it_has_its_turn(pools: dict[int, Pool]) -> None:
+def test_stop_means_one_training_also_before_it_has_its_turn(
+    pools: dict[int, Pool], tmp_path: Path
+) -> None:
     options = TrainingOptions(batch_size=4, epochs=2, log_every=2)
+    goes_on = tmp_path / "goes on"
     first, second = (
-        TrainingRun(pools[2], network(), Slow(40, 0.002), "cross_entropy", options, None)
+        TrainingRun(pools[2], network(), Held(40, goes_on), "cross_entropy", options, None)
         for _ in range(2)
     )
     second.stop()
+    goes_on.touch()
     assert first.result().stopped_by == "epochs"
     assert second.result().stopped_by == "user"
 
@@ -140,32 +146,41 @@ def test_a_listener_that_fails_harms_nobody(
     pools: dict[int, Pool], caplog: pytest.LogCaptureFixture
 ) -> None:
     options = TrainingOptions(batch_size=4, epochs=1)
-    run = TrainingRun(pools[2], network(), Slow(16, 0.001), "cross_entropy", options, None)
     heard: list[str] = []
-    run.add_listener(lambda history: heard.append(history.nothing))  # type: ignore[attr-defined]
-    run.add_listener(lambda history: heard.append(history.status))
+
+    def show(run: TrainingRun) -> None:
+        run.add_listener(lambda history: heard.append(history.nothing))  # type: ignore[attr-defined]
+        run.add_listener(lambda history: heard.append(history.status))
+
+    run = TrainingRun(pools[2], network(), samples(16), "cross_entropy", options, None, show)
     assert run.result().stopped_by == "epochs"
     assert heard[-1] == "finished"
     assert "a listener of a training has failed" in caplog.text
 
 
 def test_the_first_interrupt_is_a_stop(pools: dict[int, Pool]) -> None:
-    options = TrainingOptions(batch_size=4, epochs=100, log_every=2)
+    options = TrainingOptions(batch_size=4, epochs=10_000, log_every=2)
     run = TrainingRun(pools[2], network(), Slow(40, 0.002), "cross_entropy", options, None)
     wait_until(lambda: len(run.history.steps) > 4)
-    threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
-    assert run.result().stopped_by == "user"
+    waiting = threading.Event()
+
+    def press() -> None:
+        waiting.wait()
+        signal.raise_signal(signal.SIGINT)
+
+    threading.Thread(target=press).start()
+    assert run.result(waiting.set).stopped_by == "user"
 
 
 def test_the_first_interrupt_of_the_pool_is_a_stop_and_the_second_ends_it(
     pools: dict[int, Pool],
 ) -> None:
-    options = TrainingOptions(batch_size=4, epochs=100, log_every=2)
+    options = TrainingOptions(batch_size=4, epochs=10_000, log_every=2)
     run = TrainingRun(pools[2], network(), Slow(40, 0.002), "cross_entropy", options, None)
     wait_until(lambda: len(run.history.steps) > 4)
     pools[2].interrupt()
     assert run.result().stopped_by == "user"
-    slow = TrainingRun(pools[2], network(), Slow(100, 2.0), "cross_entropy", options, None)
+    slow = TrainingRun(pools[2], network(), Slow(100, 20.0), "cross_entropy", options, None)
     wait_until(lambda: slow.history.start is not None)
     pools[2].interrupt()
     wait_until(lambda: slow.history.status == "stopping")
@@ -178,9 +193,11 @@ def test_the_first_interrupt_of_the_pool_is_a_stop_and_the_second_ends_it(
 def test_listeners_hear_of_every_event_and_of_the_end(pools: dict[int, Pool]) -> None:
     seen: list[tuple[str, int]] = []
     options = TrainingOptions(batch_size=4, epochs=2, log_every=1)
-    run = TrainingRun(pools[2], network(), Slow(16, 0.001), "cross_entropy", options, None)
-    run.add_listener(lambda history: seen.append((history.status, len(history.steps))))
-    run.result()
+
+    def show(run: TrainingRun) -> None:
+        run.add_listener(lambda history: seen.append((history.status, len(history.steps))))
+
+    TrainingRun(pools[2], network(), samples(16), "cross_entropy", options, None, show).result()
     assert seen[-1] == ("finished", 8)
     assert [n for _, n in seen] == sorted(n for _, n in seen)
 
@@ -274,6 +291,18 @@ def test_a_factor_of_0_freezes_also_the_statistics_of_batch_norm(pools: dict[int
     assert not torch.equal(trained.get_parameter("2.weight"), model.get_parameter("2.weight"))
 
 
+def test_a_frozen_parameter_beside_others_freezes_no_module_below_it(
+    pools: dict[int, Pool],
+) -> None:
+    """As the table of positions of many a network is, at its root."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    model.positions = nn.Parameter(torch.ones(8), requires_grad=False)
+    trained = train_on(pools[2], model, samples(32), batch_size=8, epochs=1).model
+    assert trained[1].num_batches_tracked == 4
+    assert not torch.equal(trained.get_buffer("1.running_mean"), torch.zeros(8))
+
+
 def test_a_pattern_that_matches_nothing_is_an_error_that_names_parameters(
     pools: dict[int, Pool],
 ) -> None:
@@ -312,9 +341,12 @@ def test_files_of_a_training_do_not_pile_up(pools: dict[int, Pool]) -> None:
     assert left == []
 
 
-def test_a_run_can_be_awaited_while_other_code_goes_on(pools: dict[int, Pool]) -> None:
+def test_a_run_can_be_awaited_while_other_code_goes_on(
+    pools: dict[int, Pool], tmp_path: Path
+) -> None:
     options = TrainingOptions(batch_size=4, epochs=2, log_every=2)
-    run = TrainingRun(pools[2], network(), Slow(40, 0.002), "cross_entropy", options, None)
+    goes_on = tmp_path / "goes on"
+    run = TrainingRun(pools[2], network(), Held(40, goes_on), "cross_entropy", options, None)
 
     async def both() -> tuple[int, str]:
         ticks = 0
@@ -323,6 +355,8 @@ def test_a_run_can_be_awaited_while_other_code_goes_on(pools: dict[int, Pool]) -
             nonlocal ticks
             while not run.done():
                 ticks += 1
+                if ticks == 10:
+                    goes_on.touch()
                 await asyncio.sleep(0.001)
 
         ticking = asyncio.create_task(tick())
@@ -332,14 +366,15 @@ def test_a_run_can_be_awaited_while_other_code_goes_on(pools: dict[int, Pool]) -
 
     ticks, stopped_by = asyncio.run(both())
     assert stopped_by == "epochs"
-    assert ticks > 1
+    assert ticks >= 10
 
 
 def test_an_error_comes_out_of_await_and_to_cancel_it_leaves_the_training_alone(
-    pools: dict[int, Pool],
+    pools: dict[int, Pool], tmp_path: Path
 ) -> None:
     options = TrainingOptions(batch_size=8, epochs=1, shuffle="never")
-    run = TrainingRun(pools[2], network(), FailsAt(31), "cross_entropy", options, None)
+    fails = tmp_path / "fails"
+    run = TrainingRun(pools[2], network(), FailsAt(31, fails), "cross_entropy", options, None)
 
     async def cancelled() -> None:
         with pytest.raises(asyncio.TimeoutError):
@@ -349,5 +384,6 @@ def test_an_error_comes_out_of_await_and_to_cancel_it_leaves_the_training_alone(
         return await run
 
     asyncio.run(cancelled())
+    fails.touch()
     with pytest.raises(SpmdError, match="sample 31 is damaged"):
         asyncio.run(awaited())

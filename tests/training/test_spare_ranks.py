@@ -22,7 +22,7 @@ from gpupool import Pool, PoolOptions, SpmdError, TrainingOptions, TrainingRun
 from gpupool.pool.result import OutputRecorder
 from gpupool.training.job import write_job
 
-from .conftest import network, samples, train_on, weights
+from .conftest import network, samples, train_on, wait_until, weights
 
 ALL = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 DOUBLE = torch.float64
@@ -138,13 +138,21 @@ def test_both_groups_are_left_when_they_are_formed_again(spare: Pool) -> None:
         "import os; from torch.distributed import distributed_c10d as c10d\n"
         "len(os.listdir('/proc/self/fd')), len(c10d._world.pg_map)"
     )
+
+    def counted() -> tuple[list[int], list[int]]:
+        found = dict(spare.run(count))
+        return [found[rank][0] for rank in range(3)], [found[rank][1] for rank in range(3)]
+
+    def is_no_more() -> bool:
+        return all(one <= other for one, other in zip(counted()[0], descriptors, strict=True))
+
     spare.reform_group()
-    before = dict(spare.run(count))
+    descriptors, groups = counted()
     for _ in range(10):
         spare.reform_group()
     assert spare.status().state == "idle"
-    assert dict(spare.run(count)) == before
-    assert [groups for _, groups in before.values()] == [2, 2, 1]
+    assert counted()[1] == groups == [2, 2, 1]
+    wait_until(is_no_more)  # what is not the group's may come and go
 
 
 def test_descriptors_stay_flat_while_trainings_are_aborted(spare: Pool) -> None:
@@ -198,7 +206,7 @@ def test_three_processes_without_a_pool(pools: dict[int, Pool], tmp_path: Path) 
         for rank in range(3)
     ]
     try:
-        assert [process.wait(90) for process in processes] == [0, 0, 0]
+        assert [process.wait(150) for process in processes] == [0, 0, 0]
     finally:
         for process in processes:
             process.kill()

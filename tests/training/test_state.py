@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,14 @@ import torch
 from torch import nn
 
 from gpupool import SampleError, TrainingError
-from gpupool.core.events import DataEvent, Event, StepEvent, ValidationEvent, WarningEvent
+from gpupool.core.events import (
+    CheckpointEvent,
+    DataEvent,
+    Event,
+    StepEvent,
+    ValidationEvent,
+    WarningEvent,
+)
 from gpupool.core.training_options import Profile, TrainingOptions
 from gpupool.engine.callbacks import CallbackInfo
 from gpupool.engine.checkpoint import Checkpoints
@@ -128,6 +136,26 @@ def test_a_failed_last_checkpoint_is_a_note_on_the_error(tmp_path: Path) -> None
     notes = "\n".join(caught.value.__notes__)
     assert "in the callback" in notes
     assert "The last checkpoint could not be written" in notes
+
+
+def test_an_interrupt_does_not_keep_the_last_checkpoint_from_being_told(tmp_path: Path) -> None:
+    told: list[Event] = []
+
+    def emit(events: Sequence[Event]) -> None:
+        if any(isinstance(event, CheckpointEvent) for event in events):
+            signal.raise_signal(signal.SIGINT)  # as the pool does again after a second
+        told.extend(events)
+
+    def breaks(info: CallbackInfo) -> None:
+        if info.event == "step" and info.step == 3:
+            raise ValueError("mine")
+
+    options = TrainingOptions(batch_size=8, checkpoint=str(tmp_path), callbacks=[breaks])
+    with pytest.raises(ValueError, match="mine"):
+        fit(network(), samples(30), "cross_entropy", options, world=ALONE, emit=emit)
+    assert [event.step for event in told if isinstance(event, CheckpointEvent)] == [3]
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_after_a_failure_another_trace_can_be_made(tmp_path: Path) -> None:
