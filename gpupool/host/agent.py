@@ -191,7 +191,8 @@ class Agent:
             log = line.pop("log", "")
             wanted = self._spawner.hear(**line)
             if not pid:
-                _tell(event="ready")
+                if self._spawner.ready:  # else it has ended since
+                    _tell(event="ready")
             elif wanted:
                 self._adopt(line["name"], pid, Path(log))
             elif self._unclaimed.pop(pid, None) is None:

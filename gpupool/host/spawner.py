@@ -90,6 +90,8 @@ class Spawner:
 
     def hear(self, ready: bool = False, name: str = "", number: int = 0) -> bool:
         """Take in what the fork server said; tells whether it is a process that is wanted."""
+        if self._process is None:  # it said so before it ended, and has been reaped first
+            return False
         self.ready = self.ready or ready
         self._pass_on()
         if ready:

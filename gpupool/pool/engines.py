@@ -158,9 +158,10 @@ class Engines:
                 return _failed(f"rank {rank} is being restarted.", time.time())
             assert self._client is not None
             self._client.trim()
-            future = self._client.call(rank, name, payload, on_message, number)
+            reply = self._client.call(rank, name, payload, on_message, number)
+            future: Future[Any] = Future()
             self._open[rank][future] = number
-        future.add_done_callback(lambda f: self._closed(rank, f))
+        reply.add_done_callback(lambda done: self._answer(rank, future, done))
         return future
 
     def call_all(
@@ -306,7 +307,14 @@ class Engines:
             "A larger timeout_s (--timeout) gives a slow machine more time."
         )
 
+    def _answer(self, rank: int, future: Future[Any], reply: Future[Any]) -> None:
+        self._closed(rank, future)
+        with contextlib.suppress(InvalidStateError):  # the rank was given up meanwhile
+            error = reply.exception()
+            future.set_exception(error) if error else future.set_result(reply.result())
+
     def _closed(self, rank: int, future: Future[Any]) -> None:
+        """Note that a call is over; before it is: who waits for it finds the rank idle then."""
         with self._lock:
             self._open[rank].pop(future, None)
             self.last_used = time.monotonic()
@@ -336,9 +344,12 @@ class Engines:
         message = with_log(long, log_tail)
         with self._lock:
             self._losses.append((sentence, log_tail))
-            self._dead.update(dict.fromkeys(lost, (message, died_at)))
             is_heard = any(n is not None for rank in lost for n in self._open[rank].values())
         self._on_loss(sentence, log_tail, lost[0] if name.startswith("rank ") else None, is_heard)
+        # Now: whoever sees that a rank is gone may count on its replacement. That cannot be there
+        # before, as it needs an answer of the agent, which this thread reads.
+        with self._lock:
+            self._dead.update(dict.fromkeys(lost, (message, died_at)))
         self._fail({rank: self._open[rank] for rank in lost}, message, died_at)
         self._answer_for(lost)
 
@@ -346,8 +357,9 @@ class Engines:
         self, open_calls: Mapping[int, Iterable[Future[Any]]], message: str, died_at: float
     ) -> None:
         with self._lock:
-            lost = [future for futures in open_calls.values() for future in futures]
-        for future in lost:
+            lost = [(rank, future) for rank, futures in open_calls.items() for future in futures]
+        for rank, future in lost:
+            self._closed(rank, future)
             with contextlib.suppress(InvalidStateError):  # its answer has come after all
                 future.set_exception(EngineDiedError(message, died_at))
 

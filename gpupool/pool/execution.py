@@ -232,7 +232,7 @@ class Execution:
                     self._failures.update(give_up(self._pool, ranks))
                     break
         self.elapsed_s = time.monotonic() - self._started
-        self._group_wanting |= self._freeing.aborted_at is not None
+        self._group_wanting |= self._freeing.has_aborted
         if self._failures and not self._group_wanting:
             self._group_wanting = not self._pool.group.is_in_step(self.ranks)
         self._settle()
@@ -243,7 +243,7 @@ class Execution:
             self._failures,
             asked=bool(self._presses),
             limit=self._limit,
-            aborted_at=self._freeing.aborted_at,
+            freed_at=self._freeing.freed_at,
             where=self._watch.where | self._freeing.where,
         )
         self.errors.update(settled)

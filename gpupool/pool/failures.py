@@ -57,7 +57,7 @@ def settle(
     *,
     asked: bool,
     limit: tuple[str, str] | None,
-    aborted_at: float | None,
+    freed_at: float | None,
     where: Mapping[int, Whereabouts],
 ) -> dict[int, RankError]:
     """What is said of each rank, now that all have ended.
@@ -69,10 +69,11 @@ def settle(
     Args:
         asked: the user, or a limit, wanted the end.
         limit: (name of the error, what it says) of the limit, if that was it.
-        aborted_at: when the collectives were aborted (seconds since the epoch), if they were.
+        freed_at: when ranks were first interrupted or their collectives aborted (seconds since the
+            epoch), if they were.
         where: where ranks were before they were interrupted or killed, as far as is known.
     """
-    causes = set(_causes(failures.values(), asked, aborted_at))
+    causes = set(_causes(failures.values(), asked, freed_at))
     waited = {rank for rank, one in failures.items() if _waited(one, where.get(rank))}
     # whoever waits in a collective is not who the others wait for, if one of them is elsewhere
     freed = waited if waited != failures.keys() - causes else set()
@@ -90,16 +91,14 @@ def settle(
     return settled
 
 
-def _causes(failures: Iterable[Failure], asked: bool, aborted_at: float | None) -> list[int]:
+def _causes(failures: Iterable[Failure], asked: bool, freed_at: float | None) -> list[int]:
     """The ranks that failed by themselves."""
     by_time = sorted(failures, key=lambda f: (f.error.failed_at, f.error.rank))
     own = [f.error.rank for f in by_time if not (f.collective or f.interrupted)]
     if own or asked:
         return own
-    # nothing but failed collectives: those that nobody had aborted, or the first
-    unprovoked = [
-        f.error.rank for f in by_time if aborted_at is None or f.error.failed_at < aborted_at
-    ]
+    # nothing but failed collectives: those that nobody had freed, or the first
+    unprovoked = [f.error.rank for f in by_time if freed_at is None or f.error.failed_at < freed_at]
     return unprovoked or [by_time[0].error.rank]
 
 

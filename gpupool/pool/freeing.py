@@ -6,7 +6,7 @@ Used by the thread that supervises a call.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
@@ -26,15 +26,16 @@ DIE_S = 5.0  # from SIGKILL to the end of a process
 class Freeing:
     """Ends a call, known by its number, on ranks that do not end it by themselves.
 
-    `aborted_at`: when the collectives were aborted (seconds since the epoch), if they were.
+    `freed_at`: when the ranks were first interrupted (seconds since the epoch), if they were.
+    `has_aborted`: their collectives were aborted, so that the group has to be formed again.
     `has_warned`: it has said that ranks are going to be replaced.
     """
 
     def __init__(
         self, pool: Pool, ranks: Sequence[int], number: int, notice: Callable[[str], None]
     ) -> None:
-        self.aborted_at: float | None = None
-        self.has_warned = False
+        self.freed_at: float | None = None
+        self.has_aborted = self.has_warned = False
         self._pool = pool
         self._ranks = ranks
         self._number = number
@@ -72,13 +73,11 @@ class Freeing:
     def _climb(self, rung: Rung, pending: Sequence[int]) -> None:
         numbers = dict.fromkeys(pending, self._number)
         if rung is Rung.INTERRUPT:
+            self.freed_at = time.time()
             self._pool.interrupt_calls(numbers)
-        elif rung is Rung.ABORT and self._are_through(pending):
-            pass  # each writes its error down, which takes the first time as long as that
-        elif rung is Rung.ABORT:
-            self.aborted_at = self.aborted_at or time.time()
-            # the others too: on a peer a collective may go on with one that is through with it
-            self._pool.group.abort({rank: numbers.get(rank) for rank in self._ranks})
+        elif rung in (Rung.ABORT, Rung.AGAIN):
+            if not self._are_through(pending):  # who is may take as long as that to tell its error
+                self._abort(numbers if rung is Rung.AGAIN else {})
         elif rung is Rung.WARN:
             self.has_warned = True
             self._notice(self._warning(pending))
@@ -88,6 +87,14 @@ class Freeing:
             self._killed_at = time.monotonic()
             for rank in pending:
                 self._pool.kill(rank, "did not react to the interrupt, and was killed")
+
+    def _abort(self, numbers: Mapping[int, int]) -> None:
+        """Abort the collectives of all ranks, and interrupt the calls of these numbers.
+
+        Of those too that have ended: a peer's collective may go on with one that is through it.
+        """
+        self.has_aborted = True
+        self._pool.group.abort({rank: numbers.get(rank) for rank in self._ranks})
 
     def _are_through(self, ranks: Sequence[int]) -> bool:
         """Whether all of them had ended the user's code when they were asked where they are."""

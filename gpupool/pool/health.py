@@ -14,7 +14,7 @@ class Health:
     """What has gone wrong with a pool. Any thread may call it.
 
     `reason` is the first thing that has, "" while all is well, and after the end why it came.
-    `on_change` is called when the pool breaks or is mended.
+    `on_change` is called when the pool is given up or is mended.
     """
 
     def __init__(self, secrets: Secrets, on_change: Callable[[], None]) -> None:
@@ -53,7 +53,10 @@ class Health:
         return first
 
     def lose(self, sentence: str, log_tail: str, rank: int | None) -> None:
-        """A process has ended: the engine of a rank, or for None one that all ranks need."""
+        """A process has ended: the engine of a rank, or for None one that all ranks need.
+
+        Whoever notes it tells of it, when it has done what is to be done about it.
+        """
         with self._lock:
             if rank is None:
                 self._beyond_repair, self.reason = True, ""  # there is nothing worse
@@ -62,7 +65,6 @@ class Health:
                 self.num_losses += 1
                 self._lost[rank] = self.num_losses, redact(how, self._secrets)
             self._set_reason(sentence, log_tail)
-        self._on_change()
 
     def give_up(self, reason: str, ranks: Iterable[int]) -> None:
         """From now on every run is refused with this reason, until these ranks are restarted."""

@@ -191,18 +191,17 @@ class InlineEngines:
         """Call an engine function, in this thread; the future is done."""
         future: Future[Any] = Future()
         with self._lock:
-            self._numbers.append(number)
-            self._threads.append(threading.get_ident())
-            shown = _Shown(on_message, self._hidden())
+            shown, depth = _Shown(on_message, self._hidden()), len(self._threads)
             try:
+                self._numbers.append(number)
+                self._threads.append(threading.get_ident())  # an interrupt may come from here on
                 arguments = {"name": name, "payload": payload, "take": shown}
                 future.set_result(invoke("inline_call", arguments))
             except BaseException as error:  # an interrupt that met our own frames, say
                 future.set_exception(error)
             finally:
+                del self._threads[depth:], self._numbers[depth:]
                 shown.finish()
-                self._threads.pop()
-                self._numbers.pop()
                 self.last_used = time.monotonic()
         return future
 
@@ -321,6 +320,7 @@ class _Interrupts:
         self._timeout_s = timeout_s
         self._is_busy = is_busy
         self._is_late = False
+        self._is_over = threading.Event()
         self._timer: threading.Timer | None = None
         self._previous: Any = None
 
@@ -342,6 +342,7 @@ class _Interrupts:
         error: BaseException | None,
         frames: TracebackType | None,
     ) -> None:
+        self._is_over.set()
         if self._timer is not None:
             self._timer.cancel()
             self._timer.join()
@@ -352,7 +353,10 @@ class _Interrupts:
     def _end(self) -> None:
         """The time is over; called in the timer's thread."""
         main = threading.main_thread().ident
-        if self._is_busy() and main is not None:
+        while not self._is_busy():  # the work is still to begin, or has just ended
+            if self._is_over.wait(0.01):
+                return
+        if main is not None:
             self._is_late = True
             signal.pthread_kill(main, signal.SIGINT)  # also wakes a thread that sleeps
 

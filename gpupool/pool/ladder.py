@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 
 GRACE_S = 0.25  # after a first failure the others may still finish or fail by themselves
+ABORT_S = GRACE_S + 0.05  # who is not blocked has left its collectives by then: see abort.py
 AGAIN_S = 1.0  # code may have caught the interrupt, or begun another collective
 WARN_S = 3.0
 KILL_S = 10.0  # some save what they have when they are interrupted, and need their time
@@ -14,7 +15,8 @@ class Rung(Enum):
     """A step of the ladder."""
 
     INTERRUPT = "raise KeyboardInterrupt"
-    ABORT = "raise KeyboardInterrupt and abort the collectives"
+    ABORT = "abort the collectives"
+    AGAIN = "raise KeyboardInterrupt once more, and abort the collectives"
     WARN = "say that the rank is going to be replaced"
     KILL = "end the process"
 
@@ -28,12 +30,12 @@ class Ladder:
     def __init__(self, *, can_abort: bool = True) -> None:
         warn_s, kill_s = (WARN_S, KILL_S) if can_abort else (GRACE_S, WARN_S)
         self.kill_s = kill_s - warn_s  # from the warning on
-        later = [(GRACE_S, Rung.ABORT), (AGAIN_S, Rung.ABORT), (warn_s, Rung.WARN)]
-        self._later = sorted(later, key=lambda step: step[0])
+        later = [(GRACE_S, Rung.INTERRUPT), (ABORT_S, Rung.ABORT), (AGAIN_S, Rung.AGAIN)]
+        self._later = sorted([*later, (warn_s, Rung.WARN)], key=lambda step: step[0])
         self._began: float | None = None
         self._warned: float | None = None
         self._presses_before = 0  # that came before the warning
-        self._is_through = self._has_interrupted = False
+        self._is_through = False
         self.agreed = False  # the user has pressed again after the warning
 
     def due(self, now: float, presses: int) -> list[Rung]:
@@ -44,9 +46,8 @@ class Ladder:
         """
         self._began = now if self._began is None else self._began
         steps = []
-        if presses and not self._has_interrupted:
-            self._has_interrupted = True
-            steps.append(Rung.INTERRUPT)  # what is not in a collective keeps its group so
+        if presses and self._later and self._later[0][1] is Rung.INTERRUPT:
+            steps.append(self._later.pop(0)[1])
         if self._warned is not None and not self._is_through:
             self.agreed = presses > self._presses_before
             if self.agreed or now - self._warned >= self.kill_s:

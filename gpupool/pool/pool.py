@@ -263,8 +263,7 @@ class Pool:
                 raise PoolError(reason) from None
             except KeyboardInterrupt:  # it came at any point, and cannot mean half of a pool
                 for rank in chosen:
-                    self._health.lose(f"rank {rank} was restarted.", "", rank)
-                    self._recovery.begin(rank, self.world_size)
+                    self._lose(f"rank {rank} was restarted.", "", rank)
                 raise
             self._health.mark_mended(chosen, num_losses)
 
@@ -550,9 +549,14 @@ class Pool:
         if rank is not None and not is_heard:
             lost = "It has been replaced; its variables are lost, the other ranks have theirs."
             self._untold[rank] = redact(f"{sentence} {lost}", self.hidden_values())
+        self._lose(sentence, log_tail, rank)
+
+    def _lose(self, sentence: str, log_tail: str, rank: int | None) -> None:
+        """Note that a process is gone, and have its rank replaced."""
         self._health.lose(sentence, log_tail, rank)
         if rank is not None and self._is_up and self._health.state == "replacing":
-            self._recovery.begin(rank, self.world_size)
+            self._recovery.begin(rank, self.world_size)  # before a listener takes its time
+        self.tell_listeners()
 
     def _idle_left_s(self) -> float | None:
         limit = self.options.idle_timeout_s

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import psutil
 
 from gpupool import Pool, SpmdError
 from gpupool.pool.execution import Execution
-from tests.pool.processes import engine_pid, family, folder_of, gone, until
+from tests.pool.processes import engine_pid, family, files_in, folder_of, gone, until
 
 DEADLINE_S = 30.0  # far from what is promised, also on a machine that others use
 CANARY = "c4n4ry-value-of-a-secret"
@@ -110,12 +110,6 @@ class Faulty:
             flat(pid, first)
 
 
-def is_told(pool: Pool, killed: Mapping[int, int]) -> bool:
-    """Whether the pool knows of the end of these processes, rank -> pid."""
-    pids, alive = pool.status().pids, pool.alive_ranks()
-    return all(rank not in alive or pids.get(rank) != pid for rank, pid in killed.items())
-
-
 def within(pool: Pool, source: str, expected: dict[int, object]) -> None:
     """A cell has these values, within the deadline."""
     assert dict(pool.run(source, timeout_s=DEADLINE_S)) == expected
@@ -138,9 +132,8 @@ def only_the_family(pool: Pool) -> None:
 
 def no_canary(pool: Pool) -> None:
     """The secret's value is in no file of the pool."""
-    for path in folder_of(pool).parent.rglob("*"):
-        if path.is_file():
-            assert CANARY.encode() not in path.read_bytes(), path
+    for path, content in files_in(folder_of(pool).parent):
+        assert CANARY.encode() not in content, path
 
 
 def flat(pid: int, first: Footprint) -> None:

@@ -5,32 +5,22 @@ See `test_table.py` for what is shown elsewhere.
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 
 import pytest
 
 from gpupool import Pool
-from tests.faults.invariants import CANARY, DEADLINE_S, SECRET, SUM, Faulty, is_told
-from tests.pool.processes import until
+from tests.faults.invariants import CANARY, DEADLINE_S, SECRET, SUM, Faulty
+from tests.pool.processes import kill, until
 
 WAIT = "import time\nif rank == {rank}: time.sleep(600)\ndist.all_reduce(torch.ones(1))"
-
-
-def kill(faulty: Faulty, *ranks: int) -> None:
-    """Kill ranks, and wait until the pool knows: a cell that begins before is told of it."""
-    pids = {rank: faulty.pid(rank) for rank in ranks}
-    for pid in pids.values():
-        os.kill(pid, signal.SIGKILL)
-    until(lambda: is_told(faulty.pool, pids), 5.0)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_is_killed_while_the_others_wait_for_it(faulty: Faulty, rank: int) -> None:
     execution = faulty.begin(WAIT.format(rank=rank))
     time.sleep(0.3)
-    kill(faulty, rank)
+    kill(faulty.pool, rank)
     error = faulty.ended(execution)
     assert error.first.rank == rank
     assert "was killed by SIGKILL" in str(error)
@@ -45,7 +35,7 @@ def test_a_rank_is_killed_whose_child_holds_its_connections_open(faulty: Faulty)
     fork = "import os, time\nif rank == 1 and os.fork() == 0:\n    time.sleep(600); os._exit(0)\n"
     execution = faulty.begin(fork + WAIT.format(rank=1))
     time.sleep(0.5)
-    kill(faulty, 1)
+    kill(faulty.pool, 1)
     error = faulty.ended(execution)
     assert error.first.rank == 1
     faulty.check(lost=[1])
@@ -54,14 +44,14 @@ def test_a_rank_is_killed_whose_child_holds_its_connections_open(faulty: Faulty)
 def test_two_ranks_are_killed_at_once(faulty: Faulty) -> None:
     execution = faulty.begin(WAIT.format(rank=0))
     time.sleep(0.3)
-    kill(faulty, 0, 2)
+    kill(faulty.pool, 0, 2)
     error = faulty.ended(execution)
     assert {rank for rank, one in error.errors.items() if not one.freed} == {0, 2}
     faulty.check(lost=[0, 2])
 
 
 def test_all_ranks_are_killed_at_once(faulty: Faulty) -> None:
-    kill(faulty, 0, 1, 2)
+    kill(faulty.pool, 0, 1, 2)
     faulty.check(lost=[0, 1, 2])
 
 
@@ -82,7 +72,7 @@ def test_a_rank_ends_its_process(faulty: Faulty, death: str, said: str) -> None:
 
 
 def test_a_rank_is_killed_while_all_are_idle(faulty: Faulty) -> None:
-    kill(faulty, 1)
+    kill(faulty.pool, 1)
     faulty.check(lost=[1])  # the next cell waits for the new one
 
 
@@ -93,7 +83,7 @@ def replaced(pool: Pool) -> None:
 
 def test_a_new_rank_is_killed_again_and_again(faulty: Faulty) -> None:
     for _ in range(3):
-        kill(faulty, 1)
+        kill(faulty.pool, 1)
         replaced(faulty.pool)
     faulty.check(lost=[1])
 
@@ -102,15 +92,15 @@ def test_a_new_rank_is_killed_again_and_again(faulty: Faulty) -> None:
     "after_s", [0.0, 0.1, *(pytest.param(s, marks=pytest.mark.long) for s in (0.03, 0.3))]
 )
 def test_a_rank_is_killed_while_the_group_is_formed_again(faulty: Faulty, after_s: float) -> None:
-    kill(faulty, 1)
+    kill(faulty.pool, 1)
     time.sleep(after_s)
-    kill(faulty, 2)
+    kill(faulty.pool, 2)
     faulty.check(lost=[1, 2])
 
 
 def test_a_rank_is_killed_right_after_the_others_were_freed(faulty: Faulty) -> None:
     error = faulty.fails("if rank == 1: 1 / 0\ndist.all_reduce(torch.ones(1))")
-    kill(faulty, 1)
+    kill(faulty.pool, 1)
     assert "ZeroDivisionError" in str(error)
     faulty.check(lost=[1])
 
@@ -119,7 +109,7 @@ def test_a_cell_that_was_to_follow_runs_on_the_new_rank(faulty: Faulty) -> None:
     first = faulty.begin(WAIT.format(rank=1))
     second = faulty.begin(SUM)
     time.sleep(0.3)
-    kill(faulty, 1)
+    kill(faulty.pool, 1)
     assert "SIGKILL" in str(faulty.ended(first))
     assert second.wait(DEADLINE_S)
     assert second.error() is None
@@ -134,7 +124,7 @@ def test_the_new_rank_has_what_the_old_one_was_started_with(faulty: Faulty) -> N
     )
     before = dict(faulty.pool.run(ask))
     assert before[1][5] is True
-    kill(faulty, 1)
+    kill(faulty.pool, 1)
     assert dict(faulty.pool.run(ask)) == before
     faulty.check(lost=[1])
 
@@ -143,7 +133,7 @@ def test_what_the_lost_rank_had_is_said_to_be_lost(faulty: Faulty) -> None:
     faulty.pool["mine"] = 5
     faulty.pool.run("mine += rank")
     handle = faulty.pool["mine"]
-    kill(faulty, 1)
+    kill(faulty.pool, 1)
     faulty.check(lost=[1])
     assert handle[0] == 5
     with pytest.raises(Exception, match="lost with rank 1"):

@@ -5,8 +5,6 @@ Where torch can give a group new connections it goes on; where it cannot, one er
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +14,7 @@ import gpupool
 from gpupool import Pool, SpmdError
 from gpupool.pool import session
 from gpupool.pool.forming import groups_to_keep
-from tests.pool.processes import engine_pid, until
+from tests.pool.processes import kill
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 EARLIER = "this process group is of an earlier generation of the pool, and was cut off with it"
@@ -86,8 +84,7 @@ def test_all_of_them_go_on_after_an_error_in_the_middle_of_a_backward_pass(pool3
 def test_a_sub_group_without_the_replaced_rank_goes_on_and_one_with_it_says_what_to_do(
     pool3: Pool,
 ) -> None:
-    os.kill(engine_pid(pool3, 1), signal.SIGKILL)
-    until(lambda: pool3.status().state == "replacing", 5.0)
+    kill(pool3, 1)
     assert dict(pool3.run(SUB.format(1, "without_1"))) == {0: 2.0, 1: 1.0, 2: 2.0}
     with pytest.raises(SpmdError, match=EARLIER):
         pool3.run("if rank == 0: dist.all_reduce(torch.ones(1), group=without_2)")

@@ -23,10 +23,10 @@ MISMATCH = (
 
 @pytest.fixture(scope="module")
 def pools() -> Iterator[dict[str, Pool]]:
-    """A pool that tells of hangs after a second, and one that ends them."""
+    """A pool that tells of hangs after three seconds, and one that ends them."""
     session.stop()
     made = {
-        on_hang: Pool(gpupool.PoolOptions(n=3, device="cpu", on_hang=on_hang, hang_after_s=1.0))
+        on_hang: Pool(gpupool.PoolOptions(n=3, device="cpu", on_hang=on_hang, hang_after_s=3.0))
         for on_hang in ("tell", "abort")
     }
     yield made
@@ -67,7 +67,7 @@ def test_unless_it_is_wanted_a_hang_is_told_and_the_cell_goes_on_until_it_is_sto
     assert "rank 1: broadcast #" in str(said[-1])
     assert not cell.done()
     cell.interrupt()
-    assert cell.wait(10.0)
+    assert cell.wait(30.0)
     assert said[-1] is None
     ended = [str(cell.errors[rank]) for rank in range(3)]
     assert ended == [f"KeyboardInterrupt: in {op}" for op in _ops(cell.errors[0].evalue)]
@@ -80,7 +80,7 @@ def _ops(evalue: str) -> list[str]:
 
 def test_a_long_computation_is_no_hang(pools: dict[str, Pool]) -> None:
     pool = pools["abort"]
-    code = "import time\nend = time.monotonic() + 5\nwhile time.monotonic() < end: pass\nrank"
+    code = "import time\nend = time.monotonic() + 6\nwhile time.monotonic() < end: pass\nrank"
     said: list[str | None] = []
     cell = pool.begin(code, ranks=[0, 1, 2], on_output=lambda *_: None, on_notice=said.append)
     assert {rank: reply["text"] for rank, reply in cell.result().items()} == {
@@ -107,8 +107,8 @@ def test_a_frozen_rank_is_told_and_replaced_when_the_cell_is_stopped(
     assert "Rank 1" in str(said[0])
     assert f"kill -CONT {victim}" in str(said[0])
     cell.interrupt()
-    until(lambda: "does not react" in str(said[-1]), 10.0, "the word before it is killed")
+    until(lambda: "does not react" in str(said), 10.0, "the word before it is killed")
     cell.interrupt()
-    assert cell.wait(10.0)
+    assert cell.wait(30.0)
     assert dict(pool.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
     assert gone(victim)

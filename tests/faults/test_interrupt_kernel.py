@@ -5,12 +5,19 @@ One kernel for all of it. After each case a cell has to find its group and its v
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from uuid import uuid4
 
+import psutil
 import pytest
 
 from tests.notebook.kernel import Cell, Kernel
+from tests.pool.processes import gone, reach, reached, until
 
 START = "%load_ext gpupool\n%gpupool start --cpu -n 2"
 NEXT = "%%spmd\nones = torch.ones(1)\ndist.all_reduce(ones)\n(kept, ones.item())"
@@ -61,11 +68,42 @@ def kernel() -> Iterator[Kernel]:
         yield kernel
 
 
-def press(kernel: Kernel, code: str, *after_s: float) -> Cell:
-    """A cell that the stop button ends."""
-    cell = kernel.run(code, interrupt_after_s=after_s, timeout_s=60)
-    assert cell.elapsed_s < after_s[0] + ENDED_S
+def press(kernel: Kernel, code: str, *moments: float | Callable[[], bool]) -> Cell:
+    """A cell that the stop button ends.
+
+    `moments` are seconds after it has begun (on the ranks, if it is theirs), or what has to hold.
+    """
+    begun = Path(kernel.folder, uuid4().hex)
+    head, _, body = code.partition("\n")
+    is_of_ranks = head.startswith("%%spmd")
+    has_begun = (lambda: reached(begun, 0, 1)) if is_of_ranks else begun.exists
+    code = f"{head}\n{reach(begun)}\n{body}" if is_of_ranks else f"{touch(begun)}\n{code}"
+    over, pressed_at = threading.Event(), list[float]()
+
+    def push() -> None:
+        until(has_begun, 20.0, "its beginning")
+        began = time.monotonic()
+        for moment in moments:
+            if callable(moment):
+                until(moment, 20.0, "the moment to press stop")
+            elif over.wait(max(0.0, began + moment - time.monotonic())):
+                return
+            pressed_at.append(time.monotonic())
+            os.killpg(kernel.manager.provisioner.pgid, signal.SIGINT)  # type: ignore[union-attr]
+
+    finger = threading.Thread(target=push)
+    finger.start()
+    cell = kernel.run(code)
+    ended = time.monotonic()
+    over.set()
+    finger.join()
+    assert ended < pressed_at[0] + ENDED_S
     return cell
+
+
+def touch(path: Path) -> str:
+    """A line of the notebook's."""
+    return f"open({str(path)!r}, 'w').close()"
 
 
 def assert_short(cell: Cell, *words: str) -> None:
@@ -89,7 +127,7 @@ def assert_next_cell_works(kernel: Kernel) -> None:
 # (1.0,) alone of sleep and barrier: tests/notebook/test_magics_kernel.py
 @pytest.mark.parametrize("code", CODES.values(), ids=CODES)
 def test_it_ends_a_cell_whatever_that_does(kernel: Kernel, code: str) -> None:
-    cell = press(kernel, f"%%spmd\n{code}", 1.0)
+    cell = press(kernel, f"%%spmd\n{code}", 0.5)
     assert [error["ename"] for error in cell.errors] == ["SpmdError"]
     assert_short(cell, "SpmdError: ")
     assert_next_cell_works(kernel)
@@ -104,10 +142,17 @@ def test_pressing_again_is_harmless(kernel: Kernel, again_s: tuple[float, ...]) 
         assert_next_cell_works(kernel)
 
 
-def test_what_the_cell_does_after_an_interrupted_one_can_be_stopped_too(kernel: Kernel) -> None:
+def test_what_the_cell_does_after_an_interrupted_one_can_be_stopped_too(
+    kernel: Kernel, tmp_path: Path
+) -> None:
     kernel.run("%%spmd --nowait -o handle\nimport time\ntime.sleep(60)")
-    code = "try:\n    handle.result()\nexcept Exception:\n    pass\nimport time\ntime.sleep(60)"
-    cell = press(kernel, code, 0.5, 2.0)
+    after = tmp_path / "after"
+    code = "try:\n    handle.result()\nexcept Exception:\n    pass\nimport time\n"
+
+    def is_another_wish() -> bool:  # presses of one second mean the same
+        return after.exists() and time.time() - after.stat().st_mtime > 1.5
+
+    cell = press(kernel, f"{code}{touch(after)}\ntime.sleep(60)", 0.5, is_another_wish)
     assert [error["ename"] for error in cell.errors] == ["KeyboardInterrupt"]
     assert_next_cell_works(kernel)
 
@@ -143,7 +188,7 @@ def test_it_does_nothing_while_nothing_runs(kernel: Kernel) -> None:
 
 
 def test_it_ends_a_data_loader_with_workers(kernel: Kernel) -> None:
-    assert_short(press(kernel, f"%%spmd\n{DATA}", 1.0), "SpmdError: ")
+    assert_short(press(kernel, f"%%spmd\n{DATA}", 0.5), "SpmdError: ")
     assert_next_cell_works(kernel)
     # its workers, of which the iterator in the error's frames does not let go, are in nobody's way
     press(kernel, "%%spmd\nimport time\ntime.sleep(60)", 0.5)
@@ -161,7 +206,7 @@ def test_it_ends_a_training_after_the_step_and_a_double_press_is_one(kernel: Ker
 
 def test_pressed_later_once_more_it_ends_the_step_too(kernel: Kernel) -> None:
     kernel.run(TRAIN.format(step_s=60))
-    cell = press(kernel, "run.result()", 0.5, 2.0)
+    cell = press(kernel, "run.result()", 0.5, 4.0)
     assert "SpmdError: KeyboardInterrupt" in cell.error_text
     assert "gpupool/" not in cell.error_text
     assert_next_cell_works(kernel)
@@ -182,7 +227,15 @@ def test_after_an_interrupted_restart_the_next_cell_works(kernel: Kernel, after_
 
 
 def test_an_interrupted_restart_says_so_in_one_line(kernel: Kernel) -> None:
-    assert_short(press(kernel, "%gpupool restart", 0.05), "%gpupool restart was interrupted. ")
+    code = "[*__import__('gpupool').current_pool().status().pids.values()]"
+    pid = int(kernel.run(code).text.strip("[]").split(",")[0])
+    agent = psutil.Process(pid).parent()
+    assert agent is not None
+    server = next(child for child in agent.children() if child.name() == "gpupool:forks")
+    server.suspend()  # so that it is not over before
+    cell = press(kernel, "%gpupool restart", lambda: gone(pid))
+    server.resume()
+    assert_short(cell, "%gpupool restart was interrupted. ")
     kernel.run("%gpupool restart")
     kernel.run("%%spmd\nkept = rank + 10")
     assert_next_cell_works(kernel)
@@ -193,7 +246,7 @@ def test_it_does_not_stop_a_stop(kernel: Kernel, after_s: tuple[float, ...]) -> 
     engines = "[*__import__('gpupool').current_pool().status().pids.values()]"
     pids = kernel.run(engines).text
     stopped = press(kernel, "%gpupool stop", *after_s)
-    if stopped.errors:  # pressed before it had begun: nothing has happened
+    if "Pool stopped." not in stopped.text:  # pressed before it had begun: nothing has happened
         assert kernel.run(engines).text == pids
         stopped = kernel.run("%gpupool stop")
     assert stopped.text == "Pool stopped."

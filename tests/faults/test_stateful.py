@@ -8,9 +8,7 @@ which signals strike do not: they are what is tried out.
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import time
 from collections.abc import Callable, Iterator
 
@@ -19,8 +17,8 @@ import pytest
 import gpupool
 from gpupool import Pool, SpmdError
 from gpupool.pool import session
-from tests.faults.invariants import DEADLINE_S, KEPT, SUM, is_told, only_the_family
-from tests.pool.processes import folder_of, gone, members, until
+from tests.faults.invariants import DEADLINE_S, KEPT, SUM, only_the_family
+from tests.pool.processes import folder_of, gone, kill, members
 
 SEED, LIMIT_S = 5, 60.0
 WAITS = (
@@ -153,10 +151,7 @@ class Chaos:
 
     def kill(self, pool: Pool, ranks: list[int]) -> None:
         pool.wait_until_usable()
-        pids = {rank: pool.status().pids[rank] for rank in ranks}
-        for pid in pids.values():
-            os.kill(pid, signal.SIGKILL)
-        until(lambda: is_told(pool, pids), 5.0)  # a cell that begins before is told of it
+        kill(pool, *ranks)
         self.kept |= dict.fromkeys(ranks)
 
     def rank(self) -> int:

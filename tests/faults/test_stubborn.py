@@ -10,23 +10,27 @@ import os
 import signal
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.faults.invariants import Faulty
-from tests.pool.processes import gone, until
+from tests.pool.processes import gone, reach, reached, until, wait_for
 
-BARE = "import time\nwhile True:\n    try: time.sleep(60)\n    except: pass"
-HOLDS_THE_GIL = "import itertools\nany(itertools.repeat(0))"
+BARE = "import time\nwhile True:\n    try:\n        HERE; time.sleep(60)\n    except: pass"
+HOLDS_THE_GIL = "import itertools\nHERE; any(itertools.repeat(0))"
 
 
-def on_rank_1(code: str) -> str:
-    return f"if rank == 1:\n{textwrap.indent(code, '    ')}\ndist.all_reduce(torch.ones(1))"
+def on_rank_1(code: str, begun: Path) -> str:
+    """It leaves the file `begun`1 when it no longer reacts."""
+    code = textwrap.indent(code.replace("HERE", reach(begun)), "    ")
+    return f"if rank == 1:\n{code}\ndist.all_reduce(torch.ones(1))"
 
 
 @pytest.mark.parametrize("code", [BARE, HOLDS_THE_GIL], ids=["bare except", "GIL"])
-def test_it_is_said_and_to_stop_again_kills(faulty: Faulty, code: str) -> None:
-    execution = faulty.begin(on_rank_1(code))
+def test_it_is_said_and_to_stop_again_kills(faulty: Faulty, tmp_path: Path, code: str) -> None:
+    execution = faulty.begin(on_rank_1(code, tmp_path / "rank"))
+    until(lambda: reached(tmp_path / "rank", 1), 5.0)
     time.sleep(0.3)
     execution.interrupt()
     until(lambda: bool(faulty.notices), 10.0, "a notice")
@@ -39,8 +43,12 @@ def test_it_is_said_and_to_stop_again_kills(faulty: Faulty, code: str) -> None:
     faulty.check(lost=[1])
 
 
-def test_after_a_while_it_is_killed_without_being_asked(faulty: Faulty) -> None:
-    error = faulty.fails(f"if rank == 0: raise ValueError('zero')\n{on_rank_1(BARE)}")
+def test_after_a_while_it_is_killed_without_being_asked(faulty: Faulty, tmp_path: Path) -> None:
+    begun = tmp_path / "rank"
+    wait = textwrap.indent(wait_for(Path(f"{begun}1")), "    ")
+    error = faulty.fails(
+        f"if rank == 0:\n{wait}\n    raise ValueError('zero')\n{on_rank_1(BARE, begun)}"
+    )
     assert str(error).startswith("rank 0: ValueError: zero")
     assert "rank 1 does not react" in faulty.notices[0]
     faulty.check(lost=[1])

@@ -22,10 +22,12 @@ from __future__ import annotations
 
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.faults.invariants import Faulty
+from tests.pool.processes import reach
 
 DDP = """
 from torch.nn.parallel import DistributedDataParallel
@@ -136,9 +138,18 @@ def test_a_stop_of_an_idle_pool_meets_no_later_cell(faulty: Faulty) -> None:
     faulty.check()
 
 
-def test_ranks_that_are_about_to_finish_may(faulty: Faulty) -> None:
-    code = "import time\nif rank == 1: raise ValueError('one')\ntime.sleep(0.05); kept = 10 + rank"
-    error = faulty.fails(code)
+def test_ranks_that_are_about_to_finish_may(faulty: Faulty, tmp_path: Path) -> None:
+    """A quarter of a second is all they have: they may be too slow for it once, but not always."""
+    for number in range(20):
+        both = [str(tmp_path / f"{number}-{rank}") for rank in (0, 2)]
+        error = faulty.fails(
+            "import os, time\nif rank == 1:\n"
+            f"    while not all(map(os.path.exists, {both})): time.sleep(0.001)\n"
+            "    raise ValueError('one')\n"
+            f"{reach(tmp_path / f'{number}-')}; time.sleep(0.05); kept = 10 + rank"
+        )
+        if list(error.errors) == [1]:
+            break
     assert list(error.errors) == [1]
     faulty.check()
 

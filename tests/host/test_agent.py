@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from gpupool.host.spawner import Spawner
 from tests.pool.processes import PATIENCE, gone, until
 
 ROOT = Path(__file__).parents[2]
@@ -85,8 +86,9 @@ class AgentUnderTest:
         self.process.kill()
         self.process.wait(10)
         for pid in self.pids.values():
-            if not gone(pid):
-                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # the kernel has ended it meanwhile
+                if not gone(pid):
+                    os.kill(pid, signal.SIGKILL)
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             pipe.close()
@@ -187,11 +189,11 @@ def test_a_pool_whose_folder_is_gone_still_ends(agent: AgentUnderTest) -> None:
 
 
 def test_an_agent_that_nobody_uses_goes_away_by_itself(tmp_path: Path) -> None:
-    agent = AgentUnderTest(tmp_path / "agent", os.getpid(), warm_s=0.5)
+    agent = AgentUnderTest(tmp_path / "agent", os.getpid(), warm_s=4.0)
     agent.send(op="open", folder=str(agent.pool_folder))
     assert agent.event() == {"event": "ready"}
     server = agent.fork_server()
-    time.sleep(1.0)
+    time.sleep(5.0)
     assert agent.process.poll() is None  # while a pool is open it stays
     agent.send(op="stop")
     assert agent.event() == {"event": "stopped"}
@@ -299,16 +301,22 @@ def test_a_child_killed_for_lack_of_memory_is_told_as_such(tmp_path: Path) -> No
 
 
 def test_stop_ends_what_hears_and_kills_what_does_not(agent: AgentUnderTest) -> None:
-    deaf, hearing = agent.spawn("deaf"), agent.spawn("sleep", "rank 1")
-    agent.log("up")
-    agent.log("up", "rank 1")
-    copy = agent.folder.parent / "log"
-    os.link(agent.log_path("rank 0"), copy)  # the pool's folder goes with it
-    agent.send(op="stop")
-    assert agent.event() == {"event": "stopped"}
-    assert gone(deaf, hearing)
+    for number in range(20):  # on a machine with much to do it may not come to say that in 0.4 s
+        deaf, hearing = agent.spawn("deaf"), agent.spawn("sleep", "rank 1")
+        agent.log("up")
+        agent.log("up", "rank 1")
+        copy = agent.folder.parent / f"log{number}"
+        os.link(agent.log_path("rank 0"), copy)  # the pool's folder goes with it
+        agent.send(op="stop")
+        assert agent.event() == {"event": "stopped"}
+        assert gone(deaf, hearing)
+        assert not agent.pool_folder.exists()
+        if "told" in copy.read_text():
+            break
+        agent.pool_folder.mkdir()
+        agent.send(op="open", folder=str(agent.pool_folder))
+        assert agent.event() == {"event": "ready"}
     assert "told" in copy.read_text()  # it was asked first
-    assert not agent.pool_folder.exists()
 
 
 def test_stop_ends_what_a_child_started_in_a_session_of_its_own(agent: AgentUnderTest) -> None:
@@ -357,13 +365,11 @@ def test_a_kill_also_ends_what_is_on_its_way_and_the_name_is_free_again(
     for name in names:
         agent.ask("sleep", name)
     told, alive = [], {}
-    while len(told) < 3 or told.count("killed") < 3 or len(alive) < 5:
+    while len(alive) < 5:  # the end of an earlier one of the same name may be told after it
         event = agent.event()
         told.append(event["event"])
-        if event["event"] == "spawned":
+        if event["event"] == "spawned" and told.count("killed") == 3:
             alive[event["name"]] = event["pid"]
-        elif event["event"] == "exited":
-            alive.pop(event["name"], None)
     server = agent.fork_server()
     parent = psutil.Process(agent.process.pid)
     wanted = {server, *alive.values()}
@@ -371,6 +377,23 @@ def test_a_kill_also_ends_what_is_on_its_way_and_the_name_is_free_again(
 
 
 # ---- the fork server -------------------------------------------------------------------------
+
+
+def test_what_a_fork_server_said_before_it_ended_may_be_read_after_that(tmp_path: Path) -> None:
+    """Its end and that of a rank, a moment earlier, are one signal to the agent."""
+    spawner = Spawner(tmp_path, [])
+    lines = spawner.start()
+    said: list[dict[str, Any]] = []
+    while not said:
+        said = lines.read()
+    assert spawner.pid is not None
+    os.kill(spawner.pid, signal.SIGKILL)
+    os.waitpid(spawner.pid, 0)
+    spawner.lost(-signal.SIGKILL)
+    assert said == [{"ready": True}]
+    assert not spawner.hear(**said[0])
+    assert not spawner.ready  # the next one is another
+    lines.close()
 
 
 def test_a_killed_fork_server_is_told_and_started_again(agent: AgentUnderTest) -> None:

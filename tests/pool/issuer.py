@@ -14,7 +14,9 @@ if orders["fails"]:
     sys.exit(orders["fails"])
 counter = folder / "counter"
 number = int(counter.read_text()) + 1
-counter.write_text(str(number))
+new = folder / "counter.new"
+new.write_text(str(number))
+new.replace(counter)  # never seen half
 now = datetime.datetime.now(datetime.timezone.utc)
 print(json.dumps({
     "Version": 1,

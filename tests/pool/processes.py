@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -59,15 +63,94 @@ def family(pool: Pool) -> dict[str, psutil.Process]:
     names = {"gpupool:forks": "fork server", "gpupool:control": "controller"}
     names |= {f"gpupool:rank{rank}": f"rank {rank}" for rank in pids}
     for process in agent.children(recursive=True):
-        own = names.get(process.name()) if process.ppid() == agent.pid else None
-        found[own or f"{process.name()} {process.pid}"] = process
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+            own = names.get(process.name()) if process.ppid() == agent.pid else None
+            found[own or f"{process.name()} {process.pid}"] = process
     return found
+
+
+def files_in(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """Every file below a folder, with what it holds; some come and go meanwhile."""
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file():
+                yield path, path.read_bytes()
 
 
 def members(pool: Pool) -> list[int]:
     """The pids of what `pool.stop()` ends: all but the agent and its fork server."""
     everyone = family(pool).items()
     return [process.pid for name, process in everyone if name not in ("agent", "fork server")]
+
+
+def open_files(pid: int | None = None) -> dict[int, str]:
+    """The descriptors of a process (of this one), each with what it is."""
+    found = {}
+    for one in Path(f"/proc/{pid or os.getpid()}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of this very look
+            found[int(one.name)] = str(one.readlink())
+    return found
+
+
+def is_told(pool: Pool, killed: Mapping[int, int]) -> bool:
+    """Whether the pool knows of the end of these processes, rank -> pid."""
+    pids, alive = pool.status().pids, pool.alive_ranks()
+    return all(rank not in alive or pids.get(rank) != pid for rank, pid in killed.items())
+
+
+def kill(pool: Pool, *ranks: int) -> None:
+    """Kill ranks, and wait until the pool knows: what begins before is told of it.
+
+    Nobody of them can say anything about the end of another.
+    """
+    pids = {rank: engine_pid(pool, rank) for rank in ranks}
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in pids.values():
+            os.kill(pid, number)
+    until(lambda: is_told(pool, pids), 5.0, "its being told")
+
+
+# ---- moments: so that it does not matter how fast anything is ---------------------------------
+
+
+def reach(path: Path) -> str:
+    """A line of a cell: a rank that comes there leaves a file."""
+    return f"open({str(path)!r} + str(rank), 'w').close()"
+
+
+def reached(path: Path, *ranks: int) -> bool:
+    """Whether these ranks have come to `reach(path)`."""
+    return all(Path(f"{path}{rank}").exists() for rank in ranks)
+
+
+def wait_for(path: Path) -> str:
+    """Lines of a cell: the rank waits there until somebody makes the file."""
+    return f"import os, time\nwhile not os.path.exists({str(path)!r}): time.sleep(0.01)"
+
+
+def press_when(holds: Callable[[], bool]) -> threading.Thread:
+    """Press Ctrl-C, from a thread, when this holds and the main thread waits for ranks.
+
+    At any other moment it would end the tests.
+    """
+
+    def press() -> None:
+        until(lambda: holds() and _main_waits(), 30.0, "the moment to press Ctrl-C")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press)
+    thread.start()
+    return thread
+
+
+def _main_waits() -> bool:
+    """Whether the main thread is in `Execution.result`, in the middle of its waiting."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    names = set()
+    while frame is not None:
+        names.add((Path(frame.f_code.co_filename).name, frame.f_code.co_name))
+        frame = frame.f_back
+    return {("execution.py", "result"), ("threading.py", "wait")} <= names
 
 
 def notebook(script: str, *arguments: str) -> subprocess.Popen[str]:

@@ -12,7 +12,7 @@ from gpupool import Pool, SpmdError
 from gpupool.core.topology import visible_gpus
 from gpupool.pool import session
 from tests.notebook.kernel import plain
-from tests.pool.processes import until
+from tests.pool.processes import folder_of, until
 
 Fails = Callable[..., SpmdError]
 
@@ -128,13 +128,18 @@ def test_a_limit_of_the_process_is_told(fails: Fails) -> None:
         ("os.kill(os.getpid(), signal.SIGKILL)", ["SIGKILL"]),
         ("import ctypes; ctypes.string_at(0)", ["SIGSEGV", "Cell, line 4 in <module>"]),
         ("os.abort()", ["SIGABRT", "Fatal Python error: Aborted"]),
-        ("os.write(2, b'last words\\n'); time.sleep(0.3); os._exit(3)", ["status 3", "last words"]),
+        ("os.write(2, b'last ' b'words\\n'); logged(); os._exit(3)", ["status 3", "last words"]),
     ],
     ids=["SIGKILL", "SIGSEGV", "SIGABRT", "exit"],
 )
 def test_a_death_in_a_running_cell_is_told_with_its_cause_and_the_end_of_the_log(
     pool2: Pool, fails: Fails, death: str, words: list[str]
 ) -> None:
+    log = str(folder_of(pool2) / "rank1.log")
+    pool2.run(
+        "import time\ndef logged():\n"  # what goes to descriptor 2 is in the log a moment later
+        f"    while 'last words' not in open({log!r}).read(): time.sleep(0.01)"
+    )
     sleep = "    time.sleep(0.1)\n"
     source = f"import os, signal, time\nif rank == 1:\n{sleep}    {death}\ndist.barrier()"
     error = fails(source)

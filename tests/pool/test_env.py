@@ -18,7 +18,7 @@ import gpupool
 from gpupool import OptionsError, Pool, PoolError, SpmdError
 from gpupool.core.masking import MASK
 from gpupool.pool import session
-from tests.pool.processes import family, folder_of, until
+from tests.pool.processes import family, files_in, folder_of, until
 
 CANARY = "canary/Zx81+q7wLm0"
 PROXY = f"http://ada:{CANARY.replace('/', '%2F')}@proxy.invalid:3128"
@@ -124,11 +124,11 @@ def test_a_sent_secret_lies_in_no_file_log_argument_or_first_environment(own_poo
     own_pool.run(f"print({CANARY!r})\n!echo $GPUPOOL_CANARY_TOKEN")
     with pytest.raises(SpmdError):
         own_pool.run(f"raise ValueError({CANARY!r})")
-    files = [path for path in folder_of(own_pool).rglob("*") if path.is_file()]
+    files = dict(files_in(folder_of(own_pool)))
     assert any(path.suffix == ".log" for path in files)
     assert any(path.suffix == ".json" for path in files)
-    for path in files:
-        assert CANARY.encode() not in path.read_bytes(), path
+    for path, content in files.items():
+        assert CANARY.encode() not in content, path
     assert CANARY not in own_pool.log(0)
     for process in family(own_pool).values():
         assert CANARY not in " ".join(process.cmdline())
@@ -227,6 +227,6 @@ def test_a_rank_that_is_slow_to_take_a_variable_keeps_neither_status_nor_stop_wa
     began = time.monotonic()
     assert "GPUPOOL_A1" in pool.status().env
     assert session.stop()
-    assert time.monotonic() - began < 10  # and not the minute that rank 1 has to answer
-    thread.join(10)
+    assert time.monotonic() - began < 40  # and not the minute that rank 1 has to answer
+    thread.join(40)
     assert not thread.is_alive()

@@ -30,11 +30,11 @@ def settled(
     *failures: Failure,
     asked: bool = False,
     limit: tuple[str, str] | None = None,
-    aborted_at: float | None = None,
+    freed_at: float | None = None,
     where: Mapping[int, Whereabouts] | None = None,
 ) -> SpmdError:
     by_rank = {failure.error.rank: failure for failure in failures}
-    told = settle(by_rank, asked=asked, limit=limit, aborted_at=aborted_at, where=where or {})
+    told = settle(by_rank, asked=asked, limit=limit, freed_at=freed_at, where=where or {})
     return SpmdError(told, 3)
 
 
@@ -51,7 +51,7 @@ def test_a_death_is_the_cause_though_its_peers_noticed_it_before_it_was_told() -
 def test_who_raised_is_the_cause_also_if_others_were_interrupted() -> None:
     where = {0: IN_COLLECTIVE, 2: COMPUTING}
     error = settled(
-        interrupted(0, 1.3), raised(1, 1.0), interrupted(2, 1.3), aborted_at=1.25, where=where
+        interrupted(0, 1.3), raised(1, 1.0), interrupted(2, 1.3), freed_at=1.25, where=where
     )
     assert error.first.rank == 1
     assert error.others() == {
@@ -61,18 +61,18 @@ def test_who_raised_is_the_cause_also_if_others_were_interrupted() -> None:
 
 
 def test_two_that_raise_by_themselves_are_both_causes() -> None:
-    error = settled(raised(0, 1.2, "KeyError"), raised(1, 1.0), lost(2, 1.3), aborted_at=1.25)
+    error = settled(raised(0, 1.2, "KeyError"), raised(1, 1.0), lost(2, 1.3), freed_at=1.25)
     assert freed(error) == [False, False, True]
     assert error.first.rank == 1
 
 
 def test_collectives_that_fail_by_themselves_are_the_cause() -> None:
-    error = settled(lost(0, 1.0), lost(1, 1.1), lost(2, 1.4), aborted_at=1.3)
+    error = settled(lost(0, 1.0), lost(1, 1.1), lost(2, 1.4), freed_at=1.3)
     assert freed(error) == [False, False, True]
 
 
 def test_of_nothing_but_freed_ones_the_first_is_the_cause() -> None:
-    error = settled(lost(0, 1.5), lost(1, 1.4), aborted_at=1.3)
+    error = settled(lost(0, 1.5), lost(1, 1.4), freed_at=1.3)
     assert error.first.rank == 1
     assert freed(error) == [True, False]
 

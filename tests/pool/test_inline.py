@@ -13,7 +13,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -37,7 +38,7 @@ from gpupool.pool.engines import Engines
 from gpupool.pool.inline import InlineEngines
 from gpupool.pool.protocol import RankEngines
 from tests.notebook.kernel import plain
-from tests.pool.processes import folder_of, until
+from tests.pool.processes import folder_of, press_when, reach, reached, until
 from tests.training.conftest import network, samples, train_on, weights
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
@@ -159,19 +160,36 @@ def test_a_function_that_raises(either: Pool) -> None:
     "code",
     ["import time; time.sleep(60)", "while True: pass", "import asyncio; await asyncio.sleep(60)"],
 )
-def test_a_time_limit_and_ctrl_c_end_a_cell_where_it_is(either: Pool, code: str) -> None:
+def test_a_time_limit_and_ctrl_c_end_a_cell_where_it_is(
+    either: Pool, tmp_path: Path, code: str
+) -> None:
     started = time.monotonic()
     error = error_of(either, code, timeout_s=0.3)
     assert error.first.evalue == "took longer than 0.3 s"
-    timer = threading.Timer(0.4, os.kill, [os.getpid(), signal.SIGINT])
-    timer.start()
-    error = error_of(either, f"kept = 5\n{code}")
-    timer.join()
+    begun = tmp_path / "rank"
+    is_here = either.options.inline  # in the cell; else it waits for the engine
+    press = do_when if is_here else press_when
+    presser = press(lambda: reached(begun, 0))
+    error = error_of(either, f"kept = 5\n{reach(begun)}\n{code}")
+    presser.join()
     assert error.first.ename == "KeyboardInterrupt"
     assert "File <pool.run" in plain(error.first.traceback)
     assert "gpupool/" not in error.first.traceback
     assert (either.run("kept")[0], either.run("rank", timeout_s=30)[0]) == (5, 0)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 50
+
+
+def do_when(holds: Callable[[], bool], act: Callable[[], object] | None = None) -> threading.Thread:
+    """Have a thread do something, or press Ctrl-C, as soon as this holds; to be joined."""
+    press = act or (lambda: os.kill(os.getpid(), signal.SIGINT))
+    thread = threading.Thread(target=lambda: (until(holds, 20.0), press()))
+    thread.start()
+    return thread
+
+
+def test_a_time_limit_that_is_over_before_the_work_has_begun_ends_it(either: Pool) -> None:
+    error = error_of(either, "while True: pass", timeout_s=1e-6)
+    assert error.first.ename == "TimeoutError"
 
 
 def test_variables_are_named_by_fingerprints_and_masked(either: Pool) -> None:
@@ -357,21 +375,17 @@ def test_code_that_runs_here_may_use_the_pool(inline: Pool) -> None:
     assert (state, inline.status().state) == ("busy", "idle")
 
 
-def test_another_thread_may_use_it_and_interrupt_it(inline: Pool) -> None:
+def test_another_thread_may_use_it_and_interrupt_it(inline: Pool, tmp_path: Path) -> None:
     values: list[Any] = []
     thread = threading.Thread(target=lambda: values.append(inline.run("rank + 3")[0]))
     thread.start()
     thread.join(20)
     assert values == [3]
 
-    def interrupt() -> None:
-        until(lambda: inline.status().state == "busy", 10)
-        time.sleep(0.2)
-        inline.interrupt()
-
-    other = threading.Thread(target=interrupt)
-    other.start()
-    assert error_of(inline, "import time; time.sleep(60)").first.ename == "KeyboardInterrupt"
+    begun = tmp_path / "rank"
+    other = do_when(lambda: reached(begun, 0), inline.interrupt)
+    code = f"{reach(begun)}; import time; time.sleep(60)"
+    assert error_of(inline, code).first.ename == "KeyboardInterrupt"
     other.join()
 
 
@@ -431,8 +445,12 @@ def test_training_leaves_the_random_numbers_alone(inline: Pool) -> None:
 def test_the_first_interrupt_stops_training_and_keeps_the_network(inline: Pool) -> None:
     before = signal.getsignal(signal.SIGINT)
     options = TrainingOptions(batch_size=4, epochs=1000, log_every=2)
-    threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGINT]).start()
-    run = TrainingRun(inline, network(), Slow(40, 0.001), "cross_entropy", options, None)
+
+    def show(run: TrainingRun) -> None:
+        do_when(lambda: bool(run.history.steps))
+
+    data = Slow(40, 0.001)
+    run = TrainingRun(inline, network(), data, "cross_entropy", options, None, show=show)
     result = run.result()
     assert (result.stopped_by, result.history.status) == ("user", "stopped")
     assert 0 < len(result.history.steps) < 10_000
@@ -443,13 +461,20 @@ def test_the_first_interrupt_stops_training_and_keeps_the_network(inline: Pool) 
 def test_the_second_interrupt_ends_it(inline: Pool) -> None:
     options = TrainingOptions(batch_size=4, epochs=1000, log_every=10_000_000)  # asks never
 
+    reads: list[str] = []  # what the samples print, in the thread that hears the interrupts
+
     def interrupt_twice() -> None:
         for _ in range(2):
-            time.sleep(0.4)
+            reads.clear()
+            until(lambda: len(reads) > 10, 20.0)
             os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=interrupt_twice).start()
-    run = TrainingRun(inline, network(), Slow(4000, 0.01), "cross_entropy", options, None)
+    def show(run: TrainingRun) -> None:
+        run.add_output_listener(lambda rank, kind, content: reads.append(kind))
+        threading.Thread(target=interrupt_twice).start()
+
+    data = Slow(4000, 0.01)
+    run = TrainingRun(inline, network(), data, "cross_entropy", options, None, show=show)
     with pytest.raises(SpmdError, match="KeyboardInterrupt"):
         run.result()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpupool.pool.ladder import AGAIN_S, GRACE_S, KILL_S, WARN_S, Ladder, Rung
+from gpupool.pool.ladder import ABORT_S, AGAIN_S, GRACE_S, KILL_S, WARN_S, Ladder, Rung
 
 MOMENT = 0.01
 
@@ -12,34 +12,38 @@ def steps(ladder: Ladder, *moments: tuple[float, int]) -> list[list[Rung]]:
 
 
 def test_after_an_error_the_others_have_a_grace_then_each_rung_comes_once() -> None:
-    times = [0, GRACE_S - MOMENT, GRACE_S + MOMENT, GRACE_S + 2 * MOMENT, AGAIN_S + MOMENT]
+    times = [0, GRACE_S - MOMENT, GRACE_S + MOMENT, GRACE_S + 2 * MOMENT, ABORT_S + MOMENT]
+    times += [ABORT_S + 2 * MOMENT, AGAIN_S + MOMENT]
     times += [WARN_S + MOMENT, KILL_S - MOMENT, KILL_S + MOMENT, KILL_S + 1]
     assert steps(Ladder(), *((at, 0) for at in times)) == [
-        [], [], [Rung.ABORT], [], [Rung.ABORT], [Rung.WARN], [], [Rung.KILL], [],
+        [], [], [Rung.INTERRUPT], [], [Rung.ABORT], [], [Rung.AGAIN],
+        [Rung.WARN], [], [Rung.KILL], [],
     ]  # fmt: skip
 
 
 def test_a_stop_interrupts_at_once_and_aborts_what_is_left_after_the_grace() -> None:
-    found = steps(Ladder(), (0, 1), (MOMENT, 1), (GRACE_S + MOMENT, 1))
+    found = steps(Ladder(), (0, 1), (MOMENT, 1), (ABORT_S + MOMENT, 1))
     assert found == [[Rung.INTERRUPT], [], [Rung.ABORT]]
 
 
 def test_to_press_again_does_nothing_before_the_warning_and_agrees_after_it() -> None:
     found = steps(Ladder(), (0, 1), (0.1, 5), (WARN_S + MOMENT, 5), (4, 5), (5, 6), (6, 7))
     assert found[1] == []
-    assert found[2] == [Rung.ABORT, Rung.ABORT, Rung.WARN]
+    assert found[2] == [Rung.ABORT, Rung.AGAIN, Rung.WARN]
     assert found[3:] == [[], [Rung.KILL], []]
 
 
 def test_a_stop_after_an_error_still_interrupts() -> None:
-    assert steps(Ladder(), (0, 0), (0.1, 1)) == [[], [Rung.INTERRUPT]]
+    found = steps(Ladder(), (0, 0), (0.1, 1), (GRACE_S + MOMENT, 1))
+    assert found == [[], [Rung.INTERRUPT], []]
 
 
 def test_a_late_look_takes_the_steps_that_are_due_and_gives_its_warning_time() -> None:
     ladder = Ladder()
     later = KILL_S + 5
     found = steps(ladder, (0, 0), (later, 0), (later + 1, 0), (later + ladder.kill_s, 0))
-    assert found == [[], [Rung.ABORT, Rung.ABORT, Rung.WARN], [], [Rung.KILL]]
+    rungs = [Rung.INTERRUPT, Rung.ABORT, Rung.AGAIN, Rung.WARN]
+    assert found == [[], rungs, [], [Rung.KILL]]
 
 
 def test_who_is_going_to_react_is_spared_until_the_user_agrees() -> None:
@@ -54,5 +58,5 @@ def test_who_is_going_to_react_is_spared_until_the_user_agrees() -> None:
 def test_where_collectives_cannot_be_aborted_the_ranks_are_replaced_sooner() -> None:
     ladder = Ladder(can_abort=False)
     found = steps(ladder, (0, 0), (GRACE_S + MOMENT, 0), (AGAIN_S + 1, 0), (WARN_S + MOMENT, 0))
-    assert found == [[], [Rung.ABORT, Rung.WARN], [Rung.ABORT], [Rung.KILL]]
+    assert found == [[], [Rung.INTERRUPT, Rung.WARN], [Rung.ABORT, Rung.AGAIN], [Rung.KILL]]
     assert ladder.kill_s == WARN_S - GRACE_S

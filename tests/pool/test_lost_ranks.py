@@ -6,6 +6,8 @@ import logging
 import os
 import signal
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -15,8 +17,9 @@ from gpupool.core.masking import Secrets
 from gpupool.pool import session
 from gpupool.pool.health import Health
 from gpupool.pool.recovery import Recovery
+from gpupool.pool.status import PoolStatus
 from gpupool.pool.turns import Turns
-from tests.pool.processes import engine_pid, until
+from tests.pool.processes import engine_pid, kill, until, wait_for
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 SOON_S = 30.0
@@ -32,13 +35,6 @@ def pool3() -> Pool:
     return pool
 
 
-def lose(pool: Pool, rank: int) -> None:
-    """Kill a rank, and wait until the pool knows."""
-    pid = engine_pid(pool, rank)
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: pool.status().pids.get(rank) != pid, SOON_S)
-
-
 def test_a_rank_that_is_told_to_end_does_so_without_a_traceback(pool3: Pool) -> None:
     told: list[str] = []
     pool3.add_listener(lambda status: told.append(status.reason))
@@ -48,18 +44,20 @@ def test_a_rank_that_is_told_to_end_does_so_without_a_traceback(pool3: Pool) -> 
 
 
 def test_a_value_that_is_put_while_a_rank_is_replaced_is_on_the_new_one_too(pool3: Pool) -> None:
-    lose(pool3, 1)
+    kill(pool3, 1)
     pool3["put_meanwhile"] = 5
     assert dict(pool3.run("put_meanwhile")) == {0: 5, 1: 5, 2: 5}
 
 
-def test_a_rank_is_replaced_while_a_value_waits_to_be_sent(pool3: Pool) -> None:
-    running = pool3.begin("import time; time.sleep(2)", ranks=(0, 2), on_output=lambda *_: None)
+def test_a_rank_is_replaced_while_a_value_waits_to_be_sent(pool3: Pool, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    running = pool3.begin(wait_for(go), ranks=(0, 2), on_output=lambda *_: None)
     sent: list[object] = []
     sender = threading.Thread(target=lambda: sent.append(pool3.put(list(range(9)))), daemon=True)
     sender.start()
     until(lambda: pool3.turns.are_in_use([1]), SOON_S)  # it waits for ranks 0 and 2
-    lose(pool3, 1)
+    kill(pool3, 1)
+    go.touch()
     sender.join(SOON_S)
     assert len(sent) == 1
     assert running.error() is None
@@ -94,7 +92,7 @@ def test_a_rank_that_dies_while_the_group_is_formed_is_told(
     pool3.wait_until_usable()
     pid, generation = engine_pid(pool3, 2), pool3.generation
     os.kill(pid, signal.SIGSTOP)  # the group waits for it
-    lose(pool3, 1)
+    kill(pool3, 1)
     until(lambda: pool3.status().state == "replacing" and 2 in busy(pool3), SOON_S)
     capsys.readouterr()
     os.kill(pid, signal.SIGKILL)
@@ -105,6 +103,24 @@ def test_a_rank_that_dies_while_the_group_is_formed_is_told(
     assert pool3.generation > generation
 
 
+def test_what_is_run_while_a_loss_is_being_told_waits_for_the_new_rank(pool3: Pool) -> None:
+    """Whoever shows the pool may take its time about it."""
+    pool3.wait_until_usable()
+
+    def show(status: PoolStatus) -> None:
+        time.sleep(1.0 * (status.state == "replacing"))
+
+    pool3.add_listener(show)
+    try:
+        os.kill(engine_pid(pool3, 1), signal.SIGKILL)
+        until(lambda: pool3.status().state == "replacing", SOON_S)
+        assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+        kill(pool3, 1)
+        assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+    finally:
+        pool3.forget_listeners()
+
+
 def busy(pool: Pool) -> list[int]:
     """The ranks that have something to do."""
     return pool._engines.busy_ranks()
@@ -113,7 +129,7 @@ def busy(pool: Pool) -> list[int]:
 def test_a_restart_that_was_asked_for_is_not_told_as_a_loss(
     pool3: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lose(pool3, 1)
+    kill(pool3, 1)
     pool3.restart()
     pool3.run("1")
     assert capsys.readouterr().err == ""
@@ -121,8 +137,14 @@ def test_a_restart_that_was_asked_for_is_not_told_as_a_loss(
 
 def test_the_rank_that_died_first_is_named_first(pool3: Pool) -> None:
     pool3.wait_until_usable()
-    timer = threading.Timer(0.5, lambda: (lose(pool3, 2), lose(pool3, 0)))
-    timer.start()
+
+    def lose_both() -> None:
+        until(lambda: pool3.status().state == "busy", SOON_S)
+        os.kill(engine_pid(pool3, 0), signal.SIGSTOP)  # it cannot fail by the end of rank 2
+        kill(pool3, 2)
+        kill(pool3, 0)
+
+    threading.Thread(target=lose_both).start()
     with pytest.raises(SpmdError) as caught:
         pool3.run("import time\nif rank == 1: time.sleep(600)\ndist.barrier()")
     errors = caught.value.errors
@@ -136,7 +158,7 @@ def test_what_the_replacement_waits_for_is_named(pool3: Pool) -> None:
     running = pool3.begin(
         "import time; time.sleep(600)", ranks=(0, 2), on_output=lambda *_: None, cell_number=7
     )
-    lose(pool3, 1)
+    kill(pool3, 1)
     until(lambda: bool(pool3.status().replaced_after), SOON_S)
     assert pool3.status().replaced_after == ("cell In[7]",)
     running.interrupt()

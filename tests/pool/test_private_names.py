@@ -30,7 +30,7 @@ from gpupool.core.errors import PoolError
 from tests.pool.issuer import Issuer
 from tests.pool.processes import folder_of, until
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 @pytest.fixture

@@ -32,8 +32,11 @@ while min(len(seen), len(used)) < 3 and time.monotonic() < end:
     seen.add(os.environ["AWS_ACCESS_KEY_ID"][-4:])
     used.add(credentials.get_frozen_credentials().access_key[-4:])
     sum(range(20_000))
-token = credentials.get_frozen_credentials().token
-(len(seen), len(used), token == os.environ["AWS_SESSION_TOKEN"])
+def is_same():
+    return credentials.get_frozen_credentials().token == os.environ["AWS_SESSION_TOKEN"]
+while not is_same() and time.monotonic() < end:  # they are just being set, one after the other
+    time.sleep(0.01)
+(len(seen), len(used), is_same())
 """
 
 
@@ -48,8 +51,8 @@ def forgetful(pool2: Pool) -> Iterator[Pool]:
 
 @pytest.fixture
 def issuer(tmp_path: Path) -> Issuer:
-    """Keys that are good for 4 s, for botocore in this process."""
-    issuer = Issuer(tmp_path, lifetime_s=4)
+    """Keys that are good for 8 s, for botocore in this process."""
+    issuer = Issuer(tmp_path, lifetime_s=8)
     os.environ.update(issuer.env)
     return issuer
 
@@ -106,13 +109,13 @@ def test_what_cannot_be_renewed_is_told_once_and_goes_on_when_it_can_be_again(
         sentence,
     )
     told = capfd.readouterr()
-    assert told.err.count("gpupool: AWS credentials until ") == 1
+    assert told.err.startswith("gpupool: AWS credentials ")
     assert len((told.out + told.err).splitlines()) == 1, "no log of botocore's either"
     issuer.fail("")
     until(lambda: "renewed automatically" in forgetful.status().credentials, 10)
-    assert set(forgetful.run("import os; os.environ['AWS_ACCESS_KEY_ID'][-1]").values()) == {
-        str(issuer.num_issued)[-1]
-    }
+    newest = "import os; os.environ['AWS_ACCESS_KEY_ID'][-1]"
+    # a next one may come at any moment
+    until(lambda: {*forgetful.run(newest).values()} == {str(issuer.num_issued)[-1]}, 10)
 
 
 def test_the_renewal_ends_with_the_pool_and_the_next_pool_resolves_again(
@@ -126,7 +129,7 @@ def test_the_renewal_ends_with_the_pool_and_the_next_pool_resolves_again(
     with gpupool.start(n=1, device="cpu") as pool:
         assert issuer.num_issued > num_issued
         assert "AWS_SECRET_ACCESS_KEY" in pool.status().env
-        assert "renewed automatically" in pool.status().credentials
+        until(lambda: "renewed automatically" in pool.status().credentials, 10)
         pool.propagate_env("AWS_*", unset=True)
         assert pool.status().credentials == ""
         until(lambda: not renewal_threads(), 2)
@@ -147,7 +150,7 @@ def test_a_pool_starts_without_the_credentials_that_are_not_there_any_more(
         assert "%gpupool env --aws" in capfd.readouterr().err
         issuer.fail("")
         pool.propagate_env(aws=True)
-        assert "renewed automatically" in pool.status().credentials
+        until(lambda: "renewed automatically" in pool.status().credentials, 10)
         pool.propagate_env("AWS_*", unset=True)
 
 
@@ -156,7 +159,7 @@ def test_keys_of_the_users_choice_end_the_renewal(forgetful: Pool, issuer: Issue
     os.environ.update(AWS_ACCESS_KEY_ID="AKIDMINE", AWS_SECRET_ACCESS_KEY="mine-alone")
     forgetful.propagate_env("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     until(lambda: not renewal_threads(), 2)
-    time.sleep(2.5)
+    time.sleep(4.5)  # the next one would have come
     assert set(forgetful.run("import os; os.environ['AWS_ACCESS_KEY_ID']").values()) == {"AKIDMINE"}
 
 
@@ -224,7 +227,7 @@ def test_a_slept_through_end_is_noticed_by_the_clock_on_the_wall(tmp_path: Path)
     chain = AwsChain()
     current = chain.resolve()
     running = Renewal(chain, current, ranks.take, print, clock=lambda: time.time() + slept_s)
-    assert running.due_s == pytest.approx(2400, abs=5)
+    assert running.due_s == pytest.approx(2400, abs=60)
     slept_s = 7200.0
     assert running.due_s < 0
     running.close()

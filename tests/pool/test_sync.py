@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,8 @@ from gpupool.notebook.composite_view import composite_html, composite_text
 from gpupool.notebook.spmd_view import QuietView
 from gpupool.pool import session
 from gpupool.spmd.cell import Notebook, SpmdRun
-from tests.pool.processes import engine_pid, until
+from tests.pool.processes import kill as kill_ranks
+from tests.pool.processes import reach, reached, until
 
 
 @pytest.fixture
@@ -51,8 +51,7 @@ def cell(pool: Pool, source: str, ranks: str = "all") -> Any:
 
 def kill(pool: Pool, rank: int) -> None:
     """End a rank's process and put a new one in its place."""
-    os.kill(engine_pid(pool, rank), signal.SIGKILL)
-    until(lambda: pool.status().state != "idle", 5.0)
+    kill_ranks(pool, rank)
     pool.restart([rank])
 
 
@@ -249,19 +248,21 @@ def test_what_is_asked_for_wrongly_is_refused(pool3: Pool) -> None:
         pool3.sync_from(0, "a.b")
 
 
-def test_an_error_of_one_rank_meanwhile_changes_nothing(pool3: Pool) -> None:
+def test_an_error_of_one_rank_meanwhile_changes_nothing(pool3: Pool, tmp_path: Path) -> None:
     """Rank 1 is interrupted in its unpickling; the others wait for it in the collective."""
-    source = "import time\nclass Slow:\n    def __setstate__(self, s):\n"
+    begun = tmp_path / "rank"
+    source = f"import time\nclass Slow:\n    def __setstate__(self, s):\n        {reach(begun)}\n"
     pool3.run(source + "        if dist.get_rank() == 1: time.sleep(60)\ns = Slow(); s.x = rank")
 
     def interrupt_rank_1() -> None:
+        until(lambda: reached(begun, 1), 10.0)
         pool3.ask("gpupool_interrupt_request", [1], number=None)
 
-    timer = threading.Timer(1.0, interrupt_rank_1)
-    timer.start()
+    thread = threading.Thread(target=interrupt_rank_1)
+    thread.start()
     with pytest.raises((SpmdError, PoolError), match="KeyboardInterrupt"):
         pool3.sync_from(0, "s")
-    timer.join()
+    thread.join()
     assert dict(pool3.run("s.x")) == {0: 0, 1: 1, 2: 2}
     assert pool3.run("x = torch.ones(1); dist.all_reduce(x); x.item()")[1] == 3.0
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,19 +20,28 @@ from gpupool.pool.composite import Constant
 from gpupool.pool.variables import Variables
 from gpupool.spmd.cell import Notebook as At
 from gpupool.spmd.cell import SpmdRun
-from tests.pool.processes import engine_pid, until
+from tests.pool.processes import engine_pid, open_files, press_when, wait_for
 
 LARGE = 4 << 20  # bytes; beyond what travels in a message
 
 
-def descriptors(pid: int) -> int:
-    return len(os.listdir(f"/proc/{pid}/fd"))
-
-
-def mapped(pid: int) -> int:
-    """How many of our memory files a process has mapped."""
+def mapped(pid: int) -> set[str]:
+    """Which of our memory files a process has mapped."""
     with open(f"/proc/{pid}/maps") as maps:
-        return sum("memfd:gpupool" in line for line in maps)
+        return {line.split()[4] for line in maps if "memfd:gpupool" in line}
+
+
+# What earlier tests have left may go at any moment: only what is new counts.
+Held = tuple[set[tuple[int, str]], set[str]]
+
+
+def held(pid: int) -> Held:
+    """The descriptors that a process has open, and the memory files it has mapped."""
+    return set(open_files(pid).items()), mapped(pid)
+
+
+def nothing_new(now: Held, before: Held) -> bool:
+    return now[0] <= before[0] and now[1] <= before[1]
 
 
 def ignore(rank: int, kind: str, content: object) -> None:
@@ -72,37 +81,40 @@ def notebook(pool2: Pool) -> Notebook:
 
 def test_memory_is_mapped_by_all_ranks_and_given_back(notebook: Notebook, pool2: Pool) -> None:
     pids = [os.getpid(), engine_pid(pool2, 0), engine_pid(pool2, 1)]
-    notebook.cell("1")
+    notebook.cell("globals().pop('x', None); import gc; gc.collect()")
     gc.collect()  # what tests before have left
-    before = [(descriptors(pid), mapped(pid)) for pid in pids]
+    before = [held(pid) for pid in pids]
     for number in range(10):
         notebook.names["x"] = np.full(LARGE, number, np.uint8)
         assert notebook.cell("x = x; int(x[-1])", "x") == [str(number)] * 2
-    assert [mapped(pid) - was for pid, (_, was) in zip(pids, before, strict=True)] == [0, 1, 1]
+    more = [len(mapped(pid) - was) for pid, (_, was) in zip(pids, before, strict=True)]
+    assert more == [0, 1, 1]
     del notebook.names["x"]
     notebook.cell("del x; import gc; gc.collect()")
     notebook.cell("1")
     gc.collect()
-    assert [(descriptors(pid), mapped(pid)) for pid in pids] == before
+    assert all(nothing_new(held(pid), was) for pid, was in zip(pids, before, strict=True))
 
 
 def test_a_cell_frees_what_it_lets_go_of(notebook: Notebook, pool2: Pool) -> None:
+    pid = engine_pid(pool2, 0)
+    before = mapped(pid)
     notebook.names["x"] = np.zeros(LARGE, np.uint8)
     notebook.cell("x = int(x.sum())", "x", "x")
-    assert mapped(engine_pid(pool2, 0)) == 0
+    assert mapped(pid) <= before
     assert notebook.names["x"].gather() == [0, 0]
 
 
 def test_a_value_is_fetched_through_memory_too(notebook: Notebook, pool2: Pool) -> None:
     notebook.cell("x = {'w': torch.full((1 << 20,), float(rank)), 'n': rank}", assigns="x")
-    before = descriptors(os.getpid())
+    before = held(os.getpid())
     fetched = notebook.names["x"][1]
     assert (fetched["n"], fetched["w"].sum().item()) == (1, 1 << 20)
     fetched["w"][0] = 5  # ours to write
     assert notebook.names["x"][1]["w"][0] == 1
     del fetched
     gc.collect()
-    assert descriptors(os.getpid()) == before
+    assert nothing_new(held(os.getpid()), before)
 
 
 def test_a_constant_comes_once_and_goes_with_its_handle(notebook: Notebook, pool2: Pool) -> None:
@@ -114,7 +126,7 @@ def test_a_constant_comes_once_and_goes_with_its_handle(notebook: Notebook, pool
     del notebook.names["x"]
     gc.collect()
     notebook.cell("del x")
-    assert mapped(pid) == before
+    assert mapped(pid) <= before
 
 
 def test_a_restarted_rank_gets_everything_again(notebook: Notebook, pool2: Pool) -> None:
@@ -167,16 +179,15 @@ class Slow:
     """Takes a while to unpickle."""
 
     def __reduce__(self) -> Any:
-        return time.sleep, (30,)
+        return time.sleep, (60,)
 
 
 def test_a_transfer_can_be_interrupted(notebook: Notebook, pool2: Pool) -> None:
     notebook.names["x"] = Slow()
-    timer = threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGINT])
-    timer.start()
+    presser = press_when(lambda: pool2.status().state == "busy")
     with pytest.raises(SpmdError, match="KeyboardInterrupt"):
         notebook.cell("x", "x")
-    timer.join()
+    presser.join()
     notebook.names["x"] = 3
     assert notebook.cell("x", "x") == ["3", "3"]
 
@@ -199,12 +210,14 @@ def test_plain_ipyparallel_may_change_a_name_meanwhile(notebook: Notebook, pool2
     assert notebook.cell("int(x[-1])", "x") == [str(LARGE // 8 - 1)] * 2
 
 
-def test_a_cell_in_the_background_takes_large_values_along(pool2: Pool) -> None:
+def test_a_cell_in_the_background_takes_large_values_along(pool2: Pool, tmp_path: Path) -> None:
     names: dict[str, Any] = {"x": np.ones(LARGE, np.uint8)}
-    running = pool2.begin("import time; time.sleep(2)", ranks=(0, 1), on_output=lambda *_: None)
+    go = tmp_path / "go"
+    running = pool2.begin(wait_for(go), ranks=(0, 1), on_output=ignore)
     notebook = At(names, str, at_once=True)
     run = SpmdRun(pool2, "n = int(x.sum())", (0, 1), QuietView("everything"), notebook=notebook)
     assert not running.done()  # it was not waited for
+    go.touch()
     del names["x"]
     run.result()
     assert names["n"].gather() == [LARGE, LARGE]
@@ -248,18 +261,20 @@ def test_a_value_that_cannot_come_says_why(notebook: Notebook) -> None:
 
 
 def test_while_the_ranks_are_busy_a_composite_does_not_wait(
-    notebook: Notebook, pool2: Pool
+    notebook: Notebook, pool2: Pool, tmp_path: Path
 ) -> None:
     notebook.cell("x = [rank]", assigns="x")
     x = notebook.names["x"]
-    running = pool2.begin("import time; time.sleep(2)", ranks=(0, 1), on_output=lambda *_: None)
-    until(lambda: pool2.status().state == "busy", 5.0)
+    go = tmp_path / "go"
+    running = pool2.begin(wait_for(go), ranks=(0, 1), on_output=ignore)
+    assert pool2.status().state == "busy"
     assert str(x.info[1]) == "list of 1"  # known already
     assert "append" not in dir(x)
     with pytest.raises(PoolError, match="the ranks are busy"):
         _ = x[0]
     with pytest.raises(AttributeError, match=r"x.append: the ranks are busy"):
         _ = x.append
+    go.touch()
     running.result()
     assert x.gather() == [[0], [1]]
 

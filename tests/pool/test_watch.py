@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -31,13 +32,25 @@ def begin(pool2: Pool) -> Iterator[Begin]:
     yield begin
     for execution in begun:
         execution.interrupt()
-        assert execution.wait(20)
+        assert execution.wait(60)
 
 
 def asked(pool: Pool, rank: int, **how: bool) -> Whereabouts:
-    answer = pool.ask(WHERE_REQUEST, [rank], **how)[rank].result(5)
+    answer = pool.ask(WHERE_REQUEST, [rank], **how)[rank].result(60)
     assert answer["status"] == "ok"
     return Whereabouts.from_dict(answer["where"])
+
+
+def asked_when_it_is_over(pool: Pool, rank: int) -> Whereabouts:
+    """What an idle rank tells; torch counts a collective as over a moment after it has returned."""
+    told: list[Whereabouts] = []
+
+    def is_over() -> bool:
+        told.append(asked(pool, rank, history=True))
+        return told[-1].collective is None
+
+    until(is_over, 10.0, "the end of its last collective")
+    return told[-1]
 
 
 def place_of(pool: Pool, rank: int = 0) -> str:
@@ -99,13 +112,13 @@ def test_a_rank_tells_nothing_of_a_group_that_was_aborted(pool2: Pool, begin: Be
     execution.interrupt()
     assert execution.wait(20)
     pool2.run("dist.barrier()")  # in the group of now
-    where = asked(pool2, 0, history=True)
+    where = asked_when_it_is_over(pool2, 0)
     assert (where.idle, where.collective, where.also) == (True, None, ())
 
 
 def test_an_idle_rank_says_so_and_what_it_did_last(pool2: Pool) -> None:
     pool2.run("dist.all_reduce(torch.ones(1)); dist.broadcast(torch.ones(2), src=0)")
-    where = asked(pool2, 1, history=True)
+    where = asked_when_it_is_over(pool2, 1)
     assert (str(where), where.idle, where.collective) == ("idle", True, None)
     assert [one.op for one in where.last if one.group == "0"] == ["broadcast"]
 
@@ -131,22 +144,27 @@ def test_a_glance_names_no_collective_that_has_begun_since_the_last_one(
 
 @pytest.fixture
 def watched(pool2: Pool, begin: Begin) -> Callable[..., Diagnosis]:
-    """Runs a cell and looks at it, by a clock that is five times as fast, until it is diagnosed."""
+    """Runs a cell and looks at it, by a clock that is five times as fast, until it is diagnosed.
 
-    def watched(source: str) -> Diagnosis:
+    `is_it`: a slow rank may have been waited for before. Whoever looks late sees longer times.
+    """
+
+    def watched(
+        source: str, is_it: Callable[[Diagnosis], bool] = lambda _: True, speed: float = 5.0
+    ) -> Diagnosis:
         began = time.monotonic()
         execution, watch = begin(source), HangWatch(pool2, (0, 1), 10.0, began)
         found: list[Diagnosis] = []
 
         def look() -> bool:
             finished = {*execution.replies, *execution.errors}
-            now = began + (time.monotonic() - began) * 5
+            now = began + (time.monotonic() - began) * speed
             diagnosis = watch.look({0, 1} - finished, finished, now)
             found.extend([diagnosis] if diagnosis else [])
-            return bool(found)
+            return bool(found) and is_it(found[-1])
 
         until(look, 30.0, "a diagnosis")
-        return found[0]
+        return found[-1]
 
     return watched
 
@@ -154,16 +172,18 @@ def watched(pool2: Pool, begin: Begin) -> Callable[..., Diagnosis]:
 def test_a_rank_that_has_finished_without_the_collective(
     watched: Callable[..., Diagnosis],
 ) -> None:
-    diagnosis = watched("if rank == 0:\n    dist.all_reduce(torch.ones(1))")
+    code = "if rank == 0:\n    dist.all_reduce(torch.ones(1))"
+    diagnosis = watched(code, lambda one: one.is_hang)
     assert (diagnosis.is_hang, diagnosis.ranks) == (True, (1,))
-    assert diagnosis.text.startswith("Hang: waiting for rank 1 for 1")
+    assert re.match(r"Hang: waiting for rank 1 for \d+ s\. ", diagnosis.text)
     assert " rank 0: all_reduce #" in diagnosis.text
     assert "at Cell In[3], line 2; rank 1: has finished the cell without it" in diagnosis.text
 
 
 def test_ranks_in_different_collectives(watched: Callable[..., Diagnosis]) -> None:
     diagnosis = watched(
-        "x = torch.ones(1)\nif rank == 0:\n    dist.all_reduce(x)\nelse:\n    dist.broadcast(x, 0)"
+        "x = torch.ones(1)\nif rank == 0:\n    dist.all_reduce(x)\nelse:\n    dist.broadcast(x, 0)",
+        lambda one: one.is_hang,
     )
     assert (diagnosis.is_hang, diagnosis.ranks) == (True, (0, 1))
     assert "different collectives" in diagnosis.text
@@ -171,7 +191,9 @@ def test_ranks_in_different_collectives(watched: Callable[..., Diagnosis]) -> No
 
 
 def test_a_rank_that_computes_is_told_and_is_no_hang(watched: Callable[..., Diagnosis]) -> None:
-    diagnosis = watched("if rank == 0:\n    dist.barrier()\nelse:\n    while True: pass")
+    # By the real clock: on a machine with much to do a rank may get little of it.
+    code = "if rank == 0:\n    dist.barrier()\nelse:\n    while True: pass"
+    diagnosis = watched(code, lambda one: one.is_hang or "computes" in one.text, speed=1.0)
     assert (diagnosis.is_hang, diagnosis.ranks) == (False, (1,))
     assert "rank 1: has not come, it computes at Cell In[3], line 4." in diagnosis.text
 
