@@ -116,12 +116,19 @@ WIDGETS_AND_TORCH = {"torch", "ipywidgets", "anywidget"}
             "S.instance().run_line_magic('load_ext', 'gpupool')",
             WIDGETS_AND_TORCH | {"numpy"},
         ),
+        # by a thread, while the main one may be importing ipyparallel: see front_end.py
+        (
+            "from gpupool.notebook import progress_view as p\n"
+            "from gpupool.core.progress import Course\n"
+            "p.open_drawing(Course('Starting', 0, None, '', '', 1.0))",
+            WIDGETS_AND_TORCH | {"IPython", "comm"},
+        ),
     ],
-    ids=["import", "names", "load_ext"],
+    ids=["import", "names", "load_ext", "progress"],
 )
 def test_nothing_heavy_is_loaded_early(code: str, late: set[str]) -> None:
     check = f"import sys; print(sorted({late} & set(sys.modules)))"
     done = subprocess.run(
-        [sys.executable, "-c", f"{code}\n{check}"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", f"{code}\n{check}"], capture_output=True, text=True, timeout=150
     )
     assert (done.stdout.strip(), done.stderr) == ("[]", "")

@@ -22,7 +22,7 @@ from gpupool.notebook.front_end import in_notebook
 from gpupool.pool import session
 from gpupool.pool.gpus import gpus
 from gpupool.pool.leftovers import Leftovers, leftovers
-from gpupool.pool.presses import ignore_for_a_moment
+from gpupool.pool.presses import ignore_for_a_moment, ignored
 
 _MEANT = {  # words for the same that others use
     **dict.fromkeys(("shutdown", "kill", "quit", "delete", "close", "down"), "stop"),
@@ -118,7 +118,9 @@ class Commands:
 
     def _stop(self, rest: str) -> None:
         arguments.COMMANDS["stop"]().parse_line(rest)
-        print("Pool stopped." if session.stop() else "No pool was running.")
+        with ignored():
+            print("Pool stopped." if session.stop() else "No pool was running.")
+        ignore_for_a_moment()  # a press that comes as it ends would say that it was interrupted
         if auto.of(self.shell).turn_off():
             print("auto is off: cells run in the notebook again.")
 

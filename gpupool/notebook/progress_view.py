@@ -14,7 +14,6 @@ from tqdm import tqdm
 from gpupool.core.progress import BYTES, Course, Drawing
 from gpupool.core.terminal import DrawnLine, has_cursor, width
 from gpupool.notebook import markup
-from gpupool.notebook.cell_output import Place
 from gpupool.notebook.front_end import in_notebook
 from gpupool.notebook.words import duration
 
@@ -32,6 +31,8 @@ class NotebookBar:
     """A bar below the cell; at the end one quiet line is left of it."""
 
     def __init__(self) -> None:
+        from gpupool.notebook.cell_output import Place  # with IPython: see front_end.py
+
         self._place = Place()
         self._place.bind()
         self._drawn: dict[str, str] = {}
