@@ -23,6 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from gpupool.pool.ports import Ports
+
 # A server must not outlive us, not even after a kill -9: run by `python -S -c` with our process id
 # and the server's command line. PR_SET_PDEATHSIG (1) survives the exec, and setting it here instead
 # of in a preexec_fn keeps Python code out of a fork with threads.
@@ -37,6 +39,8 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 _PORTS = ("s3", "s3.grpc", "master", "master.grpc", "volume", "volume.grpc", "filer", "filer.grpc")
 
+_HELD_PORTS = 21  # as many as pools ask for: then none of them takes one in between
+
 
 class SeaweedServer:
     """An S3 server on free loopback ports that accepts one random key and refuses all others.
@@ -50,6 +54,7 @@ class SeaweedServer:
         self.start_timeout_s = start_timeout_s
         self.access_key = "DEMO" + secrets.token_hex(8).upper()
         self._secret_key = secrets.token_urlsafe(30)
+        self._reader_keys: dict[str, str] = {}
         self.endpoint = ""
         self.start_s = 0.0
         self._process: subprocess.Popen[bytes] | None = None
@@ -82,8 +87,8 @@ class SeaweedServer:
             raise RuntimeError("the server is not running")
         return self._process.pid
 
-    def client(self) -> Any:
-        """A blocking botocore S3 client that is allowed everything on this server."""
+    def client(self, access_key: str = "", secret_key: str = "") -> Any:
+        """A blocking botocore S3 client with these keys; by default allowed everything here."""
         import botocore.session
         from botocore.config import Config
 
@@ -91,8 +96,8 @@ class SeaweedServer:
             "s3",
             region_name="us-east-1",
             endpoint_url=self.endpoint,
-            aws_access_key_id=self.access_key,
-            aws_secret_access_key=self._secret_key,
+            aws_access_key_id=access_key or self.access_key,
+            aws_secret_access_key=secret_key or self._secret_key,
             config=Config(retries={"total_max_attempts": 1}, s3={"addressing_style": "path"}),
         )
 
@@ -148,7 +153,9 @@ class SeaweedServer:
         (folder / "data").mkdir()
         self._config = folder / "s3.json"
         self._write_identities(reader={})
-        ports = _free_ports(len(_PORTS))
+        free = Ports(_HELD_PORTS)
+        self._cleanup.callback(free.close)
+        ports = free.ports[: len(_PORTS)] or _free_ports(len(_PORTS))
         self.endpoint = f"http://127.0.0.1:{ports[0]}"
         command = [sys.executable, "-S", "-c", TIED_TO_PARENT, str(os.getpid()), find_weed()]
         command += _arguments(folder, dict(zip(_PORTS, ports, strict=True)))
@@ -160,9 +167,30 @@ class SeaweedServer:
         self._cleanup.callback(_end, self._process)
 
     def set_reader_keys(self, keys: Mapping[str, str]) -> None:
-        """Let these keys (id to secret) read, and refuse those of an earlier call; within 0.1 s."""
+        """Let these keys (id to secret) read, and refuse those of an earlier call."""
+        # the server keeps an identity that is not in its file any more: there is always a reader
+        keys = keys or {f"NOBODY{secrets.token_hex(8)}": secrets.token_urlsafe(30)}
+        gone = {key: secret for key, secret in self._reader_keys.items() if key not in keys}
+        self._reader_keys = dict(keys)
         self._write_identities(reader=keys)
         os.kill(self.pid, signal.SIGHUP)
+        deadline = time.monotonic() + self.start_timeout_s
+        for secrets_of, is_good in ((keys, True), (gone, False)):
+            for key, secret in secrets_of.items():
+                while self._takes(key, secret) != is_good:  # it takes a moment to know
+                    if time.monotonic() > deadline:
+                        raise RuntimeError("SeaweedFS did not take the new keys")
+                    time.sleep(0.05)
+
+    def _takes(self, key: str, secret: str) -> bool:
+        from botocore.exceptions import ClientError
+
+        with contextlib.closing(self.client(key, secret)) as client:
+            try:
+                client.list_buckets()
+            except ClientError:
+                return False
+            return True
 
     def _write_identities(self, reader: Mapping[str, str]) -> None:
         mine = {self.access_key: self._secret_key}

@@ -77,6 +77,12 @@ def photos_url(s3: SeaweedServer) -> str:
     return url
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _own_ipython_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Shells that tests make write their history: in a data base that no other process locks."""
+    os.environ["IPYTHONDIR"] = str(tmp_path_factory.mktemp("ipython"))
+
+
 @pytest.fixture(autouse=True)
 def clean_environ() -> Iterator[None]:
     """No test sees this machine's AWS settings, nor what another test has set."""

@@ -14,13 +14,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.timeout(600)  # pip and its packages come over the network
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "build", "--outdir", str(folder), str(ROOT)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     return folder
 
@@ -33,7 +34,7 @@ def test_it_installs_and_loads_in_an_empty_environment(
     python = tmp_path / "env" / "bin" / "python"
     archive = next(built.glob(kind))
     install = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", str(archive)]
-    subprocess.run(install, check=True, timeout=150)
+    subprocess.run(install, check=True, timeout=300)
     # Without any dependency: importing the package needs the standard library alone.
     assert run(python, "import gpupool; print(gpupool.__version__)") == "0.1.0"
     # With the dependencies of this environment behind it, but its own copy of gpupool.

@@ -11,11 +11,9 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +22,7 @@ from typing import Any, Literal, Self
 import nbformat
 
 from demo.s3 import TIED_TO_PARENT
+from gpupool.pool.ports import Ports, any_port
 
 App = Literal["lab", "notebook"]
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -50,9 +49,9 @@ class Lab:
         self.tmp = tmp
         self._pythonpath = pythonpath
         self._token = secrets.token_hex(16)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+        # as many as pools ask for: then none of them takes it before the server does
+        self._held = Ports(21)
+        self._port = self._held.ports[0] if self._held.ports else any_port()
 
     def __enter__(self) -> Self:
         for name, values in SETTINGS.items():
@@ -75,7 +74,7 @@ class Lab:
                 start_new_session=True,
             )
         try:
-            self._wait_until_up(timeout_s=60)
+            self._wait_until_up(timeout_s=120)
         except BaseException:
             self._end()
             raise
@@ -147,6 +146,7 @@ class Lab:
         except subprocess.TimeoutExpired:  # kernels end by themselves when it is gone
             self._process.kill()
             self._process.wait()
+        self._held.close()
 
     def _environment(self) -> dict[str, str]:
         """Nothing of the user's settings leaks in; the token is not in the argument list."""
@@ -171,7 +171,7 @@ class Lab:
             try:
                 self._request("/api/status")
                 return
-            except urllib.error.URLError:  # not listening yet
+            except OSError:  # not listening yet, or just beginning to
                 if time.monotonic() > deadline or self._process.poll() is not None:
                     log = (self.tmp / "server.log").read_text()[-3000:]
                     raise RuntimeError(f"JupyterLab did not start:\n{log}") from None
@@ -183,6 +183,6 @@ class Lab:
             method=method,
             headers={"Authorization": f"token {self._token}"},
         )
-        with urllib.request.urlopen(request, timeout=20) as reply:
+        with urllib.request.urlopen(request, timeout=60) as reply:
             body: bytes = reply.read()
         return body

@@ -5,6 +5,7 @@ Both front ends, JupyterLab and Notebook 7, have the same elements and the same 
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from types import TracebackType
@@ -121,7 +122,7 @@ class Page:
                 raise TimeoutError(f"the kernel is still busy after {timeout_s} s")
             self.raw.wait_for_timeout(100)
 
-    def wait_for(self, condition: str, element: Locator, timeout_s: float = 20) -> None:
+    def wait_for(self, condition: str, element: Locator, timeout_s: float = 60) -> None:
         """Until a function of the element, JavaScript, is true."""
         handle = element.element_handle()
         self.raw.wait_for_function(condition, arg=handle, timeout=1000 * timeout_s)
@@ -135,6 +136,11 @@ class Page:
         """What the outputs of a cell say."""
         outputs = self.cell(index).locator(".jp-OutputArea-output")
         return "\n".join(outputs.all_inner_texts()).strip()
+
+    def wait_text(self, index: int, words: str | re.Pattern[str]) -> None:
+        """Until an output of a cell says this: what has come is drawn a moment later."""
+        outputs = self.cell(index).locator(".jp-OutputArea-output")
+        outputs.filter(has_text=words).first.wait_for(timeout=60_000)
 
     def interrupt(self) -> None:
         """Press the stop button of the tool bar."""
@@ -161,8 +167,8 @@ class Page:
         """Close the notebook and open it from its file, which starts no kernel."""
         self.js("nb.dispose();")
         self.raw.evaluate(REOPEN, notebook)
-        self.raw.wait_for_selector(CELL)
-        self.raw.wait_for_function(OPENED)
+        self.raw.wait_for_selector(CELL, timeout=90_000)
+        self.raw.wait_for_function(OPENED, timeout=90_000)
         self.js("await nb.context.ready; await nb.revealed;")
 
     def resize(self, width: int, height: int = 900) -> None:

@@ -119,7 +119,7 @@ def test_a_training_is_drawn_live_stopped_and_left_as_a_still_picture(
     page.run_cell(1)
     cell = page.cell(1)
     canvas = cell.locator(".gpm canvas")
-    canvas.nth(1).wait_for(timeout=30_000)
+    canvas.nth(1).wait_for(timeout=60_000)
     page.wait_idle()  # the cell has returned, the training goes on
     page.wait_for(MANY_POINTS, canvas.nth(1).first)
     page.wait_for(LATER, cell.get_by_role("status"))
@@ -136,11 +136,12 @@ def test_a_training_is_drawn_live_stopped_and_left_as_a_still_picture(
 
     press_stop_with_keyboard(page, cell.locator(".gpm"))
     still = cell.locator(".gpupool-training")
-    still.wait_for(timeout=10_000)
+    still.wait_for(timeout=60_000)
     assert cell.locator(".gpm").count() == 0
     assert still.inner_text().startswith("Stopped after step ")
     page.run_cell(2)
     page.wait_idle()
+    page.wait_text(2, "stopped")
     assert page.cell(2).locator(".jp-OutputArea-output").inner_text().strip() == "stopped"
     save_looks(page, still, screenshots, "monitor_still")
 

@@ -16,18 +16,18 @@ SETUP = """\
 import gpupool, ipykernel, torch
 features = torch.randn(4000, 16, generator=torch.Generator().manual_seed(0))
 data = torch.utils.data.TensorDataset(features, features[:, :4].argmax(1))
-options = gpupool.TrainingOptions(epochs=100, batch_size=32)
+options = gpupool.TrainingOptions(epochs=1000, batch_size=32)
 def train(**more):
     return gpupool.train(torch.nn.Linear(16, 4), data, options=options, **more)
 """
-TOLD_WITHIN_S = 1.5  # on the page's own clock; meant is one second
 BUSY = "press the stop button of the notebook"
-# Notes when the button is pressed, when the monitor tells what else to press, and tells it no more.
+# Notes when the button is pressed, when the monitor tells what else to press, and tells it no more,
+# and when by a timer of the same page, which stands still if the page does, 1.5 s are over.
 WATCH = """(monitor, words) => {
     const times = window.gpupoolTimes = {};
     const now = () => performance.now();
     monitor.querySelector('.gpm-stop').addEventListener(
-        'click', () => { times.pressed ??= now(); }, {capture: true});
+        'click', () => { setTimeout(() => { times.late ??= now(); }, 1500); }, {capture: true});
     const look = () => {
         if (monitor.textContent.includes(words)) times.told ??= now();
         else if (times.told) times.cleared ??= now();
@@ -48,18 +48,18 @@ def wait_for_points(page: Page, cell: Locator) -> Locator:
 
 
 def press_stop(page: Page, monitor: Locator) -> None:
-    """Press the monitor's Stop; `told_after_s` then knows when it told of another button."""
+    """Press the monitor's Stop, with an eye on when it tells of another button."""
     monitor.evaluate(WATCH, BUSY)
     monitor.locator(".gpm-stop").click()
 
 
-def told_after_s(page: Page) -> float:
-    """Seconds on the page's clock from the press to the words about the notebook's button."""
-    page.raw.wait_for_function("() => window.gpupoolTimes.told", timeout=20_000)
+def wait_until_told_in_time(page: Page) -> None:
+    """The words about the notebook's button come within 1.5 s, by timers; meant is one second."""
+    page.raw.wait_for_function("() => window.gpupoolTimes.told", timeout=60_000)
     times = json.loads(page.raw.evaluate("() => JSON.stringify(window.gpupoolTimes)"))
-    return (times["told"] - times["pressed"]) / 1000
+    assert "late" not in times or times["told"] <= times["late"]
 
 
 def wait_until_it_tells_no_more(page: Page) -> None:
     """Until the words about the notebook's button are gone, while the monitor is still there."""
-    page.raw.wait_for_function("() => window.gpupoolTimes.cleared", timeout=20_000)
+    page.raw.wait_for_function("() => window.gpupoolTimes.cleared", timeout=60_000)

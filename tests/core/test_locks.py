@@ -159,6 +159,7 @@ def test_a_released_device_is_free_though_a_process_forked_meanwhile_lives_on(
     heir = os.fork()
     if heir == 0:
         time.sleep(60)  # has the descriptor, as a worker that multiprocessing forks
+        os._exit(0)
     leaver = os.fork()
     if leaver == 0:
         locks.release()  # has no say: the device is its parent's

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -48,9 +49,11 @@ def test_what_is_over_within_a_second_is_never_drawn(seen: Seen) -> None:
     clock.now = 0.99
     bar.tick()
     bar.close()
+    assert seen.num_opened == 0
+    began = time.monotonic()
     with progress.progress("Listing"):
         pass
-    assert seen.num_opened == 0
+    assert seen.num_opened == 0 or time.monotonic() - began > progress.AFTER_S
 
 
 def test_it_is_drawn_five_times_a_second_at_most_and_once_at_its_end(seen: Seen) -> None:
@@ -116,7 +119,8 @@ def test_a_drawing_that_fails_never_costs_the_work(
             bar.tick()
         bar.close()
     assert len(seen.courses) == 1
-    assert len(caplog.records) == num_logged
+    ours = [record for record in caplog.records if record.name == "gpupool"]
+    assert len(ours) == num_logged
 
 
 def test_where_nothing_draws_it_is_asked_once(seen: Seen) -> None:

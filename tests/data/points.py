@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from gpupool.data.collate import Batch
 from gpupool.data.draws import keyed_draws
 from gpupool.data.samples import Draw
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 40.0
 
 
 class Points:
@@ -112,8 +113,19 @@ def num_threads() -> int:
     return sum(thread.name.startswith("gpupool-loader") for thread in threading.enumerate())
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
+def open_when(dataset: Points, condition: Callable[[], bool]) -> None:
+    """Have a thread open the gate once the condition is true; in vain, it opens it all the same."""
+
+    def wait() -> None:
+        with contextlib.suppress(AssertionError):  # told by what the test then finds
+            until(condition, TIMEOUT_S / 2)
+        dataset.gate.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def until(condition: Callable[[], bool], timeout_s: float = TIMEOUT_S) -> None:
+    deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, "what was waited for did not come"
         time.sleep(0.001)

@@ -18,6 +18,7 @@ def read_all(ds: ImageDatastore, killed_rank: int | None) -> tuple[int, int, int
     """
     import os
     import signal
+    import threading
     import zlib
     from concurrent.futures import ThreadPoolExecutor
 
@@ -25,9 +26,12 @@ def read_all(ds: ImageDatastore, killed_rank: int | None) -> tuple[int, int, int
 
     from gpupool.data.retry import counts
 
+    for thread in threading.enumerate():
+        if thread.name.startswith("reads"):  # of a call that was interrupted
+            thread.join()
     before, check = counts.snapshot(), 0
     order = range(len(ds)) if dist.get_rank() == 0 else reversed(range(len(ds)))
-    with ThreadPoolExecutor(8) as pool:
+    with ThreadPoolExecutor(8, "reads") as pool:
         for number, data in enumerate(pool.map(ds.fetch, order)):
             check ^= zlib.crc32(data)
             if number == 60 and dist.get_rank() == killed_rank:

@@ -25,7 +25,7 @@ from gpupool.data.objects import Objects
 from gpupool.data.retry import counts
 from gpupool.data.s3_options import S3Options
 from gpupool.data.source import FileRef, Folder
-from tests.data.reading import read_many
+from tests.data.reading import answer_when_drawn, read_many
 
 KEYS = [
     *(f"c{i}/{j:02d}.jpg" for i in range(5) for j in range(12)),
@@ -181,10 +181,10 @@ def test_ranges_of_an_object(s3: SeaweedServer) -> None:
 def test_a_slow_listing_is_counted(s3: SeaweedServer, bucket: str) -> None:
     drawn: list[Course] = []
     before = progress._opening[0]
-    progress.draw_with(lambda course: drawn.append)
     os.environ.update(s3.env)
     try:
-        with SlowS3(s3.endpoint, first_byte_ms=(1300, 1300)) as slow:
+        with SlowS3(s3.endpoint) as slow:
+            answer_when_drawn(slow, drawn)
             os.environ["AWS_ENDPOINT_URL"] = slow.endpoint
             found = ImageDatastore(f"{bucket}/c2")
     finally:

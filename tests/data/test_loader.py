@@ -18,7 +18,7 @@ from demo.s3 import SeaweedServer
 from gpupool.core.errors import DataError, SampleError
 from gpupool.data.datastore import ImageDatastore
 from gpupool.data.loader import load_batches
-from tests.data.points import TIMEOUT_S, Points, first, full, join_loaders
+from tests.data.points import TIMEOUT_S, Points, first, full, join_loaders, num_threads
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,9 +31,11 @@ class Squares:
         self.gate = threading.Event()
         self.reached = threading.Event()
         self.read: list[int] = []
+        self.by: set[threading.Thread] = set()
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         self.read.append(index)
+        self.by.add(threading.current_thread())
         if index >= self.closed_from:
             self.reached.set()
             assert self.gate.wait(TIMEOUT_S)
@@ -84,12 +86,12 @@ def test_it_reads_ahead_but_not_further_than_asked(depth: int) -> None:
 def test_without_depth_the_callers_thread_reads_each_batch_when_asked() -> None:
     data = Squares()
     loading = load_batches(data, batches([0], [], [1, 13]), depth=0)
-    before = threading.active_count()
     assert first(loading)[1].tolist() == [0]
-    assert (data.read, threading.active_count()) == ([0], before)
+    assert (data.read, num_threads()) == ([0], 0)
     assert next(loading) is None
     with pytest.raises(DataError, match="sample 13"):
         next(loading)
+    assert data.by == {threading.current_thread()}
 
 
 def test_the_next_batch_is_ready_before_it_is_asked_for() -> None:

@@ -12,7 +12,7 @@ from gpupool.data.loader import load_batches
 from gpupool.data.nested import opened
 from gpupool.data.normalization import Normalization
 from gpupool.data.samples import Draw, Samples
-from tests.data.points import Points
+from tests.data.points import Points, open_when
 
 
 class Noisy(Points):
@@ -23,7 +23,7 @@ class Noisy(Points):
 
 
 def test_samples_are_those_of_the_parts_and_are_fetched_many_at_once() -> None:
-    first, second = Points(10), Points(5, delay_s=0.05)
+    first, second = Points(10), Points(5)
     part, _ = random_split(ConcatDataset([first, Subset(second, [4, 1, 2])]), [12, 1])
     dataset = opened(part)
     assert isinstance(dataset, Samples)
@@ -32,8 +32,10 @@ def test_samples_are_those_of_the_parts_and_are_fetched_many_at_once() -> None:
     expected = [*range(10), 4, 1, 2]
     assert batch.targets.tolist() == [expected[place] for place in part.indices]
     assert [dataset[place][1] for place in range(12)] == batch.targets.tolist()
-    (batch,) = load_batches(opened(Subset(second, [0, 1, 2, 3])), [np.arange(4)])
-    assert second.max_fetching > 1
+    third = Points(5, closed_from=0)
+    open_when(third, lambda: third.max_fetching == 4)
+    (batch,) = load_batches(opened(Subset(third, [0, 1, 2, 3])), [np.arange(4)])
+    assert third.max_fetching == 4
 
 
 def test_random_numbers_are_those_of_the_sample_and_differ_between_parts() -> None:

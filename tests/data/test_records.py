@@ -28,7 +28,8 @@ def content(number: int) -> bytes:
     return number.to_bytes(4, "little") * (500 + number * 97 % 9500)
 
 
-# Writes records as fast as it can, and tells which.
+# Writes records as fast as it can, and tells which; not so many that they reach the limit, should
+# it be a while until it is killed.
 FILL = f"""
 import sys
 from pathlib import Path
@@ -36,9 +37,11 @@ from gpupool.data.records import key_of
 from gpupool.data.writer import Writer
 {inspect.getsource(content)}
 writer = Writer(Path(sys.argv[1]))
-for number in range(int(sys.argv[2]), 10**6):
+first = int(sys.argv[2])
+for number in range(first, first + 500):
     assert writer.write(key_of("record", number), content(number), {LIMIT})
     print(number, flush=True)
+sys.stdin.read()
 """
 # Reads one record after the other as soon as it is there, until it is told the last one.
 READ = f"""
@@ -47,7 +50,7 @@ from pathlib import Path
 from gpupool.data.records import Records, key_of
 {inspect.getsource(content)}
 records, last = Records(Path(sys.argv[1])), []
-threading.Thread(target=lambda: last.append(int(sys.stdin.readline())), daemon=True).start()
+threading.Thread(target=lambda: last.append(int(sys.stdin.readline() or -1)), daemon=True).start()
 seen = 0
 while not last or seen <= last[0]:
     records.refresh()
@@ -226,7 +229,7 @@ def test_what_is_in_use_is_not_removed_for_what_is_new(folder: Path) -> None:
     assert took == [True] * kept + [False] * (100 - kept)
     assert LIMIT * 0.9 < disk_bytes(folder) <= LIMIT
     assert find(folder, 0) == bytes(MIB)
-    clock.now += 301
+    clock.now = time.time() + 301
     assert writer.write(key_of(100), bytes(MIB), LIMIT)
     assert find(folder, 1) is None
     assert find(folder, 0) == bytes(MIB)  # which has been used since

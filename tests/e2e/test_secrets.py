@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -104,6 +105,8 @@ class Watch(threading.Thread):
 
     def _look_at(self, process: psutil.Process) -> None:
         self.pids.add(process.pid)
+        # first, as what a cell starts has the name of its rank until it has an environment
+        environ = Path(f"/proc/{process.pid}/environ").read_bytes()
         name = " ".join(process.cmdline())[:200]
         for connection in process.net_connections(kind="inet"):
             address = connection.laddr.ip if connection.status == psutil.CONN_LISTEN else "::1"
@@ -112,7 +115,6 @@ class Watch(threading.Thread):
         if CANARY in " ".join(process.cmdline()):
             self.found.add(f"{name}: in its arguments")
         # What a cell starts (`!env`) is given its environment: that is what it was asked for.
-        environ = Path(f"/proc/{process.pid}/environ").read_bytes()
         if CANARY.encode() in environ and ("gpupool" in name or "ipyparallel" in name):
             self.found.add(f"{name}: in its first environment")
 
@@ -125,17 +127,34 @@ def folders(tmp_path: Path) -> dict[str, Path]:
     return found
 
 
+def content(path: Path) -> bytes:
+    """What is in a file; nothing if it is gone by now."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+
+
+def modes_below(folder: Path) -> dict[Path, int]:
+    """Who may do what with the files and folders of pools, but those that are gone by now."""
+    modes = {}
+    for path in folder.glob("gpupool-*/**/*"):
+        with contextlib.suppress(FileNotFoundError):
+            modes[path] = path.stat().st_mode & 0o777
+    return modes
+
+
 def lines_with_canary(folder: Path) -> list[str]:
     """The name of each file below the folder that holds a piece of a secret, and the line."""
     files = [path for path in folder.rglob("*") if path.is_file()]
-    lines = [(path.name, line) for path in files for line in path.read_bytes().splitlines()]
+    lines = [(path.name, line) for path in files for line in content(path).splitlines()]
     return [f"{name}: {line[:300]!r}" for name, line in lines if CANARY.encode() in line]
 
 
 def ask_the_hub(tmp: Path) -> str:
     """What another client of the same user learns: the records of all calls, and the queues."""
     (file,) = tmp.rglob("ipcontroller-client.json")
-    client: Any = ipyparallel.Client(str(file), timeout=10)
+    client: Any = ipyparallel.Client(str(file), timeout=60)
     try:
         answers = [client.queue_status(verbose=True)]
         for ask in (client.hub_history, lambda: client.db_query({})):
@@ -188,7 +207,7 @@ def test_no_secret_stays_anywhere(folders: dict[str, Path]) -> None:
             assert issuer.num_issued > 3, "renewed in between"
             num_pids = len(watch.pids)
             in_use = lines_with_canary(tmp)
-            modes = {path: path.stat().st_mode & 0o777 for path in tmp.glob("gpupool-*/**/*")}
+            modes = modes_below(tmp)
             hub = ask_the_hub(tmp)
             assert run("%gpupool stop").errors == []
         kernel.run("get_ipython().history_manager.writeout_cache()")

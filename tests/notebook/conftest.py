@@ -32,8 +32,9 @@ def history_of() -> Callable[..., TrainingHistory]:
 
 
 @pytest.fixture(scope="session")
-def _lasting_kernel() -> Iterator[Kernel]:
-    with Kernel() as kernel:
+def _lasting_kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    # a folder of its own, so that a start tells of nothing that others' pools leave
+    with Kernel(TMPDIR=str(tmp_path_factory.mktemp("tmp"))) as kernel:
         yield kernel
 
 

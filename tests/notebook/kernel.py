@@ -9,7 +9,7 @@ import re
 import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -29,6 +29,12 @@ class Cell:
     status: str = ""
     elapsed_s: float = 0.0
     messages: list[tuple[float, str, dict[str, Any]]] = field(default_factory=list)
+    questions: list[str] = field(default_factory=list)  # that were asked of the user
+
+    @property
+    def drawn(self) -> list[dict[str, Any]]:
+        """What each display was, and became, in order."""
+        return [content["data"] for _, kind, content in self.messages if "display_data" in kind]
 
     @property
     def outputs(self) -> list[dict[str, Any]]:
@@ -73,6 +79,17 @@ class Cell:
         return plain("\n".join(part.rstrip("\n") for part in parts))
 
 
+Condition = Callable[[Cell], bool]
+Step = tuple[Condition, Callable[[], object]]
+
+
+def draws(words: str) -> Condition:
+    """Whether a cell has put this into a display by now, as text or as HTML."""
+    return lambda cell: any(
+        words in data.get(f"text/{form}", "") for data in cell.drawn for form in ("plain", "html")
+    )
+
+
 class Kernel:
     """A kernel with an empty profile of its own; a context manager.
 
@@ -113,15 +130,18 @@ class Kernel:
         *,
         timeout_s: float = 100.0,
         interrupt_after_s: float | Sequence[float] = (),
+        meanwhile: Sequence[Step] = (),
         answers: Sequence[str | None] = (),
         allow_stdin: bool | None = None,
     ) -> Cell:
         """Run a cell to its end; press the stop button after `interrupt_after_s`, or several times.
 
+        `meanwhile` is done while it runs, one after the other: (condition, what), each once its
+        condition is true of the cell so far; so nothing depends on how fast anything is.
         `answers` are typed, one after the other, where the cell asks for input; at None
         the user does not answer. Without `allow_stdin` nobody can be asked.
         """
-        cell, left = Cell(), list(answers)
+        cell, left, steps = Cell(), list(answers), deque(meanwhile)
         sent = time.monotonic()
         request = self.client.execute(code, allow_stdin=allow_stdin)
         once = isinstance(interrupt_after_s, (int, float))
@@ -132,8 +152,11 @@ class Kernel:
             if presses and now > sent + presses[0]:
                 self.manager.interrupt_kernel()
                 presses.popleft()
+            if steps and steps[0][0](cell):
+                steps.popleft()[1]()
             with contextlib.suppress(queue.Empty):
                 question = self.client.get_stdin_msg(timeout=0)["content"]
+                cell.questions.append(question["prompt"])
                 assert left, f"the cell asks for more input than expected: {question['prompt']}"
                 answer = left.pop(0)
                 if answer is not None:
@@ -148,9 +171,14 @@ class Kernel:
             cell.messages.append((time.monotonic() - sent, kind, content))
             if kind == "status" and content["execution_state"] == "idle":
                 break
+        assert not steps, f"the cell ended before {len(steps)} steps were to be done: {cell.text}"
         cell.elapsed_s = time.monotonic() - sent
         cell.status = self._reply(request)["status"]
         return cell
+
+    def press_stop(self) -> None:
+        """Press the stop button of the notebook."""
+        self.manager.interrupt_kernel()
 
     def _reply(self, request: str) -> dict[str, Any]:
         """The reply to a request; replies to earlier ones (of getting ready, say) are let go."""

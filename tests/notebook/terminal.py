@@ -8,10 +8,12 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+from gpupool.notebook.spmd_terminal import SOON_S
 from tests.notebook.kernel import plain
 
 _SHELL = """
@@ -38,7 +40,10 @@ class Shown:
 
 
 class Terminal:
-    """A shell to run cells in; a context manager."""
+    """A shell to run cells in; a context manager. `variables` are added to its environment."""
+
+    def __init__(self, **variables: str) -> None:
+        self._variables = variables
 
     def __enter__(self) -> Self:
         self._folder = tempfile.TemporaryDirectory(prefix="gpupool-test-")
@@ -47,7 +52,7 @@ class Terminal:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "IPYTHONDIR": self._folder.name},
+            env={**os.environ, "IPYTHONDIR": self._folder.name, **self._variables},
         )
         return self
 
@@ -82,3 +87,15 @@ class Terminal:
         assert answer, f"the shell has ended, or took longer than {timeout_s:.0f} s: {code}"
         stdout, stderr, success = json.loads(answer)
         return Shown(plain(stdout), plain(stderr), success)
+
+    def run_briefly(self, code: str) -> Shown:
+        """A cell that was over soon: what lasts is shown line by line, and how long it took.
+
+        On a busy machine it may take some tries until one is.
+        """
+        for _ in range(200):
+            began = time.monotonic()
+            shown = self.run(code)
+            if time.monotonic() - began < SOON_S:
+                return shown
+        raise AssertionError(f"no cell was over within {SOON_S} s: {code}")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebook.kernel import Cell, Kernel
+from tests.notebook.kernel import Cell, Condition, Kernel
+from tests.waits import until_there
 
 START = "%load_ext gpupool\n%gpupool start --cpu -n 2"
 
@@ -35,6 +36,11 @@ def auto(kernel: Kernel) -> Kernel:
         "auto is on: every cell runs on rank 0, 1."
     )
     return kernel
+
+
+def says(words: str) -> Condition:
+    """Whether a cell has said this by now."""
+    return lambda cell: words in cell.text
 
 
 def number_of(cell: Cell) -> int:
@@ -86,9 +92,10 @@ def test_what_a_front_end_asks_silently_stays_in_the_notebook(auto: Kernel) -> N
 
 
 def test_ranks_view_and_time_limit_can_be_chosen(kernel: Kernel) -> None:
-    kernel.run("%gpupool auto on -t -1 --view raw --timeout 0.5")
+    kernel.run("%gpupool auto on -t -1 --view raw --timeout 60")
     cell = kernel.run("print('here', rank)")
     assert [output.get("text") for output in cell.outputs] == [None, "[1] here 1\n"]
+    kernel.run("%gpupool auto on -t -1 --view raw --timeout 0.5")
     late = kernel.run("import time\ntime.sleep(60)")
     assert "rank 1: TimeoutError: took longer than 0.5 s" in late.errors[0]["evalue"]
     kernel.run("%gpupool auto off")
@@ -156,29 +163,33 @@ def test_no_mode_of_tracebacks_shows_frames_of_ours(kernel: Kernel, mode: str) -
 # ---- --nowait ----------------------------------------------------------------------------------
 
 
-def test_an_error_that_nobody_asks_for_is_told_once_below_a_later_cell(kernel: Kernel) -> None:
-    begun = kernel.run("%%spmd --nowait -o handle\n1 / 0")
-    told = kernel.run("import time; time.sleep(0.5)").text
+DONE = "import time\nwhile not handle.done():\n    time.sleep(0.02)"
+
+
+def test_an_error_that_nobody_asks_for_is_told_once_below_a_later_cell(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    begun = kernel.run(f"%%spmd --nowait -o handle\n{until_there(go)}\n1 / 0")
+    go.touch()
+    told = kernel.run(DONE).text
     name = f"cell In[{number_of(begun)}]"
     assert told.startswith(f"{name} (--nowait) has failed: ZeroDivisionError: division by zero")
     assert kernel.run("1").text == "1"
     assert kernel.run("handle").text.startswith("SpmdRun(failed: ZeroDivisionError")
-    assert "----> 2 1 / 0" in kernel.run("await handle").text
+    assert "----> 4 1 / 0" in kernel.run("await handle").text
 
 
 def test_loading_the_extension_again_says_what_it_ends_and_loses_no_error(
     auto: Kernel, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
-    begun = auto.run(
-        "%%spmd --nowait -o handle\nimport os, time\n"
-        f"while not os.path.exists({str(go)!r}):\n    time.sleep(0.02)\n1 / 0"
-    )
+    begun = auto.run(f"%%spmd --nowait -o handle\n{until_there(go)}\n1 / 0")
     again = auto.run("%reload_ext gpupool")
     assert again.text == ("auto is off: gpupool was unloaded. `%gpupool auto on` puts it on again.")
     assert auto.run("%unload_ext gpupool").text == ""
     go.touch()
-    told = auto.run("import time\nwhile not handle.done():\n    time.sleep(0.02)").text
+    told = auto.run(DONE).text
     name = f"cell In[{number_of(begun)}]"
     assert told.startswith(f"{name} (--nowait) has failed: ZeroDivisionError: division by zero")
     assert auto.run("1").text == "1"
@@ -192,29 +203,37 @@ def test_an_error_that_is_asked_for_is_not_told_besides(kernel: Kernel) -> None:
     assert kernel.run("2").text == "2"
 
 
-def test_a_cell_waits_for_the_one_in_the_background_and_says_so(kernel: Kernel) -> None:
-    begun = kernel.run("%%spmd --nowait -o handle\nimport time\ntime.sleep(0.7)\ndist.barrier()\n1")
-    waits = kernel.run("%%spmd\ndist.barrier()\nprint('second')")
+def test_a_cell_waits_for_the_one_in_the_background_and_says_so(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    begun = kernel.run(f"%%spmd --nowait -o handle\n{until_there(go)}\ndist.barrier()\n1")
     name = f"cell In[{number_of(begun)}]"
+    waits = kernel.run(
+        "%%spmd\ndist.barrier()\nprint('second')", meanwhile=[(says(name), go.touch)]
+    )
     assert waits.text == f"gpupool: waits until {name} has ended.\n[0, 1] second"
     assert kernel.run("handle.done(), handle").text == "(True, SpmdRun(done))"
-    assert kernel.run("handle.result(timeout=5)[1]").text.endswith("1")
+    assert kernel.run("handle.result(timeout=60)[1]").text.endswith("1")
 
 
-def test_the_stop_button_ends_the_waiting_and_not_what_runs_before(kernel: Kernel) -> None:
-    kernel.run(
-        "%%spmd --nowait -o handle\nimport time\nfor i in range(40):\n    time.sleep(0.1)\ni"
-    )
-    stopped = kernel.run("%%spmd\nnever = 1", interrupt_after_s=0.5)
+def test_the_stop_button_ends_the_waiting_and_not_what_runs_before(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    kernel.run(f"%%spmd --nowait -o handle\n{until_there(go)}\n39")
+    waits = says("gpupool: waits until cell In[")
+    stopped = kernel.run("%%spmd\nnever = 1", meanwhile=[(waits, kernel.press_stop)])
     assert "interrupted while it waited for cell In[" in stopped.errors[0]["evalue"]
     assert kernel.run("handle.done()").text == "False"
+    go.touch()
     assert kernel.run("(await handle)[0]").text.endswith("39")
 
 
 def test_a_restart_ends_what_runs_in_the_background(kernel: Kernel) -> None:
     kernel.run("%%spmd --nowait -o handle\nimport time\ntime.sleep(60)")
     assert kernel.run("%gpupool restart").status == "ok"
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while kernel.run("handle.done()").text != "True":
         assert time.monotonic() < deadline
     assert "the rank was restarted" in kernel.run("handle.result()").errors[0]["evalue"]

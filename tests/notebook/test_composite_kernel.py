@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.notebook.kernel import Kernel
+from tests.waits import until_there
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +66,12 @@ def test_completion_knows_the_attributes_of_the_ranks_values(
     assert complete(kernel, code) == found
 
 
-def test_while_a_cell_runs_completion_does_not_wait_for_it(kernel: Kernel) -> None:
-    kernel.run("%%spmd --nowait -o slow\nimport time\ntime.sleep(3)")
+def test_while_a_cell_runs_completion_does_not_wait_for_it(kernel: Kernel, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    kernel.run(f"%%spmd --nowait -o slow\n{until_there(go)}")
     assert complete(kernel, "share.app") == []
     assert kernel.run("slow.done()").text == "False"
+    go.touch()
     kernel.run("slow.result()")
     assert complete(kernel, "share.app") == ["append"]
 

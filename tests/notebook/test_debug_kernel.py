@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.notebook.kernel import Cell, Kernel
+from tests.waits import touch
 
 FAILING = """%%spmd
 def inner(x):
@@ -77,14 +80,17 @@ def test_a_session_ends_well(failed: Kernel, end: str) -> None:
 
 
 def test_the_stop_button_ends_a_session_that_waits_for_a_command(failed: Kernel) -> None:
-    cell = failed.run("%gpupool debug", interrupt_after_s=1.0, answers=["p 'one'", None])
+    waits = [(lambda cell: len(cell.questions) == 2, failed.press_stop)]
+    cell = failed.run("%gpupool debug", meanwhile=waits, answers=["p 'one'", None])
     assert (cell.status, cell.errors) == ("ok", [])
     assert usable(failed)
 
 
-def test_the_stop_button_ends_a_command_and_not_the_session(failed: Kernel) -> None:
-    commands = ["import time; time.sleep(60)", "p 6 * 7", "q"]
-    cell = failed.run("%gpupool debug", answers=commands, interrupt_after_s=1.5)
+def test_the_stop_button_ends_a_command_and_not_the_session(failed: Kernel, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    commands = [f"import time; {touch(begun)}; time.sleep(60)", "p 6 * 7", "q"]
+    sleeps = [(lambda cell: begun.exists(), failed.press_stop)]
+    cell = failed.run("%gpupool debug", answers=commands, meanwhile=sleeps)
     assert cell.status == "ok"
     assert "*** KeyboardInterrupt\n42" in cell.text
     assert usable(failed)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import nbclient
 import nbformat
 import pytest
 
-from tests.notebook.kernel import Kernel, plain
+from tests.notebook.kernel import Cell, Kernel, plain
 from tests.notebook.terminal import Terminal
+from tests.waits import touch, until_there
 
 START = "%load_ext gpupool\n%gpupool start --inline --cpu"
 DATA = """
@@ -76,10 +78,11 @@ def test_the_value_of_an_expression_is_shown_once_and_the_notebooks_own_stay(
     assert numbers == "['str', 'SpmdResult']"
 
 
-def test_text_comes_while_the_cell_runs(kernel: Kernel) -> None:
-    cell = kernel.run("%%spmd\nprint('early', flush=True)\nimport time\ntime.sleep(1)")
-    shown_at = next(at for at, kind, _ in cell.messages if kind == "stream")
-    assert shown_at < cell.elapsed_s - 0.4
+def test_text_comes_while_the_cell_runs(kernel: Kernel, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    come = [(lambda cell: cell.text == "early", go.touch)]
+    cell = kernel.run(f"%%spmd\nprint('early', flush=True)\n{until_there(go)}", meanwhile=come)
+    assert cell.status == "ok"
 
 
 def test_figures_are_shown_once_and_kept(kernel: Kernel) -> None:
@@ -90,9 +93,11 @@ def test_figures_are_shown_once_and_kept(kernel: Kernel) -> None:
     assert kernel.run("print(len(r.outputs[0].displays), repr(r.text(0)))").text == "2 ''"
 
 
-def test_the_output_of_c_code_comes_too(kernel: Kernel) -> None:
-    code = "%%spmd -o r\nimport os, time\nos.write(1, b'from C\\n')\ntime.sleep(0.5)"
-    assert kernel.run(code).text == "from C"
+def test_the_output_of_c_code_comes_too(kernel: Kernel, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    code = f"%%spmd -o r\nimport os\nos.write(1, b'from C\\n')\n{until_there(go)}"
+    come = [(lambda cell: cell.text == "from C", go.touch)]
+    assert kernel.run(code, meanwhile=come).text == "from C"
     assert kernel.run("print(r.text(0))").text == "from C"
 
 
@@ -103,12 +108,17 @@ def test_quiet_hides_the_value_and_a_handle_has_it(kernel: Kernel) -> None:
     assert kernel.run("await handle").text == "7"
 
 
-def test_await_works_in_a_cell_and_hears_the_stop_button(kernel: Kernel) -> None:
+def test_await_works_in_a_cell_and_hears_the_stop_button(kernel: Kernel, tmp_path: Path) -> None:
     cell = kernel.run("%%spmd\nimport asyncio\nawait asyncio.sleep(0.01)\nprint('awaited')")
     assert cell.text == "awaited"
-    stopped = kernel.run("%%spmd\nimport asyncio\nawait asyncio.sleep(60)", interrupt_after_s=0.8)
+    waits = tmp_path / "waits"
+    tell = f"asyncio.get_running_loop().call_soon(lambda: {touch(waits)})"  # once the cell waits
+    stopped = kernel.run(
+        f"%%spmd\nimport asyncio\n{tell}\nawait asyncio.sleep(60)",
+        meanwhile=[(lambda cell: waits.exists(), kernel.press_stop)],
+    )
     assert "KeyboardInterrupt" in stopped.error_text
-    assert "----> 3 await asyncio.sleep(60)" in stopped.error_text
+    assert "----> 4 await asyncio.sleep(60)" in stopped.error_text
     assert kernel.run("await asyncio.sleep(0.01)\n5").text == "5"  # the kernel's own loop goes on
 
 
@@ -143,8 +153,10 @@ def test_every_kind_of_error_is_told_once(kernel: Kernel, code: str, told: str) 
     assert "gpupool/" not in cell.error_text
 
 
-def test_the_stop_button_and_a_time_limit_end_a_cell(kernel: Kernel) -> None:
-    cell = kernel.run("%%spmd\nimport time\ntime.sleep(60)", interrupt_after_s=0.8)
+def test_the_stop_button_and_a_time_limit_end_a_cell(kernel: Kernel, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    sleeps = [(lambda cell: begun.exists(), kernel.press_stop)]
+    cell = kernel.run(f"%%spmd\nimport time\n{touch(begun)}\ntime.sleep(60)", meanwhile=sleeps)
     assert "KeyboardInterrupt" in cell.error_text
     late = kernel.run("%%spmd --timeout 0.5\nimport time\ntime.sleep(60)")
     assert "took longer than 0.5 s" in late.error_text
@@ -223,10 +235,11 @@ def test_a_breakpoint_in_a_data_set_while_training(kernel: Kernel) -> None:
 
 
 def test_the_monitor_moves_and_the_stop_button_keeps_the_network(kernel: Kernel) -> None:
-    cell = kernel.run("result = train(Slow(), 1000)", interrupt_after_s=1.5)
+    def moves(cell: Cell) -> bool:
+        return sum(kind == "comm_msg" for _, kind, _ in cell.messages) >= 4
+
+    cell = kernel.run("result = train(Slow(), 1000)", meanwhile=[(moves, kernel.press_stop)])
     assert cell.status == "ok"
-    news = [at for at, kind, _ in cell.messages if kind == "comm_msg" and at < 1.4]
-    assert len(news) >= 4
     assert kernel.run("print(result.stopped_by)").text == "user"
     assert "Stopped after step" in cell.text
 

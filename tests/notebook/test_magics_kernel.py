@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import nbclient
 import nbformat
 import psutil
 import pytest
 
-from tests.notebook.kernel import Cell, Kernel, plain
+from tests.notebook.kernel import Cell, Kernel, draws, plain
+from tests.waits import peers, touch, until_there
 
 START = "%load_ext gpupool\n%gpupool start --cpu -n 2"
 
@@ -59,20 +61,23 @@ def test_a_start_that_is_refused_at_once_shows_the_error_alone(kernel: Kernel) -
 # ---- output ----------------------------------------------------------------------------------
 
 
-def test_output_is_shown_while_the_cell_runs_and_grouped_at_the_end(kernel: Kernel) -> None:
-    cell = kernel.run(
-        "%%spmd\nimport time\n"
-        "for i in range(15):\n    print('step', i, flush=True)\n    time.sleep(0.1)"
+def test_output_is_shown_while_the_cell_runs_and_grouped_at_the_end(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    seen = {0: tmp_path / "0", 29: tmp_path / "29"}  # each step is seen before the next one
+    waits = "\n".join(
+        f"    if i == {i}:\n{until_there(path, margin=' ' * 8)}" for i, path in seen.items()
     )
-    live = [(at, c["data"]) for at, kind, c in cell.messages if "display_data" in kind][:-1]
-    early = [data for at, data in live if at < cell.elapsed_s - 0.5]
-    assert len(early) >= 2
-    assert "step 0" in early[0]["text/plain"]
-    assert "step 14" not in early[0]["text/plain"]
-    assert all(len(data["text/plain"].splitlines()) <= 20 for _, data in live)
+    cell = kernel.run(
+        f"%%spmd\nfor i in range(31):\n    print('step', i, flush=True)\n{waits}",
+        meanwhile=[(draws(f"step {i}"), path.touch) for i, path in seen.items()],
+    )
+    live = cell.drawn[:-1]
+    assert not any("step 30" in data["text/plain"] for data in live if data is not live[-1])
+    assert all(len(data["text/plain"].splitlines()) <= 20 for data in live)
 
     (output,) = cell.outputs  # one display, whose content was replaced
-    lines = [f"step {i}" for i in range(15)]
+    lines = [f"step {i}" for i in range(31)]
     assert output["data"]["text/plain"].split() == " ".join(["[0, 1]", *lines]).split()
     assert "<b>2 ranks</b>" in cell.html
     assert "✓ 2 ok" in cell.html
@@ -104,15 +109,23 @@ def test_long_output_is_cut_and_kept_in_the_result(kernel: Kernel) -> None:
     assert kernel.run("print(len(long.text(1).splitlines()))").text == "1000"
 
 
-def test_a_bar_that_redraws_itself_is_seen_moving_and_stays_one_line(kernel: Kernel) -> None:
-    cell = kernel.run(
-        "%%spmd\nimport time\n"
-        "for i in range(10):\n    print(f'{i} of 9', end='\\r', flush=True)\n    time.sleep(0.1)"
+def test_a_bar_that_redraws_itself_is_seen_moving_and_stays_one_line(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    seen = {i: tmp_path / str(i) for i in (0, 5)}
+    waits = "\n".join(
+        f"    if i == {i}:\n{until_there(path, margin=' ' * 8)}" for i, path in seen.items()
     )
-    shown = [c["data"]["text/plain"] for _, kind, c in cell.messages if "display_data" in kind]
-    assert len(shown) >= 3
+    cell = kernel.run(
+        f"%%spmd\nfor i in range(10):\n    print(f'{{i}} of 9', end='\\r', flush=True)\n{waits}",
+        meanwhile=[
+            (draws(f"[0] {i} of 9  (rank 1 alike)"), path.touch) for i, path in seen.items()
+        ],
+    )
+    shown = [data["text/plain"] for data in cell.drawn]
+    both = next(n for n, text in enumerate(shown) if "alike" in text)  # one rank may begin later
     live = r"\[0\] \d of 9  \(rank 1 alike\)"
-    assert all(re.fullmatch(live, text) for text in shown[1:-1])
+    assert all(re.fullmatch(live, text) for text in shown[both:-1])
     assert shown[-1] == "[0, 1] 9 of 9"
 
 
@@ -142,9 +155,11 @@ def test_the_value_of_a_background_cell_is_shown_once(kernel: Kernel) -> None:
 # ---- errors ----------------------------------------------------------------------------------
 
 
-def test_an_error_is_one_output_with_the_line_of_this_cell(kernel: Kernel) -> None:
+def test_an_error_is_one_output_with_the_line_of_this_cell(kernel: Kernel, tmp_path: Path) -> None:
+    kernel.run(f"%%spmd\n{peers(tmp_path / 'waits')}")
     cell = kernel.run(
-        "%%spmd\nprint('before')\nif rank == 1:\n    raise ValueError('bad row')\ndist.barrier()"
+        "%%spmd\nprint('before')\nif rank == 1:\n"
+        "    until_told(); raise ValueError('bad row')\ndist.barrier()"
     )
     number = next(c["execution_count"] for _, kind, c in cell.messages if kind == "execute_input")
     assert cell.status == "error"
@@ -157,7 +172,7 @@ def test_an_error_is_one_output_with_the_line_of_this_cell(kernel: Kernel) -> No
     said, *traceback = cell.text.splitlines()
     assert said == "[0, 1] before"  # what was printed is not lost
     assert f"Cell In[{number}], line 4" in traceback  # as the notebook counts: %%spmd is 1
-    assert "----> 4     raise ValueError('bad row')" in traceback
+    assert "----> 4     until_told(); raise ValueError('bad row')" in traceback
     freed = re.sub(r"#\d+", "#n", traceback[-1])
     assert freed == f"rank 0: freed from barrier #n (Cell In[{number}], line 5)"
     assert no_frame_of_ours(cell.text)
@@ -186,12 +201,16 @@ def test_a_cell_that_cannot_be_parsed_shows_the_place(kernel: Kernel) -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "import time\ntime.sleep(60)",
-        "if rank == 0:\n    import time\n    time.sleep(60)\ndist.barrier()",
+        "{begun}; import time\ntime.sleep(60)",
+        "if rank == 0:\n    {begun}; import time\n    time.sleep(60)\ndist.barrier()",
     ],
 )
-def test_the_stop_button_ends_a_cell_and_the_next_one_works(kernel: Kernel, code: str) -> None:
-    cell = kernel.run(f"%%spmd\n{code}", interrupt_after_s=1.0)
+def test_the_stop_button_ends_a_cell_and_the_next_one_works(
+    kernel: Kernel, code: str, tmp_path: Path
+) -> None:
+    begun = tmp_path / "begun"
+    runs = [(lambda cell: begun.exists(), kernel.press_stop)]
+    cell = kernel.run(f"%%spmd\n{code.format(begun=touch(begun))}", meanwhile=runs)
     assert cell.elapsed_s < 40  # and not the minute
     assert [error["ename"] for error in cell.errors] == ["SpmdError"]
     assert "KeyboardInterrupt" in cell.error_text
@@ -201,7 +220,8 @@ def test_the_stop_button_ends_a_cell_and_the_next_one_works(kernel: Kernel, code
 
 def test_the_stop_button_ends_an_awaited_cell_too(kernel: Kernel) -> None:
     kernel.run("%%spmd --nowait -o handle\nimport time\ntime.sleep(60)")
-    cell = kernel.run("await handle", interrupt_after_s=1.0)
+    waits = [(draws("running"), kernel.press_stop)]  # which it shows after two seconds
+    cell = kernel.run("await handle", meanwhile=waits)
     assert [error["ename"] for error in cell.errors] == ["SpmdError"]
     assert no_frame_of_ours(cell.error_text)
     assert kernel.run("%spmd rank").text == "[0] 0\n[1] 1"

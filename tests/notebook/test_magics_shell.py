@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.notebook.terminal import Terminal
+from tests.waits import touch, until_there
 
 # a driver may be there or not; the variable is set to "" either way
 WHY_CPU = "no NVIDIA driver|CUDA_VISIBLE_DEVICES='' hides all GPUs"
 
 
 @pytest.fixture(scope="module")
-def fresh() -> Iterator[Terminal]:
-    """A shell with the magics, without a pool at first."""
-    with Terminal() as terminal:
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
+    """A shell with the magics, without a pool at first; pools of others leave nothing for it."""
+    with Terminal(TMPDIR=str(tmp_path_factory.mktemp("tmp"))) as terminal:
         shown = terminal.run("%load_ext gpupool")
         assert (shown.stdout, shown.stderr, shown.success) == ("", "", True)
         yield terminal
@@ -55,7 +57,7 @@ def test_a_cell_starts_a_pool_and_says_so_in_one_line(fresh: Terminal) -> None:
     assert re.fullmatch(
         rf"gpupool: no pool was running; started 2 ranks on CPU: ({WHY_CPU}) \(gloo\)\.", started
     )
-    assert rest == ["[0, 1] hello"]
+    assert rest[:2] in (["[0, 1] hello"], ["[0] hello", "[1] hello"], ["[1] hello", "[0] hello"])
 
 
 def test_the_status_tells_state_ranks_and_processes(terminal: Terminal) -> None:
@@ -77,7 +79,7 @@ def test_a_second_start_changes_nothing(terminal: Terminal) -> None:
 
 
 def test_what_is_over_soon_is_shown_as_groups_of_ranks(terminal: Terminal) -> None:
-    shown = terminal.run("%%spmd\nprint('head')\nprint('rows', 8 - rank)")
+    shown = terminal.run_briefly("%%spmd\nprint('head')\nprint('rows', 8 - rank)")
     heading, *lines = shown.stdout.splitlines()
     assert re.fullmatch(r"%%spmd  2 ranks  ok  \d+ ms", heading)
     assert lines == ["[0] head", "    rows 8", "[1] head", "    rows 7"]
@@ -85,15 +87,16 @@ def test_what_is_over_soon_is_shown_as_groups_of_ranks(terminal: Terminal) -> No
 
 def test_each_line_of_what_lasts_bears_its_rank(terminal: Terminal) -> None:
     shown = terminal.run(
-        "%%spmd\nimport time\ntime.sleep(1.2)\nprint('one')\nprint('no end', rank, end='')\n"
-        "(rank,\n 'x' * 99)"
+        "%%spmd\nimport time\ntime.sleep(1.2)\nfor i in range(20):\n    dist.barrier()\n"
+        "    print('one', i)\nprint('no end', rank, end='')\n(rank,\n 'x' * 99)"
     )
     *lines, heading = shown.stdout.splitlines()
-    assert re.fullmatch(r"%%spmd  2 ranks  ok  \d\.\d s.*", heading)
-    assert "[0, 1] one" in lines
+    assert re.fullmatch(r"%%spmd  2 ranks  ok  \d+(\.\d)? s.*", heading)
+    # those that both ranks say within half a second
+    assert any(line.startswith("[0, 1] one ") for line in lines)
     for rank in (0, 1):
-        mine = [line for line in shown.stdout.splitlines() if line.startswith(f"[{rank}] ")]
-        assert mine == [
+        mine = [line for line in lines if line.startswith(f"[{rank}] ")]
+        assert [line for line in mine if not line.startswith(f"[{rank}] one ")] == [
             f"[{rank}] no end {rank}",
             f"[{rank}] ({rank},",  # a value of several lines bears it on each
             f"[{rank}]  '{'x' * 99}')",
@@ -101,12 +104,14 @@ def test_each_line_of_what_lasts_bears_its_rank(terminal: Terminal) -> None:
 
 
 def test_figures_are_named_in_text(terminal: Terminal) -> None:
-    shown = terminal.run("%%spmd -t 0\nfrom IPython.display import HTML\ndisplay(HTML('x'))")
+    cell = "%%spmd -t 0\nfrom IPython.display import HTML\ndisplay(HTML('x'))"
+    shown = terminal.run_briefly(cell)
     assert shown.stdout == "[0] <IPython.core.display.HTML object>\n"
 
 
 def test_a_progress_bar_is_written_once(terminal: Terminal) -> None:
-    shown = terminal.run("%%spmd -t 0\nfor i in range(5):\n    print(i, end='\\r', flush=True)")
+    cell = "%%spmd -t 0\nfor i in range(5):\n    print(i, end='\\r', flush=True)"
+    shown = terminal.run_briefly(cell)
     assert shown.stdout == "[0] 4\n"
 
 
@@ -143,7 +148,7 @@ def test_a_cell_runs_on_the_chosen_ranks(
 
 def test_braces_on_the_line_mean_a_notebook_variable(terminal: Terminal) -> None:
     assert terminal.run("which = 1\n").success
-    assert terminal.run("%%spmd -t {which}\nprint('here')").stdout == "[1] here\n"
+    assert terminal.run_briefly("%%spmd -t {which}\nprint('here')").stdout == "[1] here\n"
 
 
 def test_the_result_is_bound_and_holds_values_and_text(terminal: Terminal) -> None:
@@ -166,7 +171,7 @@ def test_a_failing_cell_leaves_the_name_as_it_was(terminal: Terminal) -> None:
 
 
 def test_a_cell_that_takes_too_long_is_interrupted(terminal: Terminal) -> None:
-    shown = terminal.run("%%spmd --timeout 0.5\nimport time\ntime.sleep(60)", timeout_s=20)
+    shown = terminal.run("%%spmd --timeout 0.5\nimport time\ntime.sleep(60)")
     assert shown.stdout.startswith("SpmdError: ")
     assert "took longer than 0.5 s" in shown.stdout
     assert terminal.run("%spmd rank").success
@@ -175,19 +180,21 @@ def test_a_cell_that_takes_too_long_is_interrupted(terminal: Terminal) -> None:
 def test_a_handle_shows_the_output_when_its_result_is_asked_for(terminal: Terminal) -> None:
     begun = terminal.run("%%spmd --nowait -o handle\nprint('from the background')\nrank + 5")
     assert "from the background" not in begun.stdout
-    first = terminal.run("handle.result()").stdout
-    assert first.startswith("[0, 1] from the background\n")
-    assert first.count("[0] 5\n[1] 6\n") == 1  # as the value of the cell
+    terminal.run("import time\nwhile not handle.done(): time.sleep(0.02)")
+    first = terminal.run("handle.result()").stdout.splitlines()
+    assert first.count("[0, 1] from the background") == 1
+    assert (first.count("[0] 5"), first.count("[1] 6")) == (1, 1)  # as the value of the cell
     again = terminal.run("handle.result()").stdout  # the name still means the handle
     assert again.endswith("[0, 1] from the background\n[0] 5\n[1] 6\n")
 
 
-def test_interrupt_ends_a_cell_in_the_background(terminal: Terminal) -> None:
+def test_interrupt_ends_a_cell_in_the_background(terminal: Terminal, tmp_path: Path) -> None:
     assert terminal.run("%gpupool interrupt").stdout == "No rank is busy.\n"
-    terminal.run("%%spmd --nowait -o handle\nimport time\ntime.sleep(60)")
-    terminal.run("import time; time.sleep(0.5)")
+    begun = tmp_path / "begun"
+    terminal.run(f"%%spmd --nowait -o handle\nimport time; {touch(begun)}\ntime.sleep(60)")
+    terminal.run(until_there(begun))
     assert terminal.run("%gpupool interrupt").stdout == "The busy ranks are interrupted.\n"
-    assert "KeyboardInterrupt" in terminal.run("handle.result()", timeout_s=20).stdout
+    assert "KeyboardInterrupt" in terminal.run("handle.result()").stdout
 
 
 def test_env_shows_names_and_never_values(terminal: Terminal) -> None:
@@ -197,7 +204,7 @@ def test_env_shows_names_and_never_values(terminal: Terminal) -> None:
     assert re.fullmatch(r"On 2 ranks: MY_MODE \(\w{6}\), MY_TOKEN \(\w{6}\)\n", sent)
     assert terminal.run("%gpupool env").stdout == sent
     assert "env: MY_MODE, MY_TOKEN (hidden)" in terminal.run("%gpupool").stdout
-    masked = terminal.run(
+    masked = terminal.run_briefly(
         "%%spmd -t 0\nimport os\nprint(os.environ['MY_TOKEN'], os.environ['MY_MODE'])"
     )
     assert masked.stdout == "[0] [hidden] fast\n"

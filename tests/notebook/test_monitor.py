@@ -82,10 +82,11 @@ def test_while_it_runs_the_notebook_holds_the_widget_and_its_text() -> None:
 def test_stop_reaches_the_run_and_is_acknowledged_at_once() -> None:
     notebook = executed(
         "from gpupool.notebook.views import WidgetView\n"
-        "run = Run(step_s=0.3)\nview = WidgetView(run.stop)\nrun.add_listener(view)",
+        "run, wishes = Run(step_s=0.3), []\n"
+        "view = WidgetView(lambda: wishes.append(run.stop))\nrun.add_listener(view)",
         # As the kernel does it when the browser sends the press of the button:
         "view.monitor._handle_custom_msg({'press': 'stop'}, [])\n"
-        "at_once = view.monitor.status\nrun.wait()",
+        "at_once = view.monitor.status\n(stop,) = wishes\nstop()\nrun.wait()",
         "print(at_once, run.history.status, view.monitor.status, len(run.history.steps) < 900)",
     )
     assert notebook.cells[3].outputs[0].text == "stopping stopped stopped True\n"

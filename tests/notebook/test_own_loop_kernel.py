@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import time
+from pathlib import Path
 
 import pytest
 
-from tests.notebook.kernel import Cell, Kernel
+from tests.notebook.kernel import Cell, Condition, Kernel, draws
 from tests.notebook.pages import Page
+from tests.waits import until_there
 
 DATA = """
 import gpupool, torch
@@ -65,16 +68,20 @@ def kernel(clean_kernel: Kernel) -> Kernel:
     return clean_kernel
 
 
-def updates(cell: Cell) -> list[str]:
-    """The texts of all pictures of a cell, in order."""
-    shown = [content for _, kind, content in cell.messages if "display_data" in kind]
-    return [content["data"]["text/plain"] for content in shown]
+ASKED_AGAIN = draws("Press stop again")
+HAS_BUTTON = draws("gpl-stop-")  # so the loop has asked whether to stop
 
 
-def htmls(cell: Cell) -> list[str]:
-    """The HTML of all pictures of a cell, in order."""
-    shown = [content for _, kind, content in cell.messages if "display_data" in kind]
-    return [content["data"].get("text/html", "") for content in shown]
+def for_a_while(condition: Condition, seconds: float) -> Condition:
+    """Whether it has been true for so long."""
+    since: list[float] = []
+
+    def holds(cell: Cell) -> bool:
+        if condition(cell) and not since:
+            since.append(time.monotonic())
+        return bool(since) and time.monotonic() - since[0] > seconds
+
+    return holds
 
 
 def comms(cell: Cell, kind: str) -> list[str]:
@@ -98,15 +105,18 @@ def test_an_own_loop_has_the_losses_of_train_and_is_shown(kernel: Kernel) -> Non
 def test_the_stop_button_ends_a_loop_that_asks_at_the_same_step_on_all_ranks(
     kernel: Kernel,
 ) -> None:
-    cell = kernel.run(ENDLESS + ASKS, interrupt_after_s=2.0)
+    cell = kernel.run(ENDLESS + ASKS, meanwhile=[(HAS_BUTTON, kernel.press_stop)])
     assert cell.status == "ok", cell.error_text
     assert "Endless: stopped, step " in cell.text
     assert kernel.run("_[0] == _[1] > 1").text == "True"
 
 
-def test_stop_in_the_picture_ends_the_loop_while_the_cell_blocks(kernel: Kernel) -> None:
-    page = Page(kernel, "is_stopping", "gpl-stop-", subshell=True)
-    page.run(ENDLESS + ASKS, lambda page: "gpl-hint-" in page.html)
+def test_stop_in_the_picture_ends_the_loop_while_the_cell_blocks(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    page, go = Page(kernel, "is_stopping", "gpl-stop-", subshell=True), tmp_path / "go"
+    held = f"        if monitor.stop:\n{until_there(go, margin=' ' * 12)}\n            break\nstep"
+    page.run(ENDLESS + held, lambda page: "gpl-hint-" in page.html)
     page.send("hello")
     page.follow(lambda page: page.view["answers"] == 1)
     assert not page.view["is_stopping"]
@@ -114,35 +124,42 @@ def test_stop_in_the_picture_ends_the_loop_while_the_cell_blocks(kernel: Kernel)
         page.send("stop")
     page.follow(lambda page: page.view["presses"] == 2)
     assert page.view["is_stopping"]  # the acknowledgement
+    go.touch()
     page.follow(lambda page: page.is_closed)
     assert kernel.run("_[0] == _[1] > 1").text == "True"
 
 
-def test_a_loop_that_does_not_ask_has_no_button_and_none_stays(kernel: Kernel) -> None:
+def test_a_loop_that_does_not_ask_has_no_button_and_none_stays(
+    kernel: Kernel, tmp_path: Path
+) -> None:
     cell = kernel.run(ENDLESS.replace("10_000", "40"))
     assert cell.status == "ok"
     assert comms(cell, "comm_open") == []
-    asked = kernel.run(ENDLESS.replace("10_000", "40") + ASKS)
+    go = tmp_path / "go"  # it is told twice a second whether a loop asks
+    held = f"        if step == 35:\n{until_there(go, margin=' ' * 12)}\n"
+    seen = [(HAS_BUTTON, go.touch)]
+    asked = kernel.run(ENDLESS.replace("10_000", "40") + held + ASKS, meanwhile=seen)
     assert comms(asked, "comm_open")
     assert {*comms(asked, "comm_open")} <= {*comms(asked, "comm_close")}
-    assert any("gpl-stop-" in html for html in htmls(asked))
     assert "gpl-" not in cell.html + asked.html
 
 
 def test_the_stop_button_interrupts_a_loop_that_does_not_ask(kernel: Kernel) -> None:
-    cell = kernel.run(ENDLESS, interrupt_after_s=2.0)
+    cell = kernel.run(ENDLESS, meanwhile=[(draws("Endless: step "), kernel.press_stop)])
     assert cell.status == "error"
     assert "KeyboardInterrupt" in cell.error_text
     assert "ended by an error" in cell.html
-    assert not any("Press stop again" in text for text in updates(cell))
+    assert not ASKED_AGAIN(cell)
 
 
 def test_a_second_press_interrupts(kernel: Kernel) -> None:
     stuck = ENDLESS + "        if monitor.stop:\n            time.sleep(60)\n"
-    cell = kernel.run(stuck, interrupt_after_s=(2.0, 4.0))
+    # a press within a second of the first one means the same
+    again = for_a_while(ASKED_AGAIN, 1.5)
+    presses = [(HAS_BUTTON, kernel.press_stop), (again, kernel.press_stop)]
+    cell = kernel.run(stuck, meanwhile=presses)
     assert cell.status == "error"
     assert "KeyboardInterrupt" in cell.error_text
-    assert any("Press stop again" in text for text in updates(cell))
 
 
 def test_a_monitor_that_nobody_closes_ends_with_its_cell(kernel: Kernel) -> None:

@@ -16,7 +16,7 @@ from nbclient import NotebookClient
 from gpupool.core.progress import BYTES, Course
 from gpupool.core.terminal import FRESH_LINE
 from gpupool.notebook.progress_view import bar_html, bar_text
-from tests.notebook.kernel import Kernel
+from tests.notebook.kernel import Kernel, draws
 
 FILES = Course("Listing", 1200, 5000, "files", "", 3.0)
 PAGES = Course("Listing", 1200, None, "files", "", 3.0)
@@ -219,7 +219,8 @@ def test_a_saved_notebook_has_no_bar_that_stands_still() -> None:
 
 
 def test_a_stop_in_a_notebook_leaves_a_line_that_says_so(kernel: Kernel) -> None:
-    cell = kernel.run("work(True)", interrupt_after_s=3.0)
+    drawn = [(draws("Listing: 12 files ["), kernel.press_stop)]
+    cell = kernel.run("work(True)", meanwhile=drawn)
     display, error = cell.outputs
     assert display["data"]["text/plain"].startswith("Listing: stopped after 12 files, ")
     assert error["ename"] == "KeyboardInterrupt"

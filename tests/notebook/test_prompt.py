@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -28,6 +29,9 @@ def draw():
         number += 1
         line.draw(f"drawn {number}")
     line.close()
+def seen():
+    while not line._shown:
+        time.sleep(0.01)
 thread = threading.Thread(target=draw)
 thread.start()
 """
@@ -60,6 +64,13 @@ class Screen:
                 self.child.send("\x1b[5;1R")
         return self.text[since:]
 
+    def close(self) -> None:
+        """End it, whatever it does; `close` of pexpect gives a process a tenth of a second."""
+        if self.child.isalive():
+            self.child.kill(signal.SIGKILL)
+            self.child.wait()
+        self.child.close()
+
     def run(self, number: int, code: str) -> int:
         """Type a cell at its prompt, and tell where in `text` what follows begins."""
         self.until(rf"In \[{number}\]:")
@@ -72,7 +83,7 @@ class Screen:
 def screen(tmp_path: Path) -> Iterator[Screen]:
     made = Screen(tmp_path)
     yield made
-    made.child.close(force=True)
+    made.close()
 
 
 def test_a_line_is_below_the_prompt_and_what_cells_print_above_it(
@@ -86,13 +97,13 @@ def test_a_line_is_below_the_prompt_and_what_cells_print_above_it(
     shown = screen.until(r"drawn \d+(.|\n)*\x1b", since=at_prompt)
     assert FRESH_LINE + "drawn" not in shown  # the prompt draws it
 
-    since = screen.run(2, "for i in range(4): print('mine', i); time.sleep(0.2)")
+    since = screen.run(2, "for i in range(4): print('mine', i); seen()")
     shown = screen.until(r"mine 3\r\n", since)
     begun = shown[shown.index("mine 0") :]
     assert FRESH_LINE + "drawn" in begun
     # each print begins a line of its own
     assert not re.search(r"drawn \d+[^\x1b\r]*mine", begun)
-    assert all(f"{FRESH_LINE}mine {i}" in begun for i in (2, 3))
+    assert all(f"{FRESH_LINE}mine {i}" in begun for i in (1, 2, 3))
 
     since = screen.run(3, "over.set(); thread.join(); print('left', type(sys.stdout).__name__)")
     screen.until("left TextIOWrapper", since)
@@ -105,4 +116,4 @@ def test_a_simple_prompt_could_not_be_drawn_anew_so_nothing_is_drawn(tmp_path: P
         screen.run(1, f"%run -i {tmp_path}/begin.py")
         screen.until("may draw False")
     finally:
-        screen.child.close(force=True)
+        screen.close()

@@ -608,8 +608,9 @@ def test_what_cannot_be_sent_is_named_and_no_rank_runs(run, shell: Terminal, cas
     assert not shown.success
     assert "TransferError: no rank has run" in shown.stdout
     assert case.expected in shown.stdout
-    assert shell.run("%%spmd --isolate\nprint('ran' in globals())").stdout == "[0, 1] False\n"
-    assert shell.run("%%spmd\nprint('goes on')").stdout == "[0, 1] goes on\n"
+    ran = shell.run_briefly("%%spmd --isolate\nprint('ran' in globals())")
+    assert ran.stdout == "[0, 1] False\n"
+    assert shell.run_briefly("%%spmd\nprint('goes on')").stdout == "[0, 1] goes on\n"
 
 
 def test_an_error_in_a_function_of_the_notebook_names_its_cell_and_line(shell: Terminal) -> None:

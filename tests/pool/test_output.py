@@ -257,10 +257,11 @@ list(torch.utils.data.DataLoader(Loud(), num_workers=1))
 
 def test_of_a_flood_the_first_and_the_last_come_whole_and_in_order(pool2: Pool) -> None:
     # Long lines: to print them takes a fraction of the time that they need to be sent. The first
-    # have gone before, however slow the thread is that sends them: by a flush, which is done at once
-    # unless there were very many in the last second.
+    # have gone before, however slow the thread is that sends them: by a flush, which is done at
+    # once unless there were very many in the last second.
     code = (
-        "import sys, time\ntime.sleep(1.1)\nfor i in range(40_000):\n    print(i, 'x' * (90 if i < 5000 else 5000))\n"
+        "import sys, time\ntime.sleep(1.1)\nfor i in range(40_000):\n"
+        "    print(i, 'x' * (90 if i < 5000 else 5000))\n"
         "    if i == 4999: sys.stdout.flush()"
     )
     said = pool2.run(code, ranks=0).text(0).splitlines()

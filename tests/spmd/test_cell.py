@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
+from concurrent.futures import wait
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpupool.core.errors import SpmdError
 from gpupool.pool.pool import Pool
+from gpupool.pool.watch import WHERE_REQUEST
 from gpupool.spmd.cell import CellReport, SpmdRun
+from tests.pool.processes import until
+from tests.waits import until_there
 
 
 class Notes:
@@ -21,6 +25,7 @@ class Notes:
         self.pieces: list[tuple[int, str, Any]] = []
         self.num_ticks = 0
         self.reports: list[CellReport] = []
+        self.on_second_tick: Callable[[], object] = lambda: None
 
     def on_output(self, rank: int, kind: str, content: Any) -> None:
         """A piece of output."""
@@ -32,6 +37,8 @@ class Notes:
     def tick(self) -> None:
         """Time passes."""
         self.num_ticks += 1
+        if self.num_ticks == 2:
+            self.on_second_tick()
 
     def finish(self, report: CellReport) -> None:
         """The end."""
@@ -53,16 +60,25 @@ def begin(pool2: Pool) -> Begin:
 
 
 def wait_until_done(run: SpmdRun) -> None:
-    deadline = time.monotonic() + 20
-    while not run.done():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(run.done, 20.0, "its end")
 
 
-def test_a_run_is_a_handle_until_its_result_is_asked_for(begin: Begin) -> None:
-    run, notes = begin("import time\ntime.sleep(0.5)\nrank * 2")
+def sleeping(folder: Path) -> str:
+    """A cell that sleeps for a minute; each rank makes a file in the folder before."""
+    return f"import time; open(f'{folder}/{{rank}}', 'w').close(); time.sleep(60)"
+
+
+def sleeps(folder: Path) -> bool:
+    """Whether both ranks do that."""
+    return len(list(folder.iterdir())) == 2
+
+
+def test_a_run_is_a_handle_until_its_result_is_asked_for(begin: Begin, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    run, notes = begin(f"{until_there(go)}\nrank * 2")
     assert not run.done()
     assert repr(run) == "SpmdRun(running)"
+    go.touch()
     wait_until_done(run)
     assert repr(run) == "SpmdRun(done)"
     assert notes.reports == []  # nothing is shown before
@@ -94,8 +110,13 @@ def test_the_error_is_kept_and_shown_once(begin: Begin) -> None:
     }
 
 
-def test_the_view_hears_every_piece_with_its_rank_and_the_passing_of_time(begin: Begin) -> None:
-    run, notes = begin("import time\nprint('out', rank)\ntime.sleep(0.4)\ndisplay(rank)\nrank")
+def test_the_view_hears_every_piece_with_its_rank_and_the_passing_of_time(
+    begin: Begin, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    source = f"print('out', rank)\n{until_there(go)}\ndisplay(rank)\nrank"
+    run, notes = begin(source, timeout_s=60)
+    notes.on_second_tick = go.touch
     run.result()
     for rank in (0, 1):
         mine = [(kind, content) for r, kind, content in notes.pieces if r == rank]
@@ -104,48 +125,64 @@ def test_the_view_hears_every_piece_with_its_rank_and_the_passing_of_time(begin:
     assert notes.num_ticks >= 2
 
 
-def test_awaiting_gives_the_result_and_lets_others_run_meanwhile(begin: Begin) -> None:
-    async def both() -> tuple[Any, int]:
-        run, notes = begin("import time\ntime.sleep(0.4)\nrank + 1")
-        others = 0
+def test_awaiting_gives_the_result_and_lets_others_run_meanwhile(
+    begin: Begin, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+
+    async def both() -> Any:
+        run, notes = begin(f"{until_there(go)}\nrank + 1", timeout_s=60)
 
         async def other() -> None:
-            nonlocal others
-            while not run.done():
+            others = 0
+            while others < 5 or notes.num_ticks < 2:  # the output is drawn meanwhile
                 others += 1
                 await asyncio.sleep(0.01)
+            go.touch()
 
         background = asyncio.create_task(other())
         result = await run
         await background
-        assert notes.num_ticks > 1  # the output is drawn meanwhile
-        return result, others
+        return result
 
-    result, others = asyncio.run(both())
-    assert dict(result) == {0: 1, 1: 2}
-    assert others > 5
+    assert dict(asyncio.run(both())) == {0: 1, 1: 2}
 
 
-def test_cancelling_an_awaited_run_interrupts_the_ranks(begin: Begin) -> None:
+def test_cancelling_an_awaited_run_interrupts_the_ranks(begin: Begin, tmp_path: Path) -> None:
     async def cancelled() -> None:
-        run, _ = begin("import time\ntime.sleep(60)")
+        run, _ = begin(sleeping(tmp_path))
         waiting = asyncio.ensure_future(run)
-        await asyncio.sleep(0.3)
+        while not sleeps(tmp_path):
+            await asyncio.sleep(0.01)
         waiting.cancel()
         with pytest.raises(SpmdError, match="KeyboardInterrupt"):
             await waiting
 
-    asyncio.run(asyncio.wait_for(cancelled(), 20))
+    asyncio.run(asyncio.wait_for(cancelled(), 60))
 
 
-def test_a_run_can_be_interrupted(begin: Begin, pool2: Pool) -> None:
-    run, _ = begin("import time\ntime.sleep(60)")
-    time.sleep(0.3)
+def test_a_run_can_be_interrupted(begin: Begin, pool2: Pool, tmp_path: Path) -> None:
+    run, _ = begin(sleeping(tmp_path))
+    until(lambda: sleeps(tmp_path), 20.0)
     run.interrupt()
     wait_until_done(run)
     with pytest.raises(SpmdError, match="KeyboardInterrupt"):
         run.result()
     assert dict(pool2.run("rank")) == {0: 0, 1: 1}
+
+
+def test_an_interrupt_that_overtakes_its_call_ends_it(begin: Begin, pool2: Pool) -> None:
+    before = pool2.begin("1", ranks=(0, 1), on_output=lambda *_: None)
+    before.result()
+    pool2.interrupt_calls(dict.fromkeys((0, 1), before.number + 1))
+    heard = pool2.ask(WHERE_REQUEST, (0, 1)).values()  # one request is answered after the other
+    assert not wait(heard, timeout=60).not_done
+    pids = pool2.status().pids
+    run, _ = begin("import time\ntime.sleep(60)", timeout_s=50)
+    with pytest.raises(SpmdError, match="KeyboardInterrupt"):
+        run.result()
+    assert dict(pool2.run("rank")) == {0: 0, 1: 1}
+    assert pool2.status().pids == pids
 
 
 def test_a_run_has_a_time_limit(begin: Begin) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from gpupool import Pool, SpmdError
+from tests.waits import peers
 
 SUM = "t = torch.ones(1); dist.all_reduce(t); t.item()"
 TIMEOUT = "str(dist.group.WORLD._get_backend(torch.device('cpu')).options._timeout)"
@@ -130,8 +132,12 @@ def test_a_store_of_the_users_own_makes_a_group_of_its_own_for_the_cell(pool: Po
 
 
 @pytest.mark.parametrize("failing", [0, 1])
-def test_a_rank_that_waits_for_one_that_failed_is_freed(pool: Pool, failing: int) -> None:
-    cell = f"dist.destroy_process_group()\nif rank == {failing}: 1 / 0\ndist.init_process_group()"
+def test_a_rank_that_waits_for_one_that_failed_is_freed(
+    pool: Pool, failing: int, tmp_path: Path
+) -> None:
+    pool.run(peers(tmp_path / "waits", waits=1 - failing))
+    fail = f"if rank == {failing}: until_told(); 1 / 0"
+    cell = f"dist.destroy_process_group()\n{fail}\ndist.init_process_group()"
     with pytest.raises(SpmdError) as caught:
         pool.run(cell, timeout_s=30)
     assert str(caught.value).startswith(f"rank {failing}: ZeroDivisionError")
@@ -175,7 +181,7 @@ def test_a_script_finds_no_arguments_and_is_main(pool: Pool) -> None:
 
 
 ALONE = """import datetime
-dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1))
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=5))
 if rank == 0: dist.barrier()"""
 
 
