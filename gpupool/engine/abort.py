@@ -5,11 +5,12 @@ open for as long as a DDP wrapper or a traceback holds the group. Shutting the g
 does end it, at once, on this rank and on the peers that wait for it, with a RuntimeError. NCCL has
 `ProcessGroup.abort`. The group is dead afterwards and has to be formed again (`group.py`).
 
-gloo loses a send whose socket is found shut at one moment: when its event loop has just taken it
-off the list and writes (`Pair::handleRemotePendingRecv`). Whoever waits for that send waits for
-ever. So only the receiving half is shut here, which the loop reads as the end, while writes go
-through; and ranks are interrupted a moment before, so that one which tries again and again is out
-of its loop (`pool/ladder.py`).
+One in some hundred ranks that begin collectives again and again at that very moment stays blocked:
+seen in `UnboundBuffer::waitSend` with every connection closed. By its source gloo loses a send
+whose socket is shut just when its event loop has taken it off the list and writes
+(`Pair::handleRemotePendingRecv`). Only the receiving half is shut here, so that such writes still
+go through, and ranks are interrupted a moment before (`pool/ladder.py`). It still happens, when the
+peer's end has gone first; that rank is replaced.
 """
 
 from __future__ import annotations

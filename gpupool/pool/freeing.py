@@ -73,7 +73,7 @@ class Freeing:
     def _climb(self, rung: Rung, pending: Sequence[int]) -> None:
         numbers = dict.fromkeys(pending, self._number)
         if rung is Rung.INTERRUPT:
-            self.freed_at = time.time()
+            self.freed_at = self.freed_at or time.time()
             self._pool.interrupt_calls(numbers)
         elif rung in (Rung.ABORT, Rung.AGAIN):
             if not self._are_through(pending):  # who is may take as long as that to tell its error

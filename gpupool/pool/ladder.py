@@ -35,7 +35,7 @@ class Ladder:
         self._began: float | None = None
         self._warned: float | None = None
         self._presses_before = 0  # that came before the warning
-        self._is_through = False
+        self._is_through = self._has_heard = False
         self.agreed = False  # the user has pressed again after the warning
 
     def due(self, now: float, presses: int) -> list[Rung]:
@@ -46,8 +46,10 @@ class Ladder:
         """
         self._began = now if self._began is None else self._began
         steps = []
-        if presses and self._later and self._later[0][1] is Rung.INTERRUPT:
-            steps.append(self._later.pop(0)[1])
+        if presses and not self._has_heard:  # also after an error's own interrupt
+            self._has_heard = True
+            self._later = [step for step in self._later if step[1] is not Rung.INTERRUPT]
+            steps.append(Rung.INTERRUPT)
         if self._warned is not None and not self._is_through:
             self.agreed = presses > self._presses_before
             if self.agreed or now - self._warned >= self.kill_s:

@@ -36,6 +36,8 @@ def test_to_press_again_does_nothing_before_the_warning_and_agrees_after_it() ->
 def test_a_stop_after_an_error_still_interrupts() -> None:
     found = steps(Ladder(), (0, 0), (0.1, 1), (GRACE_S + MOMENT, 1))
     assert found == [[], [Rung.INTERRUPT], []]
+    found = steps(Ladder(), (0, 0), (GRACE_S + MOMENT, 0), (0.5, 1), (0.6, 2))
+    assert found == [[], [Rung.INTERRUPT], [Rung.INTERRUPT, Rung.ABORT], []]
 
 
 def test_a_late_look_takes_the_steps_that_are_due_and_gives_its_warning_time() -> None:
