@@ -11,7 +11,7 @@ from typing import Any
 
 from gpupool.core import environ
 from gpupool.data.filesystems import refresh_filesystems
-from gpupool.engine import calls, group, lasting, log, where
+from gpupool.engine import calls, group, log, rendezvous, where
 from gpupool.engine.abort import abort_collectives
 
 STOP_REQUEST = "gpupool_stop_request"  # end a training, or a loop, after the next report
@@ -79,7 +79,7 @@ def _abort(number: int | None = None) -> None:
     # First of all, so that the call cannot take the failed collective for a reason to try again.
     if number is not None:
         calls.interrupt(number)
-    lasting.give_up_waiting()
+    rendezvous.give_up_waiting()
     abort_collectives()
 
 

@@ -60,12 +60,13 @@ def join_group(**plan: Any) -> dict[str, Any]:
 def form_group(
     plan: dict[str, Any], generation: int, handles: dict[str, list[str]] | None, num_named: int
 ) -> dict[str, Any]:
-    """Form the process group of all ranks; returns when every rank has.
+    """Form the process group of all ranks; returns when every rank has."""
 
-    "stuck" in the reply says why collectives of this rank cannot be aborted; "" if they can.
-    """
-    connect = group.connect
-    return execute.guarded(lambda: {"stuck": connect(_plan(plan), generation, handles, num_named)})
+    def form() -> dict[str, Any]:
+        group.connect(_plan(plan), generation, handles, num_named)
+        return {}
+
+    return execute.guarded(form)
 
 
 def _plan(plan: dict[str, Any]) -> group.Plan:

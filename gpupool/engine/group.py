@@ -30,8 +30,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
-from gpupool.engine import lasting, where
-from gpupool.engine.abort import abort_collectives, gloo_connections
+from gpupool.engine import lasting, peers, rendezvous, where
+from gpupool.engine.abort import abort_collectives
+from gpupool.engine.gloo_sockets import gloo_connections
 
 # With a GPU each, CPU tensors still go through gloo, as torch does when no backend is named.
 _TORCH_BACKEND = {"nccl": "cpu:gloo,cuda:nccl", "gloo": "gloo"}
@@ -81,37 +82,36 @@ def join(plan: Plan) -> dict[str, Any] | None:
     Returns:
         "groups", see `lasting.report`, and "num_named"; None if groups do not last here.
     """
-    lasting.begin_waiting()
+    rendezvous.begin_waiting()
     if not plan.can_last:
         return None
     if not lasting.is_kept(plan.store_path):
         _cut_off()
         store = dist.FileStore(plan.store_path, plan.world_size)  # type: ignore[attr-defined]
         options = {"backend": "gloo", "timeout": TIMEOUT, "enable_reconfigure": True}
+        before = peers.loop_names()
         _open(plan, options, store)
-        lasting.keep(dist.distributed_c10d._get_default_group(), plan.rank, plan.world_size, store)
+        world, loops = distributed_c10d._get_default_group(), peers.loop_names() - before
+        lasting.keep(world, plan.rank, plan.world_size, store, loops)
     return {"groups": lasting.report(), "num_named": lasting.num_named()}
 
 
 def connect(
     plan: Plan, generation: int, handles: Mapping[str, Sequence[str]] | None, num_named: int
-) -> str:
+) -> None:
     """Connect the group that all ranks have joined, or form one. Returns when all have.
 
-    Returns:
-        Why collectives of this rank cannot be aborted; "" if they can.
+    Nothing is sent through it before its connections are proved to lead to ranks.
 
     Raises:
-        RuntimeError: another rank does not come.
+        RuntimeError: another rank does not come, or a stranger has connected.
     """
     global _plan, _num_asked, _generation, _connections
-    before = set(gloo_connections().values())
     _plan, _num_asked, _generation = None, 0, generation
     if handles is not None:
-        lasting.connect(generation, handles, num_named)
+        _connections = lasting.connect(generation, handles, num_named)
     else:
-        _form_anew(plan)
-    found = set(gloo_connections().values()) - before
+        _connections = _form_anew(plan)
     # What there is to be set up is set up now, not in the user's first collective.
     if plan.rank in plan.training_ranks:
         device = "cuda" if plan.training_backend == "nccl" else "cpu"
@@ -119,20 +119,15 @@ def connect(
     dist.barrier()
     _plan = plan
     where.forget_before()
-    _connections = frozenset(found)
-    if len(found) >= plan.world_size - 1:
-        return ""
-    late = f"{lasting.LATE} is set" if lasting.connects_late() else f"torch {torch.__version__}"
-    return f"{len(found)} of its {plan.world_size - 1} gloo connections were found; {late}"
 
 
-def _form_anew(plan: Plan) -> None:
+def _form_anew(plan: Plan) -> frozenset[str]:
     _cut_off()
     if plan.rank in plan.training_ranks and plan.training_backend == "nccl":
         torch.cuda.set_device(plan.device)
     store = dist.FileStore(plan.store_path, plan.world_size)  # type: ignore[attr-defined]
-    lasting.wait_for_all(store, "connect", plan.rank, plan.world_size)
-    _open(plan, {"backend": _TORCH_BACKEND[plan.backend], "timeout": TIMEOUT}, store)
+    rendezvous.wait_for_all(store, "connect", plan.rank, plan.world_size)
+    return _open(plan, {"backend": _TORCH_BACKEND[plan.backend], "timeout": TIMEOUT}, store)
 
 
 def _cut_off() -> None:
@@ -164,7 +159,7 @@ def form_as_asked(plan: Plan, asked: Mapping[str, Any]) -> None:
     _num_asked += 1
     path = f"{plan.store_path}.{_generation}.{_num_asked}"
     store = dist.FileStore(path, plan.world_size)  # type: ignore[attr-defined]
-    lasting.wait_for_all(store, "here", plan.rank, plan.world_size)
+    rendezvous.wait_for_all(store, "here", plan.rank, plan.world_size)
     _open(plan, asked, store)
 
 
@@ -223,12 +218,24 @@ def leave() -> None:
         gc.collect()
 
 
-def _open(plan: Plan, asked: Mapping[str, Any], store: Any) -> None:
+def _open(plan: Plan, asked: Mapping[str, Any], store: Any) -> frozenset[str]:
+    """Form the group of all ranks; returns its connections, none yet if it is one that lasts."""
     global _training_group, _group, _asked
     __tracebackhide__ = True
-    hook = sys.excepthook
+    lasting.refuse_late_connections()
+    hook, before = sys.excepthook, peers.loop_names()
     _torch_init(**asked, store=store, rank=plan.rank, world_size=plan.world_size)
     sys.excepthook = hook  # torch puts one more "[rank0]:" before every line each time
+    connections: frozenset[str] = frozenset()
+    backend = asked.get("backend") or "undefined"
+    if not asked.get("enable_reconfigure") and lasting.has_gloo(backend):
+        loops = peers.loop_names() - before
+        try:
+            connections = peers.prove(store, "proof", plan.rank, plan.world_size, loops)
+            peers.set_deaf(loops, True)
+        except BaseException:
+            leave()
+            raise
     _group, _asked = dist.group.WORLD, dict(asked)
     lasting.own(_group)
     if len(plan.training_ranks) < plan.world_size:
@@ -236,6 +243,7 @@ def _open(plan: Plan, asked: Mapping[str, Any], store: Any) -> None:
         made = dist.new_group(list(plan.training_ranks), timeout=TIMEOUT, backend=backend)
         # a rank that is not in it gets a number instead
         _training_group = made if isinstance(made, dist.ProcessGroup) else None
+    return connections
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,6 @@ from __future__ import annotations
 import datetime
 import functools
 import os
-import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,27 +20,37 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from gpupool.engine import peers
+from gpupool.engine.rendezvous import exchange, wait_for_all
+
 WORLD = "world"
 LATE = "TORCH_GLOO_LAZY_INIT"
 _c10d: Any = distributed_c10d  # whose private names are not annotated
 _CONNECT_TIMEOUT = datetime.timedelta(seconds=20)  # for what takes milliseconds if all are there
-_POLL_S = 0.003
 _MAX_SUB_GROUPS = 1 << 20  # formed in one generation
 
 left: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
 """Groups that were left and are still held by something, the user's most likely."""
 
-_give_up = threading.Event()  # whoever waits for other ranks is to stop waiting
-
 
 @dataclass(slots=True)
 class _Lasting:
-    """A group that can be connected anew: its members, this rank's place, and where they meet."""
+    """A group that can be connected anew: its members, this rank's place, and where they meet.
 
-    group: dist.ProcessGroup
+    `loops` are the names of its gloo loops, see `peers.py`. The group is held weakly: one that the
+    user has destroyed takes its sockets and threads along.
+    """
+
+    held: weakref.ref[dist.ProcessGroup]
     ranks: Sequence[int]
     place: int
     store: Any
+    loops: frozenset[str]
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """The group; None if it is gone."""
+        return self.held()
 
 
 _ours: object = None  # the group of all ranks, if it was formed by the pool
@@ -52,11 +60,8 @@ _num_made: dict[str, int] = {}  # sub-groups by name, in this generation
 
 
 def is_possible() -> bool:
-    """Whether this torch can connect a group anew.
-
-    Not where it makes connections late, nor where it wraps groups to check what ranks call.
-    """
-    return hasattr(distributed_c10d, "_reconfigure") and not connects_late() and not _is_checked()
+    """Whether this torch can connect a group anew; not where it checks what ranks call."""
+    return hasattr(distributed_c10d, "_reconfigure") and not _is_checked()
 
 
 def _is_checked() -> bool:
@@ -64,9 +69,14 @@ def _is_checked() -> bool:
     return bool(_c10d.get_debug_level() == _c10d.DebugLevel.DETAIL)
 
 
-def connects_late() -> bool:
-    """Whether gloo has been told to make connections when they are needed, and not at once."""
-    return os.environ.get(LATE, "0") not in ("", "0")
+def refuse_late_connections() -> None:
+    """Raise if gloo has been told to connect when it first sends, when nobody can look before."""
+    __tracebackhide__ = True
+    if os.environ.get(LATE, "0") not in ("", "0"):
+        raise RuntimeError(
+            f"{LATE} is set: connections that are made late cannot be proved to lead to ranks of "
+            "this pool. Unset it."
+        )
 
 
 def own(group: object) -> None:
@@ -77,9 +87,11 @@ def own(group: object) -> None:
     _num_made.clear()
 
 
-def keep(group: dist.ProcessGroup, rank: int, world_size: int, store: Any) -> None:
+def keep(
+    group: dist.ProcessGroup, rank: int, world_size: int, store: Any, loops: frozenset[str]
+) -> None:
     """The group of all ranks lasts. It was made with `enable_reconfigure`, and is not connected."""
-    _groups[WORLD] = _Lasting(group, range(world_size), rank, store)
+    _groups[WORLD] = _Lasting(weakref.ref(group), range(world_size), rank, store, loops)
 
 
 def is_kept(store_path: str) -> bool:
@@ -90,14 +102,14 @@ def is_kept(store_path: str) -> bool:
 
 def report() -> dict[str, Any]:
     """name -> "ranks" and "handle" of each group, for the client to say which are connected."""
-    named = _c10d._world.pg_names
+    found = {}
     for name, lasting in list(_groups.items()):
-        if lasting.group not in named:  # the user has destroyed it
+        group = lasting.group
+        if group is None or group not in _c10d._world.pg_names:  # the user has destroyed it
             del _groups[name]
-    return {
-        name: {"ranks": list(lasting.ranks), "handle": lasting.group.get_reconfigure_handle()}
-        for name, lasting in _groups.items()
-    }
+        else:
+            found[name] = {"ranks": list(lasting.ranks), "handle": group.get_reconfigure_handle()}
+    return found
 
 
 def num_named() -> int:
@@ -105,8 +117,12 @@ def num_named() -> int:
     return int(_c10d._world.group_count)
 
 
-def connect(generation: int, handles: Mapping[str, Sequence[str]], num_named: int) -> None:
+def connect(
+    generation: int, handles: Mapping[str, Sequence[str]], num_named: int
+) -> frozenset[str]:
     """Connect these groups anew; others of this rank are left, for a member of them is new.
+
+    Returns the inodes of their connections.
 
     Args:
         handles: group -> the handles of its members, in order; the same on every rank.
@@ -114,6 +130,7 @@ def connect(generation: int, handles: Mapping[str, Sequence[str]], num_named: in
 
     Raises:
         RuntimeError: another rank does not come.
+        UnprovedError: a connection does not lead to a member.
     """
     global _generation
     _generation = generation
@@ -125,18 +142,20 @@ def connect(generation: int, handles: Mapping[str, Sequence[str]], num_named: in
         left.add(group)
         dist.destroy_process_group(group)
     world = _groups[WORLD]
+    loops = frozenset().union(*(one.loops for one in _groups.values()))
+    peers.set_deaf(loops, False)
     wait_for_all(world.store, f"connect{generation}", world.place, len(world.ranks))
+    connections: set[str] = set()
     for name, members in handles.items():
         if name in _groups:
-            _reconfigure(_groups[name].group, generation * _MAX_SUB_GROUPS, members)
+            connections |= _reconfigure(_groups[name], generation * _MAX_SUB_GROUPS, members)
+    peers.set_deaf(loops, True)
     _c10d._world.group_count = num_named
+    return frozenset(connections)
 
 
 def install() -> None:
-    """Have sub-groups of a lasting group last too, and ranks wait for each other in Python.
-
-    One that waits inside torch for another that does not come could not be interrupted.
-    """
+    """Have sub-groups proved, and those of a lasting group last too."""
     make = _c10d._new_process_group_helper
 
     @functools.wraps(make)
@@ -145,26 +164,56 @@ def install() -> None:
         *args: Any, **options: Any,
     ) -> Any:  # fmt: skip
         __tracebackhide__ = True
-        is_ours = _ours is not None and dist.group.WORLD is _ours
-        if not ranks or place is None or not is_ours or str(backend) not in ("gloo", "cpu:gloo"):
+        if not ranks or place is None or not _is_ours() or not has_gloo(backend):
             return make(size, place, ranks, backend, store, name, *args, **options)
-        number = _num_made[name] = _num_made.get(name, 0) + 1
-        if WORLD not in _groups or _is_checked():
-            wait_for_all(store, f"gpupool/{name}/{number}", place, size)
-            return make(size, place, ranks, backend, store, name, *args, **options)
+        refuse_late_connections()
+        lasts = WORLD in _groups and not _is_checked() and str(backend) in ("gloo", "cpu:gloo")
+        if lasts:
+            options["enable_reconfigure"] = True
         known = set(_c10d._world.pg_map)
-        options["enable_reconfigure"] = True
-        group, own_store = make(size, place, ranks, backend, store, name, *args, **options)
-        if group not in known:
+
+        def one() -> Any:
+            number = _num_made[name] = _num_made.get(name, 0) + 1
+            key = f"gpupool{_generation}/{name}/{number}"
+            if not lasts:
+                wait_for_all(store, key, place, size)
+            made: Any = ()
+            before, failed = peers.loop_names(), ""
+            prefix = dist.PrefixStore(key, store)  # type: ignore[attr-defined]
             try:
-                _connect_new(name, number, _Lasting(group, list(ranks), place, own_store))
+                made = make(size, place, ranks, backend, prefix, name, *args, **options)
+            except RuntimeError as error:
+                failed = str(error)
+            if made and made[0] in known:  # one of the same tag
+                return made
+            loops = peers.loop_names() - before
+            try:
+                if lasts and not failed:
+                    held = weakref.ref(made[0])
+                    _connect_new(name, number, _Lasting(held, list(ranks), place, prefix, loops))
+                else:
+                    peers.prove(store, f"{key}/proof", place, size, loops, failed)
+                    peers.set_deaf(loops, True)
             except BaseException:
-                _c10d._world.pg_group_ranks[group] = {}  # torch notes it after this function
-                dist.destroy_process_group(group)
+                if made:
+                    _c10d._world.pg_group_ranks[made[0]] = {}  # torch notes it after this function
+                    dist.destroy_process_group(made[0])
                 raise
-        return group, own_store
+            return made
+
+        return _until_proved(one)
 
     _c10d._new_process_group_helper = making
+
+
+def _is_ours() -> bool:
+    """Whether the present group of all ranks is one that the pool has formed."""
+    return _ours is not None and dist.group.WORLD is _ours
+
+
+def has_gloo(backend: Any) -> bool:
+    """Whether a group of this backend carries the tensors of some device by gloo."""
+    return "gloo" in str(backend) or str(backend) == "undefined"
 
 
 def splitting(split: Callable[..., Any]) -> Callable[..., Any]:
@@ -173,69 +222,82 @@ def splitting(split: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(split)
     def split_group(parent_pg: Any = None, *args: Any, **options: Any) -> Any:
         __tracebackhide__ = True
-        group = split(parent_pg, *args, **options)
-        parent = parent_pg or dist.group.WORLD
-        lasts = any(lasting.group is parent for lasting in _groups.values())
-        if not lasts or not isinstance(group, dist.ProcessGroup):
+        parent: Any = parent_pg or dist.group.WORLD
+        if not _is_ours() or parent not in _c10d._world.pg_map:
+            return split(parent_pg, *args, **options)
+        owner = next((one for one in _groups.values() if one.group is parent), None)
+        loops = owner.loops if owner else peers.loop_names()  # gloo shares them with the part
+
+        def one() -> Any:
+            number = _num_made["split"] = _num_made.get("split", 0) + 1
+            if owner is None:
+                peers.set_deaf(loops, False)
+                key = f"gpupool{_generation}/split/{number}"
+                wait_for_all(_c10d._world.pg_map[parent][1], key, parent.rank(), parent.size())
+            group = split(parent_pg, *args, **options)
+            if not isinstance(group, dist.ProcessGroup):
+                return group
+            name, ranks = _c10d._world.pg_names[group], dist.get_process_group_ranks(group)
+            store, place = _c10d._world.pg_map[group][1], group.rank()
+            try:
+                if owner:
+                    made = _Lasting(weakref.ref(group), ranks, place, store, loops)
+                    _connect_new(name, number, made)
+                elif has_gloo(_c10d._world.pg_map[group][0]):
+                    peers.prove(store, f"proof{number}", place, len(ranks), loops)
+            except BaseException:
+                dist.destroy_process_group(group)
+                raise
             return group
-        name, ranks = _c10d._world.pg_names[group], dist.get_process_group_ranks(group)
-        number = _num_made[name] = _num_made.get(name, 0) + 1
-        store = _c10d._world.pg_map[group][1]
+
         try:
-            _connect_new(name, number, _Lasting(group, ranks, group.rank(), store))
-        except BaseException:
-            dist.destroy_process_group(group)
-            raise
-        return group
+            return _until_proved(one)
+        finally:
+            peers.set_deaf(loops, True)
 
     return split_group
+
+
+def _until_proved(make: Callable[[], Any]) -> Any:
+    """What `make` makes; again, with new listeners, if a stranger has disturbed.
+
+    All members see the same, so that all try again.
+    """
+    __tracebackhide__ = True
+    for _ in range(peers.NUM_ATTEMPTS - 1):
+        try:
+            return make()
+        except peers.UnprovedError:
+            continue
+    return make()
 
 
 def _connect_new(name: str, number: int, made: _Lasting) -> None:
     """Connect a sub-group for the first time; its members meet at its own part of the store."""
     __tracebackhide__ = True
     uuid = _generation * _MAX_SUB_GROUPS + number
-    prefix = f"gpupool{uuid}/"
-    made.store.set(f"{prefix}{made.place}", made.group.get_reconfigure_handle())
-    keys = [f"{prefix}{place}" for place in range(len(made.ranks))]
-    _wait(made.store, keys)
-    _reconfigure(made.group, uuid, [made.store.get(key).decode() for key in keys])
+    peers.set_deaf(made.loops, False)
+    handle = _of(made).get_reconfigure_handle()
+    handles = exchange(made.store, f"gpupool{uuid}", made.place, len(made.ranks), handle)
+    _reconfigure(made, uuid, handles)
+    peers.set_deaf(made.loops, True)
     _groups[name] = made
 
 
-def _reconfigure(group: dist.ProcessGroup, uuid: int, handles: Sequence[str]) -> None:
-    options = _c10d.ReconfigureOptions()
+def _reconfigure(lasting: _Lasting, uuid: int, handles: Sequence[str]) -> frozenset[str]:
+    """Connect a group and prove its connections; returns their inodes."""
+    __tracebackhide__ = True
+    options, failed = _c10d.ReconfigureOptions(), ""
     options.uuid, options.handles, options.timeout = uuid, list(handles), _CONNECT_TIMEOUT
-    group.reconfigure(options).wait()
+    try:
+        _of(lasting).reconfigure(options).wait()
+    except RuntimeError as error:
+        failed = str(error)
+    size = len(lasting.ranks)
+    return peers.prove(lasting.store, f"proof{uuid}", lasting.place, size, lasting.loops, failed)
 
 
-# ---- waiting for other ranks -----------------------------------------------------------------
-
-
-def wait_for_all(store: Any, key: str, place: int, size: int) -> None:
-    """Wait until all members have come here; unlike torch's own waiting it can be ended.
-
-    Raises:
-        RuntimeError: `give_up_waiting` was called meanwhile.
-    """
-    __tracebackhide__ = True
-    store.set(f"{key}/{place}", "")
-    _wait(store, [f"{key}/{place}" for place in range(size)])
-
-
-def give_up_waiting() -> None:
-    """Have this rank wait no longer for others that do not come; from any thread."""
-    _give_up.set()
-
-
-def begin_waiting() -> None:
-    """Waiting makes sense again: all ranks are asked to come."""
-    _give_up.clear()
-
-
-def _wait(store: Any, keys: Sequence[str]) -> None:
-    __tracebackhide__ = True
-    while not store.check(keys):
-        if _give_up.is_set():
-            raise RuntimeError("init_process_group: another rank has failed, and does not come.")
-        time.sleep(_POLL_S)
+def _of(lasting: _Lasting) -> Any:
+    group = lasting.group
+    assert group is not None  # torch's own table holds it
+    return group

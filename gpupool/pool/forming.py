@@ -21,20 +21,16 @@ _ABORT_TIMEOUT_S = 2.0  # a rank that has not answered by then is stuck, and tol
 _ABORT_REQUEST = "gpupool_abort_request"  # answered by gpupool/engine/control.py
 _COUNTS_REQUEST = "gpupool_counts_request"  # as above
 _FORM_TIMEOUT_S = 30.0  # longer than torch waits (engine/lasting.py) for what takes milliseconds
-_NUM_ATTEMPTS = 3
+_NUM_ATTEMPTS = 4  # all but the first with new listeners, as another user may disturb
 
 Joined = Mapping[int, Mapping[str, Any] | None]
 
 
 class Forming:
-    """Forms the group of all ranks of a pool; `generation` is the number of the last one.
-
-    `stuck` says why the ranks could not be freed from a collective of it; "" if they can.
-    """
+    """Forms the group of all ranks of a pool; `generation` is the number of the last one."""
 
     def __init__(self, engines: RankEngines) -> None:
         self.generation = 0
-        self.stuck = ""
         self._engines = engines
         self._lasts = False
         self._store: Path | None = None  # where a group that lasts meets
@@ -138,9 +134,7 @@ class Forming:
         }
         self._lasts = handles is not None
         self.generation = generation  # also if it fails: no other one has its number
-        replies = self._engines.call_all("form_group", payload, timeout_s=_FORM_TIMEOUT_S)
-        stuck = {rank: reply.get("stuck") for rank, reply in sorted(replies.items())}
-        self.stuck = next((f"rank {rank}: {why}" for rank, why in stuck.items() if why), "")
+        self._engines.call_all("form_group", payload, timeout_s=_FORM_TIMEOUT_S)
 
 
 def groups_to_keep(joined: Joined) -> dict[str, list[str]] | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gpupool.core.errors import RankError
 from gpupool.core.whereabouts import Whereabouts
 from gpupool.pool.failures import Failure
-from gpupool.pool.ladder import Ladder, Rung
+from gpupool.pool.ladder import KILL_S, WARN_S, Ladder, Rung
 from gpupool.pool.watch import WHERE_REQUEST
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Freeing:
         self._ranks = ranks
         self._number = number
         self._notice = notice
-        self._ladder = Ladder(can_abort=not pool.group.stuck)
+        self._ladder = Ladder()
         self._killed_at: float | None = None
         self._answers: dict[int, Future[dict[str, Any]]] = {}
 
@@ -116,9 +116,8 @@ class Freeing:
                 f"rank {listed} imports a library, which is not cut off, and ends the cell after "
                 "that. To stop once more kills and replaces it; its variables are lost then."
             )
-        why = f" ({self._pool.group.stuck})" if self._pool.group.stuck else ""
         return (
-            f"rank {listed} does not react to the interrupt{why}. In {self._ladder.kill_s:.0f} s "
+            f"rank {listed} does not react to the interrupt. In {KILL_S - WARN_S:.0f} s "
             "it is killed and replaced, and its variables are lost; to stop once more does it now."
         )
 

@@ -22,16 +22,15 @@ class Rung(Enum):
 
 
 class Ladder:
-    """The steps that are due, each once. Times are of one clock, in seconds.
+    """The steps that are due, each once. Times are of one clock, in seconds."""
 
-    `can_abort`: whether a rank can be freed from a collective; if not it is replaced sooner.
-    """
-
-    def __init__(self, *, can_abort: bool = True) -> None:
-        warn_s, kill_s = (WARN_S, KILL_S) if can_abort else (GRACE_S, WARN_S)
-        self.kill_s = kill_s - warn_s  # from the warning on
-        later = [(GRACE_S, Rung.INTERRUPT), (ABORT_S, Rung.ABORT), (AGAIN_S, Rung.AGAIN)]
-        self._later = sorted([*later, (warn_s, Rung.WARN)], key=lambda step: step[0])
+    def __init__(self) -> None:
+        self._later = [
+            (GRACE_S, Rung.INTERRUPT),
+            (ABORT_S, Rung.ABORT),
+            (AGAIN_S, Rung.AGAIN),
+            (WARN_S, Rung.WARN),
+        ]
         self._began: float | None = None
         self._warned: float | None = None
         self._presses_before = 0  # that came before the warning
@@ -52,7 +51,7 @@ class Ladder:
             steps.append(Rung.INTERRUPT)
         if self._warned is not None and not self._is_through:
             self.agreed = presses > self._presses_before
-            if self.agreed or now - self._warned >= self.kill_s:
+            if self.agreed or now - self._warned >= KILL_S - WARN_S:
                 self._is_through = True
                 steps.append(Rung.KILL)
         while self._later and now - self._began >= self._later[0][0]:

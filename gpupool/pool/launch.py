@@ -254,6 +254,7 @@ def engine_environment(rank: Rank, master_port: int) -> dict[str, str]:
         # One machine: neither backend needs to listen beyond loopback.
         "GLOO_SOCKET_IFNAME": "lo",
         "NCCL_SOCKET_IFNAME": "lo",
+        "TORCH_GLOO_LAZY_INIT": "0",  # late connections could not be proved: engine/peers.py
         # A failed collective must raise, not end the process with the user's variables.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_NCCL_ENABLE_MONITORING": "0",

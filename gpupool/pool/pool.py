@@ -82,11 +82,6 @@ class Pool:
             self.stop()
             raise
         self._is_up = True
-        if self.group.stuck:
-            NoticeLines()(
-                "ranks cannot be freed from a collective: those that are blocked in one are "
-                f"replaced instead, and lose their variables ({self.group.stuck})."
-            )
         self._at_exit = _stop_at_exit(self)
         if options.idle_timeout_s is not None:
             idle.watch(self)

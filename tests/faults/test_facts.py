@@ -22,7 +22,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from gpupool.engine.abort import abort_collectives, gloo_connections
+from gpupool.engine.abort import abort_collectives
+from gpupool.engine.gloo_sockets import gloo_connections, gloo_loops
 from tests.faults.torch_ranks import Ended, run_ranks
 
 RECONFIGURES = hasattr(dist, "_reconfigure")
@@ -102,7 +103,7 @@ def test_with_the_debug_level_detail_each_group_has_a_second_one_behind_it() -> 
     assert found == [[4, 8, 8]] * 3
 
 
-def test_with_lazy_init_there_is_no_connection_yet_which_the_self_check_sees() -> None:
+def test_with_lazy_init_there_is_no_connection_yet_so_it_is_refused() -> None:
     """Where the facts really do not hold: a rank whose connection is still to be made is waiting
     in the store, and nothing that we do to sockets reaches it."""
     counts = run_ranks(count_connections, n=3, TORCH_GLOO_LAZY_INIT="1")
@@ -113,6 +114,29 @@ def test_gloos_loop_of_libuv_is_not_built_in() -> None:
     """It has an eventfd, so that its connections would not be found."""
     with pytest.raises(AssertionError, match="unsupported gloo device"):
         run_ranks(count_connections, n=1, GLOO_DEVICE_TRANSPORT="UV")
+
+
+def a_deaf_listener(rank: int) -> tuple[bool, bool, float]:
+    """Whether the first loop's listener takes a connection when deaf, and when not; a sum after."""
+
+    def takes() -> bool:
+        with socket.socket() as stranger:
+            stranger.settimeout(0.3)
+            try:
+                stranger.connect(("127.0.0.1", loop.port))
+            except TimeoutError:
+                return False
+            return True
+
+    (loop,) = gloo_loops()
+    loop.set_deaf(True)
+    while_deaf = takes()
+    loop.set_deaf(False)
+    return while_deaf, takes(), all_reduce()
+
+
+def test_a_deaf_listener_takes_nobody_and_keeps_its_connections() -> None:
+    assert run_ranks(a_deaf_listener) == [(False, True, 2.0)] * 2
 
 
 # ---- what frees, and what does not -----------------------------------------------------------

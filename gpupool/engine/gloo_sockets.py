@@ -1,0 +1,126 @@
+"""The sockets that gloo holds in this process, found in /proc. Runs on engines, in any thread.
+
+A gloo event loop is an epoll set with a pipe and a *listening* TCP socket in it and without an
+eventfd, which the loops of libuv, zmq and asyncio have. Its other sockets are its connections.
+Each process group on gloo has a loop of its own. `tests/faults/test_facts.py` guards these facts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import socket
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_FDS = Path("/proc/self/fd")
+_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # socket(7); Python does not name them
+_DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of a BPF program: return 0 bytes
+
+
+@dataclass(slots=True)
+class Loop:
+    """A gloo event loop. `connections`: file descriptor -> inode of the socket."""
+
+    listener_fd: int
+    listener: str  # its inode, which names the loop for as long as it exists
+    connections: dict[int, str] = field(default_factory=dict)
+
+    @property
+    def port(self) -> int:
+        """Where the loop listens; 0 if it was closed meanwhile."""
+        with _held(self.listener_fd, self.listener) as listener:
+            return int(listener.getsockname()[1]) if listener else 0
+
+    def ends(self, fd: int) -> tuple[str, str] | None:
+        """The local and the remote "address:port" of a connection; None if it is closed."""
+        with _held(fd, self.connections[fd]) as connection, contextlib.suppress(OSError):
+            if connection:
+                local, remote = connection.getsockname(), connection.getpeername()
+                return f"{local[0]}:{local[1]}", f"{remote[0]}:{remote[1]}"
+        return None
+
+    def set_deaf(self, deaf: bool) -> None:
+        """Have the kernel drop what comes for the listener, or let it through again.
+
+        It must not be closed: that ends the process. Connections are not touched.
+        """
+        with _held(self.listener_fd, self.listener) as listener, contextlib.suppress(OSError):
+            if listener and deaf:  # a program in memory: its length and its address
+                program = ctypes.create_string_buffer(_DROP_ALL)
+                pointer = struct.pack("HL", 1, ctypes.addressof(program))
+                listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, pointer)
+            elif listener:  # an OSError: there was no filter
+                listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+
+
+def gloo_loops() -> list[Loop]:
+    """The event loops of gloo in this process; none where /proc does not tell."""
+    loops = []
+    for epoll in _descriptors("anon_inode:[eventpoll]"):
+        targets = {fd: _target(fd) for fd in _watched(epoll)}
+        kinds = " ".join(targets.values())
+        if "eventfd" in kinds or "pipe:" not in kinds:
+            continue
+        sockets = {fd: text[8:-1] for fd, text in targets.items() if text.startswith("socket:[")}
+        listeners = {fd: inode for fd, inode in sockets.items() if _listens(fd, inode)}
+        for fd, inode in listeners.items():
+            connections = {fd: one for fd, one in sockets.items() if fd not in listeners}
+            loops.append(Loop(fd, inode, connections))
+    return loops
+
+
+def gloo_connections() -> dict[int, str]:
+    """File descriptor -> socket inode of every connection that gloo holds in this process."""
+    return {fd: inode for loop in gloo_loops() for fd, inode in loop.connections.items()}
+
+
+def shut(fd: int, inode: str, how: int) -> bool:
+    """Shut a connection, or half of it (shutdown(2)); tells whether it was still there."""
+    with _held(fd, inode) as connection, contextlib.suppress(OSError):
+        if connection:
+            connection.shutdown(how)
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def _held(fd: int, inode: str) -> Iterator[socket.socket | None]:
+    """A duplicate of a socket, as another's descriptor gets closed; None if it has been."""
+    try:
+        duplicate = socket.socket(fileno=os.dup(fd))
+    except OSError:
+        yield None
+        return
+    with duplicate:  # the number may be another socket's by now
+        yield duplicate if _target(duplicate.fileno()) == f"socket:[{inode}]" else None
+
+
+def _listens(fd: int, inode: str) -> bool:
+    with _held(fd, inode) as one:
+        return bool(one and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _descriptors(target: str) -> list[int]:
+    if not _FDS.exists():  # not Linux: nothing is found, and nothing can be freed
+        return []
+    return [int(fd.name) for fd in _FDS.iterdir() if _target(int(fd.name)) == target]
+
+
+def _target(fd: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:  # closed meanwhile
+        return ""
+
+
+def _watched(epoll: int) -> list[int]:
+    try:
+        info = Path(f"/proc/self/fdinfo/{epoll}").read_text()
+    except OSError:  # closed meanwhile
+        return []
+    return [int(fd) for fd in re.findall(r"^tfd:\s*(\d+)", info, re.MULTILINE)]

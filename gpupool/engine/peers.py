@@ -1,0 +1,160 @@
+"""Prove who is at the other end of gloo's connections before they are used. Runs on engines.
+
+gloo's listener takes whoever of this machine's users connects first with the right number, and the
+numbers are 0, 1, 2 ... (gloo/transport/tcp/listener.cc). So after a group is connected, and before
+anything is sent in it, its members tell each other the two ends of each of their connections, in
+the store in the pool's private folder. A connection is proved if another member holds the same one
+from its other side: two sockets of one machine cannot have the same two ends.
+
+After that the listeners are deaf until the group is connected again: else a stranger could leave a
+connection lying there that gloo would take then.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import socket
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpupool.engine.gloo_sockets import Loop, gloo_loops, shut
+from gpupool.engine.rendezvous import exchange
+
+NUM_ATTEMPTS = 4  # to form a group, each with new listeners
+_ENDED = "06"  # TIME_WAIT in /proc/net/tcp: nobody's any more
+
+
+_proved: frozenset[str] = frozenset()  # inodes of connections
+
+
+class UnprovedError(RuntimeError):
+    """A group is not used: a connection of it does not lead to a member, on this rank or another.
+
+    All members raise it alike.
+    """
+
+
+def loop_names() -> frozenset[str]:
+    """The gloo loops of this process now. A group's own are those that its making has added.
+
+    What was split off a group shares its loops.
+    """
+    return frozenset(loop.listener for loop in gloo_loops())
+
+
+def set_deaf(names: Collection[str], deaf: bool) -> None:
+    """Have the listeners of these loops take no connections, or take them again.
+
+    All members let them do it before one connects: the kernel waits a second to try again.
+    """
+    for loop in _loops(names):
+        loop.set_deaf(deaf)
+
+
+def prove(
+    store: Any, key: str, place: int, size: int, names: Collection[str], failed: str = ""
+) -> frozenset[str]:
+    """Prove the connections that a group has made in these loops, its own or its parent's.
+
+    All members call it when they have connected, or could not.
+
+    Args:
+        failed: why this rank could not connect; "" if it has.
+
+    Returns:
+        Inodes of the connections.
+
+    Raises:
+        UnprovedError: see there. It names the users who have disturbed.
+    """
+    global _proved
+    __tracebackhide__ = True
+    loops = _loops(names)
+    _proved &= {inode for loop in gloo_loops() for inode in loop.connections.values()}
+    made = [
+        (loop, fd, inode)
+        for loop in loops
+        for fd, inode in loop.connections.items()
+        if inode not in _proved
+    ]
+    ends = {fd: loop.ends(fd) for loop, fd, _ in made}
+    mine = {
+        "ends": [one for one in ends.values() if one],
+        "ports": [port for loop in loops if (port := loop.port)],
+        "failed": failed,
+    }
+    told = [json.loads(text) for text in exchange(store, key, place, size, json.dumps(mine))]
+    # the same on each member from here on, but for the names of users
+    held = {(local, remote) for one in told for local, remote in one["ends"]}
+    strangers = {(local, remote) for local, remote in held if (remote, local) not in held}
+    for _, fd, inode in made:
+        if ends[fd] in strangers:
+            shut(fd, inode, socket.SHUT_RDWR)
+    least = min(len(one["ends"]) for one in told)
+    reasons = [one["failed"] for one in told if one["failed"]]
+    if strangers or reasons or least < size - 1:
+        ports = [port for one in told for port in one["ports"]]
+        raise UnprovedError(_reason(reasons, strangers, ports, f"{least} of {size - 1}"))
+    inodes = frozenset(inode for _, _, inode in made)
+    _proved |= inodes
+    return inodes
+
+
+def _loops(names: Collection[str]) -> list[Loop]:
+    return [loop for loop in gloo_loops() if loop.listener in names]
+
+
+def _reason(
+    reasons: Sequence[str],
+    strangers: Collection[tuple[str, str]],
+    ports: Sequence[int],
+    counts: str,
+) -> str:
+    users = _users(strangers, ports)
+    if users:
+        return (
+            f"{' and '.join(users)} connects to ports of this pool on {socket.gethostname()} while "
+            "its process group is formed, and was shut out. The administrator can end that."
+        )
+    if strangers:
+        return (
+            f"on {socket.gethostname()} a process that has ended meanwhile, or one of this user, "
+            "connected to the process group while it was formed, and was shut out."
+        )
+    if reasons:
+        return reasons[0]
+    return (
+        f"{counts} of its gloo connections were found in /proc, so that nobody can prove who is "
+        "at their other ends."
+    )
+
+
+def _users(strangers: Collection[tuple[str, str]], ports: Sequence[int]) -> list[str]:
+    """Other users who hold a connection to these ports, or the other end of one of these."""
+    uids = set()
+    for row in _rows():
+        local, remote = _address(row[1]), _address(row[2])
+        port = int(row[2].rpartition(":")[2], 16)
+        if row[3] != _ENDED and ((remote, local) in strangers or port in ports):
+            uids.add(int(row[7]))
+    return sorted(_user_name(uid) for uid in uids - {os.getuid()})
+
+
+def _user_name(uid: int) -> str:
+    try:
+        return f"the user {pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:
+        return f"the user with uid {uid}"
+
+
+def _rows() -> list[list[str]]:
+    """Sockets of all users of this machine: proc(5), /proc/net/tcp."""
+    return [line.split() for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]]
+
+
+def _address(hexadecimal: str) -> str:
+    address, _, port = hexadecimal.partition(":")
+    return f"{socket.inet_ntoa(int(address, 16).to_bytes(4, 'little'))}:{int(port, 16)}"
