@@ -39,6 +39,11 @@ class Health:
         return "broken" if self._is_given_up or self._beyond_repair else "replacing"
 
     @property
+    def lacks_group(self) -> bool:
+        """Whether all ranks are there, and only their process group could not be formed."""
+        return self._is_given_up and not (self.stopped or self._beyond_repair or self._lost)
+
+    @property
     def lost(self) -> dict[int, str]:
         """The ranks that are to be replaced -> how they ended, as in "was killed by SIGKILL"."""
         with self._lock:
@@ -67,7 +72,10 @@ class Health:
             self._set_reason(sentence, log_tail)
 
     def give_up(self, reason: str, ranks: Iterable[int]) -> None:
-        """From now on every run is refused with this reason, until these ranks are restarted."""
+        """From now on every run is refused with this reason, until these ranks are restarted.
+
+        Without ranks it is the process group that is missing: the next run forms it first.
+        """
         with self._lock:
             if self.stopped:
                 return
@@ -101,6 +109,8 @@ class Health:
             ranks = ",".join(map(str, sorted(self.lost)))
             if self._beyond_repair:
                 way_on = "`%gpupool stop`, then `%gpupool start`, makes a new pool."
+            elif self.lacks_group:
+                way_on = "The ranks keep their variables, and the next run tries again."
             elif self._is_given_up:
                 way_on = f"`%gpupool restart {ranks}` replaces it; the other ranks keep theirs."
             else:

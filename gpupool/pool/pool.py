@@ -455,15 +455,18 @@ class Pool:
     def reform_group(self) -> None:
         """Form the group again, one generation higher, if every rank is there to join."""
         with self._forming:
-            if self._health.state != "well":
+            lacks_group, num_losses = self._health.lacks_group, self._health.num_losses
+            if self._health.state != "well" and not lacks_group:
                 return
             try:
                 self._form_group()
             except EngineDiedError:
                 pass  # it is being replaced, and the group formed then
             except PoolError as error:
-                reason = f"the process group could not be formed again: {error}"
-                self._health.give_up(reason, range(self.world_size))
+                self._health.give_up(str(error), ())
+            else:
+                if lacks_group:
+                    self._health.mark_mended((), num_losses)
 
     def give_up(self, reason: str, ranks: Iterable[int]) -> None:
         """From now on every run is refused with this reason, until these ranks are restarted."""
@@ -479,6 +482,8 @@ class Pool:
         Not for a thread that such a replacement may have to wait for.
         """
         self._recovery.wait()
+        if self._health.lacks_group:  # another user has disturbed, say, and may have ended
+            self.reform_group()
         self._health.require_usable()
         untold, self._untold = self._untold, {}
         for text in untold.values():
