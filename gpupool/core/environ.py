@@ -1,4 +1,4 @@
-"""Which environment variables travel to the ranks, and which only over the signed channel.
+"""Which environment variables travel to the ranks, and which only over the encrypted channel.
 
 Runs anywhere.
 

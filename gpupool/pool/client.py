@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
+from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any
 
 from gpupool.core.invoke import invoke
 from gpupool.pool.iopub import OnMessage, Router
+
+_DROPPED = "a message to the pool was dropped, as it is not signed or not whole; more are counted"
 
 
 class EngineClient:
@@ -107,6 +111,11 @@ class EngineClient:
             buffers=message["buffers"],
         )
 
+    @property
+    def num_dropped(self) -> int:
+        """Messages that were not of this pool, or not whole, and had no effect."""
+        return int(self._client.num_dropped)
+
     def stray_text(self, rank: int) -> str:
         """The end of what a rank has said for calls that are long over, and nobody knows."""
         return self._router.stray_text(self._client._engines.get(rank, ""))
@@ -152,18 +161,37 @@ def _settle(reply: Future[Any], done: Any) -> None:
 def _client_class() -> Any:
     """ipyparallel's client with our way for what engines publish."""
 
-    class Client(load_ipyparallel().Client):  # type: ignore[misc]
+    base: Any = load_ipyparallel().Client
+
+    def heard(handle: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        """A socket's callback: what cannot be read or handled is dropped and counted.
+
+        An exception that leaves the callback would make the socket deaf for good.
+        """
+
+        def dispatch(self: Any, frames: Any) -> None:
+            try:
+                _, parts = self.session.feed_identities(frames, copy=False)
+                handle(self, self.session.deserialize(parts, content=True, copy=False))
+            except Exception:
+                self.num_dropped += 1
+                if self.num_dropped == 1:  # the others may be many
+                    logging.getLogger("gpupool").warning(_DROPPED, exc_info=True)
+
+        return dispatch
+
+    class Client(base):  # type: ignore[misc]
+        num_dropped = 0
+        _dispatch_single_reply = heard(base._dispatch_single_reply.__wrapped__)
+        _dispatch_notification = heard(base._dispatch_notification.__wrapped__)
+        _dispatch_reply = heard(base._dispatch_reply.__wrapped__)
+
         def __init__(self, *args: Any, **options: Any) -> None:
             self.router = Router()
             super().__init__(*args, **options)
 
-        def _dispatch_iopub(self, frames: Any) -> None:
-            _, parts = self.session.feed_identities(frames, copy=False)
-            try:
-                message = self.session.deserialize(parts, content=True, copy=False)
-            except Exception:  # as ipyparallel: not signed as it should be
-                self.log.error("Invalid Message", exc_info=True)
-                return
+        @heard
+        def _dispatch_iopub(self, message: Any) -> None:
             parent = message["parent_header"]
             if not parent or parent["session"] != self.session.session:
                 return

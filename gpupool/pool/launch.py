@@ -27,17 +27,6 @@ from gpupool.pool.ports import Ports, any_port
 _REPLY_TIMEOUT_S = 5.0
 FORK_SERVER = "fork server"  # as in gpupool/host/agent.py
 
-# The hub keeps no messages (--nodb) and hears of a new engine at its next heartbeat, so beats are
-# quick; any number may be missed: the agent knows who is dead, and a rank that was stopped for a
-# while (by a debugger) is not. Threads instead of a process for each of its queues: 7 processes and
-# 280 MiB less.
-_CONTROLLER_ARGS = (
-    "--nodb",
-    "--log-level=30",
-    "--IPController.use_threads=True",
-    "--HeartMonitor.period=200",
-    "--HeartMonitor.max_heartmonitor_misses=1000000000",
-)
 _CONTROLLER_PORTS = 20  # it takes 16 to 20; more of its own choice if these are not enough
 # The agent tells of deaths, sends signals and outlives nobody: neither ipyparallel's nanny (2 s a
 # start) nor an engine's own watch on the controller is needed.
@@ -115,8 +104,8 @@ class Launch:
     def start_controller(self) -> None:
         """Start ipyparallel's controller, on loopback."""
         ports = ",".join(map(str, self._ports.ports[:_CONTROLLER_PORTS]))
-        arguments = [*_CONTROLLER_ARGS, *([f"--ports={ports}"] if ports else [])]
-        self._spawn("controller", "ipyparallel.controller.app:main", arguments, {})
+        arguments = [f"--ports={ports}"] if ports else []
+        self._spawn("controller", "gpupool.host.controller:main", arguments, {})
 
     def start_engines(self, ranks: Iterable[Rank]) -> None:
         """Start one engine per rank. They wait for the controller by themselves."""

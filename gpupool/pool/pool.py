@@ -448,7 +448,7 @@ class Pool:
         return self.environment.secrets
 
     def set_environment(self, variables: Mapping[str, str], unset: Sequence[str] = ()) -> None:
-        """Set and remove variables on every rank, over the signed channel."""
+        """Set and remove variables on every rank, over the encrypted channel."""
         self.wait_until_usable()
         self.environment.set(variables, unset)
 
