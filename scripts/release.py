@@ -29,7 +29,6 @@ DIST = ROOT / "dist"
 def main() -> None:
     """Build them, and print their SHA-256 as `sha256sum --check` reads it."""
     os.environ["SOURCE_DATE_EPOCH"] = date_of_files()
-    os.umask(0o022)
     shutil.rmtree(DIST, ignore_errors=True)
     output("-m", "build", "--no-isolation", str(ROOT))
     (wheel,) = DIST.glob("*.whl")
