@@ -130,8 +130,9 @@ class _Wire:
         length = torch.tensor([len(data)], dtype=torch.int64, device=self._device)
         dist.broadcast(length, self._source)
         received = self.data(int(length.item()), memoryview(data), keep=True)
-        found: dict[str, Any] = own if self._is_source else pickle.loads(received)  # type: ignore[assignment]
-        return found
+        if self._is_source:
+            return dict(own)
+        return dict(pickle.loads(received))  # nosec B301 # of a rank of this pool
 
     def data(self, size: int, own: memoryview | None, keep: bool) -> memoryview:
         """The source's `own`, on every rank that keeps it, in memory that may be written to."""

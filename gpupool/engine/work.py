@@ -69,5 +69,5 @@ def load_job(job_path: str) -> dict[str, Any]:
     """What the client has written for the ranks."""
     # The client wrote this file into the pool's private folder; it is as trusted as a cell.
     with open(job_path, "rb") as file:
-        find_modules(pickle.load(file))  # the job's classes may be of them
+        find_modules(pickle.load(file))  # nosec B301 # the job's classes may be of them
         return dict(cloudpickle.load(file))

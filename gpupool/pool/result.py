@@ -97,7 +97,7 @@ class SpmdResult(Mapping[int, Any]):
             self._replies = self._outputs = None
 
     def _unpacked(self) -> tuple[dict[int, dict[str, Any]], dict[int, RankOutput]]:
-        replies, states = pickle.loads(zlib.decompress(self._packed))
+        replies, states = pickle.loads(zlib.decompress(self._packed))  # nosec B301 # of `pack`
         return replies, {rank: RankOutput.of_state(state) for rank, state in states.items()}
 
     def _all_replies(self) -> dict[int, dict[str, Any]]:
