@@ -14,42 +14,33 @@ import re
 import socket
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-_FDS = Path("/proc/self/fd")
+_FDS = "/proc/self/fd"
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # socket(7); Python does not name them
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of a BPF program: return 0 bytes
 
 
-@dataclass(slots=True)
-class Loop:
-    """A gloo event loop. `connections`: file descriptor -> inode of the socket."""
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """The listening socket of a gloo event loop, which names the loop for as long as it exists."""
 
-    listener_fd: int
-    listener: str  # its inode, which names the loop for as long as it exists
-    connections: dict[int, str] = field(default_factory=dict)
+    fd: int
+    inode: str
 
     @property
     def port(self) -> int:
-        """Where the loop listens; 0 if it was closed meanwhile."""
-        with _held(self.listener_fd, self.listener) as listener:
+        """Where it listens; 0 if it was closed meanwhile."""
+        with _held(self.fd, self.inode) as listener:
             return int(listener.getsockname()[1]) if listener else 0
 
-    def ends(self, fd: int) -> tuple[str, str] | None:
-        """The local and the remote "address:port" of a connection; None if it is closed."""
-        with _held(fd, self.connections[fd]) as connection, contextlib.suppress(OSError):
-            if connection:
-                local, remote = connection.getsockname(), connection.getpeername()
-                return f"{local[0]}:{local[1]}", f"{remote[0]}:{remote[1]}"
-        return None
-
     def set_deaf(self, deaf: bool) -> None:
-        """Have the kernel drop what comes for the listener, or let it through again.
+        """Have the kernel drop what comes for it, or let that through again.
 
         It must not be closed: that ends the process. Connections are not touched.
         """
-        with _held(self.listener_fd, self.listener) as listener, contextlib.suppress(OSError):
+        with _held(self.fd, self.inode) as listener, contextlib.suppress(OSError):
             if listener and deaf:  # a program in memory: its length and its address
                 program = ctypes.create_string_buffer(_DROP_ALL)
                 pointer = struct.pack("HL", 1, ctypes.addressof(program))
@@ -58,25 +49,37 @@ class Loop:
                 listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
 
 
-def gloo_loops() -> list[Loop]:
-    """The event loops of gloo in this process; none where /proc does not tell."""
-    loops = []
+def gloo_loops() -> dict[Listener, dict[int, str]]:
+    """The event loops of gloo in this process; none where /proc does not tell.
+
+    Listener -> its connections: file descriptor -> inode of the socket.
+    """
+    loops = {}
     for epoll in _descriptors("anon_inode:[eventpoll]"):
         targets = {fd: _target(fd) for fd in _watched(epoll)}
         kinds = " ".join(targets.values())
         if "eventfd" in kinds or "pipe:" not in kinds:
             continue
         sockets = {fd: text[8:-1] for fd, text in targets.items() if text.startswith("socket:[")}
-        listeners = {fd: inode for fd, inode in sockets.items() if _listens(fd, inode)}
-        for fd, inode in listeners.items():
-            connections = {fd: one for fd, one in sockets.items() if fd not in listeners}
-            loops.append(Loop(fd, inode, connections))
+        listeners = [Listener(fd, inode) for fd, inode in sockets.items() if _listens(fd, inode)]
+        fds = {listener.fd for listener in listeners}
+        for listener in listeners:
+            loops[listener] = {fd: inode for fd, inode in sockets.items() if fd not in fds}
     return loops
 
 
 def gloo_connections() -> dict[int, str]:
     """File descriptor -> socket inode of every connection that gloo holds in this process."""
-    return {fd: inode for loop in gloo_loops() for fd, inode in loop.connections.items()}
+    return {fd: inode for found in gloo_loops().values() for fd, inode in found.items()}
+
+
+def ends(fd: int, inode: str) -> tuple[str, str] | None:
+    """The local and the remote "address:port" of a connection; None if it is closed."""
+    with _held(fd, inode) as connection, contextlib.suppress(OSError):
+        if connection:
+            local, remote = connection.getsockname(), connection.getpeername()
+            return f"{local[0]}:{local[1]}", f"{remote[0]}:{remote[1]}"
+    return None
 
 
 def shut(fd: int, inode: str, how: int) -> bool:
@@ -92,7 +95,7 @@ def shut(fd: int, inode: str, how: int) -> bool:
 def _held(fd: int, inode: str) -> Iterator[socket.socket | None]:
     """A duplicate of a socket, as another's descriptor gets closed; None if it has been."""
     try:
-        duplicate = socket.socket(fileno=os.dup(fd))
+        duplicate = socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=os.dup(fd))
     except OSError:
         yield None
         return
@@ -106,14 +109,14 @@ def _listens(fd: int, inode: str) -> bool:
 
 
 def _descriptors(target: str) -> list[int]:
-    if not _FDS.exists():  # not Linux: nothing is found, and nothing can be freed
+    if not os.path.exists(_FDS):  # not Linux: nothing is found, and nothing can be freed
         return []
-    return [int(fd.name) for fd in _FDS.iterdir() if _target(int(fd.name)) == target]
+    return [int(fd) for fd in os.listdir(_FDS) if _target(int(fd)) == target]
 
 
 def _target(fd: int) -> str:
     try:
-        return os.readlink(f"/proc/self/fd/{fd}")
+        return os.readlink(f"{_FDS}/{fd}")
     except OSError:  # closed meanwhile
         return ""
 

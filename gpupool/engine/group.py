@@ -89,10 +89,10 @@ def join(plan: Plan) -> dict[str, Any] | None:
         _cut_off()
         store = dist.FileStore(plan.store_path, plan.world_size)  # type: ignore[attr-defined]
         options = {"backend": "gloo", "timeout": TIMEOUT, "enable_reconfigure": True}
-        before = peers.loop_names()
+        before = peers.listeners()
         _open(plan, options, store)
-        world, loops = distributed_c10d._get_default_group(), peers.loop_names() - before
-        lasting.keep(world, plan.rank, plan.world_size, store, loops)
+        world, listeners = distributed_c10d._get_default_group(), peers.listeners() - before
+        lasting.keep(world, plan.rank, plan.world_size, store, listeners)
     return {"groups": lasting.report(), "num_named": lasting.num_named()}
 
 
@@ -223,16 +223,16 @@ def _open(plan: Plan, asked: Mapping[str, Any], store: Any) -> frozenset[str]:
     global _training_group, _group, _asked
     __tracebackhide__ = True
     lasting.refuse_late_connections()
-    hook, before = sys.excepthook, peers.loop_names()
+    hook, before = sys.excepthook, peers.listeners()
     _torch_init(**asked, store=store, rank=plan.rank, world_size=plan.world_size)
     sys.excepthook = hook  # torch puts one more "[rank0]:" before every line each time
     connections: frozenset[str] = frozenset()
     backend = asked.get("backend") or "undefined"
     if not asked.get("enable_reconfigure") and lasting.has_gloo(backend):
-        loops = peers.loop_names() - before
+        listeners = peers.listeners() - before
         try:
-            connections = peers.prove(store, "proof", plan.rank, plan.world_size, loops)
-            peers.set_deaf(loops, True)
+            connections = peers.prove(store, "proof", plan.rank, plan.world_size, listeners)
+            peers.set_deaf(listeners, True)
         except BaseException:
             leave()
             raise

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from gpupool.engine import peers
+from gpupool.engine.gloo_sockets import Listener
 from gpupool.engine.rendezvous import exchange, wait_for_all
 
 WORLD = "world"
@@ -37,7 +38,7 @@ left: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
 class _Lasting:
     """A group that can be connected anew: its members, this rank's place, and where they meet.
 
-    `loops` are the names of its gloo loops, see `peers.py`. The group is held weakly: one that the
+    `listeners` are gloo's for it, see `peers.py`. The group is held weakly: one that the
     user has destroyed takes its sockets and threads along.
     """
 
@@ -45,7 +46,7 @@ class _Lasting:
     ranks: Sequence[int]
     place: int
     store: Any
-    loops: frozenset[str]
+    listeners: frozenset[Listener]
 
     @property
     def group(self) -> dist.ProcessGroup | None:
@@ -88,10 +89,14 @@ def own(group: object) -> None:
 
 
 def keep(
-    group: dist.ProcessGroup, rank: int, world_size: int, store: Any, loops: frozenset[str]
+    group: dist.ProcessGroup,
+    rank: int,
+    world_size: int,
+    store: Any,
+    listeners: frozenset[Listener],
 ) -> None:
     """The group of all ranks lasts. It was made with `enable_reconfigure`, and is not connected."""
-    _groups[WORLD] = _Lasting(weakref.ref(group), range(world_size), rank, store, loops)
+    _groups[WORLD] = _Lasting(weakref.ref(group), range(world_size), rank, store, listeners)
 
 
 def is_kept(store_path: str) -> bool:
@@ -142,14 +147,14 @@ def connect(
         left.add(group)
         dist.destroy_process_group(group)
     world = _groups[WORLD]
-    loops = frozenset().union(*(one.loops for one in _groups.values()))
-    peers.set_deaf(loops, False)
+    listeners = frozenset().union(*(one.listeners for one in _groups.values()))
+    peers.set_deaf(listeners, False)
     wait_for_all(world.store, f"connect{generation}", world.place, len(world.ranks))
     connections: set[str] = set()
     for name, members in handles.items():
         if name in _groups:
             connections |= _reconfigure(_groups[name], generation * _MAX_SUB_GROUPS, members)
-    peers.set_deaf(loops, True)
+    peers.set_deaf(listeners, True)
     _c10d._world.group_count = num_named
     return frozenset(connections)
 
@@ -178,7 +183,7 @@ def install() -> None:
             if not lasts:
                 wait_for_all(store, key, place, size)
             made: Any = ()
-            before, failed = peers.loop_names(), ""
+            before, failed = peers.listeners(), ""
             prefix = dist.PrefixStore(key, store)  # type: ignore[attr-defined]
             try:
                 made = make(size, place, ranks, backend, prefix, name, *args, **options)
@@ -186,14 +191,16 @@ def install() -> None:
                 failed = str(error)
             if made and made[0] in known:  # one of the same tag
                 return made
-            loops = peers.loop_names() - before
+            listeners = peers.listeners() - before
             try:
                 if lasts and not failed:
                     held = weakref.ref(made[0])
-                    _connect_new(name, number, _Lasting(held, list(ranks), place, prefix, loops))
+                    _connect_new(
+                        name, number, _Lasting(held, list(ranks), place, prefix, listeners)
+                    )
                 else:
-                    peers.prove(store, f"{key}/proof", place, size, loops, failed)
-                    peers.set_deaf(loops, True)
+                    peers.prove(store, f"{key}/proof", place, size, listeners, failed)
+                    peers.set_deaf(listeners, True)
             except BaseException:
                 if made:
                     _c10d._world.pg_group_ranks[made[0]] = {}  # torch notes it after this function
@@ -226,12 +233,14 @@ def splitting(split: Callable[..., Any]) -> Callable[..., Any]:
         if not _is_ours() or parent not in _c10d._world.pg_map:
             return split(parent_pg, *args, **options)
         owner = next((one for one in _groups.values() if one.group is parent), None)
-        loops = owner.loops if owner else peers.loop_names()  # gloo shares them with the part
+        listeners = (
+            owner.listeners if owner else peers.listeners()
+        )  # gloo shares them with the part
 
         def one() -> Any:
             number = _num_made["split"] = _num_made.get("split", 0) + 1
             if owner is None:
-                peers.set_deaf(loops, False)
+                peers.set_deaf(listeners, False)
                 key = f"gpupool{_generation}/split/{number}"
                 wait_for_all(_c10d._world.pg_map[parent][1], key, parent.rank(), parent.size())
             group = split(parent_pg, *args, **options)
@@ -241,10 +250,10 @@ def splitting(split: Callable[..., Any]) -> Callable[..., Any]:
             store, place = _c10d._world.pg_map[group][1], group.rank()
             try:
                 if owner:
-                    made = _Lasting(weakref.ref(group), ranks, place, store, loops)
+                    made = _Lasting(weakref.ref(group), ranks, place, store, listeners)
                     _connect_new(name, number, made)
                 elif has_gloo(_c10d._world.pg_map[group][0]):
-                    peers.prove(store, f"proof{number}", place, len(ranks), loops)
+                    peers.prove(store, f"proof{number}", place, len(ranks), listeners)
             except BaseException:
                 dist.destroy_process_group(group)
                 raise
@@ -253,7 +262,7 @@ def splitting(split: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return _until_proved(one)
         finally:
-            peers.set_deaf(loops, True)
+            peers.set_deaf(listeners, True)
 
     return split_group
 
@@ -276,11 +285,11 @@ def _connect_new(name: str, number: int, made: _Lasting) -> None:
     """Connect a sub-group for the first time; its members meet at its own part of the store."""
     __tracebackhide__ = True
     uuid = _generation * _MAX_SUB_GROUPS + number
-    peers.set_deaf(made.loops, False)
+    peers.set_deaf(made.listeners, False)
     handle = _of(made).get_reconfigure_handle()
     handles = exchange(made.store, f"gpupool{uuid}", made.place, len(made.ranks), handle)
     _reconfigure(made, uuid, handles)
-    peers.set_deaf(made.loops, True)
+    peers.set_deaf(made.listeners, True)
     _groups[name] = made
 
 
@@ -294,7 +303,9 @@ def _reconfigure(lasting: _Lasting, uuid: int, handles: Sequence[str]) -> frozen
     except RuntimeError as error:
         failed = str(error)
     size = len(lasting.ranks)
-    return peers.prove(lasting.store, f"proof{uuid}", lasting.place, size, lasting.loops, failed)
+    return peers.prove(
+        lasting.store, f"proof{uuid}", lasting.place, size, lasting.listeners, failed
+    )
 
 
 def _of(lasting: _Lasting) -> Any:

@@ -20,7 +20,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpupool.engine.gloo_sockets import Loop, gloo_loops, shut
+from gpupool.engine.gloo_sockets import Listener, ends, gloo_loops, shut
 from gpupool.engine.rendezvous import exchange
 
 NUM_ATTEMPTS = 4  # to form a group, each with new listeners
@@ -37,27 +37,32 @@ class UnprovedError(RuntimeError):
     """
 
 
-def loop_names() -> frozenset[str]:
-    """The gloo loops of this process now. A group's own are those that its making has added.
+def listeners() -> frozenset[Listener]:
+    """Those of gloo in this process now. A group's own are those that its making has added.
 
-    What was split off a group shares its loops.
+    What was split off a group shares them.
     """
-    return frozenset(loop.listener for loop in gloo_loops())
+    return frozenset(gloo_loops())
 
 
-def set_deaf(names: Collection[str], deaf: bool) -> None:
-    """Have the listeners of these loops take no connections, or take them again.
+def set_deaf(listeners: Collection[Listener], deaf: bool) -> None:
+    """Have these take no connections, or take them again.
 
-    All members let them do it before one connects: the kernel waits a second to try again.
+    All members let theirs do it before one connects: the kernel waits a second to try again.
     """
-    for loop in _loops(names):
-        loop.set_deaf(deaf)
+    for listener in listeners:
+        listener.set_deaf(deaf)
 
 
 def prove(
-    store: Any, key: str, place: int, size: int, names: Collection[str], failed: str = ""
+    store: Any,
+    key: str,
+    place: int,
+    size: int,
+    listeners: Collection[Listener],
+    failed: str = "",
 ) -> frozenset[str]:
-    """Prove the connections that a group has made in these loops, its own or its parent's.
+    """Prove the connections that a group has made, in the loops of these listeners.
 
     All members call it when they have connected, or could not.
 
@@ -72,39 +77,34 @@ def prove(
     """
     global _proved
     __tracebackhide__ = True
-    loops = _loops(names)
-    _proved &= {inode for loop in gloo_loops() for inode in loop.connections.values()}
+    loops = gloo_loops()
+    _proved &= {inode for found in loops.values() for inode in found.values()}
     made = [
-        (loop, fd, inode)
-        for loop in loops
-        for fd, inode in loop.connections.items()
+        (fd, inode, ends(fd, inode))
+        for listener in listeners
+        for fd, inode in loops.get(listener, {}).items()
         if inode not in _proved
     ]
-    ends = {fd: loop.ends(fd) for loop, fd, _ in made}
     mine = {
-        "ends": [one for one in ends.values() if one],
-        "ports": [port for loop in loops if (port := loop.port)],
+        "ends": [both for _, _, both in made if both],
+        "ports": [listener.port for listener in listeners],
         "failed": failed,
     }
     told = [json.loads(text) for text in exchange(store, key, place, size, json.dumps(mine))]
     # the same on each member from here on, but for the names of users
     held = {(local, remote) for one in told for local, remote in one["ends"]}
     strangers = {(local, remote) for local, remote in held if (remote, local) not in held}
-    for _, fd, inode in made:
-        if ends[fd] in strangers:
+    for fd, inode, both in made:
+        if both in strangers:
             shut(fd, inode, socket.SHUT_RDWR)
     least = min(len(one["ends"]) for one in told)
     reasons = [one["failed"] for one in told if one["failed"]]
     if strangers or reasons or least < size - 1:
         ports = [port for one in told for port in one["ports"]]
         raise UnprovedError(_reason(reasons, strangers, ports, f"{least} of {size - 1}"))
-    inodes = frozenset(inode for _, _, inode in made)
+    inodes = frozenset(inode for _, inode, _ in made)
     _proved |= inodes
     return inodes
-
-
-def _loops(names: Collection[str]) -> list[Loop]:
-    return [loop for loop in gloo_loops() if loop.listener in names]
 
 
 def _reason(
@@ -138,7 +138,7 @@ def _users(strangers: Collection[tuple[str, str]], ports: Sequence[int]) -> list
     for row in _rows():
         local, remote = _address(row[1]), _address(row[2])
         port = int(row[2].rpartition(":")[2], 16)
-        if row[3] != _ENDED and ((remote, local) in strangers or port in ports):
+        if row[3] != _ENDED and port and ((remote, local) in strangers or port in ports):
             uids.add(int(row[7]))
     return sorted(_user_name(uid) for uid in uids - {os.getuid()})
 

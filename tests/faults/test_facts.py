@@ -117,21 +117,21 @@ def test_gloos_loop_of_libuv_is_not_built_in() -> None:
 
 
 def a_deaf_listener(rank: int) -> tuple[bool, bool, float]:
-    """Whether the first loop's listener takes a connection when deaf, and when not; a sum after."""
+    """Whether the listener takes a connection when deaf, and when not; a sum after."""
 
     def takes() -> bool:
         with socket.socket() as stranger:
             stranger.settimeout(0.3)
             try:
-                stranger.connect(("127.0.0.1", loop.port))
+                stranger.connect(("127.0.0.1", listener.port))
             except TimeoutError:
                 return False
             return True
 
-    (loop,) = gloo_loops()
-    loop.set_deaf(True)
+    (listener,) = gloo_loops()
+    listener.set_deaf(True)
     while_deaf = takes()
-    loop.set_deaf(False)
+    listener.set_deaf(False)
     return while_deaf, takes(), all_reduce()
 
 

@@ -66,7 +66,7 @@ def reconfigure(rank: int, number: int) -> str:
 
 def prove(rank: int, number: int, failed: str) -> int | str:
     """How many connections are proved, or the error."""
-    store, names = distributed_c10d._get_default_store(), peers.loop_names()
+    store, names = distributed_c10d._get_default_store(), peers.listeners()
     try:
         return len(peers.prove(store, f"proof{number}", rank, 2, names, failed))
     except peers.UnprovedError as error:
@@ -74,8 +74,8 @@ def prove(rank: int, number: int, failed: str) -> int | str:
 
 
 def taken_by_a_stranger(rank: int, uid: int) -> list[Any]:
-    (loop,) = gloo_loops()
-    stranger = connect_as_stranger(loop.port, uid, NUMBERS)
+    (listener,) = gloo_loops()
+    stranger = connect_as_stranger(listener.port, uid, NUMBERS)
     in_store(rank, "the strangers are there")
     try:
         failed = reconfigure(rank, 1)
@@ -99,9 +99,9 @@ def test_a_stranger_is_taken_for_a_rank_by_gloo_and_named_by_the_proof() -> None
 
 def a_deaf_group(rank: int, uid: int) -> list[Any]:
     """A group that is made deaf, tried by a stranger, and connected again."""
-    names, found = peers.loop_names(), [prove(rank, 1, reconfigure(rank, 1))]
+    names, found = peers.listeners(), [prove(rank, 1, reconfigure(rank, 1))]
     peers.set_deaf(names, True)
-    port = gloo_loops()[0].port
+    port = next(iter(names)).port
     with socket.socket() as stranger:
         stranger.settimeout(0.3)
         with pytest.raises(TimeoutError):
