@@ -1,15 +1,30 @@
 """What the first bytes of an image file say, before anything is decoded. Runs anywhere; no torch.
 
-A file of a few KB may claim to be larger than all memory, lie on its side, or be a film; decoders
-tell of it too late or not at all.
+A file of a few KB may claim to be larger than all memory, lie on its side, be a film, or a program
+(PostScript, which Pillow has Ghostscript run); decoders tell of it too late or not at all.
 """
 
 from __future__ import annotations
 
+import io
+import re
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
+from gpupool.core.errors import SampleError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""All that is opened, whatever a file is called. Pillow knows 40 more: few are ever asked for, and
+each is another parser that anybody's file would reach."""
+MAX_PIXELS = 178_956_970
+"""512 MiB of RGB, as much as Pillow takes before it refuses. Scans of 100 megapixels are ordinary;
+a thread that decodes the largest that is let through takes 2 GiB for a moment."""
+_CPP_LINE = re.compile(r".*[.]cpp:\d+, ")  # torchvision's messages begin with theirs
 _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # the markers that begin a frame
 _WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD9)})
 _ORIENTATION = 0x0112  # the tag in EXIF
@@ -28,6 +43,53 @@ class Header(NamedTuple):
     orientation: int = 1
     is_animated: bool = False
     is_plain: bool = False
+
+
+@contextmanager
+def decoding(data: bytes, name: str, what: str) -> Iterator[None]:
+    """What a decoder raises inside about the file `name`, as a SampleError: it is not `what`.
+
+    Raises SampleError at once if there is no `data`.
+    """
+    if not data:
+        raise SampleError(f"{name} is empty (0 bytes)", name, "empty")
+    try:
+        yield
+    except SampleError:
+        raise
+    except Exception as error:  # decoders raise whatever they like about damaged files
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = _CPP_LINE.sub("", reason)
+        raise SampleError(f"{name} is damaged or not {what}: {reason}", name) from None
+
+
+def open_image(data: bytes, name: str) -> Image.Image:
+    """A file of one of FORMATS, by Pillow; nothing is decoded yet. For use in `decoding`.
+
+    Raises SampleError if it has more than MAX_PIXELS, ValueError if it is of another format.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:  # names the address of a buffer
+        known = ", ".join(FORMATS)
+        raise ValueError(f"its first bytes are those of no known format ({known})") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # its own limit
+        raise SampleError(f"{name} has too many pixels: {error}", name, "too large") from None
+    check_size(*image.size, name)
+    return image
+
+
+def check_size(width: int, height: int, name: str) -> None:
+    """Raise SampleError for an image of more than MAX_PIXELS."""
+    if width * height > MAX_PIXELS:
+        raise SampleError(
+            f"{name} has {width:,} x {height:,} pixels, more than the {MAX_PIXELS:,} that are "
+            "decoded; store it smaller, or cut into pieces",
+            name,
+            "too large",
+        )
 
 
 def read_header(data: bytes) -> Header | None:

@@ -18,6 +18,7 @@ from gpupool.core.errors import SampleError
 from gpupool.data import decode as decoding
 from gpupool.data.decode import decode
 from gpupool.data.headers import read_header
+from tests.fuzz.limits import only_our_errors
 
 WIDTH, HEIGHT = 48, 32
 
@@ -199,6 +200,13 @@ def test_a_long_animation_is_refused_before_it_is_decoded() -> None:
         decode(stored, "x")
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown_kib < 60_000  # all frames would take 180 MB
+
+
+def test_a_large_picture_is_not_copied_again_and_again() -> None:
+    stored = file(Image.new("RGB", (4000, 4000)), "PNG")
+    assert len(stored) < 100_000
+    with only_our_errors():  # in 256 MiB: 5 times what the picture has
+        assert decode(stored, "x").shape == (3, 4000, 4000)
 
 
 @pytest.mark.parametrize(
