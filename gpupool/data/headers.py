@@ -29,6 +29,7 @@ _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # the markers that beg
 _WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD9)})
 _ORIENTATION = 0x0112  # the tag in EXIF
 _SHORT = 3  # the type of its value
+_MAX_SCANS = 100  # ten are usual; each goes over all pixels, and may have a few bytes
 
 
 class Header(NamedTuple):
@@ -70,6 +71,7 @@ def open_image(data: bytes, name: str) -> Image.Image:
     """
     from PIL import Image, UnidentifiedImageError
 
+    read_header(data)  # masks can be JPEGs too
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:  # names the address of a buffer
@@ -111,7 +113,7 @@ def read_header(data: bytes) -> Header | None:
 
 
 def _jpeg(data: bytes) -> Header:
-    orientation, transform, at = 1, 1, 2
+    orientation, transform, at, header = 1, 1, 2, None
     while True:
         while data[at] == 0xFF and data[at + 1] == 0xFF:  # fill bytes
             at += 1
@@ -126,8 +128,13 @@ def _jpeg(data: bytes) -> Header:
         if marker in _SOF:
             bits, height, width, parts = struct.unpack_from(">BHHB", data, start)
             plain = bits == 8 and (parts == 1 or (parts == 3 and transform == 1))
-            return Header(width, height, orientation, is_plain=plain)
-        if marker == 0xE1 and data[start : start + 6] == b"Exif\0\0":
+            header = Header(width, height, orientation, is_plain=plain)
+            in_one_scan = parts if marker < 0xC2 else 0
+        elif marker == 0xDA and header is not None:
+            if data[start] != in_one_scan and data.count(b"\xff\xda") > _MAX_SCANS:
+                raise ValueError(f"it has more than {_MAX_SCANS} scans")
+            return header
+        elif marker == 0xE1 and data[start : start + 6] == b"Exif\0\0":
             orientation = _orientation(data[start + 6 : end])
         elif marker == 0xEE and data[start : start + 5] == b"Adobe":
             transform = data[start + 11]
