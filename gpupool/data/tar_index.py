@@ -167,7 +167,7 @@ class _Ranges(io.RawIOBase):
     def read(self, size: int | None = -1) -> bytes:
         """All of `size` bytes of headers, as tarfile expects of a file, fewer only at the end."""
         if size is None or not 0 <= size <= _MAX_HEADER_BYTES:
-            raise tarfile.ReadError(f"a header of {size} bytes")
+            raise tarfile.ReadError(f"a header of {size or 0:,} bytes")
         return self.at(self._position, size)
 
     def at(self, position: int, wanted: int) -> bytes:

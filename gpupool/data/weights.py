@@ -48,7 +48,11 @@ def load_weights(
         weights = _unprefixed(_state_dict(source.read(FileRef(name, 0)), shown), model)
     _require_same(model.state_dict(), weights, shown)
     changed = copy.deepcopy(model)
-    changed.load_state_dict(weights)
+    try:
+        changed.load_state_dict(weights)
+    except RuntimeError as error:  # sparse ones for dense ones, say
+        reason = " ".join(str(error).split())
+        raise DataError(f"the weights in {shown} cannot be loaded: {reason}") from None
     return changed
 
 
