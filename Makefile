@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 # Debian packages, installed as root where apt is there; everything works without them, with less.
 VENV_PACKAGES := python3-venv
 DEMO_PACKAGES := dataset-fashion-mnist
-TEST_PACKAGES := $(DEMO_PACKAGES) chromium iproute2
+TEST_PACKAGES := $(DEMO_PACKAGES) chromium ghostscript iproute2
 
 # Most tests wait more than they compute. A file's tests stay together, as they share pools; the
 # files come in the order of tests/conftest.py.

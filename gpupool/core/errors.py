@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from gpupool.core.terminal import shows_colours
+from gpupool.core.terminal import plain, shows_colours
 
 FREED = "freed from a collective"  # what is said of a rank that waited for one that had failed
 
@@ -255,7 +255,10 @@ def _is_ours(frame: TracebackType) -> bool:
 
 
 class DataError(GpuPoolError):
-    """A datastore cannot be listed or read."""
+    """A datastore cannot be listed or read. Its text quotes names and contents of files."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(plain(message))
 
 
 class DataNotFoundError(DataError):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from gpupool.core.terminal import cleared
+from gpupool.core.terminal import cleared, plain
 
 Row = tuple[int, float, dict[str, float]]
 """The step, the seconds since the monitor was made, and the values recorded, by metric."""
@@ -49,7 +49,7 @@ def monitor_line(event: MonitorEvent, step: int, latest: Mapping[str, float]) ->
     facts = [f"{name} {value}" for name, value in event.info.items()]
     status = [] if event.status == "running" else [event.status]
     parts = [*status, done, *values, *facts, f"{event.elapsed_s:.1f} s"]
-    return f"{event.title}: {', '.join(parts)}"
+    return plain(f"{event.title}: {', '.join(parts)}")
 
 
 class MonitorLines:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 import threading
@@ -13,6 +14,25 @@ from typing import Any, TextIO
 
 FRESH_LINE = "\r\x1b[K"
 """What begins the line anew that the cursor of a terminal is on."""
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def without_controls(text: str) -> str:
+    """A name as it may be shown: what moves the cursor or turns the text's direction is escaped.
+
+    >>> print(without_controls("cat\\x1b[2J \\u202egpj.exe"), without_controls("日本 .jpg"))
+    cat\\x1b[2J \\u202egpj.exe 日本 .jpg
+    """
+    return _CONTROLS.sub(lambda found: plain(found.group()), text)
+
+
+def plain(text: str) -> str:
+    """A sentence that quotes what others have named: in one line, the unprintable as in `repr`.
+
+    >>> plain("no field 'a\\nb'")
+    "no field 'a\\\\nb'"
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def has_cursor(stream: TextIO | None) -> bool:

@@ -8,24 +8,17 @@ which torchvision decodes every frame before it tells that there are several.
 
 from __future__ import annotations
 
-import io
-import re
-
 import numpy as np
 import torch
 from torchvision.io import ImageReadMode, decode_image
 
 from gpupool.core.errors import SampleError
-from gpupool.data.headers import Header, read_header
+from gpupool.data.headers import Header, check_size, decoding, open_image, read_header
 
 try:
     import simplejpeg
 except ImportError:  # an extra
     simplejpeg = None
-
-MAX_PIXELS = 178_956_970  # 512 MiB of RGB, as much as Pillow takes before it refuses
-
-_CPP_LINE = re.compile(r".*[.]cpp:\d+, ")  # torchvision's messages begin with theirs
 
 
 def decode(data: bytes, name: str) -> torch.Tensor:
@@ -34,39 +27,18 @@ def decode(data: bytes, name: str) -> torch.Tensor:
     The orientation that EXIF tells is applied; grey images get three equal channels, CMYK becomes
     RGB, transparency is dropped, 16 bits become 8.
 
-    Raises SampleError naming `name`: "empty" (0 bytes), "too large" (over `MAX_PIXELS`, as its
-    header says, before memory is taken), "animated", or "damaged": cut off, or no image at all.
+    Raises SampleError naming `name`: "empty" (0 bytes), "too large" (over `headers.MAX_PIXELS`,
+    as its header says, before memory is taken), "animated", or "damaged": cut off, or of none of
+    `headers.FORMATS`.
     """
-    if not data:
-        raise SampleError(f"{name} is empty (0 bytes)", name, "empty")
-    try:
+    with decoding(data, name, "an image"):
         header = read_header(data)
         if header is None:
             return _by_pillow(data, name)
-        _check(header, name)
-        return _oriented(_decoded(data, header, name), header.orientation)
-    except SampleError:
-        raise
-    except Exception as error:  # decoders raise whatever they like about damaged files
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        reason = _CPP_LINE.sub("", reason)
-        raise SampleError(f"{name} is damaged or not an image: {reason}", name) from None
-
-
-def _check(header: Header, name: str) -> None:
-    _check_size(header.width, header.height, name)
-    if header.is_animated:
-        raise _animation(name)
-
-
-def _check_size(width: int, height: int, name: str) -> None:
-    if width * height > MAX_PIXELS:
-        raise SampleError(
-            f"{name} has {width:,} x {height:,} pixels, more than the {MAX_PIXELS:,} that are "
-            "decoded; store it smaller, or cut into pieces",
-            name,
-            "too large",
-        )
+        check_size(header.width, header.height, name)
+        if header.is_animated:
+            raise _animation(name)
+        return _oriented(_decoded(data, header), header.orientation)
 
 
 def _animation(name: str) -> SampleError:
@@ -75,7 +47,7 @@ def _animation(name: str) -> SampleError:
     )
 
 
-def _decoded(data: bytes, header: Header, name: str) -> torch.Tensor:
+def _decoded(data: bytes, header: Header) -> torch.Tensor:
     """The pixels as they are stored."""
     if header.is_plain and simplejpeg is not None:
         try:
@@ -97,22 +69,16 @@ def _oriented(image: torch.Tensor, orientation: int) -> torch.Tensor:
 
 
 def _by_pillow(data: bytes, name: str) -> torch.Tensor:
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import ImageOps
 
-    try:
-        stored = Image.open(io.BytesIO(data))
-    except UnidentifiedImageError:  # names the address of a buffer
-        raise ValueError("its first bytes are those of no known format") from None
-    except Image.DecompressionBombError as error:  # it has a limit too
-        raise SampleError(f"{name} has too many pixels: {error}", name, "too large") from None
-    with stored:
-        _check_size(*stored.size, name)
-        if getattr(stored, "is_animated", False):
+    with open_image(data, name) as image:
+        if getattr(image, "is_animated", False):
             raise _animation(name)
-        if stored.mode in ("I", "F"):
+        if image.mode in ("I", "F"):
             raise ValueError("it has 32 bits for each pixel; 8 and 16 are taken")
-        upright = ImageOps.exif_transpose(stored)
-    if upright.mode.startswith("I;16"):
-        grey = (np.asarray(upright) >> 8).astype(np.uint8)
-        return torch.from_numpy(grey).repeat(3, 1, 1)
-    return torch.from_numpy(np.array(upright.convert("RGB"))).permute(2, 0, 1)
+        ImageOps.exif_transpose(image, in_place=True)  # else it is copied, as by a convert to RGB
+        if image.mode.startswith("I;16"):
+            grey = (np.asarray(image) >> 8).astype(np.uint8)
+            return torch.from_numpy(grey).repeat(3, 1, 1)
+        pixels = np.array(image if image.mode == "RGB" else image.convert("RGB"))
+    return torch.from_numpy(pixels).permute(2, 0, 1)

@@ -23,8 +23,8 @@ from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
 
 from gpupool.core.errors import OptionsError, SampleError
 from gpupool.data.collate import Batch, PendingBatch
-from gpupool.data.decode import MAX_PIXELS, decode
-from gpupool.data.headers import read_header
+from gpupool.data.decode import decode
+from gpupool.data.headers import MAX_PIXELS, read_header
 from gpupool.data.loader import read_ahead, read_on_cpu
 from gpupool.data.pipeline import MIN_ROWS_AHEAD, THREAD_NAME, Reading, result_of, work_alone
 from gpupool.data.samples import Draw, Samples

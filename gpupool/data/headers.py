@@ -1,19 +1,35 @@
 """What the first bytes of an image file say, before anything is decoded. Runs anywhere; no torch.
 
-A file of a few KB may claim to be larger than all memory, lie on its side, or be a film; decoders
-tell of it too late or not at all.
+A file of a few KB may claim to be larger than all memory, lie on its side, be a film, or a program
+(PostScript, which Pillow has Ghostscript run); decoders tell of it too late or not at all.
 """
 
 from __future__ import annotations
 
+import io
+import re
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
+from gpupool.core.errors import SampleError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""All that is opened, whatever a file is called. Pillow knows 40 more: few are ever asked for, and
+each is another parser that anybody's file would reach."""
+MAX_PIXELS = 178_956_970
+"""512 MiB of RGB, as much as Pillow takes before it refuses. Scans of 100 megapixels are ordinary;
+a thread that decodes the largest that is let through takes 2 GiB for a moment."""
+_CPP_LINE = re.compile(r".*[.]cpp:\d+, ")  # torchvision's messages begin with theirs
 _SOF = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # the markers that begin a frame
 _WITHOUT_LENGTH = frozenset({0x01, *range(0xD0, 0xD9)})
 _ORIENTATION = 0x0112  # the tag in EXIF
 _SHORT = 3  # the type of its value
+_MAX_SCANS = 100  # ten are usual; each goes over all pixels, and may have a few bytes
 
 
 class Header(NamedTuple):
@@ -28,6 +44,54 @@ class Header(NamedTuple):
     orientation: int = 1
     is_animated: bool = False
     is_plain: bool = False
+
+
+@contextmanager
+def decoding(data: bytes, name: str, what: str) -> Iterator[None]:
+    """What a decoder raises inside about the file `name`, as a SampleError: it is not `what`.
+
+    Raises SampleError at once if there is no `data`.
+    """
+    if not data:
+        raise SampleError(f"{name} is empty (0 bytes)", name, "empty")
+    try:
+        yield
+    except SampleError:
+        raise
+    except Exception as error:  # decoders raise whatever they like about damaged files
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = _CPP_LINE.sub("", reason)
+        raise SampleError(f"{name} is damaged or not {what}: {reason}", name) from None
+
+
+def open_image(data: bytes, name: str) -> Image.Image:
+    """A file of one of FORMATS, by Pillow; nothing is decoded yet. For use in `decoding`.
+
+    Raises SampleError if it has more than MAX_PIXELS, ValueError if it is of another format.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    read_header(data)  # masks can be JPEGs too
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:  # names the address of a buffer
+        known = ", ".join(FORMATS)
+        raise ValueError(f"its first bytes are those of no known format ({known})") from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:  # its own limit
+        raise SampleError(f"{name} has too many pixels: {error}", name, "too large") from None
+    check_size(*image.size, name)
+    return image
+
+
+def check_size(width: int, height: int, name: str) -> None:
+    """Raise SampleError for an image of more than MAX_PIXELS."""
+    if width * height > MAX_PIXELS:
+        raise SampleError(
+            f"{name} has {width:,} x {height:,} pixels, more than the {MAX_PIXELS:,} that are "
+            "decoded; store it smaller, or cut into pieces",
+            name,
+            "too large",
+        )
 
 
 def read_header(data: bytes) -> Header | None:
@@ -49,7 +113,7 @@ def read_header(data: bytes) -> Header | None:
 
 
 def _jpeg(data: bytes) -> Header:
-    orientation, transform, at = 1, 1, 2
+    orientation, transform, at, header = 1, 1, 2, None
     while True:
         while data[at] == 0xFF and data[at + 1] == 0xFF:  # fill bytes
             at += 1
@@ -64,8 +128,13 @@ def _jpeg(data: bytes) -> Header:
         if marker in _SOF:
             bits, height, width, parts = struct.unpack_from(">BHHB", data, start)
             plain = bits == 8 and (parts == 1 or (parts == 3 and transform == 1))
-            return Header(width, height, orientation, is_plain=plain)
-        if marker == 0xE1 and data[start : start + 6] == b"Exif\0\0":
+            header = Header(width, height, orientation, is_plain=plain)
+            in_one_scan = parts if marker < 0xC2 else 0
+        elif marker == 0xDA and header is not None:
+            if data[start] != in_one_scan and data.count(b"\xff\xda") > _MAX_SCANS:
+                raise ValueError(f"it has more than {_MAX_SCANS} scans")
+            return header
+        elif marker == 0xE1 and data[start : start + 6] == b"Exif\0\0":
             orientation = _orientation(data[start + 6 : end])
         elif marker == 0xEE and data[start : start + 5] == b"Adobe":
             transform = data[start + 11]

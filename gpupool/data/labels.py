@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from gpupool.core.errors import DataError, OptionsError
+from gpupool.core.terminal import plain, without_controls
 from gpupool.data.source import FileRef, Folder
 
 Labels = Literal["foldernames"] | str | Callable[[str], str | None] | Mapping[str, Any] | Any
@@ -71,6 +72,9 @@ def class_names(
     ImageFolder does; or, with `by_number` and if all are whole numbers, so that "10" follows "9".
     """
     found = {label for label in labels if label is not None}
+    odd = next((label for label in found if without_controls(label) != label), None)
+    if odd is not None:
+        raise DataError(f"there are images of {odd!r}; a class is named in one line of text")
     if wanted is None:
         return tuple(sorted(found, key=int if by_number and all(map(_is_number, found)) else None))
     names = tuple(wanted)
@@ -89,7 +93,7 @@ def _folder(path: str) -> str:
 
 
 def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and str(int(text)) == text
+    return len(text) < 20 and text.isascii() and text.isdigit() and str(int(text)) == text
 
 
 def _one(label: object, url: str) -> str | None:
@@ -129,7 +133,9 @@ def _text(label: object, path: object) -> str:
         return label
     if hasattr(label, "__index__") and not isinstance(label, bool):
         return str(label.__index__())
-    raise OptionsError(f"labels= has {label!r} for {path}; a label must be a text or an integer")
+    raise OptionsError(
+        f"labels= has {label!r} for {plain(str(path))}; a label must be a text or an integer"
+    )
 
 
 def _rows(table: Columns, columns: tuple[str, str] | None) -> Iterable[tuple[Any, Any]]:
@@ -138,7 +144,7 @@ def _rows(table: Columns, columns: tuple[str, str] | None) -> Iterable[tuple[Any
         path, label = table
     if not {path, label} <= set(table):
         raise OptionsError(
-            f"the table of labels has the columns {', '.join(table)}; "
+            f"the table of labels has the columns {plain(', '.join(table))}; "
             "say which hold path and label: label_columns=(..., ...)"
         )
     return zip(table[path], table[label], strict=True)
@@ -159,8 +165,11 @@ def _read_table(
             f"reading {folder.name(file)} needs pyarrow: pip install pyarrow, or give the table as "
             "a data frame"
         ) from None
-    table = parquet.read_table(io.BytesIO(data), columns=list(columns) if columns else None)
-    return {column: table[column].to_pylist() for column in table.column_names}
+    try:
+        table = parquet.read_table(io.BytesIO(data), columns=list(columns) if columns else None)
+        return {column: table[column].to_pylist() for column in table.column_names}
+    except Exception as error:  # of damaged files pyarrow raises whatever it likes
+        raise DataError(f"{folder.name(file)} is no Parquet file: {error}") from None
 
 
 def _csv(data: bytes, name: str) -> Columns:

@@ -9,7 +9,6 @@ Pixels of no class are -100, which torch's cross_entropy leaves out.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -18,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpupool.core.errors import OptionsError, SampleError
+from gpupool.core.errors import OptionsError
+from gpupool.data.headers import decoding, open_image
 
 if TYPE_CHECKING:
     import torch
@@ -88,22 +88,13 @@ def _table(classes: MaskClasses) -> _Values:
 def decode_mask(data: bytes, name: str, classes: MaskClasses) -> torch.Tensor:
     """The class of each pixel: int16 tensor (height, width), int32 for masks of 16 bits as is.
 
-    Pixels of no class are NO_CLASS. Raises SampleError naming `name` if the file is empty, damaged
-    or no image, or has colours where ids are expected.
+    Pixels of no class are NO_CLASS. Raises SampleError naming `name` if the file is empty, too
+    large, damaged, of none of `headers.FORMATS`, or has colours where ids are expected.
     """
     import torch
-    from PIL import Image
 
-    if not data:
-        raise SampleError(f"{name} is empty (0 bytes)", name, "empty")
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            values = _values(image, classes)
-    except Image.DecompressionBombError as error:
-        raise SampleError(f"{name} is too large: {error}", name, "too large") from None
-    except (OSError, SyntaxError, ValueError) as error:  # SyntaxError: so says Pillow of some PNGs
-        reason = str(error).splitlines()[0]
-        raise SampleError(f"{name} is damaged or not a mask: {reason}", name) from None
+    with decoding(data, name, "a mask"), open_image(data, name) as image:
+        values = _values(image, classes)
     return torch.from_numpy(classes.class_of(values))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpupool.core.errors import SampleError
+from gpupool.core.terminal import without_controls
 from gpupool.data.manifest import Files, Part
 from gpupool.data.packing import Packed, Texts
 from gpupool.data.shards import Indices
@@ -38,7 +39,7 @@ class Members(Packed):
 
     def url(self, row: int) -> str:
         """The URL of the tar, and the member's name behind it."""
-        return f"{self.tars.url(int(self.tar_of[row]))}/{self.names[row]}"
+        return without_controls(f"{self.tars.url(int(self.tar_of[row]))}/{self.names[row]}")
 
     def num_bytes(self, row: int) -> int:
         """The size of a member."""

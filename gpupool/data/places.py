@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 
 from gpupool.core.errors import DataError
+from gpupool.core.folders import open_to_others
 
 
 def cache_folder(*parts: str) -> Path:
@@ -24,8 +25,14 @@ def cache_folder(*parts: str) -> Path:
 def private_folder(path: Path) -> Path:
     """`path`, as a folder that its owner alone may enter (mode 0700), made if it is not there.
 
-    Raises DataError if that cannot be had: no room, no right, or another user's folder.
+    Raises DataError if that cannot be had: no room, no right, another user's folder, or one in
+    whose place another user could put his own.
     """
+    if reason := open_to_others(path.parent):
+        raise DataError(
+            f"{reason}, so nothing is kept in {path}; give a folder of yours, or set "
+            "XDG_CACHE_HOME to one"
+        )
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.lstat()

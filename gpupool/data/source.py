@@ -19,6 +19,7 @@ import xxhash
 
 from gpupool.core.errors import DataError, DataNotFoundError, SampleError
 from gpupool.core.masking import without_passwords
+from gpupool.core.terminal import without_controls
 from gpupool.data import faults
 from gpupool.data.retry import GaveUpError, Tries, counts
 
@@ -149,9 +150,11 @@ class Folder:
         return without_passwords(self.url)
 
     def name(self, path: str) -> str:
-        """The printable URL of a file of this folder."""
+        """The printable URL of a file of this folder: what steers a terminal in it is escaped."""
         url, path = self.shown_url, without_passwords(path)
-        return f"{url}{path}" if not path or url.endswith("/") else f"{url}/{path}"
+        return without_controls(
+            f"{url}{path}" if not path or url.endswith("/") else f"{url}/{path}"
+        )
 
     def list_files(self, on_progress: OnProgress = lambda _: None) -> Listing:
         """All files below this folder, at any depth.

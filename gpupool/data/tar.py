@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -19,6 +20,7 @@ import numpy as np
 
 from gpupool.core.errors import DataError, DataNotFoundError, OptionsError
 from gpupool.core.progress import progress
+from gpupool.core.terminal import without_controls
 from gpupool.data.algebra import Datastore
 from gpupool.data.datastore import IMAGE_EXTENSIONS, labelled, list_folder, options_for
 from gpupool.data.labels import Labels, class_names, label_files
@@ -195,7 +197,7 @@ def _images(
             name = index.names[row]
             yield _Image(
                 name=name,
-                url=f"{url}/{name}",
+                url=without_controls(f"{url}/{name}"),
                 tar=tar,
                 start=int(index.starts[row]),
                 size=int(index.sizes[row]),
@@ -238,14 +240,14 @@ def _label(image: _Image, member: str, field: str) -> str:
         return image.text.strip()
     try:
         label = json.loads(image.text)[field]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
             f"the .json beside {image.url} has no field {field!r} ({type(error).__name__}: {error})"
         ) from None
     if isinstance(label, bool) or not isinstance(label, (str, int)):
         raise DataError(
-            f"the .json beside {image.url} has {field}={label!r}; a label must be a text or an "
-            "integer"
+            f"the .json beside {image.url} has {field}={reprlib.repr(label)}; a label must be a "
+            "text or an integer"
         )
     return str(label)
 

@@ -10,8 +10,6 @@ import os
 import tarfile
 import tempfile
 import warnings
-import zipfile
-import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,6 +30,8 @@ _AT_ONCE = 16  # tars
 _FIRST_BYTES = 1 << 16
 _MOST_BYTES = 1 << 22
 _SKIP_BYTES = 1 << 22  # what a store sends in the time of another request, about
+_MAX_HEADER_BYTES = 1 << 14  # of a name or attributes; Python takes seconds for longer hostile ones
+_MAX_TEXT_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -96,23 +96,30 @@ def read_index(source: Source, tar: FileRef, suffix: str) -> TarIndex:
         file = _Ranges(source, tar)
         with tarfile.open(fileobj=file, mode="r:") as opened:
             for member in opened:
+                # tarfile would go back to a header it has read, and so for ever
+                if member.size < 0 or opened.offset < member.offset_data:
+                    raise tarfile.ReadError(f"a negative size at byte {member.offset:,}")
                 if not member.isreg():
                     continue
                 if member.sparse is not None:
                     raise DataError(f"{name} holds a sparse file, {member.name}; pack it anew")
                 is_text = suffix and member.name.lower().endswith(suffix)
-                content = opened.extractfile(member) if is_text else None
+                if is_text and member.size > _MAX_TEXT_BYTES:
+                    raise DataError(f"{name}: the label {member.name} has {member.size:,} bytes")
                 names.append(member.name)
                 starts.append(member.offset_data)
                 sizes.append(member.size)
-                texts.append(content.read().decode(errors="replace") if content else "")
+                content = file.at(member.offset_data, member.size) if is_text else b""
+                texts.append(content.decode(errors="replace"))
             # tarfile takes a header that is damaged or cut off for the end, without a word
-            file.seek(opened.offset)
-            if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
+            if file.at(opened.offset, tarfile.BLOCKSIZE).strip(b"\0"):
                 raise tarfile.ReadError(f"no header at byte {opened.offset:,}")
-    except tarfile.TarError as error:
+    except DataError:
+        raise
+    except Exception as error:  # of hostile headers tarfile raises whatever they lead to
+        reason = str(error) or type(error).__name__
         raise DataError(
-            f"{name} is damaged or no tar file ({error}); compressed ones must be unpacked first"
+            f"{name} is damaged or no tar file ({reason}); compressed ones must be unpacked first"
         ) from None
     return TarIndex(
         Texts.of(names), np.array(starts, np.int64), np.array(sizes, np.int64), Texts.of(texts)
@@ -158,8 +165,14 @@ class _Ranges(io.RawIOBase):
         return len(part)
 
     def read(self, size: int | None = -1) -> bytes:
-        """All of `size` bytes, as tarfile expects of a file, fewer only at the end."""
-        wanted = self._file.size - self._position if size is None or size < 0 else size
+        """All of `size` bytes of headers, as tarfile expects of a file, fewer only at the end."""
+        if size is None or not 0 <= size <= _MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {size or 0:,} bytes")
+        return self.at(self._position, size)
+
+    def at(self, position: int, wanted: int) -> bytes:
+        """The bytes from a position on, fewer only at the end."""
+        self.seek(position)
         parts = []
         while wanted > 0 and (part := super().read(wanted)):
             parts.append(part)
@@ -190,8 +203,8 @@ def _load(path: Path) -> TarIndex | None:
                 arrays["sizes"],
                 Texts(arrays["texts"].tobytes(), arrays["text_offsets"]),
             )
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
-        return None  # not there, or cut off by a crash of the machine: it is made anew
+    except Exception:  # not there, or cut off by a crash of the machine: it is made anew
+        return None
 
 
 def _save(path: Path, index: TarIndex) -> None:

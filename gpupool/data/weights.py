@@ -48,7 +48,11 @@ def load_weights(
         weights = _unprefixed(_state_dict(source.read(FileRef(name, 0)), shown), model)
     _require_same(model.state_dict(), weights, shown)
     changed = copy.deepcopy(model)
-    changed.load_state_dict(weights)
+    try:
+        changed.load_state_dict(weights)
+    except RuntimeError as error:  # sparse ones for dense ones, say
+        reason = " ".join(str(error).split())
+        raise DataError(f"the weights in {shown} cannot be loaded: {reason}") from None
     return changed
 
 
@@ -82,7 +86,10 @@ def _safetensors(content: bytes, shown: str) -> dict[str, Tensor]:
         from safetensors.torch import load
     except ImportError:
         raise DataError(f"to read {shown}, install safetensors: pip install safetensors") from None
-    return dict(load(content))
+    try:
+        return dict(load(content))
+    except Exception as error:  # its own, and Python's
+        raise DataError(f"{shown} is no file of safetensors: {error}") from None
 
 
 def _unprefixed(weights: dict[str, Any], model: nn.Module) -> dict[str, Any]:
@@ -123,8 +130,9 @@ def _require_same(own: Mapping[str, Any], weights: Mapping[str, Any], shown: str
     if not faults:
         return
     hint = ""
-    if others and not missing and not beyond:
-        old, new = weights[others[-1]].shape[0], own[others[-1]].shape[0]
+    last = (weights[others[-1]], own[others[-1]]) if others and not missing and not beyond else ()
+    if last and all(map(_shape, last)):  # neither is a single number, or no tensor at all
+        old, new = (value.shape[0] for value in last)
         hint = (
             f"; it has {old} classes, the network {new}: make it with {old}, load the weights, and "
             f"then replace_head(model, {new})"

@@ -15,13 +15,12 @@ import select
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from gpupool.core import environ
+from gpupool.core.folders import private_temporary
 from gpupool.core.processes import started_with
 
 # What every engine needs, imported once by the fork server. Reading these opens no zmq context.
@@ -62,8 +61,7 @@ class HostAgent:
     """
 
     def __init__(self) -> None:
-        # mkdtemp makes the folder for its owner alone (mode 0700); the agent's umask does the rest.
-        self.folder = Path(tempfile.mkdtemp(prefix="gpupool-"))
+        self.folder = private_temporary("gpupool-")  # the agent's umask does the rest
         self.on_event: OnEvent = lambda event: None
         self.num_pools = 0
         self._client_pid = os.getpid()

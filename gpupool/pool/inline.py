@@ -10,7 +10,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from gpupool.core.errors import PlacementError, PoolError
+from gpupool.core.folders import private_temporary
 from gpupool.core.invoke import invoke
 from gpupool.core.locks import DeviceLocks, lock_folder, locked_text, user_name
 from gpupool.core.masking import Redactor, Secrets, redact_all
@@ -132,8 +132,7 @@ class InlineEngines:
         self._numbers: list[int | None] = []  # as above
         self._num_files = 0
         self._locks = DeviceLocks(lock_folder())
-        # mkdtemp makes the folder for its owner alone (mode 0700)
-        self._folder = Path(tempfile.mkdtemp(prefix="gpupool-inline-"))
+        self._folder = private_temporary("gpupool-inline-")
 
     def lock_gpus(self, uuids: Sequence[str], number: int, force: bool = False) -> list[str]:
         """Lock `number` of these GPUs until `stop`; returns which.

@@ -18,6 +18,8 @@ from gpupool.core.errors import SampleError
 from gpupool.data import decode as decoding
 from gpupool.data.decode import decode
 from gpupool.data.headers import read_header
+from gpupool.data.masks import MaskClasses, decode_mask
+from tests.fuzz.limits import only_our_errors
 
 WIDTH, HEIGHT = 48, 32
 
@@ -135,7 +137,7 @@ WRONG = {
     "text": (b"this is text, not an image", "damaged", "is damaged or not an image"),
     "a web page": (b"<html><body>404</body></html>", "damaged", "is damaged or not an image"),
     "a JPEG's first bytes": (file(picture(), "JPEG")[:100], "damaged", "its header is cut off"),
-    "half a JPEG": (file(picture(), "JPEG")[:-200], "damaged", "an image: Image is incomplete"),
+    "half a JPEG": (file(picture(), "JPEG")[:-100], "damaged", "an image: Image is incomplete"),
     "half a PNG": (file(picture(), "PNG")[:-60], "damaged", "is damaged or not an image"),
     "half a WebP": (file(picture(), "WEBP")[:-60], "damaged", "is damaged or not an image"),
     "half a TIFF": (file(picture(), "TIFF")[:-900], "damaged", "is damaged or not an image"),
@@ -199,6 +201,27 @@ def test_a_long_animation_is_refused_before_it_is_decoded() -> None:
         decode(stored, "x")
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown_kib < 60_000  # all frames would take 180 MB
+
+
+def test_a_large_picture_is_not_copied_again_and_again() -> None:
+    stored = file(Image.new("RGB", (4000, 4000)), "PNG")
+    assert len(stored) < 100_000
+    with only_our_errors():  # in 256 MiB: 5 times what the picture has
+        assert decode(stored, "x").shape == (3, 4000, 4000)
+
+
+@pytest.mark.parametrize("kind", ["an image", "a mask"])
+def test_a_jpeg_of_endless_scans_is_refused_before_it_is_decoded(kind: str) -> None:
+    whole = file(picture("L"), "JPEG", progressive=True)
+    size = whole.index(b"\xff\xc2") + 5
+    last = whole.rindex(b"\xff\xda")
+    (length,) = struct.unpack_from(">H", whole, last + 2)
+    large = whole[:size] + struct.pack(">HH", 8000, 8000) + whole[size + 4 : last]
+    stored = large + 5000 * whole[last : last + 2 + length] + b"\xff\xd9"  # a minute's work
+    with pytest.raises(SampleError, match=f"not {kind}: it has more than 100 scans"):
+        decode(stored, "x") if kind == "an image" else decode_mask(
+            stored, "x", MaskClasses.of(None)
+        )
 
 
 @pytest.mark.parametrize(

@@ -136,3 +136,10 @@ def test_the_order_of_classes_can_be_given(folder: Path) -> None:
         ImageDatastore(str(folder), labels=TABLE, classes=["dog"])
     with pytest.raises(OptionsError, match="must be names, each once"):
         ImageDatastore(str(folder), labels=TABLE, classes=["dog", "dog", "cat"])
+
+
+def test_a_damaged_parquet_file_is_named(folder: Path) -> None:
+    pytest.importorskip("pyarrow")
+    (folder.parent / "bad.parquet").write_bytes(b"PAR1" * 3)
+    with pytest.raises(DataError, match=r"bad.parquet is no Parquet file: "):
+        labels_of(folder, str(folder.parent / "bad.parquet"))

@@ -75,7 +75,7 @@ def test_without_classes_pixels_are_as_they_are() -> None:
     ("data", "reason", "message"),
     [
         (b"", "empty", r"s3://b/1.png is empty \(0 bytes\)"),
-        (b"this is no image", "damaged", "s3://b/1.png is damaged or not a mask: cannot identify"),
+        (b"this is no image", "damaged", "s3://b/1.png is damaged or not a mask: its first bytes"),
         (saved(grey())[:50], "damaged", "s3://b/1.png is damaged or not a mask: "),
         (saved(Image.new("L", (400, 400)))[:-30], "damaged", "damaged or not a mask: "),
         (saved(rgb()), "damaged", r"it is a colour image \(RGB\); give classes= from names to col"),

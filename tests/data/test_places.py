@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from gpupool.core.errors import DataError
+from gpupool.data.cache import Cached
 from gpupool.data.places import cache_folder, private_folder
+from gpupool.data.source import Folder
 
 
 def mode(path: Path) -> int:
@@ -41,3 +43,14 @@ def test_a_link_and_a_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match=r"file cannot be made \(File exists\); give a folder"):
         private_folder(tmp_path / "file")
+
+
+def test_nothing_is_kept_where_others_may_rename_folders(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    for ask in (cache_folder, Cached(Folder("s3://none"), 1, str(tmp_path / "local")).state):
+        with pytest.raises(DataError, match=r"others may rename what is in .* \(mode 0777, not st"):
+            ask()
+    assert list(tmp_path.iterdir()) == []
+    tmp_path.chmod(0o1777)
+    assert mode(cache_folder("tars")) == 0o700

@@ -27,6 +27,7 @@ from gpupool.data.source import FileRef, Folder
 from gpupool.data.tar import TarDatastore, group
 from gpupool.data.tar_index import read_index
 from tests.data.pictures import image_file
+from tests.fuzz.test_tar import member, negative, record
 
 
 def tar_file(
@@ -277,6 +278,28 @@ def test_a_damaged_or_cut_header_is_not_taken_for_the_end() -> None:
         2,
         3,
     ]
+
+
+HOSTILE = {
+    "a size below zero": (member("2.png", size=negative(512)), "a negative size at byte 2,048"),
+    "a long name of such a size": (member("2.png", kind=b"L", size=negative(512)), "of -512 bytes"),
+    "a long header": (member("p", b"1" * (1 << 20), b"x"), "a header of 1,048,576 bytes"),
+    "sparse": (member("p", record("GNU.sparse.map", "0,x"), b"x") + member("2.png"), "no tar file"),
+    "brackets": (
+        member("2.png", image_file()) + member("2.json", b"[" * 100_000),
+        r"beside .*2.png has no field 'kind' \(RecursionError",
+    ),
+    "a long label": (member("2.json", bytes(1 << 25)), "the label 2.json has 33,554,432 bytes"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_tar_is_refused_in_one_sentence(case: str) -> None:
+    tar, message = HOSTILE[case]
+    whole = member("1.png", image_file()) + member("1.json", b'{"kind": "a"}') + tar + bytes(1024)
+    with pytest.raises(DataError, match=message) as caught:
+        in_memory("hostile", whole, labels=".json:kind")
+    assert "memory://hostile/0.tar" in str(caught.value)
 
 
 def test_an_empty_member_is_a_fault_of_its_own() -> None:

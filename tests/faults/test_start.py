@@ -76,6 +76,22 @@ def test_a_full_disk_is_named_and_nothing_is_left(small_disk: Path) -> None:
     until(lambda: [p.name for p in small_disk.iterdir()] == ["filler"], 3.0)
 
 
+@pytest.mark.parametrize("mode", [0o1777, 0o777])
+def test_the_pools_folder_is_made_only_where_nobody_else_may_rename_it(
+    tmp_path: Path, mode: int
+) -> None:
+    tmp_path.chmod(mode)
+    told, *_, left = start(tmp_path)
+    if mode == 0o1777:
+        assert told == {"0": 2.0, "1": 2.0}
+        return
+    assert isinstance(told, dict)
+    assert (told["kind"], left) == ("PoolStartError", [])
+    assert told["text"].startswith(f"others may rename what is in {tmp_path} (mode 0777, not sti")
+    assert "set TMPDIR to a folder of yours" in told["text"]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_disk_that_fills_up_later_costs_no_pool(small_disk: Path) -> None:
     then = f"{FILL}; print(json.dumps(dict(pool.run('rank * 2'))))"
     first, second, _ = start(small_disk, then=then)

@@ -196,6 +196,22 @@ def test_weights_of_another_network_are_named(tmp_path: Path) -> None:
         gpupool.load_weights(small(), path)
 
 
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
+def test_weights_that_are_no_tensors_of_their_kind_are_named(tmp_path: Path) -> None:
+    model, path = nn.BatchNorm1d(4), tmp_path / "w.pth"
+    for odd, text in (
+        (torch.zeros(1), "1 have another shape .num_batches_tracked.$"),
+        ("text", "1 have another shape .num_batches_tracked.$"),
+        (torch.zeros(()).to_sparse(), "cannot be loaded: .*num_batches_tracked"),
+    ):
+        torch.save({**model.state_dict(), "num_batches_tracked": odd}, path)
+        with pytest.raises(DataError, match=text):
+            gpupool.load_weights(model, path)
+    (tmp_path / "w.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(DataError, match=r"w.safetensors is no file of safetensors: "):
+        gpupool.load_weights(model, tmp_path / "w.safetensors")
+
+
 class Anything:
     """A class whose pickles cannot be read without running code."""
 
