@@ -79,7 +79,9 @@ def started_with(name: str, value: str) -> Iterator[ProcessId]:
     for pid in all_pids():
         with contextlib.suppress(OSError):  # another user's, or gone meanwhile
             process = ProcessId.of(pid)
-            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            # root can read those of others, who may choose what is in theirs
+            is_ours = os.stat(f"/proc/{pid}").st_uid == os.geteuid()
+            if is_ours and mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 yield process
 
 
