@@ -116,7 +116,7 @@ class Launch:
         """Start ipyparallel's controller, on loopback."""
         ports = ",".join(map(str, self._ports.ports[:_CONTROLLER_PORTS]))
         arguments = [*_CONTROLLER_ARGS, *([f"--ports={ports}"] if ports else [])]
-        self._spawn("controller", "ipyparallel.controller.app:main", arguments, {})
+        self._spawn("controller", "gpupool.host.controller:main", arguments, {})
 
     def start_engines(self, ranks: Iterable[Rank]) -> None:
         """Start one engine per rank. They wait for the controller by themselves."""
