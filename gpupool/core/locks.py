@@ -1,37 +1,45 @@
 """One pool at a time on a GPU, among all users of this machine. Runs in the agent, or inline.
 
 A lock is an flock(2) on a file named after the device: the kernel lets go of it when its holder
-ends, however that comes. The file also tells who the holder is; what it says is for people only.
+ends, however that comes. Every user may write to the file, so nothing in it is ever read: the
+kernel tells which process holds it (/proc/locks), and whose that is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
-import pwd
 import re
 import stat
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
+
+from gpupool.core.processes import ProcessId, command_of, parent_of, user_of
 
 # FHS: "lock files for devices and other resources shared by multiple applications"
 _PLACES = (Path("/run/lock"), Path("/tmp"))  # noqa: S108 - the same for every user, on purpose
 
 
-def user_name() -> str:
-    """The user of this process, as others know them."""
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a container's user without a name
-        return str(os.getuid())
+_AGENT = "gpupool:agent"  # which holds locks for the notebook that has started it
+_MAX_LOCKS_BYTES = 2**20  # of /proc/locks, which other users may fill
 
 
-def locked_text(others: dict[str, dict[str, Any]], num_gpus: int, number: int) -> str:
+class Owner(TypedDict, total=False):
+    """Who has locked a device, as far as the kernel tells.
+
+    `since` is in seconds since the epoch: of the file, if it can be true.
+    """
+
+    pid: int
+    user: str
+    since: float
+
+
+def locked_text(others: dict[str, Owner], num_gpus: int, number: int) -> str:
     """Why `number` of `num_gpus` GPUs cannot be had: who has them, since when, and what to do."""
     owners: dict[str, list[str]] = {}
     for uuid, owner in others.items():
@@ -90,25 +98,23 @@ class DeviceLocks:
         self._owner_pid = os.getpid()
 
     def take(
-        self, devices: Sequence[str], number: int, owner: dict[str, Any], force: bool = False
-    ) -> tuple[list[str], dict[str, dict[str, Any]]]:
+        self, devices: Sequence[str], number: int, force: bool = False
+    ) -> tuple[list[str], dict[str, Owner]]:
         """Lock the first `number` of `devices` that are free; none at all if there are too few.
 
         Args:
-            owner: what to tell others: "pid" and "user".
             force: count devices that others have locked, or that cannot be locked, as free.
 
         Returns:
-            The devices to use, and for each that another pool has locked what its owner told:
-            "pid", "user" and "since" (seconds since the epoch).
+            The devices to use, and the owner of each that another process has locked.
         """
         taken: list[str] = []
-        others: dict[str, dict[str, Any]] = {}
+        others: dict[str, Owner] = {}
         for device in devices:
             if len(taken) == number:
                 break
             try:
-                other = self._lock(device, owner)
+                other = self._lock(device)
             except OSError:  # the lock file is not ours to use
                 if not force:
                     raise
@@ -130,7 +136,7 @@ class DeviceLocks:
             os.close(descriptor)
         self._held.clear()
 
-    def _lock(self, device: str, owner: dict[str, Any]) -> dict[str, Any] | None:
+    def _lock(self, device: str) -> Owner | None:
         """Lock one device; returns its owner instead if it is another pool."""
         if device in self._held:
             return None
@@ -138,22 +144,22 @@ class DeviceLocks:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            found = _read(descriptor)
+            found = _owner(descriptor)
             os.close(descriptor)
             return found
         self._held[device] = descriptor
-        with contextlib.suppress(OSError):  # a full disk: locked all the same
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps({**owner, "since": time.time()}).encode(), 0)
+        with contextlib.suppress(OSError):  # locked all the same
+            os.utime(descriptor)
         return None
 
 
 def _open(path: Path) -> int:
     """Open a lock file, for the first time or one that another user has made.
 
-    The folder is everybody's: a link set there must not lead us to write elsewhere.
+    The folder is everybody's: a link set there must not lead us to write elsewhere, and a lease
+    (fcntl(2)) on the file must not keep us waiting.
     """
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         descriptor = os.open(path, flags)
     except FileNotFoundError:
@@ -167,12 +173,22 @@ def _open(path: Path) -> int:
     return descriptor
 
 
-def _read(descriptor: int) -> dict[str, Any]:
-    """What the owner says of itself, as far as it makes sense: anybody can write to the file."""
+def _owner(descriptor: int) -> Owner:
+    """Who holds the lock of this file; {} if that cannot be seen from here, as in a container."""
+    found = os.fstat(descriptor)
+    file = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     try:
-        said = json.loads(os.pread(descriptor, 4096, 0))
-        pid, user, since = int(said["pid"]), str(said["user"]), float(said["since"])
-        time.localtime(since)
-    except (ValueError, TypeError, KeyError, OverflowError, OSError):  # or is just writing it
+        with open("/proc/locks", "rb") as locks:
+            lines = locks.read(_MAX_LOCKS_BYTES).decode().splitlines()
+        # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:2280340 0 EOF"; who only waits has "->" in the 2nd
+        rows = (line.split() for line in lines)
+        pid = next(int(row[4]) for row in rows if row[1:2] == ["FLOCK"] and file in row[5:6])
+        user, holder = user_of(pid), ProcessId.of(pid)
+        if command_of(pid) == _AGENT:
+            pid = parent_of(pid) or pid
+    except (OSError, StopIteration):  # it has let go, or ended, meanwhile
         return {}
-    return {"pid": pid, "user": user, "since": since} if user.isprintable() else {}
+    owner = Owner(pid=pid, user=user)
+    if holder.start_time - 1 <= found.st_mtime <= time.time() + 1:  # ticks are not exact
+        owner["since"] = found.st_mtime
+    return owner

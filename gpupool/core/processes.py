@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import pwd
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -64,7 +65,7 @@ class ProcessId:
 
 def children(pid: int) -> list[int]:
     """The pids of the children a process has now."""
-    return [child for child in all_pids() if _parent(child) == pid]
+    return [child for child in all_pids() if parent_of(child) == pid]
 
 
 def all_pids() -> Iterator[int]:
@@ -78,16 +79,35 @@ def started_with(name: str, value: str) -> Iterator[ProcessId]:
     for pid in all_pids():
         with contextlib.suppress(OSError):  # another user's, or gone meanwhile
             process = ProcessId.of(pid)
-            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            # root can read those of others, who may choose what is in theirs
+            is_ours = os.stat(f"/proc/{pid}").st_uid == os.geteuid()
+            if is_ours and mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 yield process
 
 
 def command_of(pid: int) -> str:
-    """The short name of a process's command; "?" if it has ended."""
+    """The short name of a process's command, without control characters; "?" if it has ended."""
     try:
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+        name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     except OSError:
         return "?"
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
+
+
+def user_of(pid: int) -> str:
+    """The name of the real user of a process; the number of one without a name.
+
+    A process of another one's that runs a program of root's, as `su`, is still that one's.
+
+    Raises:
+        OSError: it has ended, or cannot be seen.
+    """
+    lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    uid = next(int(line.split()[1]) for line in lines if line.startswith("Uid:"))
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:  # as in a container
+        return str(uid)
 
 
 def state_of(pid: int) -> str:
@@ -104,7 +124,8 @@ def set_process_name(name: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
 
 
-def _parent(pid: int) -> int | None:
+def parent_of(pid: int) -> int | None:
+    """The pid of a process's parent; None if it has ended."""
     try:
         return int(_stat(pid)[1])
     except ProcessLookupError:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
+import stat
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,7 +29,8 @@ from gpupool.data.source import Folder
 from gpupool.data.trouble import passes, trouble
 
 T = TypeVar("T")
-_PART = ".part"  # a local file that is being written
+_PARTS = ".gpupool-*.part"  # local files that are being written
+_LEFT_S = 3600.0  # a part that nobody has written to for so long may be one that was cut off
 _PROBE = "gpupool-probe"
 # A folder of theirs that is not there is a bucket, which nobody wants to be made for a typo.
 _WITHOUT_FOLDERS = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "oci"}
@@ -49,26 +53,40 @@ class Target:
         """The printable URL of a file in it."""
         return self._folder.name(path)
 
-    def put(self, path: str, data: bytes | bytearray | memoryview) -> None:
+    def put(self, path: str, data: bytes | bytearray | memoryview, *, is_new: bool = False) -> bool:
         """Write a file, in the place of an older one: whoever reads has the one or the other.
 
-        It lasts through a power cut once this has returned.
+        It lasts through a power cut once this has returned. With `is_new` an older one stays, and
+        False is returned. An object store is asked for it before: of two writers at one moment the
+        later one wins there.
         """
+        if is_new and self._do(path, lambda files, root: _exists(files, f"{root}/{path}")):
+            return False
 
-        def put_it(filesystem: Any, root: str) -> None:
+        def put_it(filesystem: Any, root: str) -> bool:
             full = f"{root}/{path}"
             if isinstance(filesystem, LocalFileSystem):
-                _write_local(Path(full), data)
-                return
+                return _write_local(Path(full), data, is_new)
             if not _protocols(filesystem) & _WITHOUT_FOLDERS:
                 filesystem.makedirs(full.rpartition("/")[0], exist_ok=True)
             filesystem.pipe_file(full, bytes(data))
+            return True
 
-        self._do(path, put_it)
+        return self._do(path, put_it)
 
     def get(self, path: str) -> bytes:
         """The bytes of a file."""
         return self._do(path, lambda filesystem, root: bytes(filesystem.cat_file(f"{root}/{path}")))
+
+    def end(self, path: str, num_bytes: int) -> tuple[bytes, int]:
+        """The last bytes of a file, and how many it has."""
+
+        def end_it(filesystem: Any, root: str) -> tuple[bytes, int]:
+            size = int(filesystem.size(f"{root}/{path}"))
+            start = max(0, size - num_bytes)
+            return bytes(filesystem.cat_file(f"{root}/{path}", start=start, end=size)), size
+
+        return self._do(path, end_it)
 
     def names(self) -> list[str]:
         """The files in it, without its sub-folders; none if it is not there."""
@@ -85,20 +103,27 @@ class Target:
         return self._do("", list_it)
 
     def remove(self, path: str) -> None:
-        """Remove a file."""
-        self._do(path, lambda filesystem, root: filesystem.rm_file(f"{root}/{path}"))
+        """Remove a file; nothing if it is gone."""
+
+        def remove_it(filesystem: Any, root: str) -> None:
+            with contextlib.suppress(FileNotFoundError):
+                filesystem.rm_file(f"{root}/{path}")
+
+        self._do(path, remove_it)
 
     def check(self) -> None:
-        """Write a small file, read it back and remove it, and what cut-off writers have left."""
+        """Write a small file, read it back and remove it, and what cut-off writers have left.
+
+        That are parts of ours, of this user, which nobody has written to for an hour nor has open
+        to write.
+        """
         self._do("", _require_bucket)
         probe = f"{_PROBE}-{secrets.token_hex(4)}"
         self.put(probe, b"probe")
         if self.get(probe) != b"probe":
             raise DataError(f"{self.name(probe)} does not hold what was written; check the store")
         self.remove(probe)
-        for left in self.names():
-            if left.startswith(".") and left.endswith(_PART):
-                self.remove(left)
+        self._do("", _remove_parts)
 
     @property
     def _folder(self) -> Folder:
@@ -161,21 +186,57 @@ def _protocols(filesystem: Any) -> set[str]:
     return {names} if isinstance(names, str) else set(names)
 
 
-def _write_local(path: Path, data: bytes | bytearray | memoryview) -> None:
+def _exists(filesystem: Any, full: str) -> bool:
+    filesystem.invalidate_cache()  # others may have written it since
+    return bool(filesystem.exists(full))
+
+
+def _remove_parts(filesystem: Any, root: str) -> None:
+    for part in Path(root).glob(_PARTS) if isinstance(filesystem, LocalFileSystem) else ():
+        with contextlib.suppress(OSError):  # another writer's, or gone meanwhile
+            descriptor = os.open(part, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                found = os.fstat(descriptor)
+                is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid()
+                if is_ours and found.st_mtime < time.time() - _LEFT_S:
+                    # Its writer has this lock for as long as it lives, whatever machine it is on.
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    part.unlink()
+            finally:
+                os.close(descriptor)
+
+
+def _write_local(path: Path, data: bytes | bytearray | memoryview, is_new: bool) -> bool:
     """Through a file beside it, which takes its name only when it is on the disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_PART}")
+    part = path.with_name(_PARTS.replace("*", f"{path.name}.{secrets.token_hex(4)}"))
     try:
-        with part.open("wb") as file:
+        with part.open("xb") as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
+            if is_new and not _linked(part, path):
+                return False
+            if not is_new:
+                part.replace(path)
+    finally:
         part.unlink(missing_ok=True)
-        raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # the name too
     finally:
         os.close(folder)
+    return True
+
+
+def _linked(part: Path, path: Path) -> bool:
+    """Give a file a name that no other one has; False if there is one."""
+    try:
+        path.hardlink_to(part)
+    except FileExistsError:
+        return False
+    except OSError:  # a file system without links: seconds after it was looked for
+        part.replace(path)
+    return True

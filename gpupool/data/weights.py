@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import os
+import zipfile
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 _NESTS = ("state_dict", "model_state_dict", "model", "weights")  # where others keep the weights
 _PREFIXES = ("module.", "_orig_mod.", "model.")  # of DDP, torch.compile and Lightning
 _MAX_NAMED = 3
+_MAX_REASON = 300  # characters
+_ZIP = b"PK\x03\x04"  # how torch tells an archive from its older formats
 
 
 def load_weights(
@@ -56,19 +59,49 @@ def load_weights(
     return changed
 
 
+def read_without_code(content: bytes | memoryview, shown: str, what: str) -> Any:
+    """What `torch.save` made, on the CPU.
+
+    Raises DataError, saying that `shown` holds no `what`, if it is anything else, or compressed: a
+    small file could fill the memory, and `torch.save` compresses nothing.
+    """
+    import torch
+
+    try:
+        if content[:4] == _ZIP:
+            _require_stored(content)
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # the readers of archives and pickles raise what they like
+        reason = _plain(error)
+        raise DataError(
+            f"{shown} holds no {what} that can be read without running code in it: {reason}"
+        ) from None
+
+
+def _plain(error: Exception) -> str:
+    """What an error says of a file, which may have chosen the words."""
+    reason = str(error).split("\n")[0] or type(error).__name__
+    return "".join(letter for letter in reason if letter.isprintable())[:_MAX_REASON]
+
+
+def _require_stored(content: bytes | memoryview) -> None:
+    """Raise ValueError if an archive unpacks to more than it has."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        entries = archive.infolist()
+    # Were something before the first one, torch might find other entries than these.
+    first = min((entry.header_offset for entry in entries), default=0)
+    is_stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+    if first or not is_stored or sum(entry.file_size for entry in entries) > len(content):
+        raise ValueError("it is compressed, which torch.save never does; save it anew with that")
+
+
 def _state_dict(content: bytes, shown: str) -> dict[str, Any]:
     """The tensors by name."""
     import torch
 
     if shown.endswith(".safetensors"):
         return _safetensors(content, shown)
-    try:
-        found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except Exception as error:  # of the pickle or the archive
-        reason = str(error).split("\n")[0]
-        raise DataError(
-            f"{shown} holds no weights that can be read without running code in it: {reason}"
-        ) from None
+    found = read_without_code(content, shown, "weights")
     for nest in _NESTS:
         if isinstance(found, Mapping) and isinstance(found.get(nest), Mapping):
             found = found[nest]
@@ -88,8 +121,9 @@ def _safetensors(content: bytes, shown: str) -> dict[str, Tensor]:
         raise DataError(f"to read {shown}, install safetensors: pip install safetensors") from None
     try:
         return dict(load(content))
-    except Exception as error:  # its own, and Python's
-        raise DataError(f"{shown} is no file of safetensors: {error}") from None
+    except Exception as error:  # of its header
+        reason = _plain(error)
+        raise DataError(f"{shown} holds no weights of safetensors: {reason}") from None
 
 
 def _unprefixed(weights: dict[str, Any], model: nn.Module) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from gpupool.core.errors import DataError
 from gpupool.core.progress import draw_with
+from gpupool.data.places import private_folder
 from gpupool.engine import here
 
 _LOOP_STOPPED = "Event loop stopped before Future completed."
@@ -42,6 +45,7 @@ def main() -> None:
     # The fork server's environment said 1, and libraries read that when they were loaded.
     torch.set_num_threads(num_threads)
     threadpool_limits(num_threads)
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", _compiler_cache())
     np.random.seed()  # else every rank would draw the same numbers; `random` sees to it itself
     from ipyparallel.engine.app import IPEngine
 
@@ -57,6 +61,18 @@ def main() -> None:
         if str(error) != _LOOP_STOPPED:  # what tornado makes of SIGTERM, which is no mistake
             raise
         raise SystemExit(128 + signal.SIGTERM) from None
+
+
+def _compiler_cache() -> str:
+    """Where `torch.compile` keeps machine code for later pools, on a local disk.
+
+    torch's own choice has a name that another user can make a folder of, whose code would be run.
+    """
+    try:
+        own = private_folder(Path(tempfile.gettempdir()) / f"gpupool-{os.geteuid()}")
+        return str(private_folder(own / "inductor"))
+    except DataError:  # another user has taken the name: with the pool it goes
+        return str(Path(os.environ["GPUPOOL_FOLDER"]) / "inductor")
 
 
 def _wait_for_whole_file(connection_file: Path) -> None:

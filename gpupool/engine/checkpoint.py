@@ -2,7 +2,8 @@
 
 A file is what `torch.save` makes, followed by a seal: its length and its SHA-256. `torch.load`
 reads it as it is. A file that was cut short, or that another program has made, has no seal that
-fits, and is not taken for a checkpoint.
+fits, and is not taken for a checkpoint. It is never written over nor removed: its name is another
+one's, and the folder may be the user's own.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from gpupool.core.errors import DataError, TrainingError
 from gpupool.core.progress import progress
 from gpupool.core.state_dicts import refused
 from gpupool.data.target import Target
+from gpupool.data.weights import read_without_code
 from gpupool.engine.snapshot import Snapshot
 
-_NAME = re.compile(r"step-(\d{8,})\.pt")
+_NAME = re.compile(r"step-([0-9]{8,})\.pt")
 _MAGIC = b"gpupool checkpoint 1\n"
 _SEAL_BYTES = len(_MAGIC) + 8 + 32
 
@@ -52,9 +54,12 @@ class _Job:
 class Checkpoints:
     """The checkpoints of one training, `step-00000037.pt` and so on, below `url`.
 
+    One whose name is taken gets a zero more in it.
+
     Args:
         url: a folder, of any protocol that fsspec knows; it is made if it is not there.
         keep: so many of the newest are kept; older ones are removed when a new one is complete.
+            These are of this training: it has written them, or `check` has found them.
     """
 
     def __init__(self, url: str, keep: int = 2) -> None:
@@ -65,6 +70,7 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._idle = threading.Event()
         self._idle.set()
+        self._own: set[str] = set()  # what may be removed
         self._newest_step = 0  # of what is being written, or was last
         self._written: list[Written] = []
         self._failed: list[DataError] = []
@@ -80,7 +86,8 @@ class Checkpoints:
         """
         try:
             self._target.check()
-            later = [name for name in self.names() if step_of(name) > step and self._is_whole(name)]
+            own = [name for name in self.names() if self._is_sealed(name)]
+            later = [name for name in own if step_of(name) > step and self._is_whole(name)]
         except DataError as error:
             raise TrainingError(f"checkpoint: {error}") from None
         if later:
@@ -89,6 +96,7 @@ class Checkpoints:
                 f"begins after step {step}; resume='auto' goes on from it. To begin anew, give "
                 "another folder, or remove what is in that one."
             )
+        self._own.update(own)
 
     def names(self) -> list[str]:
         """The files that are named as checkpoints, the newest last. Raises DataError."""
@@ -142,20 +150,22 @@ class Checkpoints:
     def load_newest(self) -> tuple[str, dict[str, Any]] | None:
         """Name and state of the newest complete checkpoint; None if there is none.
 
-        Damaged ones are passed over, see `passed_over`. Raises DataError if they cannot be read.
+        Damaged ones are passed over, see `passed_over`. Raises DataError if they cannot be read, or
+        the newest holds another thing than the state of a training.
         """
         self.passed_over = []
         for name in reversed(self.names()):
             content = unsealed(self._target.get(name))
             if content is not None:
-                return name, _loaded(content)
+                return name, _loaded(content, self.url(name))
             self.passed_over.append(name)
         return None
 
     def load(self, name: str | None = None) -> dict[str, Any]:
         """The state in the checkpoint of this name, or in the newest; tensors on the CPU.
 
-        Raises TrainingError if there is none, or if it is damaged; DataError if it cannot be read.
+        Raises TrainingError if there is none, or if it is damaged; DataError if it cannot be read,
+        or holds another thing than the state of a training.
         """
         if name is None:
             found = self.load_newest()
@@ -168,7 +178,7 @@ class Checkpoints:
                 f"{self._target.name(name)} is cut short, damaged, or no checkpoint of gpupool; "
                 "take another one."
             )
-        return _loaded(content)
+        return _loaded(content, self.url(name))
 
     def url(self, name: str) -> str:
         """The printable URL of a checkpoint."""
@@ -188,6 +198,11 @@ class Checkpoints:
             with progress(_saving(self._newest_step)):
                 self._idle.wait()
 
+    def _is_sealed(self, name: str) -> bool:
+        """Whether it has the seal of a checkpoint of this length, as its end tells."""
+        end, size = self._target.end(name, _SEAL_BYTES)
+        return end.startswith(_sealing(size - _SEAL_BYTES)) if size >= _SEAL_BYTES else False
+
     def _is_whole(self, name: str) -> bool:
         return unsealed(self._target.get(name)) is not None
 
@@ -204,7 +219,9 @@ class Checkpoints:
         try:
             self._snapshot.wait()
             data = sealed(job.state)
-            self._target.put(name, data)
+            while not self._target.put(name, data, is_new=True):
+                name = name.replace("-", "-0")  # the step is the same
+            self._own.add(name)
             seconds = time.perf_counter() - began
             url = self._target.name(name)
             with self._lock:
@@ -224,9 +241,10 @@ class Checkpoints:
             self._failed.append(failure)
 
     def _remove_old(self, step: int) -> None:
-        old = [name for name in self.names() if step_of(name) <= step][: -self._keep]
-        for name in old:
+        written = sorted((name for name in self._own if step_of(name) <= step), key=step_of)
+        for name in written[: -self._keep]:
             self._target.remove(name)
+            self._own.discard(name)
 
 
 def _saving(step: int) -> str:
@@ -256,15 +274,18 @@ def sealed(state: Mapping[str, Any]) -> bytes:
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     content = buffer.getbuffer()
-    seal = _MAGIC + len(content).to_bytes(8, "big") + hashlib.sha256(content).digest()
+    seal = _sealing(len(content)) + hashlib.sha256(content).digest()
     content.release()
     buffer.seek(0, io.SEEK_END)
     buffer.write(seal)
     return buffer.getvalue()
 
 
-def _loaded(content: memoryview) -> dict[str, Any]:
-    return dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
+def _loaded(content: memoryview, url: str) -> dict[str, Any]:
+    found = read_without_code(content, url, "state of a training")
+    if not isinstance(found, dict):
+        raise DataError(f"{url} holds a {type(found).__name__}, not the state of a training")
+    return found
 
 
 def _of_state(url: str, error: Exception) -> DataError:
@@ -275,5 +296,9 @@ def _of_state(url: str, error: Exception) -> DataError:
 def unsealed(data: bytes) -> memoryview | None:
     """What `torch.save` made, of the bytes of a checkpoint; None if its seal does not fit."""
     content, seal = memoryview(data)[:-_SEAL_BYTES], data[-_SEAL_BYTES:]
-    expected = _MAGIC + len(content).to_bytes(8, "big") + hashlib.sha256(content).digest()
+    expected = _sealing(len(content)) + hashlib.sha256(content).digest()
     return content if seal == expected else None
+
+
+def _sealing(num_bytes: int) -> bytes:
+    return _MAGIC + num_bytes.to_bytes(8, "big")

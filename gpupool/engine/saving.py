@@ -64,12 +64,8 @@ class Saving:
         run = self._run
         found = _find(run.options, self._checkpoints, run.world)
         if found is not None:
-            url, loaded = found
-            agreed(run.world, lambda: state.restore(run, self._dataset, loaded, url))
-            self._saved_step, self.newest_url = run.step, url
-            run.ledger.tell(ResumeEvent(run.step, state.epoch_of(run), url, loaded["world_size"]))
-            if run.world.rank == 0:
-                self._told.tell_again(loaded["told"])
+            agreed(run.world, lambda: self._go_on(*found))
+            self._saved_step, self.newest_url = run.step, found[0]
         if self._checkpoints is not None:
             checkpoints, step = self._checkpoints, run.step
             for name in checkpoints.passed_over:
@@ -157,6 +153,23 @@ class Saving:
         if self._writes:
             self._checkpoints.finish()
             self.tell_news()
+
+    def _go_on(self, url: str, loaded: dict[str, Any]) -> None:
+        """Make `run` what it was, and tell again what was told."""
+        run = self._run
+        try:
+            state.restore(run, self._dataset, loaded, url)
+            run.ledger.tell(ResumeEvent(run.step, state.epoch_of(run), url, loaded["world_size"]))
+            if run.world.rank == 0:
+                self._told.tell_again(loaded["told"])
+        except GpuPoolError:
+            raise
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            text = str(error).split("\n")[0]
+            raise TrainingError(
+                f"resume: {url} holds no whole state of a training ({type(error).__name__}: "
+                f"{text}); take another checkpoint."
+            ) from None
 
     def _save_last(self) -> None:
         checkpoints, run = self._checkpoints, self._run

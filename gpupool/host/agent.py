@@ -39,7 +39,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpupool.core.locks import DeviceLocks, hold_folder, lock_folder, user_name
+from gpupool.core.locks import DeviceLocks, hold_folder, lock_folder
 from gpupool.core.processes import ProcessId, children, set_process_name
 from gpupool.host.ending import cause_of_end, log_tail
 from gpupool.host.memory import OutOfMemoryWatch
@@ -122,9 +122,8 @@ class Agent:
             _tell(event="ready")
 
     def _op_lock(self, devices: list[str], number: int, force: bool) -> None:
-        owner = {"pid": self._client.pid, "user": user_name()}
         try:
-            taken, others = self._locks.take(devices, number, owner, force)
+            taken, others = self._locks.take(devices, number, force)
         except OSError as error:  # of the lock files: told, for it must not cost the agent
             self._locks.release()
             _tell(event="locked", devices=[], others={}, error=str(error))

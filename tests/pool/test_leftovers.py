@@ -71,7 +71,7 @@ def test_a_crash_of_everything_is_found_named_and_reaped_with_consent_only(scrat
 def test_another_process_that_has_the_pid_by_now_is_left_alone(scratch: Path) -> None:
     me = ProcessId.of(os.getpid())
     folder = scratch / "gpupool-dead"
-    folder.mkdir()
+    folder.mkdir(mode=0o700)
     state = {"agent": [me.pid, 1], "client": [me.pid, 1], "rank 0": [me.pid, me.started - 1]}
     (folder / "processes.json").write_text(json.dumps(state))
     assert list(gpupool.leftovers()) == []
@@ -81,11 +81,39 @@ def test_another_process_that_has_the_pid_by_now_is_left_alone(scratch: Path) ->
 
 def test_other_folders_of_the_same_name_stay(scratch: Path) -> None:
     for name in ("gpupool-notes", "gpupool-fresh"):
-        (scratch / name).mkdir()
+        (scratch / name).mkdir(mode=0o700)
     (scratch / "gpupool-notes" / "processes.json").write_text("[1, 2]")
     (scratch / "gpupool-file").write_text("")
     assert list(gpupool.leftovers()) == []
     assert len(list(scratch.iterdir())) == 3
+
+
+def test_a_folder_that_others_may_write_to_is_no_agents(scratch: Path) -> None:
+    """What is in it does nothing: neither a state that tells to remove it, nor a pipe."""
+    for name in ("gpupool-state", "gpupool-pipe"):
+        (scratch / name).mkdir()
+        (scratch / name).chmod(0o777)
+    state = {"agent": [1, 1], "client": [1, 1]}
+    (scratch / "gpupool-state" / "processes.json").write_text(json.dumps(state))
+    os.mkfifo(scratch / "gpupool-pipe" / "processes.json")
+    assert list(gpupool.leftovers()) == []
+    assert len(list(scratch.iterdir())) == 2
+
+
+def test_another_users_process_is_neither_named_nor_killed(scratch: Path) -> None:
+    """Root could read its environment, which names a folder of a pool."""
+    if os.getuid() != 0:
+        pytest.skip("needs root, to be another user as well")
+    folder = scratch / "gpupool-dead"
+    folder.mkdir(mode=0o700)
+    (folder / "processes.json").write_text(json.dumps({"agent": [1, 1], "client": [1, 1]}))
+    with subprocess.Popen(
+        ["/bin/sleep", "60"], env={"GPUPOOL_FOLDER": str(folder)}, cwd="/", user=12001, group=12001
+    ) as process:
+        try:
+            assert list(gpupool.leftovers()) == []
+        finally:
+            process.kill()
 
 
 def test_a_pool_in_another_container_that_shares_the_folder_for_temporary_files_stays() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import threading
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import psutil
 import pytest
+import zmq
+from ipyparallel.util import connect
 
 import gpupool
 from gpupool import Pool, PoolError, SpmdError
@@ -29,6 +32,7 @@ from tests.pool.processes import (
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 KEPT = "globals().get('kept')"
+SOON_MS = 30_000
 
 
 @pytest.fixture
@@ -51,6 +55,21 @@ def test_one_rank_is_replaced_and_the_others_keep_their_variables(pool3: Pool) -
     assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: 12}
     assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
     assert pool3.generation == generation + 1
+
+
+def test_the_heart_that_beats_no_more_is_not_noted_for_ever(pool3: Pool) -> None:
+    """Beats are counted where engines hear them. The monitor notes at each who missed the last."""
+    pool3.restart(ranks=[1])
+    log = folder_of(pool3) / "controller.log"
+    told = json.loads((folder_of(pool3) / "profile/security/ipcontroller-engine.json").read_text())
+    with zmq.Context() as context, context.socket(zmq.SUB) as beats:
+        key = told.get("curve_serverkey")
+        connect(beats, f"{told['interface']}:{told['hb_ping']}", key and key.encode())
+        beats.subscribe(b"")
+        for _ in range(10):
+            assert beats.poll(SOON_MS)
+            beats.recv()
+    assert "heartbeat::missed" not in log.read_text()
 
 
 def test_the_new_one_has_rank_threads_environment_folder_and_names(pool3: Pool) -> None:

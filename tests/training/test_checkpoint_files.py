@@ -5,9 +5,16 @@ Real files, a real S3 server.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
+import pickle
+import subprocess
+import sys
 import threading
+import time
+import zipfile
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,10 +33,11 @@ from gpupool.core.errors import DataError, GpuPoolError, TrainingError
 from gpupool.core.progress import Course
 from gpupool.core.state_dicts import unpacked
 from gpupool.data.target import Target
-from gpupool.engine.checkpoint import Checkpoints, sealed, unsealed
+from gpupool.engine.checkpoint import _SEAL_BYTES, Checkpoints, sealed, unsealed
 from gpupool.engine.snapshot import Snapshot
 from gpupool.engine.work import save_weights
 from tests.data.reading import answer_when_drawn
+from tests.fuzz.limits import only_our_errors
 
 from .conftest import wait_until
 
@@ -216,11 +224,154 @@ def test_a_full_disk_is_said_and_leaves_the_older_checkpoint(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.pt"]
 
 
-def test_what_cut_off_writers_have_left_is_cleared_away(tmp_path: Path) -> None:
-    left = tmp_path / ".step-00000004.pt.0a1b2c3d.part"
-    left.write_bytes(b"half")
+def test_what_cut_off_writers_have_left_is_cleared_away_and_nothing_else(tmp_path: Path) -> None:
+    """Another writer, in another process, is slow: it has its file open for hours."""
+    hours_ago = time.time() - 7200
+    names = ["left", "slow", "new"]
+    left, slow, new = (tmp_path / f".gpupool-step-{name}.pt.0a1b2c3d.part" for name in names)
+    own = [tmp_path / name for name in (".movie.mp4.part", ".results.csv.part", "step.part")]
+    for path in (left, slow, new, *own):
+        path.write_bytes(b"half")
+        if path != new:
+            os.utime(path, (hours_ago, hours_ago))
+    linked = tmp_path / ".gpupool-link.part"
+    linked.symlink_to(own[0])
+    lock = (
+        "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{lock}; sys.stdin.read()", slow],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        Checkpoints(str(tmp_path)).check()
+        assert set(tmp_path.iterdir()) == {slow, new, linked, *own}
+        writer.communicate()
     Checkpoints(str(tmp_path)).check()
-    assert not left.exists()
+    assert set(tmp_path.iterdir()) == {new, linked, *own}
+
+
+def test_another_users_part_is_left_alone(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root, to have a file of another user's")
+    part = tmp_path / ".gpupool-step.pt.0a1b2c3d.part"
+    part.touch()
+    os.utime(part, (1, 1))
+    os.chown(part, 12001, 12001)
+    Checkpoints(str(tmp_path)).check()
+    assert part.exists()
+
+
+def test_files_of_the_users_that_are_named_as_checkpoints_survive_a_training(url: str) -> None:
+    """All that a training does with its folder, with two of its checkpoints kept."""
+    buffer = io.BytesIO()
+    torch.save({"my": "own"}, buffer)
+    own = {f"step-{step:08}.pt": buffer.getvalue() for step in range(20)}
+    own |= {".movie.mp4.part": b"mine", "step-00000007.pt.part": b"mine", "step-1.pt": b""}
+    target = Target(url)
+    for name, data in own.items():
+        target.put(name, data)
+    checkpoints = Checkpoints(url, keep=2)
+    checkpoints.check()
+    for step in (5, 10, 15, 20):
+        checkpoints.save(state(step), step)
+    checkpoints.finish()
+    assert checkpoints.news()[1] == []
+    assert equal(checkpoints.load(), state(20))
+    found = {name: target.get(name) for name in target.names()}
+    assert {name: found.pop(name) for name in own} == own
+    assert set(found) == {"step-000000015.pt", "step-00000020.pt"}
+    again = Checkpoints(url, keep=2)  # a resumed one takes over what it finds
+    again.check(20)
+    again.save(state(25), 25, wait=True)
+    assert set(target.names()) - set(own) == {"step-00000020.pt", "step-00000025.pt"}
+
+
+def test_two_trainings_in_one_folder_at_one_time_lose_nothing(tmp_path: Path) -> None:
+    trainings = [Checkpoints(str(tmp_path), keep=2) for _ in range(2)]
+    for one in trainings:
+        one.check()
+
+    def train(number: int) -> list[Any]:
+        for step in range(1, 31):
+            trainings[number].save(state(number), step)
+        trainings[number].finish()
+        written, failed = trainings[number].news()
+        assert failed == []
+        return [trainings[number].load(one.name) for one in written[-2:]]
+
+    with ThreadPoolExecutor(2) as threads:
+        kept = list(threads.map(train, range(2)))
+    assert all(equal(one, state(number)) for number in range(2) for one in kept[number])
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def resealed(content: bytes) -> bytes:
+    """A file with a right seal, whatever is in it."""
+    seal = sealed({})[-_SEAL_BYTES:]
+    magic = seal[: -8 - 32]
+    return content + magic + len(content).to_bytes(8, "big") + hashlib.sha256(content).digest()
+
+
+class Runs:
+    """Code in a pickle."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("was-run",)
+
+
+def saved(value: Any, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer, **options)
+    return buffer.getvalue()
+
+
+def zipped(entries: Mapping[str, bytes], kind: int = zipfile.ZIP_STORED) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", kind) as archive:
+        for name, data in entries.items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+def deflated(content: bytes) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    return zipped(entries, zipfile.ZIP_DEFLATED)
+
+
+NO_CHECKPOINTS = {
+    "a pickle": lambda: pickle.dumps(Runs()),
+    "code": lambda: saved({"format": 1, "x": Runs()}),
+    "older format": lambda: saved(Runs(), _use_new_zipfile_serialization=False),
+    "tar": lambda: b"ustar" * 200,
+    "list": lambda: saved([1, 2]),
+    "tensor": lambda: saved(torch.ones(3)),
+    "empty": lambda: b"",
+    "no data.pkl": lambda: zipped({"a/b": b"c"}),
+    "no archive": lambda: b"PK\x03\x04",
+    "control characters": lambda: zipped({"a/data.pkl": b"c\x1b[2J\nboom\n."}),
+    "compressed": lambda: deflated(saved({"zeros": torch.zeros(2**24)})),
+    "hidden behind others": lambda: saved({}) + deflated(saved({"zeros": torch.zeros(2**24)})),
+}
+
+
+@pytest.mark.parametrize("kind", NO_CHECKPOINTS)
+def test_what_is_sealed_but_no_checkpoint_is_said_and_neither_run_nor_unpacked(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "step-00000009.pt").write_bytes(resealed(NO_CHECKPOINTS[kind]()))
+    for load in (Checkpoints(str(tmp_path)).load_newest, Checkpoints(str(tmp_path)).load):
+        with (
+            only_our_errors(),
+            pytest.raises(DataError, match=r"step-00000009\.pt holds") as caught,
+        ):
+            load()
+        assert str(caught.value).isprintable()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000009.pt"]
 
 
 def test_a_state_that_cannot_be_saved_is_said(tmp_path: Path) -> None:

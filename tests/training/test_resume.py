@@ -31,6 +31,7 @@ from gpupool import (
     TrainingRun,
 )
 from gpupool.engine.callbacks import CallbackInfo
+from gpupool.engine.checkpoint import Checkpoints, sealed
 
 from .conftest import (
     Centred,
@@ -433,13 +434,33 @@ def test_a_damaged_checkpoint_is_passed_over(pools: dict[int, Pool], tmp_path: P
     settings: dict[str, Any] = {"epochs": 3, "batch_size": 6, "checkpoint": str(tmp_path)}
     first = train_on(pools[2], network(), samples(24), **settings)
     newest = tmp_path / "step-00000012.pt"
-    newest.write_bytes(newest.read_bytes()[:1000])
+    damaged = newest.read_bytes()[:1000]
+    newest.write_bytes(damaged)
     again = train_on(pools[2], network(), samples(24), resume="auto", **settings)
     assert again.history.resumed is not None
     assert again.history.resumed.step == 8
     assert again.warnings == [f"{newest} is cut short or damaged, and was passed over."]
     assert outcome(again) == outcome(first)
-    assert again.checkpoint == str(newest)
+    assert again.checkpoint == str(tmp_path / "step-000000012.pt")
+    assert newest.read_bytes() == damaged  # it might have been the user's
+
+
+def test_a_sealed_file_that_holds_no_whole_state_is_said_on_every_rank(
+    pools: dict[int, Pool], tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"epochs": 1, "batch_size": 6, "checkpoint": str(tmp_path)}
+    train_on(pools[2], network(), samples(24), **settings)
+    name = "step-00000004.pt"
+    whole = Checkpoints(str(tmp_path)).load(name)
+    states: list[dict[str, Any]] = [
+        {key: value for key, value in whole.items() if key != left_out} for left_out in whole
+    ]
+    states += [{}, whole | {"told": 5}, whole | {"training": []}, whole | {"judge": {"best": 1}}]
+    for state in states:
+        (tmp_path / name).write_bytes(sealed(state))
+        with pytest.raises(SpmdError, match=rf"resume: .*{name} ") as caught:
+            train_on(pools[2], network(), samples(24), **settings, resume="auto")
+        assert "the same on 2 of 2 ranks" in str(caught.value)
 
 
 def test_resume_true_needs_a_checkpoint(pools: dict[int, Pool], tmp_path: Path) -> None:
