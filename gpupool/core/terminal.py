@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 import threading
@@ -13,6 +14,12 @@ from typing import Any, TextIO
 
 FRESH_LINE = "\r\x1b[K"
 """What begins the line anew that the cursor of a terminal is on."""
+MAX_CODE_CHARS = 2000  # of a title or a link; a longer one counts as text
+CODES = re.compile(
+    r"\x1b\[([0-9;]*)m|\x1b\[[0-9;?]*[A-Za-ln-z]"
+    rf"|\x1b\][^\x07\x1b]{{0,{MAX_CODE_CHARS}}}(?:\x07|\x1b\\)"
+)
+"""The codes that a terminal does not show: the first group has the numbers of a colour's."""
 
 
 def has_cursor(stream: TextIO | None) -> bool:
