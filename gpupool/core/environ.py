@@ -25,6 +25,7 @@ from fnmatch import fnmatchcase
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.masking import passwords
+from gpupool.core.terminal import plain
 
 _SECRET_NAME = re.compile(
     r"KEY|SECRET|TOKEN(?!IZER)|PASSW|PASSPHRASE|CREDENTIAL|AUTH|SIGNATURE|COOKIE"
@@ -59,12 +60,13 @@ def select(
         if "=" in pattern:
             name = pattern.split("=", 1)[0]
             raise OptionsError(
-                f"{name}=...: name the variable only, its value is taken from the notebook's "
-                f"environment. A value typed into a cell stays in the notebook: delete it there."
+                f"{plain(name)}=...: name the variable only, its value is taken from the "
+                "notebook's environment. A value typed into a cell stays in the "
+                "notebook: delete it there."
             )
         found = {k: v for k, v in environ.items() if fnmatchcase(k, pattern)}
         if strict and not found and not any(c in pattern for c in "*?["):
-            raise OptionsError(f"{pattern} is not set in the notebook's environment.")
+            raise OptionsError(f"{plain(pattern)} is not set in the notebook's environment.")
         chosen.update(found)
     return dict(sorted(chosen.items()))
 

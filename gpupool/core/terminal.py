@@ -12,14 +12,34 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-FRESH_LINE = "\r\x1b[K"
-"""What begins the line anew that the cursor of a terminal is on."""
 MAX_CODE_CHARS = 2000  # of a title or a link; a longer one counts as text
 CODES = re.compile(
     r"\x1b\[([0-9;]*)m|\x1b\[[0-9;?]*[A-Za-ln-z]"
     rf"|\x1b\][^\x07\x1b]{{0,{MAX_CODE_CHARS}}}(?:\x07|\x1b\\)"
 )
 """The codes that a terminal does not show: the first group has the numbers of a colour's."""
+
+FRESH_LINE = "\r\x1b[K"
+"""What begins the line anew that the cursor of a terminal is on."""
+_CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def without_controls(text: str) -> str:
+    """A name as it may be shown: what moves the cursor or turns the text's direction is escaped.
+
+    >>> print(without_controls("cat\\x1b[2J \\u202egpj.exe"), without_controls("日本 .jpg"))
+    cat\\x1b[2J \\u202egpj.exe 日本 .jpg
+    """
+    return _CONTROLS.sub(lambda found: plain(found.group()), text)
+
+
+def plain(text: str) -> str:
+    """A sentence that quotes what others have named: in one line, the unprintable as in `repr`.
+
+    >>> plain("no field 'a\\nb'")
+    "no field 'a\\\\nb'"
+    """
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def has_cursor(stream: TextIO | None) -> bool:

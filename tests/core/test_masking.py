@@ -123,6 +123,7 @@ WAYS: dict[str, Callable[[str], str]] = {
     "a title within": lambda value: f"{value[:9]}\x1b]0;title\x07{value[9:]}",
     "moves of the cursor within": lambda value: f"{value[:9]}\x1b[K\x1b[2A{value[9:]}",
     "an erased letter within": lambda value: f"{value[:20]}x\b{value[20:]}",
+    "UTF-16": lambda value: value.encode("utf-16-le").decode(),
     "drawn over": lambda value: f"junk\r{value}",
 }
 
