@@ -6,8 +6,8 @@ The environment that a process starts with can be read in /proc for as long as i
 may look at the process. So a variable goes one of three ways:
 
 - **inherited**: ordinary ones are in the first environment of the pool's processes;
-- **sent after the start**: an ordinary name whose value is a URL with a password in it, as in
-  HTTPS_PROXY; the ranks would have inherited it but for the password;
+- **sent after the start**: an ordinary name whose value is a URL with a password or token in it,
+  as in HTTPS_PROXY; the ranks would have inherited it but for the password;
 - **only if asked for** (`%gpupool env`): a name that sounds like a secret.
 
 What is shown of the last two is a name and a fingerprint; `masking.py` hides the secret part.
@@ -22,20 +22,22 @@ import re
 import secrets
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
-from urllib.parse import unquote
 
 from gpupool.core.errors import OptionsError
+from gpupool.core.masking import passwords
+from gpupool.core.terminal import plain
 
 _SECRET_NAME = re.compile(
     r"KEY|SECRET|TOKEN(?!IZER)|PASSW|PASSPHRASE|CREDENTIAL|AUTH|SIGNATURE|COOKIE"
     # The last: ipyparallel's key, which a notebook that runs in an engine itself has there.
-    r"|CONNECTION_?STRING|_(PASS|PWD|PAT|SAS)$|^IPP_CONNECTION_INFO$",
+    r"|CONNECTION_?STRING|_(PASS|PWD|PAT|SAS)$|^IPP_CONNECTION_INFO$"
+    # Whole words: HOTPLUG is none, nor is PRIVATE_NETWORK.
+    r"|(^|_)((JWT|CREDS?|DSN|WEBHOOKS?|BEARER|T?OTP)(_|$)|PRIVATE$)",
     re.IGNORECASE,
 )
 # These say where a secret lies; its keeper is the file's mode.
 _PLACE_NAME = re.compile(r"_(FILE|PATH|DIR|SOCK)$", re.IGNORECASE)
 _NOT_SECRET = {"AWS_CREDENTIAL_EXPIRATION"}  # a date; goes with the keys, but needs no mask
-_URL_PASSWORD = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/:@]*:([^\s/]+)@", re.IGNORECASE)
 _MIN_SECRET_LENGTH = 6  # masking a shorter text would hit ordinary words
 # Fingerprints are keyed afresh in every process: equal values look equal within a session, and
 # nobody can test guesses against a saved notebook.
@@ -58,12 +60,13 @@ def select(
         if "=" in pattern:
             name = pattern.split("=", 1)[0]
             raise OptionsError(
-                f"{name}=...: name the variable only, its value is taken from the notebook's "
-                f"environment. A value typed into a cell stays in the notebook: delete it there."
+                f"{plain(name)}=...: name the variable only, its value is taken from the "
+                "notebook's environment. A value typed into a cell stays in the "
+                "notebook: delete it there."
             )
         found = {k: v for k, v in environ.items() if fnmatchcase(k, pattern)}
         if strict and not found and not any(c in pattern for c in "*?["):
-            raise OptionsError(f"{pattern} is not set in the notebook's environment.")
+            raise OptionsError(f"{plain(pattern)} is not set in the notebook's environment.")
         chosen.update(found)
     return dict(sorted(chosen.items()))
 
@@ -77,7 +80,7 @@ def apply(variables: Mapping[str, str], unset: Iterable[str] = ()) -> None:
 
 def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
     """The part of `environ` that processes of a pool are started with: nothing that is secret."""
-    return {k: v for k, v in environ.items() if not _is_secret(k) and not url_passwords(v)}
+    return {k: v for k, v in environ.items() if not _is_secret(k) and not passwords(v)}
 
 
 def sent_after_start(environ: Mapping[str, str]) -> dict[str, str]:
@@ -86,17 +89,7 @@ def sent_after_start(environ: Mapping[str, str]) -> dict[str, str]:
     >>> sent_after_start({"HTTPS_PROXY": "http://ada:lovelace@proxy:3128", "API_KEY": "x"})
     {'HTTPS_PROXY': 'http://ada:lovelace@proxy:3128'}
     """
-    return {k: v for k, v in environ.items() if not _is_secret(k) and url_passwords(v)}
-
-
-def url_passwords(value: str) -> set[str]:
-    """The passwords in the URLs of a value, as written and decoded.
-
-    >>> sorted(url_passwords("postgres://ada:p%40ss@host/db"))
-    ['p%40ss', 'p@ss']
-    """
-    found = set(_URL_PASSWORD.findall(value)) if "://" in value else set()
-    return found | {unquote(password) for password in found}
+    return {k: v for k, v in environ.items() if not _is_secret(k) and passwords(v)}
 
 
 def fingerprint(value: str) -> str:
@@ -112,7 +105,7 @@ def secret_values(variables: Mapping[str, str]) -> set[str]:
     """What to mask: the values of variables named like a secret, and the passwords in URLs."""
     values: set[str] = set()
     for name, value in variables.items():
-        values |= url_passwords(value)
+        values |= passwords(value)
         if _is_secret(name) and name not in _NOT_SECRET:
             values.add(value)
     return {value for value in values if len(value) >= _MIN_SECRET_LENGTH}

@@ -8,17 +8,24 @@ from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.masking import without_passwords
+from gpupool.core.masking import passwords, without_passwords
 
 
 def to_json(options: Any) -> str:
     """The fields of frozen options as a JSON object, in order.
 
     Raises:
-        OptionsError: one is a function or an object, which JSON cannot hold.
+        OptionsError: one is a function or an object, which JSON cannot hold, or a URL with a
+            password in it, which the JSON must not.
     """
     for name, value in _values(options).items():
         for part in value if isinstance(value, tuple) else (value,):
+            if passwords(str(part)):
+                raise OptionsError(
+                    f"{name}: {without_passwords(str(part))} has a password in it, which would "
+                    "stay in the JSON: give keys by the environment (`%gpupool env --aws`), or "
+                    f"write the options without it (dataclasses.replace(options, {name}=...))."
+                )
             if not _is_plain(part):
                 raise OptionsError(
                     f"{name}: {_name_of(part)} is code, which JSON cannot hold: write the options "
@@ -49,13 +56,18 @@ def from_json(text: str, profile: type) -> dict[str, Any]:
 
 
 def describe(options: Any) -> dict[str, Any]:
-    """The fields as plain values that JSON can hold; functions and objects by their names."""
+    """The fields as plain values that JSON can hold; functions and objects by their names.
+
+    Passwords in URLs are not among them.
+    """
 
     def plain(value: Any) -> Any:
         if isinstance(value, (tuple, list)):
             return [plain(part) for part in value]
         if isinstance(value, Mapping):
             return {name: plain(part) for name, part in value.items()}
+        if isinstance(value, str):
+            return without_passwords(value)
         return value if _is_plain(value) else _name_of(value)
 
     return {name: plain(value) for name, value in _values(options).items()}

@@ -12,6 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TextIO
 
+MAX_CODE_CHARS = 2000  # of a title or a link; a longer one counts as text
+CODES = re.compile(
+    r"\x1b\[([0-9;]*)m|\x1b\[[0-9;?]*[A-Za-ln-z]"
+    rf"|\x1b\][^\x07\x1b]{{0,{MAX_CODE_CHARS}}}(?:\x07|\x1b\\)"
+)
+"""The codes that a terminal does not show: the first group has the numbers of a colour's."""
+
 FRESH_LINE = "\r\x1b[K"
 """What begins the line anew that the cursor of a terminal is on."""
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpupool.core import matlab_names
 from gpupool.core.errors import OptionsError
+from gpupool.core.masking import without_passwords
 from gpupool.core.options import number, one_of, parse_duration_s, suggest
 
 if TYPE_CHECKING:
@@ -209,7 +210,8 @@ def _check_places(options: TrainingOptions) -> None:
         _put(options, "resume", _url("resume", options.resume))
     profile = options.profile
     if profile is not None and type(profile).__name__ != "Profile":
-        raise OptionsError(f"profile={profile!r}: give gpupool.Profile(url='s3://bucket/traces').")
+        shown = without_passwords(repr(profile))
+        raise OptionsError(f"profile={shown}: give gpupool.Profile(url='s3://bucket/traces').")
 
 
 def _check_sequences(options: TrainingOptions) -> None:
@@ -256,7 +258,8 @@ def _word(name: str, value: object, allowed: tuple[str, ...]) -> None:
 def _url(name: str, value: object) -> str:
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str) or not path.strip():
-        raise OptionsError(f"{name}={value!r}: must be a folder, as 's3://bucket/run1'.")
+        shown = without_passwords(repr(value))
+        raise OptionsError(f"{name}={shown}: must be a folder, as 's3://bucket/run1'.")
     return path
 
 

@@ -261,7 +261,8 @@ class TrainingOptions:
         """All options as JSON text.
 
         Raises:
-            OptionsError: one is a function or an object, which JSON cannot hold.
+            OptionsError: one is a function or an object, which JSON cannot hold, or a URL with a
+                password in it.
         """
         return options_json.to_json(self)
 

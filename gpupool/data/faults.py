@@ -141,8 +141,12 @@ def _in_short(error: BaseException) -> str:
 
 def _secrets(options: Mapping[str, Any]) -> set[str]:
     """The values that are secret, at any depth."""
-    found = secret_values(
-        {name: value for name, value in options.items() if isinstance(value, str)}
-    )
+    texts = {
+        # a customer's key (SSE-C) is bytes; masking knows how `repr` and base64 write those
+        name: value if isinstance(value, str) else value.decode(errors="surrogateescape")
+        for name, value in options.items()
+        if isinstance(value, (str, bytes, bytearray))
+    }
+    found = secret_values(texts)
     inner = [_secrets(value) for value in options.values() if isinstance(value, Mapping)]
     return found.union(*inner)

@@ -18,6 +18,7 @@ from typing import Any
 
 from gpupool.core.errors import DataError, TrainingError
 from gpupool.core.events import Event, StepEvent, ValidationEvent, WarningEvent
+from gpupool.core.masking import without_passwords
 from gpupool.core.progress import progress
 from gpupool.data.target import Target
 
@@ -35,7 +36,7 @@ class Board:
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError:
             raise TrainingError(
-                f"tensorboard={url!r} needs the package tensorboard: "
+                f"tensorboard={without_passwords(url)!r} needs the package tensorboard: "
                 "pip install 'gpupool[tensorboard]', and restart the pool."
             ) from None
         self._target = Target(url)

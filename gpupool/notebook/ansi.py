@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from html import escape
 
+from gpupool.core.terminal import CODES
 from gpupool.notebook import markup
 
-_CODES = re.compile(r"\x1b\[([\d;]*)m|\x1b\[[\d;?]*[A-Za-ln-z]|\x1b\][^\x07]*\x07")
+_MAX_NUMBERS = 32  # in one code
 _COLOURS = {
     0: "#57606a",  # black
     1: "#cf222e",  # red
@@ -22,14 +22,14 @@ _COLOURS = {
 
 def plain(text: str) -> str:
     """The text without colours."""
-    return _CODES.sub("", text) if "\x1b" in text else text
+    return CODES.sub("", text) if "\x1b" in text else text
 
 
 def without_moves(text: str) -> str:
     """The text with its colours only."""
     if "\x1b" not in text:
         return text
-    return _CODES.sub(lambda match: match[0] if match[1] is not None else "", text)
+    return CODES.sub(lambda match: match[0] if match[1] is not None else "", text)
 
 
 def to_html(text: str) -> str:
@@ -38,7 +38,7 @@ def to_html(text: str) -> str:
         return escape(text)
     shown: list[str] = []
     position, style = 0, ""
-    for match in _CODES.finditer(text):
+    for match in CODES.finditer(text):
         shown.append(_styled(text[position : match.start()], style))
         position = match.end()
         if match[1] is not None:
@@ -55,7 +55,8 @@ def _styled(text: str, style: str) -> str:
 
 def _style(codes: str, style: str) -> str:
     parts = dict(part.split(":", 1) for part in style.split(";") if part)
-    numbers = [int(code or 0) for code in codes.split(";")]
+    # no colour needs more, and Python makes no number of thousands of digits
+    numbers = [int(code[:9] or 0) for code in codes.split(";", _MAX_NUMBERS)[:_MAX_NUMBERS]]
     if 38 in numbers or 48 in numbers:  # one of 256 colours, which IPython's themes use
         numbers = _known_of_many(numbers)
     for number in numbers:

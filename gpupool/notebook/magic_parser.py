@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.options import suggest
+from gpupool.core.terminal import plain
 
 _LONG_USAGE = 120  # characters, from where on a usage line leaves the options out
 
@@ -47,11 +48,11 @@ class MagicParser(argparse.ArgumentParser):
             parsed, unknown = self.parse_known_args(words)
         except argparse.ArgumentError as error:
             told = f"{self.prog}: {_sentence(str(error))} Usage: {self._usage_of(error)}"
-            raise OptionsError(_without_values(told, words)) from None
+            raise OptionsError(plain(_without_values(told, words))) from None
         except OptionsError as error:
-            raise OptionsError(_without_values(str(error), words)) from None
+            raise OptionsError(plain(_without_values(str(error), words))) from None
         if unknown:
-            raise OptionsError(self._what_is_wrong_with(unknown))
+            raise OptionsError(plain(self._what_is_wrong_with(unknown)))
         return parsed
 
     def _what_is_wrong_with(self, words: list[str]) -> str:

@@ -118,7 +118,8 @@ def _has_numbers(course: Course) -> bool:
 def _numbers(course: Course) -> str:
     """tqdm's format of what stands right of the bar."""
     left = "<{remaining}" if course.total else ""
-    return f"{_count(course, course.total)} [{{elapsed}}{left}, {{rate_fmt}}]"
+    count = _count(course, course.total).replace("{", "{{").replace("}", "}}")
+    return f"{count} [{{elapsed}}{left}, {{rate_fmt}}]"
 
 
 def _count(course: Course, total: int | None) -> str:

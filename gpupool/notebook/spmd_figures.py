@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -12,6 +13,7 @@ from gpupool.spmd.output import fold_displays, format_ranks
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 MAX_FIGURE_CHARS = 24_000_000  # of all figures of a cell together
+_SIZE = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?%?")  # what `Image(width=...)` takes: 200, "50%"
 _IMAGES = ("image/png", "image/jpeg", "image/gif")
 
 Bundle = Mapping[str, Any]
@@ -65,7 +67,7 @@ def bundle_html(bundle: Bundle) -> str:
     for mime in _IMAGES:
         if mime in data:
             octets = "".join(str(data[mime]).split())
-            return _image(f"data:{mime};base64,{octets}", alt, bundle, mime)
+            return _image(f"data:{mime};base64,{escape(octets)}", alt, bundle, mime)
     if "image/svg+xml" in data:
         svg = f"data:image/svg+xml;utf8,{quote(str(data['image/svg+xml']))}"
         return _image(svg, alt, bundle, "image/svg+xml")
@@ -74,7 +76,9 @@ def bundle_html(bundle: Bundle) -> str:
 
 def _image(source: str, alt: str, bundle: Bundle, mime: str) -> str:
     known = (bundle.get("metadata") or {}).get(mime) or {}
-    size = "".join(f' {key}="{int(known[key])}"' for key in ("width", "height") if key in known)
+    known = known if isinstance(known, Mapping) else {}
+    sizes = {key: str(known.get(key, "")) for key in ("width", "height")}
+    size = "".join(f' {key}="{n}"' for key, n in sizes.items() if _SIZE.fullmatch(n))
     style = "max-width:100%;height:auto"
     if known.get("needs_background") == "light":
         style += ";background:#fff"

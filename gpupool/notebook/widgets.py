@@ -46,7 +46,8 @@ class Bars:
         " 40%|████      | 2/5 [00:01<00:02,  1.6it/s]"
         """
         view = bundle["data"].get(WIDGET)
-        model = self._models.get(str((view or {}).get("model_id", "")), {})
+        shown = view.get("model_id", "") if isinstance(view, Mapping) else ""
+        model = self._models.get(str(shown), {})
         children = [
             self._models.get(str(child).removeprefix("IPY_MODEL_"), {})
             for child in model.get("children") or ()

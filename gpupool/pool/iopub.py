@@ -11,7 +11,7 @@ import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 # (kind, content): ("stdout" | "stderr", text), ("display" | "result" | "update", mime bundle),
 # ("clear", {"wait": bool}), ("events", list of dicts), ("comm", a widget's message)
@@ -22,16 +22,22 @@ MAX_STRAY_TEXTS, MAX_STRAY_CHARS = 256, 1024  # of calls that nobody knows any m
 PIECES = "gpupool_pieces"  # as in gpupool/engine/channel.py
 
 _KINDS = {"display_data": "display", "execute_result": "result", "update_display_data": "update"}
+_OTHER_STREAM = {"stdout": "stderr", "stderr": "stdout"}
+_Kind = TypeVar("_Kind")
 
 
 class Router:
-    """Gives each message to the listener of its call. `route` runs in one thread only."""
+    """Gives each message to the listener of its call. `route` runs in one thread only.
+
+    `num_dropped` counts the messages that were passed on to nobody as their shape was not right.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._listeners: OrderedDict[str, OnMessage] = OrderedDict()
         self._comms: dict[str, OnMessage] = {}
         self._stray: dict[str, deque[str]] = {}
+        self.num_dropped = 0
 
     def listen(self, message_id: str, listener: OnMessage) -> None:
         """Give the messages of this call to `listener`, also those that come after its end."""
@@ -46,40 +52,70 @@ class Router:
         if listener is not None:
             self.listen(message_id, listener)
 
-    def route(self, message: dict[str, Any], deserialize: Callable[[Any], Any]) -> None:
-        """Pass a message on; `deserialize` reads what was published as data."""
-        kind, content = message["header"]["msg_type"], message["content"]
-        parent = message["parent_header"].get("msg_id", "")
+    def route(self, message: Any, deserialize: Callable[[Any], Any]) -> None:
+        """Pass a message on; `deserialize` reads what was published as data.
+
+        One whose shape is not that of its kind is dropped, and counted in `num_dropped`.
+        """
+        try:
+            listener, pieces = self._read(message, deserialize)
+        except Exception as error:  # user code may publish what it likes
+            self.num_dropped += 1
+            if self.num_dropped == 1:
+                what = type(error).__name__
+                logging.getLogger("gpupool").warning("a rank's message was dropped: %s", what)
+            return
+        for piece in pieces:
+            _tell(listener, *piece)
+
+    def _read(
+        self, message: Any, deserialize: Callable[[Any], Any]
+    ) -> tuple[OnMessage, list[tuple[str, Any]]]:
+        """Who is to hear what of a message. Raises whatever if it has not the right shape."""
+        kind, content = _a(str, message["header"]["msg_type"]), _a(dict, message["content"])
+        parent = _a(str, message["parent_header"].get("msg_id", ""))
         listener = self._listeners.get(parent)
         if kind.startswith("comm_"):
-            self._route_comm(kind, message, listener)
-        elif listener is not None:
-            for piece in _pieces(kind, message, deserialize):
-                _tell(listener, *piece)
-        elif kind == "stream":
-            engine = message["metadata"].get("engine", "")
-            texts = self._stray.setdefault(engine, deque(maxlen=MAX_STRAY_TEXTS))
-            texts.append(content["text"][-MAX_STRAY_CHARS:])
+            return self._read_comm(kind, message, listener)
+        if listener is not None:
+            return listener, list(_pieces(kind, message, deserialize))
+        if kind == "stream":
+            engine = _a(str, message["metadata"].get("engine", ""))
+            text = _a(str, content["text"])[-MAX_STRAY_CHARS:]
+            self._stray.setdefault(engine, deque(maxlen=MAX_STRAY_TEXTS)).append(text)
+        return _nobody, []
 
     def stray_text(self, engine: str) -> str:
         """The end of what an engine (its address) has said for calls that nobody knows any more."""
         return "".join(list(self._stray.get(engine, ())))
 
-    def _route_comm(self, kind: str, message: dict[str, Any], listener: OnMessage | None) -> None:
-        comm_id = message["content"]["comm_id"]
+    def _read_comm(
+        self, kind: str, message: dict[str, Any], listener: OnMessage | None
+    ) -> tuple[OnMessage, list[tuple[str, Any]]]:
+        content = {
+            "type": kind,
+            "content": message["content"],
+            "metadata": _a(dict, message["metadata"]),
+            "buffers": [memoryview(buffer).tobytes() for buffer in message["buffers"]],
+        }
+        comm_id = _a(str, message["content"]["comm_id"])
+        _a(dict, message["content"].get("data") or {})
         if kind == "comm_open" and listener is not None:
             self._comms[comm_id] = listener
-        owner = self._comms.get(comm_id)
+        owner = self._comms.get(comm_id, _nobody)
         if kind == "comm_close":
             self._comms.pop(comm_id, None)
-        if owner is not None:
-            content = {
-                "type": kind,
-                "content": message["content"],
-                "metadata": message["metadata"],
-                "buffers": [bytes(buffer) for buffer in message["buffers"]],
-            }
-            _tell(owner, "comm", content)
+        return owner, [("comm", content)]
+
+
+def _nobody(kind: str, content: Any) -> None:
+    """Hears what is for nobody."""
+
+
+def _a(kind: type[_Kind], value: Any) -> _Kind:
+    if not isinstance(value, kind):
+        raise TypeError(type(value).__name__)
+    return value
 
 
 def _pieces(
@@ -87,20 +123,26 @@ def _pieces(
 ) -> Iterator[tuple[str, Any]]:
     content = message["content"]
     if kind == "stream":
-        lengths = message["metadata"].get(PIECES)
+        name, text = content["name"], _a(str, content["text"])
+        other = _OTHER_STREAM[name]
+        lengths = _a(dict, message["metadata"]).get(PIECES)
         if not lengths:
-            yield content["name"], content["text"]
+            yield name, text
             return
-        name, start = content["name"], 0
-        for length in lengths:
-            yield name, content["text"][start : start + length]
-            name, start = ("stderr" if name == "stdout" else "stdout"), start + length
+        start = 0
+        for length in _a(list, lengths):
+            yield name, text[start : start + length]
+            name, other, start = other, name, start + length
     elif kind in _KINDS:
+        _a(dict, content["data"])
+        _a(dict, content.get("metadata") or {})
+        _a(dict, content.get("transient") or {})
         yield _KINDS[kind], content
     elif kind == "clear_output":
         yield "clear", content
     elif kind == "data_message":
-        yield "events", deserialize(message["buffers"])["events"]
+        events = _a(list, deserialize(message["buffers"])["events"])
+        yield "events", [_a(dict, event) for event in events]
 
 
 def _tell(listener: OnMessage, kind: str, content: Any) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 # cursor up N lines, erase in line: what nested progress bars use; colours stay in the text
-_MOVES = re.compile(r"(\n|\r|\x1b\[\d*A|\x1b\[\d*K)")
-_UP = re.compile(r"\x1b\[\d*A")
+_MOVES = re.compile(r"(\n|\r|\x1b\[[0-9]*A|\x1b\[[0-9]*K)")
+_UP = re.compile(r"\x1b\[[0-9]*A")
 
 
 def as_shown(text: str) -> str:
@@ -32,17 +32,20 @@ def line_as_shown(line: str) -> str:
 
 
 def _on_screen(text: str) -> str:
-    lines, row, anew = [""], 0, False
+    lines, row, anew = [list[str]()], 0, False  # of each line its parts: joined once
     for n, part in enumerate(_MOVES.split(text)):
         is_move = n % 2 == 1
         if is_move and part == "\n":
             row, anew = row + 1, False
             if row == len(lines):
-                lines.append("")
+                lines.append([])
         elif is_move and part == "\r":
             anew = True
         elif is_move and part.endswith("A"):
-            row = max(0, row - int(part[2:-1] or 1))
+            row = max(0, row - int(part[2:-1][:9] or 1))
         elif part and not is_move:
-            lines[row], anew = (part if anew else lines[row] + part), False
-    return "\n".join(lines)
+            if anew:
+                lines[row].clear()
+            lines[row].append(part)
+            anew = False
+    return "\n".join(map("".join, lines))

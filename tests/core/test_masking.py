@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import json
+import pprint
 import re
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote, quote_plus
 
@@ -12,9 +15,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.core.masking import MASK, Redactor, Secrets, redact, redact_all, uncut
+from gpupool.core.masking import (
+    MASK,
+    Redactor,
+    Secrets,
+    passwords,
+    redact,
+    redact_all,
+    uncut,
+    without_passwords,
+)
 
 KEY_ID = "ASIA" + "Z2QX" * 4
+CANARY = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"  # as AWS shows one in its pages
+PEM = """-----BEGIN PRIVATE KEY-----
+MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj
+MzEfYYjiWA4R4/M2bS1GB4t7NXp98C3SC6dVMvDuictGeurT8jNbvJZHtCSuYEvu
+-----END PRIVATE KEY-----
+"""
 
 
 @pytest.mark.parametrize(
@@ -76,6 +94,75 @@ def test_a_value_is_found_in_the_forms_in_which_programs_write_it(write: Any, se
     assert redact(repr(secret.encode()), Secrets([secret])).count(MASK) == 1
 
 
+def lower_hex(quoted: str) -> str:
+    return re.sub("%(25)?[0-9A-F]{2}", lambda match: match[0].lower(), quoted)
+
+
+WAYS: dict[str, Callable[[str], str]] = {
+    "as it is": str,
+    "repr": repr,
+    "repr of bytes": lambda value: repr(value.encode()),
+    "JSON": lambda value: json.dumps({"a": value}),
+    "JSON in JSON": lambda value: json.dumps(json.dumps(value)),
+    "JSON of pandas": lambda value: json.dumps({"a": value}).replace("/", "\\/"),
+    "HTML": html.escape,
+    "in a URL": lambda value: f"https://host/?a={quote(value)}",
+    "in a URL, slashes too": lambda value: quote(value, safe=""),
+    "in a form": quote_plus,
+    "in lower hex": lambda value: lower_hex(quote(value, safe="")),
+    "quoted twice": lambda value: quote(quote(value, safe="")),
+    "quoted twice in lower hex": lambda value: lower_hex(quote(quote(value, safe=""))),
+    "pprint": lambda value: pprint.pformat({"k": [value]}, width=20),
+    "base64": lambda value: base64.b64encode(value.encode()).decode(),
+    "base64 for URLs": lambda value: base64.urlsafe_b64encode(value.encode()).decode(),
+    "header of a user": lambda value: base64.b64encode(b"ada:" + value.encode()).decode(),
+    "header of a guest": lambda value: base64.b64encode(b"guest:" + value.encode()).decode(),
+    "base64 with more": lambda value: base64.b64encode(f"ad:{value}, and more".encode()).decode(),
+    "colours within": lambda value: f"{value[:20]}\x1b[0m{value[20:30]}\x1b[1;31m{value[30:]}",
+    "a link within": lambda value: f"{value[:9]}\x1b]8;;https://x\x1b\\{value[9:]}",
+    "a title within": lambda value: f"{value[:9]}\x1b]0;title\x07{value[9:]}",
+    "moves of the cursor within": lambda value: f"{value[:9]}\x1b[K\x1b[2A{value[9:]}",
+    "an erased letter within": lambda value: f"{value[:20]}x\b{value[20:]}",
+    "UTF-16": lambda value: value.encode("utf-16-le").decode(),
+    "drawn over": lambda value: f"junk\r{value}",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("step", [1, 7, 10_000])
+def test_a_secret_is_masked_in_each_way_to_show_it(way: str, step: int) -> None:
+    text = f"key: {WAYS[way](CANARY)} is there\n"
+    redactor = Redactor(Secrets([CANARY, "another-one-42"]))
+    pieces = [text[start : start + step] for start in range(0, len(text), step)]
+    shown = "".join([*map(redactor.feed, pieces), redactor.flush()])
+    assert shown.count(MASK) == 1
+    # what is left of it are the ends of base64, of which some bits are the value's
+    assert [way for n in range(len(CANARY) - 5) if CANARY[n : n + 6] in shown] == []
+    assert len(shown) < len("key:  is there\n") + 60
+
+
+@pytest.mark.parametrize("between", ["\n", "\n    ", "\r\n", "", "\\n"])
+def test_of_a_value_of_several_lines_each_is_masked(between: str) -> None:
+    shown = redact(between.join(PEM.splitlines()), Secrets([PEM]))
+    assert "MII" not in shown
+    assert "MzE" not in shown
+    assert redact("-----BEGIN PRIVATE KEY-----", Secrets([PEM])) != MASK
+
+
+def test_a_value_is_masked_without_the_blanks_around_it() -> None:
+    secrets = Secrets(["abc123def456ghi789\n", "  two words  "])
+    assert redact("<abc123def456ghi789> <two words>", secrets) == f"<{MASK}> <{MASK}>"
+
+
+def test_ordinary_text_stays_though_a_short_secret_has_base64() -> None:
+    text = "".join(base64.b64encode(b"x" * n + b"hunter2").decode() for n in range(3))
+    assert redact(text, Secrets(["hunter2"])) == text
+    lines = "first\nshort\nlines\nof a very long value"
+    assert redact("the first of many short lines", Secrets([lines])) == (
+        "the first of many short lines"
+    )
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
@@ -110,6 +197,9 @@ def test_every_text_in_plain_data_is_masked() -> None:
     data = {"a": ["secret", 1, None], "b": {"c": "my secret", "d": 2.5}}
     shown = {"a": [MASK, 1, None], "b": {"c": f"my {MASK}", "d": 2.5}}
     assert redact_all(data, Secrets(["secret"])) == shown
+    data = {"secret": 1, "a": ("secret", 2), "b": {"secret"}, "c": b"a secret\xff", ("secret",): 3}
+    shown = {MASK: 1, "a": (MASK, 2), "b": {MASK}, "c": b"a [hidden]\xff", (MASK,): 3}
+    assert redact_all(data, Secrets(["secret"])) == shown
 
 
 def test_the_values_are_not_in_the_repr() -> None:
@@ -125,3 +215,35 @@ def test_a_text_is_cut_beside_hidden_values_only(text: str, values: list[str]) -
         for value in values:
             starts = [n for n in range(len(text)) if text.startswith(value, n)]
             assert not any(start < cut < start + len(value) for start in starts)
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ("http://ada:lovelace@proxy:3128", {"lovelace"}),
+        ("socks5h://:lovelace@proxy", {"lovelace"}),
+        ("postgres://ada:l%40ve@host/db", {"l%40ve", "l@ve"}),
+        ("http://a:one@x,http://b:two@y", {"one", "two"}),
+        ("redis://ada:p@ss@host", {"p@ss"}),
+        ("s3://AKIAIOSFODNN7EXAMPLE:K7/MDENG/bPx@bucket/a@b", {"K7/MDENG/bPx"}),
+        ("simplecache::s3://ada:lovelace@bucket/a", {"lovelace"}),
+        ("https://ghp0TOKENTOKEN@host/simple", {"ghp0TOKENTOKEN"}),
+        ("https://host/a?sv=1&sig=a%2Bb&x=2#access_token=xyz", {"a%2Bb", "a+b", "xyz"}),
+        ("https://x/y;sig=abc", {"abc"}),
+        ("ada:lovelace@proxy:3128", {"lovelace"}),
+        ("ada:lovelace@proxy:3128/", {"lovelace"}),
+        ("http://proxy:3128", set()),
+        ("http://host:8080/a@b", set()),
+        ("ssh://git@host:22/x", set()),
+        ("https://christopher@host/x", set()),
+        ("https://host/path:colon@sign", set()),
+        ("ada:lovelace@proxy", set()),
+        ("image:tag@sha256:4f53cda18c2baa0c", set()),
+        ("https://host/?code=404&page=2", set()),
+    ],
+)
+def test_passwords_are_found_in_urls_and_not_shown(value: str, found: set[str]) -> None:
+    assert passwords(value) == found
+    if "//" in value:
+        assert not any(password in without_passwords(f"<{value}>") for password in found)
+        assert (without_passwords(value) == value) == (not found and "@host" not in value)

@@ -142,6 +142,23 @@ def test_equal_figures_are_there_once_and_others_in_tabs_that_need_no_script() -
     assert 'alt="' in html
 
 
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        *((300, "300"), ("50%", "50%"), ("2.5", "2.5")),
+        *(("20em", None), ('1" onload="x', None), ({}, None)),
+    ],
+)
+def test_a_figure_has_the_size_that_was_asked_for(width: object, shown: str | None) -> None:
+    report = report_of({0: ""})
+    data = {"image/png": "AAAA", "text/plain": "<Figure>"}
+    metadata = {"image/png": {"width": width}}
+    report.outputs[0].add_display("display", {"data": data, "metadata": metadata})
+    assert re.findall('<img src="[^"]*"[^>]* width="([^"]*)"', report_html(report, Look())) == (
+        [shown] if shown else []
+    )
+
+
 def test_two_pictures_of_one_cell_do_not_share_their_tabs() -> None:
     figures = {r: [{"image/png": f"P{r}"}] for r in (0, 1)}
     names = [set(re.findall(r'name="(\w+)"', with_figures(figures))) for _ in range(2)]
@@ -213,6 +230,7 @@ def test_of_similar_bars_one_is_shown() -> None:
         ("0%\r\n50%\r\n", "0%\n50%\n"),
         ("outer 1\n\rinner 1\x1b[A\router 2\n\rinner 2\x1b[A\n\n", "outer 2\ninner 2\n"),
         ("\x1b[31mred\x1b[0m", "\x1b[31mred\x1b[0m"),
+        (f"a\nb\x1b[{'9' * 5000}A\rc", "c\nb"),
     ],
 )
 def test_text_is_as_a_terminal_leaves_it(printed: str, shown: str) -> None:

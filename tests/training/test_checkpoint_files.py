@@ -29,7 +29,8 @@ from torch import nn
 from demo.s3 import SeaweedServer
 from demo.slow_s3 import SlowS3
 from gpupool import Profile, TrainingOptions
-from gpupool.core.errors import DataError, GpuPoolError, TrainingError
+from gpupool.core.errors import DataError, GpuPoolError, OptionsError, TrainingError
+from gpupool.core.options_json import describe
 from gpupool.core.progress import Course
 from gpupool.core.state_dicts import unpacked
 from gpupool.data.target import Target
@@ -399,7 +400,15 @@ def test_no_password_of_a_url_is_shown(url: str) -> None:
         assert "canary" not in str(caught.value)
     options = TrainingOptions(checkpoint=url, resume=one, profile=Profile(url=url))
     assert "canary" not in f"{options} {options.explain()}"
-    assert "canary" in options.to_json()
+    assert "canary" not in str(describe(options))
+    with pytest.raises(OptionsError, match=r"^checkpoint: .* has a password in it") as refused:
+        options.to_json()
+    assert "canary" not in str(refused.value)
+    wrong: list[dict[str, Any]] = [{"checkpoint": [url]}, {"profile": url}]
+    for values in wrong:
+        with pytest.raises(OptionsError) as refused:
+            TrainingOptions(**values)
+        assert "canary" not in str(refused.value)
 
 
 def test_who_waits_for_a_checkpoint_is_told_so(s3: SeaweedServer, drawn: list[Course]) -> None:

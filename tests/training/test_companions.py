@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -191,6 +193,15 @@ def test_tensorboard_reads_what_was_told(pools: dict[int, Pool], tmp_path: Path)
     # One that goes on adds to it, and tells nothing twice.
     longer = train_on(pools[2], network(), samples(16), epochs=3, resume="auto", **settings)
     check_board(board_of(tmp_path / "board"), longer)
+
+
+def test_without_tensorboard_the_package_is_named_and_no_password() -> None:
+    code = "import sys; sys.modules['tensorboard'] = None; from gpupool.engine import tensorboard; "
+    code += "tensorboard.Board('s3://ada:canary@bucket/board')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    said = "TrainingError: tensorboard='s3://***@bucket/board' needs the package tensorboard: pip"
+    assert said in done.stderr
+    assert "canary" not in done.stderr.splitlines()[-1]
 
 
 def test_tensorboard_and_traces_in_s3(

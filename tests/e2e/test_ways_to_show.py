@@ -1,0 +1,165 @@
+"""Each way in which a cell may show a secret, on a real rank, and what a reader of it sees."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import os
+import re
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpupool
+from gpupool import Pool, SpmdError
+from gpupool.notebook.spmd_errors import errors_html
+from gpupool.notebook.spmd_picture import result_html, result_text
+from gpupool.pool import session
+from tests.pool.processes import until
+
+CANARY = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"  # as AWS shows one in its pages
+LINES = "first-line-of-key-000\nsecond-line-of-key-111"
+ENDS_IN_A_LINE = "tok-with-newline-222\n"
+WINDOW = 12  # so many characters of a secret in a row are a leak
+
+MASKED = {
+    "print": "print(K)",
+    "in halves, flushed": "print(K[:20], end='', flush=True); time.sleep(.3); print(K[20:])",
+    "by character": "for c in K: sys.stdout.write(c); sys.stdout.flush()",
+    "write(1)": "os.write(1, K.encode() + b'\\n')",
+    "write(2) in halves": "os.write(2, A.encode()); time.sleep(.3); os.write(2, B.encode()); None",
+    "puts": "import ctypes; ctypes.CDLL(None).puts(K.encode()); None",
+    "a program": "subprocess.run(['sh', '-c', 'echo $AWS_SECRET_ACCESS_KEY']); None",
+    "a shell command": "!env | grep AWS_SEC",
+    "an error": "raise ValueError(K)",
+    "an error of bytes": "raise ValueError(K.encode())",
+    "a note of an error": "e = ValueError(1); e.__notes__ = [K]; raise e",
+    "a warning": "import warnings; warnings.warn(K)",
+    "logging": "import logging; logging.getLogger('a').error(K)",
+    "a value": "K",
+    "a key of a value": "{'a': K, K: 1}",
+    "a table": "pandas.DataFrame({'k': [K]})",
+    "a table as JSON": "print(pandas.DataFrame({'k': [K]}).to_json())",
+    "HTML": "display(HTML('<b>' + K + '</b>'))",
+    "a key in JSON": "display(JSON({K: 1}))",
+    "a value in JSON": "display(JSON({'a': [K]}))",
+    "a key of metadata": "display({'text/plain': 'x'}, metadata={'m': {K: 1}}, raw=True)",
+    "a colour within": "print(A + '\\x1b[0m' + B)",
+    "a colour within, flushed": "print(A + '\\x1b[', flush=True, end=''); print('0m' + B)",
+    "an erased letter within": "print(A + 'x\\b' + B)",
+    "drawn over": "print('junk' + chr(13) + K)",
+    "base64": "print(base64.b64encode(K.encode()).decode())",
+    "a header": "print('Authorization: Basic', base64.b64encode(b'ada:' + K.encode()).decode())",
+    "a thread after the cell": "threading.Thread(target=late, args=(K,)).start()",
+    "the end of a program": (
+        "subprocess.run([sys.executable, '-c', 'import os; "
+        'raise SystemExit(os.environ["AWS_SECRET_ACCESS_KEY"])\']); None'
+    ),
+    "a monitor": (
+        "for i in (m := gpupool.monitor(9, title=K, info={'a': K, K: 'b'})): m.log(loss=1.0)"
+    ),
+    "a KeyError": "{}[K]",
+    "a frame of a traceback": "def f(secret):\n    return 1 / 0\nf(K)",
+    "a line of a value": "print(os.environ['TWO_LINE_KEY'].splitlines()[0])",
+    "a value without its line end": "print('<', os.environ['NL_TOKEN'].strip(), '>')",
+    "a progress bar": "from tqdm import tqdm\nfor _ in tqdm(range(3), desc=K): pass",
+    "quoted in lower case": "print(re.sub('%..', lambda m: m[0].lower(), quote(K, safe='')))",
+    "UTF-16": "os.write(1, K.encode('utf-16-le')); None",
+    "quoted twice": "print(quote(quote(K, safe='')))",
+}
+SHOWN = {  # as the documentation says: what is taken apart on purpose is not found
+    "half on stdout, half on stderr": (
+        "print(A, end='', flush=True); print(B, file=sys.stderr, flush=True)"
+    ),
+    "wrapped": "import textwrap; print(textwrap.fill(K, 20))",
+    "the name of an error's class": "raise type('E' + ALNUM, (Exception,), {})('x')",
+}
+SETUP = """
+import base64, os, re, subprocess, sys, threading, time, gpupool, pandas
+from urllib.parse import quote
+from IPython.display import HTML, JSON, display
+K = os.environ["AWS_SECRET_ACCESS_KEY"]
+A, B, ALNUM = K[:20], K[20:], K.replace("/", "_").replace("+", "_")
+def late(text):
+    time.sleep(0.3); print(text); print("late is over")
+"""
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    """A rank that was sent a few secrets."""
+    session.stop()
+    before = dict(os.environ)
+    del os.environ["PYTEST_CURRENT_TEST"]  # with it ipykernel leaves descriptors 1 and 2 alone
+    secrets = {"AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE", "AWS_SECRET_ACCESS_KEY": CANARY}
+    secrets |= {"TWO_LINE_KEY": LINES, "NL_TOKEN": ENDS_IN_A_LINE}
+    os.environ.update(secrets)
+    with gpupool.start(n=1, device="cpu", env=list(secrets)) as pool:
+        pool.run(SETUP)
+        os.environ.clear()
+        os.environ.update(before)
+        yield pool
+
+
+def windows() -> Iterator[str]:
+    """Each piece of a secret that would be a leak, in each form in which it could be one."""
+    octets = CANARY.encode()
+    texts = [CANARY, *LINES.split("\n"), ENDS_IN_A_LINE.strip()]
+    texts += [base64.b64encode(b"x" * n + octets).decode()[n + 2 : -3] for n in range(3)]
+    for text in texts:
+        bare = squeezed(text)
+        yield from (bare[n : n + WINDOW] for n in range(len(bare) - WINDOW + 1))
+
+
+def squeezed(text: str) -> str:
+    """What a reader sees: no markup, no codes, no erased letters, nothing between the letters."""
+    text = html.unescape(re.sub("<[^>]*>", "", text))
+    text = re.sub(r"\x1b\[[0-9;]*[A-Za-z]|\\u001b\[[0-9;]*[A-Za-z]|.\x08|.\\b", "", text)
+    return re.sub("[^A-Za-z0-9]", "", text.replace("%252F", "/").replace("%2f", "/"))
+
+
+def seen(pool: Pool, code: str) -> str:
+    """All that the notebook has of a cell: text, figures, value, error, and how they are drawn."""
+    try:
+        result = pool.run(code, timeout_s=60)
+    except SpmdError as error:
+        whole = [str(error), repr(error), *traceback.format_exception(error), *errors_html(error)]
+        return " ".join([*whole, *(each.traceback for each in error.errors.values())])
+    if "late" in code:
+        until(lambda: "late is over" in result.text(0), 5, "the thread's end")
+    drawn: list[Any] = [
+        result.text(0),
+        json.dumps(result.outputs[0].displays),
+        result.value_text(0),
+    ]
+    return " ".join([*map(str, drawn), result_html(result), result_text(result), repr(result)])
+
+
+@pytest.mark.parametrize("way", MASKED)
+def test_no_part_of_a_secret_is_shown(pool: Pool, way: str) -> None:
+    text = squeezed(seen(pool, MASKED[way]))
+    assert [piece for piece in windows() if piece in text] == []
+    assert "hidden" in text or way in ("a monitor", "a KeyError", "a frame of a traceback")
+
+
+@pytest.mark.parametrize("way", SHOWN)
+def test_what_is_taken_apart_is_not_found_and_the_documentation_says_so(
+    pool: Pool, way: str
+) -> None:
+    text = squeezed(seen(pool, SHOWN[way]))
+    assert any(piece in text for piece in windows())
+
+
+def test_after_all_that_no_file_of_the_pool_holds_a_secret(pool: Pool) -> None:
+    pool.run("print(K); subprocess.run(['env']); os.write(2, K.encode()); None")
+    folder = Path(pool.run("os.environ['GPUPOOL_FOLDER']")[0])
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert [path.name for path in files if path.suffix == ".log"]
+    assert [path.name for path in files if CANARY.encode() in path.read_bytes()] == []
+    assert CANARY not in pool.log(0)
+    environ = Path(f"/proc/{pool.status().pids[0]}/environ").read_bytes()
+    assert CANARY.encode() not in environ

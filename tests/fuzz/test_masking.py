@@ -1,0 +1,139 @@
+"""Any secret in any text, with codes in it, cut anywhere: no exception, and it is not shown."""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpupool.core.masking import MASK, Redactor, Secrets, redact, redact_all, uncut
+from tests.fuzz.limits import fuzzed, only_our_errors
+
+# No letter of the mask, few others: values overlap, repeat, contain each other.
+LETTERS = "xyz+/A%\\\"'&\n @"
+CODES = ["\x1b[0m", "\x1b[1;31m", "\x1b[K", "\x1b]0;t\x07", "\x1b]8;;u\x1b\\", "\0", "q\b"]
+values = st.lists(
+    st.text(LETTERS, min_size=2, max_size=12) | st.text(min_size=4, max_size=30),
+    min_size=1,
+    max_size=5,
+)
+noise = (
+    st.text(LETTERS, max_size=9) | st.text(max_size=9) | st.sampled_from([*CODES, "\x1b[", "\x1b"])
+)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[list[str], list[str]]:
+    """Secrets, and the pieces of a text that shows some of them, cut anywhere."""
+    secrets = draw(values)
+    parts = draw(st.lists(noise | st.sampled_from(secrets), max_size=12))
+    text = "".join(parts)
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    return secrets, [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+@fuzzed
+@given(streams())
+def test_no_secret_comes_through_however_a_stream_is_cut(
+    stream: tuple[list[str], list[str]],
+) -> None:
+    secrets, pieces = stream
+    with only_our_errors():
+        redactor = Redactor(Secrets(secrets))
+        shown = "".join([*map(redactor.feed, pieces), redactor.flush()])
+        whole = redact("".join(pieces), Secrets(secrets))
+    for text in (shown, whole):
+        # what the masks themselves and the text beside them make up is no secret that was shown
+        assert not any(value in part for value in secrets for part in text.split(MASK))
+
+
+@fuzzed
+@given(
+    st.text("abcdefghijk0123456789", min_size=8, max_size=40),
+    st.lists(st.sampled_from(CODES), min_size=1, max_size=6),
+    st.data(),
+)
+def test_no_secret_comes_through_with_codes_within(
+    secret: str, codes: list[str], data: st.DataObject
+) -> None:
+    text = secret
+    for code in codes:
+        place = data.draw(st.integers(1, len(secret) - 1))
+        text = text[:place] + code + text[place:] if "\x1b" not in text[:place] else text
+    step = data.draw(st.integers(1, len(text)))
+    redactor = Redactor(Secrets([secret]))
+    with only_our_errors():
+        pieces = [f"{text}\n"[n : n + step] for n in range(0, len(text) + 1, step)]
+        shown = "".join([*map(redactor.feed, pieces), redactor.flush()])
+    left = re.sub(r"\x1b\[[0-9;]*[A-Za-z]|\x1b\][^\x07\x1b]*(\x07|\x1b\\)|q\x08|\0", "", shown)
+    assert secret not in left
+
+
+@fuzzed
+@given(st.binary(max_size=30), st.binary(min_size=8, max_size=60), st.binary(max_size=30))
+def test_no_secret_comes_through_in_base64(before: bytes, secret: bytes, after: bytes) -> None:
+    value = secret.decode(errors="surrogateescape")
+    if value.strip() != value or value.encode(errors="surrogateescape") != secret:
+        return
+    for write in (base64.b64encode, base64.urlsafe_b64encode):
+        text = write(before + secret + after).decode()
+        with only_our_errors():
+            shown = redact(f"<{text}>", Secrets([value]))
+        assert MASK in shown
+
+
+plain: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.integers() | st.floats() | st.text() | st.binary(),
+    lambda inner: (
+        st.lists(inner)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text() | st.integers() | st.binary(), inner)
+    ),
+    max_leaves=9,
+)
+
+
+@fuzzed
+@given(plain, st.lists(st.text(min_size=6), max_size=3))
+def test_plain_data_of_any_shape_is_masked(data: Any, secrets: list[str]) -> None:
+    known = Secrets(["canary", *secrets])
+    with only_our_errors():
+        shown = redact_all({"a": data, "canary": [b"canary", {"canary"}, ("canary",)]}, known)
+    assert "canary" not in repr(shown) or any("canary" in secret for secret in secrets)
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("A" * 500_000, "A" * 100),
+        ("ab" * 1_000_000, "ab" * 50 + "c"),
+        ("\x1b[" * 200_000, "secret-of-mine"),
+        ("\x1b]" * 200_000, "secret-of-mine"),
+        ("\x1b]" + "x" * 1_000_000, "secret-of-mine"),
+        ("x\b" * 200_000, "secret-of-mine"),
+        ("\b" * 1_000_000, "secret-of-mine"),
+        ("AKIA" * 200_000, "secret-of-mine"),
+        ("secret-of-min" * 100_000, "secret-of-mine"),
+        ("secret\x1b[0m" * 20_000, "secret-of-mine"),
+        ("\n".join(["line of a file of keys"] * 2), "\n".join(f"{n:040}" for n in range(500))),
+    ],
+)
+def test_long_texts_are_masked_in_time(text: str, secret: str) -> None:
+    secrets = Secrets([secret])
+    with only_our_errors():
+        redact(text, secrets)
+    with only_our_errors():
+        uncut(text, len(text) // 2, secrets)
+
+
+@pytest.mark.parametrize("piece", ["ab", "a\x1b[0m", "x\b", "secret", "\x1b]0;"])
+def test_many_small_pieces_are_masked_in_time(piece: str) -> None:
+    redactor = Redactor(Secrets(["ab" * 50 + "c", "secret-of-mine"]))
+    with only_our_errors():
+        for _ in range(5000):
+            redactor.feed(piece)
+        redactor.flush()

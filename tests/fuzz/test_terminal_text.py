@@ -1,0 +1,89 @@
+"""Any text with codes of a terminal in it: no exception, linear time, and no markup."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpupool.notebook import ansi
+from gpupool.notebook.spmd_lines import Lines, fold_bars
+from gpupool.pool.screen import as_shown, line_as_shown
+from gpupool.spmd.output import NormalText, fold_alike
+from tests.fuzz.limits import fuzzed, only_our_errors
+
+PIECES = [
+    *("\x1b", "[", "]", "m", "A", "K", "J", ";", "?", "38;5;", "48;2;", "31", "0", "999999999999"),
+    *("\x07", "\x1b\\", "\r", "\n", "\b", "<", ">", "&", '"', "<script>", "text", "\x9b", "٣"),
+]
+texts = st.lists(st.sampled_from(PIECES) | st.text(max_size=3), max_size=30).map("".join)
+
+
+class Tags(HTMLParser):
+    """The tags of some HTML, and its text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.found: set[str] = set()
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.found |= {tag, *(name for name, _ in attributes)}
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@fuzzed
+@given(texts)
+def test_any_text_is_drawn(text: str) -> None:
+    with only_our_errors():
+        html, plain = ansi.to_html(text), ansi.plain(text)
+        coloured, shown = ansi.without_moves(text), as_shown(text)
+        line_as_shown(text)
+        NormalText.of(text)
+        fold_alike({0: text, 1: plain})
+        fold_bars([(0, text), (1, plain)])
+    tags = Tags(html)
+    assert tags.found <= {"span", "style"}
+    assert tags.text == Tags(ansi.to_html(plain)).text or "\x1b" in plain
+    assert len(re.findall("\x1b", coloured)) <= text.count("\x1b")
+    assert len(shown) <= len(text)
+
+
+@fuzzed
+@given(st.lists(texts, max_size=10))
+def test_any_stream_becomes_lines(pieces: list[str]) -> None:
+    with only_our_errors():
+        lines = Lines()
+        for piece in pieces:
+            lines.feed(0, piece)
+            lines.partial()
+        lines.rest(0)
+
+
+@pytest.mark.parametrize("size", [40_000, 160_000])
+@pytest.mark.parametrize(
+    "piece",
+    [
+        *("\x1b]", "\x1b[", "\x1b", "\x1b[9", "\x1b[;", "\x1b[31mx", "\x1b]x", "\x1b[?", "a\x1b[A"),
+        *("a\b", "\r", "x\r", "\r\n", "\x1b[A\n", "\x1b[K", "\n\x1b[A", "1:", "1.", "0x", "pid   "),
+        *("1", "9", ";", "38;", "38;5;", "1 ", "\x1b[38;5;1mx", "\x1b[A", "a\r\x1b[A"),
+    ],
+)
+def test_long_texts_take_no_longer(piece: str, size: int) -> None:
+    text = piece * (size // len(piece))
+    for one in (text, f"\x1b[{text}mx", f"\x1b]{text}", f"\x1b[{text}A"):
+        with only_our_errors():
+            ansi.to_html(one)
+        with only_our_errors():
+            ansi.without_moves(one)
+        with only_our_errors():
+            as_shown(one)
+        with only_our_errors():
+            NormalText.of(one)

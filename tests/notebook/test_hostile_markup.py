@@ -1,0 +1,213 @@
+"""Markup in names, texts, errors and figures of others never becomes markup in what we draw."""
+
+from __future__ import annotations
+
+import base64
+import os
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import gpupool
+from gpupool import ImageDatastore, Pool, SpmdError, TrainingOptions
+from gpupool.core.monitor_event import MonitorEvent
+from gpupool.core.processes import ProcessId
+from gpupool.core.progress import Course
+from gpupool.notebook import (
+    bar_view,
+    composite_view,
+    confusion_view,
+    data_view,
+    notices,
+    picture,
+    plan_view,
+    pool_view,
+    progress_view,
+    result_view,
+)
+from gpupool.notebook.loop_history import LoopHistory
+from gpupool.notebook.loop_picture import loop_html
+from gpupool.notebook.spmd_errors import errors_html
+from gpupool.notebook.spmd_picture import result_html
+from gpupool.pool.leftovers import Leftover, Leftovers
+from gpupool.training.confusion import ConfusionMatrix
+from gpupool.training.result import TrainingResult
+from tests.data.pictures import image_file
+
+HOSTILE = (
+    "\"'><img src=x onerror=alert(1)><script>alert(2)</script></style></title></pre></textarea>"
+    "<svg onload=alert(3)>${alert(4)}{{5}}<!--\x1b]0;evil\x07\x1b[31m"
+)
+FILE = "\"'><img src=x onerror=alert(1)><svg onload=alert(3)>"  # a file's name has no slash
+ACTIVE_TAGS = {"script", "iframe", "object", "embed", "link", "meta", "base", "form", "textarea"}
+
+
+class Page(HTMLParser):
+    """What of some HTML a browser would run or load."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.num_tags = 0
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.num_tags += 1
+        if tag in ACTIVE_TAGS:
+            self.found.append(tag)
+        for name, value in attributes:
+            address = (value or "").strip().lower()
+            if name.startswith("on") or "javascript:" in address:
+                self.found.append(f"{tag} {name}={value}")
+            if name == "src" and not address.startswith("data:image/"):
+                self.found.append(f"{tag} {name}={value}")
+            if name == "src" and address.startswith("data:image/svg+xml;base64,"):
+                self.found += Page(base64.b64decode((value or "").partition(",")[2]).decode()).found
+
+    def handle_comment(self, data: str) -> None:
+        self.found.append(f"<!--{data}")
+
+
+def assert_harmless(html: str) -> None:
+    """No markup but ours is in a page, and it is a page."""
+    page = Page(html)
+    assert page.found == []
+    assert page.num_tags > 0
+
+
+def test_the_page_sees_what_a_browser_would_run() -> None:
+    svg = base64.b64encode(b"<svg onload=alert(1)></svg>").decode()
+    for html in (HOSTILE, f"<b>{FILE}", f'<img src="data:image/svg+xml;base64,{svg}">'):
+        assert Page(html).found != []
+
+
+CELLS = {
+    "print": "print(X)",
+    "a print that differs": "print(X, rank)",
+    "a print on stderr": "import sys; print(X, file=sys.stderr)",
+    "a value": "X",
+    "a value of values": "{X: [X]}",
+    "an error": "raise ValueError(X)",
+    "an error of one rank": "assert rank, X",
+    "the name of an error": "raise type(X, (Exception,), {})('x')",
+    "a note": "e = ValueError(1); e.__notes__ = [X]; raise e",
+    "a warning": "import warnings; warnings.warn(X)",
+    "the file of a traceback": "exec(compile('1/0', X, 'exec'))",
+    "a repr": "type('A', (), {'__repr__': lambda self: X})()",
+    "a name of a class": "type(X, (), {})()",
+    "a repr that is displayed": "display(type('A', (), {'__repr__': lambda self: X})())",
+    "data of a picture": "display({'image/png': X, 'text/plain': X}, raw=True)",
+    "data of a photo": "display({'image/jpeg': X, 'text/plain': X}, raw=True)",
+    "an SVG": (
+        "display({'image/svg+xml': '<svg onload=\"alert(1)\">' + X + '</svg>', 'text/plain': X}, "
+        "raw=True)"
+    ),
+    "metadata of a picture": (
+        "display({'image/png': 'AAAA', 'text/plain': X}, raw=True, "
+        "metadata={'image/png': {'width': X, 'height': X, 'needs_background': X}})"
+    ),
+    "metadata that is none": "display({'image/png': 'AA'}, metadata={'image/png': X}, raw=True)",
+    "what is displayed by name": "display({X: X, 'text/plain': X}, raw=True)",
+}
+
+
+@pytest.mark.parametrize("what", CELLS)
+def test_cells(pool2: Pool, what: str) -> None:
+    source = f"from IPython.display import display\nX = {HOSTILE!r}\n{CELLS[what]}"
+    try:
+        html = result_html(pool2.run(source, timeout_s=60))
+    except SpmdError as error:
+        html = "".join(errors_html(error))
+    assert_harmless(html)
+
+
+def test_variables(pool2: Pool) -> None:
+    pool2.run(f"odd = {HOSTILE!r}; other = type(odd, (), {{'__repr__': lambda self: odd}})()")
+    for name in ("odd", "other"):
+        assert_harmless(composite_view.composite_html(pool2[name]))
+
+
+class Net(torch.nn.Module):
+    """A network whose class has a name that somebody else has chosen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.layer(x.mean((2, 3)))
+        return scores
+
+
+Net.__name__ = Net.__qualname__ = f"Net{FILE}"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> ImageDatastore:
+    """Images of two classes; names of a class and of files are hostile, and some are damaged."""
+    folder = tmp_path_factory.mktemp("data")
+    for name in ("a", f"b{FILE}"):
+        (folder / name).mkdir()
+        for n in range(3):
+            (folder / name / f"{n}{FILE}.png").write_bytes(image_file(20 * n, (8, 8)))
+        (folder / name / f"bad{FILE}\x1b]0;evil\x07\n.png").write_text(f"no image{HOSTILE}")
+    return ImageDatastore(str(folder))
+
+
+def test_data_sets(data: ImageDatastore) -> None:
+    assert_harmless(data_view.preview_html(data.preview()))
+    assert_harmless(data_view.check_html(data.check()))
+
+
+@pytest.mark.parametrize("num_classes", [2, 60])
+def test_a_confusion_matrix(num_classes: int) -> None:
+    counts = np.ones((num_classes, num_classes), int)
+    classes = tuple(f"{HOSTILE}{n}" for n in range(num_classes))
+    assert_harmless(confusion_view.confusion_html(ConfusionMatrix(counts, classes)))
+
+
+def test_a_training_and_its_plan(pool2: Pool, data: ImageDatastore) -> None:
+    options = TrainingOptions(epochs=1, batch_size=2, lr=0.01, on_error="skip", max_skipped=0.9)
+    assert_harmless(plan_view.plan_html(options.explain(Net(), data)))
+    result = gpupool.train(Net(), data, options=options)
+    assert isinstance(result, TrainingResult)
+    assert_harmless(result_view.result_html(result))
+    assert_harmless(picture.training_html(result.history))
+
+
+@pytest.mark.parametrize("end", ["", "done", "failed"])
+def test_bars_and_notices(end: str) -> None:
+    assert_harmless(progress_view.bar_html(Course(HOSTILE, 1, 3, HOSTILE, HOSTILE, 1.0, end)))
+    assert_harmless(notices.notice_html(HOSTILE))
+
+
+def test_a_monitor() -> None:
+    told = {"groups": {HOSTILE: [HOSTILE]}, "info": {HOSTILE: HOSTILE}, "status": "running"}
+    rows = [(step, 0.1 * step, {HOSTILE: 1.0 * step}) for step in (1, 2)]
+    event = MonitorEvent(
+        1,
+        HOSTILE,
+        9,
+        2,
+        **told,
+        heeds_stop=True,
+        elapsed_s=2.0,
+        rows=rows,  # type: ignore[arg-type]
+    )
+    history = LoopHistory(event)
+    history.add(event)
+    assert_harmless(loop_html(history))
+
+
+def test_the_pool_and_what_earlier_ones_have_left(pool2: Pool, tmp_path: Path) -> None:
+    one = Leftover(ProcessId.of(os.getpid()), HOSTILE, tmp_path)
+    assert_harmless(pool_view.leftovers_html(Leftovers([one])))
+    status = pool2.status()
+    odd = {"reason": HOSTILE, "credentials": HOSTILE, "why_cpu": HOSTILE, "env": {HOSTILE: HOSTILE}}
+    for state in ("idle", "busy", "broken"):
+        assert_harmless(bar_view.status_html(replace(status, state=state, **odd)))  # type: ignore[arg-type]
