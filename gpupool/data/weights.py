@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpupool.core.errors import DataError
 from gpupool.core.progress import progress
 from gpupool.core.state_dicts import same_kind, with_versions
+from gpupool.core.terminal import plain
 from gpupool.data.source import FileRef, Folder
 
 if TYPE_CHECKING:
@@ -80,8 +81,7 @@ def read_without_code(content: bytes | memoryview, shown: str, what: str) -> Any
 
 def _plain(error: Exception) -> str:
     """What an error says of a file, which may have chosen the words."""
-    reason = str(error).split("\n")[0] or type(error).__name__
-    return "".join(letter for letter in reason if letter.isprintable())[:_MAX_REASON]
+    return plain(str(error).split("\n")[0] or type(error).__name__)[:_MAX_REASON]
 
 
 def _require_stored(content: bytes | memoryview) -> None:
