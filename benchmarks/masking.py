@@ -1,4 +1,4 @@
-"""What masking costs: 10 MB of output with 1, 5 and 20 known secrets, here and in another tree.
+"""What masking costs: 7 MB of output with 1, 5 and 20 known secrets, here and in another tree.
 
     python benchmarks/masking.py [--other FOLDER] [--rounds 5]
 
