@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import random
 import signal
@@ -18,6 +19,7 @@ from demo.proxy import Fault
 from demo.s3 import SeaweedServer
 from demo.slow_s3 import SlowS3
 from gpupool.core.errors import CredentialsError, DataError, SampleError
+from gpupool.data.faults import without_secrets
 from gpupool.data.retry import Budget, Counts, Tries, counts, persist
 from gpupool.data.source import FileRef, Folder
 from tests.data.points import until
@@ -227,3 +229,18 @@ def test_the_waits_do_not_depend_on_the_seed_of_the_user() -> None:
         assert Tries(sleep=waits.append).again("503 SlowDown", Budget())
         assert random.getstate() == before
     assert waits[0] != waits[1]  # ranks that are seeded alike do not come back all at once
+
+
+@pytest.mark.parametrize(
+    "key", [b"c4n4ry-of-32-bytes-for-sse-c-001", bytearray(b"\xff\x00canary-16" * 4)]
+)
+def test_a_key_of_bytes_is_hidden_as_it_is_shown(key: bytes) -> None:
+    options = {"s3_additional_kwargs": {"SSECustomerKey": key, "SSECustomerAlgorithm": "AES256"}}
+    in_base64 = base64.b64encode(key).decode()
+    for shown in (repr(bytes(key)), in_base64, str(options)):
+        text = without_secrets(f"refused: {shown}", options)
+        assert "[hidden]" in text
+        assert "c4n4ry" not in text
+        assert "canary" not in text
+        assert in_base64[2:-4] not in text
+    assert "AES256" in without_secrets(str(options), options)
