@@ -7,10 +7,11 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any
+
+from gpupool.core.processes import command_for
 
 
 class JsonLines:
@@ -62,7 +63,7 @@ class Spawner:
         """Start the fork server; what it says is to be read and given to `hear`."""
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gpupool.host.forkserver", str(os.getpid()), *self._modules],
+                [*command_for("gpupool.host.forkserver"), str(os.getpid()), *self._modules],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,

@@ -11,10 +11,10 @@ import atexit
 import contextlib
 import json
 import os
+import resource
 import select
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from gpupool.core import environ
-from gpupool.core.processes import started_with
+from gpupool.core.errors import PoolStartError
+from gpupool.core.processes import command_for, started_with
 
 # What every engine needs, imported once by the fork server. Reading these opens no zmq context.
 PRELOADED = (
@@ -49,6 +50,10 @@ _READ_AT_START = (
 
 WARM_S = 600.0  # how long an agent without a pool stays
 _STOP_TIMEOUT_S = 5.0
+_LIMITS = (
+    (resource.RLIMIT_NOFILE, 128, "open files", "ulimit -n"),
+    (resource.RLIMIT_NPROC, 64, "processes", "ulimit -u"),  # all of a user's; not for root
+)
 
 OnEvent = Callable[[dict[str, Any]], None]
 _warm: HostAgent | None = None
@@ -70,7 +75,7 @@ class HostAgent:
         self._read_at_start = _read_at_start()
         arguments = [str(self.folder), str(os.getpid()), str(WARM_S), *PRELOADED]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "gpupool.host.agent", *arguments],
+            [*command_for("gpupool.host.agent"), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -170,12 +175,35 @@ def warm() -> None:
 
 
 def take() -> HostAgent:
-    """The agent for a pool, which is its only one until it is given back."""
+    """The agent for a pool, which is its only one until it is given back.
+
+    Raises PoolStartError where no pool could start.
+    """
     global _warm
+    _require_surroundings()
     warm()
     assert _warm is not None
     agent, _warm = _warm, None
     return agent
+
+
+def _require_surroundings() -> None:
+    for kind, needed, what, command in _LIMITS:
+        limit = resource.getrlimit(kind)[0]
+        is_free = limit == resource.RLIM_INFINITY or (command == "ulimit -u" and not os.geteuid())
+        if limit < needed and not is_free:
+            raise PoolStartError(
+                f"{limit} {what} are allowed here, and a pool of two ranks needs {needed}: raise "
+                f"the limit with `{command}` where the notebook is started."
+            )
+    folder = tempfile.gettempdir()
+    try:
+        os.fsencode(folder).decode()
+    except UnicodeDecodeError:
+        raise PoolStartError(
+            f"the name of the folder for temporary files, {folder!r}, is no UTF-8, and torch "
+            "cannot open files there: set TMPDIR to another one."
+        ) from None
 
 
 def give_back(agent: HostAgent) -> None:
