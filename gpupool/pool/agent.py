@@ -23,6 +23,7 @@ from typing import Any
 
 from gpupool.core import environ
 from gpupool.core.errors import PoolStartError
+from gpupool.core.json_lines import JsonLines
 from gpupool.core.processes import command_for, started_with
 
 # What every engine needs, imported once by the fork server. Reading these opens no zmq context.
@@ -78,8 +79,6 @@ class HostAgent:
             [*command_for("gpupool.host.agent"), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
             env=environ.inheritable(os.environ),
             start_new_session=True,  # the notebook's interrupt is not meant for it
         )
@@ -149,9 +148,11 @@ class HostAgent:
 
     def _read_events(self) -> None:
         assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                self.on_event(json.loads(line))
+        with self._process.stdout as pipe:
+            events = JsonLines(pipe)
+            while not events.closed:
+                for event in events.read():
+                    self.on_event(event)
         status = self._process.wait()
         if status != 0:  # it was killed, and its children with it: end what those had started
             for process in started_with("GPUPOOL_FOLDER", str(self.folder)):

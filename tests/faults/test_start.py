@@ -261,3 +261,16 @@ def test_a_file_of_the_notebooks_folder_hides_none_of_the_library(tmp_path: Path
     first = f"import os, ipyparallel, gpupool.pool.session; os.chdir({str(tmp_path)!r})"
     told, _ = start(tmp_path, first=first)
     assert told == {"0": 2.0, "1": 2.0}
+
+
+def test_what_python_prints_when_it_starts_disturbs_no_pool(tmp_path: Path) -> None:
+    """As a `sitecustomize` does, in the agent, in the fork server and in the notebook."""
+    (tmp_path / "sitecustomize.py").write_text("print('welcome to the cluster')")
+    done = subprocess.run(
+        [sys.executable, "-c", START.format(first="", then="pass", timeout_s=60)],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.stdout.splitlines()[:2] == ["welcome to the cluster", '{"0": 2.0, "1": 2.0}']
