@@ -10,6 +10,7 @@ import ctypes
 import os
 import pwd
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,19 @@ class ProcessId:
                     signal.pidfd_send_signal(handle, signal.SIGKILL)
             finally:
                 os.close(handle)
+
+
+def command_for(module: str) -> list[str]:
+    """How to start `main` of a module of this package, wherever that was imported from.
+
+    Files of the present folder hide none of the library's, as they would with `python -m`.
+    """
+    found = Path(__file__).parents[2]
+    code = (
+        f"import sys; found = {str(found)!r}; found in sys.path or sys.path.insert(0, found); "
+        f"from {module} import main; main()"
+    )
+    return [sys.executable, "-P", "-c", code]
 
 
 def children(pid: int) -> list[int]:

@@ -39,11 +39,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpupool.core.json_lines import JsonLines
 from gpupool.core.locks import DeviceLocks, hold_folder, lock_folder
 from gpupool.core.processes import ProcessId, children, set_process_name
 from gpupool.host.ending import cause_of_end, log_tail
 from gpupool.host.memory import OutOfMemoryWatch
-from gpupool.host.spawner import JsonLines, Spawner
+from gpupool.host.spawner import Spawner
 
 FORK_SERVER = "fork server"
 STOP_GRACE_S = 0.4  # from SIGTERM to SIGKILL: an engine has nothing to save that it could in time

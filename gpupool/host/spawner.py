@@ -7,31 +7,12 @@ import itertools
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Collection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-
-class JsonLines:
-    """JSON objects, one a line, as far as they have come over a pipe."""
-
-    def __init__(self, pipe: IO[bytes]) -> None:
-        self.descriptor = pipe.fileno()
-        self.closed = False
-        self._pipe = pipe
-        self._buffer = b""
-
-    def read(self) -> list[dict[str, Any]]:
-        """The objects there are now; does not wait when the pipe is readable."""
-        data = os.read(self.descriptor, 1 << 16)
-        self.closed = not data
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        return [dict(json.loads(line)) for line in lines]
-
-    def close(self) -> None:
-        """Close the pipe."""
-        self._pipe.close()
+from gpupool.core.json_lines import JsonLines
+from gpupool.core.processes import command_for
 
 
 class Spawner:
@@ -62,7 +43,7 @@ class Spawner:
         """Start the fork server; what it says is to be read and given to `hear`."""
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "gpupool.host.forkserver", str(os.getpid()), *self._modules],
+                [*command_for("gpupool.host.forkserver"), str(os.getpid()), *self._modules],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,

@@ -11,17 +11,20 @@ import atexit
 import contextlib
 import json
 import os
+import resource
 import select
 import shutil
 import subprocess
-import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from gpupool.core import environ
+from gpupool.core.errors import PoolStartError
 from gpupool.core.folders import private_temporary
-from gpupool.core.processes import started_with
+from gpupool.core.json_lines import JsonLines
+from gpupool.core.processes import command_for, started_with
 
 # What every engine needs, imported once by the fork server. Reading these opens no zmq context.
 PRELOADED = (
@@ -48,6 +51,10 @@ _READ_AT_START = (
 
 WARM_S = 600.0  # how long an agent without a pool stays
 _STOP_TIMEOUT_S = 5.0
+_LIMITS = (
+    (resource.RLIMIT_NOFILE, 128, "open files", "ulimit -n"),
+    (resource.RLIMIT_NPROC, 64, "processes", "ulimit -u"),  # all of a user's; not for root
+)
 
 OnEvent = Callable[[dict[str, Any]], None]
 _warm: HostAgent | None = None
@@ -68,11 +75,9 @@ class HostAgent:
         self._read_at_start = _read_at_start()
         arguments = [str(self.folder), str(os.getpid()), str(WARM_S), *PRELOADED]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "gpupool.host.agent", *arguments],
+            [*command_for("gpupool.host.agent"), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
             env=environ.inheritable(os.environ),
             start_new_session=True,  # the notebook's interrupt is not meant for it
         )
@@ -142,9 +147,11 @@ class HostAgent:
 
     def _read_events(self) -> None:
         assert self._process.stdout is not None
-        with self._process.stdout as lines:
-            for line in lines:
-                self.on_event(json.loads(line))
+        with self._process.stdout as pipe:
+            events = JsonLines(pipe)
+            while not events.closed:
+                for event in events.read():
+                    self.on_event(event)
         status = self._process.wait()
         if status != 0:  # it was killed, and its children with it: end what those had started
             for process in started_with("GPUPOOL_FOLDER", str(self.folder)):
@@ -168,12 +175,35 @@ def warm() -> None:
 
 
 def take() -> HostAgent:
-    """The agent for a pool, which is its only one until it is given back."""
+    """The agent for a pool, which is its only one until it is given back.
+
+    Raises PoolStartError where no pool could start.
+    """
     global _warm
+    _require_surroundings()
     warm()
     assert _warm is not None
     agent, _warm = _warm, None
     return agent
+
+
+def _require_surroundings() -> None:
+    for kind, needed, what, command in _LIMITS:
+        limit = resource.getrlimit(kind)[0]
+        is_free = limit == resource.RLIM_INFINITY or (command == "ulimit -u" and not os.geteuid())
+        if limit < needed and not is_free:
+            raise PoolStartError(
+                f"{limit} {what} are allowed here, and a pool of two ranks needs {needed}: raise "
+                f"the limit with `{command}` where the notebook is started."
+            )
+    folder = tempfile.gettempdir()
+    try:
+        os.fsencode(folder).decode()
+    except UnicodeDecodeError:
+        raise PoolStartError(
+            f"the name of the folder for temporary files, {folder!r}, is no UTF-8, and torch "
+            "cannot open files there: set TMPDIR to another one."
+        ) from None
 
 
 def give_back(agent: HostAgent) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -236,3 +237,56 @@ def test_compiled_code_lies_in_the_pools_folder_where_another_user_has_taken_the
     _, private, found, _ = start(tmp_path, then=f"{folder}; print(json.dumps({CODE_AT}))")
     assert found == f"{private}/inductor"
     assert list(taken.iterdir()) == []
+
+
+def test_surroundings_in_which_no_pool_can_start_are_named_at_once(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"\xff")
+    folder.mkdir()
+    cases = {
+        "64 open files are allowed here": start(tmp_path, "prlimit", "--nofile=64"),
+        "is no UTF-8": start(folder),
+    }
+    for words, (told, left) in cases.items():
+        assert isinstance(told, dict)
+        assert told["kind"] == "PoolStartError"
+        assert words in told["text"]
+        assert left == []
+
+
+def test_a_limit_of_processes_in_which_no_pool_can_start_is_named_but_not_for_root() -> None:
+    """In a fork of this process, since other users cannot run this interpreter everywhere."""
+    child = os.fork()
+    if child == 0:
+        try:
+            resource.setrlimit(resource.RLIMIT_NPROC, (30, 30))
+            if os.getuid() == 0:
+                agent._require_surroundings()
+                os.setuid(12001)
+            with pytest.raises(gpupool.PoolStartError, match="30 processes are allowed here"):
+                agent.take()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_file_of_the_notebooks_folder_hides_none_of_the_library(tmp_path: Path) -> None:
+    """Not from the agent and the fork server; from the notebook and its ranks it may."""
+    for name in ("profile", "selectors", "queue"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('mine')")
+    first = f"import os, ipyparallel, gpupool.pool.session; os.chdir({str(tmp_path)!r})"
+    told, _ = start(tmp_path, first=first)
+    assert told == {"0": 2.0, "1": 2.0}
+
+
+def test_what_python_prints_when_it_starts_disturbs_no_pool(tmp_path: Path) -> None:
+    """As a `sitecustomize` does, in the agent, in the fork server and in the notebook."""
+    (tmp_path / "sitecustomize.py").write_text("print('welcome to the cluster')")
+    done = subprocess.run(
+        [sys.executable, "-c", START.format(first="", then="pass", timeout_s=60)],
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.stdout.splitlines()[:2] == ["welcome to the cluster", '{"0": 2.0, "1": 2.0}']

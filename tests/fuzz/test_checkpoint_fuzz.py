@@ -1,0 +1,109 @@
+"""Files that are named and sealed as checkpoints, or hold weights, whatever is in them."""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import gpupool
+from gpupool.engine.checkpoint import Checkpoints, unsealed
+from tests.training.test_checkpoint_files import resealed
+
+from .limits import fuzzed, only_our_errors
+
+
+def made(save: Callable[[Any, Any], None]) -> bytes:
+    buffer = io.BytesIO()
+    model = nn.Linear(3, 2)
+    state = {"format": 1, "model": model.state_dict(), "nest": [1, 2.0, None, ("a", b"b")]}
+    save(state, buffer)
+    return buffer.getvalue()
+
+
+ZIPPED = made(torch.save)
+OLDER = made(lambda state, file: torch.save(state, file, _use_new_zipfile_serialization=False))
+
+
+@st.composite
+def mutations(draw: st.DrawFn) -> bytes:
+    """A real file with bytes changed, numbers made large, pieces lost, doubled or moved."""
+    content = bytearray(draw(st.sampled_from([ZIPPED, OLDER])))
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, len(content)))
+        end = min(len(content), at + draw(st.integers(1, 64)))
+        piece = content[at:end]
+        match draw(st.sampled_from(["byte", "number", "lose", "double", "move", "insert", "cut"])):
+            case "byte":
+                content[at:end] = draw(st.binary(min_size=1, max_size=8))
+            case "number":
+                number = draw(st.sampled_from([0, 1, 2**31 - 1, 2**32 - 1, 2**63, 2**64 - 1]))
+                content[at : at + 8] = struct.pack("<Q", number)
+            case "lose":
+                del content[at:end]
+            case "double":
+                content[at:at] = piece
+            case "move":
+                del content[at:end]
+                to = draw(st.integers(0, len(content)))
+                content[to:to] = piece
+            case "insert":
+                content[at:at] = draw(st.binary(max_size=64))
+            case "cut":
+                del content[at:]
+    return bytes(content)
+
+
+@fuzzed
+@given(mutations() | st.binary(max_size=200))
+def test_a_sealed_file_of_any_content(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / "fuzzed-checkpoints"
+    folder.mkdir(exist_ok=True)
+    (folder / "step-00000009.pt").write_bytes(resealed(content))
+    checkpoints = Checkpoints(str(folder))
+    with only_our_errors():
+        name, state = checkpoints.load_newest() or ("", None)
+        assert name == "step-00000009.pt"
+        assert isinstance(state, dict)
+
+
+@fuzzed
+@given(mutations())
+def test_weights_of_any_content(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzzed.pt"
+    path.write_bytes(content)
+    model = nn.Linear(3, 2)
+    with only_our_errors():
+        assert isinstance(gpupool.load_weights(model, str(path)), nn.Linear)
+
+
+@fuzzed
+@given(st.binary(max_size=200) | st.integers(0, 2**64 - 1).map(lambda n: struct.pack("<Q", n)))
+def test_safetensors_of_any_content(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzzed.safetensors"
+    path.write_bytes(content)
+    with only_our_errors():
+        gpupool.load_weights(nn.Linear(3, 2), str(path))
+
+
+@fuzzed
+@given(st.data())
+def test_a_seal_of_any_content(data: st.DataObject) -> None:
+    whole = resealed(ZIPPED)
+    assert unsealed(whole) == ZIPPED
+    at = data.draw(st.integers(0, len(whole) - 1))
+    changed = bytearray(whole)
+    changed[at] ^= data.draw(st.integers(1, 255))
+    with only_our_errors():
+        assert unsealed(bytes(changed)) is None
