@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import zipfile
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 
 import gpupool
 from gpupool.engine.checkpoint import Checkpoints, unsealed
-from tests.training.test_checkpoint_files import resealed
+from tests.training.test_checkpoint_files import resealed, zipped
 
 from .limits import fuzzed, only_our_errors
 
@@ -30,12 +31,20 @@ def made(save: Callable[[Any, Any], None]) -> bytes:
 
 ZIPPED = made(torch.save)
 OLDER = made(lambda state, file: torch.save(state, file, _use_new_zipfile_serialization=False))
+with zipfile.ZipFile(io.BytesIO(ZIPPED)) as archive:
+    ENTRIES = {name: archive.read(name) for name in archive.namelist()}
+PICKLED = "archive/data.pkl"
+PICKLE = ENTRIES[PICKLED]
 
 
 @st.composite
 def mutations(draw: st.DrawFn) -> bytes:
-    """A real file with bytes changed, numbers made large, pieces lost, doubled or moved."""
-    content = bytearray(draw(st.sampled_from([ZIPPED, OLDER])))
+    """A real file with bytes changed, numbers made large, pieces lost, doubled or moved.
+
+    Or one with such a pickle in it and the right checksums: torch asks for them.
+    """
+    original = draw(st.sampled_from([ZIPPED, OLDER, PICKLE]))
+    content = bytearray(original)
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(content)))
         end = min(len(content), at + draw(st.integers(1, 64)))
@@ -58,7 +67,7 @@ def mutations(draw: st.DrawFn) -> bytes:
                 content[at:at] = draw(st.binary(max_size=64))
             case "cut":
                 del content[at:]
-    return bytes(content)
+    return zipped(ENTRIES | {PICKLED: bytes(content)}) if original == PICKLE else bytes(content)
 
 
 @fuzzed
