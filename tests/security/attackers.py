@@ -35,6 +35,7 @@ _SETTLED = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
     | zmq.EVENT_DISCONNECTED  # by who takes no such socket
+    | zmq.EVENT_CONNECT_RETRIED  # nobody has opened
 )
 _HANDSHAKE_MS = 2000  # who has not answered by then does not speak ZMQ
 _DELIMITER = b"<IDS|MSG>"
@@ -172,6 +173,7 @@ def send(uid: int, kind: str, heard: Sequence[list[bytes]] = ()) -> dict[str, in
 def _connect(one: zmq.Socket[bytes], port: int) -> zmq.Socket[bytes]:
     """Connect; the socket that is returned tells once whether anything can come of it."""
     one.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+    one.setsockopt(zmq.CONNECT_TIMEOUT, _HANDSHAKE_MS)
     one.setsockopt(zmq.RECONNECT_IVL, 1000)
     monitor = one.get_monitor_socket(_SETTLED)
     one.connect(f"tcp://127.0.0.1:{port}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from itertools import product
-from pathlib import Path
 
 import pytest
 
@@ -75,7 +74,6 @@ def test_another_user_reads_nothing_of_its_processes(pool: Actor, alice: User, b
     assert set(peeper.do("read", paths=paths)) <= allowed
     own = [f"/proc/{peeper.pid}/{entry}" for entry in ("environ", "fd", "maps")]
     assert peeper.do("read", paths=own) == own
-    assert "AWS" not in "".join(Path(f"/proc/{pid}/cmdline").read_text() for pid in pids)
 
 
 def test_another_user_reads_and_lists_nothing_of_its_folder(

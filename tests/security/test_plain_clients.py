@@ -12,13 +12,15 @@ CLIENT = """
 import json, sys, ipyparallel
 client = ipyparallel.Client(sys.argv[1])
 view = client[:]
-view.block = True
-view.execute("here = rank * 10")
-done = view.execute("print('from rank', rank)", block=False)
-done.wait(30)
+view.execute("here = rank * 10").get(30)
+for _ in range(10):  # what is said before the client has subscribed, it does not hear
+    done = view.execute("print('from rank', rank)", block=False)
+    done.get(30)
+    if done.wait_for_output(3):
+        break
 print(json.dumps({
     "ids": client.ids,
-    "pulled": view.pull("here"),
+    "pulled": view.pull("here").get(30),
     "applied": view.apply_sync(lambda n: n + here, 1),
     "stdout": done.stdout,
     "queues": sorted(map(str, client.queue_status())),
