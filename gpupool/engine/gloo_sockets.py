@@ -10,16 +10,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import platform
 import re
+import select
 import socket
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 _FDS = "/proc/self/fd"
-_SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # socket(7); Python does not name them
-_DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # one instruction of a BPF program: return 0 bytes
+_EPOLL_CTL_MOD = 3  # epoll_ctl(2)
+_BACKLOG = 4096  # the kernel takes less if it allows less
+_MOST_WAITING = 64  # of which the kernel lets one wait or two
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +38,22 @@ class Listener:
             return int(listener.getsockname()[1]) if listener else 0
 
     def set_deaf(self, deaf: bool) -> None:
-        """Have the kernel drop what comes for it, or let that through again.
+        """Have gloo not see who knocks, and the kernel let nobody wait; or take connections again.
 
-        It must not be closed: that ends the process. Connections are not touched.
+        It must not be closed: that ends the process. Connections are not touched. (A filter at the
+        socket would drop all that comes, but newer kernels refuse ordinary users those of TCP.)
         """
-        with _held(self.fd, self.inode) as listener, contextlib.suppress(OSError):
-            if listener and deaf:  # a program in memory: its length and its address
-                program = ctypes.create_string_buffer(_DROP_ALL)
-                pointer = struct.pack("HL", 1, ctypes.addressof(program))
-                listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, pointer)
-            elif listener:  # an OSError: there was no filter
-                listener.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
+        with _held(self.fd, self.inode) as listener:
+            if listener is None:
+                return
+            if not deaf:
+                with contextlib.suppress(OSError):  # until nobody waits, in vain, from before
+                    for _ in range(_MOST_WAITING):
+                        listener.accept()[0].close()
+            for epoll in _descriptors("anon_inode:[eventpoll]"):
+                if (entry := _watched(epoll).get(self.fd)) is not None:
+                    _watch(epoll, self.fd, 0 if deaf else select.EPOLLIN, entry)
+            listener.listen(0 if deaf else _BACKLOG)
 
 
 def gloo_loops() -> dict[Listener, dict[int, str]]:
@@ -121,9 +128,23 @@ def _target(fd: int) -> str:
         return ""
 
 
-def _watched(epoll: int) -> list[int]:
+def _watched(epoll: int) -> dict[int, int]:
+    """The descriptors of an epoll set, each with what gloo finds it by: a pointer of its own."""
     try:
         info = Path(f"/proc/self/fdinfo/{epoll}").read_text()
     except OSError:  # closed meanwhile
-        return []
-    return [int(fd) for fd in re.findall(r"^tfd:\s*(\d+)", info, re.MULTILINE)]
+        return {}
+    found = re.findall(r"^tfd:\s*(\d+).*?data:\s*([0-9a-f]+)", info, re.MULTILINE)
+    return {int(fd): int(data, 16) for fd, data in found}
+
+
+class _EpollEvent(ctypes.Structure):
+    _pack_ = 1 if platform.machine() == "x86_64" else 0
+    _fields_ = (("events", ctypes.c_uint32), ("data", ctypes.c_uint64))
+
+
+def _watch(epoll: int, fd: int, events: int, data: int) -> None:
+    """Have a descriptor of an epoll set tell these events. Python's own would change the data."""
+    event = _EpollEvent(events, data)
+    if ctypes.CDLL(None, use_errno=True).epoll_ctl(epoll, _EPOLL_CTL_MOD, fd, ctypes.byref(event)):
+        raise OSError(ctypes.get_errno(), "epoll_ctl")

@@ -1,0 +1,130 @@
+"""The process that has a pool: `python -m tests.security.victim`, as one of two users."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import stat
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import zmq
+
+import gpupool
+from gpupool import Pool
+from gpupool.pool import session
+from tests.pool.processes import family, folder_of, until
+from tests.security.lines import serve
+
+NUM_SAMPLES = 32
+
+
+def start(n: int = 2, max_files: int | None = None) -> dict[str, int]:
+    """Start a pool; name -> pid of its processes. Each may open `max_files` files."""
+    if max_files is not None:
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, most))
+    return _pids(session.start(n=n, device="cpu"))
+
+
+def run(source: str, timeout_s: float | None = None) -> dict[str, Any]:
+    """Run a cell; "values" and "texts" by rank."""
+    result = _pool().run(source, timeout_s=timeout_s)
+    texts = {rank: result.text(rank) for rank in result}
+    return {"values": {rank: result[rank] for rank in result}, "texts": texts}
+
+
+def train() -> dict[str, Any]:
+    """Train a tiny network for three epochs; the losses."""
+    inputs = torch.linspace(-1, 1, NUM_SAMPLES)[:, None]
+    samples = torch.utils.data.TensorDataset(inputs, 2 * inputs)
+    options = gpupool.TrainingOptions(epochs=3, batch_size=8, lr=0.1)
+    loss = torch.nn.functional.mse_loss
+    run = gpupool.train(torch.nn.Linear(1, 1), samples, loss, options, wait=False)
+    run.result()
+    return {"losses": [float(point.loss) for point in run.history.steps]}
+
+
+def kill(rank: int) -> None:
+    """Kill a rank, and wait until it is replaced."""
+    pool, pid = _pool(), _pool().status().pids[rank]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: pool.status().pids.get(rank) != pid, 60.0, "its being replaced")
+    pool.wait_until_usable()
+
+
+def status() -> dict[str, Any]:
+    """The state of the pool, why, the number of its group, and the pids of its processes."""
+    now = _pool().status()
+    pids = _pids(_pool()) if now.state != "stopped" else {}
+    state, generation = now.state, now.generation
+    return {"state": state, "reason": now.reason, "generation": generation, "pids": pids}
+
+
+def listeners() -> list[tuple[str, int]]:
+    """Address and port of everything that this process and those below listen at."""
+    me = psutil.Process()
+    return sorted(
+        {
+            (connection.laddr.ip, connection.laddr.port)
+            for process in (me, *me.children(recursive=True))
+            for connection in process.net_connections(kind="inet")
+            if connection.status == psutil.CONN_LISTEN
+        }
+    )
+
+
+def logs() -> dict[str, int]:
+    """The size of each log of the pool."""
+    return {path.name: path.stat().st_size for path in folder_of(_pool()).glob("*.log")}
+
+
+def files() -> dict[str, int]:
+    """Path -> mode of the pool's private folder, and of all that is in it."""
+    folder = folder_of(_pool()).parent
+    return {str(one): stat.S_IMODE(one.lstat().st_mode) for one in (folder, *folder.rglob("*"))}
+
+
+def client_file() -> str:
+    """What an ipyparallel client needs to connect."""
+    return str(folder_of(_pool()) / "profile" / "security" / "ipcontroller-client.json")
+
+
+def publish() -> int:
+    """Publish for ever, to everybody; the port. Not the pool's: what can be heard, is."""
+    socket = zmq.Context.instance().socket(zmq.PUB)
+    port = socket.bind_to_random_port("tcp://127.0.0.1")
+
+    def speak() -> None:
+        while True:
+            socket.send(b"heard by everybody")
+            time.sleep(0.02)
+
+    threading.Thread(target=speak, daemon=True).start()
+    return port
+
+
+def stop() -> None:
+    """Stop the pool, if there is one."""
+    session.stop()
+
+
+def _pool() -> Pool:
+    return session.current_pool()
+
+
+def _pids(pool: Pool) -> dict[str, int]:
+    return {name: process.pid for name, process in family(pool).items()}
+
+
+if __name__ == "__main__":
+    Path.cwd()  # a user without a folder has no pool
+    commands = (start, run, train, kill, status, listeners, logs, files, client_file, publish, stop)
+    serve({command.__name__: command for command in commands})
+    stop()
+    os._exit(0)  # the thread that publishes does not end
