@@ -26,10 +26,14 @@ _MOST_WAITING = 64  # of which the kernel lets one wait or two
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """The listening socket of a gloo event loop, which names the loop for as long as it exists."""
+    """The listening socket of a gloo event loop, which names the loop for as long as it exists.
+
+    `epoll` is the descriptor of the loop's epoll set.
+    """
 
     fd: int
     inode: str
+    epoll: int
 
     @property
     def port(self) -> int:
@@ -50,9 +54,8 @@ class Listener:
                 with contextlib.suppress(OSError):  # until nobody waits, in vain, from before
                     for _ in range(_MOST_WAITING):
                         listener.accept()[0].close()
-            for epoll in _descriptors("anon_inode:[eventpoll]"):
-                if (entry := _watched(epoll).get(self.fd)) is not None:
-                    _watch(epoll, self.fd, 0 if deaf else select.EPOLLIN, entry)
+            if (entry := _watched(self.epoll).get(self.fd)) is not None:
+                _watch(self.epoll, self.fd, 0 if deaf else select.EPOLLIN, entry)
             listener.listen(0 if deaf else _BACKLOG)
 
 
@@ -68,10 +71,10 @@ def gloo_loops() -> dict[Listener, dict[int, str]]:
         if "eventfd" in kinds or "pipe:" not in kinds:
             continue
         sockets = {fd: text[8:-1] for fd, text in targets.items() if text.startswith("socket:[")}
-        listeners = [Listener(fd, inode) for fd, inode in sockets.items() if _listens(fd, inode)]
-        fds = {listener.fd for listener in listeners}
-        for listener in listeners:
-            loops[listener] = {fd: inode for fd, inode in sockets.items() if fd not in fds}
+        listening = {fd: inode for fd, inode in sockets.items() if _listens(fd, inode)}
+        for fd, inode in listening.items():
+            connections = {fd: one for fd, one in sockets.items() if fd not in listening}
+            loops[Listener(fd, inode, epoll)] = connections
     return loops
 
 

@@ -23,7 +23,7 @@ from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
 from gpupool.engine.abort import abort_collectives
-from gpupool.engine.gloo_sockets import gloo_connections, gloo_loops
+from gpupool.engine.gloo_sockets import gloo_connections
 from tests.faults.torch_ranks import Ended, run_ranks
 
 RECONFIGURES = hasattr(dist, "_reconfigure")
@@ -116,29 +116,6 @@ def test_gloos_loop_of_libuv_and_its_tls_are_not_built_in(transport: str) -> Non
     the other end, as `engine/peers.py` does."""
     with pytest.raises(AssertionError, match="unsupported gloo device"):
         run_ranks(count_connections, n=1, GLOO_DEVICE_TRANSPORT=transport)
-
-
-def a_deaf_listener(rank: int) -> tuple[bool, bool, float]:
-    """Whether the listener takes a connection when deaf, and when not; a sum after."""
-
-    def takes() -> bool:
-        with socket.socket() as stranger:
-            stranger.settimeout(0.3)
-            try:
-                stranger.connect(("127.0.0.1", listener.port))
-            except TimeoutError:
-                return False
-            return True
-
-    (listener,) = gloo_loops()
-    listener.set_deaf(True)
-    while_deaf = takes()
-    listener.set_deaf(False)
-    return while_deaf, takes(), all_reduce()
-
-
-def test_a_deaf_listener_takes_nobody_and_keeps_its_connections() -> None:
-    assert run_ranks(a_deaf_listener) == [(False, True, 2.0)] * 2
 
 
 # ---- what frees, and what does not -----------------------------------------------------------

@@ -98,6 +98,10 @@ def test_a_stranger_is_taken_for_a_rank_by_gloo_and_named_by_the_proof() -> None
             assert proof.endswith("was shut out. The administrator can end that.")
 
 
+def knock(place: tuple[str, int]) -> None:
+    socket.create_connection(place, timeout=0.3).close()
+
+
 def a_deaf_group(rank: int, uid: int) -> list[Any]:
     """A group that is made deaf, tried by a stranger, and connected again."""
     names, found = peers.listeners(), [prove(rank, 1, reconfigure(rank, 1))]
@@ -105,8 +109,7 @@ def a_deaf_group(rank: int, uid: int) -> list[Any]:
     place, num_files = ("127.0.0.1", next(iter(names)).port), len(os.listdir("/proc/self/fd"))
     waiting = socket.create_connection(place)  # the kernel lets one wait, or two
     with pytest.raises(TimeoutError):
-        for _ in range(5):
-            socket.create_connection(place, timeout=0.3).close()
+        list(map(knock, [place] * 5))
     assert len(os.listdir("/proc/self/fd")) == num_files + 1  # gloo has not taken it
     in_store(rank, "tried")
     peers.set_deaf(names, False)
