@@ -104,9 +104,8 @@ def a_deaf_group(rank: int, uid: int) -> list[Any]:
     peers.set_deaf(names, True)
     place, num_files = ("127.0.0.1", next(iter(names)).port), len(os.listdir("/proc/self/fd"))
     waiting = socket.create_connection(place)  # the kernel lets one wait, or two
-    with pytest.raises(TimeoutError):
-        for _ in range(5):
-            socket.create_connection(place, timeout=0.3).close()
+    with pytest.raises(TimeoutError), contextlib.ExitStack() as others:
+        [others.enter_context(socket.create_connection(place, timeout=0.3)) for _ in range(5)]
     assert len(os.listdir("/proc/self/fd")) == num_files + 1  # gloo has not taken it
     in_store(rank, "tried")
     peers.set_deaf(names, False)
