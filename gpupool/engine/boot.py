@@ -45,7 +45,7 @@ def main() -> None:
     # The fork server's environment said 1, and libraries read that when they were loaded.
     torch.set_num_threads(num_threads)
     threadpool_limits(num_threads)
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", _compiler_cache())
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = _compiler_cache()
     np.random.seed()  # else every rank would draw the same numbers; `random` sees to it itself
     from ipyparallel.engine.app import IPEngine
 
@@ -67,7 +67,11 @@ def _compiler_cache() -> str:
     """Where `torch.compile` keeps machine code for later pools, on a local disk.
 
     torch's own choice has a name that another user can make a folder of, whose code would be run.
+    The notebook's torch may have noted it in the environment; only another choice is the user's.
     """
+    asked = os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")
+    if asked and not Path(asked).name.startswith("torchinductor_"):
+        return asked
     try:
         own = private_folder(Path(tempfile.gettempdir()) / f"gpupool-{os.geteuid()}")
         return str(private_folder(own / "inductor"))

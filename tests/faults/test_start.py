@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import resource
@@ -213,7 +214,8 @@ CODE_AT = "pool.run('import torch._inductor.runtime.cache_dir_utils as u; u.cach
 def test_compiled_code_lies_in_a_folder_that_nobody_else_can_have_made(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     then = f"print(json.dumps({CODE_AT}))"
-    _, first, _ = start(tmp_path, then=then)
+    torchs = f"TORCHINDUCTOR_CACHE_DIR=/tmp/torchinductor_{getpass.getuser()}"  # it notes its own
+    _, first, _ = start(tmp_path, "env", torchs, then=then)
     own = tmp_path / f"gpupool-{os.geteuid()}"
     assert first == str(own / "inductor")
     assert list(tmp_path.iterdir()) == [own]

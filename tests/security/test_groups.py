@@ -18,7 +18,8 @@ from tests.security.users import User
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 GATHER = """
 found = [None, None]
-dist.all_gather_object(found, {{"rank": rank, "note": "a private result"}}, group={})
+dist.all_gather_object(found, {{"rank": rank, "note": "a private result"}}, group={0})
+if {0} not in (None, dist.group.WORLD): dist.destroy_process_group({0})
 found
 """
 WAYS = {  # in which a cell makes a group
@@ -106,45 +107,42 @@ def test_while_pools_start(victim: Actor, attack: Attack, times: int) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 @MANY
-def test_while_cells_make_groups(victim: Actor, attack: Attack, way: str, times: int) -> None:
-    victim.do("start")
-    victim.do("run", source="kept = 10 + rank")
+def test_while_cells_make_groups(pool: Actor, attack: Attack, way: str, times: int) -> None:
+    pool.do("run", source="kept = 10 + rank")
     cell = f"{WAYS[way]}\n{GATHER.format('group')}"
     attack.begin()
     for _ in range(times):
-        attack.check(victim.ask("run", source=cell, timeout_s=FORMING_S))
+        attack.check(pool.ask("run", source=cell, timeout_s=FORMING_S))
     assert attack.end() > 0
     expected = [{"rank": rank, "note": "a private result"} for rank in range(2)]
-    until(lambda: "value" in victim.ask("run", source=SUM, timeout_s=30), 10.0, "a whole group")
-    done = victim.do("run", source=cell, timeout_s=30)
+    until(lambda: "value" in pool.ask("run", source=SUM, timeout_s=30), 10.0, "a whole group")
+    done = pool.do("run", source=cell, timeout_s=30)
     assert done["values"] == {"0": expected, "1": expected}
-    has_kept(victim, {"0": 10, "1": 11})
+    has_kept(pool, {"0": 10, "1": 11})
 
 
 @MANY
 def test_while_the_group_is_formed_again_after_an_error(
-    victim: Actor, attack: Attack, times: int
+    pool: Actor, attack: Attack, times: int
 ) -> None:
-    victim.do("start")
-    victim.do("run", source="kept = 10 + rank")
+    pool.do("run", source="kept = 10 + rank")
     attack.begin()
     for _ in range(times):
-        attack.check(victim.ask("run", source=IN_COLLECTIVE, timeout_s=FORMING_S))
-        attack.check(victim.ask("run", source=GATHER.format("None"), timeout_s=FORMING_S))
+        attack.check(pool.ask("run", source=IN_COLLECTIVE, timeout_s=FORMING_S))
+        attack.check(pool.ask("run", source=GATHER.format("None"), timeout_s=FORMING_S))
     assert attack.end() > 0
-    has_kept(victim, {"0": 10, "1": 11})
+    has_kept(pool, {"0": 10, "1": 11})
 
 
 @MANY
-def test_while_a_rank_is_replaced(victim: Actor, attack: Attack, times: int) -> None:
-    victim.do("start")
-    victim.do("run", source="kept = 10 + rank")
+def test_while_a_rank_is_replaced(pool: Actor, attack: Attack, times: int) -> None:
+    pool.do("run", source="kept = 10 + rank")
     attack.begin()
     for _ in range(times):
-        attack.check(victim.ask("kill", rank=1))
-        attack.check(victim.ask("run", source=GATHER.format("None"), timeout_s=FORMING_S))
+        attack.check(pool.ask("kill", rank=1))
+        attack.check(pool.ask("run", source=GATHER.format("None"), timeout_s=FORMING_S))
     assert attack.end() > 0
-    has_kept(victim, {"0": 10, "1": None})
+    has_kept(pool, {"0": 10, "1": None})
 
 
 @pytest.mark.parametrize(
@@ -152,42 +150,41 @@ def test_while_a_rank_is_replaced(victim: Actor, attack: Attack, times: int) -> 
     [[(300, "obey")], [(15, "lie")], [(15, "spin")], [(15, "obey"), (63, "lie")]],
     ids=lambda ways: "+".join(f"{how}{last}" for last, how in ways),
 )
-def test_in_every_way(victim: Actor, attack: Attack, ways: list[tuple[int, str]]) -> None:
-    attacked(victim, attack, ways)
-    has_kept(victim, {"0": 10, "1": 11})
+def test_in_every_way(pool: Actor, attack: Attack, ways: list[tuple[int, str]]) -> None:
+    attacked(pool, attack, ways)
+    has_kept(pool, {"0": 10, "1": 11})
 
 
-def test_a_rank_that_gloo_ends_is_replaced(victim: Actor, attack: Attack) -> None:
+def test_a_rank_that_gloo_ends_is_replaced(pool: Actor, attack: Attack) -> None:
     """What nobody expects, said before the proof, ends the process: gloo checks it so.
 
     It costs that rank's variables, no more.
     """
-    before = attacked(victim, attack, [(15, "crash")])
-    lives = {rank: pid == before[rank] for rank, pid in ranks_of(victim).items()}
-    has_kept(victim, {rank: 10 + int(rank) if lives[rank] else None for rank in before})
+    before = attacked(pool, attack, [(15, "crash")])
+    lives = {rank: pid == before[rank] for rank, pid in ranks_of(pool).items()}
+    has_kept(pool, {rank: 10 + int(rank) if lives[rank] else None for rank in before})
 
 
-def attacked(victim: Actor, attack: Attack, ways: list[tuple[int, str]]) -> dict[str, int]:
+def attacked(pool: Actor, attack: Attack, ways: list[tuple[int, str]]) -> dict[str, int]:
     """Groups are made and formed again meanwhile; the processes of the ranks before."""
-    victim.do("start")
-    victim.do("run", source="kept = 10 + rank")
-    before = ranks_of(victim)
+    pool.do("run", source="kept = 10 + rank")
+    before = ranks_of(pool)
     attack.begin(*ways)
     cell = f"{WAYS['new_group']}\n{GATHER.format('group')}"
     for source in (cell, IN_COLLECTIVE, GATHER.format("None")):
-        attack.check(victim.ask("run", source=source, timeout_s=FORMING_S))
+        attack.check(pool.ask("run", source=source, timeout_s=FORMING_S))
     assert attack.end() > 0
-    until(lambda: "value" in victim.ask("run", source=SUM, timeout_s=30), 10.0, "a whole group")
+    until(lambda: "value" in pool.ask("run", source=SUM, timeout_s=30), 10.0, "a whole group")
     return before
 
 
 def test_a_crowd_at_the_door(victim: Actor, alice: User, bob: User) -> None:
     """More connections than a process may have files do not end a rank, nor hurt the group."""
-    victim.do("start", max_files=512)
+    victim.do("start", max_files=300)
     victim.do("run", source="kept = 10 + rank")
     before = ranks_of(victim)
-    crowd = bob.act("attackers", "crowd", alice.uid, 600)
-    assert crowd.do("connect") > 600
+    crowd = bob.act("attackers", "crowd", alice.uid, 350)
+    assert crowd.do("connect") > 350
     has_kept(victim, {"0": 10, "1": 11})
     assert ranks_of(victim) == before
     with_error = victim.ask("run", source=IN_COLLECTIVE, timeout_s=FORMING_S)

@@ -208,7 +208,7 @@ def test_weights_that_are_no_tensors_of_their_kind_are_named(tmp_path: Path) -> 
         with pytest.raises(DataError, match=text):
             gpupool.load_weights(model, path)
     (tmp_path / "w.safetensors").write_bytes(b"\xff" * 100)
-    with pytest.raises(DataError, match=r"w.safetensors is no file of safetensors: "):
+    with pytest.raises(DataError, match=r"w.safetensors holds no weights of safetensors: "):
         gpupool.load_weights(model, tmp_path / "w.safetensors")
 
 
