@@ -6,6 +6,7 @@
     ├── PoolError                 the pool cannot do this now
     │   ├── NoPoolError           no pool runs in this notebook
     │   ├── PoolStartError        the pool did not come up; nothing was left running
+    │   ├── GroupError            the process group was not formed; the next run tries again
     │   ├── EngineDiedError       an engine process is gone
     │   ├── UnansweredError       an engine does not answer: .ranks
     │   ├── ParcelsLostError      a rank does not have what was sent to it before
@@ -63,6 +64,10 @@ class NoPoolError(PoolError):
 
 class PoolStartError(PoolError):
     """The pool did not come up. Whatever had been started is stopped again."""
+
+
+class GroupError(PoolError):
+    """The ranks are there, and have what they had, but their process group was not formed."""
 
 
 class EngineDiedError(PoolError):

@@ -14,7 +14,7 @@ from concurrent.futures import wait as wait_futures
 from pathlib import Path
 from typing import Any
 
-from gpupool.core.errors import EngineDiedError, PoolError, PoolStartError, UnansweredError
+from gpupool.core.errors import EngineDiedError, GroupError, PoolError, UnansweredError
 from gpupool.pool.protocol import RankEngines
 
 _ABORT_TIMEOUT_S = 2.0  # a rank that has not answered by then is stuck, and told as such
@@ -40,7 +40,8 @@ class Forming:
         """Form the group, one generation higher.
 
         Raises:
-            PoolError: it cannot be formed.
+            GroupError: it cannot be formed, and all ranks are there.
+            PoolError: as above, and a rank is not there.
         """
         plan = {
             "backend": backend,
@@ -63,7 +64,7 @@ class Forming:
                 self.abort(None)
                 if attempt == _NUM_ATTEMPTS - 1:
                     message = f"the process group was not formed: {error}"
-                    raise PoolStartError(message) from None
+                    raise GroupError(message) from None
 
     def abort(self, numbers: Mapping[int, int | None] | None) -> None:
         """Have ranks leave their collectives; returns at once.

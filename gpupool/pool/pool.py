@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gpupool.core.errors import EngineDiedError, PoolError, PoolStartError, SpmdError
+from gpupool.core.errors import EngineDiedError, GroupError, PoolError, PoolStartError, SpmdError
 from gpupool.core.masking import Secrets, redact, redact_all
 from gpupool.core.options import PoolOptions, parse_ranks
 from gpupool.pool import idle, presses, stages
@@ -251,7 +251,7 @@ class Pool:
             listed = ", ".join(map(str, chosen))
             try:
                 with stages.shown(progress, f"Starting rank {listed} again") as told:
-                    self._replace(chosen, told)
+                    ungrouped = self._replace(chosen, told)
             except PoolError as error:
                 reason = f"rank {listed} could not be started again: {error}"
                 self._health.give_up(reason, chosen)
@@ -261,6 +261,9 @@ class Pool:
                     self._lose(f"rank {rank} was restarted.", "", rank)
                 raise
             self._health.mark_mended(chosen, num_losses)
+            if ungrouped:
+                self._health.give_up(ungrouped, ())
+                self._health.require_usable()
 
     def sync_from(
         self, rank: int, *names: str, ranks: str | int | Iterable[int] | None = None
@@ -509,7 +512,8 @@ class Pool:
     def _lock_gpus(self, uuids: Sequence[str], number: int) -> list[str]:
         return self._engines.lock_gpus(uuids, number, self.options.force)
 
-    def _replace(self, ranks: Sequence[int], progress: Progress) -> None:
+    def _replace(self, ranks: Sequence[int], progress: Progress) -> str:
+        """Start new engines for these ranks; why they then have no process group, or ""."""
         others = [rank for rank in self.alive_ranks() if rank not in ranks]
         for rank in ranks:
             how = self._health.lost.get(rank, "was restarted")
@@ -522,7 +526,11 @@ class Pool:
         busy = [rank for rank in self._engines.busy_ranks() if rank in others]
         self._engines.interrupt(dict.fromkeys(busy))
         self.group.abort(dict.fromkeys(others))
-        self._form_group()
+        try:
+            self._form_group()
+        except GroupError as error:
+            return str(error)
+        return ""
 
     def _replace_lost(self) -> None:
         """Replace the ranks that are gone, and those that go meanwhile."""
@@ -533,7 +541,7 @@ class Pool:
                 if self._health.state != "replacing":
                     return
                 try:
-                    self._replace(lost, unheard)
+                    ungrouped = self._replace(lost, unheard)
                 except Exception as error:  # of one more that has died, say
                     if attempt == _NUM_REPLACEMENTS - 1:
                         listed = ", ".join(map(str, lost))
@@ -541,6 +549,8 @@ class Pool:
                         self._health.give_up(reason, lost)
                 else:
                     self._health.mark_mended(lost, num_losses)
+                    if ungrouped:
+                        self._health.give_up(ungrouped, ())
 
     def _form_group(self) -> None:
         self.group.form(self.backend, self.training_ranks, self.training_backend)
