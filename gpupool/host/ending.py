@@ -12,6 +12,8 @@ from gpupool.host.memory import OutOfMemoryWatch
 _LOG_TAIL_LINES = 20
 _LOG_TAIL_BYTES = 1 << 16  # a log may be larger than memory, and a line of it too
 _CRASH = "Fatal Python error"  # faulthandler's first line; the innermost frames follow it
+_THROWN = "  what():"  # what C++ says before it of an exception that nobody has caught
+_GLOO_CHECK = re.compile(r"what\(\):.*enforce fail.*gloo/")
 _RUNS_CELLS = re.compile(
     r'  File ".*/(IPython/core/interactiveshell|gpupool/engine/(execute|entry))\.py", line \d+ in '
 )
@@ -19,7 +21,7 @@ _CELL = re.compile(r'^  File "[^"]*/ipykernel_\d+/\d+\.py"(?=, line)')  # a file
 
 
 def cause_of_end(status: int, folder: Path, tail: str, memory: OutOfMemoryWatch) -> str:
-    """What the exit status does not say: that memory or disk space ran out; else "".
+    """What the exit status does not say: that memory or disk space ran out, say; else "".
 
     Args:
         folder: where the log is.
@@ -29,6 +31,8 @@ def cause_of_end(status: int, folder: Path, tail: str, memory: OutOfMemoryWatch)
         return memory.reason()
     if not tail and _is_full(folder):  # not even a log could be written
         return f"No space left on device: {folder}"
+    if status == -signal.SIGABRT and _GLOO_CHECK.search(tail):
+        return "gloo ends a process that is sent what it does not expect; another user may have"
     return ""
 
 
@@ -46,7 +50,9 @@ def log_tail(log: Path, start: int) -> str:
         return ""
     crashes = [i for i, line in enumerate(lines) if line.startswith(_CRASH)]
     if crashes:
-        return "\n".join(_crash(lines[crashes[-1] :])[:_LOG_TAIL_LINES])
+        thrown = [line for line in lines[: crashes[-1]] if line.startswith(_THROWN)]
+        report = [*thrown[-1:], *_crash(lines[crashes[-1] :])]
+        return "\n".join(report[:_LOG_TAIL_LINES])
     return "\n".join(lines[-_LOG_TAIL_LINES:])
 
 
