@@ -24,7 +24,7 @@ from gpupool.engine.gloo_sockets import Listener, ends, gloo_loops, shut
 from gpupool.engine.rendezvous import exchange
 
 NUM_ATTEMPTS = 4  # to form a group, each with new listeners
-_ENDED = "06"  # TIME_WAIT in /proc/net/tcp: nobody's any more
+_NOBODYS = "0"  # inode in /proc/net/tcp of a socket that no process has; its user says nothing
 
 
 _proved: frozenset[str] = frozenset()  # inodes of connections
@@ -90,36 +90,34 @@ def prove(
         "ports": [listener.port for listener in listeners],
         "failed": failed,
     }
-    told = [json.loads(text) for text in exchange(store, key, place, size, json.dumps(mine))]
-    # the same on each member from here on, but for the names of users
-    held = {(local, remote) for one in told for local, remote in one["ends"]}
+    facts = [json.loads(text) for text in exchange(store, key, place, size, json.dumps(mine))]
+    # the same on each member from here on
+    held = {(local, remote) for one in facts for local, remote in one["ends"]}
     strangers = {(local, remote) for local, remote in held if (remote, local) not in held}
-    for fd, inode, both in made:
-        if both in strangers:
-            shut(fd, inode, socket.SHUT_RDWR)
-    least = min(len(one["ends"]) for one in told)
-    reasons = [one["failed"] for one in told if one["failed"]]
+    least = min(len(one["ends"]) for one in facts)
+    reasons = [one["failed"] for one in facts if one["failed"]]
     if strangers or reasons or least < size - 1:
-        ports = [port for one in told for port in one["ports"]]
-        raise UnprovedError(_reason(reasons, strangers, ports, f"{least} of {size - 1}"))
+        ports = [port for one in facts for port in one["ports"]]
+        # all look before one shuts a connection, which then tells nothing of its user
+        seen = json.dumps(_users(strangers, ports))
+        found = exchange(store, f"{key}/users", place, size, seen)
+        users = sorted({user for text in found for user in json.loads(text)})
+        for fd, inode, both in made:
+            if both in strangers:
+                shut(fd, inode, socket.SHUT_RDWR)
+        raise UnprovedError(_reason(reasons, users, bool(strangers), f"{least} of {size - 1}"))
     inodes = frozenset(inode for _, inode, _ in made)
     _proved |= inodes
     return inodes
 
 
-def _reason(
-    reasons: Sequence[str],
-    strangers: Collection[tuple[str, str]],
-    ports: Sequence[int],
-    counts: str,
-) -> str:
-    users = _users(strangers, ports)
+def _reason(reasons: Sequence[str], users: Sequence[str], has_strangers: bool, counts: str) -> str:
     if users:
         return (
             f"{' and '.join(users)} connects to ports of this pool on {socket.gethostname()} while "
             "its process group is formed, and was shut out. The administrator can end that."
         )
-    if strangers:
+    if has_strangers:
         return (
             f"on {socket.gethostname()} a process that has ended meanwhile, or one of this user, "
             "connected to the process group while it was formed, and was shut out."
@@ -138,9 +136,9 @@ def _users(strangers: Collection[tuple[str, str]], ports: Sequence[int]) -> list
     for row in _rows():
         local, remote = _address(row[1]), _address(row[2])
         port = int(row[2].rpartition(":")[2], 16)
-        if row[3] != _ENDED and port and ((remote, local) in strangers or port in ports):
+        if row[9] != _NOBODYS and port and ((remote, local) in strangers or port in ports):
             uids.add(int(row[7]))
-    return sorted(_user_name(uid) for uid in uids - {os.getuid()})
+    return [_user_name(uid) for uid in uids - {os.getuid()}]
 
 
 def _user_name(uid: int) -> str:

@@ -199,6 +199,7 @@ class Hijacker(threading.Thread):
         super().__init__(daemon=True)
         self.read: list[str] = []  # what the victim has sent
         self.taken = 0  # connections on which it has said something
+        self.knocked = 0  # connections that it has begun, and had
         self.made = 0
         self.looked = 0
         self.over = threading.Event()
@@ -239,6 +240,7 @@ class Hijacker(threading.Thread):
             with contextlib.suppress(BlockingIOError):
                 one.connect(("127.0.0.1", port))
             fd = one.fileno()
+            self.knocked += 1
             self._sockets[fd], self._knocking[fd] = one, (port, number)
             # each at a time of its own, so that one comes soon after a door is opened
             self._held[port, number] = fd, now + _KNOCK_S * number / (self._last + 1)
@@ -341,7 +343,7 @@ def hijacker(uid: int, proof: str, last: int, how: str) -> None:
 
     def report() -> dict[str, Any]:
         numbers = {"made": one.made, "taken": one.taken, "looked": one.looked}
-        return {**numbers, "read": one.read[-5:]}
+        return {**numbers, "knocked": one.knocked, "read": one.read[-5:]}
 
     serve({"report": report})
     one.over.set()

@@ -58,6 +58,11 @@ def kill(rank: int) -> None:
     pool.wait_until_usable()
 
 
+def restart() -> None:
+    """Replace all ranks, as the message of a pool that could not be mended says."""
+    _pool().restart()
+
+
 def status() -> dict[str, Any]:
     """The state of the pool, why, the number of its group, and the pids of its processes."""
     now = _pool().status()
@@ -124,7 +129,20 @@ def _pids(pool: Pool) -> dict[str, int]:
 
 if __name__ == "__main__":
     Path.cwd()  # a user without a folder has no pool
-    commands = (start, run, train, kill, status, listeners, logs, files, client_file, publish, stop)
+    commands = (
+        start,
+        run,
+        train,
+        kill,
+        restart,
+        status,
+        listeners,
+        logs,
+        files,
+        client_file,
+        publish,
+        stop,
+    )
     serve({command.__name__: command for command in commands})
     stop()
     os._exit(0)  # the thread that publishes does not end
