@@ -28,6 +28,7 @@ _NOBODYS = "0"  # inode in /proc/net/tcp of a socket that no process has; its us
 
 
 _proved: frozenset[str] = frozenset()  # inodes of connections
+_disturbers: set[str] = set()  # users who were seen; what they left lying may come up later
 
 
 class UnprovedError(RuntimeError):
@@ -101,11 +102,14 @@ def prove(
         # all look before one shuts a connection, which then tells nothing of its user
         seen = json.dumps(_users(strangers, ports))
         found = exchange(store, f"{key}/users", place, size, seen)
-        users = sorted({user for text in found for user in json.loads(text)})
+        users = {user for text in found for user in json.loads(text)}
+        _disturbers.update(users)
         for fd, inode, both in made:
             if both in strangers:
                 shut(fd, inode, socket.SHUT_RDWR)
-        raise UnprovedError(_reason(reasons, users, bool(strangers), f"{least} of {size - 1}"))
+        users = users or (_disturbers if strangers else users)
+        counts = f"{least} of {size - 1}"
+        raise UnprovedError(_reason(reasons, sorted(users), bool(strangers), counts))
     inodes = frozenset(inode for _, inode, _ in made)
     _proved |= inodes
     return inodes
@@ -119,7 +123,7 @@ def _reason(reasons: Sequence[str], users: Sequence[str], has_strangers: bool, c
         )
     if has_strangers:
         return (
-            f"on {socket.gethostname()} a process that has ended meanwhile, or one of this user, "
+            f"on {socket.gethostname()} somebody who has hung up since, or a process of this user, "
             "connected to the process group while it was formed, and was shut out."
         )
     if reasons:

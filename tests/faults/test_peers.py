@@ -92,7 +92,7 @@ def test_a_stranger_is_taken_for_a_rank_by_gloo_and_named_by_the_proof() -> None
     for failed, proof in run_ranks(taken_by_a_stranger, UID, reconfigures=True):
         assert failed == ""  # gloo has noticed nothing
         if os.getuid() == UID:
-            assert "of this user, connected to the process group" in proof
+            assert "a process of this user, connected to the process group" in proof
         else:
             assert proof.startswith(f"the user with uid {UID} connects to ports of this pool on ")
             assert proof.endswith("was shut out. The administrator can end that.")
