@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -189,3 +190,21 @@ def test_a_group_in_which_a_collective_has_timed_out_is_formed_again(pool2: Pool
     with pytest.raises(SpmdError, match="Timed out waiting"):
         pool2.run(ALONE)
     assert pool2.run("t = torch.ones(1); dist.all_reduce(t); t.item()")[0] == 2.0
+
+
+def test_a_sub_group_that_is_destroyed_takes_its_sockets_and_threads_along(pool2: Pool) -> None:
+    code = """
+    import os
+    def make_and_destroy(times):
+        for _ in range(times):
+            group = dist.new_group([0, 1])
+            dist.barrier(group)
+            dist.destroy_process_group(group)
+            del group
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    first = make_and_destroy(3)
+    later = make_and_destroy(20)
+    [late - early for early, late in zip(first, later)]
+    """
+    grown = pool2.run(textwrap.dedent(code))
+    assert all(max(found) <= 2 for found in dict(grown).values()), dict(grown)
