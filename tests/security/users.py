@@ -15,6 +15,7 @@ import shlex
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -137,6 +138,9 @@ def two_users() -> Iterator[tuple[User, User]]:
         raise NoUsersError("only root on Linux can start processes of two other users")
     if missing := [tool for tool in ("unshare", "setpriv") if shutil.which(tool) is None]:
         raise NoUsersError(f"{' and '.join(missing)} of util-linux not found")
+    for file in (Path(__file__), Path(sys.executable).resolve()):
+        if not file.stat().st_mode & stat.S_IROTH:  # a checkout with umask 077, say
+            raise NoUsersError(f"other users may not read {file}")
     place = Path(tempfile.mkdtemp(prefix="gpupool-users-", dir="/tmp"))
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, place)
