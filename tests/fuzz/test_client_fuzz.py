@@ -44,6 +44,7 @@ class Tapped:
         self.client = client
         self.inner = client._client
         self.heard: list[Frames] = []
+        self.real: tuple[Frames, ...] = ()
         for stream in STREAMS:
             socket = getattr(self.inner, stream)
             socket.on_recv(self._taker(socket._recv_callback), copy=False)
@@ -80,6 +81,7 @@ def tapped(pool2: Pool) -> Iterator[Tapped]:
     tapped = Tapped(client)
     tapped.run()
     tapped.client.control(0, "gpupool_counts_request").result(timeout=60)
+    tapped.real = tuple(tapped.heard)  # more may come at any time
     yield tapped
     client.close()
 
@@ -125,7 +127,7 @@ def strange(data: st.DataObject, frames: Frames) -> Frames:
 def test_messages_that_are_damaged_or_strange_have_no_effect(
     tapped: Tapped, data: st.DataObject
 ) -> None:
-    frames = list(data.draw(st.sampled_from(tapped.heard)))
+    frames = list(data.draw(st.sampled_from(tapped.real)))
     change = data.draw(st.sampled_from([damaged, strange]))
     frames = change(data, frames)
     if data.draw(st.booleans()) and frames.count(MARK) == 1:
