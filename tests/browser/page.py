@@ -71,13 +71,22 @@ class Browser:
     def open(
         self, lab: Lab, notebook: str, width: int = 1200, height: int = 900, app: App = "lab"
     ) -> Page:
-        """Open a notebook and wait until its cells can be run."""
+        """Open a notebook and wait until its cells can be run.
+
+        A page can miss the message that says that its new kernel is idle: no cell has run yet,
+        so a second look at the page costs nothing and asks the kernel again.
+        """
         raw = self._context.new_page()
         raw.set_viewport_size({"width": width, "height": height})
         raw.goto(lab.url(notebook, app), wait_until="domcontentloaded")
         page = Page(raw)
         page.wait_opened()
-        page.wait_idle()
+        try:
+            page.wait_idle(30)
+        except TimeoutError:
+            raw.reload(wait_until="domcontentloaded")
+            page.wait_opened()
+            page.wait_idle()
         return page
 
     def close_pages(self) -> None:
@@ -119,7 +128,8 @@ class Page:
         deadline = time.monotonic() + timeout_s
         while self.js(PENDING):
             if time.monotonic() > deadline:
-                raise TimeoutError(f"the kernel is still busy after {timeout_s} s")
+                status = self.js("return nb.context.sessionContext.session?.kernel?.status;")
+                raise TimeoutError(f"the kernel is still {status} after {timeout_s} s")
             self.raw.wait_for_timeout(100)
 
     def wait_for(self, condition: str, element: Locator, timeout_s: float = 60) -> None:

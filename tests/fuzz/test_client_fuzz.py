@@ -130,7 +130,7 @@ def test_messages_that_are_damaged_or_strange_have_no_effect(
     frames = list(data.draw(st.sampled_from(tapped.real)))
     change = data.draw(st.sampled_from([damaged, strange]))
     frames = change(data, frames)
-    if data.draw(st.booleans()) and frames.count(MARK) == 1:
+    if data.draw(st.booleans()) and MARK in frames[:-1]:
         frames = tapped.sign(frames)
     with only_our_errors():
         tapped.receive(data.draw(st.sampled_from(HANDLERS)), frames)
