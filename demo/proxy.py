@@ -19,31 +19,36 @@ ERRORS = {
     "503": ("503 Slow Down", "SlowDown", "Please reduce your request rate."),
     "500": ("500 Internal Server Error", "InternalError", "We encountered an internal error."),
     "expired": ("403 Forbidden", "ExpiredToken", "The provided token has expired."),
+    "skewed": ("403 Forbidden", "RequestTimeTooSkewed", "The difference is too large."),
     "denied": ("403 Forbidden", "AccessDenied", "Access Denied."),
     "region": ("400 Bad Request", "AuthorizationHeaderMalformed", "The region is wrong."),
 }
 # What breaks the connection: reset at once, half of the body and the end, half and then silence,
-# no answer at all.
+# no answer at all. And what nobody notices: half of the listing's XML, as if that were all; bytes
+# in the middle of the body that are other ones.
 BREAKS = ("reset", "cut", "stall", "silence")
+LIES = ("half", "flipped")
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to a `share` of the GETs with `match` in the first line, `times` times at most.
+    """What happens to a `share` of the requests with `match` in the first line, `times` at most.
 
-    `kind` is one of "503", "500", "expired", "denied", "region" (the bucket
-    is in eu-west-1), "reset", "cut", "stall", "silence".
+    `kind` is one of "503", "500", "expired", "denied", "skewed", "region" (the bucket
+    is in eu-west-1), "reset", "cut", "stall", "silence", "half", "flipped"; `method` "GET", "PUT".
     """
 
     kind: str
     share: float = 1.0
     match: str = ""
     times: int | None = None
+    method: str = "GET"
 
     def __post_init__(self) -> None:
-        if self.kind not in (*ERRORS, *BREAKS):
-            raise ValueError(f"kind={self.kind!r} must be one of {', '.join((*ERRORS, *BREAKS))}")
+        known = (*ERRORS, *BREAKS, *LIES)
+        if self.kind not in known:
+            raise ValueError(f"kind={self.kind!r} must be one of {', '.join(known)}")
 
 
 class _Proxy:
@@ -56,6 +61,8 @@ class _Proxy:
         self.faults: list[tuple[Fault, list[int]]] = []  # with how often it happened
         self.stats: Counter[str] = Counter()
         self.at_once = 0
+        self.clients: set[_Client] = set()
+        self.is_gone = False
 
     def obey(self, command: dict[str, Any]) -> dict[str, Any]:
         """Change what the command names; it may ask for the numbers since it last did."""
@@ -66,6 +73,10 @@ class _Proxy:
             self.first_byte_s = (low / 1e3, high / 1e3)
         if "faults" in command:
             self.faults = [(Fault(**fault), [0]) for fault in command["faults"]]
+        if "gone" in command:
+            self.is_gone = command["gone"]
+            for client in self.clients if self.is_gone else ():
+                client.transport.abort()
         if "stats" not in command:
             return {}
         stats, self.stats = self.stats, Counter()
@@ -79,11 +90,11 @@ class _Proxy:
 
     def choose(self, request_line: str) -> str:
         """The kind of fault that befalls a request, "" for none."""
-        if not request_line.startswith("GET "):
-            return ""
+        method = request_line.split(" ")[0]
         for fault, happened in self.faults:
             used_up = fault.times is not None and happened[0] >= fault.times
-            if not used_up and fault.match in request_line and self.random.random() < fault.share:
+            fits = fault.method == method and fault.match in request_line
+            if not used_up and fits and self.random.random() < fault.share:
                 happened[0] += 1
                 self.stats[fault.kind] += 1
                 return fault.kind
@@ -103,6 +114,7 @@ class _Client(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
+        self.proxy.clients.add(self)
         connecting = asyncio.get_running_loop().create_connection(
             lambda: _Server(self), "127.0.0.1", self.proxy.target
         )
@@ -149,9 +161,10 @@ class _Client(asyncio.Protocol):
             self.transport.write(_answer(*ERRORS[fault]))
         elif fault == "reset":
             self.transport.abort()
-        return fault in ("", "cut", "stall")
+        return fault in ("", "cut", "stall", *LIES)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.proxy.clients.discard(self)
         if self.busy is not None:
             self.busy.cancel()
         self.server.add_done_callback(_close)
@@ -167,7 +180,7 @@ class _Server(asyncio.Protocol):
 
     def begin(self, fault: str) -> None:
         """A request comes, whose answer is to break as `fault` says."""
-        self.fault = fault
+        self.fault, self.buffer = fault, b""
         self.left: int | None = None  # bytes of the answer until it breaks, once that is known
         self.unanswered = True
 
@@ -179,6 +192,10 @@ class _Server(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.answered()
+        if self.fault in LIES:
+            self.buffer += data
+            self._lie()
+            return
         if self.fault in ("cut", "stall"):
             if self.left is None:
                 length = _LENGTH.search(data)
@@ -188,6 +205,23 @@ class _Server(asyncio.Protocol):
         self.client.transport.write(data)
         if self.fault == "cut" and self.left == 0:
             self.client.transport.close()
+
+    def _lie(self) -> None:
+        """Pass the whole answer on when it is there, changed."""
+        head, mark, body = self.buffer.partition(b"\r\n\r\n")
+        length = _LENGTH.search(head + mark)
+        if not mark or (length and len(body) < int(length[1])):
+            return
+        middle = len(body) // 2
+        if self.fault == "half" and length:
+            head = head.replace(length[0].rstrip(), b"\r\nContent-Length: %d" % middle)
+            body = body[:middle]
+        elif self.fault == "flipped":
+            body = (
+                body[:middle] + bytes(255 - byte for byte in body[middle:][:2]) + body[middle + 2 :]
+            )
+        self.client.transport.write(head + mark + body)
+        self.buffer = b""
 
     def connection_lost(self, error: Exception | None) -> None:
         self.answered()
@@ -213,12 +247,21 @@ async def _serve(target: int) -> None:
     """Serve, and obey the commands on stdin, one JSON object a line, until it is closed."""
     loop = asyncio.get_running_loop()
     proxy = _Proxy(target)
-    server = await loop.create_server(lambda: _Client(proxy), "127.0.0.1", 0, backlog=512)
+
+    async def listen(at: int = 0) -> asyncio.Server:
+        return await loop.create_server(lambda: _Client(proxy), "127.0.0.1", at, backlog=512)
+
+    server = await listen()
     port = {"port": server.sockets[0].getsockname()[1]}
     commands = asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
     while line := await commands.readline():
-        print(json.dumps({**port, **proxy.obey(json.loads(line))}), flush=True)
+        told = proxy.obey(json.loads(line))
+        if proxy.is_gone:
+            server.close()
+        elif not server.is_serving():
+            server = await listen(port["port"])
+        print(json.dumps({**port, **told}), flush=True)
     os._exit(0)  # not waiting for anybody
 
 

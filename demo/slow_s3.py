@@ -77,6 +77,10 @@ class SlowS3:
         """Another latency from now on."""
         self._ask({"first_byte_ms": list(first_byte_ms)})
 
+    def be_gone(self, is_gone: bool = True) -> None:
+        """Refuse every connection and end those there are; False: be there again."""
+        self._ask({"gone": is_gone})
+
     def stats(self) -> dict[str, int]:
         """How many requests there were since the last call, the most at once, and each fault."""
         return dict(self._ask({"stats": True})["stats"])

@@ -32,7 +32,8 @@ class Course:
 
     `what` says what goes on ("Listing"), `note` which part of it ("" if it has none). `total` is
     None where no end is known, `unit` what is counted ("files", `BYTES`, "" for nothing). `end` is
-    "" while it goes on, then "done" or "failed", which includes interrupted.
+    "" while it goes on, then "done" or "failed", which includes interrupted. On engines the first
+    rank alone tells, unless it is `on_any_rank`.
     """
 
     what: str
@@ -42,6 +43,7 @@ class Course:
     note: str
     elapsed_s: float
     end: str = ""
+    on_any_rank: bool = False
 
 
 class Drawing(Protocol):
@@ -69,8 +71,8 @@ def draw_with(opening: Opening) -> None:
 class Progress:
     """One thing that may last. Any thread may call its methods; they cost next to nothing.
 
-    It may last already for `elapsed_s`. Nothing that goes wrong with the drawing reaches the
-    caller.
+    It may last already for `elapsed_s`; see `Course` for `on_any_rank`. Nothing that goes wrong
+    with the drawing reaches the caller.
     """
 
     def __init__(
@@ -80,8 +82,9 @@ class Progress:
         unit: str = "",
         clock: Callable[[], float] = time.monotonic,
         elapsed_s: float = 0.0,
+        on_any_rank: bool = False,
     ) -> None:
-        self._what = what
+        self._what, self._on_any_rank = what, on_any_rank
         self._done, self._total = 0, total
         self._unit, self._note = unit, ""
         self._clock = clock
@@ -142,7 +145,16 @@ class Progress:
 
     def _draw(self, end: str) -> None:
         elapsed_s = self._clock() - self._began_at
-        course = Course(self._what, self._done, self._total, self._unit, self._note, elapsed_s, end)
+        course = Course(
+            self._what,
+            self._done,
+            self._total,
+            self._unit,
+            self._note,
+            elapsed_s,
+            end,
+            self._on_any_rank,
+        )
         try:
             if self._draws and self._drawing is None and not _is_worker():
                 self._drawing = _opening[0](course) if _opening else None

@@ -51,11 +51,12 @@ def store_error(
     *,
     tries: Tries | None = None,
     expires_at: float | None = None,
+    doing: str = "reading",
 ) -> DataError:
     """The one sentence for a fault of the store: what happened, where, what to do.
 
     Holds no value of a credential. `path` is the file below `folder`, "" for the folder itself;
-    `tries` what was done before, `expires_at` when the credentials end.
+    `tries` what was done before, `expires_at` when the credentials end, `doing` what has failed.
     """
     name, found = folder.name(path), trouble(error)
     text = " ".join(_in_short(error).split())
@@ -95,7 +96,17 @@ def store_error(
     if found.kind == "busy":
         long = f"{tries.failed} times in {tries.passed_s:.0f} s" if tries else "once"
         return DataError(
-            f"{name}: reading failed {long}, at last by: {found.what}; try again later"
+            f"{name}: {doing} failed {long}, at last by: {found.what}; try again later"
+        )
+    if found.kind == "no listing":
+        return DataError(
+            f"{name}: the store's answer is cut off, or no listing of S3 ({text}); check the "
+            "endpoint (AWS_ENDPOINT_URL), or try again later"
+        )
+    if found.kind == "clock":
+        return DataError(
+            f"{where}: the clock of this machine is wrong{_by(error)}, so the store refuses what "
+            f"it signs ({code}); set the clock, as by `timedatectl set-ntp true`"
         )
     return DataError(f"{name}: {type(error).__name__}: {text}" if text else f"{name}: {error!r}")
 
@@ -117,6 +128,16 @@ def without_secrets(text: str, options: Mapping[str, Any], url: str = "") -> str
     """`text` with the credentials in `options`, `url` and the environment blotted out."""
     secrets = Secrets(_secrets(options) | passwords(url) | secret_values(os.environ))
     return without_passwords(redact(text, secrets))
+
+
+def _by(error: BaseException) -> str:
+    """How wrong the clock is, if S3 has said what its own shows: " by 17 minutes"."""
+    answer = re.search(r"<ServerTime>([^<]+)</ServerTime>", str(error))
+    try:
+        there = datetime.fromisoformat(answer[1] if answer else "")
+    except ValueError:
+        return ""
+    return f" by {abs(datetime.now(UTC) - there).total_seconds() / 60:,.0f} minutes"
 
 
 def _ended(expires_at: float | None) -> str:

@@ -14,9 +14,8 @@ import fsspec.asyn
 from gpupool.core.errors import DataError
 from gpupool.core.masking import without_passwords
 from gpupool.data import faults, s3
-from gpupool.data.retry import persist
 from gpupool.data.source import Content, FileInfo, Listing, OnProgress, listing
-from gpupool.data.trouble import passes, trouble
+from gpupool.data.trouble import persisted, trouble
 
 _RECONNECT_S = 10.0  # finding credentials may ask the machine's metadata service
 _refresh_lock = threading.Lock()
@@ -53,7 +52,7 @@ class Files:
                 data = data[start:end]  # some HTTP servers know no ranges, and send everything
             return Content(data, None, "")
 
-        return persist(lambda: self.call(get_it), passes)
+        return self.persisted(get_it)
 
     def list_files(self, on_progress: OnProgress) -> Listing:
         """See `Store.list_files`."""
@@ -62,9 +61,19 @@ class Files:
             filesystem.invalidate_cache()
             return _listing(root, filesystem.find(root, withdirs=True, detail=True))
 
-        found = persist(lambda: self.call(list_it), passes)
+        found = self.persisted(list_it, "listing")
         on_progress(len(found.files))
         return found
+
+    def persisted(self, operation: Callable[[Any, str], T], doing: str = "reading") -> T:
+        """What `operation` gives of a file system and the path there; see `trouble.persisted`."""
+        return persisted(lambda: self.call(operation), self._address, doing)
+
+    def _address(self) -> str:
+        """Which store is meant: the URL as far as a bucket or host, and where variables put it."""
+        options = self._storage_options.get("client_kwargs") or self._storage_options
+        endpoint = options.get("endpoint_url") or os.environ.get("AWS_ENDPOINT_URL")
+        return f"{endpoint} {'/'.join(self._url.split('/')[:3])}"
 
     def call(self, operation: Callable[[Any, str], T]) -> T:
         """The operation; with new credentials once more, should the store refuse those in use."""

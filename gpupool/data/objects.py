@@ -13,11 +13,10 @@ from typing import Any, TypeVar
 
 from gpupool.core.errors import DataError
 from gpupool.data import s3
-from gpupool.data.retry import persist
 from gpupool.data.s3_options import is_plain
 from gpupool.data.source import Content, FileInfo, Listing, OnProgress, Store, listing
 from gpupool.data.threads import start_threads
-from gpupool.data.trouble import CutShortError, passes, trouble
+from gpupool.data.trouble import CutShortError, persisted, trouble
 from gpupool.data.waiting import interruptible
 
 _AT_ONCE = 16
@@ -116,7 +115,9 @@ class Objects:
         self, prefix: str, found: OnProgress
     ) -> tuple[list[Entry], Sequence[str]] | BaseException:
         try:
-            return self._call(lambda store: _list_below(store, prefix, self._page, found))
+            return self._call(
+                lambda store: _list_below(store, prefix, self._page, found), "listing"
+            )
         except BaseException as error:  # raised in the thread that lists
             return error
 
@@ -155,9 +156,12 @@ class Objects:
         url = f"s3://{self._bucket.name}/{self._root.rstrip('/')}"
         raise DataError(f"{url} is a file; give the folder that holds it")
 
-    def _call(self, operation: Callable[[Any], T]) -> T:
+    def _call(self, operation: Callable[[Any], T], doing: str = "reading") -> T:
         """What `operation` gives; what may pass is tried again. An interrupt ends it at once."""
-        return interruptible(lambda: persist(lambda: self._call_once(operation), passes))
+        bucket = self._bucket
+        return interruptible(
+            lambda: persisted(lambda: self._call_once(operation), lambda: bucket.address, doing)
+        )
 
     def _call_once(self, operation: Callable[[Any], T]) -> T:
         """With new settings once more, should the store refuse those in use."""

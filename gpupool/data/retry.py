@@ -13,10 +13,13 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
+from gpupool.core.progress import Progress
+
 T = TypeVar("T")
+_TOLD_AFTER_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +92,12 @@ _chance = random.SystemRandom().random  # others seed Python's own, alike on all
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long to go on: at most `tries`, none begun `seconds` after the first.
+    """How long to go on: no try begins `seconds` after the first; at most `tries` (None: any).
 
     The waits between them double from `first_wait_s` to `longest_wait_s`.
     """
 
-    tries: int = 12
+    tries: int | None = None
     seconds: float = 60.0
     first_wait_s: float = 0.1
     longest_wait_s: float = 5.0
@@ -104,22 +107,63 @@ class Budget:
 
         `chance` in 0..1 spreads the waits of many threads from half to the whole of it.
         """
-        wait = min(self.longest_wait_s, self.first_wait_s * 2.0 ** (failed - 1))
+        wait = min(self.longest_wait_s, self.first_wait_s * 2.0 ** min(failed - 1, 30))
         wait *= (1 + chance) / 2
-        return wait if failed < self.tries and passed_s + wait <= self.seconds else None
+        is_last = self.tries is not None and failed >= self.tries
+        return None if is_last or passed_s + wait > self.seconds else wait
+
+    def within(self, tries: int) -> Budget:
+        """The same with so many tries at most."""
+        return replace(self, tries=tries)
+
+
+class _Notices:
+    """Tells what is tried again for long, "reading (no connection)": one line for all threads."""
+
+    def __init__(self) -> None:
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)  # the threads are the parent's
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._tries: set[Tries] = set()
+        self._line: Progress | None = None
+
+    def begin(self, tries: Tries, what: str) -> None:
+        """It has failed for a while, for the reason in `what`; tell it until `end`."""
+        with self._lock:
+            self._tries.add(tries)
+            if self._line is None:
+                self._line = Progress(what, elapsed_s=tries.passed_s, on_any_rank=True)
+                self._line.start()
+
+    def end(self, tries: Tries) -> None:
+        """It has come to an end, well or not."""
+        with self._lock:
+            self._tries.discard(tries)
+            line = self._line if not self._tries else None
+            if line is not None:
+                self._line = None
+        if line is not None:
+            line.close()
+
+
+_notices = _Notices()
 
 
 class Tries:
-    """The tries of one operation, in one thread."""
+    """The tries of one operation, in one thread; `doing` says what it does, in words."""
 
     def __init__(
         self,
+        doing: str = "reading",
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._clock, self._sleep = clock, sleep
+        self._doing, self._clock, self._sleep = doing, clock, sleep
         self._began = clock()
+        self._is_told = False
         self.failed = 0
 
     @property
@@ -134,8 +178,16 @@ class Tries:
         if wait is None:
             return False
         counts.add(retries=1, reason=reason)
+        if self.passed_s > _TOLD_AFTER_S and not self._is_told:
+            self._is_told = True
+            _notices.begin(self, f"{self._doing} is tried again ({reason})")
         self._sleep(wait)
         return True
+
+    def end(self) -> None:
+        """There will be no other one."""
+        if self._is_told:
+            _notices.end(self)
 
 
 class GaveUpError(Exception):
@@ -148,20 +200,26 @@ class GaveUpError(Exception):
 
 
 def persist(
-    operation: Callable[[], T], passes: Callable[[Exception], tuple[str, Budget] | None]
+    operation: Callable[[], T],
+    passes: Callable[[Exception], tuple[str, Budget] | None],
+    doing: str = "reading",
 ) -> T:
     """What `operation` gives, tried again while `passes` says of its error that this may help.
 
     `passes` gives the reason in a few words and the budget, or None: then the error is raised.
-    Raises GaveUpError at the end of the budget.
+    What lasts is told, with `doing`: "reading is tried again (503 SlowDown)". Raises GaveUpError at
+    the end of the budget.
     """
-    tries = Tries()
-    while True:
-        try:
-            return operation()
-        except Exception as error:
-            passing = passes(error)
-            if passing is None:
-                raise
-            if not tries.again(*passing):
-                raise GaveUpError(error, tries) from None
+    tries = Tries(doing)
+    try:
+        while True:
+            try:
+                return operation()
+            except Exception as error:
+                passing = passes(error)
+                if passing is None:
+                    raise
+                if not tries.again(*passing):
+                    raise GaveUpError(error, tries) from None
+    finally:
+        tries.end()

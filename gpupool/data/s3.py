@@ -92,6 +92,12 @@ class Bucket:
         live = self._live
         return live.keys.expires_at if live is not None and live.keys is not None else None
 
+    @property
+    def address(self) -> str:
+        """Where it was last asked: its endpoint; "" before."""
+        live = self._live
+        return live.settings.endpoint if live is not None else ""
+
     def connection(self) -> Connection:
         """The connection, made anew where AWS_* variables have changed. Asks no store.
 

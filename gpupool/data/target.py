@@ -24,9 +24,9 @@ from fsspec.implementations.local import LocalFileSystem
 from gpupool.core.errors import CredentialsError, DataError
 from gpupool.data import faults
 from gpupool.data.filesystems import Files
-from gpupool.data.retry import GaveUpError, persist
+from gpupool.data.retry import GaveUpError
 from gpupool.data.source import Folder
-from gpupool.data.trouble import passes, trouble
+from gpupool.data.trouble import trouble
 
 T = TypeVar("T")
 _PARTS = ".gpupool-*.part"  # local files that are being written
@@ -72,7 +72,7 @@ class Target:
             filesystem.pipe_file(full, bytes(data))
             return True
 
-        return self._do(path, put_it)
+        return self._do(path, put_it, "writing")
 
     def get(self, path: str) -> bytes:
         """The bytes of a file."""
@@ -109,7 +109,7 @@ class Target:
             with contextlib.suppress(FileNotFoundError):
                 filesystem.rm_file(f"{root}/{path}")
 
-        self._do(path, remove_it)
+        self._do(path, remove_it, "removing")
 
     def check(self) -> None:
         """Write a small file, read it back and remove it, and what cut-off writers have left.
@@ -129,13 +129,12 @@ class Target:
     def _folder(self) -> Folder:
         return Folder(self.url, dict(self.storage_options))
 
-    def _do(self, path: str, operation: Callable[[Any, str], T]) -> T:
-        files = Files(self.url, self.storage_options)
-        with self._faults(path):
-            return persist(lambda: files.call(operation), passes)
+    def _do(self, path: str, operation: Callable[[Any, str], T], doing: str = "reading") -> T:
+        with self._faults(path, doing):
+            return Files(self.url, self.storage_options).persisted(operation, doing)
 
     @contextmanager
-    def _faults(self, path: str) -> Iterator[None]:
+    def _faults(self, path: str, doing: str) -> Iterator[None]:
         """What a file system raises inside, as one sentence."""
         try:
             yield
@@ -143,7 +142,8 @@ class Target:
             raise
         except GaveUpError as gave_up:
             fault, tries = gave_up.error, gave_up.tries
-            raise faults.store_error(fault, self._folder, path, tries=tries) from None
+            error = faults.store_error(fault, self._folder, path, tries=tries, doing=doing)
+            raise error from None
         except Exception as error:  # file systems raise whatever they like
             raise self._of_writing(error, path) from None
 

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Literal, TypeVar
 
-from gpupool.data.retry import Budget
+from gpupool.data.retry import Budget, persist
 
-Kind = Literal["missing", "ended", "refused", "denied", "no key", "unreachable", "busy", "other"]
+T = TypeVar("T")
+Kind = Literal[
+    "missing",
+    "ended",
+    "refused",
+    "denied",
+    "no key",
+    "clock",
+    "unreachable",
+    "busy",
+    "no listing",
+    "other",
+]
 
 # What S3 answers to a wrong or expired key, as opposed to a good one that may not read this.
 _BAD_KEY_CODES = {
@@ -23,6 +35,9 @@ _BAD_KEY_CODES = {
     "SignatureDoesNotMatch",
     "TokenRefreshRequired",
 }
+# Keys that were good until now: newer ones may be under way.
+_EXPIRED_CODES = {"ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired"}
+_CLOCK_CODES = {"RequestTimeTooSkewed"}
 _DENIED_CODES = {"AccessDenied", "AllAccessDisabled", "401", "403"}
 _NOT_FOUND_CODES = {"NoSuchBucket", "NoSuchKey", "404"}
 _ENDED_CODES = {"InvalidRange", "416"}
@@ -72,6 +87,7 @@ _BREAKS = {
 }
 # What obstore has no types for, but words: those of Rust's libraries.
 _WORDS: tuple[tuple[str, Kind, str], ...] = (
+    ("invalid list response", "no listing", "no whole listing"),
     ("kind: connect,", "unreachable", "no connection"),
     ("kind: timeout,", "busy", "no answer"),
     ("timedout", "busy", "no answer"),
@@ -89,8 +105,10 @@ _REGION = re.compile(
     r"<Region>([a-z0-9-]+)</Region>"
     r"|<Endpoint>[^<]*\bs3[.-]([a-z]{2}-[a-z-]+-\d)\.amazonaws[^<]*</Endpoint>"
 )
-_BUSY = Budget()
-_UNREACHABLE = Budget(tries=6, seconds=10.0)
+_PATIENT = Budget(seconds=120.0)
+_EXPIRED = Budget(seconds=20.0)  # a renewal takes seconds
+_BRIEF = Budget(tries=6, seconds=10.0)  # what may be a wrong address is told soon
+_served: set[str] = set()  # the addresses of stores that this process has had something from
 
 
 class CutShortError(OSError):
@@ -128,18 +146,46 @@ class Trouble:
         """Whether other credentials may help."""
         return self.kind in ("refused", "denied")
 
+    @property
+    def is_answer(self) -> bool:
+        """Whether a store has said so; anything may break a connection, also a wrong address."""
+        return self.kind != "unreachable" and (self.kind != "busy" or self.what[:1].isdigit())
 
-def passes(error: BaseException) -> tuple[str, Budget] | None:
+
+def persisted(operation: Callable[[], T], address: Callable[[], str], doing: str = "reading") -> T:
+    """What `operation` gives, tried again while its errors may pass; see `retry.persist`.
+
+    `address` says which store is asked: one that this process has had something from is waited for.
+    """
+
+    def ask() -> T:
+        answer = operation()
+        _served.add(address())
+        return answer
+
+    return persist(ask, lambda error: passes(error, address() in _served), doing)
+
+
+def passes(error: BaseException, is_known: bool) -> tuple[str, Budget] | None:
     """Why, and how long, to try again after an error; None where that cannot help.
 
-    AWS_MAX_ATTEMPTS bounds the tries, as it does for botocore.
+    `is_known`: the store has given something before. AWS_MAX_ATTEMPTS bounds the tries, as it does
+    for botocore.
     """
     found = trouble(error)
-    if found.kind not in ("busy", "unreachable"):
+    what = found.what.split()[-1:]
+    if found.kind == "busy" or (found.kind == "unreachable" and is_known):
+        budget = _PATIENT
+    elif found.kind in ("unreachable", "no listing"):
+        budget = _BRIEF
+    elif found.kind == "refused" and is_known and _EXPIRED_CODES.intersection(what):
+        budget = _EXPIRED
+    else:
         return None
-    usual = _UNREACHABLE if found.kind == "unreachable" else _BUSY
+    if not (is_known or found.is_answer or found.what == "no answer"):
+        budget = _BRIEF
     limit = os.environ.get("AWS_MAX_ATTEMPTS", "")
-    return found.what, Budget(max(1, int(limit)), usual.seconds) if limit.isdecimal() else usual
+    return found.what, budget.within(max(1, int(limit))) if limit.isdecimal() else budget
 
 
 def trouble(error: BaseException) -> Trouble:
@@ -178,6 +224,7 @@ def trouble(error: BaseException) -> Trouble:
 
 
 _CODES: tuple[tuple[set[str], Kind], ...] = (
+    (_CLOCK_CODES, "clock"),
     (_BAD_KEY_CODES, "refused"),
     (_DENIED_CODES, "denied"),
     (_NOT_FOUND_CODES, "missing"),

@@ -10,7 +10,7 @@ from gpupool.engine.emit import emit
 
 def open_telling(course: Course) -> Drawing | None:
     """What tells the notebook of a course on the first rank; the others do the same, mostly."""
-    return tell if this_rank()["rank"] == 0 else None
+    return tell if course.on_any_rank or this_rank()["rank"] == 0 else None
 
 
 def tell(course: Course) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 
 import pytest
@@ -18,10 +20,14 @@ import pytest
 from demo.proxy import Fault
 from demo.s3 import SeaweedServer
 from demo.slow_s3 import SlowS3
+from gpupool.core import progress
 from gpupool.core.errors import CredentialsError, DataError, SampleError
+from gpupool.core.progress import Course
 from gpupool.data.faults import without_secrets
 from gpupool.data.retry import Budget, Counts, Tries, counts, persist
 from gpupool.data.source import FileRef, Folder
+from gpupool.data.target import Target
+from gpupool.data.trouble import passes
 from tests.data.points import until
 from tests.data.reading import read_many
 
@@ -160,6 +166,7 @@ def test_a_refused_key_is_renewed_once_and_then_told(folder: Folder, slow: SlowS
     slow.stats()
     assert folder.read(FileRef("3.bin", 0)) == CONTENT["3.bin"]
     assert slow.stats()["requests"] == 2
+    os.environ["AWS_MAX_ATTEMPTS"] = "1"
     slow.inject(Fault("expired"))
     with pytest.raises(CredentialsError, match=r"faults/in: the store refused .*\(ExpiredToken\)"):
         folder.read(FileRef("3.bin", 0))
@@ -167,6 +174,93 @@ def test_a_refused_key_is_renewed_once_and_then_told(folder: Folder, slow: SlowS
     slow.inject(Fault("denied", match="/3.bin"))
     with pytest.raises(CredentialsError, match=r"/3.bin: .* may not read here \(AccessDenied\)"):
         folder.read(FileRef("3.bin", 0))
+
+
+def test_keys_that_were_good_are_waited_for_and_others_are_not(
+    folder: Folder, slow: SlowS3
+) -> None:
+    """Newer ones may be under way; a listing that begins with such keys fails at once."""
+    assert folder.read(FileRef("3.bin", 0)) == CONTENT["3.bin"]
+    slow.inject(Fault("expired", times=6))
+    before = counts.snapshot()
+    assert folder.read(FileRef("4.bin", 0)) == CONTENT["4.bin"]
+    seen = counts.snapshot() - before
+    assert (seen.retries, seen.last_reason) == (3, "403 ExpiredToken")
+    with SlowS3(slow.endpoint) as another:
+        os.environ["AWS_ENDPOINT_URL"] = another.endpoint
+        slow.inject(Fault("expired"))
+        slow.stats()
+        with pytest.raises(CredentialsError, match="ExpiredToken"):
+            folder.list_files()
+        assert slow.stats()["requests"] == 2
+
+
+def test_a_store_that_was_there_is_waited_for_and_it_is_told(folder: Folder, slow: SlowS3) -> None:
+    told: list[Course] = []
+    opening = progress._opening[:]
+    progress.draw_with(lambda course: told.append)
+    try:
+        assert folder.read(FileRef("3.bin", 0)) == CONTENT["3.bin"]
+        slow.be_gone()
+        with ThreadPoolExecutor(8) as threads:
+            reads = [threads.submit(folder.read, FileRef(f"{n}.bin", 0)) for n in range(8)]
+            # longer than it takes to give up a store that was never there
+            until(lambda: bool(told) and told[-1].elapsed_s > 4)
+            slow.be_gone(False)
+            assert [read.result() for read in reads] == list(CONTENT.values())[:8]
+        assert {course.what for course in told} == {"reading is tried again (no connection)"}
+        assert [course.end for course in told if course.end] == ["done"]  # one line for all
+    finally:
+        slow.be_gone(False)
+        progress._opening[:] = opening
+
+
+def test_what_has_answered_is_waited_for_over_a_minute() -> None:
+    refused, slow_down = ConnectionRefusedError(), OSError(errno.EIO, "")
+    slow_down.status = 503  # type: ignore[attr-defined]  # as aiohttp's errors have it
+    for error in (refused, slow_down):
+        found = passes(error, is_known=True)
+        assert found is not None
+        assert found[1].wait_s(failed=40, passed_s=70.0, chance=1.0) is not None
+    assert passes(slow_down, is_known=False) == passes(slow_down, is_known=True)
+    os.environ["AWS_MAX_ATTEMPTS"] = "4"
+    found = passes(refused, is_known=True)
+    assert found is not None
+    assert found[1].wait_s(failed=4, passed_s=0.0, chance=1.0) is None
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://no-such-host.invalid"])
+def test_an_address_that_never_answered_is_told_soon(folder: Folder, url: str) -> None:
+    os.environ["AWS_ENDPOINT_URL"] = url
+    began = time.monotonic()
+    with pytest.raises(DataError, match=f"the store at {url}.* does not answer; check the network"):
+        folder.list_files()
+    assert time.monotonic() - began < 30  # a quarter of what one that had answered is waited for
+
+
+def test_a_clock_that_is_wrong_is_said(folder: Folder, slow: SlowS3) -> None:
+    slow.inject(Fault("skewed"))
+    expected = r"^s3://faults/in: the clock of this machine is wrong.*TooSkewed\); set the clock"
+    with pytest.raises(DataError, match=expected):
+        folder.read(FileRef("3.bin", 0))
+    with pytest.raises(DataError, match=expected):
+        Folder(folder.url, {"s3_additional_kwargs": {}}).read(FileRef("3.bin", 0))  # by s3fs
+
+
+def test_a_listing_that_is_cut_off_is_listed_again(folder: Folder, slow: SlowS3) -> None:
+    slow.inject(Fault("half", match="list-type", times=2))
+    assert len(folder.list_files().files) == 40
+    os.environ["AWS_MAX_ATTEMPTS"] = "2"
+    slow.inject(Fault("half", match="list-type"))
+    with pytest.raises(DataError, match=r"faults/in: the store's answer is cut off, or no listing"):
+        folder.list_files()
+
+
+def test_what_failed_to_be_written_says_so(folder: Folder, slow: SlowS3) -> None:
+    os.environ["AWS_MAX_ATTEMPTS"] = "2"
+    slow.inject(Fault("500", method="PUT"))
+    with pytest.raises(DataError, match=r"faults/out/a: writing failed 2 times .*500 InternalE"):
+        Target("s3://faults/out").put("a", b"1")
 
 
 def test_a_bucket_elsewhere_is_found(folder: Folder, slow: SlowS3) -> None:

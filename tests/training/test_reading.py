@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,14 @@ from torchvision.transforms import v2
 
 from demo.s3 import SeaweedServer
 from demo.slow_s3 import Fault, SlowS3
-from gpupool import ImageDatastore, Pool, SpmdError, TrainingHistory, TrainingOptions
+from gpupool import (
+    ImageDatastore,
+    Pool,
+    SpmdError,
+    TrainingHistory,
+    TrainingOptions,
+    TrainingRun,
+)
 from gpupool.core.errors import DataError
 from gpupool.data.shards import Indices, epoch_order
 from gpupool.engine.batches import as_input, epoch_batches, normalization_of
@@ -219,6 +227,33 @@ def test_a_store_in_trouble_changes_nothing_but_what_the_history_tells(
     assert faults["503"] > 0
     assert troubled.reads.num_retried == faults["503"] + faults.get("cut", 0)
     assert "reads retried" in troubled.line()
+
+
+@pytest.mark.parametrize("gone_s", [4.0, pytest.param(60.0, marks=pytest.mark.long)])
+def test_a_store_that_is_gone_for_a_while_ends_no_training(
+    pools: dict[int, Pool], s3: SeaweedServer, photos_url: str, gone_s: float
+) -> None:
+    with SlowS3(s3.endpoint) as slow:
+        options = {**s3.storage_options, "client_kwargs": {"endpoint_url": slow.endpoint}}
+        data = ImageDatastore(f"{photos_url}/test", storage_options=options)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 28 * 28, 10))
+        settings = TrainingOptions(batch_size=25, lr=0.01, epochs=3)
+        run = TrainingRun(pools[2], model, data, "cross_entropy", settings, None)
+        told: set[str] = set()
+        back = threading.Timer(gone_s, slow.be_gone, [False])
+
+        def look(history: TrainingHistory) -> None:
+            told.add(history.line() if history.stage.startswith("reading is") else "")
+            if history.steps and not back.ident:
+                slow.be_gone()
+                back.start()
+
+        run.add_listener(look)
+        history = run.result().history
+        back.join()
+    assert len(history.steps) == 12
+    assert history.reads.num_retried > 0
+    assert any("reading is tried again (no connection)" in line for line in told)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
