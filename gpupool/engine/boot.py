@@ -58,9 +58,17 @@ def main() -> None:
     try:
         IPEngine.launch_instance(out_stream_factory=OrderedStream)
     except RuntimeError as error:
-        if str(error) != _LOOP_STOPPED:  # what tornado makes of SIGTERM, which is no mistake
+        if str(error) != _LOOP_STOPPED:  # what tornado makes of the agent's signal
             raise
-        raise SystemExit(128 + signal.SIGTERM) from None
+
+
+def end_at_once() -> None:
+    """Have SIGTERM end this process as it ends any other one; the agent's stop is SIGHUP.
+
+    ipyparallel hears SIGTERM when its loop does, so a rank that computes would go on computing.
+    """
+    signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))  # runs what is to run at exit
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _compiler_cache() -> str:

@@ -43,6 +43,7 @@ def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
     shell: Any = get_ipython()
     shell.user_ns.update(execute.cell_names(rank))
     control.install()
+    boot.end_at_once()
     log.mask()
     disarm_exit(shell)
     refuse_prompts(shell)

@@ -15,6 +15,7 @@ and forks all others. The client writes JSON commands to its stdin and reads eve
     <- {"event": "spawned", "name": "rank 0", "pid": 4711}
     <- {"event": "killed"}                          answers "kill"; their ends are told after it
     <- {"event": "exited", "name": "rank 0", "status": -9, "cause": "...", "log_tail": "..."}
+    <- {"event": "continued", "name": "controller", "pid": 4712}   it was stopped by a signal
     <- {"event": "stopped"}
 
 It serves one pool at a time, from "open" to "stop", and ends by itself when none has been open for
@@ -46,8 +47,8 @@ from gpupool.host.ending import cause_of_end, log_tail
 from gpupool.host.memory import OutOfMemoryWatch
 from gpupool.host.spawner import Spawner
 
-FORK_SERVER = "fork server"
-STOP_GRACE_S = 0.4  # from SIGTERM to SIGKILL: an engine has nothing to save that it could in time
+FORK_SERVER, CONTROLLER = "fork server", "controller"
+STOP_GRACE_S = 0.4  # from SIGHUP to SIGKILL: an engine has nothing to save that it could in time
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -152,7 +153,7 @@ class Agent:
         self._spawner.forget_all()
         self._log_starts.clear()
         for pid in self._pool_pids():
-            _signal_group(pid, signal.SIGTERM)
+            _signal_group(pid, signal.SIGHUP)  # SIGTERM ends an engine in the middle of anything
         deadline = time.monotonic() + STOP_GRACE_S
         while self._pool_pids() and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -227,12 +228,23 @@ class Agent:
         """(pid, exit status, who it was) of each child that has ended since; None: an orphan."""
         found = []
         with contextlib.suppress(ChildProcessError):  # there is no child at all
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                pid, status = ended[0], os.waitstatus_to_exitcode(ended[1])
+            while (changed := os.waitpid(-1, os.WNOHANG | os.WUNTRACED))[0]:
+                pid = changed[0]
+                if os.WIFSTOPPED(changed[1]):
+                    self._continue(pid)
+                    continue
+                status = os.waitstatus_to_exitcode(changed[1])
                 if pid == self._spawner.pid:
                     self._spawner.lost(status)
                 found.append((pid, status, self._children.pop(pid, None)))
         return found
+
+    def _continue(self, pid: int) -> None:
+        """Let a controller go on: without it nothing reaches a rank, not even an interrupt."""
+        child = self._children.get(pid)
+        if child is not None and child.name == CONTROLLER:
+            os.kill(pid, signal.SIGCONT)
+            _tell(event="continued", name=child.name, pid=pid)
 
     def _tell_end(self, name: str, log: Path, log_start: int, status: int) -> None:
         tail = log_tail(log, log_start)
@@ -280,6 +292,8 @@ def main() -> None:
         raise SystemExit("gpupool runs on Linux: it needs PR_SET_PDEATHSIG and pidfd_open.")
     set_process_name("gpupool:agent")
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    # What the notebook's process has blocked its children would never hear either.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # Ctrl-C in a terminal is for the client to handle. Not SIG_IGN: children would inherit that.
     signal.signal(signal.SIGINT, lambda *_: None)
     with contextlib.suppress(BrokenPipeError):  # the client died while it was being told something

@@ -22,6 +22,7 @@ from gpupool.core.errors import PlacementError, PoolError
 from gpupool.core.locks import locked_text
 from gpupool.core.topology import Rank
 from gpupool.pool import agent
+from gpupool.pool.notices import NoticeLines
 from gpupool.pool.ports import Ports, any_port
 
 _REPLY_TIMEOUT_S = 5.0
@@ -198,6 +199,9 @@ class Launch:
         if event["event"] == "exited":
             reason = exit_reason(event["status"], event["cause"])
             self._on_exit(event["name"], reason, event["log_tail"])
+        elif event["event"] == "continued":
+            stopped = f"the {event['name']} of the pool (process {event['pid']}) was stopped by"
+            NoticeLines()(f"{stopped} a signal, and was told to go on; nothing is lost.")
         elif event["event"] == "gone":
             self._kill_groups()
             if not self._stopped.is_set():
@@ -260,8 +264,6 @@ def exit_reason(status: int, cause: str = "") -> str:
 
     >>> exit_reason(-9), exit_reason(1)
     ('was killed by SIGKILL', 'ended with exit status 1')
-    >>> exit_reason(143)
-    'was ended by SIGTERM'
     >>> exit_reason(-9, "out of host memory")
     'was killed by SIGKILL (out of host memory)'
     """
@@ -269,6 +271,4 @@ def exit_reason(status: int, cause: str = "") -> str:
     if status < 0:
         known = {number.value: number.name for number in signal.Signals}
         return f"was killed by {known.get(-status, f'signal {-status}')}{words}"
-    if status == 128 + signal.SIGTERM:  # an engine that was told to end: `engine/boot.py`
-        return f"was ended by SIGTERM{words}"
     return f"ended with exit status {status}{words}"

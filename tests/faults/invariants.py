@@ -120,12 +120,8 @@ def only_the_family(pool: Pool) -> None:
     names = {"agent", "fork server", "controller", *(f"rank {r.rank}" for r in pool.ranks)}
 
     def found() -> set[str]:
-        """All that run: a DataLoader of an older torch ends its workers and does not reap them.
-
-        The controller has its heartbeat in a process of its own.
-        """
-        running = {name for name, process in family(pool).items() if not gone(process.pid)}
-        return {name for name in running if not name.startswith("gpupool:control ")}
+        """All that run: a DataLoader of an older torch ends its workers and does not reap them."""
+        return {name for name, process in family(pool).items() if not gone(process.pid)}
 
     until(lambda: found() == names, 10.0, "the end of all other processes")
 

@@ -17,9 +17,9 @@ def sleep() -> None:
 
 
 def deaf() -> None:
-    """Hears SIGTERM and does nothing about it."""
-    signal.signal(signal.SIGTERM, lambda *_: print("told", flush=True))
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    """Hears that it is to end and does nothing about it."""
+    signal.signal(signal.SIGHUP, lambda *_: print("told", flush=True))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print("up", flush=True)
     while True:
         time.sleep(1)

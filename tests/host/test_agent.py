@@ -265,6 +265,32 @@ def test_what_a_dead_child_had_forked_goes_with_it(agent: AgentUnderTest) -> Non
     until(lambda: gone(child), GONE_S)
 
 
+def test_a_controller_that_is_stopped_goes_on_and_this_is_told(agent: AgentUnderTest) -> None:
+    pid, rank = agent.spawn("sleep", "controller"), agent.spawn("sleep")
+    os.kill(rank, signal.SIGSTOP)  # somebody's, for a debugger perhaps
+    os.kill(pid, signal.SIGSTOP)
+    assert agent.event() == {"event": "continued", "name": "controller", "pid": pid}
+    until(lambda: psutil.Process(pid).status() == psutil.STATUS_SLEEPING, GONE_S)
+    assert psutil.Process(rank).status() == psutil.STATUS_STOPPED
+
+
+def test_what_a_client_has_blocked_its_agent_and_their_children_hear(tmp_path: Path) -> None:
+    blocked = {signal.SIGCHLD, signal.SIGINT, signal.SIGHUP}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    try:
+        agent = AgentUnderTest(tmp_path / "agent", os.getpid())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    agent.send(op="open", folder=str(agent.pool_folder))
+    assert agent.event() == {"event": "ready"}
+    agent.spawn("wait_for_interrupt")
+    agent.log("up")
+    agent.send(op="signal", name="rank 0", number=int(signal.SIGINT))
+    agent.log("interrupted")
+    assert agent.event()["event"] == "exited"
+    agent.end()
+
+
 MEMORY = Path("/sys/fs/cgroup/memory")
 
 

@@ -19,7 +19,7 @@ from gpupool.pool.health import Health
 from gpupool.pool.recovery import Recovery
 from gpupool.pool.status import PoolStatus
 from gpupool.pool.turns import Turns
-from tests.pool.processes import engine_pid, kill, until, wait_for
+from tests.pool.processes import engine_pid, kill, reach, reached, until, wait_for
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 SOON_S = 30.0
@@ -35,12 +35,23 @@ def pool3() -> Pool:
     return pool
 
 
-def test_a_rank_that_is_told_to_end_does_so_without_a_traceback(pool3: Pool) -> None:
-    told: list[str] = []
-    pool3.add_listener(lambda status: told.append(status.reason))
+@pytest.mark.parametrize("does", ["while True: pass", "dist.barrier()"])
+def test_a_rank_that_is_told_to_end_does_so_in_the_middle_of_anything(
+    pool3: Pool, tmp_path: Path, does: str
+) -> None:
+    code = f"{reach(tmp_path / 'rank')}\nif rank == 1:\n    {does}\n__import__('time').sleep(600)"
+    cell = pool3.begin(code, ranks=range(3), on_output=lambda *_: None)
+    until(lambda: reached(tmp_path / "rank", 0, 1, 2), SOON_S)
     os.kill(engine_pid(pool3, 1), signal.SIGTERM)
-    until(lambda: any("rank 1 was ended by SIGTERM" in text for text in told), SOON_S)
-    assert "Traceback" not in pool3.log(1, 200)
+    assert cell.wait(SOON_S)
+    assert "rank 1 was killed by SIGTERM" in str(cell.error())
+    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+
+
+def test_ranks_that_a_stop_ends_run_what_is_to_run_at_exit(pool3: Pool, tmp_path: Path) -> None:
+    pool3.run(f"import atexit; atexit.register(lambda: {reach(tmp_path / 'rank')})")
+    pool3.stop()
+    assert reached(tmp_path / "rank", 0, 1, 2)
 
 
 def test_a_value_that_is_put_while_a_rank_is_replaced_is_on_the_new_one_too(pool3: Pool) -> None:

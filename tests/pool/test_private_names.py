@@ -10,9 +10,11 @@ import asyncio
 import inspect
 import io
 import os
+import re
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from multiprocessing import Process
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import pytest
 import torch
 from botocore.credentials import create_credential_resolver
 from botocore.session import Session
+from ipyparallel.controller.app import IPController
 from IPython.core.history import HistoryManager
 from IPython.core.interactiveshell import InteractiveShell
 
@@ -130,6 +133,15 @@ def test_a_control_request_reaches_its_handler_while_the_main_thread_is_busy(
         client._control_stream, "test_request", content={}, ident=client._engines[0].encode()
     )
     assert execution.result()[0]["text"] == "[False]"
+
+
+def test_the_controllers_heartbeat_is_a_process_that_has_not_begun() -> None:
+    """`host/controller.py` has a thread call the same with the same."""
+    made = inspect.getsource(IPController.init_hub)
+    assert re.search(r"self\.heartmonitor_process = Process\(\s*target=.*kwargs=dict\(", made, re.S)
+    assert "self.heartmonitor_process.start()" in inspect.getsource(IPController.start)
+    process = Process(target=forty_two, kwargs={"a": 1})
+    assert (process._target, process._kwargs) == (forty_two, {"a": 1})  # type: ignore[attr-defined]
 
 
 def test_showtraceback_takes_three_arguments_and_can_be_covered_on_the_shell(pool2: Pool) -> None:

@@ -69,7 +69,7 @@ def test_the_heart_that_beats_no_more_is_not_noted_for_ever(pool3: Pool) -> None
         for _ in range(10):
             assert beats.poll(SOON_MS)
             beats.recv()
-    assert "heartbeat::missed" not in log.read_text()
+    assert log.read_text() == ""
 
 
 def test_the_new_one_has_rank_threads_environment_folder_and_names(pool3: Pool) -> None:
@@ -137,6 +137,22 @@ def test_a_pool_without_its_controller_cannot_be_mended(pool3: Pool) -> None:
     assert not folder.exists()
     with pytest.raises(PoolError, match="was stopped"):
         pool3.restart([0])
+
+
+def test_a_controller_that_is_stopped_goes_on_and_no_rank_is_lost(
+    pool3: Pool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before, controller = pool3.status().pids, family(pool3)["controller"]
+    cell = pool3.begin("import time; time.sleep(600)", ranks=[0, 1, 2], on_output=lambda *_: None)
+    controller.suspend()
+    cell.interrupt()
+    assert cell.wait(30)
+    assert "KeyboardInterrupt (the same on 3 of 3 ranks" in str(cell.error())
+    assert (pool3.status().pids, dict(pool3.run(KEPT))) == (before, {0: 10, 1: 11, 2: 12})
+    assert (
+        f"the controller of the pool (process {controller.pid}) was stopped"
+        in capfd.readouterr().err
+    )
 
 
 def test_a_cell_that_runs_meanwhile_ends_and_tells_that_its_rank_was_restarted(pool3: Pool) -> None:
