@@ -1,4 +1,4 @@
-"""Which global names compiled code uses. Runs anywhere."""
+"""Which global names compiled code uses, and which are the rank's. Runs anywhere."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Iterator
 from functools import cached_property, lru_cache, partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
+
+# The rank's own in every cell, whatever the notebook calls by these names.
+RANK_NAMES = frozenset({"rank", "world_size", "local_rank", "device", "torch", "dist"})
 
 _LOADS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from gpupool.engine import restoring
 from gpupool.engine.places import LIBRARIES
 
 _POLL_S = 0.02
@@ -25,6 +26,7 @@ _STUB = str(Path(__file__).parent.parent / "core" / "invoke.py")  # under every 
 
 _current: int | None = None
 _waiting: int | None = None  # the call that is interrupted in a moment
+_interrupted: int | None = None  # the call that was interrupted last
 _held_at: float | None = None  # since when the main thread must not be cut off
 _unmet: set[int] = set()  # calls that were to be interrupted and did not run: over, or to come
 _lock = threading.Lock()
@@ -43,6 +45,7 @@ def serve(number: int, work: Callable[..., Any], payload: Mapping[str, Any]) -> 
         try:
             reply = work(**payload)
         finally:
+            restoring.restore()  # here an interrupt ends what the user's streams may wait for
             over()
     except KeyboardInterrupt:  # it has struck between the work and here
         if reply is None:
@@ -103,9 +106,16 @@ def imports() -> bool:
     return False
 
 
+def is_interrupted() -> bool:
+    """Whether the call that runs has been interrupted, also if its code has passed over that."""
+    return _current is not None and _current == _interrupted
+
+
 def _send() -> None:
+    global _interrupted
     main = threading.main_thread().ident
     if main is not None:
+        _interrupted = _current
         signal.pthread_kill(main, signal.SIGINT)
 
 

@@ -23,6 +23,7 @@ from gpupool.engine import (
     inference,
     inline,
     log,
+    restoring,
     sync,
     torchrun,
     variables,
@@ -44,6 +45,7 @@ def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
     shell.user_ns.update(execute.cell_names(rank))
     control.install()
     boot.end_at_once()
+    restoring.install(shell.kernel)
     log.mask()
     disarm_exit(shell)
     refuse_prompts(shell)

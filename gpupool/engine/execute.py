@@ -8,21 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import nullcontext
+from subprocess import CalledProcessError  # nosec B404: of magics, no process is started here
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from gpupool.core.names import RANK_NAMES
 from gpupool.core.parcels import pack
-from gpupool.engine import causes
+from gpupool.engine import calls, causes, here
+from gpupool.engine.boot import this_rank
 from gpupool.engine.recording import swap
-from gpupool.engine.shell import ended_early, this_shell
+from gpupool.engine.shell import disarm_exit, ended_early, noting_script_names, this_shell
 from gpupool.engine.sources import counting_lines
 from gpupool.engine.tracebacks import describe
 
+_GONE = object()
 MAX_VALUE_BYTES = 1 << 20  # the last expression of a cell comes along up to here
 
 
@@ -78,31 +84,75 @@ def cell_names(rank: Mapping[str, Any]) -> dict[str, Any]:
     return {**named, "device": torch.device(rank["device"]), "torch": torch, "dist": dist}
 
 
+# What IPython shows from here, while a magic runs, is an error in the code that the magic runs.
+_RUNS_CODE = "IPython.core.interactiveshell"
+
+
 class QuietErrors:
     """While entered, IPython publishes no traceback: the client shows one.
 
-    `passed_over` says on stderr what was not to end the cell: an error in the body of `%%capture`,
-    or in a hook.
+    IPython shows an error in the script of `%run` or the body of `%%capture`, and goes on. Other
+    ranks may wait for this one, so such an error is raised when its magic has ended. `passed_over`
+    says on stderr what was not to end the cell: an error in a hook, or in `__repr__`.
     """
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._held_back: list[BaseException] = []
+        self._of_magics: list[list[BaseException]] = []  # of those that run, the innermost last
         self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> QuietErrors:
-        swap(self._undo, self._shell, "_showtraceback", lambda etype, evalue, lines: None)
+        shell, undo = self._shell, self._undo
+        swap(undo, shell, "_showtraceback", lambda etype, evalue, lines: None)
         # by itself it prints exception groups
-        swap(self._undo, self._shell, "showtraceback", self._hold_back)
+        swap(undo, shell, "showtraceback", self._hold_back)
+        swap(undo, shell, "showsyntaxerror", self._hold_back_syntax_error)
+        for name in ("run_line_magic", "run_cell_magic"):
+            swap(undo, shell, name, self._raising(getattr(shell, name)))
+        for name in ("system", "getoutput"):
+            swap(undo, shell, name, _interruptible(getattr(shell, name)))
         return self
 
     def __exit__(self, *_: object) -> None:
         self._undo.close()
 
     def _hold_back(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
-        error = (exc_tuple or sys.exc_info())[1]
+        error = (exc_tuple or sys.exc_info())[1] or getattr(sys, "last_value", None)  # of %tb
+        by = sys._getframe(1).f_globals.get("__name__")
         if error is not None:
-            self._held_back.append(error)
+            of_code = self._of_magics and by == _RUNS_CODE
+            (self._of_magics[-1] if of_code else self._held_back).append(error)
+
+    def _hold_back_syntax_error(self, *args: Any, **options: Any) -> None:
+        error = sys.exc_info()[1]
+        if error is not None:
+            (self._of_magics[-1] if self._of_magics else self._held_back).append(error)
+
+    def _raising(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(run)
+        def run_magic(name: str, *args: Any, **options: Any) -> Any:
+            if run.__name__ == "run_line_magic":  # it looks at its caller's variables
+                options["_stack_depth"] = options.get("_stack_depth", 1) + 1
+            self._of_magics.append([])
+            value, shown = None, self._of_magics[-1]
+            try:
+                with noting_script_names(self._shell) if name == "run" else nullcontext():
+                    value = run(name, *args, **options)
+            except CalledProcessError:  # %%bash and its like
+                if calls.is_interrupted():
+                    raise KeyboardInterrupt from None
+                raise
+            except BaseException:
+                if not shown:
+                    raise
+            finally:
+                self._of_magics.pop()
+            if shown:
+                raise shown[0]
+            return value
+
+        return run_magic
 
     def passed_over(self, result: Any) -> None:
         """Tell of the errors that are not the cell's own."""
@@ -114,10 +164,47 @@ class QuietErrors:
                 print(describe(error)["traceback"], file=sys.stderr)
 
 
+def _interruptible(run: Callable[[str], Any]) -> Callable[[str], Any]:
+    """`!command`. IPython ends the command at an interrupt and lets the cell go on."""
+
+    @functools.wraps(run)
+    def run_command(*args: Any, **options: Any) -> Any:
+        value = run(*args, **options)
+        if calls.is_interrupted():
+            raise KeyboardInterrupt
+        return value
+
+    return run_command
+
+
 def run_cell(shell: Any, source: str, is_cell: bool = True) -> Any:
-    """Run a cell in `shell`, in this thread, and give IPython's result; top-level await works."""
-    with counting_lines(shell, source, is_cell):
-        return _run_cell(shell, source)
+    """Run a cell in `shell`, in this thread, and give IPython's result; top-level await works.
+
+    The rank's names mean after it what they meant before, unless its own code has bound them: what
+    `from math import *`, `%reset` or `%run` do to them is not meant.
+    """
+    names = shell.user_ns
+    _restore_names(shell, [name for name in RANK_NAMES if name not in names])
+    before = {name: names[name] for name in RANK_NAMES}
+    with counting_lines(shell, source, is_cell) as compiler:
+        result = _run_cell(shell, source)
+    if any(names.get(name, _GONE) is not value for name, value in before.items()):
+        kept = compiler.names_bound() & names.keys()
+        _restore_names(shell, [n for n in RANK_NAMES - kept if names.get(n) is not before[n]])
+    return result
+
+
+def _restore_names(shell: Any, lost: Iterable[str]) -> None:
+    names = shell.user_ns
+    if lost := list(lost):
+        own = cell_names(this_rank())
+        names.update({name: own[name] for name in lost})
+    if not here.is_inline() and (
+        "get_ipython" not in names or names.get("exit") is shell.exiter  # after %reset
+    ):
+        shell.init_user_ns()
+        names.setdefault("__name__", "__main__")
+        disarm_exit(shell)
 
 
 def _run_cell(shell: Any, source: str) -> Any:

@@ -115,7 +115,8 @@ def connect(
     # What there is to be set up is set up now, not in the user's first collective.
     if plan.rank in plan.training_ranks:
         device = "cuda" if plan.training_backend == "nccl" else "cpu"
-        dist.all_reduce(torch.zeros(1, device=device), group=_training_group)
+        number = torch.zeros(1, device=device, dtype=torch.uint8)  # a cell may set torch's default
+        dist.all_reduce(number, group=_training_group)
     dist.barrier()
     _plan = plan
     where.forget_before()

@@ -13,8 +13,9 @@ import getpass
 import pdb
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any, NoReturn
 
 from IPython.core import debugger, page
@@ -23,6 +24,8 @@ from IPython.core.error import StdinNotImplementedError
 from IPython.core.getipython import get_ipython
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
+
+from gpupool.core.names import RANK_NAMES
 
 # What IPython leaves behind in a process: (where, name)
 _TRACES: tuple[tuple[Any, str], ...] = (
@@ -37,6 +40,10 @@ _GETPASS = "Put the secret into the notebook's environment and send it with `%gp
 _DEBUG = "`%gpupool debug RANK` opens the debugger where that rank failed last."
 _STOPPED = "The cell ends here, and `%gpupool debug RANK` opens the debugger in this frame."
 
+script_names: set[str] = set()
+"""What `%run` has bound since somebody has emptied it."""
+
+_NOTHING = object()
 _own: Any = None
 _folder, _names = "", dict[str, object]()
 _traces: list[tuple[Any, str]] = []
@@ -86,6 +93,28 @@ class _Exit(ExitAutocall):
         __tracebackhide__ = True
         print("exit and quit end the cell. `%gpupool stop` ends the pool.", file=sys.stderr)
         raise SystemExit(code)
+
+
+@contextlib.contextmanager
+def noting_script_names(shell: Any) -> Iterator[None]:
+    """Note what the script of `%run` binds, but for what it imports: the notebook gets handles."""
+    before = dict(shell.user_ns)
+    try:
+        yield
+    finally:
+        script_names.update(
+            name
+            for name, value in shell.user_ns.items()
+            if before.get(name, _NOTHING) is not value
+            and not name.startswith("_")
+            and name not in RANK_NAMES
+            and not _is_imported(value)
+        )
+
+
+def _is_imported(value: object) -> bool:
+    is_code = isinstance(value, (type, FunctionType, BuiltinFunctionType))
+    return isinstance(value, ModuleType) or (is_code and value.__module__ != "__main__")
 
 
 def ended_early(error: object) -> bool:

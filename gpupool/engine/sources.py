@@ -9,17 +9,22 @@ instead of the file.
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import dis
 import linecache
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from gpupool.core.names import names_in_code
 from gpupool.engine.shell import this_shell
 
 _MAGICS = {"run_cell_magic": 1, "run_line_magic": 0}  # -> lines from the magic to its code
+_HERE = f"{Path(__file__).parent}/"
 _NAMELESS = ("<unknown>", "<timed exec>", "<timed eval>", "<magic-timeit>")
 
 
@@ -56,16 +61,16 @@ def name_cells_in_warnings() -> None:
 
 
 @contextlib.contextmanager
-def counting_lines(shell: Any, source: str, is_cell: bool = True) -> Iterator[None]:
+def counting_lines(shell: Any, source: str, is_cell: bool = True) -> Iterator[_Compiler]:
     """While entered, code that `shell` compiles gets the lines that it has in the cell `source`.
 
     Source that is no cell of the notebook is called <pool.run>.
     """
     outer = shell.compile
     compiler = outer._compiler if isinstance(outer, _Compiler) else outer
-    shell.compile = _Compiler(compiler, shell, source, is_cell)
+    shell.compile = own = _Compiler(compiler, shell, source, is_cell)
     try:
-        yield
+        yield own
     finally:
         shell.compile = outer
 
@@ -79,6 +84,7 @@ class _Compiler:
         self._source = source
         self._is_cell = is_cell
         self._name = ""  # of what a magic has had parsed last
+        self._parsed: list[str] = []
         self._moved: dict[str, int] = {}  # cached cell -> lines above it
 
     def __getattr__(self, name: str) -> Any:
@@ -114,7 +120,18 @@ class _Compiler:
             number = self._shell.execution_count
             filename = self._name = self.cache(source, number, _body_of_magic())
         moved = "\n" * self._moved.get(filename, 0) + source
+        self._parsed.append(moved)
         return self._compiler.ast_parse(moved, filename, symbol)
+
+    def names_bound(self) -> set[str]:
+        """The global names that the code of the cell and of its magics binds by name."""
+        bound = set[str]()
+        for source in self._parsed:
+            with contextlib.suppress(SyntaxError):
+                code = compile(source, "<cell>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
+                bound |= names_in_code(code)[1]
+                bound |= {s.argval for s in dis.get_instructions(code) if s.opname == "STORE_NAME"}
+        return bound
 
     def __call__(self, source: Any, filename: str, symbol: str, *args: Any, **options: Any) -> Any:
         """Compile under the cell's name what a magic compiles under a name of its own."""
@@ -129,7 +146,7 @@ class _Compiler:
         else:
             frame, distance = calling
             raw = frame.f_locals.get("cell", raw) if distance else raw
-            above = frame.f_back.f_lineno - 1 + distance if frame.f_back else 0
+            above = _caller(frame).f_lineno - 1 + distance
         return above + len(raw) - len(raw.lstrip("\n"))
 
 
@@ -144,6 +161,15 @@ def _calling_magic() -> tuple[FrameType, int] | None:
             return None  # magics outside called us
         frame = frame.f_back
     return None
+
+
+def _caller(frame: FrameType) -> FrameType:
+    """The frame that has called a magic; what watches magics (`QuietErrors`) lies between."""
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name != "run_magic" or not frame.f_code.co_filename.startswith(_HERE):
+            break
+    return frame
 
 
 def _body_of_magic() -> str | None:

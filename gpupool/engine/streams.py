@@ -6,17 +6,21 @@ child processes write to descriptors 1 and 2 in its own time. Here both write to
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import ctypes
 import functools
+import io
 import os
 import select
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ipykernel.iostream import OutStream
+from jupyter_client.session import extract_header
 
 from gpupool.engine.channel import Channel
 
@@ -24,8 +28,12 @@ from gpupool.engine.channel import Channel
 class OrderedStream(OutStream):
     """ipykernel's stream, with the channel in the place of its buffer.
 
-    ipyparallel makes one for stdout and one for stderr (its setting `out_stream_factory`).
+    ipyparallel makes one for stdout and one for stderr (its setting `out_stream_factory`). It has
+    what a text stream of a script has (`buffer`, `reconfigure`), and is never closed.
     """
+
+    errors = "strict"
+    line_buffering, write_through = True, False
 
     def __init__(self, session: Any, pub_thread: Any, name: str, **options: Any) -> None:
         channel = getattr(pub_thread, "gpupool_channel", None)
@@ -34,6 +42,11 @@ class OrderedStream(OutStream):
         self._channel: Channel = channel
         super().__init__(session, pub_thread, name, **options)  # type: ignore[no-untyped-call]
         self.write = self._writer()  # type: ignore[assignment, method-assign]
+        self._descriptor = _DESCRIPTORS[name]
+        self._pipe = os.dup(self._descriptor)  # to have it again when code has closed it
+        self.buffer = _Octets(self)
+        underlying = getattr(sys, f"__{name}__")
+        underlying.reconfigure(line_buffering=True)  # it is shown too: in its place
         _streams.append(self)
         keep_the_call_of_threads()
 
@@ -41,6 +54,38 @@ class OrderedStream(OutStream):
         """Send what was written, to both streams."""
         if not _forked and self.pub_thread is not None:
             self._channel.flush()
+
+    def close(self) -> None:
+        """Flush: what comes next has to be shown too."""
+        self.flush()
+
+    def fileno(self) -> int:
+        """The descriptor whose text is shown, for child processes. ipykernel gives the log's."""
+        return self._descriptor
+
+    def reconfigure(
+        self,
+        *,
+        encoding: str | None = None,
+        errors: str | None = None,
+        newline: str | None = None,
+        line_buffering: bool | None = None,
+        write_through: bool | None = None,
+    ) -> None:
+        """Take what a script asks of its output. Bytes are read in the encoding; nothing else
+        makes a difference here."""
+        self.encoding = encoding or self.encoding
+        self.errors = errors or ("strict" if encoding else self.errors)
+        self.buffer = _Octets(self)
+        self.line_buffering = self.line_buffering if line_buffering is None else line_buffering
+        self.write_through = self.write_through if write_through is None else write_through
+
+    def restore_descriptor(self) -> None:
+        """Open descriptor 1 or 2 again if code has closed it."""
+        try:
+            os.fstat(self._descriptor)
+        except OSError:
+            os.dup2(self._pipe, self._descriptor)
 
     def latest_parent(self) -> dict[str, Any]:
         """The call that runs, or that ran last."""
@@ -59,7 +104,7 @@ class OrderedStream(OutStream):
         def write_text(string: str) -> int:
             """Take in text. In a forked child it goes the way of what C code writes."""
             if forked:
-                _write_all(1 if name == "stdout" else 2, string.encode(errors="replace"))
+                _write_all(_DESCRIPTORS[name], string.encode(errors="replace"))
                 return len(string)
             try:
                 call = this_call()
@@ -80,6 +125,78 @@ class OrderedStream(OutStream):
         poll.register(self._fid, select.POLLIN)
         while self._should_watch and any(events & select.POLLIN for _, events in poll.poll()):
             self._channel.read()
+
+
+class _Octets(io.BufferedIOBase):
+    """`sys.stdout.buffer`: takes bytes that are text in the stream's encoding."""
+
+    def __init__(self, stream: OrderedStream) -> None:
+        self._stream = stream
+        self._decode = codecs.getincrementaldecoder(stream.encoding)("replace").decode
+
+    def write(self, octets: Any) -> int:
+        """Take in bytes; a character may come in parts."""
+        view = memoryview(octets)
+        self._stream.write(self._decode(view))
+        return view.nbytes
+
+    def flush(self) -> None:
+        """As that of the stream."""
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Flush: a wrapper that goes closes it."""
+        self.flush()
+
+    def fileno(self) -> int:
+        """As that of the stream."""
+        return self._stream.fileno()
+
+    def writable(self) -> bool:
+        """Bytes can be written."""
+        return True
+
+
+class OwnSys:
+    """`sys` as the code of kernels sees it: its streams are the engine's, whatever cells do."""
+
+    def __getattr__(self, name: str) -> Any:
+        return next((own for own in _streams if own.name == name), None) or getattr(sys, name)
+
+
+def follow_call(parent: dict[str, Any]) -> None:
+    """What is written belongs to this call; ipykernel says so to `sys.stdout`, whoever that is."""
+    for own in _streams:
+        if getattr(sys, own.name, None) is not own:
+            own.parent_header = extract_header(parent)
+
+
+def restore_streams() -> list[str]:
+    """Let `sys.stdout` and `sys.stderr` be streams that work; tells what did not, and why."""
+    notes = []
+    for own in _streams:
+        present = getattr(sys, own.name, None)
+        if present is not own and (fault := _fault(present)):
+            setattr(sys, own.name, own)
+            notes.append(f"sys.{own.name} {fault}. What is written is shown here again.")
+        own.restore_descriptor()
+    return notes
+
+
+def _fault(stream: Any) -> str:
+    """Why a stream of the user's is of no use; "" if it works. Its text is flushed."""
+    if stream is None:
+        return "was None"
+    held = getattr(stream, "__dict__", {}).values()
+    try:
+        if any(getattr(each, "closed", False) is True for each in (stream, *held)):
+            return "was left with a closed file"
+        if not callable(stream.write):
+            return "had no method write"
+        stream.flush()
+    except BaseException as error:  # code of the user's, which an interrupt may end
+        return f"could not be flushed ({type(error).__name__}: {error})"
+    return ""
 
 
 @functools.cache
@@ -120,6 +237,7 @@ def keep_the_call_of_threads() -> None:
 # ---- inside ----------------------------------------------------------------------------------
 
 
+_DESCRIPTORS = {"stdout": 1, "stderr": 2}
 _streams: list[OrderedStream] = []
 _forked: list[bool] = []  # filled in a child of the engine's process
 

@@ -177,8 +177,8 @@ def _users(frames: list[TracebackType]) -> list[TracebackType]:
     in_magic = False
     for frame in frames:
         code = frame.tb_frame.f_code
-        if code.co_filename.startswith(MACHINERY):
-            in_magic = in_magic or code.co_name in ("run_cell_magic", "run_line_magic")
+        if code.co_filename.startswith((*MACHINERY, "<frozen runpy>")):  # of `%run -m`
+            in_magic = in_magic or code.co_name in ("run_cell_magic", "run_line_magic", "run_magic")
             continue
         if not kept and code.co_filename.startswith(TORCH):
             continue

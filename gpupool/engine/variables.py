@@ -23,8 +23,9 @@ from gpupool.core.errors import ParcelsLostError
 from gpupool.core.names import names_in_object
 from gpupool.core.on_rank import WHOLE
 from gpupool.core.parcels import INLINE_BYTES, MemoryFile, Packer, Source
+from gpupool.engine import restoring
 from gpupool.engine.boot import this_rank
-from gpupool.engine.shell import this_shell
+from gpupool.engine.shell import script_names, this_shell
 from gpupool.engine.sources import remember
 
 _MAX_ATTRIBUTES = 2000
@@ -64,6 +65,7 @@ def follow(sys_path: Sequence[str], cwd: str, umask: int) -> None:
     os.umask(umask)
     if cwd and Path(cwd).is_dir():
         os.chdir(cwd)
+        restoring.note_folder(cwd)
     find_modules(sys_path)
 
 
@@ -119,9 +121,10 @@ def around(work: Callable[[], dict[str, Any]], **shipment: Any) -> dict[str, Any
         )
     bind(shipment["numbers"], shipment["aliases"])
     before = identities(names)
+    script_names.clear()
     reply = work()
     settle()
-    return {**reply, "names": report(before, names)}
+    return {**reply, "names": report(before, {*names, *script_names})}
 
 
 def bind(numbers: Mapping[str, int], aliases: Mapping[str, tuple[str, Sequence[str]]]) -> None:

@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from gpupool.core.errors import PoolError
+from gpupool.core.names import RANK_NAMES
 
 if TYPE_CHECKING:
     from gpupool.pool.delivery import Shipment
 
-# The rank's own in every cell, whatever the notebook calls by these names.
-RANK_NAMES = frozenset({"rank", "world_size", "local_rank", "device", "torch", "dist"})
 _SHELL_NAMES = frozenset({"_", "_i", "_ii", "_iii", "_oh", "_ih", "_dh", "In", "Out"})
 # IPython's too, but people give these names to their own things: `from smart_open import open`
 _SHELL_FUNCTIONS = frozenset({"exit", "quit", "open", "get_ipython", "display"})

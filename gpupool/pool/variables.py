@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import PoolError, SpmdError, TransferError
 from gpupool.core.masking import redact
+from gpupool.core.names import RANK_NAMES
 from gpupool.core.parcels import INLINE_BYTES, MemoryFile, Source, namespace, to_wire
 from gpupool.core.progress import BYTES, progress
 from gpupool.pool.composite import Composite, Constant, ValueInfo, key_of, pool_variables
 from gpupool.pool.delivery import Delivery, Shipment, unheard_output
 from gpupool.pool.environment import notebook_place
 from gpupool.pool.losses import Losses
-from gpupool.pool.names import RANK_NAMES, Versions, is_hidden, is_of_shell, require_name
+from gpupool.pool.names import Versions, is_hidden, is_of_shell, require_name
 from gpupool.pool.packing import reason
 from gpupool.pool.parcels import Parcel, Parcels
 

@@ -1,7 +1,7 @@
 """Which names of the notebook a cell reads and binds, found by compiling it. Runs on the client.
 
 Invisible are names that only exist as text when the cell runs: `globals()["x"]`, `eval("x")`,
-`get_ipython().user_ns["x"]`, and what `from m import *` or `%run` bind.
+`get_ipython().user_ns["x"]`, and what `from m import *` binds. What `%run` binds the rank reports.
 """
 
 from __future__ import annotations

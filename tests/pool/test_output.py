@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool import Pool
+from gpupool import Pool, SpmdError
 from gpupool.core.errors import PoolError
 from gpupool.core.masking import MASK, Secrets
 from gpupool.core.parcels import pack
@@ -241,6 +241,51 @@ print("end")
 def test_characters_that_are_cut_by_a_read_are_whole(pool2: Pool) -> None:
     said = pool2.run("import os\nfor i in range(30_000): os.write(1, 'xé€'.encode())", ranks=0)
     assert said.text(0) == "xé€" * 30_000
+
+
+SCRIPTS_OUTPUT = {
+    "buffer": ("o.buffer.write('xé'.encode()[:2]); o.buffer.write('é'.encode()[1:])", "xé"),
+    "reconfigure": ("o.reconfigure(line_buffering=True, errors='replace'); print('x')", "x\n"),
+    "latin": (
+        "o.reconfigure(encoding='latin-1'); o.buffer.write(b'\\xe9')\n"
+        "o.reconfigure(encoding='utf-8')",
+        "é",
+    ),
+    "facts": (
+        "print(o.isatty(), o.encoding.lower(), o.errors, o.fileno(), o.writable(), o.closed)",
+        "False utf-8 strict 1 True False\n",
+    ),
+    "descriptor": ("print('a'); os.write(1, b'b\\n'); os.write(o.fileno(), b'c\\n')", "a\nb\nc\n"),
+    "wrapper": (
+        "w = io.TextIOWrapper(o.buffer, 'utf-8'); w.write('é\\n'); del w; print('x')",
+        "é\nx\n",
+    ),
+    "underlying": ("print('a', file=sys.__stdout__); print('b', file=sys.__stderr__)", "a\nb\n"),
+    "click": ("w = codecs.getwriter('utf-8')(o.buffer); w.write('é'); w.flush()", "é"),
+    "child": ("subprocess.run(['echo', 'x'], stdout=o); subprocess.run(['echo', 'y'])", "x\ny\n"),
+    "child's error": ("subprocess.run('echo x >&2', shell=True, stderr=sys.stderr)", "x\n"),
+    "logging": ("logging.getLogger('a.b').warning('said')", "said\n"),
+    "stack": ("faulthandler.dump_traceback(sys.stderr, False)", "(most recent call first)"),
+    "tqdm": ("for _ in tqdm.tqdm(range(3)): pass\ntqdm.tqdm.write('w')", "3/3"),
+    "lines": ("o.writelines(['a\\n', 'b\\n']); o.flush()", "a\nb\n"),
+}
+
+
+@pytest.mark.parametrize("way", SCRIPTS_OUTPUT)
+def test_standard_output_is_the_text_stream_of_a_script(pool2: Pool, way: str) -> None:
+    code, expected = SCRIPTS_OUTPUT[way]
+    imports = (
+        "import codecs, faulthandler, io, logging, os, subprocess, sys, tqdm\no = sys.stdout\n"
+    )
+    for rank in (0, 1):
+        said = pool2.run(f"{imports}{code}\nNone").text(rank)
+        assert expected in said if way in ("stack", "tqdm", "logging") else said == expected
+
+
+def test_what_is_not_text_is_refused_as_by_a_text_stream(pool2: Pool) -> None:
+    for code in ("sys.stdout.write(3)", "sys.stdout.buffer.write('x')"):
+        with pytest.raises(SpmdError, match="TypeError"):
+            pool2.run(f"import sys\n{code}")
 
 
 def test_workers_of_a_data_loader_are_heard(pool2: Pool) -> None:

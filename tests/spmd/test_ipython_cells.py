@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 
 from gpupool import Pool, SpmdError
+from gpupool.spmd.cell import Notebook, SpmdRun
 from tests.notebook.kernel import plain
+from tests.spmd.test_cell import Notes
+
+SUM = "t = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
 
 
 @pytest.mark.parametrize(
@@ -53,6 +60,96 @@ def test_a_file_runs_in_the_names_of_the_cells(pool2: Pool, tmp_path: Path) -> N
     assert result[0] == ("__main__", ["--lr", "0.1"])
     assert result.text(1) == "ran\n"
     assert pool2.run("import sys; sys.argv")[0] == ["notebook"]
+
+
+FAILING = {
+    "fails.py": "import sys\nbegun = [1]\ndef f():\n    1 / 0\nf()\n",
+    "exits.py": "import sys\nsys.exit(3)\n",
+    "parses.py": "import argparse\nargparse.ArgumentParser().parse_args()\n",
+    "fails_on_one.py": (
+        "import torch, torch.distributed as dist\n"
+        "if dist.get_rank() == 1:\n    raise ValueError('one')\ndist.all_reduce(torch.ones(1))\n"
+    ),
+}
+
+
+@pytest.fixture
+def in_a_folder_of_scripts(pool2: Pool, tmp_path: Path) -> Iterator[None]:
+    """Both ranks are in a folder with the scripts that fail."""
+    for name, text in FAILING.items():
+        (tmp_path / name).write_text(text)
+    before = pool2.run("%pwd")[0]
+    pool2.run(f"%cd -q {tmp_path}")
+    yield
+    pool2.run(f"get_ipython().system_raise_on_error = False\n%cd -q {before}")
+
+
+@pytest.mark.usefixtures("in_a_folder_of_scripts")
+@pytest.mark.parametrize(
+    ("cell", "message", "where"),
+    [
+        ("%run fails.py", "ZeroDivisionError", "fails.py, line 4"),
+        ("%run -m fails", "ZeroDivisionError", "fails.py, line 4"),
+        ("%run -p fails.py", "ZeroDivisionError", "fails.py, line 4"),
+        ("%run -t fails.py", "ZeroDivisionError", "fails.py, line 4"),
+        ("%run -i fails.py", "ZeroDivisionError", "fails.py, line 4"),
+        ("%run exits.py", "SystemExit: 3", "exits.py, line 2"),
+        ("%run -m exits", "SystemExit: 3", "exits.py, line 2"),
+        ("%run parses.py --nope", "SystemExit: 2", "parses.py, line 2"),
+        ("%run no_such.py", "no_such.py", ""),
+        ("%run fails_on_one.py", "rank 1: ValueError: one", "fails_on_one.py, line 3"),
+        ("%time %run fails_on_one.py", "rank 1: ValueError: one", "fails_on_one.py, line 3"),
+        ("%%time\n%run fails_on_one.py", "rank 1: ValueError: one", "fails_on_one.py, line 3"),
+        ("%%capture\n%run fails_on_one.py", "rank 1: ValueError", "fails_on_one.py, line 3"),
+        ("%%capture\nif rank: 1 / 0\ndist.barrier()", "rank 1: ZeroDivision", "pool.run, line 2"),
+        ("%%capture held\nx = (", "SyntaxError: incomplete input", "pool.run"),
+        ("%%capture\n%%time\n1 / 0", "ZeroDivisionError", "pool.run, line 3"),
+        ("%%bash\nexit 3", "returned non-zero exit status 3", "pool.run, line 1"),
+        ("%config InteractiveShell.system_raise_on_error = True\n!exit 3", "exit status 3", ""),
+    ],
+)
+def test_what_a_magic_runs_fails_the_cell_and_frees_the_other_rank(
+    pool2: Pool, cell: str, message: str, where: str
+) -> None:
+    pids = pool2.status().pids
+    with pytest.raises(SpmdError) as caught:
+        pool2.run(f"{cell}", timeout_s=60)
+    assert message in str(caught.value)
+    assert where in str(caught.value)
+    shown = plain(caught.value.first.traceback)
+    assert "gpupool/" not in shown
+    assert "runpy" not in shown
+    assert pool2.run(SUM)[0] == 2.0
+    assert pool2.status().pids == pids
+
+
+@pytest.mark.usefixtures("in_a_folder_of_scripts")
+def test_the_cell_ends_where_its_script_fails(pool2: Pool) -> None:
+    with pytest.raises(SpmdError):
+        pool2.run("went_on = False\n%run fails.py\nwent_on = True")
+    assert pool2.run("went_on, begun")[1] == (False, [1])
+    assert pool2.run("%run -e exits.py\n5")[0] == 5  # -e: its status is of no interest
+    assert pool2.run("print(get_ipython().run_cell('1 / 0').success)").text(0).startswith("False")
+
+
+@pytest.mark.parametrize("cell", ["!sleep 60", "x = !sleep 60", "%%bash\nsleep 60"])
+def test_a_command_that_is_stopped_ends_the_cell(pool2: Pool, cell: str) -> None:
+    pool2.run("went_on = False")
+    with pytest.raises(SpmdError, match="took longer than"):
+        pool2.run(f"{cell}\n" + "went_on = True\n" * (cell[0] != "%"), timeout_s=1.0)
+    assert not pool2.run("went_on")[0]
+
+
+def test_what_a_script_binds_the_notebook_has_a_handle_of(pool2: Pool, tmp_path: Path) -> None:
+    (tmp_path / "tool.py").write_text(
+        "from pathlib import Path\nimport math\nrank = 7\nresult = [1, 2]\ndef made(): pass\n"
+    )
+    names: dict[str, Any] = {"__name__": "__main__"}
+    at = Notebook(names, TransformerManager().transform_cell)
+    SpmdRun(pool2, f"%run {tmp_path}/tool.py", (0, 1), Notes(), notebook=at).result()
+    assert set(names) == {"__name__", "result", "made"}
+    assert names["result"][1] == [1, 2]
+    assert pool2.run("rank")[1] == 1
 
 
 def test_a_figure_is_shown(pool2: Pool) -> None:

@@ -98,6 +98,18 @@ def test_magics_are_called_by_methods_of_these_names(shell: InteractiveShell) ->
         }  # fmt: skip
 
 
+def test_errors_of_scripts_and_of_nested_cells_are_shown_by_the_shells_own_code() -> None:
+    """`showtraceback` and `showsyntaxerror`, by whom they are called, in engine/execute.py."""
+    for method in (InteractiveShell.safe_execfile, InteractiveShell.safe_run_module):
+        assert "self.showtraceback(" in inspect.getsource(method)
+    assert "self.showtraceback(" in inspect.getsource(InteractiveShell.run_code)
+    assert "self.showsyntaxerror(" in inspect.getsource(InteractiveShell.run_cell_async)
+    line, cell = InteractiveShell.run_line_magic, InteractiveShell.run_cell_magic
+    assert list(inspect.signature(line).parameters)[-1] == "_stack_depth"
+    assert list(inspect.signature(cell).parameters) == ["self", "magic_name", "line", "cell"]
+    assert "ns['exit'] = self.exiter" in inspect.getsource(InteractiveShell.init_user_ns)
+
+
 def test_frames_of_cells_are_records_whose_line_can_be_set(shell: InteractiveShell) -> None:
     """`get_records`, `_sd`, `lineno` and `frame`, in engine/tracebacks.py."""
     assert list(inspect.signature(ultratb.VerboseTB.get_records).parameters) == [
