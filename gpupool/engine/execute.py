@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import nullcontext
-from subprocess import CalledProcessError  # nosec B404: of magics, no process is started here
+from subprocess import CalledProcessError  # nosec B404
 from typing import Any
 
 import torch

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 _NUM_FRAMES = 1000  # Python's own limit of the stack
-_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+_SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 
 _exit = sys.exit
 _folder = ""
