@@ -153,10 +153,10 @@ def parse_duration_s(value: str | float | None) -> float | None:
 
 
 def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
-    """Ranks of "all", "0", "0,2", "0:4" or "-1" in a pool of `world_size`, sorted, each once.
+    """Ranks of "all", "0", "0,2", "0:4", "::2" or "-1" in a pool of `world_size`, sorted, each once.
 
-    >>> parse_ranks("0:2,-1", 4)
-    (0, 1, 3)
+    >>> parse_ranks("0:2,-1", 4), parse_ranks("1::2", 4)
+    ((0, 1, 3), (1, 3))
     """
     ranks: set[int] = set()
     for part in text.split(","):
@@ -164,8 +164,8 @@ def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
             ranks.update(_parse_part(part.strip(), world_size))
         except (ValueError, IndexError):
             raise OptionsError(
-                f"ranks {text!r}: write all, 0, 0,2, 0:4 or -1; this pool has ranks "
-                f"0 to {world_size - 1}."
+                f"ranks {text!r}: write all, 0, 0,2, 0:4, ::2 or -1; this pool has "
+                f"ranks 0 to {world_size - 1}."
             ) from None
     return tuple(sorted(ranks))
 
@@ -175,8 +175,7 @@ def _parse_part(part: str, world_size: int) -> Iterable[int]:
     if part == "all":
         return every
     if ":" in part:
-        start, stop = (int(p) if p else None for p in part.split(":"))
-        chosen = every[slice(start, stop)]
+        chosen = every[slice(*(int(p) if p else None for p in part.split(":", 2)))]
         if not chosen:
             raise IndexError(part)
         return chosen

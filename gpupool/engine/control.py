@@ -6,6 +6,8 @@ touches nothing that the main thread uses.
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +22,7 @@ ABORT_REQUEST = "gpupool_abort_request"  # get out of the collective, and of wha
 WHERE_REQUEST = "gpupool_where_request"  # tell the line and the collective it is in
 COUNTS_REQUEST = "gpupool_counts_request"  # tell how many collectives there were
 ENVIRONMENT_REQUEST = "gpupool_environment_request"  # set and remove environment variables
+SIGNAL_REQUEST = "signal_request"  # of ipyparallel's `send_signal`, which its nanny would answer
 
 _stopped: set[str] = set()  # what is to stop; a signal's handler may add to it in the main thread
 
@@ -83,6 +86,14 @@ def _abort(number: int | None = None) -> None:
     abort_collectives()
 
 
+def _signal(sig: int | str) -> None:
+    """Send this process a signal, to the thread that may sleep or read."""
+    number = getattr(signal, sig) if isinstance(sig, str) else sig
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, number)
+
+
 def _tell_where(**how: bool) -> dict[str, Any]:
     return {"where": where.whereabouts(**how)}
 
@@ -94,6 +105,7 @@ _ANSWERS: dict[str, Callable[..., object]] = {
     WHERE_REQUEST: _tell_where,
     COUNTS_REQUEST: lambda: {"counts": group.counts()},
     ENVIRONMENT_REQUEST: set_environment,
+    SIGNAL_REQUEST: _signal,
 }
 
 

@@ -111,7 +111,7 @@ class GpupoolMagics(Magics):
         %%spmd [-t RANKS] [-o NAME] [--view auto|ranks|raw|quiet] [--timeout SECONDS] [--nowait]
                [--isolate]
 
-            -t, --targets RANKS  where: all (the default), 0, 0,2, 0:4 or -1
+            -t, --targets RANKS  where: all (the default), 0, 0,2, 0:4, ::2 or -1
             -o, --out NAME       bind the result: NAME[rank] is the value of the last expression,
                                  NAME.text(rank) what was printed
             --view auto          the end of the output while it runs, then equal ranks as one

@@ -126,18 +126,21 @@ def test_what_is_not_a_duration_is_refused(text: str) -> None:
         ("0:99", (0, 1, 2, 3)),
         (" 1 , 1 ", (1,)),
         ("0:2,-1", (0, 1, 3)),
+        ("::2", (0, 2)),
+        ("1::2", (1, 3)),
+        ("::-1", (0, 1, 2, 3)),
     ],
 )
 def test_ranks_of_a_text_in_a_pool_of_four(text: str, ranks: tuple[int, ...]) -> None:
     assert parse_ranks(text, 4) == ranks
 
 
-@pytest.mark.parametrize("text", ["", "4", "-5", "a", "0,", "4:", "3:1", "0:1:2", "0.5"])
+@pytest.mark.parametrize("text", ["", "4", "-5", "a", "0,", "4:", "3:1", "::0", "0:1:2:3", "0.5"])
 def test_ranks_that_are_not_there_are_answered_with_those_that_are(text: str) -> None:
     with pytest.raises(OptionsError) as caught:
         parse_ranks(text, 4)
     assert str(caught.value) == (
-        f"ranks {text!r}: write all, 0, 0,2, 0:4 or -1; this pool has ranks 0 to 3."
+        f"ranks {text!r}: write all, 0, 0,2, 0:4, ::2 or -1; this pool has ranks 0 to 3."
     )
 
 

@@ -122,6 +122,6 @@ def test_a_good_line_gives_just_what_it_says(
     assert {"profile": None, **parsed} == {"profile": None, **expected}
 
 
-@pytest.mark.parametrize("ranks", ["all", "0", "0,2", "0:4", "-1", "-1,0", "-2:"])
+@pytest.mark.parametrize("ranks", ["all", "0", "0,2", "0:4", "-1", "-1,0", "-2:", "::2"])
 def test_ranks_may_be_negative(ranks: str) -> None:
     assert spmd_parser().parse_line(f"-t {ranks} -o r").ranks == ranks

@@ -18,7 +18,7 @@ PARSERS = {**COMMANDS, "%%spmd": spmd_parser}
 OPTIONS = sorted({name for make in PARSERS.values() for name in make().option_names()})
 WORD = st.text(min_size=1).filter(lambda word: not word.startswith("-"))
 SECONDS = st.floats(0.001, 1e6)
-RANKS = st.sampled_from(["all", "0", "0,2", "0:4", "-1", "-1,0", "-2:"])
+RANKS = st.sampled_from(["all", "0", "0,2", "0:4", "-1", "-1,0", "-2:", "::2"])
 
 # the command -> its options: what is written in front of the value (None: no value), the name and
 # the values it may have

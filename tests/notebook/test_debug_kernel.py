@@ -115,7 +115,7 @@ def test_commands_without_a_meaning_here_say_so(failed: Kernel) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("5", "ranks '5': write all, 0, 0,2, 0:4 or -1; this pool has ranks 0 to 1"),
+        ("5", "ranks '5': write all, 0, 0,2, 0:4, ::2 or -1; this pool has ranks 0 to 1"),
         ("0:2", "looks at one rank, and 0:2 means 2"),
         ("1 2", "'2' is too much"),
     ],

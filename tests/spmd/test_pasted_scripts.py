@@ -111,3 +111,19 @@ def test_a_process_that_is_forked_runs(kernel: Kernel) -> None:
         "print(queue.get())\nprocess.join()\nprint(process.exitcode)"
     )
     assert lines(kernel, cell) == ["[0, 1] 42", "0"]
+
+
+def test_a_pool_of_processes_that_are_forked_ends(kernel: Kernel) -> None:
+    """Each `with` block ends its workers by SIGTERM, at a moment of chance: so several."""
+    kernel.run("def cube(x): return x ** 3")
+    cell = (
+        "import multiprocessing as mp, signal\nfork = mp.get_context('fork')\n"
+        "for _ in range(5):\n    with fork.Pool(2) as pool:\n"
+        "        assert pool.map(cube, range(5)) == [0, 1, 8, 27, 64]\n"
+        "def wait(ready):\n    ready.set()\n    signal.pause()\n"
+        "ready = fork.Event()\nprocess = fork.Process(target=wait, args=(ready,))\n"
+        "process.start()\nready.wait()\nprocess.terminate()\nprocess.join()\n"
+        "print(process.exitcode)"
+    )
+    assert lines(kernel, cell) == ["[0, 1] -15"]
+    assert usable(kernel)
