@@ -153,7 +153,7 @@ def parse_duration_s(value: str | float | None) -> float | None:
 
 
 def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
-    """Ranks of "all", "0", "0,2", "0:4", "::2" or "-1" in a pool of `world_size`, sorted, each once.
+    """Ranks of "all", "0", "0,2", "0:4", "::2" or "-1" of `world_size` ranks, sorted, each once.
 
     >>> parse_ranks("0:2,-1", 4), parse_ranks("1::2", 4)
     ((0, 1, 3), (1, 3))

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 POINT_TO_POINT = ("send", "recv", "isend", "irecv")
+_UNEVEN = ("all_to_all", "alltoall")  # in these each rank may give something else
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,11 @@ class Collective:
             receives = (self.op in ("recv", "irecv"), other.op in ("recv", "irecv"))
             return other.op in POINT_TO_POINT and receives[0] != receives[1]
         return (self.op, self.seq, self.group) == (other.op, other.seq, other.group)
+
+    def disagrees(self, other: Collective) -> bool:
+        """Whether two ranks are in the same one with tensors that do not go together."""
+        sizes = self.values and other.values and not self.op.startswith(_UNEVEN)
+        return bool(sizes) and self.values != other.values and self.matches(other)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Collective:

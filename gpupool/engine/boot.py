@@ -75,8 +75,8 @@ def end_at_once() -> None:
 def _end_at_sigterm() -> None:
     """Have what a cell forks end at SIGTERM, as what a script forks does.
 
-    The engine's handler would tell the event loop, which does not run there: `Process.terminate` had
-    no effect, and whoever waits for the end of the process (`multiprocessing.Pool`) waited for ever.
+    The engine's handler would tell the event loop, which does not run there. So `Process.terminate`
+    would have no effect, and `multiprocessing.Pool` would wait for the end of its workers for ever.
     A handler of the user's is left alone.
     """
     handler = signal.getsignal(signal.SIGTERM)

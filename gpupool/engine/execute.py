@@ -45,9 +45,14 @@ def run_source(source: str, cell_number: int | None) -> dict[str, Any]:
 
 
 def cell_reply(result: Any, value: object, elapsed_s: float) -> dict[str, Any]:
-    """The reply for IPython's result of a cell and the value of its last expression."""
+    """The reply for IPython's result of a cell and the value of its last expression.
+
+    It has "left" if the cell ended by `exit()` or `sys.exit()`: ranks that wait for this one are to
+    be freed.
+    """
     if result.success or ended_early(result.error_in_exec):
-        return {**_value_reply(value), "elapsed_s": elapsed_s}
+        left = {} if result.success else {"left": True}
+        return {**_value_reply(value), "elapsed_s": elapsed_s, **left}
     error = result.error_before_exec or result.error_in_exec
     return {**failed(error), "elapsed_s": elapsed_s}
 

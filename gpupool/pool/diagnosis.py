@@ -15,6 +15,8 @@ from gpupool.core.whereabouts import Collective, Whereabouts
 WARN_FROZEN_S = 5.0  # a process that stands still is told
 OFFER_FROZEN_S = 15.0  # and that it can be replaced
 _SETTLED_S = 2.0  # answers of the ranks are not of the same moment
+_LEFT_S = 0.5  # the same where a rank has left on purpose, and is known not to come
+_ADVICE = "Press stop to free the ranks; they keep their variables."
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +24,14 @@ class Diagnosis:
     """What is wrong, in words.
 
     `is_hang`: it cannot end by itself. `ranks` are those that others wait for, or that stand still.
-    `advice` is what the user can do about a hang.
+    `advice` is what the user can do about a hang. `by_exit`: it hangs since one of these has left.
     """
 
     finding: str
     is_hang: bool
     ranks: tuple[int, ...]
     advice: str = ""
+    by_exit: bool = False
 
     @property
     def text(self) -> str:
@@ -42,12 +45,13 @@ class Observed:
 
     `where` is its last answer, None before the first. `same_s`: seconds in the same collective;
     `silent_s`: since a question that it has not answered; `frozen_s`: in `state` "T", "t" or "D".
-    `finished`: it has ended the cell; `runs_it`: it has begun it. `computes`: its main thread uses
-    a processor.
+    `finished`: it has ended the cell; `left`: by `exit()` or `sys.exit()`; `runs_it`: it has begun
+    it. `computes`: its main thread uses a processor.
     """
 
     where: Whereabouts | None = None
     finished: bool = False
+    left: bool = False
     runs_it: bool = True
     same_s: float = 0.0
     silent_s: float = 0.0
@@ -75,11 +79,24 @@ class Observed:
 def diagnose(seen: Mapping[int, Observed], hang_after_s: float) -> Diagnosis | None:
     """What is to be told of these ranks; None if all is well as far as can be seen."""
     late = {rank: _late(rank, seen) for rank in seen}
-    waiting = [r for r, one in seen.items() if late[r] and one.same_s >= hang_after_s]
+    odds = {rank: _at_odds(rank, seen) for rank in seen}
+    by_exit = {rank for rank in seen if any(seen[other].left for other in late[rank])}
+
+    def lasts(rank: int) -> bool:
+        return seen[rank].same_s >= (
+            min(_LEFT_S, hang_after_s) if rank in by_exit else hang_after_s
+        )
+
+    waiting = [rank for rank in seen if late[rank] and lasts(rank)]
     frozen = [rank for rank, one in seen.items() if one.is_frozen and not one.finished]
     if not waiting:
-        return Diagnosis(_frozen_text(frozen, seen), False, tuple(frozen)) if frozen else None
-    stuck = _stuck(seen, late)
+        disagreeing = [rank for rank in seen if odds[rank] and lasts(rank)]
+        if disagreeing:
+            return _disagreement(disagreeing[0], odds, seen)
+        if frozen:
+            return Diagnosis(_frozen_text(frozen, seen), False, tuple(frozen))
+        return _slowness([rank for rank, one in seen.items() if one.inside and lasts(rank)], seen)
+    stuck = _stuck(seen, late, odds, by_exit)
     is_hang = any(rank in stuck for rank in waiting)
     involved = _closure(waiting, late)
     inside = [rank for rank in involved if seen[rank].inside and late[rank]]
@@ -92,8 +109,9 @@ def diagnose(seen: Mapping[int, Observed], hang_after_s: float) -> Diagnosis | N
     if frozen:
         text = f"{text} {_frozen_text(frozen, seen)}"
     elif is_hang:
-        advice = "Press stop to free the ranks; they keep their variables."
-    return Diagnosis(text, is_hang, tuple(outside or inside), advice)
+        advice = _ADVICE
+    left = is_hang and not by_exit.isdisjoint(waiting)
+    return Diagnosis(text, is_hang, tuple(outside or inside), advice, left)
 
 
 # ---- who waits for whom ----------------------------------------------------------------------
@@ -105,24 +123,39 @@ def _late(rank: int, seen: Mapping[int, Observed]) -> list[int]:
     if collective is None:
         return []
     members = (r for r in collective.ranks if r != rank and r in seen)
-    return [r for r in members if not _has_come(seen[r], collective)]
+    return [r for r in members if not any(map(collective.matches, _known(seen[r])))]
 
 
-def _has_come(one: Observed, collective: Collective) -> bool:
+def _at_odds(rank: int, seen: Mapping[int, Observed]) -> list[int]:
+    """The ranks that came to the collective of a rank with other tensors."""
+    collective = seen[rank].inside
+    if collective is None:
+        return []
+    return [r for r in seen if r != rank and any(map(collective.disagrees, _known(seen[r])))]
+
+
+def _known(one: Observed) -> tuple[Collective, ...]:
+    """The collectives that a rank is in, or was last."""
     if one.where is None:
-        return False
+        return ()
     under_way = () if one.where.collective is None else (one.where.collective, *one.where.also)
-    return any(collective.matches(other) for other in (*under_way, *one.where.last))
+    return (*under_way, *one.where.last)
 
 
-def _stuck(seen: Mapping[int, Observed], late: Mapping[int, list[int]]) -> set[int]:
+def _stuck(
+    seen: Mapping[int, Observed],
+    late: Mapping[int, list[int]],
+    odds: Mapping[int, list[int]],
+    by_exit: Iterable[int],
+) -> set[int]:
     """The ranks that can never go on: what is left when all that can have done so."""
     moving = {
         rank
         for rank, one in seen.items()
         if not one.is_over
         and not (one.is_frozen and one.state == "T")
-        and (not late[rank] or one.same_s < _SETTLED_S)
+        and not (odds[rank] and one.same_s >= _SETTLED_S)
+        and (not late[rank] or one.same_s < (_LEFT_S if rank in by_exit else _SETTLED_S))
     }
     while True:
         more = {rank for rank in late if late[rank] and moving.issuperset(late[rank])} - moving
@@ -144,6 +177,38 @@ def _closure(ranks: Iterable[int], late: Mapping[int, list[int]]) -> list[int]:
 
 
 # ---- the words -------------------------------------------------------------------------------
+
+
+def _disagreement(
+    rank: int, odds: Mapping[int, list[int]], seen: Mapping[int, Observed]
+) -> Diagnosis:
+    """What is said of ranks that are in one collective with tensors that do not go together."""
+    collective = seen[rank].inside
+    assert collective is not None
+    words = {}
+    for other in sorted({rank, *odds[rank]}):
+        one = next(known for known in _known(seen[other]) if collective.matches(known))
+        where = seen[other].where
+        line = where.line if where is not None and seen[other].inside == one else ""
+        words[other] = f"{one.values} at {line}" if line else f"{one.values}, and is through it"
+    text = (
+        f"Hang: the ranks have called {collective.name} with tensors that do not go together, "
+        f"{seen[rank].same_s:.0f} s ago. {'; '.join(_folded(words, words))}."
+    )
+    return Diagnosis(text, True, tuple(words), _ADVICE)
+
+
+def _slowness(ranks: list[int], seen: Mapping[int, Observed]) -> Diagnosis | None:
+    """What is said of ranks in collectives that all have come to, and that do not end."""
+    if not ranks:
+        return None
+    seconds = max(seen[rank].same_s for rank in ranks)
+    places = _folded(ranks, {rank: _place(seen[rank]) for rank in ranks})
+    text = (
+        f"All that take part have been in one collective for {seconds:.0f} s. {'; '.join(places)}. "
+        "It is slow, or they do not mean the same source, operation or tag."
+    )
+    return Diagnosis(text, False, tuple(ranks))
 
 
 def _head(
@@ -168,6 +233,7 @@ def _absence(one: Observed) -> str:
     last = one.where.last[-1].name if one.where is not None and one.where.last else ""
     if one.is_over:
         what = "has finished the cell without it" if one.finished else "does not run this cell"
+        what = "has left the cell by exit() or sys.exit()" if one.left else what
         return f"{what} (its last collective was {last})" if last else what
     if one.is_frozen:
         return "stands still"

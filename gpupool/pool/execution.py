@@ -260,9 +260,11 @@ class Execution:
             if not self._freeing.has_warned:  # what it told of is being ended
                 self._notice(None)
             return
-        diagnosis = self._watch.look(pending, self.replies, now)
-        self._notice(diagnosis.text if diagnosis else None)
-        if diagnosis and diagnosis.is_hang and self._pool.options.on_hang == "abort":
+        left = [rank for rank, reply in self.replies.items() if reply.get("left")]
+        diagnosis = self._watch.look(pending, self.replies, now, left)
+        self._notice(diagnosis.text if diagnosis and not diagnosis.by_exit else None)
+        ends = diagnosis and (diagnosis.by_exit or self._pool.options.on_hang == "abort")
+        if diagnosis and diagnosis.is_hang and ends:
             self._limit = HANG, diagnosis.finding.removeprefix("Hang: ").removesuffix(".")
             self.interrupt()
 

@@ -21,6 +21,7 @@ __all__ = ["Diagnosis", "HangWatch", "diagnose"]
 WHERE_REQUEST = "gpupool_where_request"  # answered by gpupool/engine/control.py
 _FIRST_S = 2.0  # a short cell costs nothing
 _EVERY_S = 1.0
+_HURRY_S = 0.2  # when a rank has left on purpose
 _COMPUTES = 0.02  # of a processor, between two answers: also on a machine that is full
 _MOVED_S = 1e-3  # of a processor: more than a thread needs that only waits
 
@@ -61,6 +62,7 @@ class HangWatch:
         self._every_s = min(_EVERY_S, hang_after_s / 4)
         self._all: dict[int, _Rank] = {}
         self._diagnosis: Diagnosis | None = None
+        self._hurries = False
 
     @property
     def where(self) -> dict[int, Whereabouts]:
@@ -68,7 +70,11 @@ class HangWatch:
         return {rank: one.where for rank, one in self._all.items() if one.where is not None}
 
     def look(
-        self, pending: Collection[int], finished: Collection[int], now: float
+        self,
+        pending: Collection[int],
+        finished: Collection[int],
+        now: float,
+        left: Collection[int] = (),
     ) -> Diagnosis | None:
         """What is wrong at this moment. Never waits; to be called some times a second.
 
@@ -76,7 +82,10 @@ class HangWatch:
             pending: the ranks that still run the call.
             finished: those that have ended it.
             now: `time.monotonic()`.
+            left: those of them that have left it by `exit()`.
         """
+        if left and not self._hurries:  # who waits for one of these is to hear of it soon
+            self._hurries, self._next_at, self._every_s = True, now, _HURRY_S
         if self._pool.options.inline:  # works in the thread that would look
             return None
         for one in self._all.values():
@@ -86,7 +95,7 @@ class HangWatch:
             self._next_at = now + self._every_s
             with contextlib.suppress(Exception):  # the pool is being stopped: nothing to tell
                 self._ask(now)
-            seen = {rank: self._observed(rank, finished, now) for rank in self._all}
+            seen = {rank: self._observed(rank, finished, left, now) for rank in self._all}
             self._diagnosis = diagnose(seen, self._hang_after_s) if pending else None
         return self._diagnosis
 
@@ -101,7 +110,7 @@ class HangWatch:
                 one.state, one.state_since = state, first
         free = [rank for rank, one in self._all.items() if one.answer is None]
         near = any(now - one.same_since >= self._hang_after_s / 2 for one in self._all.values())
-        how = {"history": True} if near else {"glance": True}
+        how = {"history": True} if near or self._hurries else {"glance": True}
         for rank, answer in self._pool.ask(WHERE_REQUEST, free, **how).items():
             self._all[rank].answer, self._all[rank].asked_at = answer, now
 
@@ -118,11 +127,14 @@ class HangWatch:
         if not _is_same(before, one.where, used_s):
             one.same_since = now
 
-    def _observed(self, rank: int, finished: Collection[int], now: float) -> Observed:
+    def _observed(
+        self, rank: int, finished: Collection[int], left: Collection[int], now: float
+    ) -> Observed:
         one = self._all[rank]
         return Observed(
             where=one.where,
             finished=rank in finished,
+            left=rank in left,
             runs_it=rank in self._ranks,
             same_s=now - one.same_since if one.where and one.where.collective else 0.0,
             silent_s=now - one.asked_at if one.answer is not None else 0.0,

@@ -99,8 +99,14 @@ def test_a_pool_that_cannot_be_started_says_why_and_leaves_none(
             "%%spmd --veiw raw\n1",
             "OptionsError: %%spmd has no option --veiw. Did you mean '--view'?",
         ),
-        ("%%spmd -t 2\n1", "OptionsError: ranks '2': write all, 0, 0,2, 0:4, ::2 or -1; this pool "),
-        ("%%spmd -t x\n1", "OptionsError: ranks 'x': write all, 0, 0,2, 0:4, ::2 or -1; this pool "),
+        (
+            "%%spmd -t 2\n1",
+            "OptionsError: ranks '2': write all, 0, 0,2, 0:4, ::2 or -1; this pool ",
+        ),
+        (
+            "%%spmd -t x\n1",
+            "OptionsError: ranks 'x': write all, 0, 0,2, 0:4, ::2 or -1; this pool ",
+        ),
         ("%%spmd -o 1\n1", "OptionsError: %%spmd: argument -o/--out: '1' is not a name that a var"),
     ],
 )

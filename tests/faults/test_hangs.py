@@ -56,6 +56,46 @@ def test_ranks_in_different_collectives_are_ended_too(pools: dict[str, Pool]) ->
     assert dict(pools["abort"].run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
 
 
+@pytest.mark.parametrize("mode", ["tell", "abort"])
+def test_tensors_that_do_not_go_together_are_told_and_ended(
+    pools: dict[str, Pool], mode: str
+) -> None:
+    pool, said = pools[mode], list[str | None]()
+    source = "x = torch.ones(4 if rank == 2 else 3); dist.all_reduce(x)"
+    cell = pool.begin(source, ranks=[0, 1, 2], on_output=lambda *_: None, on_notice=said.append)
+    if mode == "tell":
+        until(lambda: "do not go together" in str(said), 20.0, "the diagnosis")
+        assert "float32[4]" in str(said[-1])
+        cell.interrupt()
+    assert cell.wait(40.0)
+    errors = " ".join(str(error) for error in cell.errors.values())
+    assert ("do not go together" if mode == "abort" else "KeyboardInterrupt") in errors
+    assert dict(pool.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+
+
+@pytest.mark.parametrize("left", ["quit()", "import sys; sys.exit(0)"])
+def test_a_rank_that_leaves_frees_those_that_wait_for_it(pools: dict[str, Pool], left: str) -> None:
+    pool = pools["tell"]
+    pool.run("kept = rank")
+    source = f"import time\nif rank == 1:\n    {left}\nif rank == 2: time.sleep(600)\n{SUM}"
+    with pytest.raises(SpmdError) as caught:
+        pool.run(source, timeout_s=60)
+    first = caught.value.first
+    assert first.ename == "HangError"
+    assert "rank 1: has left the cell by exit() or sys.exit()" in first.evalue
+    assert dict(pool.run(f"{SUM}, kept")) == {0: (3.0, 0), 1: (3.0, 1), 2: (3.0, 2)}
+
+
+def test_a_rank_that_leaves_does_not_cut_off_what_does_not_wait_for_it(
+    pools: dict[str, Pool],
+) -> None:
+    pool = pools["tell"]
+    sub = "pair = dist.new_group([0, 2])\nx = torch.ones(1)\n"
+    source = f"import time\n{sub}if rank == 1:\n    exit()\ntime.sleep(2 * (rank == 0))\n"
+    done = pool.run(f"{source}dist.all_reduce(x, group=pair)\nx.item()")
+    assert dict(done) == {0: 2.0, 1: None, 2: 2.0}
+
+
 def test_unless_it_is_wanted_a_hang_is_told_and_the_cell_goes_on_until_it_is_stopped(
     pools: dict[str, Pool],
 ) -> None:

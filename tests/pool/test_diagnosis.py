@@ -49,17 +49,15 @@ def text(*ranks: Observed) -> str:
 @pytest.mark.parametrize(
     "ranks",
     [
-        (WAITS, WAITS, WAITS),  # a slow network
         (COMPUTES, COMPUTES, COMPUTES),
         (COMPUTES, SLEEPS, FINISHED),
         (FINISHED, FINISHED, FINISHED),
         (UNKNOWN, UNKNOWN, UNKNOWN),
         (SILENT, COMPUTES, COMPUTES),  # C code computes
         (within("all_reduce", s=29.0), FINISHED, FINISHED),  # not yet
-        (within("all_reduce", ranks=(0, 1)), within("all_reduce", ranks=(0, 1)), COMPUTES),
     ],
 )
-def test_neither_a_slow_network_nor_a_long_computation_is_a_hang(
+def test_a_long_computation_is_no_hang(
     ranks: tuple[Observed, ...],
 ) -> None:
     assert told(*ranks) is None
@@ -132,13 +130,59 @@ def test_a_rank_that_has_been_there_or_called_it_in_the_background_is_not_missin
     other = within("broadcast", group="1", ranks=(1, 2))
     assert other.where is not None
     also = replace(other, where=replace(other.where, also=(collective,)))
-    assert told(WAITS, been, begun) is None
+    for ranks in ((WAITS, been, begun), (WAITS, WAITS, WAITS)):
+        slow = told(*ranks)
+        assert slow is not None
+        assert not slow.is_hang
+        assert slow.text.startswith("All that take part have been in one collective for 31 s.")
     assert told(WAITS, also, WAITS) is not None  # as rank 2 is not in the broadcast
-    assert told(within("all_reduce", ranks=(0, 1)), also, other) is None
+    slow = told(within("all_reduce", ranks=(0, 1)), also, other)
+    assert slow is not None
+    assert not slow.is_hang
+
+
+@pytest.mark.parametrize("is_through", [False, True])
+def test_tensors_that_do_not_go_together_are_a_hang(is_through: bool) -> None:
+    def one(values: str, op: str = "all_reduce") -> Observed:
+        waits = within(op, ranks=(0, 1))
+        assert waits.where is not None
+        assert waits.where.collective is not None
+        collective = replace(waits.where.collective, values=values)
+        return replace(waits, where=replace(waits.where, collective=collective))
+
+    first, second = one("float32[3]"), one("float32[4]")
+    if is_through:
+        assert first.inside is not None
+        first = replace(FINISHED, where=replace(IDLE, last=(first.inside,)))
+    where = ", and is through it" if is_through else " at Cell In[3], line 2"
+    diagnosis = told(first, second)
+    assert diagnosis is not None
+    assert diagnosis.is_hang
+    assert diagnosis.text == (
+        "Hang: the ranks have called all_reduce #5 with tensors that do not go together, 31 s ago. "
+        f"rank 0: float32[3]{where}; rank 1: float32[4] at Cell In[3], line 2. Press stop to free "
+        "the ranks; they keep their variables."
+    )
+    uneven = told(one("float32[3]", "all_to_all"), one("float32[4]", "all_to_all"))
+    assert uneven is not None
+    assert not uneven.is_hang
+
+
+def test_who_waits_for_a_rank_that_has_left_on_purpose_is_told_at_once() -> None:
+    waits, left = within("all_reduce", s=0.6), replace(FINISHED, left=True)
+    diagnosis = told(waits, left, COMPUTES)
+    assert diagnosis is not None
+    assert (diagnosis.is_hang, diagnosis.by_exit) == (True, True)
+    assert "rank 1: has left the cell by exit() or sys.exit()" in diagnosis.text
+    assert told(within("all_reduce", s=0.4), left, COMPUTES) is None
+    assert told(SLEEPS, left, COMPUTES) is None  # it does its own
+    assert told(within("all_reduce", s=0.6, ranks=(0, 2)), left, COMPUTES) is None
 
 
 def test_those_who_send_and_receive_meet_and_two_who_receive_never_do() -> None:
-    assert told(peer("recv", 1, 0), peer("send", 0, 1)) is None
+    slow = told(peer("recv", 1, 0), peer("send", 0, 1))
+    assert slow is not None
+    assert not slow.is_hang
     diagnosis = told(peer("recv", 1, 0), peer("recv", 0, 1))
     assert diagnosis is not None
     assert diagnosis.is_hang
