@@ -55,7 +55,6 @@ def main() -> None:
     draw_with(open_telling)
 
     _wait_for_whole_file(Path(sys.argv[1].removeprefix("--file=")))
-    os.register_at_fork(after_in_child=_end_at_sigterm)
     try:
         IPEngine.launch_instance(out_stream_factory=OrderedStream)
     except RuntimeError as error:
@@ -70,18 +69,6 @@ def end_at_once() -> None:
     """
     signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))  # runs what is to run at exit
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _end_at_sigterm() -> None:
-    """Have what a cell forks end at SIGTERM, as what a script forks does.
-
-    The engine's handler would tell the event loop, which does not run there. So `Process.terminate`
-    would have no effect, and `multiprocessing.Pool` would wait for the end of its workers for ever.
-    A handler of the user's is left alone.
-    """
-    handler = signal.getsignal(signal.SIGTERM)
-    if (getattr(handler, "__module__", None) or "").startswith(("ipyparallel.", "gpupool.")):
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _compiler_cache() -> str:
