@@ -16,15 +16,15 @@ import mmap
 import os
 import pickle
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import FunctionType
 from typing import Any
 
 import cloudpickle
+
+from gpupool.core.reductions import reduced, reduced_class
 
 INLINE_BYTES = 1 << 16  # smaller parcels travel in the message
 _ALIGNMENT = 64  # bytes; what vector instructions and caches like
@@ -98,11 +98,11 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         """How a part is pickled."""
-        if isinstance(obj, cached_property):  # until Python 3.12 there is a lock in it
-            kept = {key: value for key, value in vars(obj).items() if key != "lock"}
-            return cached_property, (obj.func,), kept
-        if isinstance(obj, weakref.WeakKeyDictionary):  # in what `functools.singledispatch` makes
-            return type(obj), (dict(obj),)
+        if isinstance(obj, type):
+            return reduced_class(obj, super().reducer_override(obj))
+        reduction = reduced(obj)
+        if reduction is not None:
+            return reduction
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
         if numpy is not None and isinstance(obj, numpy.ndarray):
             _check(obj.nbytes, self._max_bytes)

@@ -6,11 +6,13 @@ bound to something else gets it again when the next cell asks for the notebook's
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import pickle
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,8 @@ from gpupool.engine.sources import remember
 
 _MAX_ATTRIBUTES = 2000
 _GONE: Any = object()
+
+Aliases = Mapping[str, tuple[str, Sequence[str]]]  # name -> a name on the rank, attributes of it
 
 
 class _Kept:
@@ -58,6 +62,7 @@ class _Kept:
 
 _kept: dict[int, _Kept] = {}
 _bound: dict[str, int] = {}  # names that mean a parcel's value -> its number
+_former: dict[str, Any] = {}  # while names are bound for a cell: what they meant before
 
 
 def follow(sys_path: Sequence[str], cwd: str, umask: int) -> None:
@@ -77,14 +82,19 @@ def find_modules(sys_path: Sequence[str]) -> None:
 
 def receive(
     parcels: Sequence[tuple[int, dict[str, Any]]],
+    numbers: Mapping[str, int],
+    aliases: Aliases,
     forget: Iterable[int],
     place: Mapping[str, Any],
     sources: Mapping[str, tuple[int, str]],
 ) -> dict[int, str]:
     """Take in parcels; number -> reason for those that cannot be read here.
 
+    Meanwhile names mean what they will mean in the cell, so that methods that run find them.
+
     Args:
-        parcels: (number, parcel as it travels).
+        parcels: (number, parcel as it travels), in the order in which they are read.
+        numbers, aliases: as for `bind`.
         forget: numbers of parcels that are not wanted any more.
         place: the arguments of `follow`, if the notebook has gone somewhere else.
         sources: the cells that code in the parcels is of, see `sources.remember`.
@@ -94,16 +104,34 @@ def receive(
         follow(**place)
     for number in forget:
         _kept.pop(number, None)
-    failed = {}
-    for number, wire in parcels:
-        kept = _Kept(wire)
+    arrived = {number: _Kept(wire) for number, wire in parcels}
+    here = {name: number for name, number in numbers.items() if number in _kept.keys() - arrived}
+    _kept.update(arrived)
+    waiting, failed = list(arrived), dict[int, str]()
+    with _remembering({*numbers, *aliases} if arrived else ()) as put_back:
         try:
-            kept.load()
-        except Exception as error:
-            failed[number] = f"{type(error).__name__}: {error}"
-        else:
-            _kept[number] = kept
+            if arrived:
+                _let_mean(here, aliases)
+            while waiting:
+                failed = {number: text for number in waiting if (text := _read(number, numbers))}
+                if len(failed) == len(waiting):
+                    break
+                waiting = list(failed)  # it may have met the names of a later one
+        finally:
+            put_back()
+    for number in failed:
+        del _kept[number]
     return failed
+
+
+def _read(number: int, numbers: Mapping[str, int]) -> str:
+    """Unpickle a parcel, and let its names mean it; the reason if it cannot be."""
+    try:
+        _kept[number].load()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    _let_mean({name: other for name, other in numbers.items() if other == number}, {})
+    return ""
 
 
 def around(work: Callable[[], dict[str, Any]], **shipment: Any) -> dict[str, Any]:
@@ -113,12 +141,16 @@ def around(work: Callable[[], dict[str, Any]], **shipment: Any) -> dict[str, Any
         shipment: see `gpupool.pool.variables.Shipment.payload`.
     """
     names = shipment["names"]
-    told = {key: shipment[key] for key in ("parcels", "forget", "place", "sources")}
-    failed = receive(**told)
+    told = "parcels", "numbers", "aliases", "forget", "place", "sources"
+    failed = receive(**{key: shipment[key] for key in told})
     if failed:
         raise ParcelsLostError(
             f"what the notebook sent cannot be read: {'; '.join(failed.values())}"
         )
+    for module in shipment["modules"]:
+        with contextlib.suppress(Exception):  # the cell tells, if it really needs it
+            importlib.import_module(module)
+    _repeat(shipment["imports"])
     bind(shipment["numbers"], shipment["aliases"])
     before = identities(names)
     script_names.clear()
@@ -127,27 +159,61 @@ def around(work: Callable[[], dict[str, Any]], **shipment: Any) -> dict[str, Any
     return {**reply, "names": report(before, {*names, *script_names})}
 
 
-def bind(numbers: Mapping[str, int], aliases: Mapping[str, tuple[str, Sequence[str]]]) -> None:
+def bind(numbers: Mapping[str, int], aliases: Aliases) -> None:
     """Let names mean the values of parcels, or what the rank has under another name."""
-    names = this_shell().user_ns
-    # first all that is looked up, then what takes its place: the notebook may swap two names
-    meant = {name: _find(other, path) for name, (other, path) in aliases.items()}
     if lost(numbers.values()):
         raise ParcelsLostError(
             f"rank {this_rank()['rank']} has lost values that the notebook had sent. Run the cell "
             "again: they are sent anew."
         )
+    with _remembering([*numbers, *aliases]):
+        _let_mean(numbers, aliases)
+    _bound.update(numbers)
+
+
+@contextlib.contextmanager
+def _remembering(names: Iterable[str]) -> Iterator[Callable[[], None]]:
+    """While entered, references to the rank's values mean what these names mean now: the notebook
+    may swap two. Gives what lets the names mean that again."""
+    space = this_shell().user_ns
+    _former.update((name, space.get(name, _GONE)) for name in names)
+    try:
+        yield lambda: _set(_former)
+    finally:
+        _former.clear()
+
+
+def _let_mean(numbers: Mapping[str, int], aliases: Aliases) -> None:
     for name, number in numbers.items():
         kept = _kept[number]
         if kept.value is _GONE:
             kept.load()
-        names[name] = kept.value
-        _bound[name] = number
-    for name, value in meant.items():
-        if value is _GONE:  # this rank has none: the cell tells, if it needs it
-            names.pop(name, None)
+        _set({name: kept.value})
+    _set({name: _find(other, path) for name, (other, path) in aliases.items()})
+
+
+def _set(meanings: Mapping[str, Any]) -> None:
+    """Bind names; where this rank has no value the name is not there: the cell tells, if it needs
+    it."""
+    space = this_shell().user_ns
+    for name, value in meanings.items():
+        if value is _GONE:
+            space.pop(name, None)
         else:
-            names[name] = value
+            space[name] = value
+
+
+def _repeat(statements: Iterable[str]) -> None:
+    """Make imports of earlier cells on a rank that is new; one that fails does not end the cell."""
+    for line in statements:
+        try:
+            this_shell().ex(line)
+        except Exception as error:
+            print(
+                f"gpupool: rank {this_rank()['rank']} is new, and `{line}` of an earlier cell "
+                f"cannot be repeated there: {type(error).__name__}: {error}",
+                file=sys.stderr,
+            )
 
 
 def lost(numbers: Iterable[int]) -> list[int]:
@@ -240,10 +306,9 @@ def _part(number: int, index: int) -> Any:
 
 
 def _rank_value(name: str, path: Sequence[str], version: int = 0) -> Any:
-    space = this_shell().user_ns
-    if name not in space:
+    value = _former.get(name, this_shell().user_ns.get(name, _GONE))
+    if value is _GONE:
         raise LookupError(f"rank {this_rank()['rank']} has no variable {name!r}")
-    value = space[name]
     for attribute in path:
         if not hasattr(value, attribute):
             raise LookupError(f"{name} of rank {this_rank()['rank']} has no {'.'.join(path)}")

@@ -27,15 +27,17 @@ _MAX_NAMED = 3
 class Shipment:
     """What a cell needs on the ranks.
 
-    `numbers` maps names to parcels, `aliases` names to (name, path) on the rank; `bound` are names
-    that the notebook's functions bind. `covered` are the notebook's names that mean something else
-    in a cell, `problems` names that cannot be sent with the reason, `inline` the parcels that go
-    with the cell: rank -> (number, parcel). `filenames` are those of code that goes along,
-    `files` have to stay open until the cell has begun.
+    `numbers` maps names to parcels, in the order in which these can be read, `aliases` names to
+    (name, path) on the rank; `modules` are those to import, `bound` names that the notebook's
+    functions bind. `covered` are the notebook's names that mean something else in a cell,
+    `problems` names that cannot be sent with the reason, `inline` the parcels that go with the
+    cell: rank -> (number, parcel). `filenames` are those of code that goes along, `files` have to
+    stay open until the cell has begun.
     """
 
     numbers: dict[str, int] = field(default_factory=dict)
     aliases: dict[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    modules: set[str] = field(default_factory=set)
     bound: set[str] = field(default_factory=set)
     covered: set[str] = field(default_factory=set)
     problems: dict[str, str] = field(default_factory=dict)
@@ -69,9 +71,11 @@ class Delivery:
             first: whether they are read before anything runs, or go with the cell. If it is not
                 said, those that are small and cannot fail go with it.
         """
-        needed = sorted(self._parcels.with_needs([*shipment.numbers.values(), *needs]))
+        needed = self._parcels.in_order(shipment.numbers, needs)
+        place = {number: index for index, number in enumerate(needed)}
+        shipment.numbers = dict(sorted(shipment.numbers.items(), key=lambda item: place[item[1]]))
         lacking = {r: [n for n in needed if n not in self._there.get(r, ())] for r in ranks}
-        numbers = sorted({n for m in lacking.values() for n in m})
+        numbers = [n for n in needed if any(n in missing for missing in lacking.values())]
         num_bytes = sum(map(self._parcels.num_bytes, numbers))
         names = [name for name, number in shipment.numbers.items() if number in numbers]
         with _bar(names, num_bytes) as bar:
@@ -108,7 +112,12 @@ class Delivery:
         """Have the ranks unpickle what runs somebody's code, before any of them runs the cell."""
         place = notebook_place()
         payloads = {
-            rank: {"parcels": wires, **self.news(rank, place)}
+            rank: {
+                "parcels": wires,
+                "numbers": shipment.numbers,
+                "aliases": shipment.aliases,
+                **self.news(rank, place),
+            }
             for rank, wires in per_rank.items()
             if wires
         }

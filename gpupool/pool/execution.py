@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
@@ -238,9 +239,15 @@ class Execution:
         self._settle()
 
     def _settle(self) -> None:
-        """Say of each rank that failed how it did."""
+        """Say of each rank that failed how it did, and what went with one that was replaced."""
+        counts = Counter(failure.error.evalue for failure in self._failures.values())
+        failures = dict(self._failures)
+        for rank, failure in failures.items():
+            said = failure.error.evalue
+            hint = self._pool.variables.losses.hint(rank, said, is_alone=counts[said] == 1)
+            failures[rank] = replace(failure, error=replace(failure.error, evalue=said + hint))
         settled = settle(
-            self._failures,
+            failures,
             asked=bool(self._presses),
             limit=self._limit,
             freed_at=self._freeing.freed_at,
@@ -287,10 +294,6 @@ class Execution:
                 reply = {**reply, "text": redact(reply["text"], self._hidden)}
             self.replies[rank] = reply
             return
-        lost = self._pool.variables.losses.hint(rank, failure.error.evalue)
-        if lost:
-            error = replace(failure.error, evalue=f"{failure.error.evalue}{lost}")
-            failure = replace(failure, error=error)
         self._failures[rank] = failure
         if future.exception() is None and future.result().get("context_lost"):
             self._pool.kill(rank, "had lost its GPU context, and was ended")

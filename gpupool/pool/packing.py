@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from operator import attrgetter
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -50,10 +51,11 @@ _SAFE = {*sys.stdlib_module_names, "numpy", "torch", "cloudpickle", "gpupool"}
 class NotebookPacker(Packer):
     """Pickles (value, parts): `parts` are the objects in it that others may refer to later.
 
-    Afterwards `names_read` are the global names that its functions read, `names_bound` those that
-    they bind, and `filenames` where they were compiled; `needs` the parcels it refers to. `plain`
-    tells that nothing but data and functions is in it, so that to unpickle it runs no code of
-    anybody's and cannot fail.
+    Afterwards `names_read` are the global names that its functions read and by which its classes
+    are found, `names_bound` those that they bind, and `filenames` where they were compiled; `needs`
+    the parcels it refers to. `plain` tells that nothing but data and functions is in it, so that to
+    unpickle it runs no code of anybody's and cannot fail; `runs_notebook`, that it may run methods
+    of the notebook's classes, which read names.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class NotebookPacker(Packer):
         self.filenames: set[str] = set()
         self.needs: set[int] = set()
         self.plain = True
+        self.runs_notebook = False
         self._find_part = find_part
         self._key_of = key_of
         self.dump((value, _Parts()))
@@ -91,7 +94,10 @@ class NotebookPacker(Packer):
                 self.needs.add(known[0])
                 return part, known
             self.parts.append(obj)
+        elif isinstance(obj, type) and _is_found(obj):
+            self.names_read.add(obj.__qualname__.partition(".")[0])
         self.plain = self.plain and _cannot_fail(obj)
+        self.runs_notebook |= type(obj).__module__ == "__main__" and not isinstance(obj, type)
         return super().reducer_override(obj)
 
     def _digest(self) -> bytes:
@@ -112,6 +118,16 @@ def _is_part(obj: object) -> bool:
         return False
     torch = sys.modules.get("torch")
     return torch is None or not isinstance(obj, (torch.storage.TypedStorage, torch.UntypedStorage))
+
+
+def _is_found(kind: type) -> bool:
+    """Whether pickle finds a class of the notebook by its name, which a rank's pickle does too."""
+    if kind.__module__ != "__main__":
+        return False
+    try:
+        return attrgetter(kind.__qualname__)(sys.modules["__main__"]) is kind
+    except AttributeError:
+        return False
 
 
 def _cannot_fail(obj: Any) -> bool:

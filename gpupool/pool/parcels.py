@@ -39,6 +39,7 @@ class Parcel:
     names_bound: frozenset[str]
     filenames: frozenset[str]
     plain: bool
+    runs_notebook: bool
     file: MemoryFile | None = None  # of a constant: for ranks that come later
     wire: dict[str, Any] | None = None
 
@@ -140,6 +141,33 @@ class Parcels:
                 queue += self._parcels[number].needs
         return found
 
+    def names_in(self, number: int) -> tuple[set[str], set[str]]:
+        """The names that a parcel, and what it refers to, reads and binds."""
+        parcels = [self._parcels[n] for n in self.with_needs([number])]
+        reads = (parcel.names_read for parcel in parcels)
+        binds = (parcel.names_bound for parcel in parcels)
+        return set().union(*reads), set().union(*binds)
+
+    def in_order(self, names: Mapping[str, int], needs: Iterable[int] = ()) -> list[int]:
+        """The parcels of `names`, `needs`, and all that they refer to: as they are to be read.
+
+        What runs methods of the notebook's classes comes last, and after what these read by name.
+        """
+        runs: dict[int, bool] = {}  # in the order in which all below a parcel comes before it
+        seen: set[int] = set()
+        stack = [(number, False) for number in (*needs, *names.values())][::-1]
+        while stack:
+            number, is_below_done = stack.pop()
+            parcel = self._parcels[number]
+            if is_below_done:
+                runs[number] = parcel.runs_notebook or any(runs.get(n, True) for n in parcel.needs)
+            elif number not in seen:
+                seen.add(number)
+                read = [names[name] for name in sorted(parcel.names_read & names.keys())]
+                stack.append((number, True))
+                stack += [(n, False) for n in (*read, *sorted(parcel.needs, reverse=True))]
+        return sorted(runs, key=runs.__getitem__)
+
     def num_bytes(self, number: int) -> int:
         """How many bytes of a parcel this round has packed; 0 of one that was packed before."""
         packer = self._packed.get(number)
@@ -207,6 +235,7 @@ class Parcels:
             frozenset(packer.names_bound),
             frozenset(packer.filenames),
             packer.plain,
+            packer.runs_notebook,
         )
         self._parcels[number] = parcel
         self._by_value[id(value)] = number

@@ -7,8 +7,9 @@ takes part before any of them runs.
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from itertools import filterfalse
@@ -23,16 +24,18 @@ from gpupool.core.progress import BYTES, progress
 from gpupool.pool.composite import Composite, Constant, ValueInfo, key_of, pool_variables
 from gpupool.pool.delivery import Delivery, Shipment, unheard_output
 from gpupool.pool.environment import notebook_place
+from gpupool.pool.imports import Imports, Statements
 from gpupool.pool.losses import Losses
 from gpupool.pool.names import Versions, is_hidden, is_of_shell, require_name
 from gpupool.pool.packing import reason
-from gpupool.pool.parcels import Parcel, Parcels
+from gpupool.pool.parcels import Parcels
 
 if TYPE_CHECKING:
     from gpupool.pool.execution import Execution, OnNotice, OnOutput
     from gpupool.pool.pool import Pool
 
 _NO_HANDLES: Mapping[str, Composite] = {}
+_NO_STATEMENTS: Statements = {}
 _INFO_FIELDS = {info_field.name for info_field in fields(ValueInfo)}
 
 
@@ -48,6 +51,7 @@ class Variables:
         self._new_ranks: list[int] = []  # of which the delivery does not know yet
         self._versions = Versions()
         self.losses = Losses(lambda: self.world_size)
+        self._imports = Imports()
         self.num_changes = 0  # of what ranks have, by other ways than a cell
         self._rank_reads: dict[str, frozenset[str]] = {}  # functions of ranks -> names they read
 
@@ -64,11 +68,13 @@ class Variables:
         names: dict[str, Any],
         ranks: Sequence[int],
         *,
+        attributes: Iterable[str] = (),
         waits: bool = True,
     ) -> Shipment:
         """Bring to `ranks` what they need of the notebook's `names` to run code that reads `reads`.
 
         Args:
+            attributes: what the code mentions behind a dot: submodules may be meant.
             waits: for ranks that are in use; else the values go with the code when its turn comes.
 
         Raises:
@@ -78,9 +84,7 @@ class Variables:
         with self._lock:
             self._begin(names, ranks)
             try:
-                shipment = self._gather(reads, names)
-                if shipment.problems:
-                    raise TransferError(shipment.problems)
+                shipment = self._gather(reads, names, attributes)
                 goes_along = not waits and self._pool.turns.are_in_use(ranks)
                 self._delivery.send(shipment, ranks, first=False if goes_along else None)
                 self._note(shipment, names)
@@ -90,10 +94,20 @@ class Variables:
         return shipment
 
     def payloads(
-        self, shipment: Shipment, ranks: Sequence[int], names: Iterable[str]
+        self,
+        shipment: Shipment,
+        ranks: Sequence[int],
+        names: Iterable[str],
+        statements: Statements = _NO_STATEMENTS,
     ) -> dict[int, dict[str, Any]]:
-        """rank -> what `gpupool.engine.variables.around` is told; `names` are reported on."""
+        """rank -> what `gpupool.engine.variables.around` is told.
+
+        Args:
+            names: what the code binds, to be reported on.
+            statements: its imports.
+        """
         place = notebook_place()
+        bound = sorted(filterfalse(is_hidden, {*names, *shipment.bound}))
         with self._lock:
             self._note_new_ranks()
             return {
@@ -101,7 +115,9 @@ class Variables:
                     "parcels": shipment.inline.get(rank, []),
                     "numbers": shipment.numbers,
                     "aliases": shipment.aliases,
-                    "names": sorted(filterfalse(is_hidden, {*names, *shipment.bound})),
+                    "modules": sorted(shipment.modules),
+                    "imports": self._imports.begin(rank, statements, bound),
+                    "names": bound,
                     **self._delivery.news(rank, place, shipment.filenames),
                 }
                 for rank in ranks
@@ -112,8 +128,9 @@ class Variables:
 
         Takes no lock: who holds it may be waiting for these ranks.
         """
-        self._new_ranks.extend(ranks)
-        self.losses.lose(self._versions.names(), ranks, why)
+        for rank in ranks:
+            self._new_ranks.append(rank)
+            self.losses.lose(self._versions.names(), self._imports.lose(rank), rank, why)
         self.num_changes += 1
 
     def _note_new_ranks(self) -> None:
@@ -229,20 +246,23 @@ class Variables:
         """
         self._pool.wait_until_usable()
         kind = type(value).__name__
+        names, ranks = namespace(), self._pool.select_ranks(None)
         with self._lock, progress(f"Sending a value ({kind})", unit=BYTES) as bar:
+            self._begin(names, ranks)
             try:
                 parcel = self._parcels.constant(value, bar)
             except Exception as error:
-                raise TransferError({"the value": reason(error, "it", value)}) from None
-            finally:
                 self._parcels.end()
-            shipment = Shipment(numbers={"the value": parcel.number})
-            self._note_new_ranks()
+                raise TransferError({"the value": reason(error, "it", value)}) from None
             try:
-                self._delivery.send(shipment, self._pool.select_ranks(None), first=True)
+                shipment = self._gather(self._parcels.names_in(parcel.number)[0], names)
+                shipment.numbers["the value"] = parcel.number
+                self._delivery.send(shipment, ranks, first=True)
             except BaseException:  # nobody will ever ask for it
                 self._parcels.drop(parcel.number)
                 raise
+            finally:
+                self._parcels.end()
         return Constant(self, parcel.number, kind)
 
     def let_go(self, number: int) -> None:
@@ -311,8 +331,6 @@ class Variables:
             try:
                 packer = self._parcels.pack_once(call)
                 shipment = self._gather(packer.names_read, names)
-                if shipment.problems:
-                    raise TransferError(shipment.problems)
                 shipment.filenames |= packer.filenames
                 self._delivery.send(shipment, ranks, packer.needs)
                 self._note(shipment, names)
@@ -339,8 +357,14 @@ class Variables:
             if not self._delivery.is_there(number, ranks):
                 self._parcels.drop(number)
 
-    def _gather(self, reads: Iterable[str], names: Mapping[str, object]) -> Shipment:
-        """Follow the names that are read, and those that functions among them read."""
+    def _gather(
+        self, reads: Iterable[str], names: Mapping[str, object], attributes: Iterable[str] = ()
+    ) -> Shipment:
+        """Follow the names that are read, and those that functions among them read.
+
+        Raises:
+            TransferError: a value cannot be sent.
+        """
         shipment = Shipment()
         queue, seen = sorted(reads), set[str]()
         while queue:
@@ -351,6 +375,8 @@ class Variables:
             value = names[name]
             if is_of_shell(name, value):
                 continue
+            if isinstance(value, ModuleType):
+                shipment.modules.update(_submodules(value.__name__, attributes))
             if name in RANK_NAMES and not isinstance(value, Composite):
                 if not isinstance(value, ModuleType):
                     shipment.covered.add(name)
@@ -359,9 +385,12 @@ class Variables:
                 queue += self._rank_reads.get(key_of(value)[0], ())
             elif isinstance(value, Constant):
                 try:
-                    shipment.numbers[name] = self._parcels.number_of(value)
+                    number = self._parcels.number_of(value)
                 except PoolError as error:
                     shipment.problems[name] = str(error)
+                else:
+                    shipment.numbers[name] = number
+                    self._follow(number, shipment, queue)
             else:
                 try:
                     parcel = self._parcels.parcel(name, value)
@@ -369,12 +398,15 @@ class Variables:
                     shipment.problems[name] = reason(error, name, value)
                 else:
                     shipment.numbers[name] = parcel.number
-                    self._follow(parcel, shipment, queue)
+                    self._follow(parcel.number, shipment, queue)
+        if shipment.problems:
+            raise TransferError(shipment.problems)
         return shipment
 
-    def _follow(self, parcel: Parcel, shipment: Shipment, queue: list[str]) -> None:
-        queue += sorted(parcel.names_read)
-        shipment.bound |= parcel.names_bound
+    def _follow(self, number: int, shipment: Shipment, queue: list[str]) -> None:
+        reads, binds = self._parcels.names_in(number)
+        queue += sorted(reads)
+        shipment.bound |= binds
 
     def _alias(self, shipment: Shipment, name: str, value: Composite) -> None:
         try:
@@ -478,6 +510,15 @@ class Variables:
             if lost and first.ename == "LookupError":
                 raise PoolError(lost) from None
             raise PoolError(f"rank {first.rank}: {first.evalue}") from None
+
+
+def _submodules(module: str, attributes: Iterable[str]) -> Iterator[str]:
+    """Loaded submodules of a module that code may mean which mentions these attributes."""
+    for attribute in attributes:
+        name = f"{module}.{attribute}"
+        if name in sys.modules:
+            yield name
+            yield from _submodules(name, attributes)
 
 
 def _info(plain: Mapping[str, Any]) -> ValueInfo:

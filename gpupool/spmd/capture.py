@@ -10,8 +10,8 @@ import ast
 import dis
 import types
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from gpupool.core.names import with_nested
 from gpupool.spmd.capture_flow import Flow
@@ -29,6 +29,11 @@ class CellNames:
     """Bound by `import`."""
     deletes: frozenset[str] = frozenset()
     """Unbound by `del`, in a function too."""
+    attributes: frozenset[str] = field(default=frozenset(), compare=False)
+    """What stands behind a dot, which may be a submodule."""
+    statements: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
+    """The imports, outside of functions, by the name that they bind; none if what it means is
+    decided by which of several runs."""
 
 
 def names_in_cell(source: str, transform: Callable[[str], str]) -> CellNames:
@@ -56,8 +61,18 @@ def names_in_cell(source: str, transform: Callable[[str], str]) -> CellNames:
             flow.run(tree.body)
         except RecursionError:
             return _names_without_flow(tree, compiled)
-    sets = (flow.reads, flow.assigns, flow.imports, flow.deletes)
-    return CellNames(*map(frozenset, sets))
+    sets = (flow.reads, flow.assigns, flow.imports, flow.deletes, flow.attributes)
+    reads, assigns, imports, deletes, attributes = map(frozenset, sets)
+    return CellNames(reads, assigns, imports, deletes, attributes, _statements(flow))
+
+
+def _statements(flow: Flow) -> dict[str, tuple[str, ...]]:
+    found = {}
+    for name, lines in flow.statements.items():
+        is_certain = len(lines) == 1 or all(line.startswith(f"import {name}.") for line in lines)
+        is_certain = is_certain and name not in flow.assigns | flow.deletes
+        found[name] = tuple(lines) if is_certain else ()
+    return found
 
 
 def _names_without_flow(tree: ast.Module, code: types.CodeType) -> CellNames:
@@ -68,8 +83,8 @@ def _names_without_flow(tree: ast.Module, code: types.CodeType) -> CellNames:
     deletes = {step.argval for step in instructions if step.opname in _DELETES}
     aliases = [node for node in ast.walk(tree) if isinstance(node, ast.alias)]
     imports = {alias.asname or alias.name.split(".")[0] for alias in aliases}
-    sets = (reads - {"get_ipython"}, stores - imports, stores & imports, deletes)
-    return CellNames(*map(frozenset, sets))
+    own = frozenset(reads - {"get_ipython"}), frozenset(stores - imports)
+    return CellNames(*own, frozenset(stores & imports), frozenset(deletes))
 
 
 _LOADS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}

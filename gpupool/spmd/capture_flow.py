@@ -136,7 +136,11 @@ class Flow(Names):
     def on_import(self, node: ast.Import | ast.ImportFrom) -> None:
         for alias in node.names:
             if alias.name != "*":
-                self._store(bound_by(alias), self.imports)
+                name = bound_by(alias)
+                self._store(name, self.imports)
+                if self._scope.kind == "module":
+                    line = ast.unparse(type(node)(**{**vars(node), "names": [alias]}))
+                    self.statements.setdefault(name, {})[line] = None
 
     on_importfrom = on_import
 

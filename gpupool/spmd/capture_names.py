@@ -32,6 +32,8 @@ class Names(Walker):
         self.assigns: set[str] = set()
         self.imports: set[str] = set()
         self.deletes: set[str] = set()
+        self.attributes: set[str] = set()
+        self.statements: dict[str, dict[str, None]] = {}  # imported name -> its statements
         self._transform = transform
         self._scope = Scope("module")
         self._settled: State = frozenset()
@@ -111,6 +113,10 @@ class Names(Walker):
             self._store(node.id, self.assigns)
         else:
             self._delete(node.id)
+
+    def on_attribute(self, node: ast.Attribute) -> None:
+        self.attributes.add(node.attr)
+        self.visit(node.value)
 
     @contextmanager
     def _maybe(self) -> Iterator[None]:

@@ -206,11 +206,17 @@ class SpmdRun:
             return None
         self._names = names_in_cell(source, self._notebook.transform)
         variables = self._pool.variables
-        reads, names = self._names.reads, self._notebook.names
-        shipment = variables.ship(reads, names, ranks, waits=not self._notebook.at_once)
+        shipment = variables.ship(
+            self._names.reads,
+            self._notebook.names,
+            ranks,
+            attributes=self._names.attributes,
+            waits=not self._notebook.at_once,
+        )
         self._files = shipment.files
         self.covered = frozenset(shipment.covered)
-        return variables.payloads(shipment, ranks, self._names.assigns | self._names.deletes)
+        bound = self._names.assigns | self._names.deletes
+        return variables.payloads(shipment, ranks, bound, self._names.statements)
 
     def _take_back(self, succeeded: bool) -> None:
         """Bind the notebook's names to what the cell has left on the ranks."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import threading
 import types
+import urllib.parse
 
 import numpy as np
 import pytest
@@ -169,6 +171,41 @@ def test_a_function_of_a_module_that_is_no_more_keeps_what_it_reads() -> None:
     module = types.ModuleType("gone")
     exec("factor = 4\ndef scale(x): return x * factor", vars(module))
     assert unpack(pack(module.scale))(3) == 12
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        memoryview(b"abc"),
+        memoryview(b""),
+        memoryview(bytearray(8)).cast("I"),
+        memoryview(np.arange(6.0).reshape(2, 3)),
+        memoryview(np.arange(6)[::2]),
+        memoryview(np.array(3)),
+    ],
+    ids=["bytes", "empty", "integers", "two axes", "every other", "no axis"],
+)
+def test_a_memoryview_comes_out_as_one(view: memoryview) -> None:
+    found = unpack(pack(view))
+    assert isinstance(found, memoryview)
+    assert (found.format, found.shape, found.tolist()) == (view.format, view.shape, view.tolist())
+    assert found.readonly == (view.readonly or not view.c_contiguous)
+
+
+def test_a_cached_function_keeps_its_limits_and_not_its_values() -> None:
+    def make() -> functools._lru_cache_wrapper[int]:
+        @functools.lru_cache(maxsize=5, typed=True)
+        def factorial(n: int) -> int:
+            """n!"""
+            return 1 if n < 2 else n * factorial(n - 1)
+
+        return factorial
+
+    found = unpack(pack(make()))
+    assert (found(5), found.__doc__, found.__name__) == (120, "n!", "factorial")
+    assert found.cache_parameters() == {"maxsize": 5, "typed": True}
+    assert found.cache_info().misses == 5  # it calls itself, not the one that was sent
+    assert unpack(pack(urllib.parse.urlsplit)) is urllib.parse.urlsplit
 
 
 def test_no_descriptor_and_no_memory_is_left_open() -> None:

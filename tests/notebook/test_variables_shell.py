@@ -242,6 +242,169 @@ READ = [
     ),
 ]
 
+# What runs when a value is made again on a rank: methods that read names of the notebook.
+UNPICKLED = [
+    Case(
+        "__setstate__ reads a module and a constant",
+        "import threading\nVERSION = 2\nclass H:\n    def __init__(s, v): s.v = v\n"
+        "    def __getstate__(s): return {'v': s.v}\n"
+        "    def __setstate__(s, d): s.v, s.lock, s.of = d['v'], threading.Lock(), VERSION\n"
+        "h = H(3)\n---\n%%spmd -o r\nh.v, h.lock.acquire(), h.of, type(h) is H\n---\n"
+        "VERSION = 3\nh = H(4)\n---\n%%spmd -o s\nh.v, h.of",
+        "r[1], s[0]",
+        "((3, True, 2, True), (4, 3))",
+    ),
+    Case(
+        "__reduce__ gives a function that reads the class",
+        "def build(a): return Thing(a)\nclass Thing:\n    def __init__(s, a): s.a = a\n"
+        "    def __reduce__(s): return build, (s.a,)\nthing = Thing(4)\n---\n"
+        "%%spmd -o r\nthing.a, type(thing) is Thing",
+        "r[1]",
+        "(4, True)",
+    ),
+    Case(
+        "__new__ and __array_finalize__ read a module",
+        "import numpy as np\nclass Vec(np.ndarray):\n"
+        "    def __new__(cls, *v): return np.asarray(v).view(cls)\n"
+        "    def __array_finalize__(s, o): s.tag = getattr(o, 'tag', np.float32(3))\n"
+        "v = Vec(1, 2)\n---\n%%spmd -o r\nint(v.sum()), float(v.tag), type(v) is Vec",
+        "r[1]",
+        "(3, 3.0, True)",
+    ),
+    Case(
+        "__hash__ reads a constant",
+        "salt = 7\nclass Key:\n    def __init__(s, n): s.n = n\n"
+        "    def __hash__(s): return hash((s.n, salt))\n    def __eq__(s, o): return s.n == o.n\n"
+        "table = {Key(1): 'one'}\nboth = {Key(2), Key(3)}\n---\n"
+        "%%spmd -o r\ntable[Key(1)], Key(3) in both",
+        "r[1]",
+        "('one', True)",
+    ),
+    Case(
+        "through functions, whatever comes first in the alphabet",
+        "class A:\n    def __setstate__(s, d): s.of = z()\n    def names(s): return b\n"
+        "class B:\n    def __setstate__(s, d): s.of = limit\n    def names(s): return a\n"
+        "def z(): return b.of\nlimit = 9\na, b = A(), B()\na.v = b.v = 1\n---\n"
+        "%%spmd -o r\na.of, b.of, a.names() is b",
+        "r[1]",
+        "(9, 9, True)",
+    ),
+    Case(
+        "a metaclass has seen the class already",
+        "class Meta(type):\n    made = []\n    def __new__(m, name, bases, ns, **options):\n"
+        "        c = super().__new__(m, name, bases, ns)\n        Meta.made.append(name)\n"
+        "        return c\nclass WithMeta(metaclass=Meta, option=1): pass\n---\n"
+        "%%spmd -o r\nclass Own(WithMeta): pass\nMeta.made, type(Own) is Meta",
+        "r[1]",
+        "(['WithMeta', 'Own'], True)",
+    ),
+    Case(
+        "__init_subclass__ has seen the class already",
+        "registry = {}\nclass Base:\n    def __init_subclass__(cls, *, key):\n"
+        "        registry[key] = cls\nclass One(Base, key='one'): pass\none = One()\n---\n"
+        "%%spmd -o r\nclass Two(Base, key='two'): pass\n"
+        "type(one) is One, registry == {'one': One, 'two': Two}",
+        "r[1]",
+        "(True, True)",
+    ),
+    Case(
+        "what a rank's own value takes part in",
+        "%%spmd\nx = [rank]\n---\ny = x\nx = 5\nclass A:\n"
+        "    def __setstate__(s, d): s.x = x, d['y']\na = A()\na.y = y\n---\n"
+        "%%spmd -o r\na.x",
+        "r[1]",
+        "(5, [1])",
+    ),
+    Case(
+        "a constant",
+        "import gpupool\npool = gpupool.current_pool()\nscale = 3\nclass H:\n    v = 2\n"
+        "    def __setstate__(s, d): s.of = scale\n    def times(s): return s.v * scale\n"
+        "h = H()\nh.w = 1\nbig = pool.put(h)\n---\nscale = 4\n---\n"
+        "%%spmd -o r\nbig.of, big.times()",
+        "r[1]",
+        "(3, 8)",
+    ),
+]
+
+SENT = [
+    Case(
+        "cached functions",
+        "import functools\n@functools.cache\ndef load(n): return [n] * 2\nload(1)\n"
+        "@functools.lru_cache(maxsize=None)\n"
+        "def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)\n"
+        "class T:\n    @functools.lru_cache(8)\n    def big(self, n): return n * 2\n"
+        "t = T()\nhelper = functools.cache(lambda x: x + 1)\n---\n"
+        "%%spmd -o r\nload(3) is load(3), fib(30), fib.cache_info().hits > 0, t.big(2), "
+        "helper(1), load.__name__\n---\n%%spmd -o s\nload.cache_info().currsize",
+        "r[1], s[1]",
+        "((True, 832040, True, 4, 2, 'load'), 1)",
+    ),
+    Case(
+        "submodules",
+        "import xml.dom.minidom, concurrent.futures\n---\n"
+        "%%spmd -o r\nd = xml.dom\nd.minidom.parseString('<a/>').documentElement.tagName",
+        "r[1]",
+        "'a'",
+    ),
+    Case(
+        "a submodule of the rank's torch",
+        "import torch.utils.model_zoo\n---\n%%spmd -o r\ntorch.utils.model_zoo.__name__",
+        "r[1]",
+        "'torch.utils.model_zoo'",
+    ),
+    Case(
+        "a submodule of a package beside the notebook",
+        "import sys, tempfile, pathlib\nfolder = pathlib.Path(tempfile.mkdtemp(), 'beside')\n"
+        "folder.mkdir()\n(folder / '__init__.py').touch()\n"
+        "(folder / 'other.py').write_text('name = 8')\nsys.path.insert(0, str(folder.parent))\n"
+        "import beside.other\n---\n%%spmd -o r\nbeside.other.name",
+        "r[1]",
+        "8",
+    ),
+    Case(
+        "pickled again on a rank",
+        "class A:\n    class Inner:\n        def __init__(s, v): s.v = v\n"
+        "    def __init__(s, v): s.v, s.i = v, A.Inner(v)\ndef f(x): return x + 1\na = A(3)\n---\n"
+        "%%spmd -o r\nimport pickle\nb = pickle.loads(pickle.dumps(a))\n"
+        "b.v, b.i.v, type(b) is type(a), type(b.i) is A.Inner, pickle.loads(pickle.dumps(f))(1)",
+        "r[1]",
+        "(3, 3, True, True, 2)",
+    ),
+    Case(
+        "an instance alone is pickled again",
+        "class P:\n    v = 5\np = P()\n---\n"
+        "%%spmd -o r\nimport pickle\npickle.loads(pickle.dumps(p)).v",
+        "r[1]",
+        "5",
+    ),
+    Case(
+        "a parametrized module",
+        "import torch\nfrom torch.nn.utils import parametrizations\n"
+        "net = parametrizations.weight_norm(torch.nn.Linear(2, 2))\nw = net.weight.detach()\n---\n"
+        "%%spmd -o r\nsame = torch.equal(net.weight, w)\nnet(torch.ones(1, 2)).sum().backward()\n"
+        "same, torch.nn.utils.parametrize.is_parametrized(net), "
+        "net.parametrizations.weight.original1.grad is not None",
+        "r[1]",
+        "(True, True, True)",
+    ),
+    Case(
+        "a memoryview",
+        "import numpy as np\nv = memoryview(bytearray(b'abc'))\n"
+        "w = memoryview(np.arange(6).reshape(2, 3))\n---\n"
+        "%%spmd -o r\nv[rank] = 0\ntype(v), bytes(v), w.tolist()",
+        "r[1], bytes(v)",
+        "((<class 'memoryview'>, b'a\\x00c', [[0, 1, 2], [3, 4, 5]]), b'abc')",
+    ),
+    Case(
+        "a compiled function",
+        "import torch\nk = 2\n@torch.compile(backend='eager', dynamic=False, fullgraph=True)\n"
+        "def scaled(x): return x * k\n---\n"
+        "%%spmd -o r\nscaled(torch.ones(2)).tolist(), hasattr(scaled, 'get_compiler_config')",
+        "r[1]",
+        "([2.0, 2.0], True)",
+    ),
+]
+
 SAME = [
     Case(
         "two names of one tensor",
@@ -564,6 +727,12 @@ REFUSED = [
         "x: on rank 0: AttributeError",
     ),
     Case(
+        "a memoryview of a format that cannot be made again",
+        "import ctypes\nx = memoryview(ctypes.c_int(3))\n---\n%%spmd\nran = 1\nx",
+        "",
+        "x: ValueError: memoryview: destination format",
+    ),
+    Case(
         "a pool",
         "import gpupool\npool = gpupool.current_pool()\n---\n%%spmd\nran = 1\npool",
         "",
@@ -595,7 +764,9 @@ def run(shell: Terminal) -> Iterator[object]:
     return run  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("case", [*READ, *SAME, *BACK], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case", [*READ, *UNPICKLED, *SENT, *SAME, *BACK], ids=lambda case: case.name
+)
 def test_what_travels_and_what_comes_back(run, shell: Terminal, case: Case) -> None:  # type: ignore[no-untyped-def]
     run(case.cells)
     shown = shell.run(f"print(repr(({case.ask})))")

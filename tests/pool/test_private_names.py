@@ -11,9 +11,11 @@ import inspect
 import io
 import os
 import re
+import sys
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from multiprocessing import Process
 from pathlib import Path
 from typing import Any
@@ -463,6 +465,35 @@ def test_cloudpickle_reduces_a_function_to_its_code_globals_and_state() -> None:
     assert arguments[:2] == (forty_two.__code__, {"__name__": __name__, **arguments[1]})
     assert set(state[1]) >= {"__globals__", "__closure__", "__name__"}
     assert rest[:2] == [None, None]
+
+
+def test_cloudpickle_makes_a_class_empty_and_knows_it_again() -> None:
+    """gpupool/core/reductions.py gives the class its whole name, and says who makes it."""
+    made = type("Made", (), {"__module__": "__main__", "x": 1})
+    pickler = cloudpickle.Pickler(io.BytesIO(), protocol=5)
+    make, (meta, name, bases, names, tracker, extra), *_ = pickler.reducer_override(made)
+    assert make is cloudpickle.cloudpickle._make_skeleton_class
+    assert (meta, name, bases, names, extra) == (type, "Made", (object,), NAMES, None)
+    assert make(partial(type.__new__, meta), name, bases, names, tracker, extra) is made
+    lookup = cloudpickle.cloudpickle._lookup_module_and_qualname
+    assert lookup(made, "Made") is None
+    assert lookup(made, "") is None
+    assert lookup(io.BytesIO, "BytesIO") == (sys.modules["_io"], "BytesIO")
+
+
+NAMES = {"__module__": "__main__"}
+
+
+def test_a_compiled_function_closes_over_the_function_and_how_it_is_compiled() -> None:
+    """gpupool/core/reductions.py has a rank compile it again."""
+    made = torch.compile(forty_two, backend="eager", dynamic=True, fullgraph=True)
+    eval_frame: Any = sys.modules["torch._dynamo.eval_frame"]
+    assert made.__code__.co_filename == eval_frame.__file__  # type: ignore[attr-defined]
+    names = inspect.getclosurevars(made).nonlocals
+    assert names["fn"] is forty_two
+    assert isinstance(names["self"], eval_frame.OptimizeContext)
+    assert (names["self"]._dynamic, names["self"].fullgraph) == (True, True)
+    assert eval_frame.innermost_backend(names["self"].callback).compiler_name == "eager"
 
 
 def test_torch_pickles_a_tensor_as_its_storage() -> None:

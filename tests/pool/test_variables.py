@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from gpupool import Composite, Pool, PoolError, SpmdError, TransferError
 from gpupool.core.parcels import namespace
 from gpupool.notebook.spmd_view import QuietView
 from gpupool.pool.composite import Constant
+from gpupool.pool.result import SpmdResult
 from gpupool.pool.variables import Variables
 from gpupool.spmd.cell import Notebook as At
 from gpupool.spmd.cell import SpmdRun
@@ -153,6 +155,44 @@ def test_a_new_rank_gets_what_refers_to_a_value_that_is_no_more(
     del notebook.names["model"], model
     gc.collect()
     assert notebook.cell("len(opt.param_groups[0]['params'])", "opt") == ["2", "2"]
+
+
+def test_a_new_rank_repeats_the_imports_of_earlier_cells(
+    pool2: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fleeting.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    names: dict[str, Any] = {}
+
+    def cell(source: str) -> SpmdResult:
+        return SpmdRun(
+            pool2, source, [0, 1], QuietView("everything"), notebook=At(names, str)
+        ).result()
+
+    cell("import json as j, os.path, string, fleeting\nfrom math import floor as down\nimport csv")
+    cell(
+        "string = 5\ntry:\n    import bz2 as zipper\nexcept ImportError:\n    import zlib as zipper"
+    )
+    cell("del csv\nfrom math import *")
+    (tmp_path / "fleeting.py").unlink()
+    pool2.restart([1])
+    first = cell(
+        "j.dumps(down(2.5)) + os.path.sep, 'csv' in globals(), string if rank == 0 else ''"
+    )
+    assert first[1] == ("2/", False, "")
+    assert first.text(0) == ""
+    assert "rank 1 is new, and `import fleeting` of an earlier cell cannot be rep" in first.text(1)
+    assert cell("j").text(1) == ""  # once
+    for name, way_on in {
+        "fleeting": "fleeting was lost with rank 1, which was restarted; import it there again)",
+        "zipper": "zipper was lost with rank 1, which was restarted; import it there again)",
+        "string": "string was lost with rank 1, which was restarted; pool.sync_from(0, 'string'",
+        "cosh": "by exec, %run or `import *` were lost with rank 1, which was restarted",
+    }.items():
+        with pytest.raises(SpmdError, match=re.escape(way_on)):
+            cell(name)
+    with pytest.raises(SpmdError, match=r"name 'nowhere' is not defined \(the same on 2 of"):
+        cell("nowhere")
 
 
 class OnlyOnRank:

@@ -1,0 +1,116 @@
+"""What is pickled in place of things that cloudpickle cannot carry, or changes. Runs anywhere."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import sys
+import types
+import weakref
+from functools import cached_property, lru_cache, partial
+from types import FunctionType
+from typing import Any
+
+from cloudpickle.cloudpickle import _lookup_module_and_qualname, _make_skeleton_class
+
+Cached: Any = type(lru_cache(int))  # what `functools.cache` makes too
+
+
+def reduced(obj: Any) -> tuple[Any, ...] | None:
+    """The reduction of such a thing, as `__reduce__` gives it; None for anything else."""
+    if isinstance(obj, FunctionType):
+        return _reduced_compiled(obj)
+    if isinstance(obj, Cached):
+        if _lookup_module_and_qualname(obj, getattr(obj, "__qualname__", "")) is not None:
+            return None
+        parameters = obj.cache_parameters()
+        return cached, (obj.__wrapped__, parameters["maxsize"], parameters["typed"]), vars(obj)
+    if isinstance(obj, memoryview):
+        whole = obj if obj.c_contiguous else memoryview(obj.tobytes())
+        view(whole, obj.format, obj.shape)  # some formats cannot be made again
+        return view, (pickle.PickleBuffer(whole), obj.format, obj.shape)
+    if isinstance(obj, cached_property):  # until Python 3.12 there is a lock in it
+        kept = {key: value for key, value in vars(obj).items() if key != "lock"}
+        return cached_property, (obj.func,), kept
+    if isinstance(obj, weakref.WeakKeyDictionary):  # in what `functools.singledispatch` makes
+        return type(obj), (dict(obj),)
+    return _reduced_parametrized(obj)
+
+
+def cached(function: Any, maxsize: int | None, typed: bool) -> Any:
+    """The function with an empty cache: each process fills its own."""
+    return lru_cache(maxsize, typed)(function)
+
+
+def view(data: Any, format: Any, shape: Any) -> Any:
+    """A memoryview of these bytes."""
+    plain = memoryview(data).cast("B")
+    return plain.cast(format) if len(shape) == 1 else plain.cast(format, shape)
+
+
+def compiled(function: Any, backend: Any, dynamic: bool | None, fullgraph: bool) -> Any:
+    """The function as torch.compile makes it: machine code is made where it runs."""
+    import torch
+
+    return torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
+
+
+def _reduced_compiled(function: FunctionType) -> tuple[Any, ...] | None:
+    """torch pickles a compiled module, as the module and how it is compiled, but no function."""
+    dynamo: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is None or function.__code__.co_filename != dynamo.__file__:
+        return None
+    names = inspect.getclosurevars(function).nonlocals
+    context = names.get("self")
+    if not isinstance(context, dynamo.OptimizeContext):
+        return None
+    backend = dynamo.innermost_backend(context.callback)
+    return compiled, (names["fn"], backend, context._dynamic, context.fullgraph)
+
+
+def _reduced_parametrized(obj: Any) -> tuple[Any, ...] | None:
+    """torch gives such a module a class of its own, which refuses to be pickled.
+
+    It means files, which another version may read. The class travels by value.
+    """
+    parametrize: Any = sys.modules.get("torch.nn.utils.parametrize")
+    if parametrize is None or not isinstance(obj, parametrize.Module):
+        return None
+    return (object.__new__, (type(obj),), vars(obj)) if parametrize.is_parametrized(obj) else None
+
+
+def reduced_class(kind: type, reduction: Any) -> Any:
+    """cloudpickle's reduction of a class, with the class's whole name and `make_class`."""
+    if not isinstance(reduction, tuple) or reduction[0] is not _make_skeleton_class:
+        return reduction
+    _, (meta, name, bases, names, *more), *rest = reduction
+    names = {**names, "__qualname__": kind.__qualname__}
+    return make_class, (meta, name, bases, names, *more), *rest
+
+
+def make_class(meta: Any, name: str, bases: tuple[Any, ...], *rest: Any) -> Any:
+    """A class that is still empty, by cloudpickle; but the notebook's code does not hear of it.
+
+    Its metaclass and its bases' `__init_subclass__` have seen the class when it was made. What they
+    noted then travels with the values in which they noted it.
+    """
+    above = [kind for base in types.resolve_bases(bases) for kind in base.__mro__]
+    hooks = {
+        kind: vars(kind)["__init_subclass__"]
+        for kind in above
+        if _is_of_notebook(kind) and "__init_subclass__" in vars(kind)
+    }
+    for kind in hooks:
+        type.__delattr__(kind, "__init_subclass__")
+    try:
+        if _is_of_notebook(meta):
+            maker = next(kind for kind in meta.__mro__ if not _is_of_notebook(kind))
+            meta = partial(maker.__new__, meta)
+        return _make_skeleton_class(meta, name, bases, *rest)
+    finally:
+        for kind, hook in hooks.items():
+            type.__setattr__(kind, "__init_subclass__", hook)
+
+
+def _is_of_notebook(kind: type) -> bool:
+    return kind.__module__ == "__main__"
