@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,6 +12,7 @@ from gpupool.core.progress import OnProgress, progress_to
 from gpupool.data.cache import Cached, CacheState
 from gpupool.data.manifest import ItemsT, Manifest, Part
 from gpupool.data.samples import NUM_FETCH_THREADS
+from gpupool.data.threads import reading_threads
 
 _CHUNK = 512  # samples handed to the threads at once: bounds what an interrupt has to cancel
 
@@ -100,8 +100,7 @@ def _filled(manifest: Manifest[ItemsT]) -> Iterator[bool | SampleError]:
             return error
         return all(map(_is_held, parts))
 
-    pool = ThreadPoolExecutor(NUM_FETCH_THREADS, "gpupool-caching")
-    try:
+    with reading_threads(NUM_FETCH_THREADS, "gpupool-caching") as pool:
         rows = manifest.rows.tolist()
         for start in range(0, len(rows), _CHUNK):
             counts = dict.fromkeys((True, False, None), 0)  # held, refused, unread
@@ -110,9 +109,6 @@ def _filled(manifest: Manifest[ItemsT]) -> Iterator[bool | SampleError]:
                 yield outcome
             if not counts[True] and counts[False] > counts[None]:
                 return
-    finally:
-        # Not waiting: an interrupt must not hang on a store that does not answer.
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _cache_of(manifest: Manifest[ItemsT]) -> Cached:

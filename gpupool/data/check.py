@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from gpupool.core.errors import SampleError
 from gpupool.core.progress import OnProgress, progress_to
 from gpupool.data.samples import NUM_FETCH_THREADS, Samples
+from gpupool.data.threads import reading_threads
 
 _CHUNK = 512  # samples handed to the threads at once: bounds what an interrupt has to cancel
 _SHOWN = 50
@@ -117,13 +117,9 @@ def _tried(dataset: Labelled) -> Iterator[BadSample | None]:
             return _bad(dataset, place, error)
         return None
 
-    pool = ThreadPoolExecutor(NUM_FETCH_THREADS, "gpupool-check")
-    try:
+    with reading_threads(NUM_FETCH_THREADS, "gpupool-check") as pool:
         for start in range(0, len(dataset), _CHUNK):
             yield from pool.map(read, range(start, min(start + _CHUNK, len(dataset))))
-    finally:
-        # Not waiting: an interrupt must not hang on a store that does not answer.
-        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _bad(dataset: Labelled, place: int, error: SampleError) -> BadSample:

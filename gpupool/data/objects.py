@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from gpupool.core.errors import DataError
 from gpupool.data import s3
+from gpupool.data.retry import try_until
 from gpupool.data.s3_options import is_plain
 from gpupool.data.source import Content, FileInfo, Listing, OnProgress, Store, listing
 from gpupool.data.threads import start_threads
@@ -85,6 +86,7 @@ class Objects:
         left = 1  # prefixes that have not been answered; 0 ends it
 
         def work() -> None:
+            try_until(lambda: not left)
             while (prefix := prefixes.get()) is not None:
                 if left:
                     answers.put(self._list_below(prefix, pages.append))

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gpupool.data.collate import Batch, PendingBatch
+from gpupool.data.retry import try_until
 from gpupool.data.samples import NUM_FETCH_THREADS, Draw, Samples
 from gpupool.data.shards import Indices
 from gpupool.data.threads import join_threads, start_threads
@@ -123,6 +124,7 @@ class _Stage:
 
     def fetch(self) -> None:
         """What a fetch thread does."""
+        try_until(lambda: self.is_closed)
         while (ticket := self.tickets.get()) is not None and not self.is_closed:
             self._fetch_one(ticket)
             del ticket

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +12,7 @@ from gpupool.core.progress import OnProgress, progress_to
 from gpupool.data.manifest import Files
 from gpupool.data.masks import NO_CLASS, MaskClasses, decode_mask
 from gpupool.data.samples import NUM_FETCH_THREADS
+from gpupool.data.threads import reading_threads
 
 _CHUNK = 512  # masks handed to the threads at once: bounds what an interrupt has to cancel
 
@@ -43,8 +43,7 @@ def _added(
 ) -> NDArray[np.int64]:
     """The sum of the counts of all masks."""
     total, done = np.zeros(0, np.int64), 0
-    pool = ThreadPoolExecutor(NUM_FETCH_THREADS, "gpupool-count")
-    try:
+    with reading_threads(NUM_FETCH_THREADS, "gpupool-count") as pool:
         for start in range(0, number, _CHUNK):
             for one in pool.map(count, range(start, min(start + _CHUNK, number))):
                 longer, shorter = (one, total) if len(one) > len(total) else (total, one)
@@ -52,7 +51,4 @@ def _added(
                 total[: len(shorter)] += shorter
                 done += 1
                 tell(done, number)
-    finally:
-        # Not waiting: an interrupt must not hang on a store that does not answer.
-        pool.shutdown(wait=False, cancel_futures=True)
     return total

@@ -149,6 +149,25 @@ class _Notices:
 
 
 _notices = _Notices()
+_under_way: set[Tries] = set()
+
+
+class _Thread(threading.local):
+    is_over: Callable[[], bool] = staticmethod(lambda: False)
+
+
+_thread = _Thread()
+
+
+def try_until(is_over: Callable[[], bool]) -> None:
+    """What this thread wants of stores, nobody wants any more when `is_over()`."""
+    _thread.is_over = is_over
+
+
+def oldest() -> Tries | None:
+    """Of what this process wants of stores just now, what it has wanted for longest."""
+    wanted = [tries for tries in list(_under_way) if not tries.is_over()]
+    return max(wanted, key=lambda tries: tries.passed_s, default=None)
 
 
 class Tries:
@@ -164,7 +183,10 @@ class Tries:
         self._doing, self._clock, self._sleep = doing, clock, sleep
         self._began = clock()
         self._is_told = False
+        self.is_over = _thread.is_over
         self.failed = 0
+        self.reason = "no answer"
+        """Why the last one failed; that nothing came, of the first."""
 
     @property
     def passed_s(self) -> float:
@@ -174,15 +196,16 @@ class Tries:
     def again(self, reason: str, budget: Budget) -> bool:
         """After a try that failed for `reason`: wait and say True, or False to give up."""
         self.failed += 1
+        self.reason = reason
         wait = budget.wait_s(self.failed, self.passed_s, _chance())
-        if wait is None:
+        if wait is None or self.is_over():
             return False
         counts.add(retries=1, reason=reason)
         if self.passed_s > _TOLD_AFTER_S and not self._is_told:
             self._is_told = True
             _notices.begin(self, f"{self._doing} is tried again ({reason})")
         self._sleep(wait)
-        return True
+        return not self.is_over()
 
     def end(self) -> None:
         """There will be no other one."""
@@ -211,6 +234,7 @@ def persist(
     the end of the budget.
     """
     tries = Tries(doing)
+    _under_way.add(tries)
     try:
         while True:
             try:
@@ -222,4 +246,5 @@ def persist(
                 if not tries.again(*passing):
                     raise GaveUpError(error, tries) from None
     finally:
+        _under_way.discard(tries)
         tries.end()

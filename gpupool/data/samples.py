@@ -16,11 +16,11 @@ import hashlib
 import struct
 import threading
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 from gpupool.core.errors import SampleError
+from gpupool.data.threads import reading_threads
 
 NUM_FETCH_THREADS = 64
 
@@ -105,9 +105,5 @@ def read_samples(
         with permits:
             return dataset.decode(place, fetched, draw)
 
-    pool = ThreadPoolExecutor(min(NUM_FETCH_THREADS, len(places)), "gpupool-fetch")
-    try:
+    with reading_threads(min(NUM_FETCH_THREADS, len(places)), "gpupool-fetch") as pool:
         return list(pool.map(read, places))
-    finally:
-        # Not waiting: an interrupt must not hang on a store that does not answer.
-        pool.shutdown(wait=False, cancel_futures=True)

@@ -11,7 +11,6 @@ import tarfile
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from gpupool.core.errors import DataError
 from gpupool.data.packing import Texts
 from gpupool.data.places import cache_folder
 from gpupool.data.source import FileRef, Source
+from gpupool.data.threads import reading_threads
 
 _FORMAT = 1  # of the files in the cache folder
 _AT_ONCE = 16  # tars
@@ -77,14 +77,10 @@ def index_tars(
         return index
 
     found = []
-    pool = ThreadPoolExecutor(_AT_ONCE, "gpupool-index")
-    try:
+    with reading_threads(_AT_ONCE, "gpupool-index") as pool:
         for index in pool.map(one, tars):
             found.append(index)
             on_progress(len(found), len(tars))
-    finally:
-        # Not waiting: an interrupt must not hang on a store that does not answer.
-        pool.shutdown(wait=False, cancel_futures=True)
     return found
 
 

@@ -11,8 +11,12 @@ from __future__ import annotations
 import _thread
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from queue import SimpleQueue
+
+from gpupool.data.retry import try_until
 
 _JOIN_S = 2.0  # threads that have nothing to do end at once
 
@@ -38,6 +42,19 @@ def start_threads(name: str, works: Sequence[Callable[[], None]]) -> list[thread
     if isinstance(result, BaseException):
         raise result
     return result
+
+
+@contextmanager
+def reading_threads(num: int, name: str) -> Iterator[ThreadPoolExecutor]:
+    """Up to `num` threads for what waits. What they still do after the block nobody waits for."""
+    is_over = threading.Event()
+    pool = ThreadPoolExecutor(num, name, try_until, (is_over.is_set,))
+    try:
+        yield pool
+    finally:
+        # Not waiting: an interrupt must not hang on a store that does not answer.
+        is_over.set()
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def join_threads(threads: Sequence[threading.Thread]) -> None:

@@ -23,6 +23,7 @@ from gpupool.data.collate import Batch
 from gpupool.data.loader import load_batches
 from gpupool.data.normalization import Normalization
 from gpupool.data.samples import Draw, Skipped
+from gpupool.data.waiting import awaited
 from gpupool.engine import here
 from gpupool.engine.group import World
 from gpupool.engine.trees import first_tensor, map_tensors
@@ -165,7 +166,8 @@ def load_shares(
     stand_in: tuple[Any, ...] | None = None
     with closing(loading):  # a traceback may hold this frame
         asked = time.perf_counter()
-        for number, (batch, loaded) in enumerate(zip(batches, loading, strict=True), start=1):
+        pairs = zip(batches, awaited(loading), strict=True)
+        for number, (batch, loaded) in enumerate(pairs, start=1):
             loaded = loaded or Batch(None, None, 0)
             inputs, targets = loaded.inputs, loaded.targets
             if may_lack and stand_in is None:
@@ -252,7 +254,7 @@ def _one_sample(dataset: Dataset, batch: Indices, device: torch.device, *, skip:
     """Any sample, as a batch of one, for a rank that has none of its own."""
     others = islice(chain(batch, range(len(dataset))), _MAX_STAND_INS if skip else 1)
     tried = [np.array([index], dtype=np.int64) for index in others]
-    for loaded in load_batches(dataset, tried, depth=0, device=device, skip=skip):
+    for loaded in awaited(load_batches(dataset, tried, depth=0, device=device, skip=skip)):
         if loaded is not None and loaded.num:
             return loaded
     raise TrainingError(

@@ -184,6 +184,10 @@ class Checkpoints:
         """The printable URL of a checkpoint."""
         return self._target.name(name)
 
+    def is_written(self, within_s: float) -> bool:
+        """Whether the one that was begun last is complete, or has failed, after waiting so long."""
+        return self._idle.wait(within_s)
+
     def finish(self) -> None:
         """Wait until everything is written, and end the thread."""
         self._wait()

@@ -86,12 +86,13 @@ class Companions:
             self._saving.save()
             self._stop_if(self._callbacks.call("checkpoint"))
 
-    def failed(self) -> None:
+    def failed(self, within_s: float | None = None) -> None:
         """Training ends with an error, and `run` is as it was after its last complete step.
 
-        On the ranks that this happens on; no other one is asked anything.
+        On the ranks that this happens on; no other one is asked anything. A checkpoint that takes
+        longer than `within_s` is not waited for.
         """
-        self._saving.failed()
+        self._saving.failed(within_s)
         self._trace.drop()
         self._close_board()
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpupool.core import environ
+from gpupool.data import retry, waiting
 from gpupool.data.filesystems import refresh_filesystems
 from gpupool.engine import calls, group, log, rendezvous, where
 from gpupool.engine.abort import abort_collectives
@@ -25,6 +26,7 @@ ENVIRONMENT_REQUEST = "gpupool_environment_request"  # set and remove environmen
 SIGNAL_REQUEST = "signal_request"  # of ipyparallel's `send_signal`, which its nanny would answer
 
 _stopped: set[str] = set()  # what is to stop; a signal's handler may add to it in the main thread
+_stopped_at_once: set[str] = set()  # trainings that end where they are: their data do not come
 
 
 def install() -> None:
@@ -72,9 +74,20 @@ def set_environment(variables: Mapping[str, str], unset: list[str], refresh: boo
         refresh_filesystems()
 
 
-def _request_stop(name: str = "") -> None:
-    """Remember what is to stop: the request may come before it has begun."""
+def _request_stop(name: str = "", at_once: bool = False) -> dict[str, Any]:
+    """Remember what is to stop: the request may come before it has begun.
+
+    Tells how long a batch has been waited for, the same of the store, and why that goes on.
+    """
     _stopped.add(name)
+    if at_once:
+        _stopped_at_once.add(name)
+    oldest = retry.oldest()
+    return {
+        "batch_s": waiting.waited_s() or 0.0,
+        "store_s": oldest.passed_s if oldest else 0.0,
+        "reason": oldest.reason if oldest else "",
+    }
 
 
 def _abort(number: int | None = None) -> None:
@@ -112,6 +125,11 @@ _ANSWERS: dict[str, Callable[..., object]] = {
 def stop_requested(name: str = "") -> bool:
     """Whether the client has asked this rank to stop the training of this name; "": a loop."""
     return name in _stopped
+
+
+def stops_at_once(name: str) -> bool:
+    """Whether the training of this name, which is going to be interrupted, ends well with that."""
+    return name in _stopped_at_once
 
 
 def clear_stop() -> None:

@@ -40,6 +40,8 @@ from gpupool.engine.start import start_event
 from gpupool.engine.state import epoch_of
 from gpupool.engine.update import Update
 
+_SAVING_S = 3.0  # for the checkpoint of a training that is to end at once
+
 
 def fit(
     model: nn.Module,
@@ -51,6 +53,7 @@ def fit(
     validation: Dataset | None = None,
     emit: Callable[[Sequence[Event]], None] = lambda events: None,
     stop_requested: Callable[[], bool] = lambda: False,
+    stops_at_once: Callable[[], bool] = lambda: False,
     report: RankReport | None = None,
 ) -> FitResult:
     """Train `model` in place on every rank's device.
@@ -61,6 +64,8 @@ def fit(
         emit: is given the events of the first rank; the other ranks emit nothing.
         stop_requested: asked every `log_every` steps; true on any rank ends training on all,
             after the same step.
+        stops_at_once: asked after an error: true if it is an interrupt, or an aborted collective,
+            that ends training after the last complete step. Each rank does so by itself.
         report: how this rank fares, which is measured only where there is one.
 
     Raises whatever a rank meets; the last complete step is in the checkpoints then, if there are.
@@ -102,10 +107,14 @@ def fit(
         companions.end()
         training.finish()
     except BaseException:
+        at_once = stops_at_once() and training.has_begun and run.is_whole
         with calls.uninterrupted():
             training.update.undo()
-            companions.failed()
-        raise
+            companions.failed(_SAVING_S if at_once else None)
+            if at_once:
+                training.end_here()
+        if not at_once:
+            raise
     companions.close()
     ledger.end(run.step, run.stopped_by, run.kept_step)
     return FitResult(
@@ -127,6 +136,7 @@ class _Training:
     update: Update
     keeping: Keeping
     report: RankReport
+    has_begun: bool = False
     is_resumed: bool = False
     validation_s: float = math.inf  # how long the last one took; of the first nobody knows
 
@@ -142,6 +152,7 @@ class _Training:
         self.keeping.begin()
         first = "compiling, and the first step" if run.options.compile else "the first step"
         run.ledger.tell(ProgressEvent(first, 0, 0))
+        self.has_begun = True
         if not self.is_resumed:
             return
         if self._is_validation_due():  # the interruption came before it
@@ -276,6 +287,14 @@ class _Training:
         self.keeping.restore()
         if options.bn_statistics == "population":
             recompute_statistics(run.model, self.dataset, options, run.world, run.normalization)
+        plain_batch_norm(run.model).eval()
+
+    def end_here(self) -> None:
+        """As `finish`, after the last complete step, without any other rank."""
+        run = self.run
+        run.stopped_by = "user"
+        run.ledger.tell(*run.ledger.unreported())
+        self.keeping.restore()
         plain_batch_norm(run.model).eval()
 
     def _is_validation_due(self) -> bool:

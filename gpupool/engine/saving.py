@@ -119,8 +119,10 @@ class Saving:
             self._run.ledger.tell(WarningEvent("checkpoint", sentence, self._run.step))
         return failures
 
-    def failed(self) -> None:
+    def failed(self, within_s: float | None = None) -> None:
         """Training ends with an error: save `run` as it is after its last complete step, and wait.
+
+        What is not written `within_s` is told, and may become complete later.
 
         Not if the error has come while the optimizer was changing weights: that is half a step. (An
         interrupt of the pool waits for its end, but not for that of L-BFGS.)
@@ -134,7 +136,7 @@ class Saving:
 
         def save() -> None:
             try:
-                self._save_last()
+                self._save_last(within_s)
             except Exception as problem:  # a GPU that has failed gives no tensor away, say
                 problems.append(problem)
 
@@ -143,6 +145,9 @@ class Saving:
             problems += self.tell_news()
         if error is not None and problems:
             error.add_note(f"The last checkpoint could not be written: {problems[-1]}")
+        for problem in problems if within_s is not None else ():
+            sentence = f"the last checkpoint could not be written: {problem}"
+            self._run.ledger.tell(WarningEvent("checkpoint", sentence, self._run.step))
 
     def end(self) -> None:
         """Save the end, if it is not saved yet, and wait until all is written."""
@@ -171,15 +176,19 @@ class Saving:
                 f"{text}); take another checkpoint."
             ) from None
 
-    def _save_last(self) -> None:
+    def _save_last(self, within_s: float | None) -> None:
         checkpoints, run = self._checkpoints, self._run
         assert checkpoints is not None
+        if within_s is not None and not checkpoints.is_written(within_s):
+            raise DataError(f"the one before is still being written after {within_s:g} s")
         is_new = run.step > max(self._saved_step, 0)
         if is_new and run.is_whole and not run.has_diverged:
             self._reasons[run.step] = state.epoch_of(run), "failure"
             unreported = run.ledger.unreported()
             fixed = state.facts(run, self._told, self._dataset, unreported)
             checkpoints.save(state.capture(run), run.step, fixed=fixed)
+        if within_s is not None and not checkpoints.is_written(within_s):
+            raise DataError(f"it is still being written after {within_s:g} s")
         checkpoints.finish()
 
 

@@ -29,6 +29,7 @@ from gpupool.data.loader import read_ahead
 from gpupool.data.normalization import Normalization
 from gpupool.data.pipeline import MAX_BYTES_IN_FLIGHT, Reading
 from gpupool.data.samples import Draw, Skipped
+from gpupool.data.waiting import awaited
 from gpupool.engine import batches
 from gpupool.engine.batches import Share
 from gpupool.engine.group import World
@@ -78,7 +79,7 @@ def stream_shares(
     scaling = batches.normalization_of(dataset, world.device, normalization)
     asked, is_empty = time.perf_counter(), samples_done == 0
     with closing(loading):
-        for cut in loading:
+        for cut in awaited(loading):
             _compare(cut, world, epoch)
             if cut is None:
                 if is_empty:

@@ -7,7 +7,7 @@ which would copy them several times.
 from __future__ import annotations
 
 import pickle
-from contextlib import closing
+from contextlib import closing, nullcontext
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from tqdm.utils import CallbackIOWrapper
 from gpupool.core.events import ProgressEvent
 from gpupool.core.progress import BYTES, progress
 from gpupool.core.state_dicts import packed
-from gpupool.engine import control
+from gpupool.engine import calls, control
 from gpupool.engine.boot import this_rank
 from gpupool.engine.emit import emit
 from gpupool.engine.group import World
@@ -44,12 +44,24 @@ def train(
     if again:
         job["options"] = going_on(job["options"])
     stop_requested = partial(control.stop_requested, job_path)
+    stops_at_once = partial(control.stops_at_once, job_path)
     with closing(RankReport(this_rank()["rank"], world.device, emit)) as report:
-        found = fit(**job, world=world, emit=emit, stop_requested=stop_requested, report=report)
+        found = fit(
+            **job,
+            world=world,
+            emit=emit,
+            stop_requested=stop_requested,
+            stops_at_once=stops_at_once,
+            report=report,
+        )
     if world.rank == 0:
-        save_weights(found.model, result_path)
+        with calls.uninterrupted() if stops_at_once() else nullcontext():
+            save_weights(found.model, result_path)
     scale = found.normalization
-    return {"normalization": None if scale is None else [list(part) for part in scale]}
+    return {
+        "normalization": None if scale is None else [list(part) for part in scale],
+        "group_wanting": stops_at_once(),  # its collectives were aborted
+    }
 
 
 def save_weights(model: nn.Module, path: str) -> None:

@@ -47,7 +47,8 @@ def train(
 
     A pool is started if none runs. Stopping (the monitor's button, or the notebook's) ends training
     after the same step on every rank and keeps the best network or the last, as `options.keep`
-    says. A second interrupt ends it at once, and the network is lost, but for a checkpoint. What
+    says. Where data do not come, it ends after the last complete step. A second interrupt ends it
+    at once, and the network is lost, but for a checkpoint. What
     the ranks print meanwhile, callbacks for instance, comes below the picture; without waiting,
     `run.text(rank)` has it.
 

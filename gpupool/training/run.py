@@ -13,8 +13,10 @@ import contextlib
 import copy
 import dataclasses
 import logging
+import signal
 import threading
 from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import PoolError, SpmdError
@@ -24,6 +26,7 @@ from gpupool.core.events import (
     ResumeEvent,
     StartEvent,
     StepEvent,
+    WarningEvent,
     from_dict,
 )
 from gpupool.core.execution import device_names
@@ -43,6 +46,9 @@ if TYPE_CHECKING:
     from torch import nn
 
 _STOP_REQUEST = "gpupool_stop_request"  # answered by gpupool/engine/control.py
+_LOOK_EVERY_S = 0.25
+_STORE_S = 1.0  # a store that has not answered for so long hangs, or fails
+_BATCH_S = 10.0  # a data set of the user's that nobody else knows anything of
 
 Listener = Callable[[TrainingHistory], None]
 
@@ -123,11 +129,17 @@ class TrainingRun:
         self._listeners.append(listener)
 
     def stop(self) -> None:
-        """End training after the same step on every rank and keep the network; returns at once."""
-        if not self.history.is_over:
+        """End training after the same step on every rank and keep the network; returns at once.
+
+        Where a rank waits for data that do not come, after the last complete step.
+        """
+        if self.history.is_over:
+            return
+        self.history.status = "stopping"
+        if not self._stopping:
             self._stopping = True
-            self.history.status = "stopping"
-            self._ask_to_stop()
+            threading.Thread(target=self._see_it_stop, name="gpupool-stop", daemon=True).start()
+        self._ask_to_stop()
 
     def done(self) -> bool:
         """Whether training is over."""
@@ -210,8 +222,40 @@ class TrainingRun:
             on_notice=self._on_notice,
         )
 
-    def _ask_to_stop(self) -> None:
-        self._pool.ask(_STOP_REQUEST, self._ranks, name=str(self._job_path))
+    def _ask_to_stop(
+        self, wait_s: float = 0.0, *, at_once: bool = False
+    ) -> dict[int, dict[str, Any]]:
+        """Ask; gives what those that answer within `wait_s` tell of the data they wait for."""
+        name = str(self._job_path)
+        asked = self._pool.ask(_STOP_REQUEST, self._ranks, name=name, at_once=at_once)
+        done, _ = wait(asked.values(), timeout=wait_s)
+        answers = {rank: future.result() for rank, future in asked.items() if future in done}
+        return {rank: answer for rank, answer in answers.items() if answer["status"] == "ok"}
+
+    def _see_it_stop(self) -> None:
+        """Ranks hear of it between two steps: one that waits for its data is ended where it is."""
+        while not self._finished.wait(_LOOK_EVERY_S):
+            for rank, told in self._ask_to_stop(wait_s=_LOOK_EVERY_S).items():
+                waits_s = told["batch_s"]
+                if waits_s > _BATCH_S or min(waits_s, told["store_s"]) > _STORE_S:
+                    self._stop_at_once(rank, waits_s, told["reason"])
+                    return
+
+    def _stop_at_once(self, rank: int, waits_s: float, reason: str) -> None:
+        """Have all ranks end after their last complete step, since the data of one do not come."""
+        why = f" ({reason})" if reason else ""
+        step = len(self.history.steps)
+        words = (
+            f"stopped while rank {rank} waited for its data, for {waits_s:.0f} s so far{why}; the "
+            "step that had begun is left out."
+        )
+        self.history.add(WarningEvent("stop", words, step))
+        self._notify()
+        self._ask_to_stop(_LOOK_EVERY_S, at_once=True)
+        if self._pool.options.inline:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        else:
+            self._pool.group.abort(dict.fromkeys(self._ranks, self._execution.number))
 
     def _on_output(self, rank: int, kind: str, content: Any) -> None:
         if kind != "events":

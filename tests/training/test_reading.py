@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from gpupool.data.shards import Indices, epoch_order
 from gpupool.engine.batches import as_input, epoch_batches, normalization_of
 from tests.training.vectors import Backwards, Vectors
 
-from .conftest import network, samples, train_on, weights
+from .conftest import network, samples, train_on, wait_until, weights
 
 DOUBLE = torch.float64
 SKIP: dict[str, Any] = {"on_error": "skip", "max_skipped": 0.5}
@@ -254,6 +256,67 @@ def test_a_store_that_is_gone_for_a_while_ends_no_training(
     assert len(history.steps) == 12
     assert history.reads.num_retried > 0
     assert any("reading is tried again (no connection)" in line for line in told)
+
+
+@pytest.mark.parametrize(
+    ("kind", "n", "checkpoints"),
+    [
+        ("silence", 2, True),
+        ("503", 2, False),
+        pytest.param("silence", 1, False, marks=pytest.mark.long),
+        pytest.param("gone", 2, True, marks=pytest.mark.long),
+    ],
+)
+def test_the_first_stop_ends_a_training_whose_data_do_not_come(
+    pools: dict[int, Pool],
+    s3: SeaweedServer,
+    photos_url: str,
+    tmp_path: Path,
+    kind: str,
+    n: int,
+    checkpoints: bool,
+) -> None:
+    """It keeps the network of the last complete step, from which training can go on."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 28 * 28, 10))
+    settings: dict[str, Any] = {"batch_size": 25, "lr": 0.01, "log_every": 3}
+    if checkpoints:
+        settings |= {"checkpoint": str(tmp_path)}
+    with SlowS3(s3.endpoint) as slow:
+        options = {**s3.storage_options, "client_kwargs": {"endpoint_url": slow.endpoint}}
+        data = ImageDatastore(f"{photos_url}/test", storage_options=options)
+        wanted = TrainingOptions(**settings, epochs=1000)
+        run = TrainingRun(pools[n], model, data, "cross_entropy", wanted, None)
+        wait_until(lambda: len(run.history.steps) > 4)
+        if kind == "gone":
+            slow.be_gone()
+        else:
+            slow.inject(Fault(kind))
+        time.sleep(1.5)  # what has been read before would go on for a moment
+        began = time.monotonic()
+        run.stop()
+        result = run.result()
+        took_s = time.monotonic() - began
+        slow.be_gone(False)
+        slow.inject()
+        assert took_s < 30  # a quarter of what the store is waited for
+        assert (result.stopped_by, result.history.status) == ("user", "stopped")
+        step = len(result.history.steps)
+        assert result.history.end is not None
+        assert result.history.end.step == step > 4
+        reasons = {"silence": "no answer", "503": "503 SlowDown", "gone": "no connection"}
+        (warning,) = result.warnings
+        expected = rf"stopped while rank \d waited for its data, .*{reasons[kind]}"
+        assert re.search(expected, warning)
+        assert torch.isfinite(weights(result.model)).all()
+        assert (weights(result.model) - weights(model)).abs().max() > 0
+        if checkpoints:
+            assert result.checkpoint == f"{tmp_path}/step-{step:08}.pt"
+            settings |= {"max_steps": step + 2, "resume": "auto"}
+            again = train_on(pools[n], model, data, **settings)
+            assert again.history.resumed is not None
+            assert again.history.resumed.step == step
+        else:
+            assert train_on(pools[n], network(), samples(8), epochs=1).stopped_by == "epochs"
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
