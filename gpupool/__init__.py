@@ -96,12 +96,15 @@ _progress.draw_with(_open_drawing)
 def load_ipython_extension(shell: Any) -> None:
     """What `%load_ext gpupool` calls: registers the magics, and has torch imported by the time it
     is needed, in another process in the background."""
+    from gpupool.core import current
+    from gpupool.pool import agent
+
+    if current.find_pool() is None:
+        agent.warm()  # first: it imports torch while this process imports the magics
+
     from gpupool.notebook import magics
-    from gpupool.pool import agent, session
 
     magics.register(shell)
-    if session.find() is None:
-        agent.warm()
 
 
 def unload_ipython_extension(shell: Any) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gpupool.core.errors import TrainingError
@@ -58,14 +59,18 @@ class SyncBatchNorm(_BatchNorm):
         """A copy has the default group: one of torch's cannot be copied."""
         return {name: value for name, value in vars(self).items() if name != "group"}
 
-    @torch.compiler.disable(recursive=True)  # type: ignore[untyped-decorator]
     def forward(self, input: Tensor) -> Tensor:
-        """Normalised `input`, of its shape and type."""
+        """Normalised `input`, of its shape and type. `torch.compile` leaves it as it is."""
         outputs: Tensor
         if not self.training:
             outputs = super().forward(input)
             return outputs
         self._check_input_dim(input)
+        outputs = self._apart(input) if torch.compiler.is_compiling() else self._normalize(input)
+        return outputs
+
+    def _normalize(self, input: Tensor) -> Tensor:
+        outputs: Tensor
         outputs, num, mean, var = _Normalize.apply(
             input, self.weight, self.bias, self.eps, _counts, self.group
         )
@@ -74,6 +79,10 @@ class SyncBatchNorm(_BatchNorm):
         elif self.running_mean is not None:
             self._track(num, mean, var)
         return outputs
+
+    # Not compiled. torch.compiler.disable would import the compiler (a second) in every process
+    # that imports this module; this does when it is called.
+    _apart = _disable_dynamo(_normalize)
 
     def _track(self, num: Tensor, mean: Tensor, var: Tensor) -> None:
         """The running statistics: as torch's, with the unbiased variance."""

@@ -8,6 +8,7 @@ that torch or anything else here will ever see.
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import json
 import os
 import signal
@@ -47,6 +48,7 @@ def main() -> None:
     threadpool_limits(num_threads)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = _compiler_cache()
     np.random.seed()  # else every rank would draw the same numbers; `random` sees to it itself
+    _leave_out_debugger()
     from ipyparallel.engine.app import IPEngine
 
     from gpupool.engine.streams import OrderedStream
@@ -69,6 +71,16 @@ def end_at_once() -> None:
     """
     signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))  # runs what is to run at exit
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _leave_out_debugger() -> None:
+    """Have ipykernel do without debugpy: it would import it now (0.1 s), and has no use for it.
+
+    An engine has no channel for a debugger. What a cell imports by itself is not touched.
+    """
+    sys.modules["debugpy"] = None  # type: ignore[assignment]
+    importlib.import_module("ipykernel.debugger")
+    del sys.modules["debugpy"]
 
 
 def _compiler_cache() -> str:

@@ -1,7 +1,8 @@
 """Every function the client may call on an engine: the whole remote interface on one page.
 
 Runs on engines. Arguments and replies are plain data (a reply is unpickled in the client's IO
-thread, so it must not make the notebook import anything). Work is done elsewhere.
+thread, so it must not make the notebook import anything). Work is done elsewhere. What only a
+training needs is imported by it: the first engines do not wait for it (`pool/agent.py`).
 """
 
 from __future__ import annotations
@@ -20,14 +21,11 @@ from gpupool.engine import (
     debug,
     execute,
     group,
-    inference,
     inline,
     log,
     restoring,
-    sync,
     torchrun,
     variables,
-    work,
 )
 from gpupool.engine.recording import Take
 from gpupool.engine.shell import disarm_exit, keep_no_outputs, refuse_prompts, this_shell
@@ -150,6 +148,8 @@ def sync_state(
 
     The reply is that of `sync.sync`, with "names" as in `run_source`.
     """
+    from gpupool.engine import sync
+
     return _with_group(_around(lambda: sync.sync(source, names, ranks), shipment))
 
 
@@ -161,21 +161,29 @@ def train(
 
     `again`: go on from the checkpoints of an attempt before.
     """
+    from gpupool.engine import work
+
     return execute.guarded(lambda: work.train(job_path, result_path, num_ranks, on_gpu, again))
 
 
 def predict(job_path: str, result_path: str) -> dict[str, Any]:
     """Run a model over this rank's part of the samples; the outputs go to `result_path`.N."""
+    from gpupool.engine import inference
+
     return execute.guarded(lambda: inference.predict(job_path, result_path))
 
 
 def evaluate(job_path: str) -> dict[str, Any]:
     """The "values" of loss and metrics of a model over the samples, the same on every rank."""
+    from gpupool.engine import inference
+
     return execute.guarded(lambda: inference.evaluate(job_path))
 
 
 def confusion(job_path: str) -> dict[str, Any]:
     """The "counts" of this rank's samples by true and predicted class; None if it has none."""
+    from gpupool.engine import inference
+
     return execute.guarded(lambda: inference.confusion(job_path))
 
 

@@ -12,7 +12,11 @@ import secrets
 import signal
 import threading
 import traceback
+import types
 from typing import Any
+
+_QUICK_MS = 20
+_QUICK_FOR_S = 10.0
 
 
 def main() -> None:
@@ -30,10 +34,10 @@ def main() -> None:
 
 
 def _serve() -> None:
-    from ipyparallel.controller.app import IPController
+    from ipyparallel.controller import app, heartmonitor
     from traitlets.config import Config
 
-    class Controller(IPController):  # type: ignore[misc]
+    class Controller(app.IPController):  # type: ignore[misc]
         """One process: that of its heartbeat alone could end, and no engine could come then."""
 
         heartmonitor_process: Any
@@ -65,4 +69,32 @@ def _serve() -> None:
     config.IPController.use_threads = True
     config.HeartMonitor.period = 200
     config.HeartMonitor.max_heartmonitor_misses = 1_000_000_000
+    heartmonitor.HeartMonitor = _quick_at_first(heartmonitor.HeartMonitor)
+    # It waits a quarter of a second for a database, which it has not, before it says where it is.
+    app.time = types.SimpleNamespace(sleep=lambda s: None)
     Controller.launch_instance(config=config)
+
+
+def _quick_at_first(base: Any) -> Any:
+    """A heart monitor that hears of a new engine with its first beat, not with the one after.
+
+    While a pool starts it beats quickly.
+    """
+
+    class HeartMonitor(base):  # type: ignore[misc]
+        def start(self) -> None:
+            super().start()
+            self.caller.callback_time = _QUICK_MS
+
+        def beat(self) -> None:
+            super().beat()
+            if self.lifetime > _QUICK_FOR_S:
+                self.caller.callback_time = self.period
+
+        def handle_pong(self, message: Any) -> None:
+            super().handle_pong(message)
+            new = self.responses - self.hearts
+            if new:
+                self.handle_new_hearts(new)
+
+    return HeartMonitor

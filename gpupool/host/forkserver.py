@@ -1,7 +1,9 @@
 """The fork server: imports what every engine needs once, then forks. Runs on the host.
 
-`python -m gpupool.host.forkserver AGENT_PID MODULE ...` is a child of the agent. It imports the
-modules, says that it is ready, and reads one request a line from stdin:
+`python -m gpupool.host.forkserver AGENT_PID STEP ...` is a child of the agent. A step is a module
+to import, or `=TARGET`: that target can be forked from here on. After the last of these, or after
+all modules, it says that it is ready for any other target. The modules that are left are imported
+while nobody asks for anything. Each line of stdin is a request:
 
     -> {"number": 3, "name": "rank 0", "target": "gpupool.engine.boot:main",
         "argv": ["--file=..."], "env": {...}, "log": "/run/.../rank0.log"}
@@ -21,15 +23,19 @@ import importlib
 import json
 import os
 import resource
+import select
 import signal
 import sys
 import time
 from typing import Any
 
+from gpupool.core.json_lines import JsonLines
 from gpupool.core.processes import set_process_name
 
 _PR_SET_PDEATHSIG = 1
 _NEW_PARENT_TIMEOUT_S = 5.0
+_FORKED_AT_ONCE = 4  # by one go-between: a fork of a process with torch takes 10 ms
+_QUIET_S = 1.0  # after the last request, before what is left is imported
 
 
 def main() -> None:
@@ -39,12 +45,9 @@ def main() -> None:
     die_with(agent_pid)
     leave_no_core()
     os.chdir(os.environ["GPUPOOL_FOLDER"])  # the notebook's may be deleted any time
-    for module in sys.argv[2:]:
-        importlib.import_module(module)
-    gc.collect()
-    gc.freeze()  # a collection in a child would write to, and so copy, the pages shared with it
-    _tell({"ready": True})
-    request = _serve()
+    gc.disable()  # a collection takes its time, and keeps nearly all of what is imported
+    request = _serve(JsonLines(sys.stdin.buffer), sys.argv[2:])
+    gc.enable()
     if request is not None:
         _become(agent_pid, **request)
 
@@ -68,17 +71,47 @@ def leave_no_core() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (most, hard))
 
 
-def _serve() -> dict[str, Any] | None:
+def _serve(asked: JsonLines, steps: list[str]) -> dict[str, Any] | None:
     """A request, in the child forked for it; None in the server itself, at the end."""
-    for line in iter(sys.stdin.readline, ""):
-        if os.fork() == 0:
-            # The go-between ends at once, and the kernel hands its child to the agent, which is
-            # the subreaper: the only way to fork for another parent.
+    targets = [number for number, step in enumerate(steps, 1) if step.startswith("=")]
+    num_needed = targets[-1] if targets else len(steps)
+    num_done, is_ready = 0, False
+    able: set[str] = set()
+    waiting: list[dict[str, Any]] = []
+    while not asked.closed:
+        if not is_ready and num_done >= num_needed:
+            is_ready = True
+            _tell({"ready": True})
+        now = [one for one in waiting if is_ready or one["target"] in able][:_FORKED_AT_ONCE]
+        if now:
+            mine = _fork(now)
+            if mine is not None:
+                return mine
+            waiting = [one for one in waiting if one not in now]
+            continue
+        is_done = num_done == len(steps)
+        wait_s = None if is_done else _QUIET_S if is_ready else 0
+        if select.select([asked.descriptor], [], [], wait_s)[0]:
+            waiting += asked.read()
+        elif not is_done:
+            step = steps[num_done]
+            able.add(step[1:]) if step.startswith("=") else importlib.import_module(step)
+            num_done += 1
+    return None
+
+
+def _fork(requests: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Fork one process for each of these; a request in the child forked for it, None here."""
+    gc.freeze()  # a collection in a child would write to, and so copy, the pages shared with it
+    # The go-between ends at once, and the kernel hands its children to the agent, which is the
+    # subreaper: the only way to fork for another parent.
+    if os.fork() == 0:
+        for request in requests:
             if os.fork() == 0:
-                return dict(json.loads(line))
-            os._exit(0)
-        if os.wait()[1] != 0:  # it has left the reason in the log
-            raise OSError("the go-between could not fork")
+                return request
+        os._exit(0)
+    if os.wait()[1] != 0:  # it has left the reason in the log
+        raise OSError("the go-between could not fork")
     return None
 
 
@@ -103,7 +136,6 @@ def _become(
         os.dup2(source, descriptor)
     os.close(output)
     os.close(nothing)
-    sys.stdin = open(0)  # noqa: SIM115 - the old one holds the requests of others, read ahead
     os.environ.clear()
     os.environ.update(env)
     set_process_name(f"gpupool:{name.replace(' ', '')}")

@@ -24,7 +24,6 @@ class Spawner:
         self._folder = folder
         self._modules = modules
         self._process: subprocess.Popen[bytes] | None = None
-        self._waiting: list[dict[str, Any]] = []  # requests until it is ready to read them
         self._unsent = b""
         self._numbers = itertools.count(1)
         self._expected: dict[str, int] = {}  # name -> number of the request that is to be answered
@@ -65,12 +64,11 @@ class Spawner:
         return JsonLines(self._process.stdout)
 
     def ask(self, request: dict[str, Any]) -> None:
-        """Ask for a process; it comes when the fork server is ready."""
+        """Ask for a process; it comes when the fork server has imported what it needs."""
         number = next(self._numbers)
         self._expected[request["name"]] = number
-        self._waiting.append({**request, "number": number})
-        if self.ready:
-            self._pass_on()
+        self._unsent += json.dumps({**request, "number": number}).encode() + b"\n"
+        self._pass_on()
 
     def hear(self, ready: bool = False, name: str = "", number: int = 0) -> bool:
         """Take in what the fork server said; tells whether it is a process that is wanted."""
@@ -89,11 +87,9 @@ class Spawner:
         """What was asked for under these names is not wanted any more."""
         for name in names:
             self._expected.pop(name, None)
-        self._waiting = [request for request in self._waiting if request["name"] not in names]
 
     def forget_all(self) -> None:
         """Nothing of what was asked for is wanted any more."""
-        self._waiting.clear()
         self._expected.clear()
 
     def lost(self, status: int) -> None:
@@ -112,8 +108,6 @@ class Spawner:
         """Write what the pipe takes now; the rest when the fork server has read some of it."""
         assert self._process is not None
         assert self._process.stdin is not None
-        self._unsent += b"".join(json.dumps(one).encode() + b"\n" for one in self._waiting)
-        self._waiting.clear()
         # a pipe that is full: the agent must not wait; a killed server is told when it is reaped
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             while self._unsent:

@@ -26,15 +26,32 @@ from gpupool.core.folders import private_temporary
 from gpupool.core.json_lines import JsonLines
 from gpupool.core.processes import command_for, started_with
 
-# What every engine needs, imported once by the fork server. Reading these opens no zmq context.
+# What the fork server imports, and from where on it can fork a target: see host/forkserver.py.
+# Reading these opens no zmq context. The controller needs no torch, and is up when the engines are.
 PRELOADED = (
-    "torch",
-    "threadpoolctl",
-    "stack_data",  # of IPython's tracebacks: the first error is not to wait for it
     "ipyparallel.controller.app",
+    "=gpupool.host.controller:main",
     "ipyparallel.engine.app",
+    "tornado.platform.asyncio",
+    "IPython.core.completerlib",
+    "IPython.extensions.storemagic",
+    "numpy.random",
+    "threadpoolctl",
+    "gpupool.core.invoke",
+    "torch",
     "gpupool.engine.boot",
     "gpupool.engine.entry",
+    "gpupool.engine.streams",
+    "gpupool.engine.telling",
+    "=gpupool.engine.boot:main",
+    # the first error, sync and training are not to wait for these
+    "stack_data",
+    "gpupool.engine.sync",
+    "gpupool.core.training_options",
+    "gpupool.engine.batches",
+    "gpupool.engine.evaluation",
+    "gpupool.engine.loop",
+    "gpupool.engine.inference",
 )
 # Variables that an interpreter and torch read while they start: a change of one needs a new agent.
 _READ_AT_START = (

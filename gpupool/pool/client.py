@@ -142,8 +142,9 @@ class EngineClient:
 
 
 def load_ipyparallel() -> Any:
-    """The module; `import gpupool` must not wait for it (0.3 s)."""
+    """The module; `import gpupool` must not wait for it (0.3 s), nor the first call for numpy."""
     import ipyparallel
+    import numpy  # noqa: F401 - ipyparallel does it when it first packs arguments
 
     return ipyparallel
 

@@ -263,13 +263,13 @@ class Engines:
         load_ipyparallel()  # here, because the processes need as long as this takes
         if not self._launch.preloaded.wait(0.05):
             progress("importing torch, once for all engines")
-        self._wait(self._launch.preloaded.is_set, deadline, "the fork server")
         controller = "the controller (which looks for 20 free ports on 127.0.0.1)"
         self._wait(self._launch.is_controller_up, deadline, controller)
         try:
             self._client = EngineClient(self._launch.client_file, deadline.left_s)
         except TimeoutError:
             raise self._late(deadline, "the connection to the controller") from None
+        self._wait(self._launch.preloaded.is_set, deadline, "the fork server")
         self._wait_for_engines(deadline, progress)
 
     def _registered(self) -> list[int]:

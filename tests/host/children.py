@@ -16,6 +16,10 @@ def sleep() -> None:
     time.sleep(60)
 
 
+def tell_modules() -> None:
+    print(*sys.modules)
+
+
 def deaf() -> None:
     """Hears that it is to end and does nothing about it."""
     signal.signal(signal.SIGHUP, lambda *_: print("told", flush=True))

@@ -497,12 +497,38 @@ def test_a_module_that_cannot_be_imported_is_told_with_the_reason(tmp_path: Path
     agent.end()
 
 
-def test_the_fork_server_has_one_thread_with_all_that_engines_need(tmp_path: Path) -> None:
+def test_the_fork_server_has_one_thread_and_leaves_the_compiler_out(tmp_path: Path) -> None:
     from gpupool.pool.agent import PRELOADED
 
     agent = AgentUnderTest(tmp_path / "agent", os.getpid(), *PRELOADED)
     assert agent.event() == {"event": "ready"}
     assert psutil.Process(agent.fork_server()).num_threads() == 1  # others do not survive a fork
+    seen = set()
+    while "gpupool.engine.inference" not in seen:  # what is left is imported when all is quiet
+        agent.spawn("tell_modules")
+        seen = set(agent.event()["log_tail"].split())
+        assert {"gpupool.engine.entry", "torch", "ipyparallel.engine.app"} <= seen
+        assert not seen & {"torch._dynamo", "torch._inductor", "torch.distributed.fsdp"}
+        assert not seen & {"sympy", "triton", "debugpy", "prompt_toolkit", "ipywidgets"}
+        time.sleep(1.5)
+    assert PRELOADED[-1] == "gpupool.engine.inference"
+    agent.end()
+
+
+def test_a_target_is_forked_before_what_it_does_not_need_is_imported(tmp_path: Path) -> None:
+    slow = tmp_path / "slow_module.py"
+    slow.write_text("import os, time\nwhile not os.path.exists('../go'): time.sleep(0.01)")
+    target = "tests.host.children:tell_modules"
+    steps = ["tests.host.children", f"={target}", "slow_module", "=other:main", "colorsys"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+        agent = AgentUnderTest(tmp_path / "agent", os.getpid(), *steps)
+    agent.ask("sleep", "rank 1")  # waits for the others' modules
+    agent.spawn("tell_modules")
+    assert not {"slow_module", "colorsys"} & set(agent.event()["log_tail"].split())
+    (tmp_path / "go").touch()
+    assert agent.event() == {"event": "ready"}
+    assert agent.event()["name"] == "rank 1"
     agent.end()
 
 
