@@ -11,7 +11,6 @@ from urllib.parse import quote
 from gpupool.notebook import ansi, markup
 from gpupool.spmd.output import fold_displays, format_ranks
 
-WIDGET = "application/vnd.jupyter.widget-view+json"
 MAX_FIGURE_CHARS = 24_000_000  # of all figures of a cell together
 _SIZE = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?%?")  # what `Image(width=...)` takes: 200, "50%"
 _IMAGES = ("image/png", "image/jpeg", "image/gif")

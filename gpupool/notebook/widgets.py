@@ -13,12 +13,15 @@ from typing import Any
 from IPython.core.getipython import get_ipython
 
 from gpupool.notebook.cell_output import Place
-from gpupool.notebook.spmd_figures import WIDGET
 from gpupool.pool.output import RankOutput
+from gpupool.pool.output_widgets import model_id, text_of
 
 SendComm = Callable[[int, dict[str, Any]], None]
 
-_NOTED = ("_model_name", "value", "max", "min", "children", "bar_style")
+_NOTED = ("_model_name", "value", "max", "min", "children", "bar_style", "outputs")
+# Nobody can press these: what is in an Output beside them alone does not change any more.
+_PASSIVE = {"Output", "Layout", "HBox", "VBox", "Box", "HTML", "HTMLMath", "Label", "Image"}
+_PASSIVE |= {"FloatProgress", "IntProgress"}
 _SPACES = str.maketrans({"\u2007": " ", "\u00a0": " "})
 
 
@@ -45,9 +48,9 @@ class Bars:
         Empty if it is to be gone in the end (`leave=False`). Else, for example:
         " 40%|████      | 2/5 [00:01<00:02,  1.6it/s]"
         """
-        view = bundle["data"].get(WIDGET)
-        shown = view.get("model_id", "") if isinstance(view, Mapping) else ""
-        model = self._models.get(str(shown), {})
+        model = self._models.get(model_id(bundle), {})
+        if model.get("_model_name") == "OutputModel" and not self._have_controls():
+            return "" if model.get("closed") else text_of(model.get("outputs") or [])
         children = [
             self._models.get(str(child).removeprefix("IPY_MODEL_"), {})
             for child in model.get("children") or ()
@@ -60,6 +63,20 @@ class Bars:
         left, bar, right = children
         before, after = (_text_of(child.get("value")) for child in (left, right))
         return f"{before}|{_drawn(bar)}|{after}"
+
+    def settled(self, bundle: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """What is to stand in the end in the place of a mime bundle; None: it stays."""
+        text = self.text(bundle)
+        if not text:
+            return None if text is None else []
+        outputs = self._models[model_id(bundle)].get("outputs") or [{"text": text}]
+        shown = [output.get("data") or {"text/plain": text_of([output])} for output in outputs]
+        return [{**bundle, "data": data} for data in shown if data.get("text/plain", "x").strip()]
+
+    def _have_controls(self) -> bool:
+        names = {str(model.get("_model_name", "")) for model in self._models.values()}
+        kinds = {name.removesuffix("Model") for name in names if name}
+        return any(kind not in _PASSIVE and not kind.endswith("Style") for kind in kinds)
 
 
 class WidgetRelay:
@@ -110,17 +127,14 @@ def settle_bars(output: RankOutput, bars: Bars) -> None:
     """Put the last state of progress bars, as text, in the place of what showed them."""
     settled = []
     for bundle in output.displays:
-        text = bars.text(bundle)
-        if text is None:
-            settled.append(bundle)
-        elif text:
-            settled.append({**bundle, "data": {"text/plain": text}})
+        instead = bars.settled(bundle)
+        settled += [bundle] if instead is None else instead
     output.displays[:] = settled
 
 
 def is_widget(bundle: Mapping[str, Any]) -> bool:
     """Whether a mime bundle shows a widget."""
-    return WIDGET in bundle["data"]
+    return bool(model_id(bundle))
 
 
 def _drawn(bar: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gpupool.core.masking import Redactor, Secrets, redact_all
+from gpupool.pool.output_widgets import OutputWidgets
 from gpupool.pool.screen import as_shown
 
 HEAD_CHARS = 1_000_000  # per rank and call, of the beginning
@@ -158,6 +159,7 @@ class OutputRecorder:
         self._hidden = hidden
         self._listener = listener
         self._to_clear: set[int] = set()
+        self._widgets = OutputWidgets()
         self._lock = threading.Lock()
 
     def __call__(self, rank: int, kind: str, content: Any) -> None:
@@ -165,8 +167,13 @@ class OutputRecorder:
         with self._lock:
             if kind in ("stdout", "stderr"):
                 self._text(rank, kind, self._redactors[rank, kind].feed(content))
+            elif kind in ("display", "result", "clear") and self._widgets.is_taking(rank):
+                content = _masked(kind, content, self._hidden)
+                self._notify(rank, "comm", self._widgets.take(rank, kind, content))
             elif kind in ("display", "result", "update", "clear", "comm"):
                 content = _masked(kind, content, self._hidden)
+                if kind == "comm":
+                    content = self._widgets.note(rank, content)
                 self._take(rank, kind, content)
                 self._notify(rank, kind, content)
             elif kind == "events":
@@ -177,6 +184,10 @@ class OutputRecorder:
         with self._lock:
             for (rank, kind), redactor in self._redactors.items():
                 self._text(rank, kind, redactor.flush())
+            for output in self.outputs.values():
+                for bundle in output.displays:
+                    if text := self._widgets.text(bundle):  # for where no widget can be shown
+                        bundle["data"] = {**bundle["data"], "text/plain": text}
         _keep_small(self.outputs.values())
 
     def _take(self, rank: int, kind: str, content: Any) -> None:
@@ -193,7 +204,9 @@ class OutputRecorder:
             output.add_display(kind, content)
 
     def _text(self, rank: int, kind: str, text: str) -> None:
-        if text:
+        if text and self._widgets.is_taking(rank):
+            self._notify(rank, "comm", self._widgets.take(rank, kind, text))
+        elif text:
             self._clear_if_due(rank)
             self.outputs[rank].add_text(text)
             self._notify(rank, kind, text)

@@ -186,6 +186,53 @@ def test_widgets_of_ranks_live_in_the_notebook(kernel: Kernel) -> None:
     assert kernel.run("shown.text(1)").text == "'changed to 42\\n'"
 
 
+def test_what_stands_in_an_output_widget_ends_as_text_and_clears_nothing_else(
+    kernel: Kernel,
+) -> None:
+    cell = kernel.run(
+        "%%spmd -o shown\nout = ipywidgets.Output()\ndisplay('first', out)\n"
+        "for i in range(3):\n"
+        "    with out:\n        out.clear_output(wait=True)\n        print('step', i)\n"
+        "    print('beside', i)\n"
+        "with out: display(HTML('<b>last</b>'))"
+    )
+    shown = [output["data"] for output in cell.outputs]
+    assert not any(WIDGET in data for data in shown)
+    assert "step 0" not in cell.text
+    for words in ("'first'", "beside 0\n", "beside 2", "step 2"):
+        assert words in cell.text
+    assert "<b>last</b>" in cell.html
+    told = [c["data"]["state"] for _, kind, c in cell.messages if kind == "comm_msg"]
+    assert any("step 0" in str(state.get("outputs")) for state in told)  # while it runs
+    assert not any("msg_id" in state for state in told)
+
+
+def test_an_output_widget_that_a_button_may_write_to_stays(kernel: Kernel) -> None:
+    cell = kernel.run(
+        "%%spmd -t 0 -o shown\nout, button = ipywidgets.Output(), ipywidgets.Button()\n"
+        "display(button, out)\nwith out: print('lives')"
+    )
+    assert len([o for o in cell.outputs if WIDGET in o["data"]]) == 2
+    texts = kernel.run("[d['data']['text/plain'] for d in shown.outputs[0].displays]").text
+    assert texts.endswith("'lives']")  # for where no widget can be shown
+
+
+def test_all_that_rich_shows_is_there(kernel: Kernel) -> None:
+    cell = kernel.run(
+        "%%spmd\nfrom rich import print as rprint\nfrom rich.console import Console\n"
+        "from rich.live import Live\nfrom rich.progress import track\n"
+        "from rich.table import Table\nrprint('[bold]rich print[/bold]')\n"
+        "table = Table(title='Title'); table.add_row('cell of the table'); Console().print(table)\n"
+        "for _ in track(range(3), description='tracking'): pass\n"
+        "with Live() as live: live.update('living')\n"
+        "try: 1 / 0\nexcept ZeroDivisionError: Console().print_exception()\n"
+        "print('end')"
+    )
+    shown = ("rich print", "cell of the table", "tracking", "100%", "living", "ZeroDivision", "end")
+    assert [words for words in shown if words not in cell.text] == []
+    assert "?" not in cell.text.partition("tracking")[2].partition("\n")[0]
+
+
 def test_bars_made_of_widgets_end_as_text(kernel: Kernel) -> None:
     cell = kernel.run(
         "%%spmd\nfrom tqdm.auto import tqdm\nfor _ in tqdm(range(4)): time.sleep(0.05)\n"
