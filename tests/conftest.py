@@ -21,10 +21,8 @@ settings.load_profile("shared")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of the random faults (`tests/faults/test_stateful.py`), and how much is run."""
-    parser.addoption("--chaos-s", type=float, default=60.0, help="seconds of random faults")
+    """How much is run."""
     parser.addoption("--long", action="store_true", help="also the variants marked as long")
-    parser.addoption("--chaos-seed", type=int, help="which ones; a fixed one unless --chaos-s")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -37,7 +35,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 # What has the longest files comes first, so that no process is left with one at the end; a folder's
 # files follow each other, as they share servers, browsers, kernels and pools.
-FOLDERS = ("browser", "faults", "e2e", "pool", "notebook", "training", "spmd", "host", "data")
+FOLDERS = (
+    "browser",
+    "chaos",
+    "faults",
+    "e2e",
+    "pool",
+    "notebook",
+    "training",
+    "spmd",
+    "host",
+    "data",
+)
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,0 +1,124 @@
+"""What names mean in notebook and ranks, as the documentation says it: in plain Python alone.
+
+A model of a notebook and its pool. A cell is run by `exec` in a dict for each rank, so a list that
+two names share, or that is changed in place, is one here too. Nothing of gpupool is used.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class No(Enum):
+    """Why a rank has no value by a name that the notebook has for what the ranks have."""
+
+    LOST = "the rank that had it was replaced"
+    NEVER = "no cell has given it one"
+    POOL = "the pool was stopped"
+
+
+@dataclass(frozen=True)
+class Either:
+    """One of several values: what ended the cell came at any moment of it."""
+
+    values: tuple[Any, ...]
+
+
+class Model:
+    """The names of a notebook, and those of its ranks."""
+
+    def __init__(self, world_size: int) -> None:
+        self.notebook: dict[str, Any] = {}  # its own values
+        self.handles: set[str] = set()  # its names for what the ranks of this pool have
+        self.gone: set[str] = set()  # and for what those of an earlier pool had
+        self.start(world_size)
+
+    @property
+    def names(self) -> list[str]:
+        """All names of the notebook."""
+        return sorted({*self.notebook, *self.handles, *self.gone})
+
+    def start(self, world_size: int) -> None:
+        """A pool in place of the last one."""
+        self.gone |= self.handles
+        self.handles.clear()
+        self.ranks: list[dict[str, Any]] = [{} for _ in range(world_size)]
+        self._sent: list[dict[str, Any]] = [{} for _ in range(world_size)]
+        self._lost: dict[str, set[int]] = {}
+
+    def run_here(self, source: str, assigns: str = "") -> None:
+        """A cell of the notebook's own."""
+        exec(source, {}, self.notebook)
+        self._rebind(assigns.split())
+
+    def run(
+        self, source: str, reads: str = "", assigns: str = "", ranks: Iterable[int] | None = None
+    ) -> None:
+        """A cell on all ranks, or some; of the notebook's values it `reads` these.
+
+        A value is sent if it is not the one that was sent last; else the rank's own copy stays.
+        """
+        chosen = range(len(self.ranks)) if ranks is None else list(ranks)
+        for rank in chosen:
+            have, sent = self.ranks[rank], self._sent[rank]
+            for name in set(reads.split()) & self.notebook.keys():
+                if name not in sent or sent[name] != self.notebook[name]:
+                    have[name] = copy.deepcopy(self.notebook[name])
+                    sent[name] = copy.deepcopy(self.notebook[name])
+            exec(source, {"rank": rank, "world_size": len(self.ranks)}, have)
+        self.assigned(assigns.split(), chosen)
+
+    def assigned(self, names: Sequence[str], ranks: Iterable[int]) -> None:
+        """These names have values of these ranks: the notebook's become handles of them."""
+        for name in names:
+            self.notebook.pop(name, None)
+            self._lost.pop(name, None)
+            for rank in ranks:
+                self._sent[rank].pop(name, None)
+        self._rebind(names)
+        self.handles |= set(names)
+
+    def delete(self, name: str) -> None:
+        """A cell has deleted a name on all ranks."""
+        for have in self.ranks:
+            del have[name]
+        self._lost.pop(name, None)
+        self._rebind([name])
+
+    def lose(self, ranks: Iterable[int]) -> None:
+        """These ranks were replaced."""
+        for rank in ranks:
+            for name in self.handles & self.ranks[rank].keys():
+                self._lost.setdefault(name, set()).add(rank)
+            self.ranks[rank], self._sent[rank] = {}, {}
+
+    def sync(self, source: int, name: str) -> None:
+        """All other ranks get a copy of what one has."""
+        for rank, have in enumerate(self.ranks):
+            if rank != source:
+                have[name] = copy.deepcopy(self.ranks[source][name])
+        self._lost.pop(name, None)
+
+    def value(self, name: str, rank: int) -> Any:
+        """What `name[rank]` is in the notebook: a value, an `Either` or a `No`."""
+        if name in self.gone:
+            return No.POOL
+        if name in self.ranks[rank]:
+            return self.ranks[rank][name]
+        return No.LOST if rank in self._lost.get(name, ()) else No.NEVER
+
+    def whole(self) -> list[str]:
+        """Handles of which every rank has a value."""
+        return [n for n in sorted(self.handles) if all(n in have for have in self.ranks)]
+
+    def holed(self) -> list[tuple[str, int]]:
+        """(name, rank) of the handles whose value went with a rank."""
+        return [(n, r) for n in sorted(self.handles) for r in sorted(self._lost.get(n, ()))]
+
+    def _rebind(self, names: Iterable[str]) -> None:
+        self.handles -= set(names)
+        self.gone -= set(names)
