@@ -163,28 +163,40 @@ def train(
     """
     from gpupool.engine import work
 
-    return execute.guarded(lambda: work.train(job_path, result_path, num_ranks, on_gpu, again))
+    return _by_default_on_cpu(lambda: work.train(job_path, result_path, num_ranks, on_gpu, again))
 
 
 def predict(job_path: str, result_path: str) -> dict[str, Any]:
     """Run a model over this rank's part of the samples; the outputs go to `result_path`.N."""
     from gpupool.engine import inference
 
-    return execute.guarded(lambda: inference.predict(job_path, result_path))
+    return _by_default_on_cpu(lambda: inference.predict(job_path, result_path))
 
 
 def evaluate(job_path: str) -> dict[str, Any]:
     """The "values" of loss and metrics of a model over the samples, the same on every rank."""
     from gpupool.engine import inference
 
-    return execute.guarded(lambda: inference.evaluate(job_path))
+    return _by_default_on_cpu(lambda: inference.evaluate(job_path))
 
 
 def confusion(job_path: str) -> dict[str, Any]:
     """The "counts" of this rank's samples by true and predicted class; None if it has none."""
     from gpupool.engine import inference
 
-    return execute.guarded(lambda: inference.confusion(job_path))
+    return _by_default_on_cpu(lambda: inference.confusion(job_path))
+
+
+def _by_default_on_cpu(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """`work`, guarded, without the default device that a cell has set: samples are made on CPU."""
+    device = torch.get_default_device()
+    if device.type == "cpu":
+        return execute.guarded(work)
+    torch.set_default_device(None)
+    try:
+        return execute.guarded(work)
+    finally:
+        torch.set_default_device(device)
 
 
 def _around(work: Callable[[], dict[str, Any]], shipment: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import contextlib
 import functools
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import nullcontext
 from subprocess import CalledProcessError  # nosec B404
 from typing import Any
@@ -153,6 +153,7 @@ class QuietErrors:
                     raise
             finally:
                 self._of_magics.pop()
+                _restore_names(self._shell)  # after %reset
             if shown:
                 raise shown[0]
             return value
@@ -189,19 +190,23 @@ def run_cell(shell: Any, source: str, is_cell: bool = True) -> Any:
     `from math import *`, `%reset` or `%run` do to them is not meant.
     """
     names = shell.user_ns
-    _restore_names(shell, [name for name in RANK_NAMES if name not in names])
+    _restore_names(shell)
     before = {name: names[name] for name in RANK_NAMES}
     with counting_lines(shell, source, is_cell) as compiler:
         result = _run_cell(shell, source)
     if any(names.get(name, _GONE) is not value for name, value in before.items()):
         kept = compiler.names_bound() & names.keys()
-        _restore_names(shell, [n for n in RANK_NAMES - kept if names.get(n) is not before[n]])
+        for name in RANK_NAMES - kept:
+            if names.get(name) is not before[name]:
+                names.pop(name, None)
+        _restore_names(shell)
     return result
 
 
-def _restore_names(shell: Any, lost: Iterable[str]) -> None:
+def _restore_names(shell: Any) -> None:
+    """Have the names that are the rank's and the shell's mean something."""
     names = shell.user_ns
-    if lost := list(lost):
+    if lost := RANK_NAMES - names.keys():
         own = cell_names(this_rank())
         names.update({name: own[name] for name in lost})
     if not here.is_inline() and (

@@ -5,9 +5,11 @@ from __future__ import annotations
 import textwrap
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import gpupool
 from gpupool import Pool, SpmdError
 
 _TEE = """
@@ -156,6 +158,24 @@ def test_a_name_that_a_cell_binds_itself_stays_what_it_is(pool2: Pool) -> None:
     finally:
         pool2.run("del dist, device")
     assert pool2.run("dist.get_rank(), device.type")[1] == (1, "cpu")
+
+
+def test_a_training_does_not_mind_the_default_device_of_the_cells(pool2: Pool) -> None:
+    data = torch.utils.data.TensorDataset(torch.rand(8, 4), torch.arange(8) % 2)
+    options = gpupool.TrainingOptions(epochs=1, batch_size=4, progress="none")
+    pool2.run("torch.set_default_device('meta')")
+    try:
+        gpupool.train(torch.nn.Linear(4, 2), data, validation=data, options=options)
+        assert pool2.run("torch.ones(1).device.type")[1] == "meta"
+    finally:
+        pool2.run(AGAIN)
+
+
+def test_a_reset_leaves_the_same_cell_its_names(pool2: Pool) -> None:
+    lost = pool2.run(
+        "abc = 1\n%reset -f\n[rank, world_size, 'abc' in globals(), exit.__class__.__name__]"
+    )
+    assert lost[1] == [1, 2, False, "_Exit"]
 
 
 def test_a_reply_to_plain_ipyparallel_is_not_lost_either(pool2: Pool) -> None:
