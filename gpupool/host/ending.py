@@ -14,6 +14,7 @@ _LOG_TAIL_BYTES = 1 << 16  # a log may be larger than memory, and a line of it t
 _CRASH = "Fatal Python error"  # faulthandler's first line; the innermost frames follow it
 _THROWN = "  what():"  # what C++ says before it of an exception that nobody has caught
 _GLOO_CHECK = re.compile(r"what\(\):.*enforce fail.*gloo/")
+_DDP_SETUP = " in _ddp_init_helper"
 _RUNS_CELLS = re.compile(
     r'  File ".*/(IPython/core/interactiveshell|gpupool/engine/(execute|entry))\.py", line \d+ in '
 )
@@ -33,6 +34,8 @@ def cause_of_end(status: int, folder: Path, tail: str, memory: OutOfMemoryWatch)
         return f"No space left on device: {folder}"
     if status == -signal.SIGABRT and _GLOO_CHECK.search(tail):
         return "gloo ends a process that is sent what it does not expect; another user may have"
+    if status == -signal.SIGSEGV and _DDP_SETUP in tail:
+        return "torch 2.15 ends so where TORCH_DISTRIBUTED_DEBUG is DETAIL; INFO works"
     return ""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 from gpupool.core.invoke import invoke
 from gpupool.pool.iopub import OnMessage, Router
 
+_NUM_HELLOS, _HELLO_S = 10, 0.5
 _DROPPED = "a message to the pool was dropped, as it is not signed or not whole; more are counted"
 
 
@@ -111,6 +113,10 @@ class EngineClient:
             buffers=message["buffers"],
         )
 
+    def serves_others(self, rank: int) -> bool:
+        """Whether the engine of a rank runs what another client has asked for."""
+        return bool(self._client.others.get(self._client._engines.get(rank)))
+
     @property
     def num_dropped(self) -> int:
         """Messages that were not of this pool, or not whole, and had no effect."""
@@ -139,6 +145,22 @@ class EngineClient:
     def close(self) -> None:
         """Close the sockets. Futures that are still open stay so."""
         self._client.close(linger=0)
+
+
+def plain_client(connection_file: Path) -> Any:
+    """An `ipyparallel.Client` that hears its engines.
+
+    What they say before it has subscribed is lost, and who waits for the end of the output would
+    wait for ever: so they are asked until it hears them, unless they are busy.
+    """
+    client: Any = load_ipyparallel().Client(str(connection_file))
+    for _ in range(_NUM_HELLOS):
+        asked = client[:].apply_async(os.getpid)
+        asked.wait(_HELLO_S)
+        if not asked.ready() or asked.wait_for_output(_HELLO_S):
+            break
+    client.purge_local_results("all")
+    return client
 
 
 def load_ipyparallel() -> Any:
@@ -189,12 +211,19 @@ def _client_class() -> Any:
 
         def __init__(self, *args: Any, **options: Any) -> None:
             self.router = Router()
+            self.others: dict[str, set[str]] = {}  # engine -> what other clients have it do
             super().__init__(*args, **options)
 
         @heard
         def _dispatch_iopub(self, message: Any) -> None:
             parent = message["parent_header"]
-            if not parent or parent["session"] != self.session.session:
+            if not parent:
+                return
+            if parent["session"] != self.session.session:
+                if message["header"]["msg_type"] == "status":
+                    at_work = self.others.setdefault(message["header"]["session"], set())
+                    is_busy = message["content"]["execution_state"] == "busy"
+                    (at_work.add if is_busy else at_work.discard)(parent["msg_id"])
                 return
             if message["header"]["msg_type"] != "status":
                 self.router.route(message, _deserialize)

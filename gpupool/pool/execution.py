@@ -27,6 +27,8 @@ from gpupool.pool.watch import HangWatch
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
 
+_OTHERS = "what another client of ipyparallel runs"
+_OTHERS_HANG_S = 1.0  # for what hangs there: nothing of ours runs
 _numbers = itertools.count(1)
 
 # (rank, kind, content): see `gpupool.pool.iopub.OnMessage`
@@ -91,7 +93,7 @@ class Execution:
         self._payloads = payloads
         self._turn = pool.turns.ask(payloads, _title(name, payloads))
         self.waits_for = [] if pool.options.inline else pool.turns.begin(self._turn)
-        self._waits = bool(self.waits_for)
+        self._waits = bool(self.waits_for or pool.of_others(self.ranks))
         self._begin_supervision()
 
     def done(self) -> bool:
@@ -199,6 +201,10 @@ class Execution:
             self._fail("KeyboardInterrupt", f"interrupted while it waited for {names}")
             return False
         self._pool.wait_for_restart()  # its beginning may be what ended the turn before
+        if not self._wait_for_others():
+            ends = "`pool.client.send_signal('SIGINT')` ends that"
+            self._fail("KeyboardInterrupt", f"interrupted while it waited for {_OTHERS}; {ends}")
+            return False
         self._started = time.monotonic()
         try:
             self._pool.require_usable()
@@ -206,6 +212,31 @@ class Execution:
         except Exception as error:  # the pool was stopped, or broke, meanwhile
             self._fail(type(error).__name__, str(error))
             return False
+        return True
+
+    def _wait_for_others(self) -> bool:
+        """Wait for what other clients run on the ranks; False if that was interrupted.
+
+        What hangs there is freed: a collective that one rank was told to call, and no other.
+        """
+        pool, has_aborted = self._pool, False
+        watch: HangWatch | None = None
+        while pool.of_others(self.ranks):
+            if self._interrupted.wait(0.02):
+                return False
+            others = pool.of_others(pool.alive_ranks())
+            watch = watch or HangWatch(pool, others, _OTHERS_HANG_S)
+            diagnosis = watch.look(others, (), time.monotonic())
+            listed = ", ".join(map(str, others))
+            self._notice(f"waits for {_OTHERS} (rank {listed}).")
+            if diagnosis and diagnosis.is_hang:
+                pool.group.abort(dict.fromkeys(pool.alive_ranks()))
+                watch, has_aborted = None, True
+        if has_aborted:
+            self._pool.turns.end(self._turn, broke_group=True)
+            self._turn = pool.turns.ask(self._payloads, self._turn.name, first=True)
+            while pool.turns.begin(self._turn):
+                time.sleep(0.02)
         return True
 
     def _fail(self, ename: str, evalue: str) -> None:

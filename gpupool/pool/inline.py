@@ -145,6 +145,15 @@ class InlineEngines:
             raise PlacementError(locked_text(others, len(uuids), number))
         return taken
 
+    @property
+    def client_file(self) -> Path:
+        """There is none: raises a PoolError."""
+        raise PoolError("an inline pool is this process, and has no engines to connect to.")
+
+    def of_others(self, ranks: Iterable[int]) -> list[int]:
+        """None: only this process asks."""
+        return []
+
     def start(self, ranks: Sequence[Rank], timeout_s: float, progress: Progress) -> None:
         """Make this process rank 0 of 1.
 

@@ -17,6 +17,7 @@ from gpupool.core.errors import EngineDiedError, GroupError, PoolError, PoolStar
 from gpupool.core.masking import Secrets, redact, redact_all
 from gpupool.core.options import PoolOptions, parse_ranks
 from gpupool.pool import idle, presses, stages
+from gpupool.pool.client import plain_client
 from gpupool.pool.composite import Composite
 from gpupool.pool.engines import Engines, Progress, unheard
 from gpupool.pool.environment import Environment, notebook_place, variables_at_start
@@ -54,6 +55,7 @@ class Pool:
         self._listeners: list[Callable[[PoolStatus], None]] = []
         variables = variables_at_start(options.env)
         self._at_exit: Callable[[], None] = lambda: None
+        self._client: Any = None  # that of the user
         self._engines: RankEngines = self._make_engines()
         self.group = Forming(self._engines)
         self.environment = Environment(self._engines)
@@ -199,6 +201,23 @@ class Pool:
         """
         return self.variables.put(value)
 
+    @property
+    def connection_file(self) -> str:
+        """The file with which an `ipyparallel.Client` connects, in any process of the same user."""
+        self.wait_until_usable()
+        return str(self._engines.client_file)
+
+    @property
+    def client(self) -> Any:
+        """An `ipyparallel.Client` of this pool: for views, `%px`, `load_balanced_view().map`.
+
+        Engine ids are ranks. It is made when it is first asked for, and closed with the pool.
+        """
+        connection_file = self.connection_file
+        if self._client is None:
+            self._client = plain_client(Path(connection_file))
+        return self._client
+
     def interrupt(self, calls: Collection[int] | None = None) -> bool:
         """Raise KeyboardInterrupt in what runs on the ranks.
 
@@ -341,6 +360,8 @@ class Pool:
                 return
             self.environment.close()
             atexit.unregister(self._at_exit)
+            if self._client is not None:
+                self._client.close(linger=0)
             self._engines.stop()
         self.tell_listeners()
 
@@ -416,6 +437,10 @@ class Pool:
     def send_comm(self, rank: int, message: dict[str, Any]) -> None:
         """Send a message to a widget that a rank has made."""
         self._engines.send_comm(rank, message)
+
+    def of_others(self, ranks: Iterable[int]) -> list[int]:
+        """Those of these ranks that run what another client of ipyparallel has asked for."""
+        return self._engines.of_others(ranks)
 
     def alive_ranks(self) -> list[int]:
         """The ranks whose engines have not died."""

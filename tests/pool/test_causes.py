@@ -152,6 +152,17 @@ def test_a_death_in_a_running_cell_is_told_with_its_cause_and_the_end_of_the_log
     pool2.restart([1])
 
 
+def test_the_crash_of_torch_under_its_own_debugging_is_told(pool2: Pool, fails: Fails) -> None:
+    """torch 2.15 ends so in DDP, without a pool too; should it not any more, the word can go."""
+    source = (
+        "from torch.nn.parallel import DistributedDataParallel\n"
+        "dist.set_debug_level(dist.DebugLevel.DETAIL)\n"
+        "DistributedDataParallel(torch.nn.Linear(2, 2), process_group=dist.new_group())"
+    )
+    assert "where TORCH_DISTRIBUTED_DEBUG is DETAIL; INFO works" in fails(source).first.evalue
+    pool2.restart()
+
+
 # ---- a GPU -----------------------------------------------------------------------------------
 
 

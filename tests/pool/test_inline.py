@@ -458,6 +458,11 @@ def test_the_first_interrupt_stops_training_and_keeps_the_network(inline: Pool) 
     assert train_on(inline, network(), samples(8), epochs=1).stopped_by == "epochs"
 
 
+def test_it_has_no_engines_that_a_plain_client_could_connect_to(inline: Pool) -> None:
+    with pytest.raises(PoolError, match="has no engines to connect to"):
+        _ = inline.client
+
+
 def test_the_second_interrupt_ends_it(inline: Pool) -> None:
     options = TrainingOptions(batch_size=4, epochs=1000, log_every=10_000_000)  # asks never
 
