@@ -24,6 +24,7 @@ from gpupool.data.check import CheckResult, check
 from gpupool.data.manifest import ItemsT, Manifest
 from gpupool.data.normalization import Normalization
 from gpupool.data.preview import Preview, make_preview
+from gpupool.data.proof import whole
 from gpupool.data.samples import Draw, read_samples
 from gpupool.data.shards import epoch_order
 from gpupool.data.source import Source
@@ -124,11 +125,14 @@ class Datastore(Generic[ItemsT]):
         """The sample that `fetch(index)` has read; computes, also in several threads at once.
 
         `draw` keys the random numbers of the transform. Raises SampleError naming the image if it
-        is damaged, and what the transform raises, with a note that names the image.
+        is damaged, also when it is read again, and what the transform raises, with a note that
+        names the image.
         """
         from gpupool.data.decode import decode
 
-        return self.finish(index, decode(fetched, self.name(index)), draw)
+        (part,), name = self._manifest.items.parts(self._row(index)), self.name(index)
+        image = whole(part, fetched, lambda data, strict: decode(data, name, strict))
+        return self.finish(index, image, draw)
 
     def finish(self, index: int, image: torch.Tensor, draw: Draw | None = None) -> Sample:
         """The sample of a decoded image, on any device: transformed, with its label."""
@@ -271,8 +275,10 @@ class Datastore(Generic[ItemsT]):
         """Read and decode every image once: a table of those that cannot be used, and why.
 
         Missing, empty, truncated and damaged files, files that are no images, and files that have
-        changed since they were listed. `ds.subset(result.good)` leaves them out. Transforms are not
-        applied; what a cache holds is read from there, and so is as it was when it was read first.
+        changed since they were listed; "doubtful" are JPEGs that can be decoded, with a warning
+        (`gpupool[fast]` sees it). `ds.subset(result.good)` leaves all of them out. Transforms are
+        not applied. What a store has an MD5 of (the ETag of an ordinary S3 object) is compared with
+        it, also what a cache holds; what differs is read again from the store.
         `on_progress(done, total)` is called now and then; left out, a bar is drawn. Raises
         CredentialsError or DataError if the store itself fails.
         """

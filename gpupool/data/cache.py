@@ -84,16 +84,19 @@ class Cached:
         """The printable URL of a file."""
         return self.source.name(path)
 
-    def read(self, file: FileRef, start: int = 0, length: int | None = None) -> bytes:
+    def read(
+        self, file: FileRef, start: int = 0, length: int | None = None, *, fresh: bool = False
+    ) -> bytes:
         """A whole file, or `length` bytes of it from `start`, from the disk or else the store.
 
-        Raises what the source raises.
+        `fresh`: from the store, to be kept in the place of what the disk has. Raises what the
+        source raises.
         """
         if not file.version:
             return self.source.read(file, start, length)
         key = self._key(file, start, length)
         return self._store().read(
-            key, lambda: self.source.read(file, start, length), self._limit_bytes
+            key, lambda: self.source.read(file, start, length), self._limit_bytes, fresh=fresh
         )
 
     def holds(self, file: FileRef, start: int = 0, length: int | None = None) -> bool:
@@ -138,11 +141,16 @@ class DiskCache:
         self._lock = threading.Lock()
         self._under_way: dict[Key, Future[bytes]] = {}
 
-    def read(self, key: Key, fetch: Callable[[], bytes], limit: int) -> bytes:
+    def read(
+        self, key: Key, fetch: Callable[[], bytes], limit: int, *, fresh: bool = False
+    ) -> bytes:
         """The record of `key`, else what `fetch` gives, which is kept within `limit` bytes.
 
-        While one thread fetches, others that want the same wait for it.
+        While one thread fetches, others that want the same wait for it. `fresh`: what `fetch`
+        gives in any case, kept in the place of a record that is another one.
         """
+        if fresh:
+            return interruptible(lambda: self._read_fresh(key, fetch, limit))
         data = self._find(key)
         if data is not None:
             return data
@@ -188,14 +196,26 @@ class DiskCache:
             return data
         damaged = self.records.knows(key)
         data = fetch()
-        if not self.stopped:
-            try:
-                self.records.refresh()
-                if damaged or not self.records.knows(key):
-                    self._writer.write(key, data, limit)
-            except (OSError, DataError) as error:
-                self._stop(error)
+        self._keep(key, data, limit, anew=damaged)
         return data
+
+    def _read_fresh(self, key: Key, fetch: Callable[[], bytes], limit: int) -> bytes:
+        data = fetch()
+        known = self._on_disk(lambda: self.records.find(key), None)
+        self._keep(key, data, limit, anew=known != data)
+        self._refresh()  # this process knows the record before, and would find that
+        return data
+
+    def _keep(self, key: Key, data: bytes, limit: int, *, anew: bool) -> None:
+        """Write a record if there is none, or `anew`: the newest of a key counts."""
+        if self.stopped:
+            return
+        try:
+            self.records.refresh()
+            if anew or not self.records.knows(key):
+                self._writer.write(key, data, limit)
+        except (OSError, DataError) as error:
+            self._stop(error)
 
     def _find(self, key: Key) -> bytes | None:
         data = self._on_disk(lambda: self.records.find(key), None)

@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 
 from gpupool.core.errors import SampleError
 from gpupool.core.progress import OnProgress, progress_to
+from gpupool.data import proof
+from gpupool.data.proof import Verifier
 from gpupool.data.samples import NUM_FETCH_THREADS, Samples
 from gpupool.data.threads import reading_threads
 
 _CHUNK = 512  # samples handed to the threads at once: bounds what an interrupt has to cancel
 _SHOWN = 50
+DOUBTFUL = "doubtful"
 
 
 class Labelled(Samples, Protocol):
@@ -32,7 +35,8 @@ class BadSample:
     """One image that cannot be used.
 
     `index` is its place in the datastore, `label` its class, `num_bytes` its size as listed,
-    `reason` is that of its SampleError: "missing", "damaged" ...; `detail` says more.
+    `reason` is that of its SampleError: "missing", "damaged" ..., or "doubtful": it can be decoded,
+    with a warning; `detail` says more.
     """
 
     index: int
@@ -59,7 +63,10 @@ class CheckResult(tuple[BadSample, ...]):
 
     @property
     def good(self) -> NDArray[np.bool_]:
-        """For each image whether it can be used; shape (num_checked,): `ds.subset(result.good)`."""
+        """For each image whether nothing is wrong with it; shape (num_checked,).
+
+        `ds.subset(result.good)` leaves the others out.
+        """
         good = np.ones(self.num_checked, bool)
         good[[bad.index for bad in self]] = False
         return good
@@ -67,12 +74,17 @@ class CheckResult(tuple[BadSample, ...]):
     @property
     def summary(self) -> str:
         """One sentence: how many were read, how many are bad, and how."""
-        if not self:
-            return f"All {self.num_checked:,} images can be read."
-        reasons = [bad.reason for bad in self]
+        reasons = [bad.reason for bad in self if bad.reason != DOUBTFUL]
+        num_doubtful = len(self) - len(reasons)
+        doubtful = (
+            f" {num_doubtful:,} doubtful: their decoder warns of damage." if num_doubtful else ""
+        )
+        if not reasons:
+            return f"All {self.num_checked:,} images can be read.{doubtful}"
         kinds = sorted(set(reasons), key=lambda kind: (-reasons.count(kind), kind))
         counted = ", ".join(f"{reasons.count(kind):,} {kind}" for kind in kinds)
-        return f"{len(self):,} of {self.num_checked:,} images cannot be used: {counted}."
+        bad = f"{len(reasons):,} of {self.num_checked:,} images cannot be used: {counted}."
+        return bad + doubtful
 
     def rows(self) -> list[tuple[str, ...]]:
         """One tuple of texts for each bad image, in the order of `HEADER`."""
@@ -107,31 +119,41 @@ def _tried(dataset: Labelled) -> Iterator[BadSample | None]:
     import torch
 
     permits = threading.BoundedSemaphore(torch.get_num_threads())
+    verifier, manifest = Verifier(), dataset.manifest
 
     def read(place: int) -> BadSample | None:
+        proof.noted.doubt = None
         try:
             fetched = dataset.fetch(place)
+            parts = manifest.items.parts(int(manifest.rows[place]))
+            if isinstance(fetched, bytes):
+                fetched = verifier(parts[0], fetched)
+            else:  # a file for each part
+                fetched = tuple(map(verifier, parts, fetched))
             with permits:
                 dataset.decode(place, fetched, None)
         except SampleError as error:
-            return _bad(dataset, place, error)
-        return None
+            return _bad(dataset, place, error, error.reason)
+        doubt = proof.noted.doubt
+        return doubt and _bad(dataset, place, doubt, DOUBTFUL)
 
     with reading_threads(NUM_FETCH_THREADS, "gpupool-check") as pool:
         for start in range(0, len(dataset), _CHUNK):
             yield from pool.map(read, range(start, min(start + _CHUNK, len(dataset))))
 
 
-def _bad(dataset: Labelled, place: int, error: SampleError) -> BadSample:
+def _bad(dataset: Labelled, place: int, error: SampleError, reason: str) -> BadSample:
     manifest = dataset.manifest
     row = int(manifest.rows[place])
     detail = str(error).removeprefix(error.url).strip()
+    if reason == DOUBTFUL:
+        detail = f"can be decoded, with a warning: {detail.partition(': ')[2]}"
     return BadSample(
         index=place,
         url=manifest.items.url(row),
         label=manifest.classes[int(manifest.labels[row])],
         num_bytes=dataset.num_bytes(place),
-        reason=error.reason,
+        reason=reason,
         detail=detail,
     )
 

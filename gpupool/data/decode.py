@@ -21,7 +21,7 @@ except ImportError:  # an extra
     simplejpeg = None
 
 
-def decode(data: bytes, name: str) -> torch.Tensor:
+def decode(data: bytes, name: str, strict: bool = False) -> torch.Tensor:
     """An image file as a uint8 tensor of shape (3, height, width), RGB, upright.
 
     The orientation that EXIF tells is applied; grey images get three equal channels, CMYK becomes
@@ -29,7 +29,8 @@ def decode(data: bytes, name: str) -> torch.Tensor:
 
     Raises SampleError naming `name`: "empty" (0 bytes), "too large" (over `headers.MAX_PIXELS`,
     as its header says, before memory is taken), "animated", or "damaged": cut off, or of none of
-    `headers.FORMATS`.
+    `headers.FORMATS`. If it is `strict`, "damaged" also for a JPEG that can be decoded, with a
+    warning, such as of bytes that do not belong there; simplejpeg alone tells of it.
     """
     with decoding(data, name, "an image"):
         header = read_header(data)
@@ -38,7 +39,7 @@ def decode(data: bytes, name: str) -> torch.Tensor:
         check_size(header.width, header.height, name)
         if header.is_animated:
             raise _animation(name)
-        return _oriented(_decoded(data, header), header.orientation)
+        return _oriented(_decoded(data, header, strict), header.orientation)
 
 
 def _animation(name: str) -> SampleError:
@@ -47,13 +48,14 @@ def _animation(name: str) -> SampleError:
     )
 
 
-def _decoded(data: bytes, header: Header) -> torch.Tensor:
+def _decoded(data: bytes, header: Header, strict: bool) -> torch.Tensor:
     """The pixels as they are stored."""
     if header.is_plain and simplejpeg is not None:
         try:
             return torch.from_numpy(simplejpeg.decode_jpeg(data, "RGB")).permute(2, 0, 1)
-        except ValueError:  # it is strict about what is odd, too: torchvision decides
-            pass
+        except ValueError as error:  # it cannot do all that is odd, too: torchvision decides
+            if strict and not str(error).startswith("tj"):  # what libjpeg itself says
+                raise
     # bytearray: torch warns about tensors over read-only memory.
     buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     image: torch.Tensor = decode_image(buffer, mode=ImageReadMode.RGB)

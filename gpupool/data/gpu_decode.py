@@ -197,10 +197,11 @@ class _Decoder:
         names = [self.dataset.name(index) for index in pending.indices]
         for row, image in enumerate(decode_many(contents, names, self.reading.device)):
             try:
-                if isinstance(image, SampleError):
-                    raise image
-                sample = self.dataset.finish(pending.indices[row], image, self.reading.draw)
-                pending.put(row, sample)
+                index, draw = pending.indices[row], self.reading.draw
+                if isinstance(image, SampleError):  # which reads it again
+                    pending.put(row, self.dataset.decode(index, contents[row], draw))
+                else:
+                    pending.put(row, self.dataset.finish(index, image, draw))
             except Exception as error:  # raised again by `result_of`, or skipped
                 pending.fault(row, error)
             if pending.has_failed:

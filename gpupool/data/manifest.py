@@ -34,9 +34,9 @@ class Part(NamedTuple):
     start: int = 0
     length: int | None = None
 
-    def read(self) -> bytes:
+    def read(self, *, fresh: bool = False) -> bytes:
         """The bytes; raises what `Source.read` raises."""
-        return self.source.read(self.file, self.start, self.length)
+        return self.source.read(self.file, self.start, self.length, fresh=fresh)
 
 
 class Items(Protocol):

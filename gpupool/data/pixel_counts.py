@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from gpupool.core.progress import OnProgress, progress_to
 from gpupool.data.manifest import Files
 from gpupool.data.masks import NO_CLASS, MaskClasses, decode_mask
+from gpupool.data.proof import whole
 from gpupool.data.samples import NUM_FETCH_THREADS
 from gpupool.data.threads import reading_threads
 
@@ -31,7 +32,9 @@ def count_pixels(
     def count(row: int) -> NDArray[np.int64]:
         data = masks.read(row)
         with permits:
-            pixels = decode_mask(data, masks.url(row), classes).numpy().ravel()
+            (part,), url = masks.parts(row), masks.url(row)
+            mask = whole(part, data, lambda data, _: decode_mask(data, url, classes))
+            pixels = mask.numpy().ravel()
             return np.bincount(pixels[pixels != NO_CLASS])
 
     with progress_to(on_progress, "Counting pixels", len(masks), "masks") as tell:

@@ -23,6 +23,7 @@ from gpupool.data.masks import MaskClasses, decode_mask
 from gpupool.data.pairs import FilePairs, Match, matched
 from gpupool.data.patches import RandomPatches
 from gpupool.data.preview import Preview, make_preview
+from gpupool.data.proof import whole
 from gpupool.data.samples import Draw
 from gpupool.data.source import FileInfo, Folder
 
@@ -116,8 +117,12 @@ class SegmentationDatastore(Datastore[FilePairs]):
         from gpupool.data.decode import decode
 
         masks, row = self._manifest.items.masks, self._row(index)
-        image = decode(fetched[0], self.name(index))
-        mask = decode_mask(fetched[1], masks.url(row), self._mask_classes)
+        of_image, of_mask = self._manifest.items.parts(row)
+        name, mask_name = self.name(index), masks.url(row)
+        image = whole(of_image, fetched[0], lambda data, strict: decode(data, name, strict))
+        mask = whole(
+            of_mask, fetched[1], lambda data, _: decode_mask(data, mask_name, self._mask_classes)
+        )
         if image.shape[1:] != mask.shape:
             have, has = (" x ".join(map(str, size)) for size in (image.shape[1:], mask.shape))
             raise SampleError(

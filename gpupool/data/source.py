@@ -92,8 +92,12 @@ class Source(Protocol):
     def name(self, path: str) -> str:
         """The printable URL of a file."""
 
-    def read(self, file: FileRef, start: int = 0, length: int | None = None) -> bytes:
+    def read(
+        self, file: FileRef, start: int = 0, length: int | None = None, *, fresh: bool = False
+    ) -> bytes:
         """A whole file, or `length` bytes of it from `start`; waits without the GIL.
+
+        `fresh`: from the store itself, past all caches.
 
         Raises SampleError (missing, empty, or changed since it was listed), CredentialsError, and
         DataError when the store goes on failing.
@@ -167,7 +171,9 @@ class Folder:
             raise DataNotFoundError(faults.nothing_at(self.shown_url))
         return found
 
-    def read(self, file: FileRef, start: int = 0, length: int | None = None) -> bytes:
+    def read(
+        self, file: FileRef, start: int = 0, length: int | None = None, *, fresh: bool = False
+    ) -> bytes:
         """A whole file, or `length` bytes of it from `start` (fewer at its end).
 
         Raises SampleError naming the file if it is missing, empty, or other than `file` says;

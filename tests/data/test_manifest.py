@@ -130,7 +130,9 @@ class Renamed:
     def name(self, path: str) -> str:
         return self.source.name(path)
 
-    def read(self, file: FileRef, start: int = 0, length: int | None = None) -> bytes:
+    def read(
+        self, file: FileRef, start: int = 0, length: int | None = None, *, fresh: bool = False
+    ) -> bytes:
         return b"read: " + self.source.read(file, start, length)
 
 
