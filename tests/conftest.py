@@ -94,12 +94,13 @@ def _own_ipython_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(autouse=True)
 def clean_environ() -> Iterator[None]:
-    """No test sees this machine's AWS settings, nor what another test has set."""
+    """No test sees this machine's AWS settings and folders, nor what another test has set."""
     before = dict(os.environ)
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         del os.environ[name]
     os.environ["AWS_CONFIG_FILE"] = os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
     os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+    os.environ.pop("XDG_RUNTIME_DIR", None)  # where TMPDIR says pools are to be
     yield
     os.environ.clear()
     os.environ.update(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import grp
 import os
 import pwd
@@ -11,19 +12,57 @@ from pathlib import Path
 
 from gpupool.core.errors import PoolStartError
 
+_ROOM_BYTES = 8 << 30  # for the networks of trainings
+
 
 def private_temporary(prefix: str) -> Path:
     """A new folder for temporary files that its owner alone may enter (mode 0700).
 
     Raises PoolStartError where another user could put a folder of his in its place.
     """
-    place = Path(tempfile.gettempdir())
+    place = temporary_places()[-1]
     if reason := open_to_others(place):
         raise PoolStartError(
             f"{reason}, so the pool's files are not safe there; set TMPDIR to a folder of yours "
             "before the notebook's kernel starts"
         )
-    return Path(tempfile.mkdtemp(prefix=prefix))
+    return Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+
+
+def temporary_places() -> list[Path]:
+    """Where folders of pools may lie; a new one is made in the last of these.
+
+    That is `XDG_RUNTIME_DIR`, which no cleaner of old files visits, if it is this user's alone and
+    has as much room as the folder for temporary files, or enough.
+    """
+    temporary, told = Path(tempfile.gettempdir()), os.environ.get("XDG_RUNTIME_DIR", "")
+    try:
+        found = os.stat(told)
+        is_ours = found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700
+        wanted = min(_free_bytes(temporary), _ROOM_BYTES)
+        if os.path.isabs(told) and is_ours and _free_bytes(Path(told)) >= wanted:
+            os.fsencode(told).decode()  # torch opens no files below another name
+            return [temporary, *([Path(told)] if not open_to_others(Path(told)) else [])]
+    except (OSError, ValueError):  # it is not there, or no name that can be used
+        pass
+    return [temporary]
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that its owner alone may enter, unless it is there.
+
+    Raises OSError if that cannot be had, or another user has taken the name.
+    """
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+    if not is_private or found.st_uid != os.geteuid():
+        raise PermissionError(errno.EACCES, "its name was taken", str(folder))
+
+
+def _free_bytes(folder: Path) -> int:
+    room = os.statvfs(folder)
+    return room.f_bavail * room.f_frsize
 
 
 def open_to_others(folder: Path) -> str:

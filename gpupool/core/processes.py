@@ -133,6 +133,15 @@ def state_of(pid: int) -> str:
         return ""
 
 
+def process_name(name: str) -> str:
+    """What the process that a pool calls `name` is called by the kernel.
+
+    >>> process_name("rank 1"), process_name("controller")
+    ('gpupool:rank1', 'gpupool:control')
+    """
+    return f"gpupool:{name.replace(' ', '')}"[:15]
+
+
 def set_process_name(name: str) -> None:
     """What `top`, `nvidia-smi` and psutil call this process from now on; 15 characters at most."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())

@@ -9,6 +9,7 @@ and forks all others. The client writes JSON commands to its stdin and reads eve
     -> {"op": "spawn", "name": "rank 0", "target": "...", "argv": [...], "env": {...}, "log": "..."}
     -> {"op": "signal", "name": "rank 0", "number": 2}
     -> {"op": "kill", "names": ["rank 0"]}          also those that are still to come
+    -> {"op": "hold"}                               FOLDER had been removed, and is there again
     -> {"op": "stop"}
     <- {"event": "ready"}                           the fork server has imported its modules
     <- {"event": "locked", "devices": ["GPU-..."], "others": {"GPU-...": {...}}, "error": ""}
@@ -42,13 +43,22 @@ from typing import Any
 
 from gpupool.core.json_lines import JsonLines
 from gpupool.core.locks import DeviceLocks, hold_folder, lock_folder
-from gpupool.core.processes import ProcessId, children, set_process_name
-from gpupool.host.ending import cause_of_end, log_tail
+from gpupool.core.processes import (
+    ProcessId,
+    children,
+    command_of,
+    process_name,
+    set_process_name,
+    started_with,
+)
+from gpupool.host.ending import cause_of_end, log_tail, shorten
 from gpupool.host.memory import OutOfMemoryWatch
 from gpupool.host.spawner import Spawner
 
 FORK_SERVER, CONTROLLER = "fork server", "controller"
 STOP_GRACE_S = 0.4  # from SIGHUP to SIGKILL: an engine has nothing to save that it could in time
+_TEND_S = 5.0  # while a pool is open: how often logs are looked at
+_YOUNG_S = 600.0  # cleaners of temporary files remove what is older, by hours at least
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -80,6 +90,7 @@ class Agent:
         self._spawner = Spawner(folder, modules)
         self._selector = selectors.DefaultSelector()
         self._serving = True
+        self._tend_at = self._renew_at = 0.0
 
     # ---- the loop ------------------------------------------------------------------------
 
@@ -94,14 +105,29 @@ class Agent:
         try:
             self._start_server()
             while self._serving:
-                ready = self._selector.select(None if self._pool_folder else self._warm_s)
-                if not ready:
+                ready = self._selector.select(_TEND_S if self._pool_folder else self._warm_s)
+                if not ready and self._pool_folder is None:
                     self._leave()
                 for key, _ in ready:
                     key.data()
+                self._tend(time.monotonic())
         finally:
             self._kill_children(spare_server=False)
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _tend(self, now: float) -> None:
+        """Now and then: no log may fill the disk, and no file of a pool in use become old."""
+        if now < self._tend_at:
+            return
+        self._tend_at = now + _TEND_S
+        for log in (*self._folder.glob("*.log"), *self._folder.glob("*/*.log")):
+            with contextlib.suppress(OSError):  # the disk is full, or it is gone
+                shorten(log)
+        if now >= self._renew_at:
+            self._renew_at = now + _YOUNG_S
+            for path in (self._folder, *self._folder.rglob("*")):
+                with contextlib.suppress(OSError):
+                    os.utime(path, follow_symlinks=False)
 
     def _watch(self, descriptor: int, react: Callable[[], None]) -> None:
         self._selector.register(descriptor, selectors.EVENT_READ, react)
@@ -148,6 +174,12 @@ class Agent:
         for pid in self._pids_of(names):
             _signal_group(pid, signal.SIGKILL)  # with all it forked
         _tell(event="killed")
+
+    def _op_hold(self) -> None:
+        if self._holding is not None:
+            os.close(self._holding)
+        self._holding = hold_folder(self._folder)
+        self._write_state()
 
     def _op_stop(self) -> None:
         self._spawner.forget_all()
@@ -219,10 +251,21 @@ class Agent:
         for pid, status, child in self._collect():
             _signal_group(pid, signal.SIGKILL)  # what the dead process had forked
             if child is not None:
+                self._kill_sessions(child.name)
                 self._tell_end(child.name, child.log, child.log_start, status)
             elif self._spawner.expects:
                 self._unclaimed[pid] = status
         self._write_state()
+
+    def _kill_sessions(self, name: str) -> None:
+        """Kill what a dead process has started in sessions of its own."""
+        if self._spawner.is_coming(name):  # the next of its name, which cannot be told from those
+            return
+        for process in started_with("GPUPOOL_FOLDER", str(self._folder)):
+            if process.pid not in self._children and command_of(process.pid) == process_name(name):
+                process.kill()  # forked; what runs another program tells itself:
+        for process in started_with("GPUPOOL_PROCESS", f"{self._folder} {name}"):
+            process.kill()
 
     def _collect(self) -> list[tuple[int, int, Child | None]]:
         """(pid, exit status, who it was) of each child that has ended since; None: an orphan."""

@@ -44,6 +44,9 @@ def _serve() -> None:
 
         def init_hub(self) -> None:
             super().init_hub()
+            # It would write who is there for a controller that comes after it, and forget a rank
+            # only when that has been written.
+            self.hub.engine_state_file = ""
             process = self.heartmonitor_process
             target, options = process._target, process._kwargs
             self.heartmonitor_process = threading.Thread(target=target, kwargs=options, daemon=True)

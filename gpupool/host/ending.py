@@ -11,6 +11,7 @@ from gpupool.host.memory import OutOfMemoryWatch
 
 _LOG_TAIL_LINES = 20
 _LOG_TAIL_BYTES = 1 << 16  # a log may be larger than memory, and a line of it too
+_MAX_LOG_BYTES, _KEPT_LOG_BYTES = 16 << 20, 1 << 20
 _CRASH = "Fatal Python error"  # faulthandler's first line; the innermost frames follow it
 _THROWN = "  what():"  # what C++ says before it of an exception that nobody has caught
 _GLOO_CHECK = re.compile(r"what\(\):.*enforce fail.*gloo/")
@@ -47,7 +48,9 @@ def log_tail(log: Path, start: int) -> str:
     """
     try:
         with log.open("rb") as file:
-            file.seek(max(start, file.seek(0, os.SEEK_END) - _LOG_TAIL_BYTES))
+            size = file.seek(0, os.SEEK_END)
+            begin = start if start <= size else 0  # it was shortened since
+            file.seek(max(begin, size - _LOG_TAIL_BYTES))
             lines = file.read(_LOG_TAIL_BYTES).decode(errors="replace").splitlines()
     except OSError:  # the log is gone with its folder; the death still has to be told
         return ""
@@ -57,6 +60,17 @@ def log_tail(log: Path, start: int) -> str:
         report = [*thrown[-1:], *_crash(lines[crashes[-1] :])]
         return "\n".join(report[:_LOG_TAIL_LINES])
     return "\n".join(lines[-_LOG_TAIL_LINES:])
+
+
+def shorten(log: Path) -> None:
+    """Keep the end of a log that has become long; its process goes on appending to it."""
+    with log.open("a+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size > _MAX_LOG_BYTES:
+            file.seek(size - _KEPT_LOG_BYTES)
+            end = file.read(_KEPT_LOG_BYTES)
+            file.truncate(0)
+            file.write(b"(the beginning was too long)\n" + end)
 
 
 def _crash(report: list[str]) -> list[str]:

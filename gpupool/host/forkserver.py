@@ -30,7 +30,7 @@ import time
 from typing import Any
 
 from gpupool.core.json_lines import JsonLines
-from gpupool.core.processes import set_process_name
+from gpupool.core.processes import process_name, set_process_name
 
 _PR_SET_PDEATHSIG = 1
 _NEW_PARENT_TIMEOUT_S = 5.0
@@ -44,7 +44,7 @@ def main() -> None:
     set_process_name("gpupool:forks")
     die_with(agent_pid)
     leave_no_core()
-    os.chdir(os.environ["GPUPOOL_FOLDER"])  # the notebook's may be deleted any time
+    os.chdir("/")  # the notebook's folder may be deleted any time
     gc.disable()  # a collection takes its time, and keeps nearly all of what is imported
     request = _serve(JsonLines(sys.stdin.buffer), sys.argv[2:])
     gc.enable()
@@ -138,7 +138,7 @@ def _become(
     os.close(nothing)
     os.environ.clear()
     os.environ.update(env)
-    set_process_name(f"gpupool:{name.replace(' ', '')}")
+    set_process_name(process_name(name))
     sys.argv = [f"gpupool {name}", *argv]
     module, _, function = target.partition(":")
     getattr(importlib.import_module(module), function)()

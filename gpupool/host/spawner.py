@@ -38,6 +38,10 @@ class Spawner:
         """Whether a process is still to come."""
         return bool(self._expected)
 
+    def is_coming(self, name: str) -> bool:
+        """Whether a process of this name is still to come."""
+        return name in self._expected
+
     def start(self) -> JsonLines:
         """Start the fork server; what it says is to be read and given to `hear`."""
         with self.log.open("ab") as output:

@@ -15,14 +15,13 @@ import resource
 import select
 import shutil
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable
 from typing import Any
 
 from gpupool.core import environ
 from gpupool.core.errors import PoolStartError
-from gpupool.core.folders import private_temporary
+from gpupool.core.folders import private_temporary, temporary_places
 from gpupool.core.json_lines import JsonLines
 from gpupool.core.processes import command_for, started_with
 
@@ -213,12 +212,12 @@ def _require_surroundings() -> None:
                 f"{limit} {what} are allowed here, and a pool of two ranks needs {needed}: raise "
                 f"the limit with `{command}` where the notebook is started."
             )
-    folder = tempfile.gettempdir()
+    folder = temporary_places()[-1]
     try:
         os.fsencode(folder).decode()
     except UnicodeDecodeError:
         raise PoolStartError(
-            f"the name of the folder for temporary files, {folder!r}, is no UTF-8, and torch "
+            f"the name of the folder for temporary files, {str(folder)!r}, is no UTF-8, and torch "
             "cannot open files there: set TMPDIR to another one."
         ) from None
 

@@ -245,13 +245,17 @@ class Engines:
 
     def new_file(self, name: str) -> Path:
         """A new path in the private folder, which every rank of this host can read."""
+        self._launch.require_folder()
         with self._lock:
             self._num_files += 1
             return self._launch.folder / f"{self._num_files}-{name}"
 
     def log(self, rank: int) -> str:
         """The log of a rank's engine so far, and late text of calls that nobody knows any more."""
-        text = self._launch.log_path(f"rank {rank}").read_text(errors="replace")
+        try:
+            text = self._launch.log_path(f"rank {rank}").read_text(errors="replace")
+        except FileNotFoundError:
+            text = "the log was removed, with the pool's private folder or from it.\n"
         stray = self._client.stray_text(rank) if self._client is not None else ""
         return f"{text}\nprinted late, by cells of long ago:\n{stray}" if stray else text
 
@@ -281,6 +285,7 @@ class Engines:
             raise self._late(deadline, "the connection to the controller") from None
         self._wait(self._launch.preloaded.is_set, deadline, "the fork server")
         self._wait_for_engines(deadline, progress)
+        self._launch.keep_connections()
 
     def _registered(self) -> list[int]:
         return self._client.ranks if self._client is not None else []

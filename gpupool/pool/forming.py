@@ -118,7 +118,7 @@ class Forming:
 
     def _form(self, plan: dict[str, Any], *, anew: bool) -> None:
         generation = self.generation + 1
-        if self._store is None or anew:
+        if self._store is None or anew or not self._store.exists():
             self._store = self._engines.new_file("group")
         plan = {**plan, "store_path": str(self._store)}
         replies = self._engines.call_all("join_group", plan, timeout_s=_FORM_TIMEOUT_S)

@@ -19,6 +19,7 @@ from typing import Any
 
 from gpupool.core import environ
 from gpupool.core.errors import PlacementError, PoolError
+from gpupool.core.folders import make_private
 from gpupool.core.locks import locked_text
 from gpupool.core.topology import Rank
 from gpupool.pool import agent
@@ -54,6 +55,7 @@ class Launch:
         except OSError:  # its folder is gone or cannot be written to: another agent may do better
             self._agent.close()
             raise
+        self._connections: dict[Path, str] = {}  # what the controller wrote
         self.pids: dict[str, int] = {}
         self.preloaded = threading.Event()  # the fork server is ready
         self._on_exit = on_exit
@@ -81,6 +83,39 @@ class Launch:
         except (FileNotFoundError, ValueError):  # it writes in place: half a file can be seen
             return False
         return True
+
+    def keep_connections(self) -> None:
+        """Note the files that the controller has written, all of which are there now."""
+        security = self.client_file.parent
+        self._connections = {path: path.read_text() for path in security.glob("*.json")}
+
+    def require_folder(self) -> None:
+        """Make the private folder again if it, or what new ranks read in it, was removed.
+
+        Raises:
+            PoolError: it cannot be made.
+        """
+        missing = [path for path in self._connections if not path.exists()]
+        if self.folder.exists() and not missing:
+            return
+        profile = self.folder / "profile"
+        try:
+            for folder in (self._agent.folder, self.folder, profile, profile / "security"):
+                make_private(folder)
+            for path in missing:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+                with open(os.open(path, flags, 0o600), "w") as file:
+                    file.write(self._connections[path])
+        except OSError as error:
+            raise PoolError(
+                f"the pool's private folder, {self.folder}, was removed and cannot be made again "
+                f"({error.strerror}). `%gpupool stop`, then `%gpupool start`, makes a new pool."
+            ) from None
+        self._agent.command(op="hold")
+        NoticeLines()(
+            f"the pool's private folder, {self.folder}, or files in it were removed, perhaps by a "
+            "cleaner of temporary files; they were made again, and nothing is lost but logs."
+        )
 
     def log_path(self, name: str) -> Path:
         """The log of a process: of "controller", or of "rank 0", "rank 1" ..."""
@@ -110,6 +145,7 @@ class Launch:
 
     def start_engines(self, ranks: Iterable[Rank]) -> None:
         """Start one engine per rank. They wait for the controller by themselves."""
+        self.require_folder()
         engine_file = self.client_file.with_name("ipcontroller-engine.json")
         for rank in ranks:
             arguments = [f"--file={engine_file}", f"--IPEngine.id={rank.rank}", *_ENGINE_ARGS]
@@ -166,6 +202,7 @@ class Launch:
                 **environ.inheritable(os.environ),
                 **env,
                 "GPUPOOL_FOLDER": str(self._agent.folder),
+                "GPUPOOL_PROCESS": f"{self._agent.folder} {name}",  # by which the agent tells them
             },
             log=str(self.log_path(name)),
         )

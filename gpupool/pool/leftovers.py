@@ -11,12 +11,12 @@ import os
 import re
 import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpupool.core.folders import temporary_places
 from gpupool.core.locks import hold_folder
 from gpupool.core.processes import ProcessId, command_of, started_with
 
@@ -94,7 +94,7 @@ def leftovers() -> Leftovers:
 
 def _abandoned() -> Iterator[tuple[Path, dict[str, ProcessId]]]:
     """The folders of pools whose agent has ended, and the processes it last had."""
-    for folder in Path(tempfile.gettempdir()).glob("gpupool-*"):
+    for folder in (one for place in temporary_places() for one in place.glob("gpupool-*")):
         processes = _state(folder)
         if processes and not processes.pop("agent").is_alive and not _in_use(folder):
             del processes["client"]

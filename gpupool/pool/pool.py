@@ -263,18 +263,24 @@ class Pool:
         chosen = self.select_ranks(ranks)
         with self._forming:
             self._health.require_restartable()
-            num_losses = self._health.num_losses
             for rank in chosen:  # what it had is let go on purpose
                 self._untold.pop(rank, None)
-            chosen = tuple(sorted({*chosen, *self._health.lost}))
-            listed = ", ".join(map(str, chosen))
+            late = time.monotonic() + self.options.timeout_s
             try:
-                with stages.shown(progress, f"Starting rank {listed} again") as told:
-                    ungrouped = self._replace(chosen, told)
-            except PoolError as error:
-                reason = f"rank {listed} could not be started again: {error}"
-                self._health.give_up(reason, chosen)
-                raise PoolError(reason) from None
+                for attempt in range(_NUM_REPLACEMENTS):
+                    num_losses = self._health.num_losses  # before `lost` is asked for
+                    chosen = tuple(sorted({*chosen, *self._health.lost}))
+                    listed = ", ".join(map(str, chosen))
+                    try:
+                        with stages.shown(progress, f"Starting rank {listed} again") as told:
+                            ungrouped = self._replace(chosen, told)
+                        break
+                    except PoolError as error:  # of one that has died meanwhile, say
+                        is_last = attempt == _NUM_REPLACEMENTS - 1 or time.monotonic() > late
+                        if is_last or self._health.stopped:
+                            reason = f"rank {listed} could not be started again: {error}"
+                            self._health.give_up(reason, chosen)
+                            raise PoolError(reason) from None
             except KeyboardInterrupt:  # it came at any point, and cannot mean half of a pool
                 for rank in chosen:
                     self._lose(f"rank {rank} was restarted.", "", rank)

@@ -101,13 +101,12 @@ class HangWatch:
 
     def _ask(self, now: float) -> None:
         for rank, pid in self._pool.status().pids.items():
-            one, first = self._all.get(rank), now
+            one = self._all.get(rank)
             if one is None or one.pid != pid:  # it has been replaced
-                first = self._started if one is None else now  # it may have stood still before
                 one = self._all[rank] = _Rank(pid, same_since=now, state_since=now)
             state = state_of(pid)
             if state != one.state:
-                one.state, one.state_since = state, first
+                one.state, one.state_since = state, now
         free = [rank for rank, one in self._all.items() if one.answer is None]
         near = any(now - one.same_since >= self._hang_after_s / 2 for one in self._all.values())
         how = {"history": True} if near or self._hurries else {"glance": True}

@@ -7,11 +7,12 @@ import os
 import pwd
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from gpupool.core.folders import open_to_others
+from gpupool.core.folders import make_private, open_to_others, private_temporary, temporary_places
 
 LOOK = """
 import pathlib, sys
@@ -100,3 +101,36 @@ def test_who_has_no_number_in_a_container_is_no_other_user(place: Path) -> None:
     command = [*prefix, sys.executable, "-c", LOOK, str(place)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("\n", "")
+
+
+def test_a_pools_folder_is_where_no_cleaner_goes_if_that_is_the_users_alone(tmp_path: Path) -> None:
+    runtime = tmp_path / "runtime"
+    runtime.mkdir(mode=0o700)
+    os.environ["XDG_RUNTIME_DIR"] = str(runtime)
+    made = private_temporary("gpupool-")
+    assert (made.parent, made.stat().st_mode & 0o777) == (runtime, 0o700)
+    assert runtime in temporary_places()  # where leftovers are looked for
+    made.rmdir()
+    runtime.chmod(0o750)
+    assert temporary_places() == [Path(tempfile.gettempdir())]
+    runtime.chmod(0o700)
+    for unusable in ("runtime", str(tmp_path / "none"), str(tmp_path / "\udcff"), ""):
+        os.environ["XDG_RUNTIME_DIR"] = unusable
+        assert temporary_places() == [Path(tempfile.gettempdir())]
+    if os.getuid() == 0:
+        os.chown(runtime, STRANGER, -1)
+        os.environ["XDG_RUNTIME_DIR"] = str(runtime)
+        assert temporary_places() == [Path(tempfile.gettempdir())]
+
+
+def test_a_folder_in_whose_place_something_else_lies_is_not_taken(tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    make_private(made)
+    make_private(made)
+    assert made.stat().st_mode & 0o777 == 0o700
+    (tmp_path / "link").symlink_to(made)
+    (tmp_path / "file").touch()
+    (tmp_path / "open").mkdir(mode=0o755)
+    for name in ("link", "file", "open"):
+        with pytest.raises(OSError):
+            make_private(tmp_path / name)

@@ -6,6 +6,7 @@ import getpass
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -279,6 +280,28 @@ def test_a_file_of_the_notebooks_folder_hides_none_of_the_library(tmp_path: Path
     first = f"import os, ipyparallel, gpupool.pool.session; os.chdir({str(tmp_path)!r})"
     told, _ = start(tmp_path, first=first)
     assert told == {"0": 2.0, "1": 2.0}
+
+
+def test_a_cleaner_of_old_files_costs_no_pool(tmp_path: Path) -> None:
+    """Everything older than a second: what is cleaned is not what a pool in use holds."""
+    if shutil.which("systemd-tmpfiles") is None:
+        pytest.skip("needs systemd-tmpfiles")
+    rule, place = tmp_path / "rule.conf", tmp_path / "temporary"
+    place.mkdir(mode=0o700)
+    (place / "old").mkdir()
+    (place / "old/file").touch()
+    rule.write_text(f"d {place} 0700 - - 1s\n")
+    then = (
+        "import pathlib, subprocess, time; folder = pool.new_file('x').parent.parent; "
+        "files = lambda: sorted(map(str, folder.rglob('*'))); before = files(); time.sleep(1.5); "
+        f"subprocess.run(['systemd-tmpfiles', '--clean', {str(rule)!r}], check=True); "
+        "pool.restart([1]); print(json.dumps(dict(pool.run('1')))); "
+        "print(json.dumps(sorted({*before} - {*files()})))"
+    )
+    *_, again, lost, _ = start(place, then=then)
+    assert again == {"0": 1, "1": 1}
+    assert [name for name in lost if "group" not in name and "/pid/" not in name] == []
+    assert not (place / "old").exists()
 
 
 def test_what_python_prints_when_it_starts_disturbs_no_pool(tmp_path: Path) -> None:

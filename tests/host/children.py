@@ -74,6 +74,11 @@ def fork_in_its_group() -> None:
 def fork_in_a_session_of_its_own() -> None:
     child = subprocess.Popen(["sleep", "60"], start_new_session=True)
     print("child", child.pid, flush=True)
+    forked = os.fork()
+    if forked == 0:
+        os.setsid()
+    else:
+        print("forked", forked, flush=True)
     time.sleep(60)
 
 
@@ -81,6 +86,12 @@ def tell_surroundings() -> None:
     print("rank", os.environ.get("RANK"), "path", "PATH" in os.environ, sys.argv[1:])
     print("session", os.getsid(0) == os.getpid(), "stdin", repr(sys.stdin.read()))
     print("fds", sorted(map(int, os.listdir("/proc/self/fd")))[:-1])
+
+
+def flood() -> None:
+    os.write(1, b"x" * (17 << 20))
+    print("the end", flush=True)
+    time.sleep(60)
 
 
 def eat_memory() -> None:

@@ -29,7 +29,7 @@ class AgentUnderTest:
     def __init__(self, folder: Path, client_pid: int, *modules: str, warm_s: float = 600.0) -> None:
         self.folder = folder
         self.pool_folder = folder / "pool1"
-        self.pool_folder.mkdir(parents=True)
+        self.pool_folder.mkdir(parents=True, exist_ok=True)
         arguments = [str(folder), str(client_pid), str(warm_s), *modules]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gpupool.host.agent", *arguments],
@@ -263,6 +263,46 @@ def test_what_a_dead_child_had_forked_goes_with_it(agent: AgentUnderTest) -> Non
     os.kill(pid, signal.SIGKILL)
     assert agent.event()["status"] == -9
     until(lambda: gone(child), GONE_S)
+
+
+def test_what_a_dead_child_had_started_in_other_sessions_goes_too(agent: AgentUnderTest) -> None:
+    pids, started = {}, {}
+    for name in ("rank 0", "rank 1"):
+        mark = f"{agent.folder} {name}"  # as of `pool/launch.py`
+        pids[name] = agent.spawn("fork_in_a_session_of_its_own", name, GPUPOOL_PROCESS=mark)
+        words = agent.log("forked", name).split()
+        started[name] = int(words[1]), int(words[3])
+    os.kill(pids["rank 0"], signal.SIGKILL)
+    assert agent.event()["status"] == -9
+    until(lambda: gone(*started["rank 0"]), GONE_S)
+    assert not any(map(gone, started["rank 1"]))
+    agent.send(op="stop")
+    assert agent.event() == {"event": "stopped"}
+    assert gone(*started["rank 1"])
+
+
+def test_a_log_is_kept_short_and_goes_on(agent: AgentUnderTest) -> None:
+    pid, path = agent.spawn("flood"), agent.log_path("rank 0")
+    until(lambda: path.exists() and 0 < path.stat().st_size < 2 << 20, 10.0)
+    assert agent.log("the end").startswith("(the beginning was too long)\nxxx")
+    os.kill(pid, signal.SIGKILL)
+    assert agent.event()["log_tail"].endswith("the end")
+
+
+def test_files_of_a_pool_in_use_do_not_become_old(agent: AgentUnderTest) -> None:
+    """Cleaners of /tmp that heed no locks remove what was not used for hours."""
+    old = [agent.folder / "old", agent.pool_folder / "older"]
+    for path in old:
+        path.touch()
+        os.utime(path, (0, 0))
+    server = agent.fork_server()
+    agent.process.kill()
+    agent.process.wait()
+    until(lambda: gone(server), GONE_S)
+    again = AgentUnderTest(agent.folder, os.getpid())
+    again.send(op="open", folder=str(agent.pool_folder))
+    until(lambda: all(path.stat().st_mtime > time.time() - 600 for path in old), GONE_S)
+    again.end()
 
 
 def test_a_controller_that_is_stopped_goes_on_and_this_is_told(agent: AgentUnderTest) -> None:
@@ -517,7 +557,8 @@ def test_the_fork_server_has_one_thread_and_leaves_the_compiler_out(tmp_path: Pa
 
 def test_a_target_is_forked_before_what_it_does_not_need_is_imported(tmp_path: Path) -> None:
     slow = tmp_path / "slow_module.py"
-    slow.write_text("import os, time\nwhile not os.path.exists('../go'): time.sleep(0.01)")
+    go = tmp_path / "go"
+    slow.write_text(f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.01)")
     target = "tests.host.children:tell_modules"
     steps = ["tests.host.children", f"={target}", "slow_module", "=other:main", "colorsys"]
     with pytest.MonkeyPatch.context() as patch:
@@ -526,7 +567,7 @@ def test_a_target_is_forked_before_what_it_does_not_need_is_imported(tmp_path: P
     agent.ask("sleep", "rank 1")  # waits for the others' modules
     agent.spawn("tell_modules")
     assert not {"slow_module", "colorsys"} & set(agent.event()["log_tail"].split())
-    (tmp_path / "go").touch()
+    go.touch()
     assert agent.event() == {"event": "ready"}
     assert agent.event()["name"] == "rank 1"
     agent.end()

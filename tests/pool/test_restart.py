@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -202,18 +203,67 @@ def fork_servers(agent: psutil.Process) -> list[psutil.Process]:
 
 
 def test_a_restart_that_fails_costs_the_others_nothing(pool3: Pool) -> None:
-    """The rank's new process cannot come: the fork server is killed while it imports torch."""
+    """The rank's new process cannot come: each fork server is killed while it imports torch."""
     agent = family(pool3)["agent"]
     family(pool3)["fork server"].kill()
     until(lambda: "fork server" not in family(pool3), 5.0)
     thread, failed = restarting(pool3)
-    until(lambda: bool(fork_servers(agent)), 10.0)
-    fork_servers(agent)[0].kill()
-    thread.join(60)
+    while thread.is_alive():
+        for server in fork_servers(agent):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                server.kill()
+        time.sleep(0.05)
     assert "rank 1 could not be started again: the fork server of the pool was" in str(failed[0])
     assert "othing was left running" not in str(failed[0])
     pool3.restart([1])
     assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: 12}
+
+
+def test_a_rank_that_dies_during_a_restart_is_replaced_with_it(pool3: Pool) -> None:
+    before, server = engine_pid(pool3, 1), family(pool3)["fork server"]
+    server.suspend()  # so that the restart is not over before
+    thread, failed = restarting(pool3)
+    until(lambda: gone(before), 5.0)
+    os.kill(engine_pid(pool3, 2), signal.SIGKILL)
+    until(lambda: 2 not in pool3.alive_ranks(), 5.0)
+    server.kill()  # and so has the fork server died
+    thread.join(120)
+    assert (thread.is_alive(), failed) == (False, [])
+    assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: None}
+    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+
+
+@pytest.mark.parametrize("name", ["", "profile"])
+def test_a_private_folder_that_is_removed_is_made_again_and_this_is_said(
+    pool3: Pool, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
+    folder = folder_of(pool3)
+    shutil.rmtree(folder.parent if not name else folder / name)
+    with pytest.raises(SpmdError, match="ZeroDivisionError"):
+        pool3.run("if rank == 1: 1 / 0\ndist.all_reduce(torch.ones(1))")
+    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+    kill(pool3, 1)
+    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+    assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: 12}
+    told = capfd.readouterr().err
+    assert told.count(f"the pool's private folder, {folder}, or files in it were removed") == 1
+    modes = {path.stat().st_mode & 0o777 for path in (folder / "profile/security").iterdir()}
+    assert (folder.parent.stat().st_mode & 0o777, modes) == (0o700, {0o600})
+    assert "was removed" in pool3.log(0) or name
+
+
+def test_a_private_folder_that_cannot_be_made_again_costs_no_rank(pool3: Pool) -> None:
+    folder = folder_of(pool3).parent
+    shutil.rmtree(folder)
+    folder.touch()  # as another user may take the name
+    with pytest.raises(SpmdError, match="ZeroDivisionError"):
+        pool3.run("if rank == 1: 1 / 0\ndist.all_reduce(torch.ones(1))")
+    with pytest.raises(
+        PoolError, match=r"was removed and cannot be made again \(.*`%gpupool stop`"
+    ):
+        pool3.run(SUM)
+    folder.unlink()
+    assert dict(pool3.run(KEPT)) == {0: 10, 1: 11, 2: 12}
 
 
 def test_an_interrupted_restart_goes_on_in_the_background(pool3: Pool) -> None:
