@@ -70,6 +70,8 @@ FAULTS = {
     "Stop, one rank asleep": Fault("import time; time.sleep(600)", signal.SIGINT),
     "Stop, mismatched collectives": Fault(MISMATCH, signal.SIGINT),
     "kill -9": Fault("import time; time.sleep(600)", signal.SIGKILL),
+    "SIGTERM while it computes": Fault("while True: pass", signal.SIGTERM),
+    "quit()": Fault("quit()"),
     "segfault": Fault("import ctypes; ctypes.string_at(0)"),
 }
 

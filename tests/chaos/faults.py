@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import textwrap
 import threading
@@ -205,6 +206,13 @@ def kill_in_restart(walk: Walk) -> None:
     )
     assert cell.status == "ok", cell.errors
     walk.lose(*ranks, *(int(name.removeprefix("rank ")) for name in killed if "rank" in name))
+
+
+def remove_folder(walk: Walk) -> None:
+    """As somebody does who makes room."""
+    for folder in {path.parent for path in walk.notebook.files()}:
+        shutil.rmtree(folder, ignore_errors=True)
+    walk.fails("if rank == 0: 1 / 0\ndist.barrier()", "rank 0: ZeroDivisionError")
 
 
 def new_pool(walk: Walk) -> None:

@@ -33,7 +33,6 @@ BREAKS = (  # of the standard streams; the next cell has them back
     "import sys\nwith open('/dev/null', 'w') as _file: sys.stdout = _file",
     "import sys; sys.stdout.close()",
     "import os; os.close(1)",
-    "import os; os.dup2(os.open('/dev/null', os.O_WRONLY), 1)",
     "import os, sys; os.dup2(2, 1); sys.stdout.close()",
 )
 
@@ -48,7 +47,8 @@ def flood(walk: Walk) -> None:
 def start_children(walk: Walk) -> None:
     """Which end by the cell that has started them, or with their rank."""
     started = walk.cell(
-        "import os, subprocess, time\n_child = subprocess.Popen(['sleep', '600'])\n"
+        "import os, subprocess, time\n"
+        "_child = subprocess.Popen(['sleep', '600'], start_new_session=rank == 1)\n"
         "_forked = os.fork()\nif not _forked:\n    time.sleep(600)\n    os._exit(0)\n"
         "print(f'children: {_child.pid} {_forked}')"
     )

@@ -18,7 +18,7 @@ SEEDS = range(1, 21)
 @pytest.mark.timeout(0)  # each cell has its limit
 @pytest.mark.parametrize(
     ("seed", "num_actions"),
-    [(342, SHORT), *(pytest.param(seed, LONG, marks=pytest.mark.long) for seed in SEEDS)],
+    [(132, SHORT), *(pytest.param(seed, LONG, marks=pytest.mark.long) for seed in SEEDS)],
 )
 def test_nothing_that_happens_in_any_order_costs_more_than_it_must(
     seed: int, num_actions: int

@@ -374,9 +374,7 @@ def test_values_that_went_with_all_ranks_say_so(pool3: Pool, names: dict[str, An
         pool3.sync_from(0, "x")
 
 
-def test_a_new_rank_has_constants_and_modules_of_cells(
-    pool3: Pool, names: dict[str, Any]
-) -> None:
+def test_a_new_rank_has_constants_and_modules_of_cells(pool3: Pool, names: dict[str, Any]) -> None:
     names["data"] = pool3.put(torch.arange(1000.0))
     cell(pool3, "import fractions as fr\ntotal = data.sum().item()")
     pool3.restart([1])
