@@ -114,7 +114,21 @@ WIDGETS_AND_TORCH = {"torch", "ipywidgets", "anywidget"}
         (
             "from IPython.core.interactiveshell import InteractiveShell as S\n"
             "S.instance().run_line_magic('load_ext', 'gpupool')",
-            WIDGETS_AND_TORCH | {"numpy"},
+            WIDGETS_AND_TORCH
+            | {"numpy", "ipyparallel", "psutil", "prompt_toolkit", "gpupool.pool.pool"}
+            | {"gpupool.notebook.picture", "gpupool.notebook.words", "gpupool.core.plan"},
+        ),
+        (
+            "import gpupool.host.agent, gpupool.host.forkserver",
+            WIDGETS_AND_TORCH
+            | {"numpy", "psutil", "IPython", "ipyparallel", "argparse", "asyncio"},
+        ),
+        # what the controller has beyond the fork server, and a rank for a cell
+        (
+            "import torch, ipyparallel.controller.app, gpupool.host.controller\n"
+            "import gpupool.engine.boot, gpupool.engine.entry, gpupool.engine.inference",
+            {"ipywidgets", "anywidget", "torch._dynamo", "torch._inductor", "sympy", "triton"}
+            | {"torch.distributed.fsdp", "prompt_toolkit", "debugpy"},
         ),
         # by a thread, while the main one may be importing ipyparallel: see front_end.py
         (
@@ -124,7 +138,7 @@ WIDGETS_AND_TORCH = {"torch", "ipywidgets", "anywidget"}
             WIDGETS_AND_TORCH | {"IPython", "comm"},
         ),
     ],
-    ids=["import", "names", "load_ext", "progress"],
+    ids=["import", "names", "load_ext", "agent", "rank", "progress"],
 )
 def test_nothing_heavy_is_loaded_early(code: str, late: set[str]) -> None:
     check = f"import sys; print(sorted({late} & set(sys.modules)))"

@@ -12,17 +12,18 @@ import sys
 import threading
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.display import display
-from IPython.terminal.prompts import Prompts, Token  # type: ignore[attr-defined]
 
 from gpupool.core.errors import PoolError
 from gpupool.notebook import markup
 from gpupool.notebook.arguments import auto_options
 from gpupool.pool import session
-from gpupool.pool.pool import Pool
 from gpupool.spmd.output import format_ranks
+
+if TYPE_CHECKING:
+    from gpupool.pool.pool import Pool
 
 LOCAL = "%%local"
 # a line of these anywhere in the cell: it is about the pool
@@ -68,15 +69,20 @@ class Auto:
     def turn_on(self, pool: Pool, ranks: tuple[int, ...], options: str) -> None:
         """From the next cell on."""
         self.pool, self.ranks, self.options = pool, ranks, options
-        if _has_prompt(self.shell) and not isinstance(self.shell.prompts, _AutoPrompts):
-            self.shell.prompts = _AutoPrompts(self.shell, self.shell.prompts, self)
+        if _has_prompt(self.shell):
+            from gpupool.notebook.auto_prompts import AutoPrompts  # brings prompt_toolkit along
+
+            if not isinstance(self.shell.prompts, AutoPrompts):
+                self.shell.prompts = AutoPrompts(self.shell, self.shell.prompts, self.label)
 
     def turn_off(self) -> bool:
         """From the next cell on; tells whether it was on."""
         was_on, self.pool = self.is_on, None
-        prompts = getattr(self.shell, "prompts", None)
-        if isinstance(prompts, _AutoPrompts):
-            self.shell.prompts = prompts.users
+        if was_on and _has_prompt(self.shell):
+            from gpupool.notebook.auto_prompts import AutoPrompts
+
+            if isinstance(self.shell.prompts, AutoPrompts):
+                self.shell.prompts = self.shell.prompts.users
         return was_on
 
     def require_pool(self) -> None:
@@ -180,26 +186,6 @@ class _Transformer:
 
     def __call__(self, lines: list[str]) -> list[str]:
         return self._mode.transform(lines)
-
-
-class _AutoPrompts(Prompts):
-    """The user's prompts with the number of ranks in front."""
-
-    def __init__(self, shell: Any, users: Prompts, mode: Auto) -> None:
-        super().__init__(shell)
-        self.users = users
-        self._mode = mode
-
-    def in_prompt_tokens(self) -> Any:
-        return [(Token.Prompt, f"[{self._mode.label()}] "), *self.users.in_prompt_tokens()]
-
-    def continuation_prompt_tokens(self, *args: Any, **options: Any) -> Any:
-        space = " " * len(f"[{self._mode.label()}] ")
-        users = self.users.continuation_prompt_tokens(*args, **options)
-        return [(Token.Prompt, space), *users]
-
-    def out_prompt_tokens(self) -> Any:
-        return self.users.out_prompt_tokens()
 
 
 def _has_prompt(shell: Any) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 
+from gpupool.core.figures import duration
 from gpupool.core.topology import Rank
 from gpupool.notebook import markup
-from gpupool.notebook.words import duration
 from gpupool.pool.status import PoolStatus
 
 _COLOURS = {

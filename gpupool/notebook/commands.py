@@ -13,7 +13,6 @@ from gpupool.notebook import (
     arguments,
     auto,
     debug,
-    gpu_view,
     history,
     pool_bar,
     pool_view,
@@ -160,6 +159,8 @@ class Commands:
         chosen = arguments.gpus_parser().parse_line(rest)
         if chosen.every_s is None:
             return gpus()
+        from gpupool.notebook import gpu_view
+
         gpu_view.Watch(gpus, chosen.every_s).run()
         ignore_for_a_moment()  # a second press of the button that has ended it
         return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from html import escape
-from typing import Any
 
 from gpupool.core.errors import PoolError
 from gpupool.notebook import markup
@@ -12,13 +11,6 @@ from gpupool.pool.composite import Composite, ValueInfo, key_of, pool_variables
 from gpupool.spmd.output import fold, format_ranks
 
 TEXT_CHARS = 200  # of a rank's value
-
-
-def register_formatters(shell: Any) -> None:
-    """Let IPython show a Composite by its values."""
-    formatters = shell.display_formatter.formatters
-    formatters["text/plain"].for_type(Composite, lambda c, p, cycle: p.text(composite_text(c)))
-    formatters["text/html"].for_type(Composite, composite_html)
 
 
 def composite_text(composite: Composite) -> str:

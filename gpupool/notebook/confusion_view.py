@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpupool.core.figures import percent
 from gpupool.notebook import markup
@@ -30,12 +30,6 @@ def confusion_html(matrix: ConfusionMatrix) -> str:
         rows = [(true, said, f"{number:,}") for true, said, number in matrix.most_confused(20)]
         return markup.card(head, markup.table(("true class", "taken for", "times"), rows))
     return markup.card(head, f'<div tabindex="0" style="overflow:auto">{_table(matrix)}</div>')
-
-
-def register_formatters(shell: Any) -> None:
-    """Let IPython show it, whenever it comes to be imported."""
-    html = shell.display_formatter.formatters["text/html"]
-    html.for_type_by_name("gpupool.training.confusion", "ConfusionMatrix", confusion_html)
 
 
 def _table(matrix: ConfusionMatrix) -> str:

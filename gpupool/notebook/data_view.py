@@ -62,13 +62,6 @@ def check_html(result: CheckLike) -> str:
     return markup.card(*parts)
 
 
-def register_formatters(shell: Any) -> None:
-    """Let IPython show them, whenever they come to be imported."""
-    html = shell.display_formatter.formatters["text/html"]
-    html.for_type_by_name("gpupool.data.preview", "Preview", preview_html)
-    html.for_type_by_name("gpupool.data.check", "CheckResult", check_html)
-
-
 def _tile(picture: PictureLike) -> str:
     label = escape(picture.label)
     if picture.problem:

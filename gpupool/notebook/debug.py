@@ -6,12 +6,16 @@ the rank waits for nobody, and an interrupt meets the command that runs.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from IPython.core.error import StdinNotImplementedError
 from IPython.display import display
 
 from gpupool.core.errors import PoolError, SpmdError
-from gpupool.pool.pool import Pool
 from gpupool.pool.result import OutputRecorder
+
+if TYPE_CHECKING:
+    from gpupool.pool.pool import Pool
 
 
 def post_mortem(pool: Pool, chosen: str | None) -> None:

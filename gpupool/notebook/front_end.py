@@ -12,8 +12,6 @@ import importlib.util
 import sys
 from typing import Any
 
-import psutil
-
 _CONSOLES = ("jupyter-console", "jupyter_console")
 
 
@@ -45,6 +43,8 @@ def _shell() -> Any:
 @functools.cache
 def _started_by_console() -> bool:
     """Whether our parent process is the console; no message of the protocol tells."""
+    import psutil
+
     try:
         parent = psutil.Process().parent()
         words = parent.cmdline() if parent is not None else []

@@ -108,11 +108,9 @@ def _lines_of(table: GpuTable) -> list[str]:
     return [line[: width()] for line in repr(table).splitlines()]
 
 
-def register_formatters(shell: Any) -> None:
-    """Let IPython show GPU tables in text and HTML."""
-    formatters = shell.display_formatter.formatters
-    formatters["text/plain"].for_type(GpuTable, lambda table, p, cycle: p.text(repr(table)))
-    formatters["text/html"].for_type(GpuTable, gpu_table_html)
+def gpu_table_text(table: GpuTable) -> str:
+    """The lines of its repr, which IPython would show as a list."""
+    return repr(table)
 
 
 def _cells(gpu: Gpu, row: dict[str, str], table: GpuTable) -> Iterator[str]:

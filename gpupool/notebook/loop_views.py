@@ -12,11 +12,10 @@ from gpupool.core.events import ProgressEvent, from_dict
 from gpupool.core.monitor_event import MonitorEvent, MonitorLines
 from gpupool.notebook.cell_output import Place
 from gpupool.notebook.front_end import has_widgets, in_notebook
-from gpupool.notebook.loop_history import LoopHistory
-from gpupool.notebook.loop_picture import loop_html, loop_text
 from gpupool.notebook.rank_bars import RankBars
 
 if TYPE_CHECKING:
+    from gpupool.notebook.loop_history import LoopHistory
     from gpupool.notebook.loop_stop import LoopStop
 
 REDRAW_EVERY_S = 0.5
@@ -86,6 +85,10 @@ class LoopViews:
             new, self._new = self._new, []
         for event in new:
             if in_notebook():
+                from gpupool.notebook.loop_history import (
+                    LoopHistory,  # a cell without one is quicker
+                )
+
                 self._histories.setdefault(event.number, LoopHistory(event)).add(event)
                 self._undrawn.add(event.number)
             else:
@@ -97,6 +100,8 @@ class LoopViews:
                 self._draw(number, now)
 
     def _draw(self, number: int, now: float) -> None:
+        from gpupool.notebook.loop_picture import loop_html, loop_text
+
         self._drawn_at[number] = now
         self._undrawn.discard(number)
         place = self._places.setdefault(number, Place(self._beside))

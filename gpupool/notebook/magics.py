@@ -16,14 +16,8 @@ from gpupool.notebook import (
     auto,
     background,
     completion,
-    composite_view,
-    confusion_view,
-    data_view,
-    gpu_view,
-    picture,
-    plan_view,
+    formatters,
     pool_view,
-    result_view,
     spmd_view,
 )
 from gpupool.notebook.commands import Commands, Interrupted
@@ -255,15 +249,8 @@ class GpupoolMagics(Magics):
 def register(shell: Any) -> None:
     """Give `shell` the magics, and IPython the pictures of our objects."""
     shell.register_magics(GpupoolMagics)
-    pool_view.register_formatters(shell)
-    gpu_view.register_formatters(shell)
+    formatters.register(shell)
     spmd_view.register_formatters(shell)
-    composite_view.register_formatters(shell)
-    data_view.register_formatters(shell)
-    confusion_view.register_formatters(shell)
-    plan_view.register_formatters(shell)
-    picture.register_formatters(shell)
-    result_view.register_formatters(shell)
     completion.register(shell)
     auto.register(shell)
     background.register(shell)

@@ -7,7 +7,7 @@ styles and SVG are taken out of it (GitHub) the plots, the tables and all words 
 from __future__ import annotations
 
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING
 
 from gpupool.core.figures import NONE
 from gpupool.notebook import markup, svg, words
@@ -15,6 +15,9 @@ from gpupool.notebook.monitor_state import file_name
 from gpupool.notebook.plots import COLORS, Plots
 from gpupool.notebook.rank_words import RankRow
 from gpupool.training.history import TrainingHistory
+
+if TYPE_CHECKING:
+    from gpupool.training.result import TrainingPlot
 
 HINT = "To stop, press the stop button of the notebook."
 MEMORY = "#4f9a1b"
@@ -78,14 +81,14 @@ def training_text(history: TrainingHistory) -> str:
     return "\n".join(lines)
 
 
-def register_formatters(shell: Any) -> None:
-    """Let IPython show what `TrainingResult.plot` gives, whenever it comes to be imported."""
-    formatters = shell.display_formatter.formatters
-    plot = "gpupool.training.result", "TrainingPlot"
-    formatters["text/html"].for_type_by_name(*plot, lambda plot: training_html(plot.history))
-    formatters["text/plain"].for_type_by_name(
-        *plot, lambda plot, printer, cycle: printer.text(training_text(plot.history))
-    )
+def plot_html(plot: TrainingPlot) -> str:
+    """What `TrainingResult.plot` gives, in a notebook."""
+    return training_html(plot.history)
+
+
+def plot_text(plot: TrainingPlot) -> str:
+    """The same on a terminal."""
+    return training_text(plot.history)
 
 
 def _header(history: TrainingHistory, plots: Plots) -> str:

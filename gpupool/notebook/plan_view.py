@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Any
 
 from gpupool.core import plan_words
 from gpupool.core.plan import TrainingPlan
@@ -14,11 +13,6 @@ COLOR = "#1a85d6"
 WIDTH, HEIGHT = 420, 150
 LEFT, RIGHT, TOP, BOTTOM = 58, 408, 12, 118
 _BLOCK = "break-inside:avoid;max-width:520px;overflow:hidden"
-
-
-def register_formatters(shell: Any) -> None:
-    """Let IPython show a plan by its picture."""
-    shell.display_formatter.formatters["text/html"].for_type(TrainingPlan, plan_html)
 
 
 def plan_html(plan: TrainingPlan) -> str:

@@ -20,12 +20,12 @@ from IPython.display import display
 from gpupool.core.errors import GpuPoolError
 from gpupool.notebook.bar_view import bar_of, status_html, status_text
 from gpupool.notebook.front_end import has_widgets
-from gpupool.pool.pool import Pool
 from gpupool.pool.status import PoolStatus
 
 if TYPE_CHECKING:
     from gpupool.notebook.page_buttons import Meant
     from gpupool.notebook.pool_buttons import PoolButtons
+    from gpupool.pool.pool import Pool
 
     Press = tuple[str, Meant]
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from IPython.display import display
 
 from gpupool.core.progress import Progress
 from gpupool.notebook import markup, pool_bar
-from gpupool.notebook.bar_view import countdown, status_html, status_text
+from gpupool.notebook.bar_view import countdown, status_text
 from gpupool.notebook.front_end import in_notebook
 from gpupool.pool import session
 from gpupool.pool.leftovers import Leftovers
 from gpupool.pool.notices import NoticeLines
-from gpupool.pool.pool import Pool
 from gpupool.pool.status import PoolStatus
+
+if TYPE_CHECKING:
+    from gpupool.pool.pool import Pool
 
 
 def waits_text(status: PoolStatus) -> str:
@@ -135,15 +137,6 @@ def start_unasked() -> Pool:
         pool = session.start(progress=progress)
         progress.finish_line(sentence.format(session.describe(pool)))
     return pool
-
-
-def register_formatters(shell: Any) -> None:
-    """Let IPython show our objects in text and HTML."""
-    formatters = shell.display_formatter.formatters
-    formatters["text/plain"].for_type(PoolStatus, lambda s, p, cycle: p.text(status_text(s)))
-    formatters["text/html"].for_type(PoolStatus, status_html)
-    formatters["text/plain"].for_type(Leftovers, lambda f, p, cycle: p.text(leftovers_text(f)))
-    formatters["text/html"].for_type(Leftovers, leftovers_html)
 
 
 def _tell_on_terminal(status: PoolStatus) -> None:

@@ -11,11 +11,11 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from gpupool.core.figures import duration
 from gpupool.core.progress import BYTES, Course, Drawing
 from gpupool.core.terminal import DrawnLine, has_cursor, width
 from gpupool.notebook import markup
 from gpupool.notebook.front_end import in_notebook
-from gpupool.notebook.words import duration
 
 CLASS = "gpupool-progress"  # of its element, by which it is told from what a cell shows
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpupool.notebook import markup, svg
 from gpupool.notebook.plots import Plots
@@ -15,12 +15,6 @@ if TYPE_CHECKING:
 _CELL = "border:0;background:none;padding:1px 14px 1px 0;text-align:left;vertical-align:top"
 _NUMBER = "border:0;background:none;padding:1px 0 1px 18px;text-align:right"
 _TABLE = "border:0;border-collapse:collapse;margin:0;color:inherit;font-size:inherit"
-
-
-def register_formatters(shell: Any) -> None:
-    """Let IPython show a `TrainingResult`, whenever it comes to be imported."""
-    html = shell.display_formatter.formatters["text/html"]
-    html.for_type_by_name("gpupool.training.result", "TrainingResult", result_html)
 
 
 def result_html(result: TrainingResult) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gpupool.core.errors import FREED
+from gpupool.core.figures import duration
 from gpupool.notebook import markup
-from gpupool.notebook.words import duration
 from gpupool.spmd.cell import CellReport
 
 

@@ -21,13 +21,12 @@ from gpupool.core.topology import Rank
 from gpupool.pool.client import EngineClient, load_ipyparallel
 from gpupool.pool.iopub import OnMessage
 from gpupool.pool.launch import FORK_SERVER, Launch
+from gpupool.pool.stages import Progress
 
 _CALL_ALL_TIMEOUT_S = 60.0
 _INTERRUPT_REQUEST = "gpupool_interrupt_request"  # answered by gpupool/engine/control.py
 
 _REPLACED = "It is being replaced; the other ranks keep theirs."
-
-Progress = Callable[[str], None]
 
 
 class Engines:
@@ -410,10 +409,6 @@ def require_success(rank: int, reply: Any) -> None:
     """Raise the PoolError for a reply that tells of an error."""
     if isinstance(reply, dict) and "error" in reply:
         raise PoolError(f"rank {rank}: {reply['error']['evalue'] or reply['error']['ename']}")
-
-
-def unheard(line: str) -> None:
-    """Progress that nobody is shown."""
 
 
 def with_log(sentence: str, log_tail: str) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gpupool.core.gpu_table import GpuTable
 from gpupool.core.topology import discover
 from gpupool.pool import session
-from gpupool.pool.pool import Pool
+
+if TYPE_CHECKING:
+    from gpupool.pool.pool import Pool
 
 
 def gpus() -> GpuTable:

@@ -27,11 +27,12 @@ from gpupool.core.masking import Redactor, Secrets, redact_all
 from gpupool.core.options import PoolOptions
 from gpupool.core.parcels import pack
 from gpupool.core.topology import Rank
-from gpupool.pool.engines import Progress, require_success, unheard
+from gpupool.pool.engines import require_success
 from gpupool.pool.execution import Execution, OnNotice, OnOutput, unnoticed
 from gpupool.pool.iopub import OnMessage
 from gpupool.pool.pool import Pool
 from gpupool.pool.protocol import RankEngines
+from gpupool.pool.stages import Progress, unheard
 
 
 class InlinePool(Pool):

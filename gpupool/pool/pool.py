@@ -19,7 +19,7 @@ from gpupool.core.options import PoolOptions, parse_ranks
 from gpupool.pool import idle, presses, stages
 from gpupool.pool.client import plain_client
 from gpupool.pool.composite import Composite
-from gpupool.pool.engines import Engines, Progress, unheard
+from gpupool.pool.engines import Engines
 from gpupool.pool.environment import Environment, notebook_place, variables_at_start
 from gpupool.pool.execution import Execution, OnNotice, OnOutput, unnoticed
 from gpupool.pool.forming import Forming
@@ -29,6 +29,7 @@ from gpupool.pool.placement import place_ranks
 from gpupool.pool.protocol import RankEngines
 from gpupool.pool.recovery import Recovery
 from gpupool.pool.result import OutputRecorder, SpmdResult
+from gpupool.pool.stages import Progress, unheard
 from gpupool.pool.status import PoolStatus
 from gpupool.pool.sync import sync_state
 from gpupool.pool.turns import Turns

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpupool.core.topology import Rank
-from gpupool.pool.engines import Progress
 from gpupool.pool.iopub import OnMessage
+from gpupool.pool.stages import Progress
 
 
 class RankEngines(Protocol):

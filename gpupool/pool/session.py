@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpupool.core import current
 from gpupool.core.errors import NoPoolError, PoolError
 from gpupool.core.options import PoolOptions, make_options
 from gpupool.core.progress import progress as bar
 from gpupool.pool import stages
-from gpupool.pool.engines import Progress, unheard
-from gpupool.pool.inline import InlinePool
-from gpupool.pool.pool import Pool
+from gpupool.pool.stages import Progress, unheard
+
+if TYPE_CHECKING:
+    from gpupool.pool.pool import Pool
 
 _current: Pool | None = None
 _starting = threading.Lock()
@@ -44,6 +45,9 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
             if options.get(name) is not None:
                 options[name] = _names(options[name])
         chosen = make_options(PoolOptions, {"profile": profile, **options})
+        from gpupool.pool.inline import InlinePool  # `%load_ext gpupool` does not wait for them
+        from gpupool.pool.pool import Pool
+
         with stages.shown(progress, "Starting the pool") as told:
             _current = InlinePool(chosen, told) if chosen.inline else Pool(chosen, told)
         return _current

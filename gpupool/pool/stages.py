@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gpupool.core import progress as bars
-from gpupool.pool.engines import Progress, unheard
+
+Progress = Callable[[str], None]
+
+
+def unheard(line: str) -> None:
+    """Progress that nobody is shown."""
 
 
 @contextmanager

@@ -5,16 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpupool.core.errors import SpmdError, StillRunningError
 from gpupool.core.parcels import MemoryFile
 from gpupool.pool.composite import Composite
-from gpupool.pool.pool import Pool
 from gpupool.pool.presses import ignore_for_a_moment
 from gpupool.pool.result import OutputRecorder, RankOutput, SpmdResult
 from gpupool.spmd.capture import CellNames, names_in_cell
 from gpupool.spmd.loops import Loops
+
+if TYPE_CHECKING:
+    from gpupool.pool.pool import Pool
 
 VIEWS = ("auto", "ranks", "raw", "quiet")
 STOP_REQUEST = "gpupool_stop_request"  # answered by gpupool/engine/control.py

@@ -10,7 +10,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpupool.data.datastore import ImageDatastore
-from gpupool.notebook import data_view
+from gpupool.notebook import formatters
 from tests.data.pictures import image_file
 
 
@@ -25,7 +25,7 @@ def ds(tmp_path: Path) -> ImageDatastore:
 @pytest.fixture
 def shell() -> InteractiveShell:
     shell = InteractiveShell()
-    data_view.register_formatters(shell)
+    formatters.register(shell)
     return shell
 
 

@@ -12,9 +12,9 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpupool.core.events import EndEvent, StartEvent, StepEvent
-from gpupool.notebook import words
+from gpupool.notebook import formatters, words
 from gpupool.notebook.curves import Curve, Curves, epoch_bands, nice_axis, step_ticks
-from gpupool.notebook.picture import register_formatters, training_html, training_text
+from gpupool.notebook.picture import training_html, training_text
 from gpupool.training.history import TrainingHistory
 from gpupool.training.result import TrainingPlot
 from tests.notebook.feed import full_events
@@ -258,7 +258,7 @@ def test_the_only_step_is_seen_and_the_last_number_of_steps_is_not_cut() -> None
 
 def test_what_plot_gives_is_shown_as_the_picture(history_of: HistoryOf) -> None:
     shell = InteractiveShell()
-    register_formatters(shell)
+    formatters.register(shell)
     history = history_of()
     bundle, _ = shell.display_formatter.format(TrainingPlot(history))  # type: ignore[union-attr]
     assert bundle["text/html"] == training_html(history)

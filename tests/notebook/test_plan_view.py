@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from gpupool import TrainingOptions
 from gpupool.core.plan import TrainingPlan
-from gpupool.notebook import plan_view
+from gpupool.notebook import formatters, plan_view
 from gpupool.pool import session
 
 DATA = TensorDataset(torch.zeros(1000, 4), torch.zeros(1000))
@@ -24,7 +24,7 @@ def plan(**values: object) -> TrainingPlan:
 
 def test_a_notebook_draws_it_and_a_terminal_prints_it() -> None:
     shell = InteractiveShell()
-    plan_view.register_formatters(shell)
+    formatters.register(shell)
     shown = plan(schedule="cosine", warmup=8, checkpoint="s3://b/<run>", resume="auto")
     bundle, _ = shell.display_formatter.format(shown)  # type: ignore[union-attr]
     assert bundle["text/plain"] == str(shown)

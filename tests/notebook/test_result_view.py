@@ -11,7 +11,8 @@ from torch import nn
 
 from gpupool.core.events import CheckpointEvent, EndEvent, WarningEvent
 from gpupool.core.training_options import TrainingOptions
-from gpupool.notebook.result_view import register_formatters, result_html
+from gpupool.notebook import formatters
+from gpupool.notebook.result_view import result_html
 from gpupool.training.history import TrainingHistory
 from gpupool.training.result import TrainingResult
 from tests.notebook.feed import full_events
@@ -80,7 +81,7 @@ def test_an_early_end_and_a_failure_are_shown_too() -> None:
 
 def test_ipython_shows_it_by_both() -> None:
     shell = InteractiveShell()
-    register_formatters(shell)
+    formatters.register(shell)
     result = result_of(num_steps=10)
     bundle, _ = shell.display_formatter.format(result)  # type: ignore[union-attr]
     assert bundle["text/html"] == result_html(result)

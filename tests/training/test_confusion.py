@@ -13,7 +13,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import gpupool
 from gpupool import ConfusionMatrix, Pool, TrainingError
-from gpupool.notebook import confusion_view
+from gpupool.notebook import confusion_view, formatters
 
 from .tables import Table, Targets
 
@@ -105,7 +105,7 @@ def test_it_is_a_table_in_text(matrix: ConfusionMatrix) -> None:
 
 def test_it_is_a_table_with_colours_in_a_notebook(matrix: ConfusionMatrix) -> None:
     shell = InteractiveShell()
-    confusion_view.register_formatters(shell)
+    formatters.register(shell)
     bundle, _ = shell.display_formatter.format(matrix)  # type: ignore[union-attr]
     html = bundle["text/html"]
     assert "<b>" not in html.replace("<b>Confusion matrix</b>", "")
