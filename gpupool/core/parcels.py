@@ -22,9 +22,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
-import cloudpickle
-
-from gpupool.core.reductions import reduced, reduced_class
+from gpupool.core.reductions import Pickler
 
 INLINE_BYTES = 1 << 16  # smaller parcels travel in the message
 _ALIGNMENT = 64  # bytes; what vector instructions and caches like
@@ -70,7 +68,7 @@ def sparse_tensor(parts: tuple[Any, Any], size: Any, requires_grad: bool, coales
     return made.requires_grad_(requires_grad)
 
 
-class Packer(cloudpickle.Pickler):  # type: ignore[misc]
+class Packer(Pickler):
     """Pickles one value; afterwards `stream()` is the pickle and `buffers` the data beside it."""
 
     def __init__(self, max_bytes: int | None = None) -> None:
@@ -98,11 +96,6 @@ class Packer(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, obj: Any) -> Any:
         """How a part is pickled."""
-        if isinstance(obj, type):
-            return reduced_class(obj, super().reducer_override(obj))
-        reduction = reduced(obj)
-        if reduction is not None:
-            return reduction
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
         if numpy is not None and isinstance(obj, numpy.ndarray):
             _check(obj.nbytes, self._max_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import pickle
 import sys
 import types
@@ -11,9 +12,27 @@ from functools import cached_property, lru_cache, partial
 from types import FunctionType
 from typing import Any
 
+import cloudpickle
 from cloudpickle.cloudpickle import _lookup_module_and_qualname, _make_skeleton_class
 
 Cached: Any = type(lru_cache(int))  # what `functools.cache` makes too
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's, which carries more."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        """How a part is pickled."""
+        if isinstance(obj, type):
+            return reduced_class(obj, super().reducer_override(obj))
+        return reduced(obj) or super().reducer_override(obj)
+
+
+def dumps(value: object) -> bytes:
+    """The pickle of a value."""
+    file = io.BytesIO()
+    Pickler(file).dump(value)
+    return file.getvalue()
 
 
 def reduced(obj: Any) -> tuple[Any, ...] | None:

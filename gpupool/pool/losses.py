@@ -89,7 +89,7 @@ class Losses:
         lost = self.sentence(found[1] or found[2], rank) if found else ""
         if found and not lost and is_alone and rank in self._ended:
             lost = (
-                f"names that cells had bound by exec, %run or `import *` were lost with rank "
-                f"{rank}, which {self._ended[rank]}: run such a cell again"
+                f"what its cells had bound unseen, as by exec, %run or `import *`, was lost with "
+                f"rank {rank}, which {self._ended[rank]}: run such a cell again"
             )
         return f" ({lost.rstrip('.')})" if lost else ""

@@ -66,11 +66,11 @@ def write_job(pool: Pool, job: dict[str, Any]) -> Path:
     Raises:
         TrainingError: a part of it cannot be pickled; the message names it.
     """
-    import cloudpickle
+    from gpupool.core.reductions import dumps
 
     with progress("Sending the network and the data set"):
         try:
-            pickled = cloudpickle.dumps(job)
+            pickled = dumps(job)
         except Exception as error:  # pickling runs arbitrary code of the objects' classes
             name = next(n for n, part in job.items() if not _can_pickle(part))
             raise TrainingError(f"{name} cannot be sent to the ranks: {error}") from None
@@ -80,10 +80,10 @@ def write_job(pool: Pool, job: dict[str, Any]) -> Path:
 
 
 def _can_pickle(part: object) -> bool:
-    import cloudpickle
+    from gpupool.core.reductions import dumps
 
     try:
-        cloudpickle.dumps(part)
+        dumps(part)
     except Exception:  # as above; the caller tells of it
         return False
     return True

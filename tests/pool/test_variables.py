@@ -187,7 +187,7 @@ def test_a_new_rank_repeats_the_imports_of_earlier_cells(
         "fleeting": "fleeting was lost with rank 1, which was restarted; import it there again)",
         "zipper": "zipper was lost with rank 1, which was restarted; import it there again)",
         "string": "string was lost with rank 1, which was restarted; pool.sync_from(0, 'string'",
-        "cosh": "by exec, %run or `import *` were lost with rank 1, which was restarted",
+        "cosh": "by exec, %run or `import *`, was lost with rank 1, which was restarted",
     }.items():
         with pytest.raises(SpmdError, match=re.escape(way_on)):
             cell(name)

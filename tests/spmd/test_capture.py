@@ -293,6 +293,35 @@ def cell_names(*sets: str) -> CellNames:
     return CellNames(*(frozenset(names.split()) for names in sets))
 
 
+# cell -> the imports that a new rank repeats, by name
+STATEMENTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "import a, b.c, b.d, e.f as g": {
+        "a": ("import a",),
+        "b": ("import b.c", "import b.d"),
+        "g": ("import e.f as g",),
+    },
+    "from a import b, c as d": {"b": ("from a import b",), "d": ("from a import c as d",)},
+    "for i in xs:\n    import a": {"a": ("import a",)},
+    "%time import a": {"a": ("import a",)},
+    "def f():\n    import a\nclass A:\n    import b\nfrom c import *": {},
+    "try:\n    import a as x\nexcept ImportError:\n    import b as x": {"x": ()},
+    "try:\n    import a\nexcept ImportError:\n    a = None": {"a": ()},
+    "import a\ndel a": {"a": ()},
+}
+
+
+@pytest.mark.parametrize("cell", STATEMENTS)
+def test_imports_that_mean_one_thing_are_repeated(cell: str) -> None:
+    transform = TransformerManager().transform_cell
+    assert names_in_cell(cell, transform).statements == STATEMENTS[cell]
+
+
+def test_what_stands_behind_a_dot_is_noted() -> None:
+    cell = "x.a.b = c\ndef f():\n    return y.d\n%time z.e"
+    names = names_in_cell(cell, TransformerManager().transform_cell)
+    assert names.attributes == {"a", "b", "d", "e"}
+
+
 @pytest.mark.parametrize(
     ("cell", "expected"), [row for table in TABLES for row in table.items()], ids=repr
 )

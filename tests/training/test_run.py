@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import os
 import signal
@@ -73,6 +74,21 @@ def test_ranks_find_the_modules_that_the_notebook_finds_since_a_moment_ago(
     for num_ranks in (1, 2):
         assert train_on(pools[num_ranks], network, data, batch_size=4).stopped_by == "epochs"
     assert predict(network, data, pool=pools[2]).shape == (8, 3)
+
+
+def test_a_parametrized_network_and_a_loss_with_a_cache_are_trained(pools: dict[int, Pool]) -> None:
+    network = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)))
+    weight_of = functools.cache(lambda count: 1 / count)
+
+    def loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs, labels, reduction="sum") * weight_of(
+            len(labels)
+        )
+
+    data = TensorDataset(torch.rand(8, 4), torch.zeros(8, dtype=torch.long))
+    result = train_on(pools[2], network, data, loss=loss, batch_size=4)
+    assert nn.utils.parametrize.is_parametrized(result.model[0])
+    assert not torch.equal(result.model[0].weight, network[0].weight)
 
 
 def test_the_history_tells_what_was_done(pools: dict[int, Pool]) -> None:
