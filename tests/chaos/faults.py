@@ -165,7 +165,8 @@ def kill_fork_server(walk: Walk) -> None:
     """Alone, or with a rank: torch is imported again."""
     ranks = walk.some_ranks() if walk.random.random() < 0.5 else []
     walk.doing += f", {ranks}"
-    walk.signal(signal.SIGKILL, "fork server", *(f"rank {rank}" for rank in ranks))
+    members = {"fork server", *(f"rank {rank}" for rank in ranks)} & walk.notebook.members().keys()
+    walk.signal(signal.SIGKILL, *sorted(members))  # it may not have come again since the last time
     walk.lose(*ranks)
 
 

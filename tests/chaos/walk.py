@@ -30,6 +30,7 @@ WORKS_S = 15.0  # after whatever was done
 SLOW = 4  # times slower may a machine be that others use too
 NUMBERS = ("a", "b", "c", "d")  # names that actions use
 ADVICE = re.compile(r"`(%gpupool [^`]*)`")
+GOES_ON = ("is being replaced", "are out of reach", "next run tries again")  # run it again
 
 
 class Walk:
@@ -42,6 +43,8 @@ class Walk:
         self.references: dict[object, object] = {}  # what was once found, and is to stay so
         self.other: tuple[Kernel, Notebook] | None = None
         self.number = self.num_losses = 0  # of the action; of ranks, or of all with their pool
+        self._ranks: dict[int, int] = {}  # rank -> pid, after the action before
+        self._lost: set[int] = set()  # since then
         self._ends = ExitStack()
 
     def __enter__(self) -> Self:
@@ -144,11 +147,13 @@ class Walk:
         self.references.pop("imports", None)
         self.model.start(world_size)
         self.num_losses += 1
+        self._ranks = {}
 
     def lose(self, *ranks: int) -> None:
         """These ranks are lost, and replaced before the next thing is done."""
         self.model.lose(ranks)
         self.num_losses += len(ranks)
+        self._lost |= set(ranks)
 
     def pid(self, member: str) -> int:
         """The process of a member of the pool."""
@@ -195,12 +200,22 @@ class Walk:
             self.here("%gpupool stop")
             self.start(self.world_size)
             return
+        assert advised or any(words in text for words in GOES_ON), f"no way on is told: {text}"
         for command in advised:
             self.here(command)
+
+    def only_these_are_new(self) -> None:
+        """No rank has another process, but those that were meant to be lost."""
+        pids = {name: process.pid for name, process in self.notebook.members().items()}
+        ranks = {rank: pids[f"rank {rank}"] for rank in range(self.world_size)}
+        new = {rank for rank, pid in ranks.items() if pid != self._ranks.get(rank, pid)}
+        assert new <= self._lost, f"ranks {new} were replaced, {self._lost} were to be"
+        self._ranks, self._lost = ranks, set()
 
     def check(self) -> None:
         """Everything."""
         self.works()
+        self.only_these_are_new()
         names_mean_what_they_must(self.kernel, self.model)
         self.notebook.only_the_pool(self.world_size)
         self.notebook.nothing_grows()
