@@ -8,6 +8,7 @@ that torch or anything else here will ever see.
 from __future__ import annotations
 
 import faulthandler
+import functools
 import importlib
 import json
 import os
@@ -31,7 +32,12 @@ _LOOP_STOPPED = "Event loop stopped before Future completed."
 
 def this_rank() -> dict[str, Any]:
     """This engine's rank, world_size, local_rank, node_rank, host, device, gpu and num_threads."""
-    return here.rank or dict(json.loads(os.environ["GPUPOOL_RANK"]))
+    return here.rank or _rank_of_environment()
+
+
+@functools.cache  # a cell may clear the environment
+def _rank_of_environment() -> dict[str, Any]:
+    return dict(json.loads(os.environ["GPUPOOL_RANK"]))
 
 
 def main() -> None:

@@ -56,15 +56,18 @@ def install(kernel: Any) -> None:
 
 def restore() -> None:
     """Put back what does not work, and say so on stderr."""
-    from gpupool.engine.streams import restore_streams  # not in a notebook that is an inline pool
+    # here, as a notebook that is an inline pool has no such streams
+    from gpupool.engine.streams import restore_streams, say
 
     if threading.current_thread() is threading.main_thread():
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     if sys.getrecursionlimit() < _NUM_FRAMES:
         sys.setrecursionlimit(_NUM_FRAMES)
     sys.exit = _exit
+    if getattr(getattr(sys, "stdin", None), "closed", True):
+        sys.stdin = Path(os.devnull).open()  # noqa: SIM115 # `!command` looks for one
     for note in [*restore_streams(), *_restore_folder()]:
-        print(note, file=sys.stderr)
+        say(note)
 
 
 def _restore_folder() -> list[str]:

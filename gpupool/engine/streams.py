@@ -183,6 +183,11 @@ def restore_streams() -> list[str]:
     return notes
 
 
+def say(text: str) -> None:
+    """Show a line on stderr, whatever code has made of that and of `print`."""
+    next(own for own in _streams if own.name == "stderr").write(f"{text}\n")
+
+
 def _fault(stream: Any) -> str:
     """Why a stream of the user's is of no use; "" if it works. Its text is flushed."""
     if stream is None:

@@ -18,7 +18,7 @@ class Tee:
     def write(self, text): return self.terminal.write(text)
 """
 
-# Each is run on rank 0, on rank 1 or on both. The last value of each says that it went to its end.
+# Each is run on rank 0, on rank 1 or on both.
 ACTS = {
     "star import": "from math import *",
     "reset": "%reset -f",
@@ -47,6 +47,11 @@ ACTS = {
         "import atexit, sys\natexit.register(lambda: 1 / 0); sys.excepthook = sys.exit = None"
     ),
     "warnings": "import warnings; warnings.simplefilter('error')",
+    "environment": (
+        "import builtins, os\nkept = getattr(builtins, 'kept_environment', {})\n"
+        "builtins.kept_environment = {**kept, **os.environ}; os.environ.clear()"
+    ),
+    "streams gone": "import sys\ndef later(): del sys.stdout, sys.stdin\nlater(); sys.stdout = 3",
     "stack": "import sys; sys.setrecursionlimit(120)",
 }
 NEXT = """
@@ -60,6 +65,7 @@ dist.all_reduce(t)
 """
 # What torch and Python would keep for ever, also where it spoils nothing of the pool.
 AGAIN = (
+    "import builtins, os; os.environ.update(getattr(builtins, 'kept_environment', {}))\n"
     "import torch, warnings; warnings.resetwarnings(); warnings.simplefilter('ignore')\n"
     "torch.set_default_device(None); torch.set_default_dtype(torch.float32)"
 )
