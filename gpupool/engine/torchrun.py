@@ -7,23 +7,32 @@ engine is started (`engine_environment` in pool/launch.py).
 
 from __future__ import annotations
 
+import datetime
 import functools
 import inspect
+import itertools
 import os
 import sys
+import types
 from collections.abc import Callable, Mapping
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import cloudpickle
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from torch.distributed.rpc import api
 
 from gpupool.engine import group, lasting
 from gpupool.engine.group import Plan
 
 _torch_init = dist.init_process_group
+_rpc: Any = api  # whose private names are not annotated
 _SIGNATURE = inspect.signature(_torch_init)
 # How ranks find each other is settled here, and torch ignores the name.
+_USELESS = datetime.timedelta(seconds=0.5)
 _RENDEZVOUS = ("init_method", "rank", "world_size", "group_name")
 
 
@@ -35,6 +44,9 @@ def install() -> None:
     _replace(dist.split_group, lasting.splitting(dist.split_group))
     spawn = torch.multiprocessing.spawn  # type: ignore[attr-defined]
     _replace(spawn, _refusing_cells(spawn))
+    ForkingPickler.reducer_override = _by_value  # type: ignore[method-assign]
+    delete = _rpc._delete_all_user_and_unforked_owner_rrefs
+    _replace(delete, _waiting_once(delete))
     for name in ("ps1", "ps2"):  # the mark of an interactive Python, by which Lightning refuses
         vars(sys).pop(name, None)
 
@@ -119,6 +131,29 @@ def _refusing_cells(spawn: Callable[..., Any]) -> Callable[..., Any]:
         return spawn(fn, *args, **kwargs)
 
     return refusing
+
+
+def _by_value(pickler: object, value: Any) -> Any:
+    """Have what cells define travel whole to a process that is spawned, which cannot import it."""
+    is_named = isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__"
+    if is_named and get_spawning_popen() is not None:
+        return cloudpickle.loads, (cloudpickle.dumps(value),)
+    return NotImplemented
+
+
+def _waiting_once(delete: Callable[..., None]) -> Callable[..., None]:
+    """RPC's way to let go of remote references, which is of no use from its second shutdown on.
+
+    Since the first one torch tells no owner that its value is not needed any more (`RRefContext`),
+    and the owner waits for that word for 100 s, in C++. Others give it up after 60 s.
+    """
+    waits = itertools.chain([()], itertools.repeat((_USELESS,)))
+
+    @functools.wraps(delete)
+    def deleting(*args: Any) -> None:
+        delete(*args, *(next(waits) if not args else ()))
+
+    return deleting
 
 
 def _replace(function: Callable[..., Any], other: Callable[..., Any]) -> None:

@@ -20,12 +20,14 @@ import torch.distributed as dist
 from IPython.core.getipython import get_ipython
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
+from torch.distributed.rpc import api as rpc
 
 from gpupool.core.whereabouts import POINT_TO_POINT, Collective, Whereabouts
 from gpupool.engine import calls, places
 from gpupool.engine.sources import cell_of
 
 _DISTRIBUTED = distributed_c10d.__file__
+_RPC = rpc.__file__
 _OURS = str(Path(__file__).with_name("torchrun.py"))  # whose function stands in for torch's
 _STUB = str(Path(__file__).parent.parent / "core" / "invoke.py")  # under every call
 _MAX_ALSO = 16
@@ -115,6 +117,8 @@ def _function(frames: list[FrameType]) -> tuple[str, FrameType | None]:
             return code.co_name, frame
         if code.co_filename == _OURS and code.co_name == "_init_process_group":
             return "init_process_group", frame
+        if code.co_filename == _RPC and code.co_name == "shutdown":
+            return "rpc.shutdown", frame
     return "", None
 
 
@@ -133,6 +137,9 @@ def _from_stack(function: str, frame: FrameType | None) -> Collective | None:
     """What the recorder does not know: its op and ranks, without a number."""
     if frame is None or not dist.is_initialized():
         return None
+    if function == "rpc.shutdown":  # it waits for all workers; who are all ranks, mostly
+        is_of_all = len(rpc._ALL_WORKER_NAMES or ()) == dist.get_world_size()
+        return Collective(function, 0, _ranks_of(dist.group.WORLD)) if is_of_all else None
     if function not in (*POINT_TO_POINT, "monitored_barrier"):
         return None
     given = frame.f_locals

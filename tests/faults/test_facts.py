@@ -6,6 +6,7 @@ One test names each fact, on ranks of plain torch. If one fails after an upgrade
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import socket
@@ -117,6 +118,16 @@ def test_gloos_loop_of_libuv_is_not_built_in() -> None:
 
 
 @needs_reconfigure
+def test_rpc_lets_go_of_references_by_one_function_that_takes_a_time() -> None:
+    from torch.distributed.rpc import api
+
+    rpc: Any = api
+    said = rpc._delete_all_user_and_unforked_owner_rrefs.__doc__
+    assert "(timeout: datetime.timedelta = " in said
+    assert "_delete_all_user_and_unforked_owner_rrefs()" in inspect.getsource(rpc.shutdown)
+    assert not rpc._ALL_WORKER_NAMES
+
+
 def test_gloos_tls_is_not_built_in() -> None:
     """It would prove who is at the other end, as `engine/peers.py` does. (torch 2.11 has it.)"""
     with pytest.raises(AssertionError, match="unsupported gloo device"):

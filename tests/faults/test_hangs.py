@@ -118,6 +118,15 @@ def _ops(evalue: str) -> list[str]:
     return [f"{op} #{number}" for op in ("all_reduce", "broadcast", "barrier")]
 
 
+def test_rpc_that_one_rank_does_not_shut_down_is_ended(pools: dict[str, Pool]) -> None:
+    begin = "import torch.distributed.rpc as rpc\nrpc.init_rpc(str(rank), rank=rank, world_size=3)"
+    with pytest.raises(SpmdError, match="HangError: waiting for rank 2") as caught:
+        pools["abort"].run(f"{begin}\nif rank != 2: rpc.shutdown()", timeout_s=60)
+    assert "rank 0, 1: rpc.shutdown at pool.run, line 3" in caught.value.first.evalue
+    after = f"if rank == 2: rpc.shutdown(graceful=False)\n{SUM}"
+    assert dict(pools["abort"].run(after)) == {0: 3.0, 1: 3.0, 2: 3.0}
+
+
 def test_a_long_computation_is_no_hang(pools: dict[str, Pool]) -> None:
     pool = pools["abort"]
     code = "import time\nend = time.monotonic() + 6\nwhile time.monotonic() < end: pass\nrank"

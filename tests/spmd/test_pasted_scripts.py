@@ -127,3 +127,28 @@ def test_a_pool_of_processes_that_are_forked_ends(kernel: Kernel) -> None:
     )
     assert lines(kernel, cell) == ["[0, 1] -15"]
     assert usable(kernel)
+
+
+def test_a_process_that_is_spawned_knows_what_the_cell_defines(kernel: Kernel) -> None:
+    cell = (
+        "import multiprocessing as mp\nserver = mp.get_context('forkserver')\nfactor = 2\n"
+        "class Job:\n    def __call__(self, queue): queue.put(times(21))\n"
+        "def times(x): return x * factor\n"
+        "queue = server.Queue()\nprocess = server.Process(target=Job(), args=(queue,))\n"
+        "process.start()\nprint(queue.get())\nprocess.join()\nprint(process.exitcode)"
+    )
+    assert lines(kernel, cell) == ["[0, 1] 42", "0"]
+
+
+def test_rpc_can_be_shut_down_and_begun_again(kernel: Kernel) -> None:
+    """torch itself hangs in the second shutdown, once there was a reference to a remote value."""
+    cell = (
+        "import torch.distributed.rpc as rpc\n"
+        "rpc.init_rpc(f'worker{rank}', rank=rank, world_size=world_size)\n"
+        "if rank == 0:\n"
+        "    seven = rpc.remote('worker1', max, args=(3, 7)); assert seven.to_here() == 7\n"
+        "    del seven\nrpc.shutdown()\nprint('over')"
+    )
+    for _ in range(3):
+        assert "over" in lines(kernel, cell)[-1]
+        assert usable(kernel)
