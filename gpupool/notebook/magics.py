@@ -99,7 +99,7 @@ class GpupoolMagics(Magics):
         return self._commands.run(line)
 
     @cell_magic("spmd")  # type: ignore[arg-type]
-    def spmd_cell(self, line: str, cell: str) -> SpmdRun | SpmdResult | None:
+    def spmd_cell(self, line: str, cell: str) -> SpmdRun | None:
         """Run the cell on every rank; the process group of torch.distributed is ready.
 
         %%spmd [-t RANKS] [-o NAME] [--view auto|ranks|raw|quiet] [--timeout SECONDS] [--nowait]
@@ -137,7 +137,7 @@ class GpupoolMagics(Magics):
         """Run the cell in the notebook, also while `%gpupool auto` is on."""
         self.shell.run_cell(cell).raise_error()  # a cell that is sent comes not here: see auto.py
 
-    def _cell(self, chosen: argparse.Namespace, cell: str) -> SpmdRun | SpmdResult | None:
+    def _cell(self, chosen: argparse.Namespace, cell: str) -> SpmdRun | None:
         __tracebackhide__ = True
         # a handle's result shows its values itself, where it is asked for
         notebook = None if chosen.isolate else self._notebook(at_once=chosen.nowait)
@@ -165,7 +165,8 @@ class GpupoolMagics(Magics):
             print(f"gpupool: waits until {', '.join(dict.fromkeys(run.waits_for))} has ended.")
         result = run.result()
         self._bind(chosen.name, result)
-        return spmd_view.keep_quietly(result)
+        spmd_view.keep_quietly(result)
+        return None
 
     @no_var_expand  # {} and $ belong to the expression
     @line_magic("spmd")  # type: ignore[arg-type]

@@ -152,16 +152,14 @@ class InlineView:
 # ---- results that are displayed --------------------------------------------------------------
 
 
-def keep_quietly(result: SpmdResult) -> SpmdResult | None:
-    """Have `_` and `Out` hold a result that is not to be shown again; gives the cell's value.
+def keep_quietly(result: SpmdResult) -> None:
+    """Have `_` and `Out` hold a result that is not to be shown again.
 
-    A terminal writes "Out[3]:" before every value, also before one that shows nothing.
+    As the cell's value it would have IPython flush both streams once more (1 to 2 ms) to show
+    nothing, and a terminal write "Out[3]:".
     """
     shell: Any = get_ipython()
-    if getattr(shell, "kernel", None) is not None:
-        return result  # the formatter below sees to it
     shell.displayhook.update_user_ns(result)
-    return None
 
 
 def register_formatters(shell: Any) -> None:

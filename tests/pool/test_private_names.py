@@ -84,6 +84,27 @@ def test_a_request_on_the_mux_stream_is_answered_by_the_rank_addressed(
     assert message.result(TIMEOUT_S) == rank
 
 
+def test_the_controller_only_sleeps_by_its_time_and_finds_its_heart_monitor_by_name() -> None:
+    """`app.time`, `heartmonitor.HeartMonitor`, its `caller`: host/controller.py."""
+    from ipyparallel.controller import app, heartmonitor
+
+    assert re.findall(r"\btime\.\w+", inspect.getsource(app)) == ["time.sleep"]
+    assert "= HeartMonitor(" in inspect.getsource(heartmonitor._setup_heartmonitor)
+    assert "self.caller = ioloop.PeriodicCallback(" in inspect.getsource(
+        heartmonitor.HeartMonitor.start
+    )
+    assert {"hearts", "responses", "lifetime", "period"} <= set(dir(heartmonitor.HeartMonitor))
+
+
+def test_an_engine_does_without_debugpy_which_a_cell_may_import(pool2: Pool) -> None:
+    """That ipykernel's debugger may be missing: engine/boot.py."""
+    script = (
+        "from ipykernel import debugger as d\nimport debugpy\n(d._is_debugpy_available, debugpy)"
+    )
+    flags = [pool2.run(script)[rank][0] for rank in (0, 1)]
+    assert flags == [False, False]
+
+
 def test_the_hook_is_called_before_sending_and_callbacks_hear_all_output(client: Any) -> None:
     """`message_future_hook`, `iopub_callbacks` and `output`, in pool/client.py."""
     heard: list[str] = []
