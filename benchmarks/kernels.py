@@ -7,7 +7,8 @@ the clock runs until the kernel is idle again: torch imported on every rank, pro
 The variants take turns. CPU is of all processes of the kernel until then. A trivial cell is `pass`
 on all ranks, sent when the last one is over; `%%px` runs on gpupool's engines, in the same kernel.
 
-PYTHON is an interpreter that has `jupyter-distributed` beside what is needed here. Trust the ratios: other users of the machine slow all alike.
+PYTHON is an interpreter that has `jupyter-distributed` beside what is needed here. Trust the
+ratios: other users of the machine slow all alike.
 """
 
 from __future__ import annotations
