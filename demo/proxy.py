@@ -109,6 +109,7 @@ class _Client(asyncio.Protocol):
         self.waiting: deque[tuple[bytes, str | None]] = deque()  # pieces; with a fault: a request
         self.head = b""
         self.body_left = 0
+        self.passes_on = True
         self.busy: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -146,7 +147,9 @@ class _Client(asyncio.Protocol):
             return
         while self.waiting:
             piece, fault = self.waiting.popleft()
-            if fault is None or await self._begin(fault):
+            if fault is not None:
+                self.passes_on = await self._begin(fault)
+            if self.passes_on:  # the body goes where its head went
                 server.write(piece)
 
     async def _begin(self, fault: str) -> bool:

@@ -163,7 +163,12 @@ def persisted(operation: Callable[[], T], address: Callable[[], str], doing: str
         _served.add(address())
         return answer
 
-    return persist(ask, lambda error: passes(error, address() in _served), doing)
+    def look(error: Exception) -> tuple[str, Budget] | None:
+        if trouble(error).kind == "refused" and doing == "listing":
+            return None  # somebody sits there who can bring newer keys
+        return passes(error, address() in _served)
+
+    return persist(ask, look, doing)
 
 
 def passes(error: BaseException, is_known: bool) -> tuple[str, Budget] | None:
