@@ -132,6 +132,10 @@ class _Notices:
     def begin(self, tries: Tries, what: str) -> None:
         """It has failed for a while, for the reason in `what`; tell it until `end`."""
         with self._lock:
+            left = self._line if all(one.is_over() for one in self._tries) else None
+            if left is not None:  # of a training that is over
+                left.close()
+                self._line = None
             self._tries.add(tries)
             if self._line is None:
                 self._line = Progress(what, elapsed_s=tries.passed_s, on_any_rank=True)
