@@ -1,4 +1,4 @@
-"""The memory limit of the control group (container, job) of this process. Runs anywhere."""
+"""The limits of the control group (container, job) of this process. Runs anywhere."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-def folders(proc: Path = PROC, cgroups: Path = CGROUPS) -> list[Path]:
-    """The folders of this process's memory cgroup, seen from the host and inside a container."""
+def folders(proc: Path = PROC, cgroups: Path = CGROUPS, kind: str = "memory") -> list[Path]:
+    """The folders of this process's cgroup of a kind, seen from the host and inside a container."""
     found = []
     for line in text(proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
-        if controllers in ("", "memory"):
+        if controllers in ("", kind):
             root = cgroups / controllers
             found += [root / path.lstrip("/"), root]
     return found
@@ -27,6 +27,12 @@ def memory_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
             if limit.isdecimal() and int(limit) < 1 << 60:  # beyond: v1's way to say none
                 return int(limit)
     return 0
+
+
+def has_met_process_limit(proc: Path = PROC, cgroups: Path = CGROUPS) -> bool:
+    """Whether the kernel has refused a process or thread for lack of room in the cgroup."""
+    events = [text(folder / "pids.events").split() for folder in folders(proc, cgroups, "pids")]
+    return any(words[:1] == ["max"] and words[1:2] != ["0"] for words in events)
 
 
 def text(path: Path) -> str:

@@ -11,10 +11,12 @@ the names they use: those are looked up where the function runs, in the namespac
 
 from __future__ import annotations
 
+import errno
 import io
 import mmap
 import os
 import pickle
+import resource
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +24,7 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
+from gpupool.core.errors import PoolError
 from gpupool.core.reductions import Pickler
 
 INLINE_BYTES = 1 << 16  # smaller parcels travel in the message
@@ -208,9 +211,18 @@ def write_file(
             pieces.append((part[start : start + _PIECE_BYTES], position + start))
         position += part.nbytes
     # The kernel takes as long to find and clear the pages as to copy: that scales with cores.
-    with ThreadPoolExecutor(_NUM_WRITERS) as writers:
-        for num_bytes in writers.map(lambda piece: _write(descriptor, *piece), pieces):
-            advance(num_bytes)
+    try:
+        with ThreadPoolExecutor(_NUM_WRITERS) as writers:
+            for num_bytes in writers.map(lambda piece: _write(descriptor, *piece), pieces):
+                advance(num_bytes)
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        raise PoolError(
+            f"{position:,} bytes go through memory that counts as a file, and files of {most:,} "
+            "bytes are allowed here: raise the limit with `ulimit -f` where the notebook is started"
+        ) from None
 
 
 def _write(descriptor: int, piece: memoryview, position: int) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import pwd
 import signal
@@ -15,7 +16,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpupool.core.cgroup import has_met_process_limit
+
 _PR_SET_NAME = 15
+_NO_MORE = ("can't start new thread", os.strerror(errno.EAGAIN))  # of Python; of the C library
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,19 @@ def command_for(module: str) -> list[str]:
     return [sys.executable, "-P", "-c", code]
 
 
+def lack_of_processes(said: str, aborted: bool = False) -> str:
+    """That no more processes may be started, if an error means that; else "".
+
+    `aborted`: a process has, as C++ does that gets no thread, and its words may be lost.
+    """
+    is_so = any(words in said for words in _NO_MORE)
+    if not is_so and not (aborted and has_met_process_limit()):
+        return ""
+    return (
+        "no more processes or threads may be started: see `ulimit -u`, and pids.max of containers"
+    )
+
+
 def children(pid: int) -> list[int]:
     """The pids of the children a process has now."""
     return [child for child in all_pids() if parent_of(child) == pid]
@@ -89,7 +106,7 @@ def all_pids() -> Iterator[int]:
 
 def started_with(name: str, value: str) -> Iterator[ProcessId]:
     """The living processes of this user that have this variable in their first environment."""
-    mark = f"{name}={value}".encode()
+    mark = os.fsencode(f"{name}={value}")
     for pid in all_pids():
         with contextlib.suppress(OSError):  # another user's, or gone meanwhile
             process = ProcessId.of(pid)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import secrets
 import signal
 import threading
@@ -34,6 +35,8 @@ def main() -> None:
 
 
 def _serve() -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # 140 and some for each rank
     from ipyparallel.controller import app, heartmonitor
     from traitlets.config import Config
 

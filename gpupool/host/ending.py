@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
 from pathlib import Path
 
+from gpupool.core.processes import lack_of_processes
 from gpupool.host.memory import OutOfMemoryWatch
 
 _LOG_TAIL_LINES = 20
@@ -31,13 +33,14 @@ def cause_of_end(status: int, folder: Path, tail: str, memory: OutOfMemoryWatch)
     """
     if status == -signal.SIGKILL:
         return memory.reason()
-    if not tail and _is_full(folder):  # not even a log could be written
+    said_full = not tail or os.strerror(errno.ENOSPC) in tail  # or not even a log was written
+    if said_full and _is_full(folder):
         return f"No space left on device: {folder}"
     if status == -signal.SIGABRT and _GLOO_CHECK.search(tail):
         return "gloo ends a process that is sent what it does not expect; another user may have"
     if status == -signal.SIGSEGV and _DDP_SETUP in tail:
         return "torch 2.15 ends so where TORCH_DISTRIBUTED_DEBUG is DETAIL; INFO works"
-    return ""
+    return lack_of_processes(tail, status == -signal.SIGABRT) if status else ""
 
 
 def log_tail(log: Path, start: int) -> str:
@@ -84,6 +87,7 @@ def _crash(report: list[str]) -> list[str]:
 
 def _is_full(folder: Path) -> bool:
     try:
-        return os.statvfs(folder).f_bavail == 0
+        room = os.statvfs(folder)
+        return room.f_bavail == 0 or (room.f_files > 0 and room.f_favail == 0)
     except OSError:  # the folder is gone: something else is wrong
         return False

@@ -68,8 +68,9 @@ _READ_AT_START = (
 WARM_S = 600.0  # how long an agent without a pool stays
 _STOP_TIMEOUT_S = 5.0
 _LIMITS = (
-    (resource.RLIMIT_NOFILE, 128, "open files", "ulimit -n"),
-    (resource.RLIMIT_NPROC, 64, "processes", "ulimit -u"),  # all of a user's; not for root
+    (resource.RLIMIT_NOFILE, 0, 128, "open files", "ulimit -n"),
+    (resource.RLIMIT_NOFILE, 1, 160, "open files", "ulimit -Hn"),  # which the controller takes
+    (resource.RLIMIT_NPROC, 0, 64, "processes", "ulimit -u"),  # all of a user's; not for root
 )
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -204,8 +205,8 @@ def take() -> HostAgent:
 
 
 def _require_surroundings() -> None:
-    for kind, needed, what, command in _LIMITS:
-        limit = resource.getrlimit(kind)[0]
+    for kind, which, needed, what, command in _LIMITS:
+        limit = resource.getrlimit(kind)[which]
         is_free = limit == resource.RLIM_INFINITY or (command == "ulimit -u" and not os.geteuid())
         if limit < needed and not is_free:
             raise PoolStartError(
@@ -214,11 +215,11 @@ def _require_surroundings() -> None:
             )
     folder = temporary_places()[-1]
     try:
-        os.fsencode(folder).decode()
-    except UnicodeDecodeError:
+        str(folder).encode()
+    except UnicodeEncodeError:
         raise PoolStartError(
-            f"the name of the folder for temporary files, {str(folder)!r}, is no UTF-8, and torch "
-            "cannot open files there: set TMPDIR to another one."
+            f"the name of the folder for temporary files, {str(folder)!r}, is no UTF-8 here, and "
+            "torch cannot open files there: set TMPDIR to another one, or LC_ALL to C.UTF-8."
         ) from None
 
 

@@ -194,7 +194,10 @@ class Engines:
         while pending and deadline.left_s > 0:
             done, pending = wait_futures(pending, deadline.left_s, FIRST_COMPLETED)
             for future in done:
-                replies[ranks_of[future]] = reply = future.result()
+                try:
+                    replies[ranks_of[future]] = reply = future.result()
+                except load_ipyparallel().error.RemoteError as error:  # it could not even begin
+                    raise PoolError(f"rank {ranks_of[future]}: {error}") from None
                 require_success(ranks_of[future], reply)
         if pending:
             silent = sorted(ranks_of[future] for future in pending)

@@ -11,6 +11,7 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import RankError
+from gpupool.core.processes import state_of
 from gpupool.core.whereabouts import Whereabouts
 from gpupool.pool.failures import Failure
 from gpupool.pool.ladder import KILL_S, WARN_S, Ladder, Rung
@@ -125,10 +126,9 @@ class Freeing:
 def give_up(pool: Pool, ranks: Sequence[int]) -> dict[int, Failure]:
     """Say that ranks were killed and are still there; how each of them failed."""
     listed = ", ".join(map(str, ranks))
-    reason = (
-        f"rank {listed} did not react to the interrupt, and cannot be killed: the kernel of the "
-        "machine waits for a device (state D)"
-    )
+    reason = f"rank {listed} did not react to the interrupt, and cannot be killed"
+    if "D" in [state_of(pid) for rank, pid in pool.status().pids.items() if rank in ranks]:
+        reason += ": the kernel of the machine waits for a device (state D)"
     pool.give_up(f"{reason}.", ranks)
     now = time.time()
     errors = [RankError(rank, "Unresponsive", reason, failed_at=now) for rank in ranks]

@@ -44,6 +44,11 @@ class Health:
         return self._is_given_up and not (self.stopped or self._beyond_repair or self._lost)
 
     @property
+    def told(self) -> str:
+        """The reason, with the end of a log below it; "" while all is well."""
+        return with_log(self.reason, self._log_tail)
+
+    @property
     def lost(self) -> dict[int, str]:
         """The ranks that are to be replaced -> how they ended, as in "was killed by SIGKILL"."""
         with self._lock:

@@ -16,6 +16,7 @@ from typing import Any
 from gpupool.core.errors import EngineDiedError, GroupError, PoolError, PoolStartError, SpmdError
 from gpupool.core.masking import Secrets, redact, redact_all
 from gpupool.core.options import PoolOptions, parse_ranks
+from gpupool.core.processes import lack_of_processes
 from gpupool.pool import idle, presses, stages
 from gpupool.pool.client import plain_client
 from gpupool.pool.composite import Composite
@@ -77,8 +78,11 @@ class Pool:
             self.stop()
             raise
         except PoolError as error:
+            # of a rank that has died: how, and not what would become of it in a pool that is up
+            reason = self._health.told or redact(str(error), self.hidden_values())
+            if why := lack_of_processes(reason):
+                reason += f" ({why})"
             self.stop()
-            reason = redact(str(error), self.hidden_values())
             message = f"the pool did not come up; nothing was left running. {reason}"
             raise PoolStartError(message) from None
         except BaseException:

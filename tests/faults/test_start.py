@@ -19,6 +19,7 @@ import pytest
 
 import gpupool
 from gpupool.pool import agent, session
+from tests.cgroups import pids_cgroup
 from tests.pool.processes import gone, until
 
 START = """
@@ -245,15 +246,52 @@ def test_compiled_code_lies_in_the_pools_folder_where_another_user_has_taken_the
 def test_surroundings_in_which_no_pool_can_start_are_named_at_once(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"\xff")
     folder.mkdir()
+    umlaut = tmp_path / "tü"
+    umlaut.mkdir()
+    plain = ("env", "LC_ALL=C", "PYTHONUTF8=0", "PYTHONCOERCECLOCALE=0")
     cases = {
         "64 open files are allowed here": start(tmp_path, "prlimit", "--nofile=64"),
+        "130 open files are allowed here": start(tmp_path, "prlimit", "--nofile=130"),
         "is no UTF-8": start(folder),
+        "LC_ALL to C.UTF-8": start(umlaut, *plain),
     }
     for words, (told, left) in cases.items():
         assert isinstance(told, dict)
         assert told["kind"] == "PoolStartError"
         assert words in told["text"]
         assert left == []
+
+
+def test_too_few_files_on_the_disk_are_named(tmp_path: Path) -> None:
+    mount = ["mount", "-t", "tmpfs", "-o", "nr_inodes=12", "tmpfs", str(tmp_path)]
+    mounted = subprocess.run(mount, capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"needs to mount a tmpfs: {mounted.stderr.decode().strip()}")
+    try:
+        told, left = start(tmp_path)
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
+    assert isinstance(told, dict)
+    assert "No space left on device" in told["text"]
+    assert ("leaked" in told["text"], left) == (False, [])
+
+
+def test_too_few_processes_are_named(tmp_path: Path) -> None:
+    with pids_cgroup(36) as group:
+        join = ("sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', str(group))
+        told, *_ = start(tmp_path, *join)
+    assert isinstance(told, dict)
+    assert "no more processes or threads may be started" in told["text"]
+    assert "being replaced" not in told["text"]
+
+
+def test_a_limit_of_the_size_of_files_is_named(tmp_path: Path) -> None:
+    then = "pool['small'] = 1; print(json.dumps(1)); pool['large'] = bytearray(1 << 24)"
+    _, small, told, _ = start(tmp_path, "prlimit", "--fsize=1000000", then=then)
+    assert isinstance(told, dict)
+    assert (small, told["kind"]) == (1, "PoolError")
+    assert "files of 1,000,000 bytes are allowed here" in told["text"]
+    assert "ulimit -f" in told["text"]
 
 
 def test_a_limit_of_processes_in_which_no_pool_can_start_is_named_but_not_for_root() -> None:
