@@ -141,12 +141,14 @@ class Parcels:
                 queue += self._parcels[number].needs
         return found
 
-    def names_in(self, number: int) -> tuple[set[str], set[str]]:
+    def names_in(self, number: int) -> tuple[frozenset[str], frozenset[str]]:
         """The names that a parcel, and what it refers to, reads and binds."""
         parcels = [self._parcels[n] for n in self.with_needs([number])]
-        reads = (parcel.names_read for parcel in parcels)
-        binds = (parcel.names_bound for parcel in parcels)
-        return set().union(*reads), set().union(*binds)
+        none = frozenset[str]()
+        return (
+            none.union(*(parcel.names_read for parcel in parcels)),
+            none.union(*(parcel.names_bound for parcel in parcels)),
+        )
 
     def in_order(self, names: Mapping[str, int], needs: Iterable[int] = ()) -> list[int]:
         """The parcels of `names`, `needs`, and all that they refer to: as they are to be read.
