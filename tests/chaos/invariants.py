@@ -74,10 +74,12 @@ class Notebook:
     def members(self) -> dict[str, psutil.Process]:
         """ "agent", "fork server", "controller", "rank 0" ... -> its process."""
         found = {}
-        for process in self.process.children(recursive=True):
+        for process in sorted(
+            self.process.children(recursive=True), key=psutil.Process.create_time
+        ):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if (name := _member(process)) and not gone(process.pid):
-                    found[name] = process
+                    found.setdefault(name, process)  # a newborn is called like its fork server
         return found
 
     def everyone(self) -> Iterator[psutil.Process]:
