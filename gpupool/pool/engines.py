@@ -26,6 +26,7 @@ from gpupool.pool.stages import Progress
 _CALL_ALL_TIMEOUT_S = 60.0
 _INTERRUPT_REQUEST = "gpupool_interrupt_request"  # answered by gpupool/engine/control.py
 
+NEW_POOL = "`%gpupool stop`, then `%gpupool start`, makes a new pool."
 _REPLACED = "It is being replaced; the other ranks keep theirs."
 
 
@@ -356,7 +357,8 @@ class Engines:
                     self._losses.append((f"the fork server of the pool {reason}.", log_tail))
             return
         else:
-            long = sentence = f"the {name} of the pool {reason}; its ranks are out of reach."
+            sentence = f"the {name} of the pool {reason}; its ranks are out of reach."
+            long = f"{sentence} {NEW_POOL}"
             lost = self.alive_ranks()
         message = with_log(long, log_tail)
         with self._lock:
@@ -411,7 +413,10 @@ class _Deadline:
 def require_success(rank: int, reply: Any) -> None:
     """Raise the PoolError for a reply that tells of an error."""
     if isinstance(reply, dict) and "error" in reply:
-        raise PoolError(f"rank {rank}: {reply['error']['evalue'] or reply['error']['ename']}")
+        message = reply["error"]["evalue"] or reply["error"]["ename"]
+        raise PoolError(
+            message if message.startswith(f"rank {rank} ") else f"rank {rank}: {message}"
+        )
 
 
 def with_log(sentence: str, log_tail: str) -> str:

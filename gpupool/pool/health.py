@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from gpupool.core.errors import PoolError
 from gpupool.core.masking import Secrets, redact
-from gpupool.pool.engines import with_log
+from gpupool.pool.engines import NEW_POOL, with_log
 
 
 class Health:
@@ -113,7 +113,7 @@ class Health:
         if self.reason:
             ranks = ",".join(map(str, sorted(self.lost)))
             if self._beyond_repair:
-                way_on = "`%gpupool stop`, then `%gpupool start`, makes a new pool."
+                way_on = NEW_POOL
             elif self.lacks_group:
                 way_on = "The ranks keep their variables, and the next run tries again."
             elif self._is_given_up:

@@ -30,7 +30,7 @@ WORKS_S = 15.0  # after whatever was done
 SLOW = 4  # times slower may a machine be that others use too
 NUMBERS = ("a", "b", "c", "d")  # names that actions use
 ADVICE = re.compile(r"`(%gpupool [^`]*)`")
-GOES_ON = ("is being replaced", "are out of reach", "next run tries again")  # run it again
+GOES_ON = ("is being replaced", "next run tries again")  # run it again
 
 
 class Walk:
