@@ -413,10 +413,12 @@ class _Deadline:
 def require_success(rank: int, reply: Any) -> None:
     """Raise the PoolError for a reply that tells of an error."""
     if isinstance(reply, dict) and "error" in reply:
-        message = reply["error"]["evalue"] or reply["error"]["ename"]
-        raise PoolError(
-            message if message.startswith(f"rank {rank} ") else f"rank {rank}: {message}"
-        )
+        raise PoolError(of_rank(rank, reply["error"]["evalue"] or reply["error"]["ename"]))
+
+
+def of_rank(rank: int, message: str) -> str:
+    """A rank's message with its number, once."""
+    return message if message.startswith(f"rank {rank} ") else f"rank {rank}: {message}"
 
 
 def with_log(sentence: str, log_tail: str) -> str:

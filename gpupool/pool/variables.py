@@ -23,6 +23,7 @@ from gpupool.core.parcels import INLINE_BYTES, MemoryFile, Source, namespace, to
 from gpupool.core.progress import BYTES, progress
 from gpupool.pool.composite import Composite, Constant, ValueInfo, key_of, pool_variables
 from gpupool.pool.delivery import Delivery, Shipment, unheard_output
+from gpupool.pool.engines import of_rank
 from gpupool.pool.environment import notebook_place
 from gpupool.pool.imports import Imports, Statements
 from gpupool.pool.losses import Losses
@@ -509,7 +510,7 @@ class Variables:
             lost = self.losses.sentence(payload["name"], first.rank, wanted)
             if lost and first.ename == "LookupError":
                 raise PoolError(lost) from None
-            raise PoolError(f"rank {first.rank}: {first.evalue}") from None
+            raise PoolError(of_rank(first.rank, first.evalue)) from None
 
 
 def _submodules(module: str, attributes: Iterable[str]) -> Iterator[str]:

@@ -5,6 +5,7 @@ The messages are those of a real run. No other user can send any (`tests/securit
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -78,12 +79,22 @@ def tapped(pool2: Pool) -> Iterator[Tapped]:
     file = folder_of(pool2) / "profile" / "security" / "ipcontroller-client.json"
     client = EngineClient(file, timeout_s=60)
     until(lambda: client.ranks == [0, 1], 5)
+    until(lambda: hears(client), 60)
     tapped = Tapped(client)
     tapped.run()
     tapped.client.control(0, "gpupool_counts_request").result(timeout=60)
     tapped.real = tuple(tapped.heard)  # more may come at any time
     yield tapped
     client.close()
+
+
+def hears(client: EngineClient) -> bool:
+    """Whether a call ends: what ranks say before a new client has subscribed is lost."""
+    call = {"source": "pass", "cell_number": None}
+    with contextlib.suppress(TimeoutError):
+        client.call(0, "run_source", call).result(timeout=2)
+        return True
+    return False
 
 
 def damaged(data: st.DataObject, frames: Frames) -> Frames:

@@ -288,13 +288,14 @@ def test_each_call_hears_its_own_ctrl_c_however_soon_it_comes_after_the_last(poo
         presser.join()
 
 
-def test_ctrl_c_ends_a_shell_command_in_a_cell_which_is_no_error_in_ipython(pool2: Pool) -> None:
+def test_ctrl_c_ends_a_shell_command_and_its_cell(pool2: Pool) -> None:
     presser = press_when(lambda: all(map(sleeps, pool2.status().pids.values())))
     started = time.monotonic()
-    result = pool2.run("!sleep 60")
+    error = error_of(pool2, "!sleep 60\nwent_on = True")
     presser.join()
     assert time.monotonic() - started < SOON_S
-    assert "^C" in result.text(0)
+    assert error.first.ename == "KeyboardInterrupt"
+    assert dict(pool2.run("'went_on' in globals()")) == {0: False, 1: False}
     assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
 
 

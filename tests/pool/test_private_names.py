@@ -32,6 +32,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from gpupool import Pool
 from gpupool.core.errors import PoolError
+from gpupool.pool.client import plain_client
 from tests.pool.issuer import Issuer
 from tests.pool.processes import folder_of, until
 
@@ -42,7 +43,7 @@ TIMEOUT_S = 60.0
 def client(pool2: Pool) -> Iterator[Any]:
     """ipyparallel's own client, beside the pool's: its engines are ordinary ones."""
     file = folder_of(pool2) / "profile" / "security" / "ipcontroller-client.json"
-    client = ipyparallel.Client(str(file), timeout=TIMEOUT_S)
+    client = plain_client(file)
     yield client
     client.close(linger=0)
 
