@@ -71,6 +71,8 @@ class Health:
             if rank is None:
                 self._beyond_repair, self.reason = True, ""  # there is nothing worse
             else:
+                if self.lacks_group:  # which is formed again when the rank is replaced
+                    self._is_given_up, self.reason = False, ""
                 how = sentence.removeprefix(f"rank {rank} ").removesuffix(".")
                 self.num_losses += 1
                 self._lost[rank] = self.num_losses, redact(how, self._secrets)

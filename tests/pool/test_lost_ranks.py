@@ -188,6 +188,16 @@ def test_one_that_dies_again_before_all_is_well_is_still_lost() -> None:
     assert (health.state, health.lost) == ("well", {})
 
 
+def test_one_that_dies_while_only_the_group_is_missing_is_replaced_too() -> None:
+    health = Health(Secrets(), lambda: None)
+    health.give_up("the process group was not formed: another user disturbs.", ())
+    assert health.lacks_group
+    health.lose("rank 1 was killed by SIGKILL.", "", 1)
+    assert (health.state, health.lost) == ("replacing", {1: "was killed by SIGKILL"})
+    health.mark_mended([1], health.num_losses)
+    assert health.state == "well"
+
+
 def test_a_hang_ends_the_cell_where_that_is_wanted_and_is_its_error() -> None:
     session.stop()
     pool = gpupool.start(n=2, device="cpu", on_hang="abort", hang_after_s=0.5)
