@@ -17,7 +17,7 @@ import torch
 import torchvision
 from torch import nn
 
-from gpupool.engine.checkpoint import Checkpoints
+from gpupool.engine.checkpoint.files import Checkpoints
 
 ROUNDS = 12
 AIM = 0.10

@@ -25,11 +25,11 @@ from torchvision.transforms import v2
 
 from demo import photos
 from gpupool.core.errors import SampleError
-from gpupool.data.decode import decode
-from gpupool.data.draws import keyed_draws
-from gpupool.data.loader import load_batches
-from gpupool.data.samples import Draw
-from gpupool.data.shards import epoch_order, global_batches
+from gpupool.data.reading.augmentation import keyed_draws
+from gpupool.data.reading.decode import decode
+from gpupool.data.reading.loader import load_batches
+from gpupool.data.reading.samples import Draw
+from gpupool.data.reading.shards import epoch_order, global_batches
 
 EPOCHS = 40
 REPORT_EVERY = 4

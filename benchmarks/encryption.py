@@ -30,7 +30,7 @@ CODES = {
 MEASURE = """
 import json, sys, time
 import gpupool
-from gpupool.pool import agent
+from gpupool.pool.processes import agent
 codes, reps, times = json.loads(sys.argv[1]), int(sys.argv[2]), {}
 
 def timed(call):

@@ -58,7 +58,7 @@ def lines(kind: str, known: list[str]) -> list[str]:
 
 def measure() -> dict[str, float]:
     """Seconds of CPU by case, with the gpupool that is first on the path."""
-    from gpupool.core.masking import Redactor, Secrets
+    from gpupool.core.wire.masking import Redactor, Secrets
 
     found = {}
     for number, kind in product(NUM_SECRETS, TEXTS):

@@ -27,9 +27,9 @@ matplotlib.use("agg")
 from matplotlib.figure import Figure
 from tqdm.notebook import tqdm
 from IPython.display import display
-from gpupool.core.events import RankEvent, StepEvent
-from gpupool.notebook.curves import Curve
-from gpupool.notebook.monitor import TrainingMonitor
+from gpupool.core.wire.events import RankEvent, StepEvent
+from gpupool.notebook.monitor.curves import Curve
+from gpupool.notebook.monitor.widget import TrainingMonitor
 from gpupool.training.history import TrainingHistory
 from tests.notebook.feed import full_events, rank_events
 

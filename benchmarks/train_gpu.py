@@ -22,9 +22,9 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from gpupool import TrainingOptions
-from gpupool.core.events import Event, StepEvent
-from gpupool.engine.group import World
-from gpupool.engine.loop import fit
+from gpupool.core.wire.events import Event, StepEvent
+from gpupool.engine.group.forming import World
+from gpupool.engine.training.loop import fit
 
 LR, MOMENTUM, DECAY, LOG_EVERY = 0.1, 0.9, 1e-4, 10
 

@@ -54,8 +54,8 @@ def raw(case: Case, data: TensorDataset) -> None:
 
 
 def fit(case: Case, data: TensorDataset) -> None:
-    from gpupool.engine import loop
-    from gpupool.engine.group import World
+    from gpupool.engine.group.forming import World
+    from gpupool.engine.training import loop
 
     events: list[Any] = []
     world = World.here(torch.device("cpu"))

@@ -11,18 +11,25 @@ from hypothesis import HealthCheck, settings
 
 from demo import photos
 from demo.s3 import SeaweedServer
-from gpupool.core.topology import discover
+from gpupool.core.machine.gpus import discover
 from gpupool.pool import session
 from gpupool.pool.pool import Pool
-
-# How long an example takes says nothing on a machine that others use too.
-settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("shared")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How much is run."""
     parser.addoption("--long", action="store_true", help="also the variants marked as long")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """How many examples a property is tried with, where it does not say so itself."""
+    settings.register_profile(
+        "gpupool",
+        deadline=None,  # how long one takes says nothing on a machine that others use too
+        max_examples=200 if config.getoption("--long") else 25,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    settings.load_profile("gpupool")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

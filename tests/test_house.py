@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ast
 import doctest
+import graphlib
 import importlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -35,48 +37,114 @@ NEVER_AT_IMPORT = {
     "training": {"torch", "ipywidgets", "anywidget", "IPython"},
     "notebook": {"torch"},
 }
-ONLY_HERE = {  # the files that may know ipyparallel at all
-    "ipyparallel": {"pool/client.py", "host/controller.py", "engine/boot.py", "engine/emit.py"},
+KNOW_IPYPARALLEL = {
+    "pool/processes/client.py",
+    "host/controller.py",
+    "engine/boot.py",
+    "engine/output/emit.py",
+}
+ROOM_SIZES = range(3, 18)  # files in a room, its `__init__` aside
+FILE_LINES = range(40, 501)  # a file that is one class, or in SHORT, may be shorter
+SHORT = {
+    "core/botocore_logs.py": "used by the client and by ranks, which share nothing else",
+    "core/current.py": "a hook: the folder may not know pools",
+    "core/wire/invoke.py": "an entry point",
+    "engine/output/emit.py": "knows ipyparallel",
+    "notebook/extension.py": "an entry point",
+    "host/": "entry points of processes",
 }
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
 
-def imports(file: str, *, at_import: bool) -> set[str]:
-    """Dotted names imported by a file: all of them, or those of importing it, type hints aside."""
+class Import(NamedTuple):
+    """What a file imports: a dotted name; whether importing the file does, hints of types aside."""
+
+    name: str
+    at_import: bool
+
+
+def imports(file: str) -> set[Import]:
+    """All that a file imports, wherever it does: in functions and for hints of types too."""
     tree = ast.parse((ROOT / file).read_text())
-    nodes: list[ast.AST] = list(ast.walk(tree))
-    if at_import:
-        nodes = [
-            node
-            for top in tree.body
-            if not (isinstance(top, ast.If) and "TYPE_CHECKING" in ast.unparse(top.test))
-            for node in ([top] if isinstance(top, (ast.Import, ast.ImportFrom)) else [])
-        ]
+    top = {id(node) for node in tree.body}
     found = set()
-    for node in nodes:
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}: relative import"
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        found |= {Import(name, id(node) in top) for name in names}
     return found
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if "/" in f])
-def test_imports_run_down_the_house(file: str) -> None:
-    folder = file.split("/")[0]
-    ours = {name.split(".")[1] for name in imports(file, at_import=False) if "gpupool." in name}
-    # the one stub that travels reaches into the engine, where it runs, by design
-    allowed = {"engine"} if file == "core/invoke.py" else set()
-    assert ours - {folder} - allowed <= MAY_IMPORT[folder]
-    heavy = {name.split(".")[0] for name in imports(file, at_import=True)}
-    assert not heavy & NEVER_AT_IMPORT[folder]
+def file_of(name: str) -> str | None:
+    """The file of ours that a dotted name is in, or None; the package's own names are nobody's."""
+    parts = name.split(".")
+    for end in range(len(parts), 1, -1):
+        file = "/".join(parts[1:end]) + ".py"
+        if parts[0] == "gpupool" and file in FILES:
+            return file
+    return None
 
 
-@pytest.mark.parametrize("file", FILES)
-def test_few_files_know_ipyparallel(file: str) -> None:
-    roots = {name.split(".")[0] for name in imports(file, at_import=False)}
-    assert "ipyparallel" not in roots or file in ONLY_HERE["ipyparallel"]
+def room_of(file: str) -> str:
+    """ "engine/group" of "engine/group/abort.py"; a file outside a room is a room of its own."""
+    folder, *rest = file.split("/")
+    return f"{folder}/{rest[0]}" if len(rest) > 1 else file
+
+
+def circle(edges: dict[str, set[str]]) -> str:
+    """A circle of a graph in words; "" without one."""
+    try:
+        graphlib.TopologicalSorter(edges).prepare()
+    except graphlib.CycleError as error:
+        return "circle: " + " -> ".join(error.args[1])
+    return ""
+
+
+def test_folders_rooms_and_imports_are_in_order() -> None:
+    faults = []
+    files: dict[str, set[str]] = {}
+    rooms: dict[str, set[str]] = {}
+    for file in (f for f in FILES if "/" in f and not f.endswith("__init__.py")):
+        folder = file.split("/")[0]
+        found = imports(file)
+        ours = {other for each in found if (other := file_of(each.name))}
+        outside = {other.split("/")[0] for other in ours} - {folder} - MAY_IMPORT[folder]
+        faults += [f"{file} imports from {other}" for other in outside]
+        heavy = {each.name.split(".")[0] for each in found if each.at_import}
+        faults += [f"{file} loads {name}" for name in heavy & NEVER_AT_IMPORT[folder]]
+        if file not in KNOW_IPYPARALLEL and any(e.name.startswith("ipyparallel") for e in found):
+            faults.append(f"{file} knows ipyparallel")
+        files[file] = ours
+        rooms.setdefault(room_of(file), set()).update(map(room_of, ours))
+    for room, others in rooms.items():
+        others.discard(room)
+    faults += filter(None, [circle(files), circle(rooms)])
+    assert faults == []
+
+
+def test_rooms_and_files_have_a_size_that_can_be_read() -> None:
+    faults = []
+    for folder in sorted({str(Path(file).parent) for file in FILES} - {"."}):
+        inside = [file for file in FILES if str(Path(file).parent) == folder]
+        names = [file for file in inside if not file.endswith("__init__.py")]
+        has_rooms = any(file.startswith(f"{folder}/") and room_of(file) != file for file in FILES)
+        if len(names) >= ROOM_SIZES.stop or (len(names) < ROOM_SIZES.start and not has_rooms):
+            faults.append(f"{folder} has {len(names)} files")
+        if not (ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text()))):
+            faults.append(f"{folder}/__init__.py does not say what is done there")
+    for file in FILES:
+        tree = ast.parse((ROOT / file).read_text())
+        num_lines = len((ROOT / file).read_text().splitlines())
+        is_class = any(isinstance(node, ast.ClassDef) for node in tree.body)
+        may_be_short = is_class or file.endswith("__init__.py") or file.startswith(tuple(SHORT))
+        if num_lines >= FILE_LINES.stop or (num_lines < FILE_LINES.start and not may_be_short):
+            faults.append(f"{file} has {num_lines} lines")
+    assert faults == []
 
 
 @pytest.mark.parametrize("file", [f for f in FILES if ">>>" in (ROOT / f).read_text()])
@@ -95,14 +163,6 @@ def test_every_public_name_is_there_and_documented() -> None:
         _ = gpupool.nonsense
 
 
-def test_the_names_of_the_static_types_are_those_of_the_package() -> None:
-    tree = ast.parse((ROOT / "__init__.py").read_text())
-    block = next(n for n in tree.body if isinstance(n, ast.If))
-    typed = {alias.name for n in block.body for alias in n.names}  # type: ignore[attr-defined]
-    loaders = {"load_ipython_extension", "unload_ipython_extension"}
-    assert typed == set(gpupool.__all__) - loaders
-
-
 WIDGETS_AND_TORCH = {"torch", "ipywidgets", "anywidget"}
 
 
@@ -116,7 +176,11 @@ WIDGETS_AND_TORCH = {"torch", "ipywidgets", "anywidget"}
             "S.instance().run_line_magic('load_ext', 'gpupool')",
             WIDGETS_AND_TORCH
             | {"numpy", "ipyparallel", "psutil", "prompt_toolkit", "gpupool.pool.pool"}
-            | {"gpupool.notebook.picture", "gpupool.notebook.words", "gpupool.core.plan"},
+            | {
+                "gpupool.notebook.monitor.picture",
+                "gpupool.notebook.monitor.words",
+                "gpupool.core.options.plan",
+            },
         ),
         (
             "import gpupool.host.agent, gpupool.host.forkserver",
@@ -132,7 +196,7 @@ WIDGETS_AND_TORCH = {"torch", "ipywidgets", "anywidget"}
         ),
         # by a thread, while the main one may be importing ipyparallel: see front_end.py
         (
-            "from gpupool.notebook import progress_view as p\n"
+            "from gpupool.notebook.page import progress_view as p\n"
             "from gpupool.core.progress import Course\n"
             "p.open_drawing(Course('Starting', 0, None, '', '', 1.0))",
             WIDGETS_AND_TORCH | {"IPython", "comm"},

@@ -56,7 +56,7 @@ def test_it_installs_and_loads_in_an_empty_environment(
         "shell = InteractiveShell.instance()\n"
         "shell.run_line_magic('load_ext', 'gpupool')\n"
         "assert 'spmd' in shell.magics_manager.magics['cell']\n"
-        "from gpupool.notebook.monitor import TrainingMonitor\n"
+        "from gpupool.notebook.monitor.widget import TrainingMonitor\n"
         "assert 'render' in str(TrainingMonitor._esm) and '{' in str(TrainingMonitor._css)\n"
         "print(pathlib.Path(gpupool.__file__).parent)"
     )
@@ -70,7 +70,9 @@ def test_the_wheel_holds_the_package_and_nothing_else_the_sdist_what_make_needs(
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     files = {path.relative_to(ROOT).as_posix() for path in (ROOT / "gpupool").rglob("*.*")}
     assert names == {file for file in files if "__pycache__" not in file}
-    assert {"gpupool/py.typed", "gpupool/notebook/static/monitor.js"} <= names
+    assert {"py.typed", "__init__.pyi", "notebook/static/monitor.js"} <= {
+        name.removeprefix("gpupool/") for name in names
+    }
     with tarfile.open(next(built.glob("*.tar.gz"))) as sdist:
         members = {name.partition("/")[2] for name in sdist.getnames()}
     assert {"README.md", "LICENSE", "Makefile", "notebooks/01_quickstart.ipynb"} <= members

@@ -5,8 +5,9 @@
             bar.update(done)
 
 What is over within a second is never drawn. What draws it is said once for a process, by
-`draw_with`: a bar of the notebook or a line of the terminal (`gpupool/notebook/progress_view.py`),
-or on an engine an event to the notebook (`gpupool/engine/telling.py`).
+`draw_with`: a bar of the notebook or a line of the terminal
+(`gpupool/notebook/page/progress_view.py`), or on an engine an event to the notebook
+(`gpupool/engine/output/emit.py`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -78,9 +78,6 @@ class DrawnLine:
             text = text[: width()]
             if _lines[-1] is not self or text == self._shown:
                 return
-            if _screen.elsewhere is not None:
-                _screen.elsewhere(text)
-                return
             _guard()
             if not _screen.is_unfinished:
                 self._write(text)
@@ -91,8 +88,6 @@ class DrawnLine:
             if self in _lines:
                 if self._shown:
                     self._write("")
-                if _screen.elsewhere is not None and _lines[-1] is self:
-                    _screen.elsewhere("")
                 _lines.remove(self)
             if not _lines:
                 _unguard()
@@ -111,11 +106,9 @@ class DrawnLine:
 class _Screen:
     """What is known of the terminal.
 
-    `elsewhere` shows lines while a prompt has the screen. `is_unfinished`: somebody has written
-    part of a line there, which must not be drawn over.
+    `is_unfinished`: somebody has written part of a line there, which must not be drawn over.
     """
 
-    elsewhere: Callable[[str], None] | None = None
     is_unfinished: bool = False
 
 
@@ -124,32 +117,12 @@ _lines: list[DrawnLine] = []  # the newest is last
 _lock = threading.RLock()
 
 
-def hand_over(show: Callable[[str], None]) -> None:
-    """A prompt has the screen: no line is drawn from now on, but given to `show` ("" for none)."""
-    with _lock:
-        shown = _lines[-1]._shown if _lines else ""
-        _wipe()
-        _screen.elsewhere = show
-        show(shown)
-
-
-def take_back() -> None:
-    """The prompt is gone: lines are drawn again."""
-    with _lock:
-        _screen.elsewhere = None
-
-
 @contextlib.contextmanager
 def cleared(stream: TextIO) -> Iterator[TextIO]:
-    """What to write whole lines to instead of `stream`: no drawn line, no prompt is in their way.
-
-    A drawn line comes again in a moment.
-    """
+    """`stream`, for whole lines: no drawn line is in their way; it comes again in a moment."""
     with _lock:
         _wipe()
-        has_prompt = _screen.elsewhere is not None and has_cursor(stream)
-        # what a prompt has put there writes above it
-        yield sys.stderr if has_prompt and sys.stderr is not None else stream
+        yield stream
 
 
 def _wipe() -> None:

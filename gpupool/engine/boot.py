@@ -8,36 +8,26 @@ that torch or anything else here will ever see.
 from __future__ import annotations
 
 import faulthandler
-import functools
 import importlib
 import json
 import os
-import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 
 from gpupool.core.errors import DataError
 from gpupool.core.progress import draw_with
-from gpupool.data.places import private_folder
-from gpupool.engine import here
+from gpupool.data.cache.cache_folder import private_folder
+from gpupool.engine import entry
+from gpupool.engine.output.emit import open_drawing
+from gpupool.engine.process import this_rank
 
 _LOOP_STOPPED = "Event loop stopped before Future completed."
-
-
-def this_rank() -> dict[str, Any]:
-    """This engine's rank, world_size, local_rank, node_rank, host, device, gpu and num_threads."""
-    return here.rank or _rank_of_environment()
-
-
-@functools.cache  # a cell may clear the environment
-def _rank_of_environment() -> dict[str, Any]:
-    return dict(json.loads(os.environ["GPUPOOL_RANK"]))
 
 
 def main() -> None:
@@ -46,9 +36,6 @@ def main() -> None:
     # the kernel turns descriptor 2 into a pipe to itself, and nobody reads that after a crash.
     faulthandler.enable(os.dup(2), all_threads=False)
     num_threads = this_rank()["num_threads"]
-    # here, because it sets a variable when imported, and this file is imported by notebooks too
-    from threadpoolctl import threadpool_limits
-
     # The fork server's environment said 1, and libraries read that when they were loaded.
     torch.set_num_threads(num_threads)
     threadpool_limits(num_threads)
@@ -57,26 +44,16 @@ def main() -> None:
     _leave_out_debugger()
     from ipyparallel.engine.app import IPEngine
 
-    from gpupool.engine.streams import OrderedStream
-    from gpupool.engine.telling import open_telling
+    from gpupool.engine.output.streams import OrderedStream
 
-    draw_with(open_telling)
-
+    draw_with(open_drawing)
+    entry.serve_calls()
     _wait_for_whole_file(Path(sys.argv[1].removeprefix("--file=")))
     try:
         IPEngine.launch_instance(out_stream_factory=OrderedStream)
     except RuntimeError as error:
         if str(error) != _LOOP_STOPPED:  # what tornado makes of the agent's signal
             raise
-
-
-def end_at_once() -> None:
-    """Have SIGTERM end this process as it ends any other one; the agent's stop is SIGHUP.
-
-    ipyparallel hears SIGTERM when its loop does, so a rank that computes would go on computing.
-    """
-    signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))  # runs what is to run at exit
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _leave_out_debugger() -> None:

@@ -13,16 +13,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from gpupool.engine import restoring
-from gpupool.engine.places import LIBRARIES
+from gpupool.core.wire.invoke import invoke
+from gpupool.engine.shell import restoring
+from gpupool.engine.shell.cell_names import LIBRARIES
 
 _POLL_S = 0.02
 _MOST_HELD_S = 5.0  # what takes longer may hang; the pool ends a rank that does not react in 10 s
-_STUB = str(Path(__file__).parent.parent / "core" / "invoke.py")  # under every call
+_STUB = invoke.__code__.co_filename  # under every call
 
 _current: int | None = None
 _waiting: int | None = None  # the call that is interrupted in a moment

@@ -11,18 +11,14 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from gpupool.core import environ
-from gpupool.data import retry, waiting
-from gpupool.data.filesystems import refresh_filesystems
-from gpupool.engine import calls, group, log, rendezvous, where
-from gpupool.engine.abort import abort_collectives
+from gpupool.core.wire import environ, requests
+from gpupool.data.stores import retry, waiting
+from gpupool.data.stores.fsspec_store import refresh_filesystems
+from gpupool.engine import calls
+from gpupool.engine.group import forming, rendezvous, whereabouts
+from gpupool.engine.group.abort import abort_collectives
+from gpupool.engine.output import log
 
-STOP_REQUEST = "gpupool_stop_request"  # end a training, or a loop, after the next report
-INTERRUPT_REQUEST = "gpupool_interrupt_request"  # raise KeyboardInterrupt in the call
-ABORT_REQUEST = "gpupool_abort_request"  # get out of the collective, and of what else there is
-WHERE_REQUEST = "gpupool_where_request"  # tell the line and the collective it is in
-COUNTS_REQUEST = "gpupool_counts_request"  # tell how many collectives there were
-ENVIRONMENT_REQUEST = "gpupool_environment_request"  # set and remove environment variables
 SIGNAL_REQUEST = "signal_request"  # of ipyparallel's `send_signal`, which its nanny would answer
 
 _stopped: set[str] = set()  # what is to stop; a signal's handler may add to it in the main thread
@@ -36,18 +32,18 @@ def install() -> None:
     shell: Any = get_ipython()
     kernel = shell.kernel
 
-    def handler(request: str) -> Callable[[Any, Any, Any], None]:
+    def handler(message_type: str) -> Callable[[Any, Any, Any], None]:
         def handle(stream: Any, ident: Any, parent: Any) -> None:
-            reply = request.replace("request", "reply")
-            content = answer(request, parent["content"])
+            reply = message_type.replace("request", "reply")
+            content = answer(message_type, parent["content"])
             kernel.session.send(stream, reply, content=content, parent=parent, ident=ident)
 
         return handle
 
-    kernel.control_handlers.update({request: handler(request) for request in _ANSWERS})
+    kernel.control_handlers.update({name: handler(name) for name in _ANSWERS})
 
 
-def answer(request: str, content: Mapping[str, Any]) -> dict[str, Any]:
+def answer(message_type: str, content: Mapping[str, Any]) -> dict[str, Any]:
     """Do what a request asks; the reply has "status" "ok", or "error" with the error's text.
 
     What the handler returns as a dict is in the reply as well.
@@ -55,7 +51,7 @@ def answer(request: str, content: Mapping[str, Any]) -> dict[str, Any]:
     Nothing is raised: ipykernel would log it, and with it what may be a secret.
     """
     try:
-        told = _ANSWERS[request](**content)
+        told = _ANSWERS[message_type](**content)
     except Exception as error:
         return {"status": "error", "error": str(error) or type(error).__name__}
     return {"status": "ok", **(told if isinstance(told, dict) else {})}
@@ -108,16 +104,17 @@ def _signal(sig: int | str) -> None:
 
 
 def _tell_where(**how: bool) -> dict[str, Any]:
-    return {"where": where.whereabouts(**how)}
+    return {"where": whereabouts.whereabouts(**how)}
 
 
+# type of the message -> what answers it, with the fields of the request as arguments
 _ANSWERS: dict[str, Callable[..., object]] = {
-    STOP_REQUEST: _request_stop,
-    INTERRUPT_REQUEST: calls.interrupt,
-    ABORT_REQUEST: _abort,
-    WHERE_REQUEST: _tell_where,
-    COUNTS_REQUEST: lambda: {"counts": group.counts()},
-    ENVIRONMENT_REQUEST: set_environment,
+    requests.Stop.message_type(): _request_stop,
+    requests.Interrupt.message_type(): calls.interrupt,
+    requests.Abort.message_type(): _abort,
+    requests.Where.message_type(): _tell_where,
+    requests.Counts.message_type(): lambda: {"counts": forming.counts()},
+    requests.SetEnvironment.message_type(): set_environment,
     SIGNAL_REQUEST: _signal,
 }
 

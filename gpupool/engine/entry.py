@@ -2,11 +2,12 @@
 
 Runs on engines. Arguments and replies are plain data (a reply is unpickled in the client's IO
 thread, so it must not make the notebook import anything). Work is done elsewhere. What only a
-training needs is imported by it: the first engines do not wait for it (`pool/agent.py`).
+training needs is imported by it: the first engines do not wait for it (`pool/processes/agent.py`).
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -15,21 +16,17 @@ from typing import Any
 import torch
 from IPython.core.getipython import get_ipython
 
-from gpupool.engine import (
-    boot,
-    control,
-    debug,
-    execute,
-    group,
-    inline,
-    log,
-    restoring,
-    torchrun,
-    variables,
-)
-from gpupool.engine.recording import Take
-from gpupool.engine.shell import disarm_exit, keep_no_outputs, refuse_prompts, this_shell
-from gpupool.engine.sources import name_cells_in_warnings
+from gpupool.core.wire import invoke
+from gpupool.core.wire.requests import SetEnvironment
+from gpupool.engine import calls, control, inline
+from gpupool.engine.cells import debug, execute, torchrun, variables
+from gpupool.engine.group import forming
+from gpupool.engine.output import log, status
+from gpupool.engine.output.recording import Take
+from gpupool.engine.process import end_at_once, this_rank
+from gpupool.engine.shell import restoring
+from gpupool.engine.shell.cell_names import name_cells_in_warnings
+from gpupool.engine.shell.shell import disarm_exit, keep_no_outputs, refuse_prompts, this_shell
 
 
 def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
@@ -37,13 +34,16 @@ def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
 
     Until here files were made for their owner alone: keys and logs.
     """
-    rank = boot.this_rank()
+    rank = this_rank()
     variables.follow(sys_path, cwd, umask)
     shell: Any = get_ipython()
     shell.user_ns.update(execute.cell_names(rank))
     control.install()
-    boot.end_at_once()
+    end_at_once()
     restoring.install(shell.kernel)
+    status.install(shell.kernel)
+    # its handler drops what is below, but only when each record has been made
+    shell.kernel.log.setLevel(logging.ERROR)
     log.mask()
     disarm_exit(shell)
     refuse_prompts(shell)
@@ -55,7 +55,7 @@ def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
 
 def join_group(**plan: Any) -> dict[str, Any]:
     """Get ready for the process group of all ranks; "joined" is what `group.join` returns."""
-    return execute.guarded(lambda: {"joined": group.join(_plan(plan))})
+    return execute.guarded(lambda: {"joined": forming.join(_plan(plan))})
 
 
 def form_group(
@@ -64,15 +64,15 @@ def form_group(
     """Form the process group of all ranks; returns when every rank has."""
 
     def form() -> dict[str, Any]:
-        group.connect(_plan(plan), generation, handles, num_named)
+        forming.connect(_plan(plan), generation, handles, num_named)
         return {}
 
     return execute.guarded(form)
 
 
-def _plan(plan: dict[str, Any]) -> group.Plan:
-    rank = boot.this_rank()
-    return group.Plan(rank=rank["rank"], world_size=rank["world_size"], **plan)
+def _plan(plan: dict[str, Any]) -> forming.Plan:
+    rank = this_rank()
+    return forming.Plan(rank=rank["rank"], world_size=rank["world_size"], **plan)
 
 
 def set_environment(
@@ -82,8 +82,8 @@ def set_environment(
 
     For a rank that has just come up. A busy one is asked over the control channel.
     """
-    content = {"variables": variables, "unset": unset, "refresh": refresh}
-    return control.answer(control.ENVIRONMENT_REQUEST, content)
+    request = SetEnvironment(variables, unset, refresh)
+    return control.answer(request.message_type(), request.content())
 
 
 def run_source(
@@ -148,7 +148,7 @@ def sync_state(
 
     The reply is that of `sync.sync`, with "names" as in `run_source`.
     """
-    from gpupool.engine import sync
+    from gpupool.engine.state_sync import sync
 
     return _with_group(_around(lambda: sync.sync(source, names, ranks), shipment))
 
@@ -161,9 +161,9 @@ def train(
 
     `again`: go on from the checkpoints of an attempt before.
     """
-    from gpupool.engine import work
+    from gpupool.engine import jobs
 
-    return _by_default_on_cpu(lambda: work.train(job_path, result_path, num_ranks, on_gpu, again))
+    return _by_default_on_cpu(lambda: jobs.train(job_path, result_path, num_ranks, on_gpu, again))
 
 
 def predict(job_path: str, result_path: str) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def _around(work: Callable[[], dict[str, Any]], shipment: dict[str, Any]) -> dic
 
 def _with_group(reply: dict[str, Any]) -> dict[str, Any]:
     """The reply, with "group_wanting" if the pool has to form its group again."""
-    return {**reply, "group_wanting": True} if group.is_wanting() else reply
+    return {**reply, "group_wanting": True} if forming.is_wanting() else reply
 
 
 # ---- the notebook's own process as the one rank: see inline.py --------------------------------
@@ -240,15 +240,28 @@ def inline_set(name: str, value: object) -> None:
     this_shell().user_ns[name] = value
 
 
-def _inline_run_source(source: str, cell_number: int | None) -> dict[str, Any]:
+def _inline_run_source(source: str, cell_number: int | None, shipment: None) -> dict[str, Any]:
     return _with_group(inline.run_source(source, cell_number))
 
 
-def inline_control(request: str, content: dict[str, Any]) -> dict[str, Any]:
+def inline_control(message_type: str, content: dict[str, Any]) -> dict[str, Any]:
     """Do what a control request asks for, here and now; replies as `control.answer` does."""
-    return control.answer(request, content)
+    return control.answer(message_type, content)
 
 
 def inline_leave() -> None:
     """Make this process what it was before `inline_join`."""
     inline.leave()
+
+
+# ---- how a call comes here --------------------------------------------------------------------
+
+
+def serve_calls() -> None:
+    """Have this process serve what `invoke` asks for."""
+    invoke.serve = _serve
+
+
+def _serve(name: str, payload: dict[str, Any], number: int | None) -> Any:
+    function = globals()[name]
+    return function(**payload) if number is None else calls.serve(number, function, payload)

@@ -13,33 +13,33 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpupool.core.datasets import is_stream
 from gpupool.core.errors import TrainingError
+from gpupool.core.options.datasets import is_stream
+from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import progress
-from gpupool.core.training_options import TrainingOptions
-from gpupool.data import nested, shards
-from gpupool.data.loader import load_batches
-from gpupool.data.samples import Draw
-from gpupool.engine.advance import Advance
-from gpupool.engine.batches import (
+from gpupool.data.reading import shards, subsets
+from gpupool.data.reading.loader import load_batches
+from gpupool.data.reading.samples import Draw
+from gpupool.engine.batches.advance import Advance
+from gpupool.engine.batches.share import (
     Dataset,
     as_input,
-    epoch_shares,
     moved,
     normalization_of,
     num_samples,
     read_ahead,
 )
-from gpupool.engine.class_loss import NO_CLASS
-from gpupool.engine.evaluation import evaluate as run_evaluation
-from gpupool.engine.evaluation import mean_loss
-from gpupool.engine.group import World
-from gpupool.engine.losses import NO_LOSS, make_loss
-from gpupool.engine.metric_sums import classes, confusion_counts
-from gpupool.engine.metrics import make_metrics
-from gpupool.engine.precision import autocast
-from gpupool.engine.trees import main_output
-from gpupool.engine.work import load_job, world_here
+from gpupool.engine.batches.shares import epoch_shares
+from gpupool.engine.batches.trees import main_output
+from gpupool.engine.group.forming import World
+from gpupool.engine.jobs import load_job, world_here
+from gpupool.engine.metrics.evaluation import evaluate as run_evaluation
+from gpupool.engine.metrics.evaluation import mean_loss
+from gpupool.engine.metrics.metrics import make_metrics
+from gpupool.engine.metrics.named import classes, confusion_counts
+from gpupool.engine.numerics.class_loss import NO_CLASS
+from gpupool.engine.numerics.forward import autocast
+from gpupool.engine.numerics.losses import NO_LOSS, make_loss
 
 
 def predict(job_path: str, result_path: str) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _inputs(dataset: Dataset, batch_size: int, world: World) -> Iterator[Any]:
         for share in epoch_shares(dataset, options, world, 1, draw=Draw(0, 0)):
             yield share.inputs if share.num_here else None
         return
-    dataset = nested.opened(dataset)
+    dataset = subsets.opened(dataset)
     mine = shards.shard(np.arange(len(dataset)), world.rank, world.size)
     part = max(1, batch_size // world.size)
     batches = [mine[i : i + part] for i in range(0, len(mine), part)]

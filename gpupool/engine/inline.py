@@ -21,11 +21,13 @@ import torch.distributed as dist
 from IPython.core.getipython import get_ipython
 
 from gpupool.core.errors import PlacementError, PoolError
-from gpupool.core.parcels import unpack
-from gpupool.engine import execute, group, here
-from gpupool.engine.boot import this_rank
-from gpupool.engine.recording import Recording, Take, swap
-from gpupool.engine.shell import close_own_shell, plan_shell, this_shell
+from gpupool.core.wire.pickles import unpack
+from gpupool.engine import process
+from gpupool.engine.cells import execute
+from gpupool.engine.group import forming
+from gpupool.engine.output.recording import Recording, Take, swap
+from gpupool.engine.process import this_rank
+from gpupool.engine.shell.shell import close_own_shell, plan_shell, this_shell
 
 _NOTHING = object()
 
@@ -75,7 +77,7 @@ def join(rank: Mapping[str, Any], gpu_uuid: str | None, folder: Path) -> dict[st
     if get_ipython() is not None:
         _cover(this_shell().user_ns, names, before)
     plan_shell(folder, names)
-    here.rank, _before = rank, before
+    process.rank, _before = rank, before
     covered = [name for name, (ours, users) in before.names.items() if _differ(ours, users)]
     return {"device": device, "num_threads": rank["num_threads"], "covered": covered}
 
@@ -86,8 +88,8 @@ def form_group(store_path: str, backend: str) -> dict[str, Any]:
     if dist.is_initialized() and dist.group.WORLD is not _before.group:
         raise PoolError(_HAS_GROUP)
     place = {"rank": 0, "world_size": 1, "training_ranks": [0], "device": this_rank()["device"]}
-    group.form(
-        group.Plan(store_path=store_path, backend=backend, training_backend=backend, **place)
+    forming.form(
+        forming.Plan(store_path=store_path, backend=backend, training_backend=backend, **place)
     )
     _before.group = dist.group.WORLD
     return {}
@@ -99,9 +101,9 @@ def leave() -> None:
     if _before is None:
         return
     before, _before = _before, None
-    here.rank = None
+    process.rank = None
     if dist.is_initialized() and dist.group.WORLD is before.group:
-        group.leave()
+        forming.leave()
     if before.cuda_device is not None:
         torch.cuda.set_device(before.cuda_device)
     for name, (ours, users) in before.environ.items():
@@ -122,14 +124,14 @@ def call(
     work: Callable[..., dict[str, Any]], payload: Mapping[str, Any], take: Take
 ) -> dict[str, Any]:
     """Call `work(**payload)`; what is shown and published meanwhile goes through `take`."""
-    outer = here.publish
+    outer = process.publish
     try:
         with Recording(take) as recording, contextlib.ExitStack() as undo:
             _hear_breakpoints(undo)
-            here.publish = recording.publish
+            process.publish = recording.publish
             return work(**payload)
     finally:
-        here.publish = outer
+        process.publish = outer
 
 
 def run_source(source: str, cell_number: int | None) -> dict[str, Any]:
@@ -174,8 +176,8 @@ def _run_source(source: str, cell_number: int | None) -> dict[str, Any]:
         if value is not None:
             values.append(value)
             data, metadata = shell.display_formatter.format(value)
-            if data and here.publish is not None:
-                here.publish("result", {"data": data, "metadata": metadata})
+            if data and process.publish is not None:
+                process.publish("result", {"data": data, "metadata": metadata})
 
     started = time.monotonic()
     with _inside_a_cell(shell, cell_number, on_value) as quiet:

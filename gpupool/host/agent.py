@@ -9,7 +9,7 @@ and forks all others. The client writes JSON commands to its stdin and reads eve
     -> {"op": "spawn", "name": "rank 0", "target": "...", "argv": [...], "env": {...}, "log": "..."}
     -> {"op": "signal", "name": "rank 0", "number": 2}
     -> {"op": "kill", "names": ["rank 0"]}          also those that are still to come
-    -> {"op": "hold"}                               FOLDER had been removed, and is there again
+    -> {"op": "hold", "files": [...]}               these are there, FOLDER maybe once more
     -> {"op": "stop"}
     <- {"event": "ready"}                           the fork server has imported its modules
     <- {"event": "locked", "devices": ["GPU-..."], "others": {"GPU-...": {...}}, "error": ""}
@@ -17,6 +17,7 @@ and forks all others. The client writes JSON commands to its stdin and reads eve
     <- {"event": "killed"}                          answers "kill"; their ends are told after it
     <- {"event": "exited", "name": "rank 0", "status": -9, "cause": "...", "log_tail": "..."}
     <- {"event": "continued", "name": "controller", "pid": 4712}   it was stopped by a signal
+    <- {"event": "removed"}                         one of these files is gone
     <- {"event": "stopped"}
 
 It serves one pool at a time, from "open" to "stop", and ends by itself when none has been open for
@@ -41,9 +42,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpupool.core.json_lines import JsonLines
-from gpupool.core.locks import DeviceLocks, hold_folder, lock_folder
-from gpupool.core.processes import (
+from gpupool.core.machine.json_lines import JsonLines
+from gpupool.core.machine.locks import DeviceLocks, hold_folder, lock_folder
+from gpupool.core.machine.processes import (
     ProcessId,
     children,
     command_of,
@@ -51,13 +52,13 @@ from gpupool.core.processes import (
     set_process_name,
     started_with,
 )
-from gpupool.host.ending import cause_of_end, log_tail, shorten
+from gpupool.host.endings import cause_of_end, log_tail, shorten
 from gpupool.host.memory import OutOfMemoryWatch
 from gpupool.host.spawner import Spawner
 
 FORK_SERVER, CONTROLLER = "fork server", "controller"
 STOP_GRACE_S = 0.4  # from SIGHUP to SIGKILL: an engine has nothing to save that it could in time
-_TEND_S = 5.0  # while a pool is open: how often logs are looked at
+_TEND_S = 4.0  # while a pool is open: how often its files are looked at
 _YOUNG_S = 600.0  # cleaners of temporary files remove what is older, by hours at least
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -85,12 +86,14 @@ class Agent:
         self._children: dict[int, Child] = {}
         self._log_starts: dict[str, int] = {}
         self._unclaimed: dict[int, int] = {}  # pid -> status, ended before their name was told
+        self._forked: dict[int, dict[str, Any]] = {}  # pid -> what it will say when it is up
         self._locks = DeviceLocks(lock_folder())
         self._memory = OutOfMemoryWatch()
         self._spawner = Spawner(folder, modules)
         self._selector = selectors.DefaultSelector()
         self._serving = True
         self._tend_at = self._renew_at = 0.0
+        self._needed: list[Path] = []  # files that new ranks read
 
     # ---- the loop ------------------------------------------------------------------------
 
@@ -105,7 +108,8 @@ class Agent:
         try:
             self._start_server()
             while self._serving:
-                ready = self._selector.select(_TEND_S if self._pool_folder else self._warm_s)
+                until_then = max(0.0, self._tend_at - time.monotonic())
+                ready = self._selector.select(until_then if self._pool_folder else self._warm_s)
                 if not ready and self._pool_folder is None:
                     self._leave()
                 for key, _ in ready:
@@ -116,13 +120,16 @@ class Agent:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _tend(self, now: float) -> None:
-        """Now and then: no log may fill the disk, and no file of a pool in use become old."""
+        """Now and then: no log may fill the disk, no file of a pool in use become old or go."""
         if now < self._tend_at:
             return
         self._tend_at = now + _TEND_S
         for log in (*self._folder.glob("*.log"), *self._folder.glob("*/*.log")):
             with contextlib.suppress(OSError):  # the disk is full, or it is gone
                 shorten(log)
+        if not all(map(os.path.exists, self._needed)):
+            self._needed = []
+            _tell(event="removed")
         if now >= self._renew_at:
             self._renew_at = now + _YOUNG_S
             for path in (self._folder, *self._folder.rglob("*")):
@@ -175,7 +182,8 @@ class Agent:
             _signal_group(pid, signal.SIGKILL)  # with all it forked
         _tell(event="killed")
 
-    def _op_hold(self) -> None:
+    def _op_hold(self, files: list[str]) -> None:
+        self._needed = [Path(file) for file in files]
         if self._holding is not None:
             os.close(self._holding)
         self._holding = hold_folder(self._folder)
@@ -194,7 +202,7 @@ class Agent:
         self._locks.release()
         if self._pool_folder is not None:
             shutil.rmtree(self._pool_folder, ignore_errors=True)
-            self._pool_folder = None
+            self._pool_folder, self._needed = None, []
         self._write_state()
         _tell(event="stopped")
 
@@ -220,19 +228,27 @@ class Agent:
 
     def _hear_server(self, said: JsonLines) -> None:
         for line in said.read():
-            pid = line.pop("pid", 0)
-            log = line.pop("log", "")
-            wanted = self._spawner.hear(**line)
-            if not pid:
+            if pid := line.pop("forked", 0):
+                if pid in self._unclaimed:  # it never came up
+                    self._claim(pid, **line)
+                elif pid not in self._children:  # else its own line has come before this one
+                    self._forked[pid] = line
+            elif pid := line.pop("pid", 0):
+                self._forked.pop(pid, None)
+                self._claim(pid, **line)
+            else:
+                self._spawner.hear(**line)
                 if self._spawner.ready:  # else it has ended since
                     _tell(event="ready")
-            elif wanted:
-                self._adopt(line["name"], pid, Path(log))
-            elif self._unclaimed.pop(pid, None) is None:
-                _signal_group(pid, signal.SIGKILL)
         if said.closed:
             self._selector.unregister(said.descriptor)
             said.close()
+
+    def _claim(self, pid: int, name: str, number: int, log: str) -> None:
+        if self._spawner.hear(name=name, number=number):
+            self._adopt(name, pid, Path(log))
+        elif self._unclaimed.pop(pid, None) is None:
+            _signal_group(pid, signal.SIGKILL)
 
     def _adopt(self, name: str, pid: int, log: Path) -> None:
         _tell(event="spawned", name=name, pid=pid)
@@ -255,6 +271,8 @@ class Agent:
                 self._tell_end(child.name, child.log, child.log_start, status)
             elif self._spawner.expects:
                 self._unclaimed[pid] = status
+                if pid in self._forked:
+                    self._claim(pid, **self._forked.pop(pid))
         self._write_state()
 
     def _kill_sessions(self, name: str) -> None:
@@ -316,6 +334,7 @@ class Agent:
                 os.waitpid(pid, 0)
                 self._children.pop(pid, None)
         self._unclaimed.clear()
+        self._forked.clear()
 
     def _write_state(self) -> None:
         """Who is alive, for the next client of this user, should all of us be killed at once."""

@@ -8,7 +8,8 @@ while nobody asks for anything. Each line of stdin is a request:
     -> {"number": 3, "name": "rank 0", "target": "gpupool.engine.boot:main",
         "argv": ["--file=..."], "env": {...}, "log": "/run/.../rank0.log"}
     <- {"ready": true}
-    <- {"number": 3, "name": "rank 0", "log": "/run/.../rank0.log", "pid": 4711}
+    <- {"number": 3, "name": "rank 0", "log": "/run/.../rank0.log", "forked": 4711}
+    <- {"number": 3, "name": "rank 0", "log": "/run/.../rank0.log", "pid": 4711}  by itself, when up
 
 What it forks becomes a child of the agent, which tells of its end, and has the environment and the
 log of its own request. Nothing here may start a thread, open a zmq context or touch CUDA: none of
@@ -29,8 +30,8 @@ import sys
 import time
 from typing import Any
 
-from gpupool.core.json_lines import JsonLines
-from gpupool.core.processes import process_name, set_process_name
+from gpupool.core.machine.json_lines import JsonLines
+from gpupool.core.machine.processes import process_name, set_process_name
 
 _PR_SET_PDEATHSIG = 1
 _NEW_PARENT_TIMEOUT_S = 5.0
@@ -107,8 +108,10 @@ def _fork(requests: list[dict[str, Any]]) -> dict[str, Any] | None:
     # subreaper: the only way to fork for another parent.
     if os.fork() == 0:
         for request in requests:
-            if os.fork() == 0:
+            pid = os.fork()
+            if pid == 0:
                 return request
+            _tell({**_name_of(**request), "forked": pid})  # it may die before it says so
         os._exit(0)
     if os.wait()[1] != 0:  # it has left the reason in the log
         raise OSError("the go-between could not fork")
@@ -129,7 +132,7 @@ def _become(
         time.sleep(0.001)
     die_with(agent_pid)
     os.setsid()  # its own process group: killed with all it forked
-    _tell({"number": number, "name": name, "log": log, "pid": os.getpid()})
+    _tell({**_name_of(number, name, log), "pid": os.getpid()})
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, descriptor in ((nothing, 0), (output, 1), (output, 2)):
@@ -142,6 +145,10 @@ def _become(
     sys.argv = [f"gpupool {name}", *argv]
     module, _, function = target.partition(":")
     getattr(importlib.import_module(module), function)()
+
+
+def _name_of(number: int, name: str, log: str, **_: Any) -> dict[str, Any]:
+    return {"number": number, "name": name, "log": log}
 
 
 def _tell(event: dict[str, Any]) -> None:

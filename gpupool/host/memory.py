@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpupool.core import cgroup
+from gpupool.core.machine import cgroup
 
 
 class OutOfMemoryWatch:

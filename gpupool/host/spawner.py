@@ -11,8 +11,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from gpupool.core.json_lines import JsonLines
-from gpupool.core.processes import command_for
+from gpupool.core.machine.json_lines import JsonLines
+from gpupool.core.machine.processes import command_for
 
 
 class Spawner:

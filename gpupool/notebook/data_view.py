@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any, Protocol
 
-from gpupool.notebook import markup
+from gpupool.notebook.page import markup
 
 _TILE = "margin:4px;width:132px;display:inline-block;vertical-align:top;text-align:center"
 _PICTURE = "width:128px;height:96px;object-fit:contain"
@@ -20,7 +20,7 @@ _NO_PICTURE = (
 
 
 class PictureLike(Protocol):
-    """One picture of a preview; see `gpupool.data.preview.Picture`."""
+    """One picture of a preview; see `gpupool.data.datastores.preview.Picture`."""
 
     png: bytes
     label: str
@@ -31,7 +31,7 @@ class PictureLike(Protocol):
 
 
 class PreviewLike(Protocol):
-    """`gpupool.data.preview.Preview`, which this folder does not import."""
+    """`gpupool.data.datastores.preview.Preview`, which this folder does not import."""
 
     title: str
 
@@ -39,7 +39,7 @@ class PreviewLike(Protocol):
 
 
 class CheckLike(Protocol):
-    """`gpupool.data.check.CheckResult`, which this folder does not import."""
+    """`gpupool.data.datastores.check.CheckResult`, which this folder does not import."""
 
     HEADER: Sequence[str]
 

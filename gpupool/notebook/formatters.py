@@ -5,24 +5,28 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_COMPOSITE_TEXT = "composite_view.composite_text"
 # (module, type, what makes HTML of one, what makes text of one or "" for IPython's own way)
 _SHOWN = (
-    ("core.gpu_table", "GpuTable", "gpu_view.gpu_table_html", "gpu_view.gpu_table_text"),
-    ("core.plan", "TrainingPlan", "plan_view.plan_html", ""),
-    ("data.check", "CheckResult", "data_view.check_html", ""),
-    ("data.preview", "Preview", "data_view.preview_html", ""),
+    ("core.machine.gpus", "GpuTable", "gpu_view.gpu_table_html", "gpu_view.gpu_table_text"),
+    ("core.options.plan", "TrainingPlan", "monitor.plan_view.plan_html", ""),
+    ("data.datastores.check", "CheckResult", "data_view.check_html", ""),
+    ("data.datastores.preview", "Preview", "data_view.preview_html", ""),
     (
-        "pool.composite",
+        "pool.variables.composite",
         "Composite",
-        "composite_view.composite_html",
-        "composite_view.composite_text",
+        "composites.composite_html",
+        "composites.composite_text",
     ),
-    ("pool.leftovers", "Leftovers", "pool_view.leftovers_html", "pool_view.leftovers_text"),
-    ("pool.status", "PoolStatus", "bar_view.status_html", "bar_view.status_text"),
-    ("training.confusion", "ConfusionMatrix", "confusion_view.confusion_html", ""),
-    ("training.result", "TrainingPlot", "picture.plot_html", "picture.plot_text"),
-    ("training.result", "TrainingResult", "result_view.result_html", ""),
+    (
+        "pool.processes.leftovers",
+        "Leftovers",
+        "pool.tables.leftovers_html",
+        "pool.tables.leftovers_text",
+    ),
+    ("pool.status", "PoolStatus", "pool.bar.status_html", "pool.bar.status_text"),
+    ("training.confusion", "ConfusionMatrix", "monitor.confusion_view.confusion_html", ""),
+    ("training.result", "TrainingPlot", "monitor.picture.plot_html", "monitor.picture.plot_text"),
+    ("training.result", "TrainingResult", "monitor.result_view.result_html", ""),
 )
 
 
@@ -39,5 +43,5 @@ def register(shell: Any) -> None:
 
 
 def _made(by: str, value: object) -> str:
-    module, _, name = by.partition(".")
+    module, _, name = by.rpartition(".")
     return str(getattr(importlib.import_module(f"gpupool.notebook.{module}"), name)(value))

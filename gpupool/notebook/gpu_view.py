@@ -11,11 +11,11 @@ from typing import Any
 
 from IPython.display import display
 
-from gpupool.core.gpu_table import GpuTable, holder_text
+from gpupool.core.machine.gpus import GpuTable, holder_text
+from gpupool.core.machine.topology import Gpu
 from gpupool.core.terminal import has_cursor, height, width
-from gpupool.core.topology import Gpu
-from gpupool.notebook import markup
-from gpupool.notebook.front_end import in_notebook
+from gpupool.notebook.page import markup
+from gpupool.notebook.page.front_end import in_notebook
 
 _COLUMNS = ("GPU", "name", "memory", "utilization", "temp.", "pool", "held by")
 _CELL = "text-align:left;padding:3px 14px 3px 0;vertical-align:top"

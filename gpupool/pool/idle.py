@@ -5,13 +5,20 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from gpupool.pool.pool import Pool
+from gpupool.pool.status import PoolStatus
 
 _WARNING_S = 120.0
 _LOOK_S = 1.0
+
+
+class Stoppable(Protocol):
+    """What is watched: a `gpupool.pool.pool.Pool`."""
+
+    def status(self) -> PoolStatus: ...
+    def tell_listeners(self) -> None: ...
+    def stop(self, reason: str = "") -> None: ...
 
 
 def warning_s(limit_s: float | None) -> float:
@@ -19,14 +26,19 @@ def warning_s(limit_s: float | None) -> float:
     return 0.0 if limit_s is None else min(_WARNING_S, limit_s / 4)
 
 
-def watch(pool: Pool) -> None:
-    """Stop the pool in time, in the background; does not keep it alive until then."""
+def watch(pool: Stoppable, reason: str) -> None:
+    """Stop the pool in time, for this reason, in the background.
+
+    This does not keep it alive until then.
+    """
     reference = weakref.ref(pool)
     del pool
-    threading.Thread(target=_watch, args=[reference], name="gpupool-idle", daemon=True).start()
+    thread = threading.Thread(target=_watch, args=[reference, reason], daemon=True)
+    thread.name = "gpupool-idle"
+    thread.start()
 
 
-def _watch(reference: weakref.ref[Pool]) -> None:
+def _watch(reference: weakref.ref[Stoppable], reason: str) -> None:
     warned = False
     while (pool := reference()) is not None:
         status = pool.status()
@@ -37,7 +49,7 @@ def _watch(reference: weakref.ref[Pool]) -> None:
             warned = status.stops_soon
             pool.tell_listeners()
         if left <= 0:
-            pool.stop(f"stopped after {pool.options.idle_timeout} without use")
+            pool.stop(reason)
             return
         del pool
         time.sleep(min(_LOOK_S, max(0.05, left)))

@@ -6,6 +6,7 @@ Cells, functions and trainings run in the thread that asks for them, with the en
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import signal
@@ -20,19 +21,21 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from gpupool.core.errors import PlacementError, PoolError
-from gpupool.core.folders import private_temporary
-from gpupool.core.invoke import invoke
-from gpupool.core.locks import DeviceLocks, lock_folder, locked_text
-from gpupool.core.masking import Redactor, Secrets, redact_all
-from gpupool.core.options import PoolOptions
-from gpupool.core.parcels import pack
-from gpupool.core.topology import Rank
-from gpupool.pool.engines import require_success
-from gpupool.pool.execution import Execution, OnNotice, OnOutput, unnoticed
-from gpupool.pool.iopub import OnMessage
+from gpupool.core.machine.locks import DeviceLocks, lock_folder, locked_text
+from gpupool.core.machine.private_folders import private_temporary
+from gpupool.core.machine.topology import Rank
+from gpupool.core.options.pool_options import PoolOptions
+from gpupool.core.wire.invoke import invoke
+from gpupool.core.wire.masking import Redactor, Secrets, redact_all
+from gpupool.core.wire.pickles import pack
+from gpupool.core.wire.requests import ControlRequest, SetEnvironment
+from gpupool.pool.calls.execution import Execution
+from gpupool.pool.notices import OnNotice, Progress, unheard
 from gpupool.pool.pool import Pool
-from gpupool.pool.protocol import RankEngines
-from gpupool.pool.stages import Progress, unheard
+from gpupool.pool.processes.engines import require_success
+from gpupool.pool.processes.interface import RankEngines
+from gpupool.pool.processes.iopub import OnMessage, OnOutput
+from gpupool.pool.ranks import Ranks
 
 
 class InlinePool(Pool):
@@ -47,7 +50,8 @@ class InlinePool(Pool):
 
     def __init__(self, options: PoolOptions, progress: Progress = unheard) -> None:
         super().__init__(replace(options, inline=True, n=1, idle_timeout="never"), progress)
-        self.ranks = (self._here.rank,)
+        # its device and cores are known only now
+        self._all_ranks.placement = replace(self._all_ranks.placement, ranks=(self._here.rank,))
         if self._here.covered:
             print(
                 f"gpupool: what you had as {', '.join(self._here.covered)} is put aside: as in "
@@ -65,33 +69,13 @@ class InlinePool(Pool):
         on_notice: OnNotice | None = None,
     ) -> Execution:
         """Call an engine function here and now; what is returned is over."""
-        self.wait_until_usable()
         with _Interrupts(on_interrupt, timeout_s, lambda: bool(self._here.busy_ranks())):
             execution = super().execute(name, payloads, on_output, timeout_s, on_notice=on_notice)
             execution.wait()  # for its thread to take the replies, which are there
             return execution
 
-    def begin(
-        self,
-        source_or_function: str | Callable[..., Any],
-        *args: Any,
-        ranks: Sequence[int],
-        on_output: OnOutput,
-        timeout_s: float | None = None,
-        cell_number: int | None = None,
-        shipments: Mapping[int, dict[str, Any]] | None = None,
-        on_notice: OnNotice = unnoticed,
-        **kwargs: Any,
-    ) -> Execution:
-        """Run code here and now: a cell on the notebook's own objects, a function on copies."""
-        if isinstance(source_or_function, str):
-            payload: dict[str, Any] = {"source": source_or_function, "cell_number": cell_number}
-            return self.execute("run_source", {0: payload}, on_output, timeout_s)
-        call = pack((source_or_function, args, kwargs))
-        return self.execute("run_function", {0: {"call": call}}, on_output, timeout_s)
-
     def __setitem__(self, name: str, value: object) -> None:
-        invoke("inline_set", {"name": name, "value": value})
+        _call("inline_set", {"name": name, "value": value})
 
     def put(self, value: object) -> Any:
         """The value itself: it is here."""
@@ -109,9 +93,21 @@ class InlinePool(Pool):
     def __repr__(self) -> str:
         return f"InlinePool({self.ranks[0].device}, {self.backend}, {self.status().state})"
 
-    def _make_engines(self) -> RankEngines:
-        self._here = InlineEngines(self.hidden_values)
+    def _make_engines(self, ranks: Ranks) -> RankEngines:
+        self._here = InlineEngines(lambda: ranks.secrets)
         return self._here
+
+    def _begin_call(
+        self,
+        call: tuple[Any, ...],
+        ranks: Sequence[int],
+        on_output: OnOutput,
+        timeout_s: float | None,
+        on_notice: OnNotice,
+    ) -> Execution:
+        """On copies of the arguments, as on an engine."""
+        payloads = {rank: {"call": pack(call)} for rank in ranks}
+        return self.execute("run_function", payloads, on_output, timeout_s, on_notice=on_notice)
 
 
 class InlineEngines:
@@ -167,7 +163,7 @@ class InlineEngines:
         gpu = self.rank.gpu
         rank = {**asdict(self.rank), "gpu": gpu and gpu.name}
         payload = {"rank": rank, "gpu_uuid": gpu and gpu.uuid, "folder": str(self._folder)}
-        facts = invoke("inline_join", payload)
+        facts = _call("inline_join", payload)
         self.rank = replace(self.rank, device=facts["device"], num_threads=facts["num_threads"])
         self.covered = tuple(facts["covered"])
 
@@ -204,7 +200,7 @@ class InlineEngines:
                 self._numbers.append(number)
                 self._threads.append(threading.get_ident())  # an interrupt may come from here on
                 arguments = {"name": name, "payload": payload, "take": shown}
-                future.set_result(invoke("inline_call", arguments))
+                future.set_result(_call("inline_call", arguments))
             except BaseException as error:  # an interrupt that met our own frames, say
                 future.set_exception(error)
             finally:
@@ -230,7 +226,7 @@ class InlineEngines:
         if name == "form_group":  # of one
             name = "inline_form_group"
             payload = {key: payload["plan"][key] for key in ("store_path", "backend")}
-        reply = invoke(name, payload)
+        reply = _call(name, payload)
         require_success(0, reply)
         return {0: reply}
 
@@ -246,20 +242,17 @@ class InlineEngines:
         """Nothing: this process is the user's."""
 
     def control(
-        self,
-        request: str,
-        content: dict[str, Any] | None = None,
-        ranks: Iterable[int] | None = None,
+        self, request: ControlRequest, ranks: Iterable[int] | None = None
     ) -> dict[int, Future[dict[str, Any]]]:
         """Do what a control request asks for; from any thread.
 
         Variables are here already; open file systems take new credentials.
         """
-        content = dict(content or {})
-        if "variables" in content:
-            content |= {"variables": {}, "unset": []}
+        if isinstance(request, SetEnvironment):
+            request = replace(request, variables={}, unset=[])
+        payload = {"message_type": request.message_type(), "content": request.content()}
         answered: Future[dict[str, Any]] = Future()
-        answered.set_result(invoke("inline_control", {"request": request, "content": content}))
+        answered.set_result(_call("inline_control", payload))
         return {0: answered}
 
     def send_comm(self, rank: int, message: dict[str, Any]) -> None:
@@ -281,9 +274,15 @@ class InlineEngines:
         """Make this process what it was, and remove the folder."""
         if os.getpid() != self._pid:  # a fork of the process that ends
             return
-        invoke("inline_leave", {})
+        _call("inline_leave", {})
         self._locks.release()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _call(name: str, payload: dict[str, Any]) -> Any:
+    """Call an engine function in this process, which loads the engine's code for it."""
+    importlib.import_module("gpupool.engine.entry").serve_calls()
+    return invoke(name, payload)
 
 
 class _Shown:

@@ -1,14 +1,25 @@
-"""What has to be said while something runs, on stderr. Runs on the client."""
+"""What is said while something lasts: notices on stderr, and stages. Runs on the client."""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
+from gpupool.core import progress as bars
 from gpupool.core.terminal import cleared
 
+# A sentence to show while a call runs; None: it is over. Called in a background thread.
+OnNotice = Callable[[str | None], None]
+
+Progress = Callable[[str], None]
 _TIME = re.compile(r"\d+(?:\.\d+)? (?:s|min|h)\b")
+
+
+def unnoticed(text: str | None) -> None:
+    """Ignore a notice."""
 
 
 class NoticeLines:
@@ -36,3 +47,17 @@ class NoticeLines:
             self._told.add(form)
             with cleared(self._stream or sys.stderr) as stream:
                 print(f"gpupool: {self._about}{text}", file=stream, flush=True)
+
+
+def unheard(line: str) -> None:
+    """Progress that nobody is shown."""
+
+
+@contextmanager
+def with_bar(progress: Progress, what: str) -> Iterator[Progress]:
+    """`progress` itself; a bar named `what` that tells the stages if that is `unheard`."""
+    if progress is not unheard:
+        yield progress
+        return
+    with bars.progress(what) as bar:
+        yield bar.tell

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -13,30 +12,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from gpupool.core.errors import EngineDiedError, GroupError, PoolError, PoolStartError, SpmdError
-from gpupool.core.masking import Secrets, redact, redact_all
-from gpupool.core.options import PoolOptions, parse_ranks
-from gpupool.core.processes import lack_of_processes
-from gpupool.pool import idle, presses, stages
-from gpupool.pool.client import plain_client
-from gpupool.pool.composite import Composite
-from gpupool.pool.engines import Engines
-from gpupool.pool.environment import Environment, notebook_place, variables_at_start
-from gpupool.pool.execution import Execution, OnNotice, OnOutput, unnoticed
-from gpupool.pool.forming import Forming
-from gpupool.pool.health import Health
-from gpupool.pool.notices import NoticeLines
-from gpupool.pool.placement import place_ranks
-from gpupool.pool.protocol import RankEngines
-from gpupool.pool.recovery import Recovery
+from gpupool.core.errors import PoolError, PoolStartError, SpmdError
+from gpupool.core.machine.processes import lack_of_processes
+from gpupool.core.machine.topology import Rank
+from gpupool.core.options.pool_options import PoolOptions
+from gpupool.core.wire.masking import Secrets, redact
+from gpupool.core.wire.requests import ControlRequest
+from gpupool.pool import idle
+from gpupool.pool.calls import presses
+from gpupool.pool.calls.execution import Execution
+from gpupool.pool.environment.environment import variables_at_start
+from gpupool.pool.notices import NoticeLines, OnNotice, Progress, unheard, unnoticed
+from gpupool.pool.processes.client import plain_client
+from gpupool.pool.processes.engines import Engines
+from gpupool.pool.processes.interface import RankEngines
+from gpupool.pool.processes.iopub import OnOutput
+from gpupool.pool.ranks import Ranks
 from gpupool.pool.result import OutputRecorder, SpmdResult
-from gpupool.pool.stages import Progress, unheard
 from gpupool.pool.status import PoolStatus
-from gpupool.pool.sync import sync_state
-from gpupool.pool.turns import Turns
-from gpupool.pool.variables import Variables
-
-_NUM_REPLACEMENTS = 3  # of a rank that does not come up
+from gpupool.pool.variables.composite import Composite
+from gpupool.pool.variables.state_sync import sync_state
+from gpupool.pool.variables.variables import Variables
 
 
 class Pool:
@@ -44,42 +40,30 @@ class Pool:
 
     def __init__(self, options: PoolOptions, progress: Progress = unheard) -> None:
         self.options = options
-        self.last_error: SpmdError | None = None  # of a cell or function, for the debugger
-        self.turns = Turns(self.reform_group)
-        self._forming = threading.RLock()  # one at a time changes engines or their group
         # how what runs can be asked to end well
         self._stops: weakref.WeakKeyDictionary[Execution, Callable[[], None]] = (
             weakref.WeakKeyDictionary()
         )
-        self._recovery = Recovery(self.turns, self._replace_lost)
-        self._is_up = False
-        self._untold: dict[int, str] = {}  # of ranks whose end no cell has told
         self._listeners: list[Callable[[PoolStatus], None]] = []
         variables = variables_at_start(options.env)
         self._at_exit: Callable[[], None] = lambda: None
         self._client: Any = None  # that of the user
-        self._engines: RankEngines = self._make_engines()
-        self.group = Forming(self._engines)
-        self.environment = Environment(self._engines)
-        self._health = Health(self.environment.secrets, self.tell_listeners)
-        self.variables = Variables(self)
+        self._all_ranks = Ranks(options, self._make_engines, self.tell_listeners)
+        self.group = self._all_ranks.group
+        self.environment = self._all_ranks.environment
+        self.variables = Variables(self._all_ranks)
+        self._all_ranks.on_lost = self.variables.not_there
+        self._all_ranks.on_replaced = self.variables.forget_rank
+        self._all_ranks.hint = self.variables.losses.hint
         try:
-            placement = place_ranks(options, self._lock_gpus)
-            self.ranks = placement.ranks
-            self.training_ranks = placement.training_ranks
-            self.backend = placement.backend
-            self.training_backend = placement.training_backend
-            self.why_cpu = placement.why_cpu
-            self._engines.start(self.ranks, options.timeout_s, progress)
-            self._engines.call_all("prepare", notebook_place())
-            self.environment.start(variables)
-            self._form_group()
+            self._all_ranks.start(variables, progress)
         except PoolStartError:
             self.stop()
             raise
         except PoolError as error:
             # of a rank that has died: how, and not what would become of it in a pool that is up
-            reason = self._health.told or redact(str(error), self.hidden_values())
+            told = self._all_ranks.health.told
+            reason = told or redact(str(error), self.hidden_values())
             if why := lack_of_processes(reason):
                 reason += f" ({why})"
             self.stop()
@@ -88,21 +72,51 @@ class Pool:
         except BaseException:
             self.stop()
             raise
-        self._is_up = True
         self._at_exit = _stop_at_exit(self)
         if options.idle_timeout_s is not None:
-            idle.watch(self)
+            idle.watch(self, f"stopped after {options.idle_timeout} without use")
 
     # ---- what a user asks for ------------------------------------------------------------
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return len(self.ranks)
+        return self._all_ranks.world_size
+
+    @property
+    def ranks(self) -> tuple[Rank, ...]:
+        """What each rank is: its device, its cores."""
+        return self._all_ranks.placement.ranks
+
+    @property
+    def training_ranks(self) -> tuple[int, ...]:
+        """The ranks that train: those with a GPU, or all."""
+        return self._all_ranks.placement.training_ranks
+
+    @property
+    def backend(self) -> str:
+        """That of the group of all ranks."""
+        return self._all_ranks.placement.backend
+
+    @property
+    def training_backend(self) -> str:
+        """That of the ranks that train."""
+        return self._all_ranks.placement.training_backend
+
+    @property
+    def why_cpu(self) -> str:
+        """Why there is no GPU, where one would have been taken; else ""."""
+        return self._all_ranks.placement.why_cpu
+
+    @property
+    def last_error(self) -> SpmdError | None:
+        """The last error of a cell or function, for the debugger."""
+        return self._all_ranks.last_error
 
     @property
     def generation(self) -> int:
         """The number of the process group: one higher each time it is formed."""
+        self._all_ranks.turns.wait_until_formed()
         return self.group.generation
 
     def run(
@@ -159,7 +173,7 @@ class Pool:
         """
         if not isinstance(source_or_function, str):
             call = (source_or_function, args, kwargs)
-            return self.variables.begin_call(call, ranks, on_output, timeout_s, on_notice)
+            return self._begin_call(call, ranks, on_output, timeout_s, on_notice)
         cell = {"source": source_or_function, "cell_number": cell_number}
         shipments = {} if shipments is None else shipments
         payloads = {rank: {**cell, "shipment": shipments.get(rank)} for rank in ranks}
@@ -210,7 +224,7 @@ class Pool:
     def connection_file(self) -> str:
         """The file with which an `ipyparallel.Client` connects, in any process of the same user."""
         self.wait_until_usable()
-        return str(self._engines.client_file)
+        return str(self._all_ranks.engines.client_file)
 
     @property
     def client(self) -> Any:
@@ -235,7 +249,7 @@ class Pool:
         Returns:
             Whether any of it still ran.
         """
-        running = self._engines.running()
+        running = self._all_ranks.engines.running()
         if calls is not None:
             running = [(rank, n) for rank, n in running if (n in calls if calls else n is None)]
         numbers = {number for _, number in running}
@@ -245,7 +259,7 @@ class Pool:
         stopping = {execution.number for execution in asked}
         for rank, number in running:
             if number not in stopping:
-                self._engines.interrupt({rank: number})
+                self._all_ranks.engines.interrupt({rank: number})
         return bool(running)
 
     def restart(
@@ -265,35 +279,7 @@ class Pool:
             PoolError: the pool was stopped or has lost its controller, or a new engine did not come
                 up.
         """
-        chosen = self.select_ranks(ranks)
-        with self._forming:
-            self._health.require_restartable()
-            for rank in chosen:  # what it had is let go on purpose
-                self._untold.pop(rank, None)
-            late = time.monotonic() + self.options.timeout_s
-            try:
-                for attempt in range(_NUM_REPLACEMENTS):
-                    num_losses = self._health.num_losses  # before `lost` is asked for
-                    chosen = tuple(sorted({*chosen, *self._health.lost}))
-                    listed = ", ".join(map(str, chosen))
-                    try:
-                        with stages.shown(progress, f"Starting rank {listed} again") as told:
-                            ungrouped = self._replace(chosen, told)
-                        break
-                    except PoolError as error:  # of one that has died meanwhile, say
-                        is_last = attempt == _NUM_REPLACEMENTS - 1 or time.monotonic() > late
-                        if is_last or self._health.stopped:
-                            reason = f"rank {listed} could not be started again: {error}"
-                            self._health.give_up(reason, chosen)
-                            raise PoolError(reason) from None
-            except KeyboardInterrupt:  # it came at any point, and cannot mean half of a pool
-                for rank in chosen:
-                    self._lose(f"rank {rank} was restarted.", "", rank)
-                raise
-            self._health.mark_mended(chosen, num_losses)
-            if ungrouped:
-                self._health.give_up(ungrouped, ())
-                self._health.require_usable()
+        self._all_ranks.restart(self.select_ranks(ranks), progress)
 
     def sync_from(
         self, rank: int, *names: str, ranks: str | int | Iterable[int] | None = None
@@ -314,37 +300,29 @@ class Pool:
             PoolError: the rank has no such variable, or it cannot be copied; nothing was changed.
             SpmdError: a rank failed meanwhile, or the user interrupted.
         """
-        return sync_state(self, rank, names, ranks)
-
-    def wait_for_restart(self) -> None:
-        """Wait until no rank is being replaced, nor the group formed."""
-        with self._forming:
-            pass
+        return sync_state(self._all_ranks, self.variables, rank, names, ranks)
 
     def status(self) -> PoolStatus:
         """The pool at this moment."""
-        running = self._engines.running()
-        state = self._health.state
-        if state == "well":
-            state = "busy" if running else "idle"
+        ranks, placed = self._all_ranks, self._all_ranks.placement
         return PoolStatus(
-            state=state,
-            reason=self._health.reason,
-            backend=self.backend,
-            generation=self.generation,
-            ranks=self.ranks,
-            pids=self._engines.pids,
+            state=ranks.state,
+            reason=ranks.health.reason,
+            backend=placed.backend,
+            generation=ranks.group.generation,
+            ranks=placed.ranks,
+            pids=ranks.engines.pids,
             env=self.environment.fingerprints,
             idle_left_s=self._idle_left_s(),
             idle_warning_s=idle.warning_s(self.options.idle_timeout_s),
             idle_timeout_s=self.options.idle_timeout_s,
-            training_ranks=self.training_ranks,
-            training_backend=self.training_backend,
-            why_cpu=self.why_cpu,
-            replaced_after=tuple(dict.fromkeys(self._recovery.waits_for)),
+            training_ranks=placed.training_ranks,
+            training_backend=placed.training_backend,
+            why_cpu=placed.why_cpu,
+            replaced_after=ranks.replaced_after,
             credentials=self.environment.credentials,
             inline=self.options.inline,
-            calls=tuple(sorted({number for _, number in running if number is not None})),
+            calls=tuple(sorted({n for _, n in ranks.engines.running() if n is not None})),
         )
 
     def add_listener(self, listener: Callable[[PoolStatus], None]) -> None:
@@ -357,7 +335,7 @@ class Pool:
 
     def log(self, rank: int, num_lines: int = 50) -> str:
         """The last lines of an engine's log: what it printed outside of cells."""
-        text = redact(self._engines.log(self.select_ranks(rank)[0]), self.hidden_values())
+        text = redact(self._all_ranks.engines.log(self.select_ranks(rank)[0]), self.hidden_values())
         return "\n".join(text.splitlines()[-num_lines:])
 
     def stop(self, reason: str = "") -> None:
@@ -367,13 +345,12 @@ class Pool:
             reason: told by the status from then on.
         """
         with presses.ignored():  # it would be half stopped, and not be stopped again
-            if not self._health.end(reason):
+            if not self._all_ranks.health.end(reason):
                 return
-            self.environment.close()
             atexit.unregister(self._at_exit)
             if self._client is not None:
                 self._client.close(linger=0)
-            self._engines.stop()
+            self._all_ranks.stop()
         self.tell_listeners()
 
     def __enter__(self) -> Pool:
@@ -395,10 +372,7 @@ class Pool:
 
     def select_ranks(self, ranks: str | int | Iterable[int] | None) -> tuple[int, ...]:
         """The ranks meant by "all", "0:4", 3, [0, 2] or None (all), in ascending order."""
-        if ranks is None:
-            return tuple(r.rank for r in self.ranks)
-        text = ranks if isinstance(ranks, (str, int)) else ",".join(map(str, ranks))
-        return parse_ranks(str(text), self.world_size)
+        return self._all_ranks.select(ranks)
 
     def execute(
         self,
@@ -417,74 +391,32 @@ class Pool:
                 are interrupted.
             on_notice: hears what the user should know meanwhile; without it that is on stderr.
         """
-        self.wait_until_usable()
-        tell = NoticeLines() if on_notice is None else on_notice
-        execution = Execution(self, name, payloads, on_output, timeout_s, tell)
+        execution = Execution(self._all_ranks, name, payloads, on_output, timeout_s, on_notice)
         if on_interrupt is not None:
             self._stops[execution] = on_interrupt
         return execution
 
-    def call(
-        self,
-        rank: int,
-        name: str,
-        payload: dict[str, Any],
-        on_output: OnOutput | None = None,
-        number: int | None = None,
-    ) -> Future[Any]:
-        """Call an engine function on one rank. Fails at once should the engine die meanwhile.
-
-        `number` is by what `interrupt_calls` and `group.abort` know the call.
-        """
-
-        def on_message(kind: str, content: Any) -> None:
-            if on_output is not None:
-                if kind == "events":  # what else comes is masked by the recorder, chunk by chunk
-                    content = redact_all(content, self.hidden_values())
-                on_output(rank, kind, content)
-
-        return self._engines.call(rank, name, payload, on_message, number)
-
     def send_comm(self, rank: int, message: dict[str, Any]) -> None:
         """Send a message to a widget that a rank has made."""
-        self._engines.send_comm(rank, message)
-
-    def of_others(self, ranks: Iterable[int]) -> list[int]:
-        """Those of these ranks that run what another client of ipyparallel has asked for."""
-        return self._engines.of_others(ranks)
-
-    def alive_ranks(self) -> list[int]:
-        """The ranks whose engines have not died."""
-        return self._engines.alive_ranks()
-
-    def interrupt_calls(self, numbers: Mapping[int, int]) -> None:
-        """Raise KeyboardInterrupt in calls, rank -> number; one that has ended is left alone."""
-        self._engines.interrupt(numbers)
-
-    def kill(self, rank: int, reason: str) -> None:
-        """End the engine of a rank, whatever it does; it is replaced then.
-
-        `reason` tells how the rank ended: "was killed, because ...".
-        """
-        self._engines.kill(rank, reason)
+        self._all_ranks.engines.send_comm(rank, message)
 
     def ask(
-        self, request: str, ranks: Iterable[int], **content: Any
+        self, request: ControlRequest, ranks: Iterable[int]
     ) -> dict[int, Future[dict[str, Any]]]:
         """Send a control request to some ranks: rank -> its answer, without those that are gone.
 
         The "status" of one that dies meanwhile is "died"; that of one that does not react never
         comes.
         """
-        return self._engines.control(request, content, ranks)
+        return self._all_ranks.ask(request, ranks)
 
     def new_file(self, name: str) -> Path:
         """A new path in the pool's private folder, which every rank of this host can read."""
-        return self._engines.new_file(name)
+        return self._all_ranks.engines.new_file(name)
 
     def hidden_values(self) -> Secrets:
         """The secret values that must not be shown: those of now and those that are sent later."""
-        return self.environment.secrets
+        return self._all_ranks.secrets
 
     def set_environment(self, variables: Mapping[str, str], unset: Sequence[str] = ()) -> None:
         """Set and remove variables on every rank, over the encrypted channel."""
@@ -493,40 +425,13 @@ class Pool:
 
     def reform_group(self) -> None:
         """Form the group again, one generation higher, if every rank is there to join."""
-        with self._forming:
-            lacks_group, num_losses = self._health.lacks_group, self._health.num_losses
-            if self._health.state != "well" and not lacks_group:
-                return
-            try:
-                self._form_group()
-            except EngineDiedError:
-                pass  # it is being replaced, and the group formed then
-            except PoolError as error:
-                self._health.give_up(str(error), ())
-            else:
-                if lacks_group:
-                    self._health.mark_mended((), num_losses)
-
-    def give_up(self, reason: str, ranks: Iterable[int]) -> None:
-        """From now on every run is refused with this reason, until these ranks are restarted."""
-        self._health.give_up(reason, ranks)
-
-    def require_usable(self) -> None:
-        """Raise the PoolError that says why nothing can run here, if so."""
-        self._health.require_usable()
+        self._all_ranks.reform_group()
 
     def wait_until_usable(self) -> None:
-        """Wait for ranks that are just being replaced, then `require_usable`.
-
-        Not for a thread that such a replacement may have to wait for.
+        """Wait for ranks that are just being replaced, then raise the PoolError that says why
+        nothing can run, if so.
         """
-        self._recovery.wait()
-        if self._health.lacks_group:  # another user has disturbed, say, and may have ended
-            self.reform_group()
-        self._health.require_usable()
-        untold, self._untold = self._untold, {}
-        for text in untold.values():
-            NoticeLines()(text)
+        self._all_ranks.wait_until_usable()
 
     def forget_listeners(self) -> None:
         """From now on nobody hears what becomes of the pool."""
@@ -542,76 +447,27 @@ class Pool:
 
     # ---- inside --------------------------------------------------------------------------
 
-    def _make_engines(self) -> RankEngines:
-        return Engines(self._on_loss)
+    def _make_engines(self, ranks: Ranks) -> RankEngines:
+        return Engines(ranks.on_loss)
 
-    def _lock_gpus(self, uuids: Sequence[str], number: int) -> list[str]:
-        return self._engines.lock_gpus(uuids, number, self.options.force)
-
-    def _replace(self, ranks: Sequence[int], progress: Progress) -> str:
-        """Start new engines for these ranks; why they then have no process group, or ""."""
-        others = [rank for rank in self.alive_ranks() if rank not in ranks]
-        for rank in ranks:
-            how = self._health.lost.get(rank, "was restarted")
-            self.variables.forget_ranks([rank], how)
-        self._engines.restart(ranks, self.options.timeout_s, progress)
-        self._engines.call_all("prepare", notebook_place(), ranks)
-        for rank in ranks:
-            self.environment.apply_to(rank)
-        # The others may compute, or wait in the old group for a rank that is gone.
-        busy = [rank for rank in self._engines.busy_ranks() if rank in others]
-        self._engines.interrupt(dict.fromkeys(busy))
-        self.group.abort(dict.fromkeys(others))
-        try:
-            self._form_group()
-        except GroupError as error:
-            return str(error)
-        return ""
-
-    def _replace_lost(self) -> None:
-        """Replace the ranks that are gone, and those that go meanwhile."""
-        with self._forming:
-            for attempt in range(_NUM_REPLACEMENTS):
-                num_losses = self._health.num_losses  # before `lost` is asked for
-                lost = tuple(sorted(self._health.lost))
-                if self._health.state != "replacing":
-                    return
-                try:
-                    ungrouped = self._replace(lost, unheard)
-                except Exception as error:  # of one more that has died, say
-                    if attempt == _NUM_REPLACEMENTS - 1:
-                        listed = ", ".join(map(str, lost))
-                        reason = f"rank {listed} could not be started again: {error}"
-                        self._health.give_up(reason, lost)
-                else:
-                    self._health.mark_mended(lost, num_losses)
-                    if ungrouped:
-                        self._health.give_up(ungrouped, ())
-
-    def _form_group(self) -> None:
-        self.group.form(self.backend, self.training_ranks, self.training_backend)
-
-    def _on_loss(self, sentence: str, log_tail: str, rank: int | None, is_heard: bool) -> None:
-        if rank is not None and not is_heard:
-            lost = "It has been replaced; its variables are lost, the other ranks have theirs."
-            self._untold[rank] = redact(f"{sentence} {lost}", self.hidden_values())
-        self._lose(sentence, log_tail, rank)
-
-    def _lose(self, sentence: str, log_tail: str, rank: int | None) -> None:
-        """Note that a process is gone, and have its rank replaced."""
-        self._health.lose(sentence, log_tail, rank)
-        if rank is not None and self._is_up and self._health.state == "replacing":
-            self._recovery.begin(rank, self.world_size)  # before a listener takes its time
-        self.tell_listeners()
+    def _begin_call(
+        self,
+        call: tuple[Any, ...],
+        ranks: Sequence[int],
+        on_output: OnOutput,
+        timeout_s: float | None,
+        on_notice: OnNotice,
+    ) -> Execution:
+        return self.variables.begin_call(call, ranks, on_output, timeout_s, on_notice)
 
     def _idle_left_s(self) -> float | None:
         limit = self.options.idle_timeout_s
         if limit is None:
             return None
         # A rank that was given up is busy for ever; that must not keep a broken pool.
-        if self._health.state == "well" and self._engines.busy_ranks():
+        if self._all_ranks.health.state == "well" and self._all_ranks.engines.busy_ranks():
             return limit
-        return limit - (time.monotonic() - self._engines.last_used)
+        return limit - (time.monotonic() - self._all_ranks.engines.last_used)
 
 
 def _stop_at_exit(pool: Pool) -> Callable[[], None]:

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpupool.core.errors import PoolError
-from gpupool.core.parcels import unpack
-from gpupool.pool.output import OutputRecorder, RankOutput
+from gpupool.core.wire.pickles import unpack
+from gpupool.pool.calls.output import OutputRecorder, RankOutput
 
 __all__ = ["OutputRecorder", "RankOutput", "SpmdResult"]
 

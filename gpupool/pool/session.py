@@ -1,4 +1,4 @@
-"""The one pool of this notebook. Runs on the client."""
+"""The one pool of this notebook, and the GPUs it could have. Runs on the client."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpupool.core import current
 from gpupool.core.errors import NoPoolError, PoolError
-from gpupool.core.options import PoolOptions, make_options
+from gpupool.core.machine.gpus import GpuTable, discover
+from gpupool.core.options.pool_options import PoolOptions, make_options
 from gpupool.core.progress import progress as bar
-from gpupool.pool import stages
-from gpupool.pool.stages import Progress, unheard
+from gpupool.pool.notices import Progress, unheard, with_bar
 
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
@@ -25,8 +25,8 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
     Args:
         profile: where the engines run; "local" is this machine.
         progress: called with a line of text at each stage.
-        options: the fields of `gpupool.core.options.PoolOptions`: n, gpus, device, backend,
-            force, env, idle_timeout, timeout_s, on_hang, hang_after_s, inline.
+        options: the fields of `gpupool.PoolOptions`: n, gpus, device, backend, force,
+             env, idle_timeout, timeout_s, on_hang, hang_after_s, inline.
 
     Raises:
         OptionsError, PlacementError: bad input; nothing was started.
@@ -48,7 +48,7 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
         from gpupool.pool.inline import InlinePool  # `%load_ext gpupool` does not wait for them
         from gpupool.pool.pool import Pool
 
-        with stages.shown(progress, "Starting the pool") as told:
+        with with_bar(progress, "Starting the pool") as told:
             _current = InlinePool(chosen, told) if chosen.inline else Pool(chosen, told)
         return _current
 
@@ -131,3 +131,26 @@ def _names(value: Any) -> tuple[str, ...]:
     if isinstance(value, (str, int)):
         return tuple(part.strip() for part in str(value).split(","))
     return tuple(map(str, value))
+
+
+def gpus() -> GpuTable:
+    """The GPUs and MIG instances of this machine, as a table: memory, load, who holds them.
+
+    "available" tells whether a pool of this notebook can use it, "selected" which rank of it does.
+    """
+    found = discover()
+    pool = find()
+    ranks = pool.ranks if pool is not None else ()
+    selected = {rank.gpu.uuid: f"rank {rank.rank}" for rank in ranks if rank.gpu}
+    return GpuTable(found.gpus, selected, found.why_none, _instead(pool))
+
+
+def _instead(pool: Pool | None) -> str:
+    """The sentence on what a pool without GPUs computes on: that of this notebook, or a new one."""
+    if pool is None:
+        return "A pool has 2 CPU ranks then, or as many as you like: `%gpupool start -n 4`."
+    num_threads = sorted({rank.num_threads for rank in pool.ranks})
+    shown = " or ".join(map(str, num_threads))
+    threads = "thread" if shown == "1" else "threads"
+    ranks = "1 CPU rank" if pool.world_size == 1 else f"{pool.world_size} CPU ranks"
+    return f"The pool has {ranks} of {shown} {threads} each."

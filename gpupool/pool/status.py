@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpupool.core.topology import Rank
+from gpupool.core.machine.topology import Rank
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpupool.core.errors import SpmdError, StillRunningError
-from gpupool.core.parcels import MemoryFile
-from gpupool.pool.composite import Composite
-from gpupool.pool.presses import ignore_for_a_moment
+from gpupool.core.wire.pickles import MemoryFile
+from gpupool.core.wire.requests import Stop
+from gpupool.pool.calls.presses import ignore_for_a_moment
 from gpupool.pool.result import OutputRecorder, RankOutput, SpmdResult
-from gpupool.spmd.capture import CellNames, names_in_cell
+from gpupool.pool.variables.composite import Composite
+from gpupool.spmd.capture.capture import CellNames, names_in_cell
 from gpupool.spmd.loops import Loops
 
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
 
 VIEWS = ("auto", "ranks", "raw", "quiet")
-STOP_REQUEST = "gpupool_stop_request"  # answered by gpupool/engine/control.py
 STOPPING = "The loop ends after its next report. Press stop again to interrupt it at once."
 STOPPING_BY_BUTTON = (
     "The loop ends after its next report. The stop button of the notebook interrupts it at once."
@@ -198,7 +198,7 @@ class SpmdRun:
         """Have the loops that heed it end after their next report; tells whether there are any."""
         if not self._loops.take_press():
             return False
-        self._pool.ask(STOP_REQUEST, self._ranks)
+        self._pool.ask(Stop(), self._ranks)
         self._view.notice(notice)
         return True
 
@@ -261,3 +261,28 @@ class SpmdRun:
             names = ", ".join(dict.fromkeys(self.waits_for))
             return f"SpmdRun(waits for {names})" if names else "SpmdRun(running)"
         return f"SpmdRun(failed: {self.error})" if self.error else "SpmdRun(done)"
+
+
+def in_its_place(body: str, shell: Any) -> str:
+    """The body of a cell magic with an empty line for each line above it in the notebook's cell.
+
+    So lines have the numbers that the notebook shows beside them.
+    """
+    cell = _running_cell(shell).rstrip("\n")
+    tail = body.rstrip("\n")
+    if not tail or not cell.endswith(tail):  # run by a program, which keeps no history
+        return "\n" + body
+    return "\n" * cell[: len(cell) - len(tail)].count("\n") + body
+
+
+def on_its_line(expression: str, shell: Any) -> str:
+    """The expression of `%spmd`, likewise."""
+    for number, line in enumerate(_running_cell(shell).splitlines()):
+        if "%spmd" in line and line.rstrip().endswith(expression.strip()):
+            return "\n" * number + expression
+    return expression
+
+
+def _running_cell(shell: Any) -> str:
+    history = getattr(shell.history_manager, "input_hist_raw", None) or [""]
+    return str(history[-1])

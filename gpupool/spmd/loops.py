@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gpupool.core.events import from_dict
-from gpupool.core.monitor_event import MonitorEvent
+from gpupool.core.wire.events import from_dict
+from gpupool.core.wire.monitor_event import MonitorEvent
 
 
 class Loops:

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpupool.core.errors import TrainingError
-from gpupool.core.figures import percent
+from gpupool.core.formatting import percent
 from gpupool.pool.pool import Pool
-from gpupool.training.asking import ask
+from gpupool.training.call import ask
 
 if TYPE_CHECKING:
     from torch import nn

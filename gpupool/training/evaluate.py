@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpupool.core.measures import check_loss, check_metrics
+from gpupool.core.options.named_measures import check_loss, check_metrics
 from gpupool.pool.pool import Pool
-from gpupool.training.asking import ask
+from gpupool.training.call import ask
 
 if TYPE_CHECKING:
     from torch import nn

@@ -6,21 +6,22 @@ import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpupool.core.datasets import num_samples, require_dataset
 from gpupool.core.errors import OptionsError, TrainingError
-from gpupool.core.execution import Execution, choose_execution
-from gpupool.core.measures import check_loss, check_metrics
-from gpupool.core.model_facts import ModelFacts
+from gpupool.core.options.datasets import num_samples, require_dataset
+from gpupool.core.options.model_facts import ModelFacts
+from gpupool.core.options.named_measures import check_loss, check_metrics
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.options.training_ranks import Execution, choose_execution
 from gpupool.core.progress import progress
-from gpupool.core.state_dicts import check_extra_state
-from gpupool.core.training_options import TrainingOptions
-from gpupool.pool.environment import notebook_place
+from gpupool.core.wire.state_dicts import check_extra_state
+from gpupool.pool.environment.environment import notebook_place
 from gpupool.pool.pool import Pool
 from gpupool.training.head import require_module
-from gpupool.training.locations import with_absolute_paths
 
 if TYPE_CHECKING:
     from torch import nn
+import os
+from dataclasses import replace
 
 
 def checked(
@@ -66,7 +67,7 @@ def write_job(pool: Pool, job: dict[str, Any]) -> Path:
     Raises:
         TrainingError: a part of it cannot be pickled; the message names it.
     """
-    from gpupool.core.reductions import dumps
+    from gpupool.core.wire.reductions import dumps
 
     with progress("Sending the network and the data set"):
         try:
@@ -80,10 +81,29 @@ def write_job(pool: Pool, job: dict[str, Any]) -> Path:
 
 
 def _can_pickle(part: object) -> bool:
-    from gpupool.core.reductions import dumps
+    from gpupool.core.wire.reductions import dumps
 
     try:
         dumps(part)
     except Exception:  # as above; the caller tells of it
         return False
     return True
+
+
+def with_absolute_paths(options: TrainingOptions) -> TrainingOptions:
+    """The options with relative paths made absolute; URLs stay."""
+    resume, profile = options.resume, options.profile
+    names_one = isinstance(resume, str) and resume != "auto"
+    return replace(
+        options,
+        checkpoint=options.checkpoint and _absolute(options.checkpoint),
+        tensorboard=options.tensorboard and _absolute(options.tensorboard),
+        resume=_absolute(str(resume)) if names_one else resume,
+        profile=profile and replace(profile, url=_absolute(profile.url)),
+    )
+
+
+def _absolute(url: str) -> str:
+    if "://" in url or "::" in url:
+        return url
+    return os.path.abspath(os.path.expanduser(url))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpupool.core.events import CheckpointEvent, ResumeEvent, StartEvent, ValidationEvent
-from gpupool.core.figures import NONE, number, percent
+from gpupool.core.formatting import NONE, number, percent
+from gpupool.core.wire.events import CheckpointEvent, ResumeEvent, StartEvent, ValidationEvent
 from gpupool.training.history import TrainingHistory
 
 

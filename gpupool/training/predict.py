@@ -7,11 +7,11 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpupool.core.datasets import is_stream
+from gpupool.core.options.datasets import is_stream
 from gpupool.core.progress import progress
 from gpupool.pool.pool import Pool
 from gpupool.pool.session import current_pool
-from gpupool.training.asking import ask
+from gpupool.training.call import ask
 
 if TYPE_CHECKING:
     from torch import nn

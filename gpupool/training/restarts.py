@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from gpupool.core.errors import SpmdError
-from gpupool.core.events import CheckpointEvent, ResumeEvent
+from gpupool.core.wire.events import CheckpointEvent, ResumeEvent
 
 _DIED = "EngineDiedError"
 

@@ -2,18 +2,52 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpupool.core.events import ValidationEvent
-from gpupool.core.training_options import TrainingOptions
-from gpupool.pool.output import RankOutput
+from gpupool.core.formatting import NONE, duration, number, percent
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.wire.events import StartEvent, ValidationEvent
+from gpupool.pool.calls.output import RankOutput
 from gpupool.training.history import TrainingHistory
-from gpupool.training.summary import Summary, summarize
+from gpupool.training.phrases import after, backend, ending, figure, global_batch, hardware
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+Rows = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What came of a training, ready to be shown.
+
+    `facts` are pairs (label, value). `values` is a table with the header `columns`: the name of the
+    row, then loss, accuracy and metrics of the last training step, the last and the best
+    validation. `warnings` are sentences.
+    """
+
+    headline: str
+    facts: Rows
+    columns: tuple[str, ...]
+    values: tuple[tuple[str, ...], ...]
+    warnings: tuple[str, ...]
+
+    def __str__(self) -> str:
+        lines = [f"TrainingResult: {self.headline}"]
+        lines += [f"  {label.lower():<12}{value}" for label, value in self.facts]
+        if self.values:
+            rows = [("", *(name.lower() for name in self.columns[1:])), *self.values]
+            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            for first, *rest in rows:
+                cells = [cell.ljust(width) for cell, width in zip(rest, widths[1:], strict=True)]
+                name = first.lower().ljust(max(12, widths[0] + 2))
+                lines.append(f"  {name}{'  '.join(cells)}".rstrip())
+        lines += [f"  warning: {sentence}" for sentence in self.warnings]
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -102,7 +136,105 @@ class TrainingResult:
 
     def summary(self) -> Summary:
         """What was trained, on what, how long, and what came of it; `print` makes text of it."""
-        return summarize(self)
+        return _summarize(self)
 
     def __repr__(self) -> str:
         return str(self.summary())
+
+
+def _summarize(result: TrainingResult) -> Summary:
+    """The outcome of a training."""
+    history = result.history
+    columns, values = _values(result)
+    start = history.start
+    return Summary(
+        headline=_headline(result),
+        facts=tuple(_facts(result, start)) if start else (("Model", _model(result.model)),),
+        columns=columns,
+        values=values,
+        warnings=tuple(result.warnings),
+    )
+
+
+def _headline(result: TrainingResult) -> str:
+    history = result.history
+    why = {"user": "by you", "callback": "by a callback"}.get(result.stopped_by, ending(history))
+    return f"{history.status}, {why}, in {duration(history.elapsed_s)}"
+
+
+def _facts(result: TrainingResult, start: StartEvent) -> list[tuple[str, str]]:
+    history = result.history
+    num_steps = len(history.steps)
+    rows = [
+        ("Model", _model(result.model)),
+        ("Weights", _weights(result)),
+        ("Data", _data(start)),
+        ("Steps", f"{number(num_steps)}, batch {global_batch(start.batch_size, start.world_size)}"),
+        ("Hardware", ", ".join(filter(None, [hardware(start), backend(start)]))),
+        ("Time", _time(result, start)),
+    ]
+    if result.skipped:
+        rows.append(("Skipped", f"{number(history.reads.num_skipped)} {start.unit}"))
+    if history.resumed is not None:
+        rows.append(("Resumed", after(history.resumed)))
+    if result.checkpoint:
+        rows.append(("Checkpoint", result.checkpoint))
+    return rows
+
+
+def _model(model: Any) -> str:
+    """Its class, and how much there is to train."""
+    sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+    total, trained = sum(n for n, _ in sizes), sum(n for n, trains in sizes if trains)
+    frozen = "" if total == trained else f", {number(trained)} of them trained"
+    return f"{type(model).__name__}, {number(total)} parameters{frozen}"
+
+
+def _weights(result: TrainingResult) -> str:
+    best = result.best
+    is_best = best is not None and best.step == result.kept_step
+    kind = "the best ones" if is_best and result.options.keep != "last" else "the last ones"
+    if result.stopped_by == "diverged" and kind == "the last ones":
+        kind = "the last good ones"
+    return f"{kind}, after step {number(result.kept_step)}"
+
+
+def _data(start: StartEvent) -> str:
+    if not start.num_samples:
+        return f"a stream of {start.unit}"
+    epochs = "1 epoch" if start.num_epochs == 1 else f"{start.num_epochs} epochs"
+    return f"{number(start.num_samples)} {start.unit}, {epochs} planned"
+
+
+def _time(result: TrainingResult, start: StartEvent) -> str:
+    told = f"{duration(result.history.elapsed_s)}, {number(result.throughput)} {start.unit}/s"
+    if not start.started_at:
+        return told
+    began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start.started_at))
+    return f"{told}, started {began}"
+
+
+def _values(result: TrainingResult) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """The header and the rows of the table; without any step there is none."""
+    history, best = result.history, result.best
+    if not history.steps:
+        return (), ()
+    last = history.steps[-1]
+    validations = history.validations[-1:]
+    metrics = [*validations[0].metrics] if validations else []
+    has_accuracy = last.accuracy is not None
+    columns = ["", "Loss", *(["Accuracy"] if has_accuracy else []), *metrics]
+    accuracy = [percent(last.accuracy)] if has_accuracy else []
+    rows = [("Training", figure(last.loss), *accuracy, *[NONE] * len(metrics))]
+    shown = [("Validation", one) for one in validations]
+    if best is not None:
+        shown.append((f"Best ({after(best)})", best))
+    rows += [_row(name, event, metrics, has_accuracy) for name, event in shown]
+    return tuple(columns), tuple(rows)
+
+
+def _row(
+    name: str, event: ValidationEvent, metrics: list[str], has_accuracy: bool
+) -> tuple[str, ...]:
+    accuracy = [percent(event.accuracy)] if has_accuracy else []
+    return name, figure(event.loss), *accuracy, *(figure(event.metrics.get(m)) for m in metrics)

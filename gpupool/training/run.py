@@ -20,7 +20,9 @@ from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import PoolError, SpmdError
-from gpupool.core.events import (
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.options.training_ranks import device_names
+from gpupool.core.wire.events import (
     EndEvent,
     ProgressEvent,
     ResumeEvent,
@@ -29,13 +31,13 @@ from gpupool.core.events import (
     WarningEvent,
     from_dict,
 )
-from gpupool.core.execution import device_names
-from gpupool.core.state_dicts import load, unpacked
-from gpupool.core.training_options import TrainingOptions
-from gpupool.pool.execution import Execution, OnOutput
-from gpupool.pool.output import RankOutput
+from gpupool.core.wire.requests import Stop
+from gpupool.core.wire.state_dicts import load, unpacked
+from gpupool.pool.calls.execution import Execution
+from gpupool.pool.calls.output import RankOutput
+from gpupool.pool.calls.presses import heard_by, ignore_for_a_moment
 from gpupool.pool.pool import Pool
-from gpupool.pool.presses import heard_by, ignore_for_a_moment
+from gpupool.pool.processes.iopub import OnOutput
 from gpupool.pool.result import OutputRecorder
 from gpupool.training.history import TrainingHistory
 from gpupool.training.job import checked, write_job
@@ -45,7 +47,6 @@ from gpupool.training.result import TrainingResult
 if TYPE_CHECKING:
     from torch import nn
 
-_STOP_REQUEST = "gpupool_stop_request"  # answered by gpupool/engine/control.py
 _LOOK_EVERY_S = 0.25
 _STORE_S = 1.0  # a store that has not answered for so long hangs, or fails
 _BATCH_S = 10.0  # a data set of the user's that nobody else knows anything of
@@ -227,7 +228,7 @@ class TrainingRun:
     ) -> dict[int, dict[str, Any]]:
         """Ask; gives what those that answer within `wait_s` tell of the data they wait for."""
         name = str(self._job_path)
-        asked = self._pool.ask(_STOP_REQUEST, self._ranks, name=name, at_once=at_once)
+        asked = self._pool.ask(Stop(name, at_once), self._ranks)
         done, _ = wait(asked.values(), timeout=wait_s)
         answers = {rank: future.result() for rank, future in asked.items() if future in done}
         return {rank: answer for rank, answer in answers.items() if answer["status"] == "ok"}

@@ -22,7 +22,7 @@ from typing import Any, Literal, Self
 import nbformat
 
 from demo.s3 import TIED_TO_PARENT
-from gpupool.pool.ports import Ports, any_port
+from gpupool.pool.processes.ports import Ports, any_port
 
 App = Literal["lab", "notebook"]
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -23,13 +23,13 @@ pytestmark = pytest.mark.browser
 
 SETUP = """
 import time
-from gpupool.notebook.views import show_training
+from gpupool.notebook.monitor.views import show_training
 from tests.notebook.feed import Run
 """
 LATER = "status => /epoch [4-9]/.test(status.textContent)"
 MANY_POINTS = "canvas => Number(canvas.dataset.points) > 50"
 STANDS_STILL = """
-from gpupool.notebook.monitor import TrainingMonitor
+from gpupool.notebook.monitor.widget import TrainingMonitor
 from gpupool.training.history import TrainingHistory
 from tests.notebook.feed import full_events
 history, monitor = TrainingHistory(), TrainingMonitor()

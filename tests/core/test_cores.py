@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.core.cores import cpu_quota, num_usable_cores
+from gpupool.core.machine.cores import cpu_quota, num_usable_cores
 
 V2 = "30 1 0:26 {root} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw\n"
 V1 = "32 31 0:29 {root} /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n"
@@ -79,7 +79,7 @@ def test_the_quota_of_a_real_cgroup() -> None:
     code = (
         "import pathlib, sys\n"
         "pathlib.Path(sys.argv[1]).write_text('0')\n"  # 0 is who writes
-        "from gpupool.core.cores import cpu_quota, num_usable_cores\n"
+        "from gpupool.core.machine.cores import cpu_quota, num_usable_cores\n"
         "print(cpu_quota(), num_usable_cores())"
     )
     try:
@@ -101,7 +101,7 @@ def test_the_affinity_mask_counts() -> None:
     code = (
         "import os\n"
         "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-        "from gpupool.core.cores import num_usable_cores\n"
+        "from gpupool.core.machine.cores import num_usable_cores\n"
         "print(num_usable_cores())"
     )
     done = subprocess.run(

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.core import environ
 from gpupool.core.errors import OptionsError
+from gpupool.core.wire import environ
 
 ENVIRON = {
     "AWS_REGION": "eu",

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gpupool.core.events import (
+from gpupool.core.wire.events import (
     CheckpointEvent,
     DataEvent,
     EndEvent,

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.execution import choose_execution
-from gpupool.core.topology import Gpu, Rank, place, training_ranks
-from gpupool.core.training_checks import WORDS
+from gpupool.core.machine.topology import Gpu, Rank, place, training_ranks
+from gpupool.core.options.checks import WORDS
+from gpupool.core.options.training_ranks import choose_execution
 
 NO_GPU = "has no GPU of its own"
 

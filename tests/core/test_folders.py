@@ -12,11 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.core.folders import make_private, open_to_others, private_temporary, temporary_places
+from gpupool.core.machine.private_folders import (
+    make_private,
+    open_to_others,
+    private_temporary,
+    temporary_places,
+)
 
 LOOK = """
 import pathlib, sys
-from gpupool.core.folders import open_to_others
+from gpupool.core.machine.private_folders import open_to_others
 print(open_to_others(pathlib.Path(sys.argv[1])))
 """
 STRANGER = 54321

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 import gpupool
-from gpupool.core.gpu_table import GpuTable
-from gpupool.core.topology import Gpu, GpuProcess
+from gpupool.core.machine.gpus import GpuTable
+from gpupool.core.machine.topology import Gpu, GpuProcess
 
 BUSY = Gpu(
     index=0,

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.core.locks import DeviceLocks, lock_folder, locked_text
+from gpupool.core.machine.locks import DeviceLocks, lock_folder, locked_text
 from tests.fuzz.limits import only_our_errors
 
 HOLD = """
 import sys
 from pathlib import Path
-from gpupool.core.locks import DeviceLocks
+from gpupool.core.machine.locks import DeviceLocks
 locks = DeviceLocks(Path(sys.argv[1]))
 taken, others = locks.take(sys.argv[2:], len(sys.argv) - 2)
 print(taken, flush=True)
@@ -243,7 +243,7 @@ def test_a_folder_that_cannot_be_written_to_is_not_for_locks() -> None:
     """As in a container with a read-only file system."""
     script = (
         "mount -t tmpfs -o ro,mode=1777 tmpfs /run/lock && exec "
-        f"{sys.executable} -c 'from gpupool.core.locks import lock_folder; print(lock_folder())'"
+        f"{sys.executable} -c 'from gpupool.core.machine import locks; print(locks.lock_folder())'"
     )
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.core.masking import (
+from gpupool.core.wire.masking import (
     MASK,
     Redactor,
     Secrets,

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options import (
+from gpupool.core.options.pool_options import (
     PoolOptions,
     make_options,
     parse_duration_s,
     parse_ranks,
 )
-from gpupool.core.training_options import TrainingOptions
+from gpupool.core.options.training_options import TrainingOptions
 
 
 def test_the_defaults_of_a_pool() -> None:

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from gpupool.core.parcels import (
+from gpupool.core.wire.pickles import (
     MemoryFile,
     Packer,
     Source,

@@ -13,8 +13,9 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from gpupool import TrainingOptions
 from gpupool.core.errors import OptionsError, TrainingError
-from gpupool.core.plan import MAX_POINTS, TrainingPlan
-from gpupool.core.topology import Gpu, place, training_ranks
+from gpupool.core.machine.topology import Gpu, place, training_ranks
+from gpupool.core.options.plan import TrainingPlan
+from gpupool.core.options.planning import MAX_POINTS
 from gpupool.pool import session
 
 

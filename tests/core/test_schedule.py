@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler as torch_lr
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.schedule import lr_factor, total_steps, turns, warmup_steps
-from gpupool.core.training_options import TrainingOptions
+from gpupool.core.options.schedule import lr_factor, total_steps, turns, warmup_steps
+from gpupool.core.options.training_options import TrainingOptions
 
 LR = 0.5
 SPE = 7  # steps per epoch

@@ -10,21 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.core import nvml
 from gpupool.core.errors import PlacementError
-from gpupool.core.topology import (
+from gpupool.core.machine import nvml
+from gpupool.core.machine.gpus import discover, visible_gpus
+from gpupool.core.machine.topology import (
     HIDDEN,
     NO_DRIVER,
     Discovery,
     Gpu,
     choose,
-    discover,
     place,
     restrict,
     split_mig,
     survey,
     training_ranks,
-    visible_gpus,
 )
 
 GPUS = [Gpu(i, f"GPU-{i}abc{i}def", "NVIDIA H200") for i in range(4)]

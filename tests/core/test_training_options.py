@@ -14,12 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.core import matlab_names
 from gpupool.core.errors import OptionsError
-from gpupool.core.model_facts import ModelFacts
-from gpupool.core.options_json import describe
-from gpupool.core.training_checks import WORDS
-from gpupool.core.training_options import Profile, TrainingOptions
+from gpupool.core.options import matlab_names
+from gpupool.core.options.checks import WORDS
+from gpupool.core.options.fields import Profile
+from gpupool.core.options.model_facts import ModelFacts
+from gpupool.core.options.serialise import describe
+from gpupool.core.options.training_options import TrainingOptions
 
 FIELDS = [field.name for field in dataclasses.fields(TrainingOptions)]
 

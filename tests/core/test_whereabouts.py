@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from gpupool.core.whereabouts import Collective, Whereabouts
+from gpupool.core.wire.whereabouts import Collective, Whereabouts
 
 LINE = "Cell In[3], line 2"
 SUM = Collective("all_reduce", 5, (0, 1, 2), 31.2, "float32[4]", "0")

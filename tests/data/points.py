@@ -12,9 +12,9 @@ import numpy as np
 import torch
 
 from gpupool.core.errors import DataError, SampleError
-from gpupool.data.collate import Batch
-from gpupool.data.draws import keyed_draws
-from gpupool.data.samples import Draw
+from gpupool.data.reading.augmentation import keyed_draws
+from gpupool.data.reading.collate import Batch
+from gpupool.data.reading.samples import Draw
 
 TIMEOUT_S = 40.0
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from demo.slow_s3 import SlowS3
 from gpupool.core import progress
 from gpupool.core.progress import Course
-from gpupool.data.source import FileRef, Folder
+from gpupool.data.stores.folder import Folder
+from gpupool.data.stores.interface import FileRef
 
 
 def read_many(folder: Folder, paths: Sequence[str]) -> list[bytes]:

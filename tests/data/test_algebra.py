@@ -19,9 +19,9 @@ from torchvision.transforms import v2
 
 from demo.s3 import SeaweedServer
 from gpupool.core.errors import CredentialsError, DataError, OptionsError
-from gpupool.data.datastore import ImageDatastore
-from gpupool.data.normalization import Normalization
-from gpupool.data.samples import Draw, Samples
+from gpupool.data.datastores.images import ImageDatastore
+from gpupool.data.reading.normalization import Normalization
+from gpupool.data.reading.samples import Draw, Samples
 from tests.data.pictures import image_file
 
 

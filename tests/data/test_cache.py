@@ -25,10 +25,11 @@ from gpupool import ImageDatastore, TarDatastore
 from gpupool.core import progress
 from gpupool.core.errors import DataError, OptionsError, SampleError
 from gpupool.core.progress import Course
-from gpupool.data.cache import Cached, DiskCache
-from gpupool.data.records import key_of
-from gpupool.data.retry import counts
-from gpupool.data.source import FileRef, Folder
+from gpupool.data.cache.cache import Cached, DiskCache
+from gpupool.data.cache.records import key_of
+from gpupool.data.stores.folder import Folder
+from gpupool.data.stores.interface import FileRef
+from gpupool.data.stores.retry import counts
 from tests.data.reading import answer_when_drawn
 from tests.data.test_tar import shard
 
@@ -39,7 +40,7 @@ OBJECTS = {f"in/{n:02}.bin": n.to_bytes(2, "little") * (1000 + 100 * n) for n in
 READ_ALL = """
 import json, pickle, sys
 from concurrent.futures import ThreadPoolExecutor
-from gpupool.data.retry import counts
+from gpupool.data.stores.retry import counts
 source, files = pickle.loads(bytes.fromhex(sys.argv[1]))
 print("ready", flush=True)
 sys.stdin.readline()
@@ -277,8 +278,8 @@ def test_a_damaged_record_is_replaced(tmp_path: Path) -> None:
 READ_RECORDS = """
 import os, sys
 from pathlib import Path
-from gpupool.data.cache import DiskCache
-from gpupool.data.records import key_of
+from gpupool.data.cache.cache import DiskCache
+from gpupool.data.cache.records import key_of
 cache = DiskCache(Path(sys.argv[1]))
 for number in [*range(100), *range(100)]:
     if number == 35:
@@ -352,9 +353,9 @@ def test_it_is_private_and_holds_no_names(
 # A process with the cache open forks; parent and child write at the same time.
 FORK = """
 import os, sys
-from gpupool.data.cache import Cached
-from gpupool.data.records import key_of
-from gpupool.data.source import Folder
+from gpupool.data.cache.cache import Cached
+from gpupool.data.cache.records import key_of
+from gpupool.data.stores.folder import Folder
 source = Cached(Folder("s3://none"), 1, sys.argv[1])
 def read(*parts):
     return source._store().read(key_of(*parts), lambda: repr(parts).encode(), 2**30)

@@ -24,7 +24,7 @@ def read_all(ds: ImageDatastore, killed_rank: int | None) -> tuple[int, int, int
 
     import torch.distributed as dist
 
-    from gpupool.data.retry import counts
+    from gpupool.data.stores.retry import counts
 
     for thread in threading.enumerate():
         if thread.name.startswith("reads"):  # of a call that was interrupted

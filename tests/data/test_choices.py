@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.core.errors import OptionsError
-from gpupool.data import choices
+from gpupool.data.datastores import splits
 
 LABELS = st.lists(st.integers(0, 3), min_size=1, max_size=60).map(np.array)
 FRACTIONS = st.lists(st.floats(0.05, 0.9), min_size=1, max_size=3).filter(lambda f: sum(f) <= 1)
@@ -20,7 +20,7 @@ def test_a_split_gives_each_index_once_and_cuts_each_class_alike(
     labels: np.ndarray, sizes: list[float], seed: int | None
 ) -> None:
     try:
-        parts = choices.split(labels, "abcd", sizes, seed)
+        parts = splits.split(labels, "abcd", sizes, seed)
     except OptionsError:  # of few samples: a part that is less than half a sample of each class
         fullest = max(np.bincount(labels))
         assert min([*sizes, 1 - sum(sizes)]) * fullest <= 1
@@ -31,7 +31,7 @@ def test_a_split_gives_each_index_once_and_cuts_each_class_alike(
         taken = np.cumsum([int((labels[part] == own).sum()) for part in parts])
         for cut, size in zip(taken.tolist(), np.cumsum(sizes).tolist(), strict=False):
             assert abs(cut - size * total) <= 0.5 + 1e-6
-    again = choices.split(labels, "abcd", sizes, seed)
+    again = splits.split(labels, "abcd", sizes, seed)
     assert all(map(np.array_equal, parts, again))
 
 
@@ -39,7 +39,7 @@ def test_a_split_gives_each_index_once_and_cuts_each_class_alike(
 def test_a_split_by_counts_is_exact(labels: np.ndarray, sizes: list[int], seed: int | None) -> None:
     counts = np.bincount(labels, minlength=4)
     try:
-        parts = choices.split(labels, "abcd", sizes, seed)
+        parts = splits.split(labels, "abcd", sizes, seed)
     except OptionsError:
         assert counts.min() < sum(sizes) or (counts == sum(sizes)).all()
         return
@@ -50,7 +50,7 @@ def test_a_split_by_counts_is_exact(labels: np.ndarray, sizes: list[int], seed: 
 
 @given(st.integers(0, 100), st.integers(1, 12))
 def test_parts_are_all_together_and_of_one_size(total: int, num_parts: int) -> None:
-    parts = [choices.partition(total, num_parts, index) for index in range(num_parts)]
+    parts = [splits.partition(total, num_parts, index) for index in range(num_parts)]
     assert sorted(np.concatenate(parts).tolist()) == list(range(total))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -62,26 +62,26 @@ def test_balanced_classes_are_equal_and_use_each_sample_as_evenly_as_can_be(
     _, dense = np.unique(labels, return_inverse=True)
     counts = np.bincount(dense)
     names = [str(index) for index in range(len(counts))]
-    chosen = choices.balance(dense, names, target, seed)  # type: ignore[arg-type]
+    chosen = splits.balance(dense, names, target, seed)  # type: ignore[arg-type]
     number = {"over": counts.max(), "under": counts.min()}.get(target, target)  # type: ignore[call-overload]
     assert np.bincount(dense[chosen]).tolist() == [number] * len(counts)
     times = np.bincount(chosen, minlength=len(dense))
     for own in range(len(counts)):
         of_class = times[dense == own]
         assert of_class.max() - of_class.min() <= 1
-    assert np.array_equal(chosen, choices.balance(dense, names, target, seed))  # type: ignore[arg-type]
+    assert np.array_equal(chosen, splits.balance(dense, names, target, seed))  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_balanced() -> None:
     labels = np.array([0, 0, 2])
     with pytest.raises(OptionsError, match=r"classes without images cannot be balanced: b$"):
-        choices.balance(labels, "abc", "over", 0)
+        splits.balance(labels, "abc", "over", 0)
     for nonsense in ("best", 0, -1, True, 2.5):
         with pytest.raises(OptionsError, match='give "over", "under" or a number'):
-            choices.balance(np.array([0, 1]), "ab", nonsense, 0)  # type: ignore[arg-type]
+            splits.balance(np.array([0, 1]), "ab", nonsense, 0)  # type: ignore[arg-type]
 
 
 def test_another_seed_draws_others() -> None:
     labels = np.repeat([0, 1], [100, 10])
-    drawn = {tuple(choices.balance(labels, "ab", "under", seed).tolist()) for seed in range(3)}
+    drawn = {tuple(splits.balance(labels, "ab", "under", seed).tolist()) for seed in range(3)}
     assert len(drawn) == 3

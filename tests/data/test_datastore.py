@@ -21,8 +21,8 @@ from torchvision.transforms import v2
 from demo.photos import FASHION
 from demo.s3 import SeaweedServer
 from gpupool.core.errors import CredentialsError, DataError, DataNotFoundError, OptionsError
-from gpupool.data.datastore import ImageDatastore
-from gpupool.data.decode import decode
+from gpupool.data.datastores.images import ImageDatastore
+from gpupool.data.reading.decode import decode
 from tests.data.pictures import image_file
 
 
@@ -307,5 +307,5 @@ def test_it_works_in_memory() -> None:
 
 
 def test_importing_it_loads_no_torch() -> None:
-    program = "import sys, gpupool.data.datastore; sys.exit('torch' in sys.modules)"
+    program = "import sys, gpupool.data.datastores.images; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -15,10 +15,10 @@ from PIL import Image, ImageOps
 from torchvision.io import ImageReadMode, decode_image
 
 from gpupool.core.errors import SampleError
-from gpupool.data import decode as decoding
-from gpupool.data.decode import decode
-from gpupool.data.headers import read_header
-from gpupool.data.masks import MaskClasses, decode_mask
+from gpupool.data.reading import decode as decoding
+from gpupool.data.reading.decode import decode
+from gpupool.data.reading.image_headers import read_header
+from gpupool.data.segmentation.masks import MaskClasses, decode_mask
 from tests.fuzz.limits import only_our_errors
 
 WIDTH, HEIGHT = 48, 32

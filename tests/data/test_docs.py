@@ -16,8 +16,8 @@ from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from gpupool import ImageDatastore, SegmentationDatastore
-from gpupool.data.patches import RandomPatches
-from gpupool.data.samples import Draw
+from gpupool.data.reading.samples import Draw
+from gpupool.data.segmentation.patches import RandomPatches
 from tests.data.pictures import image_file
 
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"

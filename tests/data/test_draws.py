@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torchvision.transforms import v2
 
-from gpupool.data.draws import keyed_draws
-from gpupool.data.samples import Draw
+from gpupool.data.reading.augmentation import keyed_draws
+from gpupool.data.reading.samples import Draw
 
 IMAGE = torch.randint(0, 256, (3, 40, 48), dtype=torch.uint8, generator=torch.Generator())
 TRANSFORMS: dict[str, Any] = {

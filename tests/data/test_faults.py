@@ -23,11 +23,12 @@ from demo.slow_s3 import SlowS3
 from gpupool.core import progress
 from gpupool.core.errors import CredentialsError, DataError, SampleError
 from gpupool.core.progress import Course
-from gpupool.data.faults import without_secrets
-from gpupool.data.retry import Budget, Counts, Tries, counts, persist
-from gpupool.data.source import FileRef, Folder
-from gpupool.data.target import Target
-from gpupool.data.trouble import passes
+from gpupool.data.stores.error_kinds import passes
+from gpupool.data.stores.folder import Folder
+from gpupool.data.stores.interface import FileRef
+from gpupool.data.stores.retry import Budget, Counts, Tries, counts, persist
+from gpupool.data.stores.store_errors import without_secrets
+from gpupool.data.stores.writable import Target
 from tests.data.points import until
 from tests.data.reading import read_many
 
@@ -140,7 +141,7 @@ def somebody_reads() -> bool:
 
 LIST = """
 import sys
-from gpupool.data.source import Folder
+from gpupool.data.stores.folder import Folder
 folder = Folder("s3://faults/in", {"config_kwargs": {"read_timeout": 60}})
 try:
     folder.list_files()

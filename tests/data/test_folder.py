@@ -18,9 +18,10 @@ from s3fs.errors import translate_boto_error
 
 from demo.s3 import SeaweedServer
 from gpupool.core.errors import CredentialsError, DataError, DataNotFoundError, SampleError
-from gpupool.data.faults import store_error
-from gpupool.data.filesystems import refresh_filesystems
-from gpupool.data.source import FileInfo, FileRef, Folder
+from gpupool.data.stores.folder import Folder
+from gpupool.data.stores.fsspec_store import refresh_filesystems
+from gpupool.data.stores.interface import FileInfo, FileRef
+from gpupool.data.stores.store_errors import store_error
 from tests.data.reading import read_many
 
 OBJECTS = {"in/a/1.txt": b"one", "in/a/[1].txt": b"brackets", "in/b/2.txt": b"two", "in/void/": b""}
@@ -231,7 +232,7 @@ def test_slashes_at_the_end_of_a_url(url: str, kept: str, name: str) -> None:
 )
 def test_refusals_that_this_server_does_not_give(code: str, message: str) -> None:
     error = ClientError({"Error": {"Code": code, "Message": "no"}}, "GetObject")
-    found = store_error(translate_boto_error(error), Folder("s3://b/in"), "x.jpg")
+    found = store_error(translate_boto_error(error), "s3://b/in", {}, "x.jpg")
     assert isinstance(found, CredentialsError)
     assert re.match(message, str(found))
 
@@ -294,7 +295,7 @@ def test_a_file_system_that_never_connected_is_in_nobodys_way(in_s3: Folder) -> 
 IN_BETWEEN = """
 import os
 import fsspec
-from gpupool.data.source import Folder
+from gpupool.data.stores.folder import Folder
 os.environ["AWS_ENDPOINT_URL"], endpoint = "http://127.0.0.1:9", os.environ["AWS_ENDPOINT_URL"]
 fsspec.filesystem("s3").connect()
 os.environ["AWS_ENDPOINT_URL"] = endpoint

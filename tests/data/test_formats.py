@@ -16,10 +16,10 @@ import pytest
 from PIL import Image
 
 from gpupool.core.errors import SampleError
-from gpupool.data.datastore import ImageDatastore
-from gpupool.data.decode import decode
-from gpupool.data.headers import FORMATS
-from gpupool.data.masks import MaskClasses, decode_mask
+from gpupool.data.datastores.images import ImageDatastore
+from gpupool.data.reading.decode import decode
+from gpupool.data.reading.image_headers import FORMATS
+from gpupool.data.segmentation.masks import MaskClasses, decode_mask
 from tests.fuzz.limits import only_our_errors
 
 Image.init()

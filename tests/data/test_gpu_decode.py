@@ -18,15 +18,21 @@ from torchvision.io import ImageReadMode, decode_jpeg
 from torchvision.transforms import v2
 
 from gpupool.core.errors import DataError, OptionsError, SampleError
-from gpupool.data import gpu_decode
-from gpupool.data.collate import Batch
-from gpupool.data.datastore import ImageDatastore
-from gpupool.data.gpu_decode import NUM_TRIED, allowed_place, decode_many, faster, read_on_gpu
-from gpupool.data.loader import load_batches
-from gpupool.data.nested import opened
-from gpupool.data.pipeline import Reading
-from gpupool.data.samples import Draw, Skipped
-from gpupool.data.segmentation import SegmentationDatastore
+from gpupool.data.datastores.images import ImageDatastore
+from gpupool.data.reading import gpu_decode
+from gpupool.data.reading.collate import Batch
+from gpupool.data.reading.gpu_decode import (
+    NUM_TRIED,
+    allowed_place,
+    decode_many,
+    faster,
+    read_on_gpu,
+)
+from gpupool.data.reading.loader import load_batches
+from gpupool.data.reading.pipeline import Reading
+from gpupool.data.reading.samples import Draw, Skipped
+from gpupool.data.reading.subsets import opened
+from gpupool.data.segmentation.datastore import SegmentationDatastore
 from tests.data.points import first, full, join_loaders
 
 CPU = torch.device("cpu")

@@ -21,10 +21,11 @@ from demo.proxy import Fault
 from demo.s3 import SeaweedServer
 from demo.slow_s3 import SlowS3
 from gpupool.core.errors import CredentialsError, DataError, DataNotFoundError
-from gpupool.data.filesystems import refresh_filesystems
-from gpupool.data.keys import Keys, ask_again_at
-from gpupool.data.objects import Objects
-from gpupool.data.source import FileRef, Folder
+from gpupool.data.stores.folder import Folder
+from gpupool.data.stores.fsspec_store import refresh_filesystems
+from gpupool.data.stores.interface import FileRef
+from gpupool.data.stores.objects import Objects
+from gpupool.data.stores.s3_keys import Keys, ask_again_at
 from tests.data.reading import profile
 
 CANARY = "canary-secret-9f8e7d"
@@ -130,7 +131,7 @@ class Clock:
 FORKED_MEANWHILE = """
 import os, threading, time
 import fsspec
-from gpupool.data.filesystems import refresh_filesystems
+from gpupool.data.stores.fsspec_store import refresh_filesystems
 
 class Slow(fsspec.asyn.AsyncFileSystem):
     protocol = "slow"
@@ -246,7 +247,8 @@ def test_refresh_makes_used_buckets_connect_anew(s3: SeaweedServer, bucket: str)
 
 FORKED = """
 import os, sys
-from gpupool.data.source import FileRef, Folder
+from gpupool.data.stores.interface import FileRef
+from gpupool.data.stores.folder import Folder
 folder, file = Folder("s3://keys/in"), FileRef("a.txt", 0)
 if sys.argv[1] == "used":
     assert folder.read(file) == b"one"

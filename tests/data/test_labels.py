@@ -10,7 +10,7 @@ import fsspec
 import pytest
 
 from gpupool.core.errors import DataError, DataNotFoundError, OptionsError
-from gpupool.data.datastore import ImageDatastore
+from gpupool.data.datastores.images import ImageDatastore
 from tests.data.pictures import image_file
 
 FILES = ("x/1.png", "x/2.png", "y/3.jpg", "4.png")

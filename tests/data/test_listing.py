@@ -18,13 +18,14 @@ from demo.slow_s3 import SlowS3
 from gpupool.core import progress
 from gpupool.core.errors import CredentialsError, DataError, MissingSampleError
 from gpupool.core.progress import Course
-from gpupool.data import s3 as s3_module
-from gpupool.data.datastore import ImageDatastore
-from gpupool.data.filesystems import Files
-from gpupool.data.objects import Objects
-from gpupool.data.retry import counts
-from gpupool.data.s3_options import S3Options
-from gpupool.data.source import FileRef, Folder
+from gpupool.data.datastores.images import ImageDatastore
+from gpupool.data.stores import s3 as s3_module
+from gpupool.data.stores.folder import Folder
+from gpupool.data.stores.fsspec_store import Files
+from gpupool.data.stores.interface import FileRef
+from gpupool.data.stores.objects import Objects
+from gpupool.data.stores.retry import counts
+from gpupool.data.stores.s3_options import S3Options
 from tests.data.reading import answer_when_drawn, read_many
 
 KEYS = [

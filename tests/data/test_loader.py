@@ -16,8 +16,8 @@ from torchvision.transforms import v2
 
 from demo.s3 import SeaweedServer
 from gpupool.core.errors import DataError, SampleError
-from gpupool.data.datastore import ImageDatastore
-from gpupool.data.loader import load_batches
+from gpupool.data.datastores.images import ImageDatastore
+from gpupool.data.reading.loader import load_batches
 from tests.data.points import TIMEOUT_S, Points, first, full, join_loaders, num_threads
 
 ROOT = Path(__file__).parents[2]

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from gpupool.data.manifest import Files, Manifest
-from gpupool.data.packing import Texts, pack, unpack
-from gpupool.data.source import FileInfo, FileRef, Folder, Source, version_of
+from gpupool.data.datastores.compact_arrays import Texts, pack, unpack
+from gpupool.data.datastores.manifest import Files, Manifest
+from gpupool.data.stores.folder import Folder
+from gpupool.data.stores.interface import FileInfo, FileRef, Source, version_of
 
 NUMBERS = arrays.arrays(st.sampled_from(["i8", "i4", "u4", "u2", "u1"]), st.integers(0, 50))
 # what a file system may hold: any text, and bytes that are none

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from gpupool.core.errors import OptionsError, SampleError
-from gpupool.data.masks import NO_CLASS, MaskClasses, decode_mask
+from gpupool.data.segmentation.masks import NO_CLASS, MaskClasses, decode_mask
 
 IDS = np.array([[0, 7, 26], [27, 255, 7]], np.uint8)
 COLOURS = {0: (0, 0, 0), 7: (128, 64, 128), 26: (0, 0, 142), 27: (0, 0, 70), 255: (9, 9, 9)}

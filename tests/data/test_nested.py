@@ -8,10 +8,10 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 
 from gpupool.core.errors import DataError
-from gpupool.data.loader import load_batches
-from gpupool.data.nested import opened
-from gpupool.data.normalization import Normalization
-from gpupool.data.samples import Draw, Samples
+from gpupool.data.reading.loader import load_batches
+from gpupool.data.reading.normalization import Normalization
+from gpupool.data.reading.samples import Draw, Samples
+from gpupool.data.reading.subsets import opened
 from tests.data.points import Points, open_when
 
 

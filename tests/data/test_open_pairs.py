@@ -10,7 +10,7 @@ from operator import add
 
 import pytest
 
-from gpupool.data.open_pairs import OpenPairs
+from gpupool.data.segmentation.open_pairs import OpenPairs
 
 
 def double(number: int) -> int:

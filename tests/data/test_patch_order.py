@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.core.errors import OptionsError
-from gpupool.data.open_pairs import OpenPairs
-from gpupool.data.patch_order import patch_order
-from gpupool.data.shards import Indices, num_batches, shard
+from gpupool.data.reading.shards import Indices, num_batches, shard
+from gpupool.data.segmentation.open_pairs import OpenPairs
+from gpupool.data.segmentation.patch_order import patch_order
 
 pairs = st.integers(0, 40)
 per_images = st.integers(1, 20)

@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpupool.core.errors import DataError, SampleError
-from gpupool.data.collate import Batch
-from gpupool.data.loader import load_batches
-from gpupool.data.samples import Draw, Skipped, read_samples
+from gpupool.data.reading.collate import Batch
+from gpupool.data.reading.loader import load_batches
+from gpupool.data.reading.samples import Draw, Skipped, read_samples
 from tests.data.points import (
     TIMEOUT_S,
     Points,
@@ -333,8 +333,8 @@ INTERRUPTED = """
 import signal, sys, threading, time
 import numpy as np
 import torch
-from gpupool.data.loader import load_batches
-from gpupool.data.samples import read_samples
+from gpupool.data.reading.loader import load_batches
+from gpupool.data.reading.samples import read_samples
 from tests.data.points import Points
 
 def threads():

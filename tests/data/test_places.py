@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from gpupool.core.errors import DataError
-from gpupool.data.cache import Cached
-from gpupool.data.places import cache_folder, private_folder
-from gpupool.data.source import Folder
+from gpupool.data.cache.cache import Cached
+from gpupool.data.cache.cache_folder import cache_folder, private_folder
+from gpupool.data.stores.folder import Folder
 
 
 def mode(path: Path) -> int:

@@ -17,9 +17,9 @@ from demo.proxy import Fault
 from demo.s3 import SeaweedServer
 from demo.slow_s3 import SlowS3
 from gpupool import ImageDatastore
-from gpupool.data.decode import decode
-from gpupool.data.loader import load_batches
-from gpupool.data.retry import counts
+from gpupool.data.reading.decode import decode
+from gpupool.data.reading.loader import load_batches
+from gpupool.data.stores.retry import counts
 
 
 def flipped(data: bytes) -> bytes:

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.data.records import ENTRY, Records, key_of
-from gpupool.data.writer import Stored, Writer, _OpenPair, pair_bytes, to_remove
+from gpupool.data.cache.records import ENTRY, Records, key_of
+from gpupool.data.cache.writer import Stored, Writer, _OpenPair, pair_bytes, to_remove
 
 LIMIT = 64 << 20
 MIB = 1 << 20
@@ -33,8 +33,8 @@ def content(number: int) -> bytes:
 FILL = f"""
 import sys
 from pathlib import Path
-from gpupool.data.records import key_of
-from gpupool.data.writer import Writer
+from gpupool.data.cache.records import key_of
+from gpupool.data.cache.writer import Writer
 {inspect.getsource(content)}
 writer = Writer(Path(sys.argv[1]))
 first = int(sys.argv[2])
@@ -47,7 +47,7 @@ sys.stdin.read()
 READ = f"""
 import sys, threading, time
 from pathlib import Path
-from gpupool.data.records import Records, key_of
+from gpupool.data.cache.records import Records, key_of
 {inspect.getsource(content)}
 records, last = Records(Path(sys.argv[1])), []
 threading.Thread(target=lambda: last.append(int(sys.stdin.readline() or -1)), daemon=True).start()

@@ -11,12 +11,13 @@ import pytest
 from botocore.session import Session
 
 from demo.s3 import SeaweedServer
-from gpupool.data import s3 as s3_module
-from gpupool.data.filesystems import Files
-from gpupool.data.objects import Objects
-from gpupool.data.s3 import resolve
-from gpupool.data.s3_options import S3Options, read_options, split_url
-from gpupool.data.source import FileRef, Folder
+from gpupool.data.stores import s3 as s3_module
+from gpupool.data.stores.folder import Folder
+from gpupool.data.stores.fsspec_store import Files
+from gpupool.data.stores.interface import FileRef
+from gpupool.data.stores.objects import Objects
+from gpupool.data.stores.s3 import resolve
+from gpupool.data.stores.s3_options import S3Options, read_options, split_url
 from tests.data.reading import profile
 
 CANARY = "canary-secret-9f8e7d"
@@ -129,8 +130,8 @@ def test_s3fs_reads_what_it_alone_understands(s3: SeaweedServer, bucket: str) ->
 
 def test_obstore_is_loaded_when_s3_is_read_and_not_before() -> None:
     program = (
-        "import sys, gpupool; from gpupool.data import filesystems, objects, s3, source\n"
-        "source.Folder('s3://chain/in')._store(); print({'obstore', 's3fs'} & set(sys.modules))"
+        "import sys, gpupool; from gpupool.data.stores import folder, fsspec_store, objects, s3\n"
+        "folder.Folder('s3://chain/in')._store(); print({'obstore', 's3fs'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "set()\n"

@@ -20,11 +20,11 @@ from torchvision.transforms import v2
 
 from demo.s3 import SeaweedServer
 from gpupool.core.errors import DataError, DataNotFoundError, OptionsError, SampleError
-from gpupool.data.loader import load_batches
-from gpupool.data.patches import RandomPatches
-from gpupool.data.retry import counts
-from gpupool.data.samples import Draw, Samples
-from gpupool.data.segmentation import SegmentationDatastore
+from gpupool.data.reading.loader import load_batches
+from gpupool.data.reading.samples import Draw, Samples
+from gpupool.data.segmentation.datastore import SegmentationDatastore
+from gpupool.data.segmentation.patches import RandomPatches
+from gpupool.data.stores.retry import counts
 
 HEIGHT, WIDTH = 40, 60
 NUM_PAIRS = 6

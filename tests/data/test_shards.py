@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.shares import share_sizes
-from gpupool.data.shards import (
+from gpupool.core.options.training_ranks import share_sizes
+from gpupool.data.reading.shards import (
     Indices,
     epoch_order,
     global_batches,

@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 
 from demo.s3 import SeaweedServer
 from gpupool.core.errors import DataError, DataNotFoundError, OptionsError, SampleError
-from gpupool.data import tar_index
-from gpupool.data.loader import load_batches
-from gpupool.data.retry import counts
-from gpupool.data.source import FileRef, Folder
-from gpupool.data.tar import TarDatastore, group
-from gpupool.data.tar_index import read_index
+from gpupool.data.datastores import tar_index
+from gpupool.data.datastores.tar import TarDatastore, group
+from gpupool.data.datastores.tar_index import read_index
+from gpupool.data.reading.loader import load_batches
+from gpupool.data.stores.folder import Folder
+from gpupool.data.stores.interface import FileRef
+from gpupool.data.stores.retry import counts
 from tests.data.pictures import image_file
 from tests.fuzz.test_tar import member, negative, record
 

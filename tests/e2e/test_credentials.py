@@ -27,7 +27,7 @@ len(filesystem.find("photos/test"))
 """
 
 FOLDER_NOTICE = """
-from gpupool.data.source import Folder
+from gpupool.data.stores.folder import Folder
 try:
     folder
 except NameError:
@@ -37,7 +37,8 @@ len(folder.list_files().files)
 
 READING = """
 import os, time, s3fs
-from gpupool.data.source import FileRef, Folder
+from gpupool.data.stores.interface import FileRef
+from gpupool.data.stores.folder import Folder
 filesystem = s3fs.S3FileSystem(use_listings_cache=False)
 folder = Folder("s3://photos/test")
 files = [file.ref for file in folder.list_files().files]

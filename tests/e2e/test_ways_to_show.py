@@ -16,8 +16,8 @@ import pytest
 
 import gpupool
 from gpupool import Pool, SpmdError
-from gpupool.notebook.spmd_errors import errors_html
-from gpupool.notebook.spmd_picture import result_html, result_text
+from gpupool.notebook.cells.errors import errors_html
+from gpupool.notebook.cells.picture import result_html, result_text
 from gpupool.pool import session
 from tests.pool.processes import until
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from gpupool import Pool, SpmdError
-from gpupool.pool.execution import Execution
+from gpupool.pool.calls.execution import Execution
 from tests.pool.processes import engine_pid, family, files_in, folder_of, gone, until
 
 DEADLINE_S = 30.0  # far from what is promised, also on a machine that others use

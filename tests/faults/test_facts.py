@@ -1,7 +1,8 @@
 """What abort and re-form rely on in torch and gloo, which these do not promise.
 
 One test names each fact, on ranks of plain torch. If one fails after an upgrade, then
-`gpupool/engine/abort.py`, `gpupool/engine/group.py` or `gpupool/pool/execution.py` has to change.
+`gpupool/engine/group/abort.py`, `gpupool/engine/group/forming.py` or
+`gpupool/pool/calls/execution.py` has to change.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from gpupool.engine.abort import abort_collectives
-from gpupool.engine.gloo_sockets import gloo_connections
+from gpupool.engine.group.abort import abort_collectives
+from gpupool.engine.group.gloo_sockets import gloo_connections
 from tests.faults.torch_ranks import Ended, run_ranks
 
 RECONFIGURES = hasattr(dist, "_reconfigure")
@@ -129,7 +130,7 @@ def test_rpc_lets_go_of_references_by_one_function_that_takes_a_time() -> None:
 
 
 def test_gloos_tls_is_not_built_in() -> None:
-    """It would prove who is at the other end, as `engine/peers.py` does. (torch 2.11 has it.)"""
+    """Would prove who is at the other end, as `engine/group/peers.py` does (torch 2.11 has it)."""
     with pytest.raises(AssertionError, match="unsupported gloo device"):
         run_ranks(count_connections, n=1, GLOO_DEVICE_TRANSPORT="TCP_TLS")
 

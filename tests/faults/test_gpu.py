@@ -8,7 +8,7 @@ import pytest
 
 import gpupool
 from gpupool import Pool
-from gpupool.core.topology import visible_gpus
+from gpupool.core.machine.gpus import visible_gpus
 from gpupool.pool import session
 from tests.faults.invariants import DEADLINE_S, Faulty
 

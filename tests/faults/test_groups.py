@@ -13,7 +13,7 @@ import torch.distributed as dist
 import gpupool
 from gpupool import Pool, SpmdError
 from gpupool.pool import session
-from gpupool.pool.forming import groups_to_keep
+from gpupool.pool.upkeep.forming import groups_to_keep
 from tests.pool.processes import kill
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"

@@ -1,4 +1,4 @@
-"""What gloo is like to strangers, and what `gpupool/engine/peers.py` does about them.
+"""What gloo is like to strangers, and what `gpupool/engine/group/peers.py` does about them.
 
 On ranks of plain torch, so that a stranger can come at exactly the wrong moment.
 `tests/security/` has another user attack whole pools.
@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from gpupool.engine import peers
-from gpupool.engine.gloo_sockets import gloo_loops
-from gpupool.engine.rendezvous import exchange
+from gpupool.engine.group import peers
+from gpupool.engine.group.gloo_sockets import gloo_loops
+from gpupool.engine.group.rendezvous import exchange
 from tests.faults.test_facts import needs_reconfigure
 from tests.faults.torch_ranks import run_ranks
 

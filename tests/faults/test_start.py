@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 import gpupool
-from gpupool.pool import agent, session
+from gpupool.pool import session
+from gpupool.pool.processes import agent
 from tests.cgroups import pids_cgroup
 from tests.pool.processes import gone, until
 
@@ -34,7 +35,7 @@ try:
 except gpupool.GpuPoolError as error:
     print(json.dumps({{"kind": type(error).__name__, "text": str(error)}}))
 import psutil
-from gpupool.pool import agent
+from gpupool.pool.processes import agent
 print(json.dumps([child.pid for child in psutil.Process().children(recursive=True)]))
 """
 
@@ -149,7 +150,8 @@ def test_a_torch_that_cannot_be_imported_is_the_reason_given(tmp_path: Path) -> 
 def test_a_notebook_whose_folder_was_deleted_has_its_pool(tmp_path: Path) -> None:
     gone_soon = tmp_path / "gone"
     gone_soon.mkdir()
-    first = f"import os; os.chdir({str(gone_soon)!r}); from gpupool.pool import agent; agent.warm()"
+    first = f"import os; os.chdir({str(gone_soon)!r}); "
+    first += "from gpupool.pool.processes import agent; agent.warm()"
     first += "; __import__('time').sleep(0.5); os.rmdir(os.getcwd())"
     told, _ = start(tmp_path, first=first, then="pool.restart([1])")
     assert told == {"0": 2.0, "1": 2.0}

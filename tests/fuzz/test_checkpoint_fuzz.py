@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import gpupool
-from gpupool.engine.checkpoint import Checkpoints, unsealed
+from gpupool.engine.checkpoint.files import Checkpoints, unsealed
 from tests.training.test_checkpoint_files import resealed, zipped
 
 from .limits import fuzzed, only_our_errors

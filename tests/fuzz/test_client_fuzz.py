@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool import Pool
-from gpupool.pool.client import EngineClient
+from gpupool.core.wire.requests import Counts
+from gpupool.pool.processes.client import EngineClient
 from tests.fuzz.limits import fuzzed, only_our_errors
 from tests.pool.processes import folder_of, until
 
@@ -82,7 +83,7 @@ def tapped(pool2: Pool) -> Iterator[Tapped]:
     until(lambda: hears(client), 60)
     tapped = Tapped(client)
     tapped.run()
-    tapped.client.control(0, "gpupool_counts_request").result(timeout=60)
+    tapped.client.control(0, Counts()).result(timeout=60)
     tapped.real = tuple(tapped.heard)  # more may come at any time
     yield tapped
     client.close()

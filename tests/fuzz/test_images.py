@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from gpupool.data.decode import decode
-from gpupool.data.headers import FORMATS
-from gpupool.data.masks import MaskClasses, decode_mask
+from gpupool.data.reading.decode import decode
+from gpupool.data.reading.image_headers import FORMATS
+from gpupool.data.segmentation.masks import MaskClasses, decode_mask
 from tests.fuzz.limits import fuzzed, only_our_errors
 
 CLASSES = (MaskClasses.of(None), MaskClasses.of({"a": 7}), MaskClasses.of({"a": (0, 0, 7)}))

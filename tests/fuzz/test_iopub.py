@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool import Pool
-from gpupool.core.masking import Secrets
-from gpupool.pool.iopub import PIECES, Router
-from gpupool.pool.output import OutputRecorder
+from gpupool.core.wire.masking import Secrets
+from gpupool.pool.calls.output import OutputRecorder
+from gpupool.pool.processes.iopub import PIECES, Router
 from tests.fuzz.limits import fuzzed, only_our_errors
 
 # Of each kind one, as it came from a rank; `test_these_are_what_ranks_send` compares.
@@ -73,7 +73,7 @@ def message_of(kind: str) -> dict[str, Any]:
 
 
 def read(buffers: Any) -> Any:
-    """As `client.py` does with what ranks have published as data."""
+    """As `pool/processes/client.py` does with what ranks have published as data."""
     return pickle.loads(buffers[0])
 
 
@@ -141,7 +141,7 @@ def test_what_has_another_shape_is_dropped_and_counted(
 
 def test_what_ranks_send_has_the_shape_that_is_expected(pool2: Pool) -> None:
     heard: list[tuple[str, Any]] = []
-    router = pool2._engines._client._router  # type: ignore[attr-defined]
+    router = pool2._all_ranks.engines._client._router  # type: ignore[attr-defined]
     before = router.num_dropped
     pool2.begin(
         SHOWS_ALL, ranks=[0], on_output=lambda rank, kind, content: heard.append((kind, content))
@@ -154,7 +154,7 @@ def test_what_ranks_send_has_the_shape_that_is_expected(pool2: Pool) -> None:
 
 
 def test_what_a_cell_publishes_in_a_shape_of_its_own_costs_nothing(pool2: Pool) -> None:
-    router = pool2._engines._client._router  # type: ignore[attr-defined]
+    router = pool2._all_ranks.engines._client._router  # type: ignore[attr-defined]
     before = router.num_dropped
     kernel = "get_ipython().kernel"
     said = pool2.run(

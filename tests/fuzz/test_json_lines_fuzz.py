@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpupool.core.json_lines import JsonLines
+from gpupool.core.machine.json_lines import JsonLines
 
 from .limits import fuzzed, only_our_errors
 

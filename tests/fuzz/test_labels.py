@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpupool.core.errors import DataError
-from gpupool.data.labels import class_names, label_files
+from gpupool.data.datastores.labels import class_names, label_files
 from tests.fuzz.limits import fuzzed, only_our_errors
 
 PATHS = ("a/1.png", "a/2.png", "b/3.png")

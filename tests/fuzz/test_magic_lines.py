@@ -7,9 +7,9 @@ import argparse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.core.options import PoolOptions, parse_ranks
-from gpupool.notebook.arguments import COMMANDS, auto_options, spmd_parser
-from gpupool.notebook.completion import complete
+from gpupool.core.options.pool_options import PoolOptions, parse_ranks
+from gpupool.notebook.magics.arguments import COMMANDS, auto_options, spmd_parser
+from gpupool.notebook.magics.completion import complete
 from tests.fuzz.limits import fuzzed, only_our_errors
 
 PARSERS = {**COMMANDS, "%%spmd": spmd_parser}

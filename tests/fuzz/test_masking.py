@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.core.masking import MASK, Redactor, Secrets, redact, redact_all, uncut
+from gpupool.core.wire.masking import MASK, Redactor, Secrets, redact, redact_all, uncut
 from tests.fuzz.limits import fuzzed, only_our_errors
 
 # No letter of the mask, few others: values overlap, repeat, contain each other.

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import gpupool.data.decode  # noqa: F401 - that it imports torch counts for no file
+import gpupool.data.reading.decode  # noqa: F401 - that it imports torch counts for no file
 from gpupool.core.errors import DataError, SampleError
-from gpupool.core.monitor_event import MonitorEvent, monitor_line
-from gpupool.data.datastore import ImageDatastore
-from gpupool.data.source import FileRef, Folder
-from gpupool.data.tar import TarDatastore
+from gpupool.core.wire.monitor_event import MonitorEvent, monitor_line
+from gpupool.data.datastores.images import ImageDatastore
+from gpupool.data.datastores.tar import TarDatastore
+from gpupool.data.stores.folder import Folder
+from gpupool.data.stores.interface import FileRef
 from tests.fuzz.limits import assert_plain, fuzzed, only_our_errors
 from tests.fuzz.test_tar import member
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpupool.data import tar_index
-from gpupool.data.cache import DiskCache
-from gpupool.data.packing import Texts
-from gpupool.data.records import ENTRY, key_of
-from gpupool.data.writer import Writer
+from gpupool.data.cache.cache import DiskCache
+from gpupool.data.cache.records import ENTRY, key_of
+from gpupool.data.cache.writer import Writer
+from gpupool.data.datastores import tar_index
+from gpupool.data.datastores.compact_arrays import Texts
 from tests.fuzz.limits import fuzzed, only_our_errors
 
 WRITTEN = {key_of("record", number): bytes([number]) * 100 for number in range(4)}

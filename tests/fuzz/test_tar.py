@@ -8,9 +8,10 @@ import fsspec
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpupool.data.source import FileRef, Folder
-from gpupool.data.tar import TarDatastore
-from gpupool.data.tar_index import read_index
+from gpupool.data.datastores.tar import TarDatastore
+from gpupool.data.datastores.tar_index import read_index
+from gpupool.data.stores.folder import Folder
+from gpupool.data.stores.interface import FileRef
 from tests.data.pictures import image_file
 from tests.fuzz.limits import fuzzed, only_our_errors
 

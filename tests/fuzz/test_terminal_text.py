@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.notebook import ansi
-from gpupool.notebook.spmd_lines import Lines, fold_bars
-from gpupool.pool.screen import as_shown, line_as_shown
+from gpupool.notebook.cells.lines import Lines, fold_bars
+from gpupool.notebook.page import ansi
+from gpupool.pool.calls.terminal_text import as_shown, line_as_shown
 from gpupool.spmd.output import NormalText, fold_alike
 from tests.fuzz.limits import fuzzed, only_our_errors
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.core import environ
-from gpupool.core.masking import passwords, without_passwords
+from gpupool.core.wire import environ
+from gpupool.core.wire.masking import passwords, without_passwords
 from tests.fuzz.limits import fuzzed, only_our_errors
 
 any_text = st.text() | st.text("/:@?&=#;%. \"'htps0az")

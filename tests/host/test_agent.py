@@ -268,7 +268,7 @@ def test_what_a_dead_child_had_forked_goes_with_it(agent: AgentUnderTest) -> Non
 def test_what_a_dead_child_had_started_in_other_sessions_goes_too(agent: AgentUnderTest) -> None:
     pids, started = {}, {}
     for name in ("rank 0", "rank 1"):
-        mark = f"{agent.folder} {name}"  # as of `pool/launch.py`
+        mark = f"{agent.folder} {name}"  # as of `pool/processes/launch.py`
         pids[name] = agent.spawn("fork_in_a_session_of_its_own", name, GPUPOOL_PROCESS=mark)
         words = agent.log("forked", name).split()
         started[name] = int(words[1]), int(words[3])
@@ -538,7 +538,7 @@ def test_a_module_that_cannot_be_imported_is_told_with_the_reason(tmp_path: Path
 
 
 def test_the_fork_server_has_one_thread_and_leaves_the_compiler_out(tmp_path: Path) -> None:
-    from gpupool.pool.agent import PRELOADED
+    from gpupool.pool.processes.agent import PRELOADED
 
     agent = AgentUnderTest(tmp_path / "agent", os.getpid(), *PRELOADED)
     assert agent.event() == {"event": "ready"}
@@ -591,6 +591,21 @@ def test_a_child_does_not_read_what_was_meant_for_its_siblings(agent: AgentUnder
     tails = [event["log_tail"] for event in [agent.event() for _ in range(16)] if "cause" in event]
     assert len(tails) == 8
     assert all("session True stdin ''" in tail for tail in tails)
+
+
+def test_the_end_of_a_child_that_has_said_nothing_yet_is_told(agent: AgentUnderTest) -> None:
+    """It is killed as soon as the kernel has handed it to the agent, mostly before it is up."""
+    pid = agent.process.pid
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
+    before = listed.read_text().split()
+    for _ in range(10):
+        agent.ask("sleep")
+        while not (new := {*listed.read_text().split()} - {*before}):
+            pass
+        os.kill(int(*new), signal.SIGKILL)
+        told = [agent.event(), agent.event()]
+        assert [one["event"] for one in told] == ["spawned", "exited"]
+        assert (told[0]["pid"], told[1]["status"]) == (int(*new), -signal.SIGKILL)
 
 
 def test_a_signal_reaches_the_child_it_is_meant_for(agent: AgentUnderTest) -> None:

@@ -12,7 +12,7 @@ from tests.notebook.kernel import Kernel
 
 # as %unload_ext does it, but that the agent stays, with torch imported
 UNLOAD = """
-from gpupool.notebook import magics
+from gpupool.notebook.magics import magics
 magics.unregister(get_ipython())
 get_ipython().extension_manager.loaded.discard("gpupool")
 """

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from gpupool.core.events import (
+from gpupool.core.wire.events import (
     EndEvent,
     Event,
     RankEvent,

@@ -17,7 +17,7 @@ from typing import Any, Self
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
-from gpupool.notebook import progress_view
+from gpupool.notebook.page import progress_view
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 

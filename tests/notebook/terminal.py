@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from gpupool.notebook.spmd_terminal import SOON_S
+from gpupool.notebook.cells.terminal_view import SOON_S
 from tests.notebook.kernel import plain
 
 _SHELL = """

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.core.errors import OptionsError
-from gpupool.notebook.arguments import COMMANDS, spmd_parser
+from gpupool.notebook.magics.arguments import COMMANDS, spmd_parser
 
 PARSERS = {**COMMANDS, "%%spmd": spmd_parser}
 WORDS = [name for make in PARSERS.values() for name in make().option_names()]

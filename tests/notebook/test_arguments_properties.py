@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options import BACKENDS, ON_HANG
-from gpupool.notebook.arguments import COMMANDS, spmd_parser
+from gpupool.core.options.pool_options import BACKENDS, ON_HANG
+from gpupool.notebook.magics.arguments import COMMANDS, spmd_parser
 from gpupool.spmd.cell import VIEWS
 
 PARSERS = {**COMMANDS, "%%spmd": spmd_parser}

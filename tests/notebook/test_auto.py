@@ -6,9 +6,9 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpupool.core.errors import OptionsError
-from gpupool.notebook import auto, magics
-from gpupool.notebook.arguments import auto_options
-from gpupool.notebook.completion import complete
+from gpupool.notebook.magics import auto, magics
+from gpupool.notebook.magics.arguments import auto_options
+from gpupool.notebook.magics.completion import complete
 from gpupool.pool.pool import Pool
 
 

@@ -9,7 +9,7 @@ from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 
 import gpupool
-from gpupool.notebook.completion import Words, complete
+from gpupool.notebook.magics.completion import Words, complete
 
 WORDS: Words = {
     "profile": lambda: ["local"],

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from gpupool.data.datastore import ImageDatastore
+from gpupool.data.datastores.images import ImageDatastore
 from gpupool.notebook import formatters
 from tests.data.pictures import image_file
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pexpect
 import pytest
 
-from gpupool.core.gpu_table import GpuTable
-from gpupool.core.topology import NO_DRIVER, Gpu, GpuProcess, survey
+from gpupool.core.machine.gpus import GpuTable
+from gpupool.core.machine.topology import NO_DRIVER, Gpu, GpuProcess, survey
 from gpupool.notebook.gpu_view import gpu_table_html
 from tests.notebook.kernel import Kernel
 
@@ -31,8 +31,8 @@ GPU = Gpu(
 # Three tables, and then the user presses Ctrl-C. On a terminal of 40 columns they are cut.
 WATCH = """
 import os, signal, sys
-from gpupool.core.gpu_table import GpuTable
-from gpupool.core.topology import Gpu
+from gpupool.core.machine.gpus import GpuTable
+from gpupool.core.machine.topology import Gpu
 from gpupool.notebook.gpu_view import Watch
 num_gpus = int(sys.argv[1])
 loads = iter([10, 20, 30])

@@ -7,10 +7,10 @@ import re
 import pytest
 
 from gpupool.core.errors import OptionsError
-from gpupool.notebook.arguments import COMMANDS, spmd_parser
-from gpupool.notebook.commands import Commands
-from gpupool.notebook.magic_parser import MagicParser
-from gpupool.notebook.magics import GpupoolMagics
+from gpupool.notebook.magics.arguments import COMMANDS, spmd_parser
+from gpupool.notebook.magics.commands import Commands
+from gpupool.notebook.magics.magics import GpupoolMagics
+from gpupool.notebook.magics.parser import MagicParser
 
 _OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 MANUAL = GpupoolMagics.gpupool.__doc__ or ""

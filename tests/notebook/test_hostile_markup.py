@@ -14,26 +14,19 @@ import torch
 
 import gpupool
 from gpupool import ImageDatastore, Pool, SpmdError, TrainingOptions
-from gpupool.core.monitor_event import MonitorEvent
-from gpupool.core.processes import ProcessId
+from gpupool.core.machine.processes import ProcessId
 from gpupool.core.progress import Course
-from gpupool.notebook import (
-    bar_view,
-    composite_view,
-    confusion_view,
-    data_view,
-    notices,
-    picture,
-    plan_view,
-    pool_view,
-    progress_view,
-    result_view,
-)
-from gpupool.notebook.loop_history import LoopHistory
-from gpupool.notebook.loop_picture import loop_html
-from gpupool.notebook.spmd_errors import errors_html
-from gpupool.notebook.spmd_picture import result_html
-from gpupool.pool.leftovers import Leftover, Leftovers
+from gpupool.core.wire.monitor_event import MonitorEvent
+from gpupool.notebook import composites, data_view
+from gpupool.notebook.cells import notices
+from gpupool.notebook.cells.errors import errors_html
+from gpupool.notebook.cells.picture import result_html
+from gpupool.notebook.monitor import confusion_view, picture, plan_view, result_view
+from gpupool.notebook.own_loop.history import LoopHistory
+from gpupool.notebook.own_loop.picture import loop_html
+from gpupool.notebook.page import progress_view
+from gpupool.notebook.pool import bar, tables
+from gpupool.pool.processes.leftovers import Leftover, Leftovers
 from gpupool.training.confusion import ConfusionMatrix
 from gpupool.training.result import TrainingResult
 from tests.data.pictures import image_file
@@ -129,7 +122,7 @@ def test_cells(pool2: Pool, what: str) -> None:
 def test_variables(pool2: Pool) -> None:
     pool2.run(f"odd = {HOSTILE!r}; other = type(odd, (), {{'__repr__': lambda self: odd}})()")
     for name in ("odd", "other"):
-        assert_harmless(composite_view.composite_html(pool2[name]))
+        assert_harmless(composites.composite_html(pool2[name]))
 
 
 class Net(torch.nn.Module):
@@ -206,8 +199,8 @@ def test_a_monitor() -> None:
 
 def test_the_pool_and_what_earlier_ones_have_left(pool2: Pool, tmp_path: Path) -> None:
     one = Leftover(ProcessId.of(os.getpid()), HOSTILE, tmp_path)
-    assert_harmless(pool_view.leftovers_html(Leftovers([one])))
+    assert_harmless(tables.leftovers_html(Leftovers([one])))
     status = pool2.status()
     odd = {"reason": HOSTILE, "credentials": HOSTILE, "why_cpu": HOSTILE, "env": {HOSTILE: HOSTILE}}
     for state in ("idle", "busy", "broken"):
-        assert_harmless(bar_view.status_html(replace(status, state=state, **odd)))  # type: ignore[arg-type]
+        assert_harmless(bar.status_html(replace(status, state=state, **odd)))  # type: ignore[arg-type]

@@ -227,7 +227,7 @@ def test_the_log_of_a_rank_can_be_read(terminal: Terminal) -> None:
 
 
 def test_the_help_lists_every_command_and_option(terminal: Terminal) -> None:
-    from gpupool.notebook.arguments import COMMANDS, spmd_parser
+    from gpupool.notebook.magics.arguments import COMMANDS, spmd_parser
 
     pool_help = terminal.run("print(get_ipython().find_line_magic('gpupool').__doc__)").stdout
     cell_help = terminal.run("print(get_ipython().find_cell_magic('spmd').__doc__)").stdout

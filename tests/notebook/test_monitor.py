@@ -16,7 +16,7 @@ WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
 
 # The kernel runs in the root of the repository.
 FEED = """
-from gpupool.notebook.views import show_training
+from gpupool.notebook.monitor.views import show_training
 from gpupool.training.history import TrainingHistory
 from tests.notebook.feed import Run, training_events
 """
@@ -68,7 +68,7 @@ def test_the_saved_notebook_keeps_a_still_picture_and_no_widget() -> None:
 
 def test_while_it_runs_the_notebook_holds_the_widget_and_its_text() -> None:
     notebook = executed(
-        "from gpupool.notebook.views import WidgetView\n"
+        "from gpupool.notebook.monitor.views import WidgetView\n"
         "run = Run(num_epochs=1, steps_per_epoch=4, num_steps=4)\n"
         "view = WidgetView(run.stop)\nrun.add_listener(view)",
         "run.wait()\nview.monitor",
@@ -81,7 +81,7 @@ def test_while_it_runs_the_notebook_holds_the_widget_and_its_text() -> None:
 
 def test_stop_reaches_the_run_and_is_acknowledged_at_once() -> None:
     notebook = executed(
-        "from gpupool.notebook.views import WidgetView\n"
+        "from gpupool.notebook.monitor.views import WidgetView\n"
         "run, wishes = Run(step_s=0.3), []\n"
         "view = WidgetView(lambda: wishes.append(run.stop))\nrun.add_listener(view)",
         # As the kernel does it when the browser sends the press of the button:
@@ -96,7 +96,7 @@ def test_stop_reaches_the_run_and_is_acknowledged_at_once() -> None:
 def test_the_kernel_may_answer_on_any_shell() -> None:
     """Guards the private name of ipykernel 7.4 that the monitor removes after each message."""
     notebook = executed(
-        "from gpupool.notebook.monitor import TrainingMonitor\n"
+        "from gpupool.notebook.monitor.widget import TrainingMonitor\n"
         "monitor = TrainingMonitor()\n"
         "after_open = '_reply_subshell_id' in vars(monitor.comm)\n"
         "monitor.update(TrainingHistory())\n"
@@ -127,7 +127,7 @@ def test_without_widgets_html_is_drawn_in_place(without: str) -> None:
 
 
 COUNT_MESSAGES = """
-from gpupool.notebook.monitor import TrainingMonitor
+from gpupool.notebook.monitor.widget import TrainingMonitor
 
 class Counted(TrainingMonitor):
     sent = ()
@@ -169,7 +169,7 @@ def test_at_most_ten_messages_a_second_and_no_point_lost() -> None:
 def test_a_page_that_asks_gets_all_there_is_at_once() -> None:
     """The private names are those that ipywidgets' front ends are answered with."""
     notebook = executed(
-        "from gpupool.notebook.monitor import TrainingMonitor\n"
+        "from gpupool.notebook.monitor.widget import TrainingMonitor\n"
         "import json\n"
         "now = 0.0\n"
         "monitor, history = TrainingMonitor(clock=lambda: now), TrainingHistory()\n"
@@ -194,7 +194,7 @@ def test_a_page_that_asks_gets_all_there_is_at_once() -> None:
 
 
 def test_the_browser_half_is_one_module_without_dependencies() -> None:
-    from gpupool.notebook.monitor import TrainingMonitor
+    from gpupool.notebook.monitor.widget import TrainingMonitor
 
     source = str(TrainingMonitor._esm)
     assert source.count("export default") == 1

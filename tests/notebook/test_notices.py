@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 import pytest
 
-from gpupool.core.options import PoolOptions
-from gpupool.notebook.arguments import start_parser
-from gpupool.notebook.notices import UnwaitedView
-from gpupool.notebook.picture import training_html, training_text
-from gpupool.notebook.spmd_lines_view import LineView
-from gpupool.notebook.spmd_view import make_view
-from gpupool.notebook.text import TextProgress
+from gpupool.core.options.pool_options import PoolOptions
+from gpupool.notebook.cells.line_view import LineView
+from gpupool.notebook.cells.notices import UnwaitedView
+from gpupool.notebook.cells.views import make_view
+from gpupool.notebook.magics.arguments import start_parser
+from gpupool.notebook.monitor.picture import training_html, training_text
+from gpupool.notebook.monitor.text import TextProgress
 from gpupool.pool.notices import NoticeLines
 from gpupool.spmd.cell import CellReport
 from gpupool.training.history import TrainingHistory

@@ -11,10 +11,11 @@ from collections.abc import Callable
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from gpupool.core.events import EndEvent, StartEvent, StepEvent
-from gpupool.notebook import formatters, words
-from gpupool.notebook.curves import Curve, Curves, epoch_bands, nice_axis, step_ticks
-from gpupool.notebook.picture import training_html, training_text
+from gpupool.core.wire.events import EndEvent, StartEvent, StepEvent
+from gpupool.notebook import formatters
+from gpupool.notebook.monitor import words
+from gpupool.notebook.monitor.curves import Curve, Curves, epoch_bands, nice_axis, step_ticks
+from gpupool.notebook.monitor.picture import training_html, training_text
 from gpupool.training.history import TrainingHistory
 from gpupool.training.result import TrainingPlot
 from tests.notebook.feed import full_events

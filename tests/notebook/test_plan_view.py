@@ -11,8 +11,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from gpupool import TrainingOptions
-from gpupool.core.plan import TrainingPlan
-from gpupool.notebook import formatters, plan_view
+from gpupool.core.options.plan import TrainingPlan
+from gpupool.notebook import formatters
+from gpupool.notebook.monitor import plan_view
 from gpupool.pool import session
 
 DATA = TensorDataset(torch.zeros(1000, 4), torch.zeros(1000))
@@ -40,13 +41,13 @@ def test_the_curve_begins_and_ends_where_the_rates_do() -> None:
     line = re.search(r'<polyline[^>]*points="([^"]+)"', svg)
     assert line is not None
     points = [tuple(map(float, point.split(","))) for point in line[1].split()]
-    assert points[0] == (plan_view.LEFT, plan_view.BOTTOM)
-    assert points[-1][0] == plan_view.RIGHT
-    assert min(y for _, y in points) == plan_view.TOP
+    assert points[0] == (plan_view.AREA.left, plan_view.AREA.bottom)
+    assert points[-1][0] == plan_view.AREA.right
+    assert min(y for _, y in points) == plan_view.AREA.top
     assert 'aria-label="Learning rate: 0 in the first step, at most 0.5, ' in svg
     width = re.search(r'<rect[^>]* width="([\d.]+)"', svg)
     assert width is not None
-    share = float(width[1]) / (plan_view.RIGHT - plan_view.LEFT)
+    share = float(width[1]) / (plan_view.AREA.right - plan_view.AREA.left)
     assert share == pytest.approx(10 / 79, abs=1e-3)
 
 

@@ -63,6 +63,28 @@ def test_a_press_that_is_heard_late_does_not_meet_the_next_cell(kernel: Kernel, 
     page.follow(lambda page: page.view["state"] == "idle" and page.view["note"] == "")
 
 
+NOTE_IMPORTS = """
+import sys
+from gpupool.pool import session
+
+class Note:
+    def find_spec(self, name, path, target=None):
+        late.setdefault(name, session.find() is not None)
+
+late = {}
+sys.modules.pop("gpupool.notebook.pool.pool_buttons", None)
+sys.meta_path.insert(0, Note())
+"""
+
+
+def test_what_a_bar_needs_is_imported_while_the_ranks_come_up(kernel: Kernel) -> None:
+    kernel.run(NOTE_IMPORTS)
+    kernel.run("%gpupool start --cpu -n 2")
+    found = kernel.run("del sys.meta_path[0]\nlate['gpupool.notebook.pool.pool_buttons']")
+    kernel.run("%gpupool stop")
+    assert found.text == "False"
+
+
 MANY_SHORT_CALLS = """
 import contextlib, threading, gpupool
 from gpupool.pool import session

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpupool.core.processes import ProcessId
-from gpupool.notebook.pool_view import env_text, leftovers_html, leftovers_text
-from gpupool.pool.leftovers import Leftover, Leftovers
+from gpupool.core.machine.processes import ProcessId
+from gpupool.notebook.pool.tables import env_text, leftovers_html, leftovers_text
+from gpupool.pool.processes.leftovers import Leftover, Leftovers
 
 ONE = Leftover(ProcessId.of(os.getpid()), "gpupool:<rank 0>", Path("x"))
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpupool.core.gpu_table import GpuTable
-from gpupool.core.options import PoolOptions
-from gpupool.core.topology import NO_DRIVER, Discovery, Gpu, survey
-from gpupool.notebook.bar_view import (
+from gpupool.core.machine.gpus import GpuTable
+from gpupool.core.machine.topology import NO_DRIVER, Discovery, Gpu, survey
+from gpupool.core.options.pool_options import PoolOptions
+from gpupool.notebook.gpu_view import gpu_table_html
+from gpupool.notebook.pool.bar import (
     rank_rows,
     status_html,
     status_text,
 )
-from gpupool.notebook.gpu_view import gpu_table_html
-from gpupool.notebook.pool_view import waits_text
-from gpupool.pool.placement import place_ranks
+from gpupool.notebook.pool.tables import waits_text
+from gpupool.pool.processes.placement import place_ranks
 from gpupool.pool.status import PoolStatus
 
 TWO = survey([Gpu(i, f"GPU-{i}", "NVIDIA H200") for i in range(2)], "", None)

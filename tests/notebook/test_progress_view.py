@@ -15,7 +15,7 @@ from nbclient import NotebookClient
 
 from gpupool.core.progress import BYTES, Course
 from gpupool.core.terminal import FRESH_LINE
-from gpupool.notebook.progress_view import bar_html, bar_text
+from gpupool.notebook.page.progress_view import bar_html, bar_text
 from tests.notebook.kernel import Kernel, draws
 
 FILES = Course("Listing", 1200, 5000, "files", "", 3.0)

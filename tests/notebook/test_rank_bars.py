@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 
 from gpupool.core import progress
-from gpupool.core.events import ProgressEvent
 from gpupool.core.progress import Course
-from gpupool.notebook.rank_bars import RankBars
+from gpupool.core.wire.events import ProgressEvent
+from gpupool.notebook.monitor.rank_bars import RankBars
 
 
 def test_what_ranks_tell_of_is_drawn_until_the_cell_ends() -> None:

@@ -9,10 +9,10 @@ from dataclasses import replace
 from IPython.core.interactiveshell import InteractiveShell
 from torch import nn
 
-from gpupool.core.events import CheckpointEvent, EndEvent, WarningEvent
-from gpupool.core.training_options import TrainingOptions
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.wire.events import CheckpointEvent, EndEvent, WarningEvent
 from gpupool.notebook import formatters
-from gpupool.notebook.result_view import result_html
+from gpupool.notebook.monitor.result_view import result_html
 from gpupool.training.history import TrainingHistory
 from gpupool.training.result import TrainingResult
 from tests.notebook.feed import full_events

@@ -19,7 +19,7 @@ from nbconvert.exporters import HTMLExporter, LatexExporter, MarkdownExporter
 ROOT = Path(__file__).parents[2]
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 CELL = """
-from gpupool.notebook.views import show_training
+from gpupool.notebook.monitor.views import show_training
 from tests.notebook.feed import Run
 run = Run(num_epochs=3, steps_per_epoch=40)
 show_training(run)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpupool.notebook.spmd_live import REDRAW_EVERY_S
+from gpupool.notebook.cells.live import REDRAW_EVERY_S
 from tests.notebook.kernel import Cell, Kernel, draws
 from tests.waits import peers, until_there
 
@@ -332,7 +332,7 @@ def test_naming_a_result_as_ipython_does_anyway_leaves_its_names_alone(kernel: K
 # Each notice comes when the one before has been seen.
 NOTICED = """
 import os, threading, time, gpupool
-from gpupool.notebook.spmd_view import make_view
+from gpupool.notebook.cells.views import make_view
 from gpupool.spmd.cell import SpmdRun
 def noticed(source, *notices, folder, unwaited=""):
     pool = gpupool.current_pool()

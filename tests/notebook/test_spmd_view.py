@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpupool.core.errors import RankError, SpmdError
-from gpupool.notebook import ansi
-from gpupool.notebook.spmd_lines import FOLD_WITHIN_S, Lines, Merger, fold_bars, merge
-from gpupool.notebook.spmd_picture import Look, groups_text, report_html, report_text
-from gpupool.notebook.spmd_view import ends_quietly
-from gpupool.notebook.widgets import Bars
-from gpupool.pool.output import RankOutput
-from gpupool.pool.screen import as_shown
+from gpupool.notebook.cells.lines import FOLD_WITHIN_S, Lines, Merger, fold_bars, merge
+from gpupool.notebook.cells.picture import Look, groups_text, report_html, report_text
+from gpupool.notebook.cells.views import ends_quietly
+from gpupool.notebook.cells.widgets import Bars
+from gpupool.notebook.page import ansi
+from gpupool.pool.calls.output import RankOutput
+from gpupool.pool.calls.terminal_text import as_shown
 from gpupool.spmd.cell import CellReport
 from gpupool.spmd.output import fold
 

@@ -14,10 +14,10 @@ from typing import TextIO, cast
 import pytest
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.events import EndEvent, StepEvent
 from gpupool.core.terminal import FRESH_LINE
-from gpupool.notebook.text import TextProgress
-from gpupool.notebook.views import show_training
+from gpupool.core.wire.events import EndEvent, StepEvent
+from gpupool.notebook.monitor.text import TextProgress
+from gpupool.notebook.monitor.views import show_training
 from gpupool.training.history import TrainingHistory
 from tests.notebook.feed import Run
 
@@ -179,7 +179,7 @@ def pieces(reader: int) -> Iterator[str]:
 def test_it_works_on_a_real_terminal_and_needs_only_the_standard_library() -> None:
     script = (
         "import sys\n"
-        "from gpupool.notebook.text import TextProgress\n"
+        "from gpupool.notebook.monitor.text import TextProgress\n"
         "from gpupool.training.history import TrainingHistory\n"
         "progress = TextProgress(sys.stderr)\n"
         "progress(TrainingHistory())\n"
@@ -220,8 +220,8 @@ def test_a_stream_that_can_only_write_gets_lines(history_of: HistoryOf) -> None:
 def test_a_stderr_that_was_closed_before_gets_nothing() -> None:
     script = (
         "import sys\n"
-        "from gpupool.notebook.progress_view import open_drawing\n"
-        "from gpupool.notebook.views import show_training\n"
+        "from gpupool.notebook.page.progress_view import open_drawing\n"
+        "from gpupool.notebook.monitor.views import show_training\n"
         "from gpupool.core.progress import Course\n"
         "from tests.notebook.feed import Run\n"
         "assert sys.stderr is None\n"

@@ -15,7 +15,7 @@ from tests.notebook.terminal import Terminal
 FRESH = """
 for _name in [n for n in list(globals()) if not n.startswith('_') and n not in __keep]:
     del globals()[_name]
-from gpupool.pool.composite import Composite as _C
+from gpupool.pool.variables.composite import Composite as _C
 def __tell(value):
     return f'Composite {value.gather()}' if isinstance(value, _C) else repr(value)
 __tell.__globals__['_C'] = _C

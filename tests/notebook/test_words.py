@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gpupool.core.events import (
+from gpupool.core.wire.events import (
     CheckpointEvent,
     EndEvent,
     Event,
@@ -18,7 +18,7 @@ from gpupool.core.events import (
     StepEvent,
     ValidationEvent,
 )
-from gpupool.notebook import words
+from gpupool.notebook.monitor import words
 from gpupool.training.history import TrainingHistory
 from tests.notebook.feed import full_events
 

@@ -7,8 +7,8 @@ from itertools import product
 
 import pytest
 
-from gpupool.core.whereabouts import Collective, Whereabouts
-from gpupool.pool.diagnosis import Diagnosis, Observed, diagnose
+from gpupool.core.wire.whereabouts import Collective, Whereabouts
+from gpupool.pool.calls.diagnosis import Diagnosis, Observed, diagnose
 
 HANG_S = 30.0
 ALL = (0, 1, 2)

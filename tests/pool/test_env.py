@@ -16,7 +16,7 @@ import pytest
 
 import gpupool
 from gpupool import OptionsError, Pool, PoolError, SpmdError
-from gpupool.core.masking import MASK
+from gpupool.core.wire.masking import MASK
 from gpupool.pool import session
 from tests.pool.processes import family, files_in, folder_of, until
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpupool.core.errors import RankError, SpmdError
-from gpupool.core.whereabouts import Collective, Whereabouts
-from gpupool.pool.failures import Failure, settle
+from gpupool.core.wire.whereabouts import Collective, Whereabouts
+from gpupool.pool.calls.failures import Failure, settle
 
 LOST = "[pair.cc:561] Connection closed by peer [127.0.0.1]:4321."
 IN_COLLECTIVE = Whereabouts("Cell In[3], line 2", Collective("all_reduce", 5))

@@ -11,7 +11,8 @@ import pytest
 import gpupool
 from gpupool import SpmdError, TrainingOptions
 from gpupool.core.errors import PlacementError
-from gpupool.core.topology import Gpu, visible_gpus
+from gpupool.core.machine.gpus import visible_gpus
+from gpupool.core.machine.topology import Gpu
 from gpupool.pool import session
 from tests.pool.processes import notebook
 from tests.training.conftest import network, samples

@@ -34,9 +34,9 @@ from gpupool import (
     TrainingRun,
 )
 from gpupool.pool import session
-from gpupool.pool.engines import Engines
 from gpupool.pool.inline import InlineEngines
-from gpupool.pool.protocol import RankEngines
+from gpupool.pool.processes.engines import Engines
+from gpupool.pool.processes.interface import RankEngines
 from tests.notebook.kernel import plain
 from tests.pool.processes import folder_of, press_when, reach, reached, until
 from tests.training.conftest import network, samples, train_on, weights
@@ -164,8 +164,9 @@ def test_a_time_limit_and_ctrl_c_end_a_cell_where_it_is(
     either: Pool, tmp_path: Path, code: str
 ) -> None:
     started = time.monotonic()
-    error = error_of(either, code, timeout_s=0.3)
-    assert error.first.evalue == "took longer than 0.3 s"
+    # In the code, and not while it is compiled, where Python 3.11.7 may raise SystemError instead.
+    error = error_of(either, code, timeout_s=1.0)
+    assert error.first.evalue == "took longer than 1 s"
     begun = tmp_path / "rank"
     is_here = either.options.inline  # in the cell; else it waits for the engine
     press = do_when if is_here else press_when
@@ -214,7 +215,7 @@ def test_ranks_are_named_and_refused_alike(either: Pool) -> None:
 
 
 def test_the_state_and_the_quiet_commands(either: Pool) -> None:
-    assert (either.status().state, either.alive_ranks()) == ("idle", [0])
+    assert (either.status().state, either._all_ranks.engines.alive_ranks()) == ("idle", [0])
     either.interrupt()
     assert isinstance(either.log(0), str)
     execution = either.begin("1 + 1", ranks=(0,), on_output=lambda *_: None)

@@ -23,7 +23,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import gpupool
 from gpupool import InlinePool, NoPoolError, OptionsError, PoolError, PoolOptions, PoolStartError
-from gpupool.core.topology import visible_gpus
+from gpupool.core.machine.gpus import visible_gpus
 from gpupool.pool import session
 from tests.pool.processes import folder_of, open_files
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import gpupool
-from gpupool.core.processes import ProcessId
+from gpupool.core.machine.processes import ProcessId
 from gpupool.pool import session
 from tests.pool.processes import folder_of, gone, notebook, until
 

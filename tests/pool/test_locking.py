@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import pytest
 
 from gpupool.core.errors import PlacementError
-from gpupool.pool.launch import Launch
+from gpupool.pool.processes.launch import Launch
 from tests.pool.processes import notebook, until
 
 HOLD = """
 import sys, time
-from gpupool.pool.launch import Launch
+from gpupool.pool.processes.launch import Launch
 launch = Launch(lambda *_: None)
 print(launch.lock_gpus(sys.argv[1:], len(sys.argv) - 1, False), flush=True)
 time.sleep(60)
@@ -77,7 +77,7 @@ def test_a_stopped_pool_gives_its_gpus_back_while_its_agent_stays_warm(gpus: lis
 def test_lock_files_that_are_not_ours_to_write_are_an_error_and_cost_no_agent(
     launch: Launch, gpus: list[str]
 ) -> None:
-    from gpupool.core.locks import lock_folder
+    from gpupool.core.machine.locks import lock_folder
 
     trap = lock_folder() / f"gpupool-{gpus[0]}.lock"
     trap.symlink_to(os.devnull)

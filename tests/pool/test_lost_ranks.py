@@ -13,12 +13,13 @@ import pytest
 
 import gpupool
 from gpupool import Pool, SpmdError
-from gpupool.core.masking import Secrets
+from gpupool.core.wire.masking import Secrets
+from gpupool.core.wire.requests import Where
 from gpupool.pool import session
-from gpupool.pool.health import Health
-from gpupool.pool.recovery import Recovery
 from gpupool.pool.status import PoolStatus
-from gpupool.pool.turns import Turns
+from gpupool.pool.upkeep.health import Health
+from gpupool.pool.upkeep.recovery import Recovery
+from gpupool.pool.upkeep.turns import Turns
 from tests.pool.processes import engine_pid, kill, reach, reached, until, wait_for
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
@@ -66,7 +67,7 @@ def test_a_rank_is_replaced_while_a_value_waits_to_be_sent(pool3: Pool, tmp_path
     sent: list[object] = []
     sender = threading.Thread(target=lambda: sent.append(pool3.put(list(range(9)))), daemon=True)
     sender.start()
-    until(lambda: pool3.turns.are_in_use([1]), SOON_S)  # it waits for ranks 0 and 2
+    until(lambda: pool3._all_ranks.turns.are_in_use([1]), SOON_S)  # it waits for ranks 0 and 2
     kill(pool3, 1)
     go.touch()
     sender.join(SOON_S)
@@ -92,7 +93,7 @@ def test_nobody_waits_for_a_replacement_that_cannot_be(caplog: pytest.LogCapture
 def test_a_question_to_a_rank_that_dies_is_answered(pool3: Pool) -> None:
     pid = engine_pid(pool3, 1)
     os.kill(pid, signal.SIGSTOP)
-    answer = pool3.ask("gpupool_where_request", [1])[1]
+    answer = pool3.ask(Where(), [1])[1]
     os.kill(pid, signal.SIGKILL)
     assert answer.result(SOON_S) == {"status": "died"}
 
@@ -134,7 +135,7 @@ def test_what_is_run_while_a_loss_is_being_told_waits_for_the_new_rank(pool3: Po
 
 def busy(pool: Pool) -> list[int]:
     """The ranks that have something to do."""
-    return pool._engines.busy_ranks()
+    return pool._all_ranks.engines.busy_ranks()
 
 
 def test_a_restart_that_was_asked_for_is_not_told_as_a_loss(

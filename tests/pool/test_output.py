@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from gpupool import Pool, SpmdError
 from gpupool.core.errors import PoolError
-from gpupool.core.masking import MASK, Secrets
-from gpupool.core.parcels import pack
-from gpupool.pool import iopub, output
-from gpupool.pool.iopub import Router
-from gpupool.pool.output import OutputRecorder, RankOutput
+from gpupool.core.wire.masking import MASK, Secrets
+from gpupool.core.wire.pickles import pack
+from gpupool.pool.calls import output
+from gpupool.pool.calls.output import OutputRecorder, RankOutput
+from gpupool.pool.processes import iopub
+from gpupool.pool.processes.iopub import Router
 from gpupool.pool.result import SpmdResult
 from tests.pool.processes import until
 
@@ -340,7 +341,7 @@ def test_the_engine_keeps_nothing_of_what_cells_have_shown(pool2: Pool) -> None:
 
 
 def test_nothing_of_late_text_is_kept_by_ipyparallel(pool2: Pool) -> None:
-    client = pool2._engines._client._client  # type: ignore[attr-defined]
+    client = pool2._all_ranks.engines._client._client  # type: ignore[attr-defined]
     before = set(client._futures)  # calls that an engine took along when it was killed
     first = pool2.run("threading.Timer(0.3, lambda: print('late')).start()", ranks=0)
     until(lambda: first.text(0) == "late\n", 10, "the late text")

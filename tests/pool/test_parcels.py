@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpupool.pool.parcels import Parcels
+from gpupool.pool.variables.parcels import Parcels
 
 
 class Notebook:

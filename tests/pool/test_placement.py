@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from gpupool.core.errors import OptionsError, PlacementError
-from gpupool.core.options import PoolOptions
-from gpupool.core.topology import NO_DRIVER, Discovery, Gpu, survey
-from gpupool.pool.placement import Placement, place_ranks
+from gpupool.core.machine.topology import NO_DRIVER, Discovery, Gpu, survey
+from gpupool.core.options.pool_options import PoolOptions
+from gpupool.pool.processes.placement import Placement, place_ranks
 
 GPUS = [Gpu(i, f"GPU-{i}", "NVIDIA H200") for i in range(4)]
 FOUR = survey(GPUS, "", None)

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from gpupool import Pool
-from gpupool.pool.ports import Ports
+from gpupool.pool.processes.ports import Ports
 from tests.pool.processes import family
 
 

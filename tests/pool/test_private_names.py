@@ -32,7 +32,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from gpupool import Pool
 from gpupool.core.errors import PoolError
-from gpupool.pool.client import plain_client
+from gpupool.core.wire.requests import SetEnvironment
+from gpupool.pool.processes.client import plain_client
 from tests.pool.issuer import Issuer
 from tests.pool.processes import folder_of, until
 
@@ -69,7 +70,7 @@ def request(client: Any, rank: int, hook: Any = None) -> Any:
 
 
 def test_engines_maps_the_id_which_is_the_rank_to_the_address(client: Any) -> None:
-    """`_engines`, in pool/client.py."""
+    """`_engines`, in pool/processes/client.py."""
     assert sorted(client._engines) == sorted(client.ids) == [0, 1]
     assert all(isinstance(client._engines[rank], str) for rank in client.ids)
 
@@ -78,7 +79,7 @@ def test_engines_maps_the_id_which_is_the_rank_to_the_address(client: Any) -> No
 def test_a_request_on_the_mux_stream_is_answered_by_the_rank_addressed(
     client: Any, rank: int
 ) -> None:
-    """`_mux_stream` and `_engines`, in pool/client.py."""
+    """`_mux_stream` and `_engines`, in pool/processes/client.py."""
     message = client.send_apply_request(
         client._mux_stream, rank_here, ident=client._engines[rank].encode()
     )
@@ -107,7 +108,7 @@ def test_an_engine_does_without_debugpy_which_a_cell_may_import(pool2: Pool) -> 
 
 
 def test_the_hook_is_called_before_sending_and_callbacks_hear_all_output(client: Any) -> None:
-    """`message_future_hook`, `iopub_callbacks` and `output`, in pool/client.py."""
+    """`message_future_hook`, `iopub_callbacks` and `output`, in pool/processes/client.py."""
     heard: list[str] = []
     hooked: list[Any] = []
 
@@ -123,7 +124,7 @@ def test_the_hook_is_called_before_sending_and_callbacks_hear_all_output(client:
 
 
 def test_the_history_of_calls_can_be_forgotten_between_them(client: Any) -> None:
-    """`history`, in pool/client.py."""
+    """`history`, in pool/processes/client.py."""
     request(client, 0).result(TIMEOUT_S)
     assert client.history
     client.history.clear()
@@ -169,7 +170,7 @@ def test_the_controllers_heartbeat_is_a_process_that_has_not_begun() -> None:
 
 
 def test_showtraceback_takes_three_arguments_and_can_be_covered_on_the_shell(pool2: Pool) -> None:
-    """`shell._showtraceback`, in engine/execute.py."""
+    """`shell._showtraceback`, in engine/cells/execute.py."""
     assert list(inspect.signature(InteractiveShell._showtraceback).parameters) == [
         "self", "etype", "evalue", "stb",
     ]  # fmt: skip
@@ -190,7 +191,7 @@ def test_showtraceback_takes_three_arguments_and_can_be_covered_on_the_shell(poo
 def test_exit_and_quit_are_names_of_the_cells_that_are_called_without_parentheses(
     pool2: Pool,
 ) -> None:
-    """`ExitAutocall`, `user_ns_hidden` in engine/shell.py."""
+    """`ExitAutocall`, `user_ns_hidden` in engine/shell/shell.py."""
     names = "sorted(n for n in get_ipython().user_ns_hidden if n in ('exit', 'quit'))"
     assert pool2.run(names)[0] == ["exit", "quit"]
     reached = pool2.run("reached = 1\nif True:\n    exit()\nreached = 2")
@@ -200,7 +201,7 @@ def test_exit_and_quit_are_names_of_the_cells_that_are_called_without_parenthese
 
 
 def test_every_module_of_torch_that_forms_the_group_asks_us(pool2: Pool) -> None:
-    """`init_process_group` is replaced where it was imported to: engine/torchrun.py."""
+    """`init_process_group` is replaced where it was imported to: engine/cells/torchrun.py."""
     here = (
         "import sys\n"
         "found = [vars(m).get('init_process_group') for m in list(sys.modules.values())]\n"
@@ -214,7 +215,7 @@ def test_every_module_of_torch_that_forms_the_group_asks_us(pool2: Pool) -> None
 
 
 def test_a_debugger_takes_one_command_at_a_time(pool2: Pool) -> None:
-    """`reset`, `setup`, `stack`, `curindex`, `cmdqueue` of IPython's Pdb: engine/debug.py."""
+    """`reset`, `setup`, `stack`, `curindex`, `cmdqueue` of IPython's Pdb: engine/cells/debug.py."""
 
     def driven() -> list[object]:
         import io
@@ -242,7 +243,7 @@ def test_the_kernel_turns_descriptor_2_into_a_pipe_to_itself(pool2: Pool) -> Non
 
 
 def test_the_kernel_echoes_through_a_descriptor_that_can_be_replaced(pool2: Pool) -> None:
-    """`_original_stdstream_copy`, in engine/log.py."""
+    """`_original_stdstream_copy`, in engine/output/log.py."""
     code = "import os, sys; os.readlink(f'/proc/self/fd/{sys.STREAM._original_stdstream_copy}')"
     for stream in ("stdout", "stderr"):
         targets = pool2.run(code.replace("STREAM", stream))
@@ -252,7 +253,7 @@ def test_the_kernel_echoes_through_a_descriptor_that_can_be_replaced(pool2: Pool
 
 
 def test_torch_lists_its_process_groups_and_they_can_be_aborted(pool2: Pool) -> None:
-    """`distributed_c10d._world.pg_map` and `ProcessGroup.abort`, in engine/abort.py."""
+    """`distributed_c10d._world.pg_map` and `ProcessGroup.abort`, in engine/group/abort.py."""
     code = (
         "from torch.distributed import distributed_c10d\n"
         "groups = list(distributed_c10d._world.pg_map)\n"
@@ -262,7 +263,7 @@ def test_torch_lists_its_process_groups_and_they_can_be_aborted(pool2: Pool) -> 
 
 
 def test_the_flight_recorder_knows_gloos_collectives_and_which_are_pending(pool2: Pool) -> None:
-    """`_dump_fr_trace_json` and its keys, in engine/where.py."""
+    """`_dump_fr_trace_json` and its keys, in engine/group/whereabouts.py."""
 
     def recorded() -> list[object]:
         import json
@@ -315,7 +316,7 @@ def test_the_flight_recorder_knows_gloos_collectives_and_which_are_pending(pool2
 
 
 def test_torch_names_groups_and_lists_their_ranks(pool2: Pool) -> None:
-    """`_world.pg_names` and `_world.pg_group_ranks`, in engine/where.py."""
+    """`_world.pg_names` and `_world.pg_group_ranks`, in engine/group/whereabouts.py."""
     code = (
         "from torch.distributed import distributed_c10d as c\n"
         "c._world.pg_names[dist.group.WORLD], sorted(c._world.pg_group_ranks[dist.group.WORLD])"
@@ -324,7 +325,7 @@ def test_torch_names_groups_and_lists_their_ranks(pool2: Pool) -> None:
 
 
 def test_public_functions_of_torch_distributed_are_in_one_file(pool2: Pool) -> None:
-    """Found by it in the stack, with `src`, `dst` and `group` among their variables: where.py."""
+    """Found by it in the stack, with variables `src`, `dst` and `group`, in whereabouts.py."""
     code = (
         "import inspect\nfrom torch.distributed import distributed_c10d as c\n"
         "names = 'all_reduce recv send isend irecv monitored_barrier all_gather_object'.split()\n"
@@ -336,7 +337,7 @@ def test_public_functions_of_torch_distributed_are_in_one_file(pool2: Pool) -> N
 
 
 def test_a_cleared_frame_lets_go_of_its_variables_once_they_are_asked_for_again() -> None:
-    """`frame.clear()` and `frame.f_locals`, in engine/causes.py."""
+    """`frame.clear()` and `frame.f_locals`, in engine/cells/error_hints.py."""
     import sys
     import weakref
 
@@ -363,7 +364,7 @@ def test_a_cleared_frame_lets_go_of_its_variables_once_they_are_asked_for_again(
 
 
 def test_data_published_by_an_engine_comes_as_a_message_of_its_call(pool2: Pool) -> None:
-    """`ipyparallel.datapub` and "data_message", in engine/emit.py and pool/client.py."""
+    """`ipyparallel.datapub` and "data_message": engine/output/emit.py, pool/processes/client.py."""
     heard: list[tuple[str, Any]] = []
     arrived = threading.Event()
 
@@ -393,14 +394,28 @@ def test_ipython_prints_what_an_exception_renders_of_itself() -> None:
     assert shown == ["PoolError: one sentence."]
 
 
+def test_a_client_that_has_missed_the_notifications_asks_for_the_engines(pool2: Pool) -> None:
+    """`_update_engines`, `_send` and `_query_stream`, in pool/processes/client.py."""
+    client: Any = pool2._all_ranks.engines._client
+    theirs = client._client
+    engines = dict(theirs._engines)
+    theirs._ids.clear()
+    theirs._engines.clear()
+    assert client.ranks == []
+    client.ask_for_engines()
+    until(lambda: client.ranks == [0, 1], TIMEOUT_S)
+    assert dict(theirs._engines) == engines
+    assert dict(pool2.run("rank")) == {0: 0, 1: 1}
+
+
 def test_a_control_request_resolves_to_the_message_of_its_answer(client: Any) -> None:
-    """`_send` and `_control_stream`, in pool/client.py."""
+    """`_send` and `_control_stream`, in pool/processes/client.py."""
     variables = {"GPUPOOL_X": "\udcff é"}
-    content = {"variables": variables, "unset": ["GPUPOOL_X"], "refresh": False}
+    request = SetEnvironment(variables, ["GPUPOOL_X"], refresh=False)
     future = client._send(
         client._control_stream,
-        "gpupool_environment_request",
-        content=content,
+        request.message_type(),
+        content=request.content(),
         ident=client._engines[1].encode(),
     )
     answered = threading.Event()
@@ -427,7 +442,7 @@ def test_botocore_reads_the_variables_again_before_keys_with_an_end_expire() -> 
 
 
 def test_botocore_keeps_the_end_of_credentials_under_a_private_name(tmp_path: Path) -> None:
-    """`_expiry_time` in data/keys.py and, with a resolver of its own, pool/credentials.py."""
+    """`_expiry_time`, in data/stores/s3_keys.py and pool/environment/credentials.py."""
     os.environ.update(Issuer(tmp_path, lifetime_s=3600).env)
     session = Session()
     found = [create_credential_resolver(session).load_credentials() for _ in range(2)]
@@ -437,7 +452,7 @@ def test_botocore_keeps_the_end_of_credentials_under_a_private_name(tmp_path: Pa
 
 
 def test_ipython_keeps_cells_where_they_are_taken_out() -> None:
-    """The names of its history, in notebook/history.py."""
+    """The names of its history, in notebook/magics/typed_secrets.py."""
     names = inspect.getsource(HistoryManager)
     for name in ("input_hist_raw", "input_hist_parsed", "db_input_cache_lock", "_i00", "_iii"):
         assert name in names
@@ -445,7 +460,7 @@ def test_ipython_keeps_cells_where_they_are_taken_out() -> None:
 
 
 def test_the_connection_closes_without_waiting(pool2: Pool) -> None:
-    """`Client.close(linger=0)`, in pool/client.py."""
+    """`Client.close(linger=0)`, in pool/processes/client.py."""
     file = folder_of(pool2) / "profile" / "security" / "ipcontroller-client.json"
     client = ipyparallel.Client(str(file), timeout=TIMEOUT_S)
     thread = client._io_thread
@@ -480,7 +495,7 @@ def test_ipython_shows_every_error_through_methods_that_a_shell_can_replace() ->
 
 
 def test_cloudpickle_reduces_a_function_to_its_code_globals_and_state() -> None:
-    """gpupool/core/parcels.py puts the cells' namespace in the place of the globals."""
+    """gpupool/core/wire/pickles.py puts the cells' namespace in the place of the globals."""
     pickler = cloudpickle.Pickler(io.BytesIO(), protocol=5)
     make, arguments, state, *rest = pickler._dynamic_function_reduce(forty_two)
     assert make.__name__ == "_make_function"
@@ -490,7 +505,7 @@ def test_cloudpickle_reduces_a_function_to_its_code_globals_and_state() -> None:
 
 
 def test_cloudpickle_makes_a_class_empty_and_knows_it_again() -> None:
-    """gpupool/core/reductions.py gives the class its whole name, and says who makes it."""
+    """gpupool/core/wire/reductions.py gives the class its whole name, and says who makes it."""
     made = type("Made", (), {"__module__": "__main__", "x": 1})
     pickler = cloudpickle.Pickler(io.BytesIO(), protocol=5)
     make, (meta, name, bases, names, tracker, extra), *_ = pickler.reducer_override(made)
@@ -507,7 +522,7 @@ NAMES = {"__module__": "__main__"}
 
 
 def test_a_compiled_function_closes_over_the_function_and_how_it_is_compiled() -> None:
-    """gpupool/core/reductions.py has a rank compile it again."""
+    """gpupool/core/wire/reductions.py has a rank compile it again."""
     made = torch.compile(forty_two, backend="eager", dynamic=True, fullgraph=True)
     eval_frame: Any = sys.modules["torch._dynamo.eval_frame"]
     assert made.__code__.co_filename == eval_frame.__file__  # type: ignore[attr-defined]
@@ -519,7 +534,7 @@ def test_a_compiled_function_closes_over_the_function_and_how_it_is_compiled() -
 
 
 def test_torch_pickles_a_tensor_as_its_storage() -> None:
-    """gpupool/core/parcels.py lets the storage's memory stand beside the pickle."""
+    """gpupool/core/wire/pickles.py lets the storage's memory stand beside the pickle."""
     tensor = torch.arange(6, dtype=torch.int16)[2:]
     rebuild, (storage, offset, *_) = tensor.__reduce_ex__(5)
     assert isinstance(storage, torch.storage.TypedStorage)
@@ -531,13 +546,13 @@ def test_torch_pickles_a_tensor_as_its_storage() -> None:
 
 
 def test_the_namespace_of_cells_is_that_of_main(pool2: Pool) -> None:
-    """gpupool/core/parcels.py looks there for it."""
+    """gpupool/core/wire/pickles.py looks there for it."""
     source = "import sys; vars(sys.modules['__main__']) is get_ipython().user_ns"
     assert dict(pool2.run(source)) == {0: True, 1: True}
 
 
 def test_ddp_makes_its_reducer_of_its_state_and_keeps_the_hooks(pool2: Pool) -> None:
-    """engine/replicas.py: `_comm_hooks`, `_register_comm_hook`, what a static graph has learnt."""
+    """`_comm_hooks`, `_register_comm_hook`, a static graph: engine/state_sync/ddp_replicas.py."""
     source = """
 from torch.nn.parallel import DistributedDataParallel as DDP
 model = DDP(torch.nn.Linear(1, 1), static_graph=True)

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import inspect
 import threading
+from typing import Any
 
 from ipykernel.iostream import IOPubThread, OutStream
 from ipykernel.kernelbase import Kernel
 from ipyparallel import Client
+from ipyparallel.controller import hub
+from ipyparallel.controller.app import IPController
 from ipyparallel.engine.app import IPEngine
 from ipyparallel.engine.kernel import IPythonParallelKernel
 from IPython.core.displayhook import DisplayHook
@@ -20,17 +23,56 @@ from IPython.core.interactiveshell import InteractiveShell
 from jupyter_client.session import Session
 
 from gpupool import Pool
+from gpupool.pool.processes.client import plain_client
+from tests.pool.processes import folder_of, until
 
 
 def test_a_client_hears_what_is_published_in_one_method_and_waits_for_output_futures() -> None:
-    """`_dispatch_iopub` and `_output_futures`, in pool/client.py."""
+    """`_dispatch_iopub` and `_output_futures`, in pool/processes/client.py."""
     assert "on_recv(self._dispatch_iopub" in inspect.getsource(Client._setup_streams)
     source = inspect.getsource(Client.create_message_futures)
     assert "self._output_futures[msg_id] = output" in source
 
 
+def test_a_call_is_followed_by_idle_only_if_it_has_published_something(pool2: Pool) -> None:
+    """`_publish_status`, Private names of engine/output/status.py and pool/processes/client.py."""
+    client: Any = plain_client(
+        folder_of(pool2) / "profile" / "security" / "ipcontroller-client.json"
+    )
+    heard: list[str] = []
+
+    def hear(frames: Any) -> None:
+        message = client.session.deserialize(client.session.feed_identities(frames)[1])
+        parent, content = message["parent_header"], message["content"]
+        if (
+            parent["session"] != client.session.session
+            and parent["msg_type"] == "apply_request"  # not what watches over the call
+        ):
+            heard.append(
+                content.get("execution_state") or content.get("text") or message["msg_type"]
+            )
+
+    client._io_loop.add_callback(client._iopub_stream.on_recv, hear)
+    shown = "import os\nos.write(1, b'octets\\n')\n6 * 7"
+    for cell in ("x = 1", "1 / 0", "print('printed')", shown, "print('end')"):
+        pool2.begin(cell, ranks=(0,), on_output=lambda *_: None).wait(60.0)
+    until(lambda: heard[-2:] == ["end\n", "idle"], 20.0)
+    client.close(linger=0)
+    assert heard[:-2] == ["printed\n", "idle", "octets\n", "execute_result", "idle"]
+
+
+def test_the_controller_follows_calls_without_reading_what_they_publish(pool2: Pool) -> None:
+    """`hub.monitor`, `monitor_handlers` and `extract_dates`, in host/controller.py."""
+    assert 'setsockopt(zmq.SUBSCRIBE, b"")' in inspect.getsource(IPController.init_hub)
+    assert "b'iopub': self.monitor_iopub_message" in inspect.getsource(hub.Hub)
+    assert callable(hub.extract_dates)
+    asked = pool2.client[0].apply_async(lambda: 42)
+    assert asked.get(20.0) == 42
+    until(lambda: asked.msg_ids[0] in pool2.client.queue_status([0], True)[0]["completed"], 20.0)
+
+
 def test_the_digests_that_a_session_remembers_can_be_fewer() -> None:
-    """`digest_history_size`, in pool/client.py."""
+    """`digest_history_size`, in pool/processes/client.py."""
     session = Session(key=b"k", digest_history_size=10)
     for n in range(50):
         session._add_digest(str(n).encode())
@@ -56,7 +98,7 @@ def test_all_an_engine_publishes_goes_through_one_method_of_its_thread(pool2: Po
 
 
 def test_a_stream_knows_its_call_by_context_and_at_large() -> None:
-    """`_parent_header`, `_parent_header_global`, `set_thread_parent`, in engine/streams.py."""
+    """`_parent_header`, `_parent_header_global`, `set_thread_parent`: engine/output/streams.py."""
     source = inspect.getsource(OutStream)
     for name in ("self._parent_header.get()", "self._parent_header_global", "LookupError"):
         assert name in source
@@ -72,7 +114,7 @@ def test_a_stream_reads_its_descriptor_in_a_method_of_its_own() -> None:
 
 
 def test_the_code_of_kernels_finds_its_streams_in_the_sys_of_its_modules(pool2: Pool) -> None:
-    """`sys` of their modules, `do_apply`, `do_execute`, `get_parent`, in engine/restoring.py."""
+    """`sys` of their modules, `do_apply`, `do_execute`, `get_parent`: engine/shell/restoring.py."""
     for method in (Kernel.process_control, IPythonParallelKernel.apply_request):
         assert "sys.stdout.flush()" in inspect.getsource(method)
     assert "self.do_apply(" in inspect.getsource(IPythonParallelKernel.apply_request)
@@ -83,7 +125,7 @@ def test_the_code_of_kernels_finds_its_streams_in_the_sys_of_its_modules(pool2: 
 
 
 def test_a_thread_runs_the_method_run_that_it_finds_on_itself() -> None:
-    """`keep_the_call_of_threads`, in engine/streams.py."""
+    """`keep_the_call_of_threads`, in engine/output/streams.py."""
     seen: list[str] = []
     thread = threading.Thread(target=lambda: seen.append("own"))
     run = thread.run
@@ -94,14 +136,14 @@ def test_a_thread_runs_the_method_run_that_it_finds_on_itself() -> None:
 
 
 def test_ipython_notes_all_output_and_can_be_kept_from_it() -> None:
-    """`InteractiveShell._tee` and `history_manager.outputs`, in engine/shell.py."""
+    """`InteractiveShell._tee` and `history_manager.outputs`, in engine/shell/shell.py."""
     assert 'self._tee(channel="stdout")' in inspect.getsource(InteractiveShell.run_cell)
     assert "self.outputs" in inspect.getsource(HistoryManager)
     assert callable(DisplayPublisher.publish)
 
 
 def test_ipython_puts_a_value_into_out_by_a_method_and_knows_the_number_of_the_cell() -> None:
-    """`update_user_ns`, `prompt_count`, `semicolon_at_end_of_expression`, in spmd_view.py."""
+    """Private: `update_user_ns`, `prompt_count`, `semicolon_at_end_of_expression`, in views.py."""
     source = inspect.getsource(DisplayHook)
     for name in ("def update_user_ns(self, result)", "prompt_count"):
         assert name in source

@@ -14,9 +14,10 @@ import pytest
 
 import gpupool
 from gpupool import CredentialsError, Pool
-from gpupool.pool import renewal, session
-from gpupool.pool.credentials import AwsChain, AwsCredentials, ChainError
-from gpupool.pool.renewal import Renewal
+from gpupool.pool import session
+from gpupool.pool.environment import renewal
+from gpupool.pool.environment.credentials import AwsChain, AwsCredentials, ChainError
+from gpupool.pool.environment.renewal import Renewal
 from tests.pool.issuer import Issuer
 from tests.pool.processes import until
 

@@ -224,8 +224,9 @@ def test_a_rank_that_dies_during_a_restart_is_replaced_with_it(pool3: Pool) -> N
     server.suspend()  # so that the restart is not over before
     thread, failed = restarting(pool3)
     until(lambda: gone(before), 5.0)
+    num_losses = pool3._all_ranks.health.num_losses
     os.kill(engine_pid(pool3, 2), signal.SIGKILL)
-    until(lambda: 2 not in pool3.alive_ranks(), 5.0)
+    until(lambda: pool3._all_ranks.health.num_losses > num_losses, 5.0)
     server.kill()  # and so has the fork server died
     thread.join(120)
     assert (thread.is_alive(), failed) == (False, [])
@@ -250,6 +251,16 @@ def test_a_private_folder_that_is_removed_is_made_again_and_this_is_said(
     modes = {path.stat().st_mode & 0o777 for path in (folder / "profile/security").iterdir()}
     assert (folder.parent.stat().st_mode & 0o777, modes) == (0o700, {0o600})
     assert "was removed" in pool3.log(0) or name
+
+
+def test_a_private_folder_that_nobody_needs_now_is_missed_all_the_same(
+    pool3: Pool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of(pool3)
+    security = folder / "profile/security"
+    shutil.rmtree(folder.parent)
+    until(lambda: any(security.glob("*.json")), 5.0, "its being made again")
+    until(lambda: f"{folder}, or files in it were removed" in capfd.readouterr().err, 5.0)
 
 
 def test_a_private_folder_that_cannot_be_made_again_costs_no_rank(pool3: Pool) -> None:

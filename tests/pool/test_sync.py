@@ -12,9 +12,10 @@ import torch
 
 import gpupool
 from gpupool import Composite, OptionsError, Pool, PoolError, SpmdError
-from gpupool.core.parcels import namespace
-from gpupool.notebook.composite_view import composite_html, composite_text
-from gpupool.notebook.spmd_view import QuietView
+from gpupool.core.wire.pickles import namespace
+from gpupool.core.wire.requests import Interrupt
+from gpupool.notebook.cells.views import QuietView
+from gpupool.notebook.composites import composite_html, composite_text
 from gpupool.pool import session
 from gpupool.spmd.cell import Notebook, SpmdRun
 from tests.pool.processes import kill as kill_ranks
@@ -256,7 +257,7 @@ def test_an_error_of_one_rank_meanwhile_changes_nothing(pool3: Pool, tmp_path: P
 
     def interrupt_rank_1() -> None:
         until(lambda: reached(begun, 1), 10.0)
-        pool3.ask("gpupool_interrupt_request", [1], number=None)
+        pool3.ask(Interrupt(), [1])
 
     thread = threading.Thread(target=interrupt_rank_1)
     thread.start()

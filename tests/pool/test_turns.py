@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpupool.pool.turns import Turns
+from gpupool.pool.upkeep.turns import Turns
 
 
 def test_what_needs_the_same_rank_waits_in_the_order_of_asking() -> None:

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from gpupool import Composite, Pool, PoolError, SpmdError, TransferError
-from gpupool.core.parcels import namespace
-from gpupool.notebook.spmd_view import QuietView
-from gpupool.pool.composite import Constant
+from gpupool.core.wire.pickles import namespace
+from gpupool.notebook.cells.views import QuietView
 from gpupool.pool.result import SpmdResult
-from gpupool.pool.variables import Variables
+from gpupool.pool.variables.composite import Constant
+from gpupool.pool.variables.variables import Variables
 from gpupool.spmd.cell import Notebook as At
 from gpupool.spmd.cell import SpmdRun
 from tests.pool.processes import engine_pid, open_files, press_when, wait_for
@@ -237,7 +237,7 @@ def test_a_rank_that_has_lost_what_was_sent_says_so_and_gets_it_again(
 ) -> None:
     notebook.names["x"] = [1]
     notebook.cell("x", "x")
-    pool2.run("from gpupool.engine import variables\nif rank == 1: variables._kept.clear()")
+    pool2.run("from gpupool.engine.cells import variables\nif rank == 1: variables._kept.clear()")
     with pytest.raises(SpmdError, match=r"rank 1 has lost values .* Run the cell again"):
         notebook.cell("x", "x")
     assert notebook.cell("x", "x") == ["[1]", "[1]"]
@@ -389,7 +389,7 @@ def test_a_value_whose_repr_fails_is_listed(notebook: Notebook) -> None:
 
 
 def test_a_constant_of_another_pool_is_refused(notebook: Notebook, pool2: Pool) -> None:
-    foreign = Constant(Variables(pool2), pool2.put("ours").number, "str")
+    foreign = Constant(Variables(pool2._all_ranks), pool2.put("ours").number, "str")
     for value in (foreign, [foreign]):
         notebook.names["x"] = value
         with pytest.raises(TransferError, match="a Constant of another pool"):
@@ -419,7 +419,7 @@ def test_what_is_sent_again_leaves_the_rest_alone(notebook: Notebook, pool2: Poo
     notebook.names |= {"x": [1], "y": [2]}
     notebook.cell("x.append(rank)", "x y")
     pool2.run(
-        "from gpupool.engine import variables\n"
+        "from gpupool.engine.cells import variables\n"
         "if rank == 1: del variables._kept[variables._bound['y']]"
     )
     with pytest.raises(SpmdError, match=r"rank 1 has lost values"):

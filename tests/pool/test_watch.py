@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gpupool import Pool
-from gpupool.core.whereabouts import Whereabouts
-from gpupool.pool.execution import Execution
-from gpupool.pool.watch import WHERE_REQUEST, Diagnosis, HangWatch
+from gpupool.core.wire.requests import Where
+from gpupool.core.wire.whereabouts import Whereabouts
+from gpupool.pool.calls.execution import Execution
+from gpupool.pool.calls.hang_watch import Diagnosis, HangWatch
 from tests.pool.processes import engine_pid, until
 
 Begin = Callable[[str], Execution]
@@ -36,7 +37,7 @@ def begin(pool2: Pool) -> Iterator[Begin]:
 
 
 def asked(pool: Pool, rank: int, **how: bool) -> Whereabouts:
-    answer = pool.ask(WHERE_REQUEST, [rank], **how)[rank].result(60)
+    answer = pool.ask(Where(**how), [rank])[rank].result(60)
     assert answer["status"] == "ok"
     return Whereabouts.from_dict(answer["where"])
 
@@ -153,7 +154,7 @@ def watched(pool2: Pool, begin: Begin) -> Callable[..., Diagnosis]:
         source: str, is_it: Callable[[Diagnosis], bool] = lambda _: True, speed: float = 5.0
     ) -> Diagnosis:
         began = time.monotonic()
-        execution, watch = begin(source), HangWatch(pool2, (0, 1), 10.0, began)
+        execution, watch = begin(source), HangWatch(pool2._all_ranks, (0, 1), 10.0, began)
         found: list[Diagnosis] = []
 
         def look() -> bool:
@@ -213,7 +214,7 @@ def test_a_process_that_was_stopped(pool2: Pool, watched: Callable[..., Diagnosi
 
 
 def test_short_cells_are_not_asked(pool2: Pool) -> None:
-    watch = HangWatch(pool2, (0, 1), 30.0, 100.0)
+    watch = HangWatch(pool2._all_ranks, (0, 1), 30.0, 100.0)
     for now in (100.0, 101.0, 101.9):
         assert watch.look({0, 1}, set(), now) is None
     assert watch.where == {}

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.inputtransformer2 import TransformerManager
 
-from gpupool.core.names import names_in_code
-from gpupool.spmd.capture import CellNames, names_in_cell
+from gpupool.core.wire.global_names import names_in_code
+from gpupool.spmd.capture.capture import CellNames, names_in_cell
 from tests.notebook.terminal import Terminal
 
 # cell -> what it reads, assigns, imports, deletes (what follows is empty if left out)

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpupool.core.names import names_in_code
-from gpupool.spmd.capture import CellNames, names_in_cell
+from gpupool.core.wire.global_names import names_in_code
+from gpupool.spmd.capture.capture import CellNames, names_in_cell
 from tests.spmd.programs import Before, Namespace, TooMuch, Writer, compiled
 
 

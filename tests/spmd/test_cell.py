@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gpupool.core.errors import SpmdError
+from gpupool.core.wire.requests import Where
 from gpupool.pool.pool import Pool
-from gpupool.pool.watch import WHERE_REQUEST
 from gpupool.spmd.cell import CellReport, SpmdRun
 from tests.pool.processes import until
 from tests.waits import until_there
@@ -152,6 +152,7 @@ def test_cancelling_an_awaited_run_interrupts_the_ranks(begin: Begin, tmp_path: 
     async def cancelled() -> None:
         run, _ = begin(sleeping(tmp_path))
         waiting = asyncio.ensure_future(run)
+        await asyncio.sleep(0)  # what has not begun to wait is cancelled without a word
         while not sleeps(tmp_path):
             await asyncio.sleep(0.01)
         waiting.cancel()
@@ -174,8 +175,8 @@ def test_a_run_can_be_interrupted(begin: Begin, pool2: Pool, tmp_path: Path) -> 
 def test_an_interrupt_that_overtakes_its_call_ends_it(begin: Begin, pool2: Pool) -> None:
     before = pool2.begin("1", ranks=(0, 1), on_output=lambda *_: None)
     before.result()
-    pool2.interrupt_calls(dict.fromkeys((0, 1), before.number + 1))
-    heard = pool2.ask(WHERE_REQUEST, (0, 1)).values()  # one request is answered after the other
+    pool2._all_ranks.engines.interrupt(dict.fromkeys((0, 1), before.number + 1))
+    heard = pool2.ask(Where(), (0, 1)).values()  # one request is answered after the other
     assert not wait(heard, timeout=60).not_done
     pids = pool2.status().pids
     run, _ = begin("import time\ntime.sleep(60)", timeout_s=50)

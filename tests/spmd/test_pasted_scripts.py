@@ -140,6 +140,21 @@ def test_a_process_that_is_spawned_knows_what_the_cell_defines(kernel: Kernel) -
     assert lines(kernel, cell) == ["[0, 1] 42", "0"]
 
 
+def test_a_process_that_a_script_spawns_runs_the_script_again(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    """What it defines need not be picklable, as in plain IPython."""
+    script = (
+        "import multiprocessing as mp, threading\nlock = threading.Lock()\n"
+        "def work(queue, n):\n    with lock: queue.put(n * 2)\n"
+        "if __name__ == '__main__':\n    spawn = mp.get_context('spawn')\n"
+        "    queue = spawn.Queue()\n    process = spawn.Process(target=work, args=(queue, 21))\n"
+        "    process.start()\n    print(queue.get(timeout=100))\n    process.join()\n"
+    )
+    (tmp_path / "script.py").write_text(script)
+    assert lines(kernel, f"%run {tmp_path}/script.py") == ["[0, 1] 42"]
+
+
 def test_rpc_can_be_shut_down_and_begun_again(kernel: Kernel) -> None:
     """torch itself hangs in the second shutdown, once there was a reference to a remote value."""
     cell = (
@@ -152,3 +167,22 @@ def test_rpc_can_be_shut_down_and_begun_again(kernel: Kernel) -> None:
     for _ in range(3):
         assert "over" in lines(kernel, cell)[-1]
         assert usable(kernel)
+
+
+@pytest.mark.long
+def test_references_of_a_second_rpc_say_what_helps(kernel: Kernel) -> None:
+    """torch sends what it notes of references by the first RPC of the process, which is over."""
+    cell = (
+        "import operator, torch.distributed.rpc as rpc\n"
+        "rpc.init_rpc(f'worker{rank}', rank=rank, world_size=world_size)\n"
+        "if rank == 0:\n"
+        "    seven = rpc.remote('worker1', max, args=(3, 7))\n"
+        "    print(rpc.rpc_sync('worker1', operator.methodcaller('local_value'), args=(seven,)))\n"
+        "    del seven\nrpc.shutdown()"
+    )
+    kernel.run("%gpupool restart")
+    assert "7" in lines(kernel, cell)[-1]
+    failed = kernel.run(f"%%spmd\n{cell}")
+    assert "RPC is no longer running" in failed.error_text
+    assert "`%gpupool restart` gives new processes." in failed.text
+    assert usable(kernel)

@@ -54,7 +54,7 @@ def test_a_collective_of_one_rank_hangs_that_call_and_not_the_pool(pool2: Pool) 
     assert pool2.client[:].apply_sync(reduce) == [2.0, 2.0]
     for rank in (0, 1):
         alone = pool2.client[rank].apply_async(reduce)
-        until(lambda: pool2.of_others([0, 1]) == [rank], 20.0, "the call")  # noqa: B023
+        until(lambda: pool2._all_ranks.engines.of_others([0, 1]) == [rank], 20.0, "the call")  # noqa: B023
         assert dict(pool2.run(f"{SUM}, kept")) == {0: (2.0, 0), 1: (2.0, 1)}
         with pytest.raises(ipyparallel.RemoteError):
             alone.get(20)
@@ -65,7 +65,7 @@ def test_a_cell_waits_for_a_plain_call_on_its_ranks_alone(pool2: Pool) -> None:
 
     said: list[str | None] = []
     sleep = pool2.client[1].apply_async(time.sleep, 600)
-    until(lambda: pool2.of_others([0, 1]) == [1], 20.0, "the call")
+    until(lambda: pool2._all_ranks.engines.of_others([0, 1]) == [1], 20.0, "the call")
     assert dict(pool2.run("rank", ranks=0)) == {0: 0}
     cell = pool2.begin("rank", ranks=[0, 1], on_output=lambda *_: None, on_notice=said.append)
     until(lambda: "another client of ipyparallel runs (rank 1)" in str(said), 20.0, "the word")

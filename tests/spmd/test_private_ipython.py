@@ -7,6 +7,7 @@ to change.
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 import sys
 import traceback
@@ -29,7 +30,7 @@ def shell() -> InteractiveShell:
 
 
 def test_the_compiler_maps_file_names_to_cells(shell: InteractiveShell) -> None:
-    """`_filename_map`, in engine/sources.py and spmd/sources.py."""
+    """`_filename_map`, in engine/shell/cell_names.py and spmd/cell.py."""
     name = shell.compile.cache("x = 1\n", 7)
     assert shell.compile._filename_map == {name: 7}
     assert shell.compile.format_code_name(name) == ("Cell", "In[7]")
@@ -37,7 +38,7 @@ def test_the_compiler_maps_file_names_to_cells(shell: InteractiveShell) -> None:
 
 
 def test_the_shells_compiler_can_be_another_one_for_a_while(shell: InteractiveShell) -> None:
-    """`shell.compile` and what is called on it, in engine/sources.py."""
+    """`shell.compile` and what is called on it, in engine/shell/cell_names.py."""
     seen: list[str] = []
 
     class Through:
@@ -63,7 +64,7 @@ def test_the_shells_compiler_can_be_another_one_for_a_while(shell: InteractiveSh
 
 
 def test_magics_compile_their_code_under_these_names() -> None:
-    """`_NAMELESS`, in engine/sources.py."""
+    """`_NAMELESS`, in engine/shell/cell_names.py."""
     code = inspect.getsource(ExecutionMagics)
     for name in ("<timed exec>", "<timed eval>", "<magic-timeit>"):
         assert name in code
@@ -73,7 +74,7 @@ def test_magics_compile_their_code_under_these_names() -> None:
 
 
 def test_magics_are_called_by_methods_of_these_names(shell: InteractiveShell) -> None:
-    """The stack that engine/sources.py, engine/tracebacks.py and notebook/auto.py look at."""
+    """The stack that cell_names.py, tracebacks.py and notebook/magics/auto.py look at."""
     stacks: list[list[traceback.FrameSummary]] = []
 
     def look(line: str, cell: str | None = None) -> None:
@@ -99,7 +100,7 @@ def test_magics_are_called_by_methods_of_these_names(shell: InteractiveShell) ->
 
 
 def test_errors_of_scripts_and_of_nested_cells_are_shown_by_the_shells_own_code() -> None:
-    """`showtraceback` and `showsyntaxerror`, by whom they are called, in engine/execute.py."""
+    """Who calls `showtraceback` and `showsyntaxerror`, in engine/cells/execute.py."""
     for method in (InteractiveShell.safe_execfile, InteractiveShell.safe_run_module):
         assert "self.showtraceback(" in inspect.getsource(method)
     assert "self.showtraceback(" in inspect.getsource(InteractiveShell.run_code)
@@ -110,8 +111,23 @@ def test_errors_of_scripts_and_of_nested_cells_are_shown_by_the_shells_own_code(
     assert "ns['exit'] = self.exiter" in inspect.getsource(InteractiveShell.init_user_ns)
 
 
+def test_a_cell_that_awaits_is_run_by_a_function_that_can_be_set(shell: InteractiveShell) -> None:
+    """`loop_runner`, in engine/cells/execute.py."""
+    ran: list[str] = []
+
+    def run(coroutine: Any) -> Any:
+        ran.append(coroutine.__name__)
+        return asyncio.run(coroutine)
+
+    usual, shell.loop_runner = shell.loop_runner, run
+    for cell in ("x = 1", "import asyncio\nawait asyncio.sleep(0)"):
+        shell.run_cell(cell).raise_error()
+    shell.loop_runner = usual
+    assert ran == ["run_cell_async"]
+
+
 def test_frames_of_cells_are_records_whose_line_can_be_set(shell: InteractiveShell) -> None:
-    """`get_records`, `_sd`, `lineno` and `frame`, in engine/tracebacks.py."""
+    """`get_records`, `_sd`, `lineno` and `frame`, in engine/cells/tracebacks.py."""
     assert list(inspect.signature(ultratb.VerboseTB.get_records).parameters) == [
         "self", "etb", "context", "tb_offset",
     ]  # fmt: skip
@@ -125,7 +141,7 @@ def test_frames_of_cells_are_records_whose_line_can_be_set(shell: InteractiveShe
 
 
 def test_the_pager_can_be_replaced(shell: InteractiveShell) -> None:
-    """`show_in_pager` and `as_hook`, in engine/shell.py."""
+    """`show_in_pager` and `as_hook`, in engine/shell/shell.py."""
     from IPython.core import page
 
     shown: list[str] = []
@@ -135,7 +151,7 @@ def test_the_pager_can_be_replaced(shell: InteractiveShell) -> None:
 
 
 def test_a_transformer_with_side_effects_is_left_out_while_typing(shell: InteractiveShell) -> None:
-    """`has_side_effects`, in notebook/auto.py."""
+    """`has_side_effects`, in notebook/magics/auto.py."""
     calls: list[list[str]] = []
 
     class Transformer:
@@ -153,20 +169,20 @@ def test_a_transformer_with_side_effects_is_left_out_while_typing(shell: Interac
 
 
 def test_the_prompt_is_an_object_with_these_methods() -> None:
-    """`shell.prompts`, in notebook/auto.py."""
+    """`shell.prompts`, in notebook/magics/auto.py."""
     assert TerminalInteractiveShell.prompts.klass is Prompts
     for name in ("in_prompt_tokens", "continuation_prompt_tokens", "out_prompt_tokens"):
         assert callable(getattr(Prompts, name))
 
 
 def test_the_kernel_tells_what_it_was_asked() -> None:
-    """`kernel.get_parent`, in notebook/auto.py."""
+    """`kernel.get_parent`, in notebook/magics/auto.py."""
     assert list(inspect.signature(Kernel.get_parent).parameters) == ["self", "channel"]
     assert issubclass(IPythonKernel, Kernel)
 
 
 def test_errors_without_a_number_are_parsed_from_their_tree() -> None:
-    """A moved source parses to the moved lines, in engine/sources.py."""
+    """A moved source parses to the moved lines, in engine/shell/cell_names.py."""
     tree = CachingCompiler().ast_parse("\n\nx = 1", "<unknown>", "exec")
     assert isinstance(tree, ast.Module)
     assert tree.body[0].lineno == 3

@@ -35,6 +35,7 @@ ACTS = {
     "close": "import sys; sys.stdout.close(); sys.stderr.close(); sys.__stdout__.close()",
     "descriptors": "import os; os.close(1); os.close(2)",
     "moved descriptor": "import os, sys\nos.dup2(2, 1); sys.stdout.close(); sys.stderr.close()",
+    "other files": "import os\nfor n in (1, 2): os.dup2(os.open(os.devnull, os.O_WRONLY), n)",
     "signals": (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))"
@@ -172,7 +173,18 @@ def test_a_training_does_not_mind_the_default_device_of_the_cells(pool2: Pool) -
     pool2.run("torch.set_default_device('meta')")
     try:
         gpupool.train(torch.nn.Linear(4, 2), data, validation=data, options=options)
-        assert pool2.run("torch.ones(1).device.type")[1] == "meta"
+        own_loop = """
+            torch.set_default_device("meta")
+            data = torch.utils.data.TensorDataset(a, a)
+            with gpupool.monitor(["loss"], num_steps=2) as monitor:
+                for step, share in enumerate(gpupool.shard_batches(data, 4), 1):
+                    monitor.record(step, weight=share.num_here, loss=share.inputs.mean())
+            share.inputs.device.type, torch.ones(1).device.type
+        """
+        pool2.run("import gpupool; a = torch.full([8], 1.0 + rank, device='cpu')")
+        assert pool2.run(textwrap.dedent(own_loop))[1] == ("cpu", "meta")
+        pool2.sync_from(0, "a")
+        assert pool2.run("a.mean().item()")[1] == 1.0
     finally:
         pool2.run(AGAIN)
 
@@ -191,7 +203,7 @@ def test_a_reply_to_plain_ipyparallel_is_not_lost_either(pool2: Pool) -> None:
         sys.stdout = None  # type: ignore[assignment]
         return "reply"
 
-    client = pool2._engines._client._client  # type: ignore[attr-defined]
+    client = pool2._all_ranks.engines._client._client  # type: ignore[attr-defined]
     assert client[:].apply(breaks).get(60) == ["reply", "reply"]
     assert client[:].execute("import sys; sys.stderr = None").get(60)
     assert pool2.run("print('seen')").text(1).endswith("shown here again.\nseen\n")

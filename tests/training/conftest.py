@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 from gpupool import Pool, PoolOptions, TrainingOptions, TrainingResult, TrainingRun
 from gpupool.core import progress
 from gpupool.core.progress import Course
-from gpupool.engine.control import COUNTS_REQUEST
+from gpupool.core.wire.requests import Counts
 from gpupool.training.head import require_module
 
 DEADLINE_S = 60.0
@@ -121,7 +121,7 @@ class Centred(nn.Module):
 
 def wait_until_heard(pool: Pool) -> None:
     """Wait until what the ranks were asked before has reached all of them."""
-    for answer in pool.ask(COUNTS_REQUEST, range(pool.world_size)).values():
+    for answer in pool.ask(Counts(), range(pool.world_size)).values():
         assert answer.result(DEADLINE_S)["status"] == "ok"
 
 

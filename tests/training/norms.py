@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gpupool.data import shards
-from gpupool.engine.batch_norm import collecting, counting, sync_batch_norm
+from gpupool.data.reading import shards
+from gpupool.engine.numerics.batch_norm import collecting, counting, sync_batch_norm
 
 KINDS: dict[str, tuple[type[nn.Module], tuple[int, ...], dict[str, Any]]] = {
     "1d": (nn.BatchNorm1d, (), {}),

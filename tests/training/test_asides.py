@@ -17,11 +17,12 @@ import torch
 from demo.s3 import SeaweedServer
 from demo.slow_s3 import SlowS3
 from gpupool import Pool, TrainingHistory, TrainingOptions, TrainingRun
+from gpupool.core.options.fields import Profile
 from gpupool.core.progress import Course
-from gpupool.core.training_options import Profile
-from gpupool.engine.callbacks import CallbackInfo
-from gpupool.notebook.words import headline
-from gpupool.training.asking import ask
+from gpupool.core.wire.requests import Counts
+from gpupool.engine.training.callbacks import CallbackInfo
+from gpupool.notebook.monitor.words import headline
+from gpupool.training.call import ask
 
 from .conftest import network, samples, wait_until
 
@@ -108,7 +109,7 @@ def test_a_stop_is_heard_with_the_next_report_and_said_until_then(
     wait_until(waits.is_there)
     wait_until(lambda: len(run.history.steps) == 5)
     run.stop()
-    for answer in pools[2].ask("gpupool_counts_request", [0, 1]).values():
+    for answer in pools[2].ask(Counts(), [0, 1]).values():
         answer.result()  # the ranks answer in order: they have heard of the stop
     assert headline(run.history) == "Stopping in a few steps"
     waits.let_go()

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from gpupool.core.errors import SpmdError
-from gpupool.core.training_options import TrainingOptions
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.pool.calls.presses import SAME_WISH_S, heard_by
 from gpupool.pool.pool import Pool
-from gpupool.pool.presses import SAME_WISH_S, heard_by
 from gpupool.training.run import TrainingRun
 
 from .conftest import Slow, network

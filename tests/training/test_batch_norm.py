@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from gpupool import Pool, TrainingError
-from gpupool.engine.batch_norm import SyncBatchNorm, plain_batch_norm, sync_batch_norm
+from gpupool.engine.numerics.batch_norm import SyncBatchNorm, plain_batch_norm, sync_batch_norm
 
 from . import norms
 

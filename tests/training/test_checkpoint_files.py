@@ -30,13 +30,13 @@ from demo.s3 import SeaweedServer
 from demo.slow_s3 import SlowS3
 from gpupool import Profile, TrainingOptions
 from gpupool.core.errors import DataError, GpuPoolError, OptionsError, TrainingError
-from gpupool.core.options_json import describe
+from gpupool.core.options.serialise import describe
 from gpupool.core.progress import Course
-from gpupool.core.state_dicts import unpacked
-from gpupool.data.target import Target
-from gpupool.engine.checkpoint import _SEAL_BYTES, Checkpoints, sealed, unsealed
-from gpupool.engine.snapshot import Snapshot
-from gpupool.engine.work import save_weights
+from gpupool.core.wire.state_dicts import unpacked
+from gpupool.data.stores.writable import Target
+from gpupool.engine.checkpoint.files import _SEAL_BYTES, Checkpoints, sealed, unsealed
+from gpupool.engine.checkpoint.snapshot import Snapshot
+from gpupool.engine.jobs import save_weights
 from tests.data.reading import answer_when_drawn
 from tests.fuzz.limits import only_our_errors
 

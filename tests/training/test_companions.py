@@ -20,11 +20,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import gpupool
 from demo.s3 import SeaweedServer
 from gpupool import Pool, SpmdError, TrainingOptions, TrainingResult
-from gpupool.core.events import StepEvent
-from gpupool.core.training_options import Profile
-from gpupool.data.target import Target
-from gpupool.engine.callbacks import EVENTS, CallbackInfo
-from gpupool.engine.tensorboard import Board
+from gpupool.core.options.fields import Profile
+from gpupool.core.wire.events import StepEvent
+from gpupool.data.stores.writable import Target
+from gpupool.engine.training.callbacks import EVENTS, CallbackInfo
+from gpupool.engine.training.tensorboard import Board
 
 from .conftest import network, samples, train_on
 
@@ -196,7 +196,8 @@ def test_tensorboard_reads_what_was_told(pools: dict[int, Pool], tmp_path: Path)
 
 
 def test_without_tensorboard_the_package_is_named_and_no_password() -> None:
-    code = "import sys; sys.modules['tensorboard'] = None; from gpupool.engine import tensorboard; "
+    code = "import sys; sys.modules['tensorboard'] = None; "
+    code += "from gpupool.engine.training import tensorboard; "
     code += "tensorboard.Board('s3://ada:canary@bucket/board')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     said = "TrainingError: tensorboard='s3://***@bucket/board' needs the package tensorboard: pip"

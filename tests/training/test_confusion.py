@@ -13,7 +13,8 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import gpupool
 from gpupool import ConfusionMatrix, Pool, TrainingError
-from gpupool.notebook import confusion_view, formatters
+from gpupool.notebook import formatters
+from gpupool.notebook.monitor import confusion_view
 
 from .tables import Table, Targets
 

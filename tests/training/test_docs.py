@@ -10,7 +10,7 @@ import torch
 
 import gpupool
 from gpupool import OptionsError, TrainingOptions
-from gpupool.core import matlab_names
+from gpupool.core.options import matlab_names
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
 TABLES = [table.splitlines() for table in PAGE.read_text().split("\n\n") if table.startswith("| ")]

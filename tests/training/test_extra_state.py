@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 import gpupool
 from gpupool import Pool, TrainingError
-from gpupool.core.events import Event, WarningEvent
-from gpupool.core.state_dicts import copied, load, packed, refused, unpacked
-from gpupool.core.training_options import TrainingOptions
-from gpupool.engine.checkpoint import Checkpoints
-from gpupool.engine.group import World
-from gpupool.engine.loop import fit
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.wire.events import Event, WarningEvent
+from gpupool.core.wire.state_dicts import copied, load, packed, refused, unpacked
+from gpupool.engine.checkpoint.files import Checkpoints
+from gpupool.engine.group.forming import World
+from gpupool.engine.training.loop import fit
 
 from .conftest import network, samples, train_on, weights
 

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from gpupool.core.errors import RankError, SpmdError
-from gpupool.core.events import (
+from gpupool.core.options.fields import Profile
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.wire.events import (
     CheckpointEvent,
     EndEvent,
     ProgressEvent,
@@ -18,14 +20,12 @@ from gpupool.core.events import (
     ValidationEvent,
     WarningEvent,
 )
-from gpupool.core.training_options import Profile, TrainingOptions
-from gpupool.notebook.curves import Curves
-from gpupool.notebook.picture import training_html, training_text
-from gpupool.notebook.text import TextProgress
-from gpupool.notebook.words import headline, remaining
-from gpupool.training.history import TrainingHistory
-from gpupool.training.line import fitting_line
-from gpupool.training.locations import with_absolute_paths
+from gpupool.notebook.monitor.curves import Curves
+from gpupool.notebook.monitor.picture import training_html, training_text
+from gpupool.notebook.monitor.text import TextProgress
+from gpupool.notebook.monitor.words import headline, remaining
+from gpupool.training.history import TrainingHistory, fitting_line
+from gpupool.training.job import with_absolute_paths
 from gpupool.training.restarts import Restarts, with_checkpoint
 
 START = StartEvent(2, 4, 32, 8, 2, "CPU", "gloo")

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpupool.core.events import StepEvent
-from gpupool.engine.judge import Judge, less_is_better
+from gpupool.core.wire.events import StepEvent
+from gpupool.engine.training.judge import Judge, less_is_better
 
 
 def steps(
@@ -109,6 +109,8 @@ def test_chance_with_a_loss_that_is_worse_than_guessing_is_told() -> None:
     judge = Judge()
     (warning,) = judge.stepped(steps([40.0] * 60, [0.094] * 60), num_classes=10)
     assert warning.about == "chance"
+    assert "does not fall from 40; check labels" in warning.message
+    assert "diverges" not in warning.message  # it never was better
 
 
 def test_chance_in_the_beginning_is_not() -> None:

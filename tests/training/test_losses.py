@@ -13,9 +13,9 @@ from torch.nn import functional
 from torch.utils.data import TensorDataset
 
 from gpupool import Pool, TrainingError
-from gpupool.core.measures import LOSSES, check_loss
-from gpupool.engine.evaluation import right_classes
-from gpupool.engine.losses import make_loss
+from gpupool.core.options.named_measures import LOSSES, check_loss
+from gpupool.engine.metrics.evaluation import right_classes
+from gpupool.engine.numerics.losses import make_loss
 
 from .conftest import train_on, weights
 

@@ -15,9 +15,9 @@ from torchmetrics import classification, regression
 
 import gpupool
 from gpupool import Pool, SpmdError, TrainingError
-from gpupool.core.measures import METRICS, check_metrics, listed
-from gpupool.engine.group import World
-from gpupool.engine.metrics import Metrics, make_metrics
+from gpupool.core.options.named_measures import METRICS, check_metrics, listed
+from gpupool.engine.group.forming import World
+from gpupool.engine.metrics.metrics import Metrics, make_metrics
 
 from .tables import Table, Targets, is_sure
 

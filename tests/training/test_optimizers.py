@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from gpupool import OptionsError, Pool, TrainingError, TrainingOptions
-from gpupool.engine.lars import LARS
-from gpupool.engine.muon import MuonAdamW
-from gpupool.engine.optimizers import make_optimizer, set_learn_rates
+from gpupool.engine.numerics.lars import LARS
+from gpupool.engine.numerics.muon import MuonAdamW
+from gpupool.engine.numerics.optimizers import make_optimizer, set_learn_rates
 
 from .conftest import network, samples, train_on, weights
 

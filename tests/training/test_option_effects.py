@@ -19,10 +19,16 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from gpupool import Pool, Profile, SampleError, TrainingError, TrainingOptions
-from gpupool.core.events import CheckpointEvent, Event, StepEvent, ValidationEvent, WarningEvent
-from gpupool.engine.group import World
-from gpupool.engine.loop import fit
-from gpupool.engine.running import FitResult
+from gpupool.core.wire.events import (
+    CheckpointEvent,
+    Event,
+    StepEvent,
+    ValidationEvent,
+    WarningEvent,
+)
+from gpupool.engine.group.forming import World
+from gpupool.engine.training.loop import fit
+from gpupool.engine.training.run import FitResult
 
 from .conftest import network, samples, train_on, weights
 

@@ -12,10 +12,10 @@ import torch
 
 import gpupool
 from gpupool import OptionsError, Pool
-from gpupool.core.monitor_event import MonitorEvent, MonitorLines
-from gpupool.engine.group import World
-from gpupool.engine.monitor import Monitor
-from gpupool.engine.step_timer import StepTimer, StepTimes
+from gpupool.core.wire.monitor_event import MonitorEvent, MonitorLines
+from gpupool.engine.group.forming import World
+from gpupool.engine.own_loop.monitor import Monitor
+from gpupool.engine.own_loop.step_timer import StepTimer, StepTimes
 
 from .conftest import network, samples, train_on, weights
 
@@ -116,7 +116,7 @@ class Clock:
 
 def on_pool(pool: Pool, source: str) -> tuple[dict[int, Any], list[MonitorEvent]]:
     """Run a cell; gives its values and what its monitors told."""
-    from gpupool.core.events import from_dict
+    from gpupool.core.wire.events import from_dict
 
     told: list[Any] = []
 

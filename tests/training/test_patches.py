@@ -13,9 +13,9 @@ from torch import nn
 from torchvision.transforms import v2
 
 from gpupool import Pool, SegmentationDatastore, TrainingOptions
-from gpupool.data.loader import load_batches
-from gpupool.data.samples import Draw
-from gpupool.engine.batches import epoch_batches
+from gpupool.data.reading.loader import load_batches
+from gpupool.data.reading.samples import Draw
+from gpupool.engine.batches.map_style import epoch_batches
 
 from .conftest import train_on, weights
 
@@ -53,7 +53,7 @@ def num_reads(pool: Pool) -> int:
     """How many files the ranks have read in all."""
 
     def of_this_rank() -> int:
-        from gpupool.data.retry import counts
+        from gpupool.data.stores.retry import counts
 
         return counts.snapshot().reads
 

@@ -14,13 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from gpupool import Pool, PoolOptions, TrainingOptions, TrainingRun
-from gpupool.core.events import Event, ProgressEvent, RankEvent
-from gpupool.engine.advance import Advance
-from gpupool.engine.group import World
-from gpupool.engine.loop import fit
-from gpupool.engine.pace import EVERY_S, Pace
-from gpupool.engine.probe import CpuProbe
-from gpupool.engine.rank_report import RankReport
+from gpupool.core.wire.events import Event, ProgressEvent, RankEvent
+from gpupool.engine.batches.advance import Advance
+from gpupool.engine.group.forming import World
+from gpupool.engine.probe.device_stats import CpuProbe
+from gpupool.engine.probe.rank_report import RankReport
+from gpupool.engine.probe.step_pace import EVERY_S, Pace
+from gpupool.engine.training.loop import fit
 from gpupool.pool.inline import InlinePool
 from gpupool.training.history import TrainingHistory
 
@@ -39,7 +39,7 @@ class SleepsOn(nn.Module):
         self.rank, self.seconds, self.where = rank, seconds, where
 
     def forward(self, inputs: Tensor) -> Tensor:
-        from gpupool.engine.boot import this_rank
+        from gpupool.engine.process import this_rank
 
         if this_rank()["rank"] == self.rank:
             if self.where == "forward":
@@ -59,7 +59,7 @@ class SlowReads(Dataset[Any]):
         return len(self.samples)
 
     def __getitem__(self, index: int) -> Any:
-        from gpupool.engine.boot import this_rank
+        from gpupool.engine.process import this_rank
 
         if this_rank()["rank"] == self.rank:
             time.sleep(self.seconds)

@@ -28,8 +28,9 @@ from gpupool import (
     TrainingRun,
 )
 from gpupool.core.errors import DataError
-from gpupool.data.shards import Indices, epoch_order
-from gpupool.engine.batches import as_input, epoch_batches, normalization_of
+from gpupool.data.reading.shards import Indices, epoch_order
+from gpupool.engine.batches.map_style import epoch_batches
+from gpupool.engine.batches.share import as_input, normalization_of
 from tests.training.vectors import Backwards, Vectors
 
 from .conftest import network, samples, train_on, wait_until, weights

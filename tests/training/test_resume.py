@@ -30,8 +30,9 @@ from gpupool import (
     TrainingResult,
     TrainingRun,
 )
-from gpupool.engine.callbacks import CallbackInfo
-from gpupool.engine.checkpoint import Checkpoints, sealed
+from gpupool.core.wire.requests import Interrupt
+from gpupool.engine.checkpoint.files import Checkpoints, sealed
+from gpupool.engine.training.callbacks import CallbackInfo
 
 from .conftest import (
     Centred,
@@ -546,7 +547,7 @@ def interrupted_within_a_step(pool: Pool, options: TrainingOptions, folder: Path
     """A training whose first rank has got an interrupt in the middle of its third step."""
     run = TrainingRun(pool, network(), samples(48), "cross_entropy", options, None)
     wait_until((folder / "within").exists)
-    for answer in pool.ask("gpupool_interrupt_request", [0], number=None).values():
+    for answer in pool.ask(Interrupt(), [0]).values():
         assert answer.result()["status"] == "ok"
     return run
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ SETTINGS: dict[str, Any] = {"batch_size": 12, "lr": 0.1, "epochs": 3}
 def spare() -> Iterator[Pool]:
     """A pool of three where ranks 0 and 1 train, as if they had a GPU each and rank 2 none."""
     with Pool(PoolOptions(n=3, device="cpu")) as pool:
-        pool.training_ranks = (0, 1)
+        placed = pool._all_ranks.placement
+        pool._all_ranks.placement = replace(placed, training_ranks=(0, 1))
         pool.reform_group()
         assert pool.status().state == "idle"
         yield pool
@@ -170,26 +172,26 @@ PROCESS = """
 import sys
 import torch
 import torch.distributed as dist
-from gpupool.core.training_options import TrainingOptions
-from gpupool.engine import group
-from gpupool.engine.loop import fit
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.engine.group import forming
+from gpupool.engine.training.loop import fit
 from tests.training.conftest import network, samples, weights
 
 rank, store, result = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-group.form(group.Plan(store, "gloo", rank, 3, [0, 1], "gloo"))
+forming.form(forming.Plan(store, "gloo", rank, 3, [0, 1], "gloo"))
 if rank < 2:
-    world = group.World.here(torch.device("cpu"))
+    world = forming.World.here(torch.device("cpu"))
     assert (world.rank, world.size, world.backend) == (rank, 2, "gloo")
     options = TrainingOptions(batch_size=12, lr=0.1, epochs=3)
     model = fit(network(torch.float64), samples(50, torch.float64), "cross_entropy", options,
                 world=world).model
     torch.save(weights(model), f"{result}.{rank}")
 else:
-    assert group.training_group() is None
+    assert forming.training_group() is None
 total = torch.ones(1)
 dist.all_reduce(total)
 assert total.item() == 3
-group.leave()
+forming.leave()
 """
 
 

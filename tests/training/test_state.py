@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from gpupool import SampleError, TrainingError
-from gpupool.core.events import (
+from gpupool.core.options.fields import Profile
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.wire.events import (
     CheckpointEvent,
     DataEvent,
     Event,
@@ -20,12 +22,11 @@ from gpupool.core.events import (
     ValidationEvent,
     WarningEvent,
 )
-from gpupool.core.training_options import Profile, TrainingOptions
-from gpupool.engine.callbacks import CallbackInfo
-from gpupool.engine.checkpoint import Checkpoints
-from gpupool.engine.group import World
-from gpupool.engine.loop import fit
-from gpupool.engine.told import Told
+from gpupool.engine.checkpoint.files import Checkpoints
+from gpupool.engine.group.forming import World
+from gpupool.engine.training.callbacks import CallbackInfo
+from gpupool.engine.training.event_log import Told
+from gpupool.engine.training.loop import fit
 
 from .conftest import network, samples
 from .vectors import Vectors

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from gpupool import Pool, TrainingResult
-from gpupool.engine.randomness import step_key
+from gpupool.engine.training.step import step_key
 
 from .conftest import Centred, network, samples, train_on, weights
 

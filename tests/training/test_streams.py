@@ -11,10 +11,11 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset, TensorDataset
 
 import gpupool
 from gpupool import Pool, SpmdError, TrainingError, TrainingOptions
-from gpupool.core.datasets import require_dataset
-from gpupool.engine.batches import epoch_shares, num_samples
-from gpupool.engine.group import World
-from gpupool.engine.start import start_event
+from gpupool.core.options.datasets import require_dataset
+from gpupool.engine.batches.share import num_samples
+from gpupool.engine.batches.shares import epoch_shares
+from gpupool.engine.group.forming import World
+from gpupool.engine.training.start_event import start_event
 
 from .conftest import network, samples, train_on, weights
 from .streams import Damaged, LongerOnRank1, Rows, Sized, SplitByRank, Stream, points

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from gpupool.core.events import StepEvent
-from gpupool.core.training_options import TrainingOptions
-from gpupool.engine.group import World
-from gpupool.engine.loop import fit
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.wire.events import StepEvent
+from gpupool.engine.group.forming import World
+from gpupool.engine.training.loop import fit
 
 PLAIN = TrainingOptions(batch_size=15, lr=0.1, epochs=2)
 RICH = TrainingOptions(

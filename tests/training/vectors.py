@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from gpupool.core.errors import SampleError
-from gpupool.data.draws import keyed_draws
-from gpupool.data.retry import counts
-from gpupool.data.samples import Draw
-from gpupool.data.shards import Indices
+from gpupool.data.reading.augmentation import keyed_draws
+from gpupool.data.reading.samples import Draw
+from gpupool.data.reading.shards import Indices
+from gpupool.data.stores.retry import counts
 
 DOUBLE = torch.float64
 

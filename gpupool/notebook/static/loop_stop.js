@@ -1,4 +1,4 @@
-// The Stop button of a loop of the user's: the browser's half of gpupool/notebook/loop_stop.py.
+// The Stop button of a loop of the user's: the browser's half of gpupool/notebook/own_loop/stop_button.py.
 //
 // The picture is HTML that is drawn anew twice a second (loop_picture.py). Each time this puts the
 // same button into it again, before the page is painted: a press that began before ends in it.

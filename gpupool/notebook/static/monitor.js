@@ -1,4 +1,4 @@
-// The live picture of a training: the browser's half of gpupool/notebook/monitor.py. It draws with
+// The live picture of a training: the browser's half of gpupool/notebook/monitor/widget.py. It draws with
 // plots.js, which stands before it in the same module.
 //
 // `view` and `lines` are the whole picture, refreshed now and then; custom messages {view, new}

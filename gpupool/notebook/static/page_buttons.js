@@ -1,5 +1,5 @@
 // What models without a view share that put buttons into HTML of the notebook: the browser's half
-// of gpupool/notebook/page_buttons.py. It stands before that of the model in the same module.
+// of gpupool/notebook/page/page_buttons.py. It stands before that of the model in the same module.
 //
 // Buttons are there only while a kernel answers: a saved notebook has none.
 

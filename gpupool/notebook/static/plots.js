@@ -1,5 +1,5 @@
 // Draws the plots of a training on a canvas: the first half of the module of the live monitor,
-// which gpupool/notebook/monitor.py puts before monitor.js.
+// which gpupool/notebook/monitor/widget.py puts before monitor.js.
 //
 // Data come ready to draw (axes with labelled ticks, bands, the best checkpoint); here they are only
 // scaled to pixels. A surface is {context, box, colors}: where to draw, within which plot area.

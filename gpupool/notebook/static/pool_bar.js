@@ -1,4 +1,4 @@
-// The bars of a pool: the browser's half of gpupool/notebook/pool_buttons.py, with page_buttons.js.
+// The bars of a pool: the browser's half of gpupool/notebook/pool/pool_buttons.py, with page_buttons.js.
 //
 // A bar is HTML that the notebook keeps (bar_view.py). This finds the pool's bars in the page by
 // their class, each time they are drawn, and writes the newest state, the countdown and two

@@ -1,0 +1,1 @@
+"""This machine: its GPUs, cores, limits, processes, folders and locks. Runs anywhere."""

@@ -1,0 +1,120 @@
+"""The GPUs of this machine: asked of the driver, never of torch, and as a table. Runs anywhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+
+from gpupool.core.machine.nvml import read_gpus
+from gpupool.core.machine.topology import Discovery, Gpu, GpuProcess, survey
+
+
+class GpuTable(tuple[Gpu, ...]):
+    """GPUs that show as a table. `repr` is its text form; a notebook draws it.
+
+    `selected` maps the UUID of a GPU to who uses it, such as "rank 0"; `why_none` says why no GPU
+    can be used, `instead` in a sentence what a pool uses then.
+    """
+
+    HEADER = (
+        "index",
+        "name",
+        "capability",
+        "memory",
+        "utilization",
+        "temperature",
+        "available",
+        "selected",
+        "held by",
+        "uuid",
+    )
+    selected: Mapping[str, str]
+    why_none: str
+    instead: str
+
+    def __new__(
+        cls,
+        gpus: Iterable[Gpu] = (),
+        selected: Mapping[str, str] | None = None,
+        why_none: str = "",
+        instead: str = "",
+    ) -> GpuTable:
+        table = super().__new__(cls, gpus)
+        table.selected = selected or {}
+        table.why_none = why_none
+        table.instead = instead
+        return table
+
+    @property
+    def none(self) -> str:
+        """What stands for a table without rows."""
+        sentence = f"No GPU: {self.why_none}." if self.why_none else "No GPU."
+        return f"{sentence} {self.instead}".rstrip()
+
+    @staticmethod
+    def share(gpu: Gpu, column: str) -> float | None:
+        """How full a column is, 0..1, where it tells of a share and the driver does."""
+        if column == "utilization" and gpu.utilization_percent is not None:
+            return gpu.utilization_percent / 100
+        if column == "memory" and gpu.used_memory_bytes is not None and gpu.total_memory_bytes:
+            return gpu.used_memory_bytes / gpu.total_memory_bytes
+        return None
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """One tuple of texts for each GPU, in the order of `HEADER`; "-" where unknown."""
+        return [
+            (
+                gpu.label,
+                gpu.name,
+                gpu.compute_capability or "-",
+                _memory(gpu),
+                _known(gpu.utilization_percent, " %"),
+                _known(gpu.temperature_c, " °C"),
+                f"no: {gpu.unavailable}" if gpu.unavailable else "yes",
+                self.selected.get(gpu.uuid, "-"),
+                ", ".join(map(holder_text, gpu.processes)) or "-",
+                gpu.uuid,
+            )
+            for gpu in self
+        ]
+
+    def __repr__(self) -> str:
+        if not self:
+            return self.none
+        lines = [self.HEADER, *self.rows()]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join(
+            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines
+        )
+
+
+def holder_text(process: GpuProcess) -> str:
+    """A process that holds memory, as in "python 4711 (ada, 5.0 GiB)"."""
+    used = _gib(process.used_memory_bytes)
+    return f"{process.name} {process.pid} ({process.user}, {used} GiB)"
+
+
+def _memory(gpu: Gpu) -> str:
+    if gpu.used_memory_bytes is None and gpu.total_memory_bytes is None:
+        return "-"
+    return f"{_gib(gpu.used_memory_bytes)} of {_gib(gpu.total_memory_bytes)} GiB"
+
+
+def _gib(value: int | None) -> str:
+    return "-" if value is None else f"{value / 2**30:.1f}"
+
+
+def _known(value: int | None, unit: str) -> str:
+    return "-" if value is None else f"{value}{unit}"
+
+
+def discover() -> Discovery:
+    """Ask the driver which GPUs there are; respects `CUDA_VISIBLE_DEVICES`."""
+    gpus, trouble = read_gpus()
+    return survey(gpus, trouble, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def visible_gpus() -> list[Gpu]:
+    """The GPUs and MIG instances this process may use; empty without an NVIDIA driver."""
+    return list(discover().usable)

@@ -1,0 +1,194 @@
+"""One pool at a time on a GPU, among all users of this machine. Runs in the agent, or inline.
+
+A lock is an flock(2) on a file named after the device: the kernel lets go of it when its holder
+ends, however that comes. Every user may write to the file, so nothing in it is ever read: the
+kernel tells which process holds it (/proc/locks), and whose that is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypedDict
+
+from gpupool.core.machine.processes import ProcessId, command_of, parent_of, user_of
+
+# FHS: "lock files for devices and other resources shared by multiple applications"
+_PLACES = (Path("/run/lock"), Path("/tmp"))  # noqa: S108 - the same for every user, on purpose
+
+
+_AGENT = "gpupool:agent"  # which holds locks for the notebook that has started it
+_MAX_LOCKS_BYTES = 2**20  # of /proc/locks, which other users may fill
+
+
+class Owner(TypedDict, total=False):
+    """Who has locked a device, as far as the kernel tells.
+
+    `since` is in seconds since the epoch: of the file, if it can be true.
+    """
+
+    pid: int
+    user: str
+    since: float
+
+
+def locked_text(others: dict[str, Owner], num_gpus: int, number: int) -> str:
+    """Why `number` of `num_gpus` GPUs cannot be had: who has them, since when, and what to do."""
+    owners: dict[str, list[str]] = {}
+    for uuid, owner in others.items():
+        who = f"process {owner.get('pid', '?')} of {owner.get('user', '?')}"
+        if "since" in owner:
+            who += time.strftime(" since %H:%M on %d %B", time.localtime(owner["since"]))
+        owners.setdefault(who, []).append(uuid)
+    listed = "; ".join(f"{', '.join(uuids)} by {who}" for who, uuids in owners.items())
+    free = num_gpus - len(others)
+    if free:
+        advice = f"`%gpupool start -n {free}` takes those that are free; --force shares them."
+    else:
+        advice = "`--cpu` starts CPU ranks; --force (force=True) shares the GPUs all the same."
+    return (
+        f"{number} of {num_gpus} GPUs were asked for, of which {free or 'none'} can be had; other "
+        f"pools use {listed}. {advice}"
+    )
+
+
+def lock_folder() -> Path:
+    """The folder that all users of this machine may write lock files to."""
+    for place in _PLACES:
+        with contextlib.suppress(OSError):
+            everybodys = stat.S_ISVTX | stat.S_IWOTH
+            # in a container its file system may be read-only all the same
+            if place.stat().st_mode & everybodys == everybodys and os.access(place, os.W_OK):
+                return place
+    return Path(tempfile.gettempdir())
+
+
+def hold_folder(folder: Path) -> int | None:
+    """Mark a private folder as in use for as long as the descriptor that is returned is open.
+
+    The mark is also seen where our process ids mean nothing (another container with the same
+    folder for temporary files), and by systemd-tmpfiles. None: the file system has no such marks,
+    or another process has marked it.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+class DeviceLocks:
+    """The devices that this process has locked."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._held: dict[str, int] = {}
+        self._owner_pid = os.getpid()
+
+    def take(
+        self, devices: Sequence[str], number: int, force: bool = False
+    ) -> tuple[list[str], dict[str, Owner]]:
+        """Lock the first `number` of `devices` that are free; none at all if there are too few.
+
+        Args:
+            force: count devices that others have locked, or that cannot be locked, as free.
+
+        Returns:
+            The devices to use, and the owner of each that another process has locked.
+        """
+        taken: list[str] = []
+        others: dict[str, Owner] = {}
+        for device in devices:
+            if len(taken) == number:
+                break
+            try:
+                other = self._lock(device)
+            except OSError:  # the lock file is not ours to use
+                if not force:
+                    raise
+                other = None
+            if other is not None:
+                others[device] = other
+            if other is None or force:
+                taken.append(device)
+        if len(taken) < number:
+            self.release()
+            return [], others
+        return taken, others
+
+    def release(self) -> None:
+        """Let go of every device."""
+        for descriptor in self._held.values():
+            if os.getpid() == self._owner_pid:  # closing is not enough if one forked still has it
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+        self._held.clear()
+
+    def _lock(self, device: str) -> Owner | None:
+        """Lock one device; returns its owner instead if it is another pool."""
+        if device in self._held:
+            return None
+        descriptor = _open(self._folder / f"gpupool-{re.sub(r'[^A-Za-z0-9.-]', '-', device)}.lock")
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            found = _owner(descriptor)
+            os.close(descriptor)
+            return found
+        self._held[device] = descriptor
+        with contextlib.suppress(OSError):  # locked all the same
+            os.utime(descriptor)
+        return None
+
+
+def _open(path: Path) -> int:
+    """Open a lock file, for the first time or one that another user has made.
+
+    The folder is everybody's: a link set there must not lead us to write elsewhere, and a lease
+    (fcntl(2)) on the file must not keep us waiting.
+    """
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags)
+    except FileNotFoundError:
+        descriptor = os.open(path, flags | os.O_CREAT, 0o666)
+        # The umask took that away; another user has to lock it too.
+        os.fchmod(descriptor, 0o666)  # nosec B103 # nothing in it is trusted
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
+        os.close(descriptor)
+        raise PermissionError(f"{path} is not an ordinary file; it is not used as a lock")
+    return descriptor
+
+
+def _owner(descriptor: int) -> Owner:
+    """Who holds the lock of this file; {} if that cannot be seen from here, as in a container."""
+    found = os.fstat(descriptor)
+    file = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
+    try:
+        with open("/proc/locks", "rb") as locks:
+            lines = locks.read(_MAX_LOCKS_BYTES).decode().splitlines()
+        # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:2280340 0 EOF"; who only waits has "->" in the 2nd
+        rows = (line.split() for line in lines)
+        pid = next(int(row[4]) for row in rows if row[1:2] == ["FLOCK"] and file in row[5:6])
+        user, holder = user_of(pid), ProcessId.of(pid)
+        if command_of(pid) == _AGENT:
+            pid = parent_of(pid) or pid
+    except (OSError, StopIteration):  # it has let go, or ended, meanwhile
+        return {}
+    owner = Owner(pid=pid, user=user)
+    if holder.start_time - 1 <= found.st_mtime <= time.time() + 1:  # ticks are not exact
+        owner["since"] = found.st_mtime
+    return owner

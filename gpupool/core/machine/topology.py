@@ -1,0 +1,236 @@
+"""Which devices there are and which rank gets which. Pure arithmetic; runs anywhere."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gpupool.core.errors import PlacementError
+
+NO_DRIVER = "no NVIDIA driver"
+HIDDEN = "hidden by CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that holds memory of a GPU; `used_memory_bytes` is None where hidden."""
+
+    pid: int
+    name: str
+    user: str
+    used_memory_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU, or one MIG instance of a GPU, as the driver describes it now.
+
+    Unknown readings are None. `unavailable` says why it cannot be used ("" if it can). An instance
+    has a `mig_index` and the `parent_uuid` of its GPU. A GPU with MIG mode on, as NVML shows it,
+    has `instances` and cannot be used itself.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    total_memory_bytes: int | None = None
+    used_memory_bytes: int | None = None
+    utilization_percent: int | None = None
+    temperature_c: int | None = None
+    processes: tuple[GpuProcess, ...] = ()
+    compute_capability: str | None = None
+    unavailable: str = ""
+    mig_index: int | None = None
+    parent_uuid: str = ""
+    instances: tuple[Gpu, ...] | None = None
+
+    @property
+    def label(self) -> str:
+        """What it is called: "0", and an instance of it "0:1", as NVIDIA's container tools do."""
+        return str(self.index) if self.mig_index is None else f"{self.index}:{self.mig_index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One rank's place: `device` is "cuda:0" inside an engine that has a GPU, else "cpu"."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    node_rank: int
+    host: str
+    device: str
+    gpu: Gpu | None
+    num_threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """The GPUs of this machine: `gpus` all, `usable` those this process may use, in its order.
+
+    `why_none` says in a few words why none is usable; "" if one is.
+    """
+
+    gpus: tuple[Gpu, ...]
+    usable: tuple[Gpu, ...]
+    why_none: str
+
+
+def survey(gpus: Sequence[Gpu], trouble: str, visible_devices: str | None) -> Discovery:
+    """What can be used of the GPUs that the driver names, and why nothing can.
+
+    Args:
+        gpus: as NVML shows them.
+        trouble: why NVML shows none, or "".
+        visible_devices: the value of CUDA_VISIBLE_DEVICES, None where it is not set.
+    """
+    devices = split_mig(gpus)
+    visible = devices if visible_devices is None else restrict(devices, visible_devices)
+    marked = tuple(
+        gpu if gpu in visible or gpu.unavailable else replace(gpu, unavailable=HIDDEN)
+        for gpu in devices
+    )
+    usable = tuple(gpu for gpu in visible if not gpu.unavailable)
+    if usable:
+        why_none = ""
+    elif trouble:
+        why_none = trouble
+    elif not devices:
+        why_none = "the NVIDIA driver finds no GPU"
+    elif not visible:
+        why_none = f"CUDA_VISIBLE_DEVICES={visible_devices!r} hides all GPUs"
+    else:
+        why_none = ", ".join(f"GPU {gpu.label}: {gpu.unavailable}" for gpu in visible)
+    return Discovery(marked, usable, why_none)
+
+
+def split_mig(gpus: Sequence[Gpu]) -> list[Gpu]:
+    """The devices that a process can use: in place of a GPU with MIG mode on, its instances.
+
+    What the driver does not tell of an instance is taken from its GPU.
+    """
+    devices: list[Gpu] = []
+    for gpu in gpus:
+        if gpu.instances is None:
+            devices.append(gpu)
+        elif not gpu.instances:
+            devices.append(replace(gpu, unavailable="MIG mode is on and has no instance"))
+        devices.extend(
+            replace(
+                instance,
+                parent_uuid=gpu.uuid,
+                temperature_c=gpu.temperature_c,
+                compute_capability=instance.compute_capability or gpu.compute_capability,
+                unavailable=instance.unavailable or gpu.unavailable,
+            )
+            for instance in gpu.instances or ()
+        )
+    return devices
+
+
+def restrict(gpus: Sequence[Gpu], visible_devices: str) -> list[Gpu]:
+    """`gpus` as CUDA shows them under `CUDA_VISIBLE_DEVICES=visible_devices`.
+
+    CUDA reads entries (an index, or the unambiguous beginning of a UUID) up to the first that it
+    does not know; one given twice leaves none. Indices count in the driver's order, which is
+    CUDA's on machines with equal GPUs.
+
+    Where CUDA shows a process one MIG instance only, all that are named count here: a job's
+    allocation may have several, and each engine is given its own. A GPU with MIG mode on stands for
+    all its instances.
+    """
+    chosen: list[Gpu] = []
+    for entry in visible_devices.split(","):
+        found = [] if ":" in entry else _find(gpus, entry.strip())
+        if not found:
+            break
+        if any(gpu in chosen for gpu in found):
+            return []
+        chosen += found
+    return chosen
+
+
+def choose(found: Discovery, wanted: Sequence[str] | None) -> list[Gpu]:
+    """The GPUs named, in the order named; all usable ones for None.
+
+    Args:
+        wanted: an index ("0"), a MIG instance ("0:1"), or a UUID or its unambiguous beginning.
+            A GPU with MIG mode on stands for all its instances.
+
+    Raises:
+        PlacementError: one is not there, cannot be used, is ambiguous, or is given twice.
+    """
+    if wanted is None:
+        return list(found.usable)
+    chosen: list[Gpu] = []
+    for name in wanted:
+        gpus = _find(found.gpus, name)
+        if not gpus:
+            raise PlacementError(f"GPU {name!r} {_why_not(found, name)}")
+        for gpu in gpus:
+            if gpu.unavailable:
+                raise PlacementError(f"GPU {name!r} cannot be used: {gpu.unavailable}.")
+            if gpu in chosen:
+                raise PlacementError(f"GPU {name!r} is named twice; each rank needs its own.")
+        chosen += gpus
+    return chosen
+
+
+def place(gpus: Sequence[Gpu], n: int | None, num_cores: int) -> tuple[Rank, ...]:
+    """Who gets what on this machine.
+
+    Each of the first ranks has a GPU of its own; ranks beyond the GPUs have none, and take no part
+    in training. Without GPUs all ranks are CPU ranks. The cores are divided evenly among all ranks,
+    with a GPU or without: loading data and launching kernels need them too.
+
+    Args:
+        gpus: the GPUs to use, at most one per rank.
+        n: number of ranks; None: one per GPU, or 2 CPU ranks where there is none.
+        num_cores: cores to divide among the ranks; each rank has at least one thread.
+    """
+    size = n or len(gpus) or 2
+    return tuple(
+        Rank(
+            rank=i,
+            world_size=size,
+            local_rank=i,
+            node_rank=0,
+            host=socket.gethostname(),
+            device="cuda:0" if i < len(gpus) else "cpu",
+            gpu=gpus[i] if i < len(gpus) else None,
+            num_threads=max(1, num_cores // size),
+        )
+        for i in range(size)
+    )
+
+
+def training_ranks(ranks: Sequence[Rank]) -> tuple[int, ...]:
+    """The ranks that train: those with a GPU of their own, or all where no rank has one."""
+    with_gpu = tuple(rank.rank for rank in ranks if rank.gpu is not None)
+    return with_gpu or tuple(rank.rank for rank in ranks)
+
+
+def _find(gpus: Sequence[Gpu], name: str) -> list[Gpu]:
+    """What a name means: a GPU, the instances of one, or nothing (also if it is ambiguous)."""
+    matches = [gpu for gpu in gpus if _is_called(gpu, name)]
+    return matches if len({_identity(gpu, name) for gpu in matches}) == 1 else []
+
+
+def _is_called(gpu: Gpu, name: str) -> bool:
+    if name.startswith(("GPU-", "MIG-")):
+        return len(name) > 4 and any(u.startswith(name) for u in (gpu.uuid, gpu.parent_uuid))
+    return name in (gpu.label, str(gpu.index))
+
+
+def _identity(gpu: Gpu, name: str) -> str:
+    """Of what `name` is a name: the GPU itself, or the one that the instance belongs to."""
+    return gpu.uuid if gpu.uuid.startswith(name) else gpu.parent_uuid or gpu.uuid
+
+
+def _why_not(found: Discovery, name: str) -> str:
+    if any(_is_called(gpu, name) for gpu in found.gpus):
+        return "is ambiguous: write more of the UUID. `%gpupool gpus` shows them."
+    if not found.gpus:
+        return f"is not there: {found.why_none}. `%gpupool start --cpu` starts CPU ranks."
+    return f"is not there: there are {', '.join(f'{g.label} ({g.name})' for g in found.gpus)}."

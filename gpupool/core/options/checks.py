@@ -1,0 +1,258 @@
+"""Which values `TrainingOptions` takes, and the sentence for any other. Runs anywhere.
+
+What has no effect although its value is right is refused in `effects.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from gpupool.core.errors import OptionsError
+from gpupool.core.options import matlab_names
+from gpupool.core.options.fields import Profile, TrainingFields
+from gpupool.core.options.pool_options import folder_url, number, one_of, parse_duration_s, suggest
+from gpupool.core.wire.masking import without_passwords
+
+SCHEDULES = ("none", "piecewise", "exponential", "polynomial", "cosine", "cyclical")
+WORDS: dict[str, tuple[str, ...]] = {
+    "shuffle": ("every-epoch", "once", "never"),
+    "on_error": ("raise", "skip"),
+    "scale": ("none", "linear"),
+    "normalize": ("none", "fit"),
+    "clip_method": ("global-l2norm", "l2norm", "absolute-value"),
+    "precision": ("float32", "bf16", "fp16"),
+    "compress": ("none", "bf16", "fp16"),
+    "batch_norm": ("local", "sync", "frozen"),
+    "bn_statistics": ("moving", "population"),
+    "keep": ("auto", "best", "last"),
+    "on_divergence": ("stop", "tell"),
+    "on_failure": ("raise", "resume"),
+    "progress": ("auto", "plot", "table", "none"),
+    "execution": (
+        *("auto", "cpu", "gpu", "multi-gpu"),
+        *("parallel-auto", "parallel-cpu", "parallel-gpu"),
+    ),
+}
+OPTIMIZERS = ("sgdm", "adam", "adamw", "rmsprop", "lbfgs", "lars", "muon")
+COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+_COUNTS = (
+    *("epochs", "max_steps", "batch_size", "accumulate", "drop_period", "cycle_period"),
+    *("patience", "num_checkpoints", "log_every"),
+)
+_ABOVE_0 = ("lr", "trust_coefficient", "power", "clip")
+_FROM_0 = ("weight_decay", "eps")
+_BELOW_1 = ("momentum", "alpha", "min_factor", "warmup_factor")  # and not below 0
+_BETWEEN = ("drop_factor", "ema")  # above 0 and below 1
+
+
+def refuse_unknown(names: Iterable[str], known: Sequence[str]) -> None:
+    """Raise OptionsError for the first name that is no option, with what was meant."""
+    for name in names:
+        if name not in known:
+            raise OptionsError(f"{name!r} is not an option. {suggest(name, known)}")
+
+
+def check_values(options: TrainingFields) -> None:
+    """Refuse malformed values; make numbers plain ones and sequences tuples."""
+    for name, allowed in WORDS.items():
+        if getattr(options, name) is not None:
+            _word(name, getattr(options, name), allowed)
+    if not callable(options.optimizer):
+        _check_optimizer(options.optimizer)
+    _check_numbers(options)
+    _check_factors(options)
+    _check_schedule(options)
+    _check_intervals(options)
+    _check_places(options)
+    _check_sequences(options)
+    if options.compile not in (True, False):
+        _word("compile", options.compile, COMPILE_MODES)
+    if not isinstance(options.channels_last, bool):
+        raise OptionsError(f"channels_last={options.channels_last!r}: must be True or False.")
+
+
+def warmup_of(value: str | int) -> tuple[int, str]:
+    """The number and unit, "epoch" or "step", of a warm-up.
+
+    >>> warmup_of("2 epochs"), warmup_of("500 steps"), warmup_of(7)
+    ((2, 'epoch'), (500, 'step'), (7, 'step'))
+    """
+    match = re.fullmatch(r"\s*(\d+)\s*(epoch|step)?s?\s*", str(value))
+    if isinstance(value, bool) or not match or int(match[1]) < 1:
+        raise OptionsError(f"warmup={value!r}: write '1 epoch', '500 steps' or a number of steps.")
+    return int(match[1]), match[2] or "step"
+
+
+def _check_optimizer(value: object) -> None:
+    if value == "lm":
+        raise OptionsError("optimizer='lm' is not here: choose 'lbfgs', or one of the others.")
+    _word("optimizer", value, OPTIMIZERS)
+
+
+def _check_numbers(options: TrainingFields) -> None:
+    for name in (*_COUNTS, "seed"):
+        value = _given(options, name, whole=True)
+        if value is not None and name != "seed" and value < 1:
+            raise OptionsError(f"{name}={value}: must be above 0.")
+    if not 0 <= options.seed < 2**64:
+        raise OptionsError(f"seed={options.seed}: must be in 0..2**64-1.")
+    for name in (*_ABOVE_0, *_FROM_0, *_BELOW_1, *_BETWEEN, "max_skipped"):
+        value = _given(options, name)
+        if value is None:
+            continue
+        if name in _ABOVE_0 and not value > 0:
+            raise OptionsError(f"{name}={value:g}: must be above 0.")
+        if name in _FROM_0 and not value >= 0:
+            raise OptionsError(f"{name}={value:g}: must not be negative.")
+        if name in _BELOW_1 and not 0 <= value < 1:
+            raise OptionsError(f"{name}={value:g}: must be at least 0 and below 1.")
+        if name in _BETWEEN and not 0 < value < 1:
+            raise OptionsError(f"{name}={value:g}: must be above 0 and below 1.")
+        if math.isinf(value):
+            raise OptionsError(f"{name}={value:g}: must be finite.")
+        if name == "max_skipped" and not 0 < value <= 1:
+            raise OptionsError(
+                f"max_skipped={value:g}: must be a share of the samples, above 0 and at most 1."
+            )
+    if options.accumulate > options.batch_size:
+        raise OptionsError(
+            f"accumulate={options.accumulate}: a batch of {options.batch_size} cannot be computed "
+            "in more parts than it has samples."
+        )
+
+
+def _check_factors(options: TrainingFields) -> None:
+    for name in ("learn_rate_factors", "weight_decay_factors"):
+        factors = getattr(options, name)
+        if not isinstance(factors, Mapping):
+            raise OptionsError(f"{name}={factors!r}: give a dict, as {{'head.*': 10}}.")
+        for pattern, factor in factors.items():
+            if not isinstance(pattern, str):
+                raise OptionsError(f"{name}: {pattern!r} is no pattern of parameter names.")
+            number(f"{name}[{pattern!r}]", factor)
+        bad = {pattern: f for pattern, f in factors.items() if not 0 <= f < math.inf}
+        if bad:
+            raise OptionsError(f"{name}={bad}: a factor must be finite and not negative.")
+        _put(options, name, {pattern: float(factor) for pattern, factor in factors.items()})
+
+
+def _check_schedule(options: TrainingFields) -> None:
+    schedule = options.schedule
+    if options.warmup is not None:
+        warmup_of(options.warmup)
+    if callable(schedule):
+        return
+    if isinstance(schedule, str):
+        _word("schedule", schedule, SCHEDULES)
+        return
+    try:
+        pieces = tuple((name, epochs) for name, epochs in schedule)
+    except (TypeError, ValueError):
+        raise OptionsError(
+            f"schedule={schedule!r}: give a name, a callable (step, epoch) -> factor, or pairs, as "
+            "[('cosine', 20), ('none', 10)]."
+        ) from None
+    for name, epochs in pieces:
+        _word("schedule", name, SCHEDULES)
+        number(f"schedule: epochs of {name!r}", epochs, whole=True)
+    num_epochs = sum(epochs for _, epochs in pieces)
+    if num_epochs != options.epochs or any(epochs < 1 for _, epochs in pieces):
+        raise OptionsError(
+            f"schedule={list(pieces)}: has {num_epochs} epochs, the training {options.epochs}; "
+            "each piece needs at least one, and all together as many as the training."
+        )
+    _put(options, "schedule", tuple((name, int(epochs)) for name, epochs in pieces))
+
+
+def _check_intervals(options: TrainingFields) -> None:
+    """`validate_every` and `checkpoint_every`."""
+    for name, times in (("validate_every", False), ("checkpoint_every", True)):
+        value = getattr(options, name)
+        if value is None or value == "epoch":
+            continue
+        if isinstance(value, str) and times:
+            try:
+                if parse_duration_s(value) is not None and value.strip()[-1] in "smhd":
+                    continue
+            except OptionsError:  # said below, in the words of this option
+                pass
+        if isinstance(value, str):
+            also = ", or a time such as '10m'" if times else ""
+            raise OptionsError(f"{name}={value!r}: write 'epoch' or a number of steps{also}.")
+        number(name, value, whole=True)
+        if value < 1:
+            raise OptionsError(f"{name}={value}: must be above 0.")
+        _put(options, name, int(value))
+
+
+def _check_places(options: TrainingFields) -> None:
+    for name in ("checkpoint", "tensorboard"):
+        if getattr(options, name) is not None:
+            _put(options, name, folder_url(name, getattr(options, name)))
+    if not isinstance(options.resume, bool):
+        _put(options, "resume", folder_url("resume", options.resume))
+    profile = options.profile
+    if profile is not None and not isinstance(profile, Profile):
+        shown = without_passwords(repr(profile))
+        raise OptionsError(f"profile={shown}: give gpupool.Profile(url='s3://bucket/traces').")
+
+
+def _check_sequences(options: TrainingFields) -> None:
+    for name in ("metrics", "callbacks"):
+        value = getattr(options, name)
+        # a collection of torchmetrics can be walked through, and is one of them
+        is_one = isinstance(value, str) or callable(value) or not isinstance(value, Iterable)
+        is_by_output = isinstance(value, Mapping) and not is_one
+        _put(options, name, dict(value) if is_by_output else (value,) if is_one else tuple(value))
+    for callback in options.callbacks:
+        if not callable(callback):
+            raise OptionsError(f"callbacks: {callback!r} cannot be called; give functions of info.")
+    if not isinstance(options.objective, str):
+        raise OptionsError(f"objective={options.objective!r}: give the name of a metric.")
+    if options.betas is not None:
+        _put(options, "betas", _numbers("betas", options.betas, num=2))
+        if not all(0 <= beta < 1 for beta in options.betas):
+            raise OptionsError(f"betas={options.betas}: must be at least 0 and below 1.")
+    if options.rank_load is not None:
+        load = _numbers("rank_load", options.rank_load)
+        if not all(0 <= share < math.inf for share in load) or not sum(load) > 0:
+            raise OptionsError(f"rank_load={load}: must not be negative, and one must be above 0.")
+        _put(options, "rank_load", load)
+
+
+def _numbers(name: str, values: Any, num: int | None = None) -> tuple[float, ...]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise OptionsError(f"{name}={values!r}: must be {num or 'some'} numbers.")
+    values = tuple(values)
+    if num is not None and len(values) != num:
+        raise OptionsError(f"{name}={values}: must be {num} numbers.")
+    for value in values:
+        number(name, value)
+    return tuple(float(value) for value in values)
+
+
+def _word(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    meant = matlab_names.WORDS.get(name, {}).get(value) if isinstance(value, str) else None
+    if meant is not None:
+        raise OptionsError(f"{name}={value!r} is unknown. Did you mean {name}={meant!r}?")
+    one_of(name, value, allowed)
+
+
+def _given(options: TrainingFields, name: str, *, whole: bool = False) -> Any:
+    """The number, after making it a plain one: numpy's would overflow. None if it may be left
+    out and was."""
+    value = getattr(options, name)
+    if value is None and type(options).__dataclass_fields__[name].default is None:
+        return None
+    number(name, value, whole=whole)
+    if not math.isnan(value) and not math.isinf(value):
+        value = int(value) if whole else float(value)
+        _put(options, name, value)
+    return value
+
+
+def _put(options: object, name: str, value: object) -> None:
+    object.__setattr__(options, name, value)  # frozen, and not finished yet

@@ -1,0 +1,264 @@
+"""Options that would do nothing, each with what was meant. Runs anywhere.
+
+`check_effects` looks at the options alone, when they are made; `check_for` at what they meet: data,
+model and ranks, before any rank starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+from gpupool.core.errors import OptionsError
+from gpupool.core.options.checks import warmup_of
+from gpupool.core.options.fields import TrainingFields
+from gpupool.core.options.model_facts import ModelFacts
+from gpupool.core.options.named_measures import name_of
+from gpupool.core.options.schedule import check_for_stream
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """Options that work only while another one has one of the values `needs`.
+
+    `needs` may be a function of the other one's value. `meant` is what to choose for it.
+    """
+
+    names: tuple[str, ...]
+    other: str
+    needs: tuple[Any, ...] | Callable[[Any], bool]
+    meant: str
+
+    def works(self, value: Any) -> bool:
+        """Whether the other option, with this value, lets them work."""
+        return self.needs(value) if callable(self.needs) else value in self.needs
+
+
+def schedule_names(schedule: Any) -> tuple[str, ...]:
+    """The names in a schedule; none of a callable."""
+    if isinstance(schedule, str):
+        return (schedule,)
+    return () if callable(schedule) else tuple(name for name, _ in schedule)
+
+
+def _has(*names: str) -> Callable[[Any], bool]:
+    return lambda schedule: any(name in names for name in schedule_names(schedule))
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None
+
+
+EFFECTS = (
+    Effect(("momentum",), "optimizer", ("sgdm", "lars", "rmsprop", "muon"), "'sgdm'"),
+    Effect(("betas",), "optimizer", ("adam", "adamw"), "'adam'"),
+    Effect(("alpha",), "optimizer", ("rmsprop",), "'rmsprop'"),
+    Effect(("eps",), "optimizer", ("adam", "adamw", "rmsprop"), "'adam'"),
+    Effect(("trust_coefficient",), "optimizer", ("lars",), "'lars'"),
+    Effect(("weight_decay",), "optimizer", lambda name: name != "lbfgs", "'adamw'"),
+    Effect(("weight_decay_factors",), "weight_decay", lambda decay: decay > 0, "1e-4"),
+    Effect(
+        ("drop_factor", "drop_period"),
+        "schedule",
+        _has("piecewise", "exponential"),
+        "'piecewise'",
+    ),
+    Effect(("power",), "schedule", _has("polynomial"), "'polynomial'"),
+    Effect(("min_factor",), "schedule", _has("polynomial", "cosine", "cyclical"), "'cosine'"),
+    Effect(("cycle_period",), "schedule", _has("cosine", "cyclical"), "'cyclical'"),
+    Effect(("warmup_factor",), "warmup", _is_given, "'1 epoch'"),
+    Effect(("max_skipped",), "on_error", ("skip",), "'skip'"),
+    Effect(("clip_method",), "clip", _is_given, "1.0"),
+    Effect(
+        ("checkpoint_every", "num_checkpoints", "on_failure"),
+        "checkpoint",
+        _is_given,
+        "'s3://bucket/run1'",
+    ),
+)
+
+
+def check_effects(options: TrainingFields) -> None:
+    """Refuse options that do nothing beside the others."""
+    for effect in EFFECTS:
+        other = getattr(options, effect.other)
+        for name in effect.names:
+            if is_given(options, name) and not effect.works(other):
+                raise OptionsError(
+                    f"{name}={getattr(options, name)!r} does nothing while {effect.other} is "
+                    f"{_shown(other)}: did you mean {effect.other}={effect.meant}?"
+                )
+    if options.resume in (True, "auto") and options.checkpoint is None:
+        raise OptionsError(
+            f"resume={options.resume!r} does nothing while checkpoint is None: did you mean "
+            "checkpoint='s3://bucket/run1', the folder to go on from?"
+        )
+    _check_lbfgs(options)
+    _check_drops(options)
+    _check_warmup(options)
+    if options.bn_statistics == "population" and options.batch_norm == "frozen":
+        raise OptionsError(
+            "bn_statistics='population' does nothing while batch_norm is 'frozen', which keeps the "
+            "statistics as they are: leave one of them out."
+        )
+    _check_objective(options)
+
+
+def check_for(
+    options: TrainingFields,
+    *,
+    has_validation: bool,
+    num_ranks: int | None = None,
+    num_samples: int | None = None,
+    is_stream: bool = False,
+    model: ModelFacts | None = None,
+) -> None:
+    """Refuse resolved options that do nothing, or cannot be, with this data, model and these ranks.
+
+    Args:
+        is_stream: nobody knows how many samples there are.
+
+    Raises:
+        OptionsError: with what was meant.
+    """
+    if not has_validation:
+        for name in ("patience", "objective", "validate_every", "metrics"):
+            if is_given(options, name):
+                _refuse_without_validation(options, name)
+        if options.keep == "best":
+            _refuse_without_validation(options, "keep")
+    if options.rank_load is not None and num_ranks not in (None, len(options.rank_load)):
+        raise OptionsError(
+            f"rank_load={options.rank_load}: has {len(options.rank_load)} shares, and {num_ranks} "
+            f"rank{'s train' if num_ranks != 1 else ' trains'}: give one share for each."
+        )
+    if is_stream:
+        check_for_stream(options)
+    if num_samples:
+        _check_lengths(options, -(-num_samples // options.batch_size))
+    if model is not None:
+        _check_model(options, model)
+
+
+def is_given(options: Any, name: str) -> bool:
+    """Whether an option has another value than the one it has when left out."""
+    field = next(field for field in fields(options) if field.name == name)
+    if field.default_factory is not MISSING:
+        return bool(getattr(options, name) != field.default_factory())
+    return bool(getattr(options, name) != field.default)
+
+
+def _refuse_without_validation(options: TrainingFields, name: str) -> None:
+    raise OptionsError(
+        f"{name}={getattr(options, name)!r} does nothing without validation: did you mean "
+        "train(..., validation=...)?"
+    )
+
+
+def _check_objective(options: TrainingFields) -> None:
+    """A name that no validation has, as far as the names are known here."""
+    metrics = options.metrics
+    if isinstance(metrics, Mapping) or any(hasattr(metric, "compute") for metric in metrics):
+        return
+    known = list(dict.fromkeys(["loss", "accuracy", *map(name_of, metrics)]))
+    if options.objective not in known:
+        raise OptionsError(
+            f"objective={options.objective!r} is not measured: choose one of {', '.join(known)}, "
+            f"or add it: metrics=[{options.objective!r}]."
+        )
+
+
+def _check_lbfgs(options: TrainingFields) -> None:
+    if options.optimizer != "lbfgs":
+        return
+    between = {p: f for p, f in options.learn_rate_factors.items() if f not in (0, 1)}
+    if between:
+        raise OptionsError(
+            f"learn_rate_factors={between} do nothing while optimizer is 'lbfgs', which has one "
+            "learning rate for all: only 0 (frozen) can be had."
+        )
+    if options.precision == "fp16":
+        raise OptionsError(
+            "precision='fp16' scales the loss, which optimizer='lbfgs' cannot do: choose 'bf16'."
+        )
+
+
+def _check_drops(options: TrainingFields) -> None:
+    """A drop that comes after the end."""
+    pieces = options.schedule if isinstance(options.schedule, tuple) else ()
+    if options.schedule == "piecewise":
+        pieces = (("piecewise", options.epochs),)
+    for name, epochs in pieces:
+        period = options.drop_period or max(1, epochs // 3)
+        if name == "piecewise" and period >= epochs:
+            raise OptionsError(
+                f"schedule='piecewise' does nothing while drop_period is {period} and it lasts "
+                f"{_many(epochs, 'epoch')}: the first drop would come after its end."
+            )
+
+
+def _check_warmup(options: TrainingFields) -> None:
+    if options.warmup is None:
+        return
+    number, unit = warmup_of(options.warmup)
+    limits = {"epoch": options.epochs, "step": options.max_steps}
+    limit = limits[unit]
+    if limit is not None and number >= limit:
+        _refuse_warmup(options, _many(limit, unit))
+
+
+def _refuse_warmup(options: TrainingFields, length: str) -> None:
+    raise OptionsError(
+        f"warmup={options.warmup!r}: the whole training has {length}, so the learning rate would "
+        "never be reached; make it shorter."
+    )
+
+
+def _check_lengths(options: TrainingFields, steps_per_epoch: int) -> None:
+    """What would come after the last step."""
+    planned = options.epochs * steps_per_epoch
+    steps = planned if options.max_steps is None else min(planned, options.max_steps)
+    if options.max_steps is not None and options.max_steps > planned:
+        raise OptionsError(
+            f"max_steps={options.max_steps} does nothing while epochs is {options.epochs}, which "
+            f"are {_many(planned, 'step')}: did you mean "
+            f"epochs={-(-options.max_steps // steps_per_epoch)}?"
+        )
+    if options.warmup is not None:
+        number, unit = warmup_of(options.warmup)
+        if number * (steps_per_epoch if unit == "epoch" else 1) >= steps:
+            _refuse_warmup(options, _many(steps, "step"))
+    if options.profile is not None and options.profile.skip >= steps:
+        raise OptionsError(
+            f"profile.skip={options.profile.skip}: the whole training has "
+            f"{_many(steps, 'step')}, so nothing would be traced; make it smaller."
+        )
+
+
+def _check_model(options: TrainingFields, model: ModelFacts) -> None:
+    norms = [
+        f"{name}={getattr(options, name)!r}"
+        for name in ("batch_norm", "bn_statistics")
+        if is_given(options, name)
+    ]
+    if norms and not model.has_batch_norm:
+        raise OptionsError(f"{norms[0]} does nothing: the model has no batch norm. Leave it out.")
+    if options.channels_last and not model.has_convolutions:
+        raise OptionsError(
+            "channels_last=True does nothing: the model has no convolutions. Leave it out."
+        )
+    if options.precision != "float32" and not model.has_float32:
+        raise OptionsError(
+            f"precision={options.precision!r} does nothing: the model has no float32 parameters. "
+            "Give model.float(), or leave it out."
+        )
+
+
+def _shown(value: Any) -> str:
+    """A value as it is told: a callable by its name."""
+    return getattr(value, "__name__", repr(value)) if callable(value) else repr(value)
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,220 @@
+"""What can be chosen of a training: names, defaults, and what each means. Runs anywhere.
+
+Fields that are None take the value that their docstring names; whether one was given can so be
+told, and one that would have no effect is an error. `TrainingOptions` checks them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from gpupool.core.errors import OptionsError
+from gpupool.core.options.pool_options import folder_url, number
+
+MAX_SKIPPED = 0.001  # of the samples of an epoch
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """Steps of which every rank leaves a trace, for Perfetto or TensorBoard."""
+
+    url: str
+    """Folder, local or in a store; each rank writes a file of its own there."""
+    skip: int = 10
+    """Steps before the trace begins, so that the slow first ones are not in it."""
+    steps: int = 5
+    """Steps in the trace."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "url", folder_url("profile.url", self.url))
+        for name, least in (("skip", 0), ("steps", 1)):
+            value = getattr(self, name)
+            number(f"profile.{name}", value, whole=True)
+            if value < least:
+                raise OptionsError(f"profile.{name}={value}: must be at least {least}.")
+            object.__setattr__(self, name, int(value))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingFields:
+    """The options of a training, not yet checked: see `TrainingOptions`."""
+
+    # ---- the optimizer
+    optimizer: str | Callable[..., Any] = "sgdm"
+    """"sgdm" (SGD with momentum), "adam", "adamw", "rmsprop", "lbfgs", "muon" as in `torch.optim`,
+    "lars" (You et al. 2017), or a callable: parameter groups -> `torch.optim.Optimizer`. "muon"
+    updates matrices; other parameters get AdamW."""
+    lr: float = 0.01
+    """Learning rate."""
+    momentum: float | None = None
+    """Of "sgdm" and "lars" (0.9 unless given), "rmsprop" (0) and "muon" (0.95)."""
+    betas: tuple[float, float] | None = None
+    """Of "adam" and "adamw": decay of the averages of gradient and squared gradient; (0.9, 0.999)
+    unless given."""
+    alpha: float | None = None
+    """Of "rmsprop": decay of the average of the squared gradient; 0.99 unless given."""
+    eps: float | None = None
+    """Of "adam", "adamw" and "rmsprop": added to the denominator; 1e-8 unless given."""
+    trust_coefficient: float | None = None
+    """Of "lars": norm of a layer's step over norm of its weights, at lr 1; 0.001 unless given."""
+    weight_decay: float = 0.0
+    """L2 factor; decoupled for "adamw" and "muon", added to the gradient otherwise."""
+    weight_decay_factors: Mapping[str, float] = field(default_factory=dict)
+    """Glob on parameter names -> factor on `weight_decay`. The last matching pattern counts."""
+    learn_rate_factors: Mapping[str, float] = field(default_factory=dict)
+    """Glob on parameter names -> factor on `lr`; 0 freezes. The last matching pattern counts."""
+
+    # ---- the learning rate over time
+    schedule: str | Sequence[tuple[str, int]] | Callable[[int, int], float] = "none"
+    """"none", "piecewise" (times `drop_factor` every `drop_period` epochs), "exponential" (the same
+    in small parts each step), "polynomial" and "cosine" (down to `min_factor` at the end),
+    "cyclical" (a triangle between `min_factor` and 1); or a sequence of (name, epochs) for one
+    after the other; or a callable: (step, epoch), both from 1 -> factor on `lr`."""
+    drop_factor: float | None = None
+    """Of "piecewise" and "exponential"; 0.1 unless given."""
+    drop_period: int | None = None
+    """Of "piecewise" and "exponential": epochs; a third of them all unless given."""
+    power: float | None = None
+    """Of "polynomial": exponent; 1 unless given, a straight line."""
+    min_factor: float | None = None
+    """Lowest factor on `lr` of "polynomial" and "cosine" (0 unless given) and "cyclical" (0.1)."""
+    cycle_period: int | None = None
+    """Epochs of one cycle: of "cyclical" (2 unless given), and of "cosine", which starts again with
+    each (one over the whole training unless given)."""
+    warmup: str | int | None = None
+    """"1 epoch", "500 steps" or a number of steps in which the learning rate rises in a straight
+    line from `warmup_factor` to 1; the schedule begins after it ("piecewise": with the first
+    epoch)."""
+    warmup_factor: float | None = None
+    """Factor on `lr` in the first step of the warm-up; unless given 0.1, or what gives the unscaled
+    learning rate where scale="linear" has scaled it."""
+
+    # ---- how long, and on what
+    epochs: int = 10
+    """Passes over the data."""
+    max_steps: int | None = None
+    """Ends training after so many optimizer steps, should the epochs have more."""
+    batch_size: int = 128
+    """Samples per optimizer step over all ranks; the last batch of an epoch may be smaller."""
+    scale: str = "none"
+    """"linear" takes `batch_size` and `lr` times the number of ranks that train (Goyal et al. 2017,
+    https://arxiv.org/abs/1706.02677, section 2.1), "none" as they are."""
+    accumulate: int = 1
+    """Parts in which each batch is computed, one after the other, for less memory; the step is the
+    same, but for batch norms, which have the statistics of each part."""
+    rank_load: Sequence[float] | None = None
+    """Share of each rank in a batch, relative to the others; 0: that rank has none. Equal unless
+    given."""
+    shuffle: str = "every-epoch"
+    """"every-epoch", "once" (the same order each epoch) or "never"."""
+    seed: int = 0
+    """Fixes the order of the samples and the random numbers of each rank and step."""
+    normalize: str = "none"
+    """"fit" takes the mean of each channel of the training inputs away and divides by the standard
+    deviation; one pass over the data, by all ranks, before training."""
+    on_error: str = "raise"
+    """What happens when a sample cannot be read: "raise" ends training with an error that names it;
+    "skip" leaves it out, counts it nowhere and lists it in `TrainingResult.skipped`. A data set of
+    one's own raises `gpupool.SampleError` for such a sample."""
+    max_skipped: float | None = None
+    """Of on_error="skip": the share of an epoch's samples that may be left out before that is an
+    error after all (0.001 unless given; one image always may, with all patches of it)."""
+
+    # ---- how a step is computed
+    clip: float | None = None
+    """Limit on the gradient of the whole batch, measured as `clip_method` says; None: no limit."""
+    clip_method: str | None = None
+    """"global-l2norm" (of all parameters together; so unless given), "l2norm" (of each parameter)
+    or "absolute-value" (of each element)."""
+    precision: str = "float32"
+    """"float32", "bf16" or "fp16": mixed by `torch.autocast`; "fp16" scales the loss."""
+    compile: bool | str = False
+    """`torch.compile`: True, or one of its modes."""
+    channels_last: bool = False
+    """Convolutions work on channels-last tensors, which is faster on GPUs."""
+    compress: str = "none"
+    """"bf16" or "fp16" sends gradients between ranks in half the bytes, rounded; "none" as is."""
+    batch_norm: str = "local"
+    """"local" (statistics of a rank's own share), "sync" (of the whole batch) or "frozen" (the
+    running ones are used, and stay)."""
+    bn_statistics: str = "moving"
+    """Batch norms' statistics in the end: "moving" averages of training, or of the "population":
+    computed over the training data once more."""
+    ema: float | None = None
+    """Decay of an exponential moving average of the weights; it is what is validated and kept."""
+
+    # ---- validation, and when to stop
+    validate_every: str | int = "epoch"
+    """"epoch" or a number of steps."""
+    metrics: Sequence[Any] | Mapping[str, Any] = ()
+    """Of validations, beside the loss: names ("accuracy", "f1", "mean_iou" ...), functions
+    (outputs, targets) -> mean, or torchmetrics objects; or a dict {output: one or several}."""
+    objective: str = "loss"
+    """What is best: "loss", "accuracy" or the name of one of `metrics`, of validations."""
+    keep: str = "auto"
+    """Which weights the result has: "best" by `objective`, "last", or "auto": the best where there
+    is a validation."""
+    patience: int | None = None
+    """Ends training when so many validations in a row were no better than the best before."""
+    on_divergence: str = "stop"
+    """When loss is NaN or infinite: "stop" ends training with the last weights that were good,
+    "tell" only says so. A spike of the loss is only told."""
+
+    # ---- checkpoints
+    checkpoint: str | None = None
+    """Folder for checkpoints, local or in a store ("s3://bucket/run1")."""
+    checkpoint_every: str | int | None = None
+    """"epoch" (unless given), a number of steps, or a time such as "10m"."""
+    num_checkpoints: int = 2
+    """Newest checkpoints that are kept."""
+    resume: str | bool = False
+    """"auto" goes on from the newest checkpoint in `checkpoint`, if there is one; True, if there is
+    none, is an error; the URL of one checkpoint goes on from that; False starts anew."""
+    on_failure: str = "raise"
+    """When a rank dies: "raise", or "resume": it is replaced, and training goes on from the newest
+    checkpoint."""
+
+    # ---- what is told
+    log_every: int = 10
+    """Steps between two reports; each report carries every step since the last."""
+    progress: str = "auto"
+    """Shown in the notebook: "plot", "table", "none"; "auto": a plot where there can be one."""
+    callbacks: Sequence[Callable[[Any], Any]] = ()
+    """Called on every rank with a `CallbackInfo` at "start", "step", "epoch", "validation",
+    "checkpoint" and "end"; True from one ends training on all ranks."""
+    tensorboard: str | None = None
+    """Folder for TensorBoard's event files, local or in a store."""
+    profile: Profile | None = None
+    """Steps of which every rank leaves a trace."""
+
+    # ---- where
+    execution: str = "auto"
+    """Which ranks train, and on what: "auto" (all ranks that have a GPU; all ranks on CPU if none
+    has), "cpu" and "gpu" (one rank), "multi-gpu" (as many as GPUs of this machine),
+    "parallel-auto", "parallel-cpu", "parallel-gpu" (all there are)."""
+
+    def resolve(self, world_size: int) -> Self:
+        """What these options come to on so many ranks that train: scale="linear" is carried out.
+
+        `batch_size` and `lr` are multiplied by `world_size`, and a warm-up begins at the unscaled
+        learning rate. Resolved options resolve to themselves.
+        """
+        if self.scale == "none":
+            return self
+        starts_unscaled = self.warmup is not None and self.warmup_factor is None and world_size > 1
+        return replace(
+            self,
+            batch_size=self.batch_size * world_size,
+            lr=self.lr * world_size,
+            warmup_factor=1 / world_size if starts_unscaled else self.warmup_factor,
+            scale="none",
+        )
+
+    def most_skipped(self, num_samples: int) -> int:
+        """How many of `num_samples` may be left out in an epoch; those of one image always may."""
+        if self.on_error != "skip":
+            return 0
+        share = MAX_SKIPPED if self.max_skipped is None else self.max_skipped
+        return max(1, int(share * num_samples + 1e-9))

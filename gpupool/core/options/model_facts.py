@@ -1,0 +1,76 @@
+"""What options need to know of a model, read off it without importing torch. Runs anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from gpupool.core.errors import OptionsError, TrainingError
+from gpupool.core.options.fields import TrainingFields
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Numbers of parameters, bytes of those that train, and which layers there are."""
+
+    num_trainable: int
+    num_frozen: int
+    trainable_bytes: int
+    has_batch_norm: bool
+    has_convolutions: bool
+    has_float32: bool = True
+
+    @classmethod
+    def of(cls, model: Any, options: TrainingFields) -> ModelFacts:
+        """The facts of a `torch.nn.Module`; what has a learn-rate factor of 0 does not train.
+
+        Raises:
+            OptionsError: a pattern that matches no parameter.
+            TrainingError: a parameter of a lazy module has no shape yet.
+        """
+        parameters = dict(model.named_parameters())
+        for name, parameter in parameters.items():
+            if type(parameter).__name__ == "UninitializedParameter":
+                raise TrainingError(
+                    f"the model's {name} has no shape yet, as its module is lazy: call the model "
+                    "once with a batch of inputs before."
+                )
+        match_factors("weight_decay_factors", parameters, options.weight_decay_factors)
+        factors = match_factors("learn_rate_factors", parameters, options.learn_rate_factors)
+        trains = [p for name, p in parameters.items() if p.requires_grad and factors[name] != 0]
+        num = sum(p.numel() for p in trains)
+        bases = {base.__name__ for module in model.modules() for base in type(module).__mro__}
+        return cls(
+            num_trainable=num,
+            num_frozen=sum(p.numel() for p in parameters.values()) - num,
+            trainable_bytes=sum(p.numel() * p.element_size() for p in trains),
+            has_batch_norm="_BatchNorm" in bases,
+            has_convolutions="_ConvNd" in bases,
+            has_float32=any(str(p.dtype) == "torch.float32" for p in parameters.values()),
+        )
+
+
+def match_factors(
+    option: str, names: Iterable[str], factors: Mapping[str, float]
+) -> dict[str, float]:
+    """The factor of each parameter: that of the last pattern that matches its name, else 1.
+
+    >>> match_factors("learn_rate_factors", ["a.weight", "b.weight"], {"a.*": 0})
+    {'a.weight': 0.0, 'b.weight': 1.0}
+
+    Raises:
+        OptionsError: a pattern that matches no parameter.
+    """
+    names = list(names)
+    found = dict.fromkeys(names, 1.0)
+    for pattern, factor in factors.items():
+        matched = [name for name in names if fnmatchcase(name, pattern)]
+        if not matched:
+            some = names if len(names) <= 8 else [*names[:4], "...", *names[-3:]]
+            raise OptionsError(
+                f"{option}: {pattern!r} matches no parameter. The model has: {', '.join(some)}."
+            )
+        found.update(dict.fromkeys(matched, float(factor)))
+    return found

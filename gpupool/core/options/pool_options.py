@@ -1,0 +1,207 @@
+"""What a user can choose, as frozen dataclasses that are validated once. Runs anywhere.
+
+Magics and views read names and defaults from here and repeat none. A wrong value raises
+`OptionsError` with the value, what is allowed and what to do.
+"""
+
+from __future__ import annotations
+
+import difflib
+import numbers
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from gpupool.core.errors import OptionsError
+from gpupool.core.options import matlab_names
+from gpupool.core.wire.masking import without_passwords
+
+DEVICES = ("auto", "cpu", "gpu")
+BACKENDS = ("auto", "nccl", "gloo")
+ON_HANG = ("tell", "abort")
+PROFILES = ("local",)
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PoolOptions:
+    """How a pool is started."""
+
+    profile: str = "local"
+    """Where the engines run; "local" is this machine."""
+    n: int | None = None
+    """Number of ranks; None: one per GPU, or 2 on a machine without.
+
+    Ranks beyond the GPUs are there, without a GPU, and take no part in training."""
+    gpus: tuple[str, ...] | None = None
+    """GPUs to use: indices, UUIDs, or MIG instances such as "0:1"; None: all visible ones."""
+    device: str = "auto"
+    """"auto" takes GPUs if there are any, "gpu" insists on them, "cpu" leaves them alone."""
+    backend: str = "auto"
+    """"auto": NCCL among ranks that have a GPU each, gloo as soon as one without takes part."""
+    force: bool = False
+    """Take GPUs that another pool has locked, too."""
+    env: tuple[str, ...] = ()
+    """Names or globs of environment variables that every rank gets."""
+    idle_timeout: str | float | None = "30m"
+    """Stop the pool after this time without use: "90s", "30m", "2h", "never", or seconds."""
+    timeout_s: float = 60.0
+    """Give up starting after this many seconds."""
+    on_hang: str = "tell"
+    """What happens when the ranks wait for each other and none gets on: "tell" says where each one
+    is, below the running cell; "abort" ends the cell as well, with that as its error. Where a rank
+    may still come to the others, because it sleeps or computes, that is told and nothing ends."""
+    hang_after_s: float = 30.0
+    """Seconds without progress after which ranks in a collective count as hanging; inf: never."""
+    inline: bool = False
+    """No engines: this process itself is rank 0 of 1, so that breakpoints work."""
+
+    def __post_init__(self) -> None:
+        one_of("profile", self.profile, PROFILES)
+        one_of("device", self.device, DEVICES)
+        one_of("backend", self.backend, BACKENDS)
+        one_of("on_hang", self.on_hang, ON_HANG)
+        if self.n is not None:
+            number("n", self.n, whole=True)
+        number("timeout_s", self.timeout_s)
+        number("hang_after_s", self.hang_after_s)
+        if self.n is not None and self.n < 1:
+            raise OptionsError(f"n={self.n}: a pool needs at least one rank.")
+        for name in ("timeout_s", "hang_after_s"):
+            if not getattr(self, name) > 0:  # also true of nan
+                raise OptionsError(f"{name}={getattr(self, name)}: must be above 0 seconds.")
+        if self.device == "cpu" and self.gpus:
+            raise OptionsError("device='cpu' and gpus= exclude each other; leave one of them out.")
+        if self.device == "cpu" and self.force:
+            raise OptionsError(
+                "device='cpu' and force exclude each other: there is no GPU to take."
+            )
+        if self.device == "cpu" and self.backend == "nccl":
+            raise OptionsError("backend='nccl' needs GPUs; on CPU ranks use 'gloo' or 'auto'.")
+        parse_duration_s(self.idle_timeout)
+        if self.inline:
+            self._check_inline()
+
+    def _check_inline(self) -> None:
+        """What an inline pool cannot do, or what would have no effect."""
+        if self.n not in (None, 1):
+            raise OptionsError(
+                f"n={self.n}: an inline pool is this process alone, one rank. Leave n out."
+            )
+        if self.gpus is not None and len(self.gpus) != 1:
+            raise OptionsError(f"gpus={','.join(self.gpus)}: an inline pool uses one GPU; name it.")
+        # An idle timeout frees GPUs that are held for nobody; this process is the user's.
+        # Its one rank waits for no other.
+        without_effect: dict[str, tuple[object, ...]] = {
+            "idle_timeout": ("30m", "never", None),
+            "timeout_s": (60.0,),
+            "on_hang": ("tell",),
+            "hang_after_s": (30.0,),
+        }
+        for name, quiet in without_effect.items():
+            value = getattr(self, name)
+            if value not in quiet:
+                raise OptionsError(
+                    f"{name}={value!r} has no effect on an inline pool, which starts no processes: "
+                    "leave it out."
+                )
+
+    @property
+    def idle_timeout_s(self) -> float | None:
+        """`idle_timeout` in seconds; None for never."""
+        return parse_duration_s(self.idle_timeout)
+
+
+def make_options(cls: type[_T], values: Mapping[str, Any]) -> _T:
+    """`cls(**values)`, with unknown names answered by the right one.
+
+    Raises:
+        OptionsError: an unknown name, or a value that the class refuses.
+    """
+    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    for name in values:
+        if name not in known:
+            raise OptionsError(f"{name!r} is not an option. {suggest(name, known)}")
+    return cls(**values)
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """A sentence that names the closest known word, or lists them all."""
+    known = list(known)
+    if name in matlab_names.ELSEWHERE and "lr" in known:
+        return f"It is not needed: {matlab_names.ELSEWHERE[name]}"
+    similar = next(iter(difflib.get_close_matches(name, known, 1)), None)
+    close = {**matlab_names.OTHERS, **matlab_names.NAMES}.get(name, similar)
+    if close in known:
+        return f"Did you mean {close!r}?"
+    return f"There are: {', '.join(known)}."
+
+
+def parse_duration_s(value: str | float | None) -> float | None:
+    """Seconds of "90s", "30m", "2h", "1d" or a plain number; None for "never" and None.
+
+    >>> parse_duration_s("30m"), parse_duration_s("never"), parse_duration_s(5)
+    (1800.0, None, 5.0)
+    """
+    if value is None or value == "never":
+        return None
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", str(value))
+    if not match or float(match[1]) <= 0:
+        raise OptionsError(f"{value!r} is not a time. Write '90s', '30m', '2h' or 'never'.")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
+    """Ranks of "all", "0", "0,2", "0:4", "::2" or "-1" of `world_size` ranks, sorted, each once.
+
+    >>> parse_ranks("0:2,-1", 4), parse_ranks("1::2", 4)
+    ((0, 1, 3), (1, 3))
+    """
+    ranks: set[int] = set()
+    for part in text.split(","):
+        try:
+            ranks.update(_parse_part(part.strip(), world_size))
+        except (ValueError, IndexError):
+            raise OptionsError(
+                f"ranks {text!r}: write all, 0, 0,2, 0:4, ::2 or -1; this pool has "
+                f"ranks 0 to {world_size - 1}."
+            ) from None
+    return tuple(sorted(ranks))
+
+
+def _parse_part(part: str, world_size: int) -> Iterable[int]:
+    every = range(world_size)
+    if part == "all":
+        return every
+    if ":" in part:
+        chosen = every[slice(*(int(p) if p else None for p in part.split(":", 2)))]
+        if not chosen:
+            raise IndexError(part)
+        return chosen
+    return [every[int(part)]]
+
+
+def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Raise OptionsError if `value` is none of the words `allowed`."""
+    if value not in allowed:
+        raise OptionsError(f"{name}={value!r} is unknown: choose one of {', '.join(allowed)}.")
+
+
+def number(name: str, value: object, *, whole: bool = False) -> None:
+    """Raise OptionsError if `value` is no (whole) number; True and False are none."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise OptionsError(f"{name}={value!r}: must be a number.")
+    if whole and not isinstance(value, numbers.Integral):  # 2.0 is no number of steps to Python
+        raise OptionsError(f"{name}={value}: must be a whole number.")
+
+
+def folder_url(name: str, value: object) -> str:
+    """The URL or path of a folder as text. Raises OptionsError if `value` is none."""
+    path = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(path, str) or not path.strip():
+        shown = without_passwords(repr(value))
+        raise OptionsError(f"{name}={shown}: must be a folder, as 's3://bucket/run1'.")
+    return path

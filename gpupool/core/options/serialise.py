@@ -1,0 +1,99 @@
+"""Options as JSON, as plain values and in words. Runs anywhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass
+from typing import Any
+
+from gpupool.core.errors import OptionsError
+from gpupool.core.wire.masking import passwords, without_passwords
+
+
+def to_json(options: Any) -> str:
+    """The fields of frozen options as a JSON object, in order.
+
+    Raises:
+        OptionsError: one is a function or an object, which JSON cannot hold, or a URL with a
+            password in it, which the JSON must not.
+    """
+    for name, value in _values(options).items():
+        for part in value if isinstance(value, tuple) else (value,):
+            if passwords(str(part)):
+                raise OptionsError(
+                    f"{name}: {without_passwords(str(part))} has a password in it, which would "
+                    "stay in the JSON: give keys by the environment (`%gpupool env --aws`), or "
+                    f"write the options without it (dataclasses.replace(options, {name}=...))."
+                )
+            if not _is_plain(part):
+                raise OptionsError(
+                    f"{name}: {_name_of(part)} is code, which JSON cannot hold: write the options "
+                    f"without it (dataclasses.replace(options, {name}=...)), and give it again "
+                    "when they are read."
+                )
+    return json.dumps(_values(options), indent=2, allow_nan=False)
+
+
+def from_json(text: str, profile: type) -> dict[str, Any]:
+    """The values by name that `to_json` wrote.
+
+    Raises:
+        OptionsError: it is no JSON object, or its profile has other fields.
+    """
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise OptionsError(f"these are no options: not JSON ({error}).") from None
+    if not isinstance(values, dict):
+        raise OptionsError("these are no options: the JSON is no object of names and values.")
+    if isinstance(values.get("profile"), dict):
+        try:
+            values["profile"] = profile(**values["profile"])
+        except TypeError as error:
+            raise OptionsError(f"these are no options: profile: {error}.") from None
+    return values
+
+
+def describe(options: Any) -> dict[str, Any]:
+    """The fields as plain values that JSON can hold; functions and objects by their names.
+
+    Passwords in URLs are not among them.
+    """
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, (tuple, list)):
+            return [plain(part) for part in value]
+        if isinstance(value, Mapping):
+            return {name: plain(part) for name, part in value.items()}
+        if isinstance(value, str):
+            return without_passwords(value)
+        return value if _is_plain(value) else _name_of(value)
+
+    return {name: plain(value) for name, value in _values(options).items()}
+
+
+def in_words(options: Any) -> str:
+    """What `repr` shows of options: all but the passwords in URLs."""
+    values = (f"{one.name}={getattr(options, one.name)!r}" for one in fields(options))
+    return without_passwords(f"{type(options).__name__}({', '.join(values)})")
+
+
+def _values(options: Any) -> dict[str, Any]:
+    values = {field.name: getattr(options, field.name) for field in fields(options)}
+    return {
+        name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        for name, value in values.items()
+    }
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_plain, value))
+    if isinstance(value, Mapping):
+        return all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, (str, int, float, bool))
+
+
+def _name_of(value: Any) -> str:
+    return getattr(value, "__qualname__", None) or type(value).__qualname__

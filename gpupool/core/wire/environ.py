@@ -1,0 +1,115 @@
+"""Which environment variables travel to the ranks, and which only over the encrypted channel.
+
+Runs anywhere.
+
+The environment that a process starts with can be read in /proc for as long as it lives, by whoever
+may look at the process. So a variable goes one of three ways:
+
+- **inherited**: ordinary ones are in the first environment of the pool's processes;
+- **sent after the start**: an ordinary name whose value is a URL with a password or token in it,
+  as in HTTPS_PROXY; the ranks would have inherited it but for the password;
+- **only if asked for** (`%gpupool env`): a name that sounds like a secret.
+
+What is shown of the last two is a name and a fingerprint; `masking.py` hides the secret part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+
+from gpupool.core.errors import OptionsError
+from gpupool.core.terminal import plain
+from gpupool.core.wire.masking import passwords
+
+_SECRET_NAME = re.compile(
+    r"KEY|SECRET|TOKEN(?!IZER)|PASSW|PASSPHRASE|CREDENTIAL|AUTH|SIGNATURE|COOKIE"
+    # The last: ipyparallel's key, which a notebook that runs in an engine itself has there.
+    r"|CONNECTION_?STRING|_(PASS|PWD|PAT|SAS)$|^IPP_CONNECTION_INFO$"
+    # Whole words: HOTPLUG is none, nor is PRIVATE_NETWORK.
+    r"|(^|_)((JWT|CREDS?|DSN|WEBHOOKS?|BEARER|T?OTP)(_|$)|PRIVATE$)",
+    re.IGNORECASE,
+)
+# These say where a secret lies; its keeper is the file's mode.
+_PLACE_NAME = re.compile(r"_(FILE|PATH|DIR|SOCK)$", re.IGNORECASE)
+_NOT_SECRET = {"AWS_CREDENTIAL_EXPIRATION"}  # a date; goes with the keys, but needs no mask
+_MIN_SECRET_LENGTH = 6  # masking a shorter text would hit ordinary words
+# Fingerprints are keyed afresh in every process: equal values look equal within a session, and
+# nobody can test guesses against a saved notebook.
+_SALT = secrets.token_bytes(16)
+
+
+def select(
+    patterns: Iterable[str], environ: Mapping[str, str], *, strict: bool = True
+) -> dict[str, str]:
+    """The variables of `environ` whose names match one of the names or globs.
+
+    Args:
+        strict: whether a plain name must be there.
+
+    Raises:
+        OptionsError: a pattern that holds a value (NAME=value), or a plain name that is not set.
+    """
+    chosen: dict[str, str] = {}
+    for pattern in patterns:
+        if "=" in pattern:
+            name = pattern.split("=", 1)[0]
+            raise OptionsError(
+                f"{plain(name)}=...: name the variable only, its value is taken from the "
+                "notebook's environment. A value typed into a cell stays in the "
+                "notebook: delete it there."
+            )
+        found = {k: v for k, v in environ.items() if fnmatchcase(k, pattern)}
+        if strict and not found and not any(c in pattern for c in "*?["):
+            raise OptionsError(f"{plain(pattern)} is not set in the notebook's environment.")
+        chosen.update(found)
+    return dict(sorted(chosen.items()))
+
+
+def apply(variables: Mapping[str, str], unset: Iterable[str] = ()) -> None:
+    """Set `variables` in this process and remove the names in `unset`."""
+    for name in unset:
+        os.environ.pop(name, None)
+    os.environ.update(variables)
+
+
+def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
+    """The part of `environ` that processes of a pool are started with: nothing that is secret."""
+    return {k: v for k, v in environ.items() if not _is_secret(k) and not passwords(v)}
+
+
+def sent_after_start(environ: Mapping[str, str]) -> dict[str, str]:
+    """The part that the ranks need as they need what is inheritable, but that holds a password.
+
+    >>> sent_after_start({"HTTPS_PROXY": "http://ada:lovelace@proxy:3128", "API_KEY": "x"})
+    {'HTTPS_PROXY': 'http://ada:lovelace@proxy:3128'}
+    """
+    return {k: v for k, v in environ.items() if not _is_secret(k) and passwords(v)}
+
+
+def fingerprint(value: str) -> str:
+    """Six hex digits that tell two values apart and nothing about either.
+
+    >>> fingerprint("x") == fingerprint("x"), fingerprint("x") == fingerprint("y")
+    (True, False)
+    """
+    return hmac.new(_SALT, value.encode(), hashlib.sha256).hexdigest()[:6]
+
+
+def secret_values(variables: Mapping[str, str]) -> set[str]:
+    """What to mask: the values of variables named like a secret, and the passwords in URLs."""
+    values: set[str] = set()
+    for name, value in variables.items():
+        values |= passwords(value)
+        if _is_secret(name) and name not in _NOT_SECRET:
+            values.add(value)
+    return {value for value in values if len(value) >= _MIN_SECRET_LENGTH}
+
+
+def _is_secret(name: str) -> bool:
+    return bool(_SECRET_NAME.search(name)) and not _PLACE_NAME.search(name)

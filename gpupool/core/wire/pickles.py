@@ -1,0 +1,303 @@
+"""Values on their way between the notebook and the ranks. Runs anywhere.
+
+A value is pickled; the data of arrays and tensors is left out of the pickle and stands beside it,
+so that it is neither copied nor sent through the controller: large parcels are memory that both
+sides map. A file without a name (memfd_create(2)) holds it, which the kernel frees with the last
+process that has it open: nothing is left behind, whoever is killed, and no mount limits its size.
+
+Functions and classes of the notebook travel by value, as cloudpickle does it, but without a copy of
+the names they use: those are looked up where the function runs, in the namespace of the cells.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import mmap
+import os
+import pickle
+import resource
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+from gpupool.core.errors import PoolError
+from gpupool.core.wire.reductions import Pickler
+
+INLINE_BYTES = 1 << 16  # smaller parcels travel in the message
+WHOLE = -1  # the index of a parcel's value itself among its parts
+_ALIGNMENT = 64  # bytes; what vector instructions and caches like
+_PIECE_BYTES = 16 << 20
+_NUM_WRITERS = 4
+
+
+class TooLargeError(Exception):
+    """The value would pass the limit; `num_bytes` are known of it."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__(num_bytes)
+        self.num_bytes = num_bytes
+
+
+def namespace() -> dict[str, Any]:
+    """Where the names of cells live in this process: in the notebook and on a rank `__main__`."""
+    return vars(sys.modules["__main__"])
+
+
+def storage(buffer: Any, on_gpu: bool) -> Any:
+    """A torch storage of these bytes, on the CPU. A rank puts it on its GPU if it was on one."""
+    import torch
+
+    if not len(buffer):
+        return torch.UntypedStorage(0)
+    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+
+
+def typed_storage(untyped: Any, dtype: Any) -> Any:
+    """What torch's tensors are rebuilt from."""
+    import torch
+
+    return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
+
+
+def sparse_tensor(parts: tuple[Any, Any], size: Any, requires_grad: bool, coalesced: bool) -> Any:
+    """A sparse tensor. torch's own way keeps each in a list until the next `torch.load`."""
+    import torch
+
+    with torch.sparse.check_sparse_tensor_invariants(True):  # undecided, torch 2.11 warns
+        made = torch.sparse_coo_tensor(*parts, size, is_coalesced=coalesced or None)
+    return made.requires_grad_(requires_grad)
+
+
+class Packer(Pickler):
+    """Pickles one value; afterwards `stream()` is the pickle and `buffers` the data beside it."""
+
+    def __init__(self, max_bytes: int | None = None) -> None:
+        self._file = _BoundedFile(max_bytes)
+        self._max_bytes = max_bytes
+        self._storages: dict[int, Any] = {}  # address -> one object for all tensors that share it
+        self.buffers = buffers = list[memoryview]()
+
+        # Not a method: a packer in a circle would keep the value it has packed until a collection.
+        def leave_out(buffer: pickle.PickleBuffer) -> None:
+            raw = buffer.raw()
+            _check(raw.nbytes + sum(other.nbytes for other in buffers), max_bytes)
+            buffers.append(raw)
+
+        super().__init__(self._file, protocol=5, buffer_callback=leave_out)
+
+    def stream(self) -> bytes:
+        """The pickle."""
+        return self._file.getvalue()
+
+    @property
+    def num_bytes(self) -> int:
+        """Pickle and data together."""
+        return self._file.tell() + sum(buffer.nbytes for buffer in self.buffers)
+
+    def reducer_override(self, obj: Any) -> Any:
+        """How a part is pickled."""
+        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+        if numpy is not None and isinstance(obj, numpy.ndarray):
+            _check(obj.nbytes, self._max_bytes)
+        if torch is not None:
+            if isinstance(obj, torch.Tensor):
+                _check(obj.nbytes if obj.layout is torch.strided else 0, self._max_bytes)
+                if obj.layout is torch.sparse_coo:
+                    parts = obj.detach()._indices(), obj.detach()._values()
+                    return sparse_tensor, (parts, obj.size(), obj.requires_grad, obj.is_coalesced())
+            elif isinstance(obj, torch.storage.TypedStorage):
+                untyped = obj._untyped_storage
+                same = self._storages.setdefault(untyped.data_ptr() or id(untyped), untyped)
+                return typed_storage, (same, obj.dtype)
+            elif isinstance(obj, torch.UntypedStorage):
+                return self._reduce_storage(torch, obj)
+        return super().reducer_override(obj)
+
+    def _reduce_storage(self, torch: Any, obj: Any) -> Any:
+        on_gpu = obj.device.type != "cpu"
+        _check(obj.nbytes(), self._max_bytes)
+        empty = torch.empty(0, dtype=torch.uint8, device="cpu")  # whatever the default is
+        data = empty.set_(obj.cpu() if on_gpu else obj).numpy()
+        return storage, (pickle.PickleBuffer(data), on_gpu)
+
+    def _dynamic_function_reduce(self, func: FunctionType) -> Any:
+        """cloudpickle's, for a function of the notebook with the rank's names for its globals."""
+        make, arguments, (state, slots), *rest = super()._dynamic_function_reduce(func)
+        if func.__globals__ is namespace():
+            arguments = (arguments[0], NAMESPACE, *arguments[2:])
+            slots["__globals__"] = {}
+        return make, arguments, (state, slots), *rest
+
+
+class _Namespace:
+    """Stands for `namespace()` in a pickle."""
+
+    def __reduce__(self) -> Any:
+        return namespace, ()
+
+
+NAMESPACE = _Namespace()  # in a pickle, the namespace of the process that reads it
+
+
+class _BoundedFile(io.BytesIO):
+    def __init__(self, max_bytes: int | None) -> None:
+        super().__init__()
+        self._max_bytes = max_bytes
+
+    def write(self, data: Any) -> int:
+        _check(self.tell() + len(data), self._max_bytes)
+        return super().write(data)
+
+
+def _check(num_bytes: int, max_bytes: int | None) -> None:
+    if max_bytes is not None and num_bytes > max_bytes:
+        raise TooLargeError(num_bytes)
+
+
+# ---- what crosses ----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class MemoryFile:
+    """Anonymous memory with a path that processes of the same user can open, until `close`."""
+
+    descriptor: int = field(default_factory=lambda: os.memfd_create("gpupool", os.MFD_CLOEXEC))
+
+    @property
+    def path(self) -> str:
+        """Where others open it."""
+        return f"/proc/{os.getpid()}/fd/{self.descriptor}"
+
+    def close(self) -> None:
+        """Let go of it; who has opened it keeps it. May be called again."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def to_wire(
+    stream: bytes,
+    buffers: Sequence[memoryview],
+    file: MemoryFile | None,
+    advance: Callable[[int], None] = lambda num_bytes: None,
+) -> dict[str, Any]:
+    """A packed value as plain data; its bytes are in `file`, or in the dict if there is none.
+
+    `advance` is called with how many bytes more are in the file, in this thread.
+    """
+    sizes = [(buffer.nbytes, buffer.readonly) for buffer in buffers]
+    if file is None:
+        return {"stream": stream, "sizes": sizes, "data": [bytes(b) for b in buffers], "path": ""}
+    write_file(file.descriptor, buffers, stream, advance)
+    return {"stream": None, "sizes": sizes, "data": [], "path": file.path}
+
+
+def write_file(
+    descriptor: int,
+    buffers: Sequence[memoryview],
+    stream: bytes,
+    advance: Callable[[int], None] = lambda num_bytes: None,
+) -> None:
+    """Write the data, each part aligned, and the pickle at the end; `advance` as in `to_wire`."""
+    pieces, position = [], 0
+    for part in (*buffers, memoryview(stream)):
+        position = _aligned(position)
+        for start in range(0, part.nbytes, _PIECE_BYTES):
+            pieces.append((part[start : start + _PIECE_BYTES], position + start))
+        position += part.nbytes
+    # The kernel takes as long to find and clear the pages as to copy: that scales with cores.
+    try:
+        with ThreadPoolExecutor(_NUM_WRITERS) as writers:
+            for num_bytes in writers.map(lambda piece: _write(descriptor, *piece), pieces):
+                advance(num_bytes)
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+        raise PoolError(
+            f"{position:,} bytes go through memory that counts as a file, and files of {most:,} "
+            "bytes are allowed here: raise the limit with `ulimit -f` where the notebook is started"
+        ) from None
+
+
+def _write(descriptor: int, piece: memoryview, position: int) -> int:
+    num_bytes = piece.nbytes
+    while piece.nbytes:
+        written = os.pwrite(descriptor, piece, position)
+        piece, position = piece[written:], position + written
+    return num_bytes
+
+
+class Source:
+    """A parcel that has arrived; `load` makes a new value of it each time."""
+
+    def __init__(self, wire: dict[str, Any]) -> None:
+        self._sizes = [(int(size), bool(readonly)) for size, readonly in wire["sizes"]]
+        self._stream: bytes | None = wire["stream"]
+        self._data: list[bytes] = wire["data"]
+        self._file: MemoryFile | None = None
+        if wire["path"]:
+            # opened again, by its path: then it lives as long as we need it, whoever ends
+            self._file = MemoryFile(os.open(wire["path"], os.O_RDONLY | os.O_CLOEXEC))
+
+    def load(self, unpickler: type[pickle.Unpickler] = pickle.Unpickler) -> Any:
+        """The value, with memory of its own: it may be written to."""
+        if self._file is None:
+            assert self._stream is not None
+            views = [memoryview(bytearray(data)) for data in self._data]
+            stream: Any = self._stream
+        else:
+            views, stream = self._map(self._file.descriptor)
+        buffers = [v.toreadonly() if r else v for v, (_, r) in zip(views, self._sizes, strict=True)]
+        return unpickler(io.BytesIO(stream), buffers=buffers).load()
+
+    def _map(self, descriptor: int) -> tuple[list[memoryview], memoryview]:
+        """Pages are shared with all who map them, until one of them writes to its own."""
+        mapped = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
+        views, position = [], 0
+        for size, _ in self._sizes:
+            position = _aligned(position)
+            views.append(mapped[position : position + size])
+            position += size
+        return views, mapped[_aligned(position) :]
+
+
+def pack(value: object, max_bytes: int | None = None) -> bytes:
+    """A value as bytes, for a message; `unpack` is its inverse. GPU tensors arrive on the CPU.
+
+    Raises:
+        TooLargeError: it takes more than `max_bytes`; known before a large tensor is copied.
+        Exception: whatever the value's class raises when it cannot be pickled.
+    """
+    packer = Packer(max_bytes)
+    packer.dump(value)
+    if max_bytes is not None and packer.num_bytes > max_bytes:
+        raise TooLargeError(packer.num_bytes)
+    return pickle.dumps(to_wire(packer.stream(), packer.buffers, None))
+
+
+def unpack(data: bytes) -> Any:
+    """The value that `pack` was given."""
+    return Source(pickle.loads(data)).load()  # nosec B301 # made by `pack` in a process of the pool
+
+
+def _aligned(position: int) -> int:
+    return -(-position // _ALIGNMENT) * _ALIGNMENT
+
+
+# These two only stand in pickles: a rank puts its own in their place (`engine/cells/variables.py`).
+def part(number: int, index: int) -> Any:
+    """An object that came to the rank in an earlier parcel."""
+    raise NotImplementedError("only a rank has it")
+
+
+def rank_value(name: str, path: tuple[str, ...], version: int) -> Any:
+    """The rank's own value of a name, or an attribute of it."""
+    raise NotImplementedError("only a rank has it")

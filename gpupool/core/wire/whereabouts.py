@@ -1,0 +1,123 @@
+"""Where a rank is at one moment: its line, its collective, in words. Runs anywhere.
+
+An engine answers with it while its main thread is blocked (`gpupool/engine/group/whereabouts.py`);
+the client compares those of all ranks (`gpupool/pool/calls/hang_watch.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+POINT_TO_POINT = ("send", "recv", "isend", "irecv")
+_UNEVEN = ("all_to_all", "alltoall")  # in these each rank may give something else
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One operation of torch.distributed, as one rank takes part in it.
+
+    `op` is such as "all_reduce"; `seq` counts those of its group, 0 where torch does not number
+    them (send, recv, monitored_barrier). `ranks` are the global ranks that take part, `group` is
+    torch's name of their group. `since_s`: seconds since it was called, 0 where torch does not say.
+    `values` is what it was called with, such as "float32[4]".
+    """
+
+    op: str
+    seq: int = 0
+    ranks: tuple[int, ...] = ()
+    since_s: float = 0.0
+    values: str = ""
+    group: str = ""
+
+    @property
+    def name(self) -> str:
+        """ "all_reduce #5", or "recv"."""
+        return f"{self.op} #{self.seq}" if self.seq else self.op
+
+    def matches(self, other: Collective) -> bool:
+        """Whether two ranks that are in these two are in the same one."""
+        if self.op in POINT_TO_POINT:
+            receives = (self.op in ("recv", "irecv"), other.op in ("recv", "irecv"))
+            return other.op in POINT_TO_POINT and receives[0] != receives[1]
+        return (self.op, self.seq, self.group) == (other.op, other.seq, other.group)
+
+    def disagrees(self, other: Collective) -> bool:
+        """Whether two ranks are in the same one with tensors that do not go together."""
+        sizes = self.values and other.values and not self.op.startswith(_UNEVEN)
+        return bool(sizes) and self.values != other.values and self.matches(other)
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Collective:
+        """What `to_dict` of the whereabouts has made of one."""
+        return cls(**{**plain, "ranks": tuple(plain["ranks"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """What a rank does at this moment.
+
+    `line` is the innermost one of the user's: "Cell In[3], line 2", "train.py, line 7", or "".
+    `function` is the function of torch.distributed that the main thread has called, "" outside of
+    them. `cpu_s` is what the main thread has computed since it was started. `idle`: no call runs.
+    `imports`: a library is being imported, which is not cut off.
+    `also` are collectives that are under way besides, called with `async_op=True`. `last`, if it
+    was asked for: of each group the last collective that is over.
+    """
+
+    line: str = ""
+    collective: Collective | None = None
+    function: str = ""
+    cpu_s: float = 0.0
+    idle: bool = False
+    imports: bool = False
+    also: tuple[Collective, ...] = ()
+    last: tuple[Collective, ...] = ()
+
+    @property
+    def doing(self) -> str:
+        """The collective in words: "all_reduce #5", "reduce_scatter (all_reduce #5)", or ""."""
+        if self.collective is None:
+            return self.function
+        name = self.collective.name
+        if self.function not in ("", self.collective.op):
+            return f"{self.function} ({name})"
+        return name
+
+    @property
+    def place(self) -> str:
+        """ "all_reduce #5 at Cell In[3], line 2", or as much of it as there is."""
+        return " at ".join(part for part in (self.doing, self.line) if part)
+
+    @property
+    def was(self) -> str:
+        """As in `RankError`: "in all_reduce #5 (Cell In[3], line 2)" or "at Cell In[3], line 7"."""
+        if self.doing:
+            return f"in {self.doing} ({self.line})" if self.line else f"in {self.doing}"
+        return f"at {self.line}" if self.line else ""
+
+    def __str__(self) -> str:
+        if self.idle and self.collective is None:
+            return "idle"
+        place = self.place or "code without a line of yours"
+        if self.collective is not None and self.collective.since_s >= 1:
+            return f"{place}, for {self.collective.since_s:.0f} s"
+        return place
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, as JSON can carry it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Whereabouts:
+        """The inverse of `to_dict`, after JSON too."""
+        collective = plain.get("collective")
+        return cls(
+            **{
+                **plain,
+                "collective": collective and Collective.from_dict(collective),
+                "also": tuple(Collective.from_dict(one) for one in plain.get("also", ())),
+                "last": tuple(Collective.from_dict(one) for one in plain.get("last", ())),
+            }
+        )

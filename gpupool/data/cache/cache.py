@@ -1,0 +1,277 @@
+"""What was read once from a store, kept on the disk of this host for all its ranks. Runs anywhere.
+
+    source = Cached(Folder("s3://photos/train"), limit_gib=200, folder="/local")
+    source.read(file)        # from the store, once
+    source.read(file)        # from the disk, in this process or any other of the host
+
+What is kept belongs to one version of a file: a changed file is read from the store again. Files of
+a store that tells no versions (no ETag) are always read from the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from gpupool.core.errors import DataError, OptionsError
+from gpupool.data.cache.cache_folder import cache_folder, private_folder
+from gpupool.data.cache.records import Key, Records, key_of
+from gpupool.data.cache.writer import Writer
+from gpupool.data.stores.interface import FileRef, Source
+from gpupool.data.stores.retry import counts
+from gpupool.data.stores.waiting import interruptible
+
+T = TypeVar("T")
+_MIN_LIMIT_GIB = 1 / 64
+
+
+@dataclass(frozen=True)
+class CacheState:
+    """What the cache of this host holds: files or ranges of them, their bytes, its limit in bytes.
+
+    `stopped` says why nothing more is added, such as "No space left on device"; "" while it goes.
+    """
+
+    num_files: int
+    num_bytes: int
+    limit_bytes: int
+    stopped: str
+
+    def __str__(self) -> str:
+        used, limit = self.num_bytes / 2**30, self.limit_bytes / 2**30
+        text = f"{self.num_files:,} files, {used:.1f} of {limit:.1f} GiB"
+        return f"{text}; stopped: {self.stopped}" if self.stopped else text
+
+
+@dataclass(frozen=True)
+class Cached:
+    """A `Source` that keeps what it reads in a cache of this host, of at most `limit_gib`.
+
+    The cache lies in a private folder below `folder`, or `cache_folder()`; make it a local disk.
+    It is shared by all processes of the user on the host, and stays when they end. It also leaves
+    5 % of the disk, or 2 GiB, to others. If the disk cannot be written to, or read, that is said
+    once in the log, and reading goes on without.
+
+    Raises OptionsError for a limit too small or infinite, DataError if the folder cannot be made.
+    """
+
+    source: Source
+    limit_gib: float
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        if not _MIN_LIMIT_GIB <= self.limit_gib < math.inf:
+            raise OptionsError(
+                f"limit_gib={self.limit_gib} must be at least 1/64 (16 MiB), and finite"
+            )
+        if self.folder is not None:  # an engine may have another working directory
+            place = os.path.abspath(os.path.expanduser(self.folder))
+            object.__setattr__(self, "folder", place)
+
+    @property
+    def shown_url(self) -> str:
+        """Where the files lie, as it may be printed."""
+        return self.source.shown_url
+
+    def name(self, path: str) -> str:
+        """The printable URL of a file."""
+        return self.source.name(path)
+
+    def read(
+        self, file: FileRef, start: int = 0, length: int | None = None, *, fresh: bool = False
+    ) -> bytes:
+        """A whole file, or `length` bytes of it from `start`, from the disk or else the store.
+
+        `fresh`: from the store, to be kept in the place of what the disk has. Raises what the
+        source raises.
+        """
+        if not file.version:
+            return self.source.read(file, start, length)
+        key = self._key(file, start, length)
+        return self._store().read(
+            key, lambda: self.source.read(file, start, length), self._limit_bytes, fresh=fresh
+        )
+
+    def holds(self, file: FileRef, start: int = 0, length: int | None = None) -> bool:
+        """Whether the cache has what `read` is asked for, as far as is known without reading it."""
+        if not file.version:
+            return False
+        return self._store().holds(self._key(file, start, length))
+
+    def state(self) -> CacheState:
+        """What the cache holds now, of this source and others."""
+        store = self._store()
+        return CacheState(*store.count(), self._limit_bytes, store.stopped)
+
+    @property
+    def _limit_bytes(self) -> int:
+        return int(self.limit_gib * 2**30)
+
+    def _key(self, file: FileRef, start: int = 0, length: int | None = None) -> Key:
+        return key_of(self.source.name(file.path), file.size, file.version, start, length)
+
+    def _store(self) -> DiskCache:
+        return _opened.get(self.folder) or _open(self.folder)
+
+
+def cached(source: Source, limit_gib: float, folder: str | None = None) -> Cached:
+    """`source` through the cache; if it is already, with the new limit and folder."""
+    return Cached(source.source if isinstance(source, Cached) else source, limit_gib, folder)
+
+
+class DiskCache:
+    """The records of one folder, read and written by the threads of this process.
+
+    What takes locks or changes what is known is never done in the main thread, where an interrupt
+    could end it half way.
+    """
+
+    def __init__(self, folder: Path, records: Records | None = None, writer: Writer | None = None):
+        self.records = records or Records(folder)
+        self.stopped = ""
+        self._folder = folder
+        self._writer = writer or Writer(folder)
+        self._lock = threading.Lock()
+        self._under_way: dict[Key, Future[bytes]] = {}
+
+    def read(
+        self, key: Key, fetch: Callable[[], bytes], limit: int, *, fresh: bool = False
+    ) -> bytes:
+        """The record of `key`, else what `fetch` gives, which is kept within `limit` bytes.
+
+        While one thread fetches, others that want the same wait for it. `fresh`: what `fetch`
+        gives in any case, kept in the place of a record that is another one.
+        """
+        if fresh:
+            return interruptible(lambda: self._read_fresh(key, fetch, limit))
+        data = self._find(key)
+        if data is not None:
+            return data
+        return interruptible(lambda: self._read_shared(key, fetch, limit))
+
+    def holds(self, key: Key) -> bool:
+        """Whether there is a record of `key`, as far as is known without reading it."""
+        if not self.records.knows(key):
+            interruptible(self._refresh)
+        return self.records.knows(key)
+
+    def count(self) -> tuple[int, int]:
+        """How many records there are, and how many bytes they hold."""
+        return interruptible(lambda: self._on_disk(self.records.count, (0, 0)))
+
+    def close_files(self) -> None:
+        """Let go of the files it writes to."""
+        self._writer.close_files()
+
+    def _read_shared(self, key: Key, fetch: Callable[[], bytes], limit: int) -> bytes:
+        with self._lock:
+            others = self._under_way.get(key)
+            mine = Future[bytes]()
+            if others is None:
+                self._under_way[key] = mine
+        if others is not None:
+            return others.result()
+        try:
+            data = self._read_once(key, fetch, limit)
+            mine.set_result(data)
+            return data
+        except BaseException as error:
+            mine.set_exception(error)
+            raise
+        finally:
+            with self._lock:
+                del self._under_way[key]
+
+    def _read_once(self, key: Key, fetch: Callable[[], bytes], limit: int) -> bytes:
+        self._refresh()  # another process may have read it in the meantime
+        data = self._find(key)
+        if data is not None:
+            return data
+        damaged = self.records.knows(key)
+        data = fetch()
+        self._keep(key, data, limit, anew=damaged)
+        return data
+
+    def _read_fresh(self, key: Key, fetch: Callable[[], bytes], limit: int) -> bytes:
+        data = fetch()
+        known = self._on_disk(lambda: self.records.find(key), None)
+        self._keep(key, data, limit, anew=known != data)
+        self._refresh()  # this process knows the record before, and would find that
+        return data
+
+    def _keep(self, key: Key, data: bytes, limit: int, *, anew: bool) -> None:
+        """Write a record if there is none, or `anew`: the newest of a key counts."""
+        if self.stopped:
+            return
+        try:
+            self.records.refresh()
+            if anew or not self.records.knows(key):
+                self._writer.write(key, data, limit)
+        except (OSError, DataError) as error:
+            self._stop(error)
+
+    def _find(self, key: Key) -> bytes | None:
+        data = self._on_disk(lambda: self.records.find(key), None)
+        if data is not None:
+            counts.add(cached_reads=1)
+        return data
+
+    def _refresh(self) -> None:
+        self._on_disk(self.records.refresh, None)
+
+    def _on_disk(self, ask: Callable[[], T], otherwise: T) -> T:
+        """What the disk gives, or `otherwise` if it cannot be read, which is said."""
+        try:
+            return ask()
+        except OSError as error:
+            self._stop(error)
+            return otherwise
+
+    def _stop(self, error: OSError | DataError) -> None:
+        if self.stopped:
+            return
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        self.stopped = reason or repr(error)
+        logging.getLogger("gpupool").warning(
+            "nothing more is added to the cache in %s (%s); reading goes on from the store. "
+            "Make room there, or give ds.cached() another folder=.",
+            self._folder,
+            self.stopped,
+        )
+
+
+_opened: dict[str | None, DiskCache] = {}
+_opening = threading.Lock()
+
+
+def _open(folder: str | None) -> DiskCache:
+    with _opening:
+        if folder not in _opened:
+            _opened[folder] = DiskCache(_place(folder))
+        return _opened[folder]
+
+
+def _place(folder: str | None) -> Path:
+    if folder is None:
+        return cache_folder("objects")
+    own = private_folder(Path(folder) / f"gpupool-{os.geteuid()}")  # others may have theirs beside
+    return private_folder(own / "objects")
+
+
+def _forget() -> None:
+    """A forked child has locks and files of its own; those of its parent stay the parent's."""
+    global _opening
+    _opening = threading.Lock()
+    for store in _opened.values():
+        store.close_files()
+    _opened.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,51 @@
+"""Where gpupool keeps on this host what it can make again. Runs anywhere; no torch."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from gpupool.core.errors import DataError
+from gpupool.core.machine.private_folders import open_to_others
+
+
+def cache_folder(*parts: str) -> Path:
+    """`$XDG_CACHE_HOME/gpupool/<parts>` (default `~/.cache/gpupool`), made if it is not there.
+
+    Its owner alone may enter it (mode 0700). Raises DataError if it cannot be made.
+    """
+    told = os.environ.get("XDG_CACHE_HOME", "")
+    # The standard says that a relative path is to be ignored.
+    base = Path(told) if os.path.isabs(told) else Path.home() / ".cache"
+    private_folder(base / "gpupool")
+    return private_folder(base.joinpath("gpupool", *parts))
+
+
+def private_folder(path: Path) -> Path:
+    """`path`, as a folder that its owner alone may enter (mode 0700), made if it is not there.
+
+    Raises DataError if that cannot be had: no room, no right, another user's folder, or one in
+    whose place another user could put his own.
+    """
+    if reason := open_to_others(path.parent):
+        raise DataError(
+            f"{reason}, so nothing is kept in {path}; give a folder of yours, or set "
+            "XDG_CACHE_HOME to one"
+        )
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise DataError(
+                f"{path} is not a folder of this user's, so nothing is kept there; remove it, give "
+                "a folder of yours, or set XDG_CACHE_HOME to one"
+            )
+        if stat.S_IMODE(found.st_mode) != 0o700:
+            path.chmod(0o700)
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be made ({error.strerror}); give a folder of yours, or set "
+            "XDG_CACHE_HOME to one, best on a local disk"
+        ) from None
+    return path

@@ -1,0 +1,371 @@
+"""What every datastore of images can do: it is a torch map-style dataset that can be cut, mixed,
+checked and looked at. Runs anywhere.
+
+A datastore is made in the notebook, where its files are listed once; it travels to the engines by
+pickle, where they are read. Importing this loads no torch; reading an image does.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from gpupool.core.errors import OptionsError
+from gpupool.core.progress import OnProgress
+from gpupool.data.cache.cache import cached
+from gpupool.data.datastores import splits
+from gpupool.data.datastores.cached import CacheFill, check_cached, fill, share_held
+from gpupool.data.datastores.check import CheckResult, check
+from gpupool.data.datastores.manifest import ItemsT, Manifest
+from gpupool.data.datastores.preview import Preview, make_preview
+from gpupool.data.reading.normalization import Normalization
+from gpupool.data.reading.samples import Draw, apply_transform, read_samples
+from gpupool.data.reading.shards import epoch_order
+from gpupool.data.stores.interface import Source
+from gpupool.data.stores.rereading import whole
+
+if TYPE_CHECKING:
+    import torch
+
+Sample = tuple[Any, Any]
+Decoding = Literal["cpu", "cuda", "auto"]
+_SETTINGS = ("_transform", "_normalization", "_decoding")  # they are no matter of the files
+
+
+class Datastore(Generic[ItemsT]):
+    """Labelled images; immutable, every method gives a new datastore.
+
+    `fetch` reads what `Items.read` gives, `decode` makes it an image and a label: what is not a
+    file with one image each overrides `decode`.
+    """
+
+    def __init__(self, manifest: Manifest[ItemsT]) -> None:
+        self._manifest = manifest
+        self._transform: Callable[..., Any] | None = None
+        self._normalization: Normalization | None = None
+        self._wrap: Callable[[Source], Source] | None = None
+        self._decoding: Decoding = "cpu"
+        self._list_again: Callable[[], Any] | None = None
+        self._note = ""
+
+    @property
+    def manifest(self) -> Manifest[ItemsT]:
+        """Which samples there are; `manifest.id` tells them from all others."""
+        return self._manifest
+
+    @property
+    def url(self) -> str:
+        """Where the images lie, without a password."""
+        return " + ".join(source.shown_url for source in self._manifest.items.sources)
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the labels. Parts of a datastore keep all names of the whole."""
+        return list(self._manifest.classes)
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The label of each image as an index into `classes`; shape (len(self),)."""
+        return self._manifest.sample_labels
+
+    @property
+    def paths(self) -> list[str]:
+        """The URL of each image."""
+        return [self._manifest.items.url(row) for row in self._manifest.rows.tolist()]
+
+    @property
+    def transform(self) -> Callable[..., Any] | None:
+        """What `with_transform` was given."""
+        return self._transform
+
+    @property
+    def normalization(self) -> Normalization | None:
+        """What `with_normalization` was given, as plain data."""
+        return self._normalization
+
+    @property
+    def decoding(self) -> Decoding:
+        """What `decoded_on` was given."""
+        return self._decoding
+
+    def __len__(self) -> int:
+        return len(self._manifest)
+
+    def __getitem__(self, index: int) -> Sample:
+        """One sample: (uint8 RGB tensor (3, height, width) or what the transform made, label).
+
+        Raises IndexError beyond the end, SampleError naming the image if it cannot be read.
+        """
+        return self.__getitems__([operator.index(index)])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
+        """The samples of a batch: read at the same time, decoded in threads; in order.
+
+        torch's DataLoader calls this for each batch.
+        """
+        return read_samples(self, indices)
+
+    def num_bytes(self, index: int) -> int:
+        """The size of sample `index` in the store, as listed: what `fetch` will hold."""
+        return self._manifest.items.num_bytes(self._row(index))
+
+    def fetch(self, index: int) -> Any:
+        """What the store holds of sample `index`. Waits; may be called from many threads.
+
+        Raises SampleError, CredentialsError or DataError.
+        """
+        return self._manifest.items.read(self._row(index))
+
+    def decode(self, index: int, fetched: Any, draw: Draw | None = None) -> Sample:
+        """The sample that `fetch(index)` has read; computes, also in several threads at once.
+
+        `draw` keys the random numbers of the transform. Raises SampleError naming the image if it
+        is damaged, also when it is read again, and what the transform raises, with a note that
+        names the image.
+        """
+        from gpupool.data.reading.decode import decode
+
+        (part,), name = self._manifest.items.parts(self._row(index)), self.name(index)
+        image = whole(part, fetched, lambda data, strict: decode(data, name, strict))
+        return self.finish(index, image, draw)
+
+    def finish(self, index: int, image: torch.Tensor, draw: Draw | None = None) -> Sample:
+        """The sample of a decoded image, on any device: transformed, with its label."""
+        from gpupool.data.reading.augmentation import keyed_draws
+
+        made: Any = image
+        if self._transform is not None:
+            with keyed_draws(draw, index):
+                made = apply_transform(self._transform, self.name(index), image)
+        return made, int(self._manifest.labels[self._row(index)])
+
+    def name(self, index: int) -> str:
+        """The printable URL of an image."""
+        return self._manifest.items.url(self._row(index))
+
+    def __repr__(self) -> str:
+        classes = f"{len(self.classes)} class{'es' if len(self.classes) != 1 else ''}"
+        note = f"; {self._note}" if self._note else ""
+        return f"{type(self).__name__}({len(self):,} images, {classes}, {self.url}{note})"
+
+    def count_each_label(self) -> dict[str, int]:
+        """How many images each class has, in the order of `classes`."""
+        counts = np.bincount(self.labels, minlength=len(self.classes))
+        return dict(zip(self.classes, counts.tolist(), strict=True))
+
+    def subset(self, indices: ArrayLike) -> Self:
+        """The images at `indices` (integers, or one bool per image), in that order."""
+        chosen = np.asarray(indices)
+        if chosen.size == 0:
+            chosen = chosen.astype(np.int64)
+        if chosen.ndim != 1 or chosen.dtype.kind not in "iub":
+            raise OptionsError("indices must be a flat list of integers, or one bool per image")
+        # a part does not list anew: which images belong to it, only the whole can tell
+        return self._with(_manifest=self._manifest.take(chosen), _list_again=None, _note="")
+
+    def shuffle(self, seed: int = 0) -> Self:
+        """The same images in an order that `seed` determines."""
+        return self.subset(epoch_order(len(self), seed, 0, shuffle=True))
+
+    def partition(self, num_parts: int, index: int) -> Self:
+        """Part `index` of `num_parts`: every num_parts-th image, so that the classes stay mixed."""
+        return self.subset(splits.partition(len(self), num_parts, index))
+
+    def split_each_label(self, *sizes: float, seed: int | None = None) -> tuple[Self, ...]:
+        """Split every class alike: a part for each of `sizes`, and one for the rest if any is left.
+
+        `sizes` are fractions of each class, or whole numbers of images per class. `seed=None`
+        takes the first images of each class, a number draws them.
+
+            train, validation = ds.split_each_label(0.9, seed=0)
+            few, some, rest = ds.split_each_label(10, 100)
+        """
+        parts = splits.split(self.labels, self.classes, sizes, seed)
+        return tuple(self.subset(part) for part in parts)
+
+    def balanced(self, how: Literal["over", "under"] | int = "over", *, seed: int = 0) -> Self:
+        """The same number of images of each class; which ones, `seed` determines.
+
+        "over" repeats images of the smaller classes until all are as large as the largest, "under"
+        leaves images of the larger ones out, a number does both. The repr says how many.
+        """
+        chosen = splits.balance(self.labels, self.classes, how, seed)
+        used = len(np.unique(chosen))
+        notes = [f"{len(chosen) - used:,} repeated"] if len(chosen) > used else []
+        notes += [f"{len(self) - used:,} left out"] if used < len(self) else []
+        note = f"balanced: {', '.join(notes) or 'as it was'}"
+        return self.subset(chosen)._with(_note=note)
+
+    def concat(self, *others: Self) -> Self:
+        """The images of this and other datastores of the same kind, one after the other.
+
+        Classes of the same name become one. Ours keep their indices, new ones follow, so that a
+        network trained on ours goes on to mean the same.
+        """
+        manifest = self._manifest
+        for other in others:
+            if type(other) is not type(self):
+                raise OptionsError(
+                    f"concat takes datastores of the same kind; {type(self).__name__} and "
+                    f"{type(other).__name__} can be put together by torch.utils.data.ConcatDataset"
+                )
+            if other._settings != self._settings:
+                raise OptionsError(
+                    "concat: these datastores have another transform, normalization or decoding "
+                    "each; concat first, then call with_transform, with_normalization, decoded_on"
+                )
+            manifest = manifest.join(other._manifest)
+        return self._with(_manifest=manifest, _list_again=None, _note="")
+
+    def with_transform(self, transform: Callable[..., Any] | None) -> Self:
+        """The same images, each passed through `transform`, replacing an earlier one; None: as is.
+
+        It gets a uint8 RGB tensor (3, height, width), on an engine, from several threads at once.
+        """
+        if transform is not None and not callable(transform):
+            raise OptionsError(f"transform={transform!r} must be a function of one image, or None")
+        return self._with(_transform=transform)
+
+    def with_normalization(
+        self, mean: float | Sequence[float] | None, std: float | Sequence[float] | None = None
+    ) -> Self:
+        """The same images; in training uint8 batches become (image / 255 - mean) / std.
+
+        It is computed once a batch, on the device; `ds[i]` stays uint8. One number each, or one per
+        channel, for images in 0..1; `with_normalization(None)` takes it away.
+
+            ds.with_normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+        """
+        return self._with(_normalization=Normalization.of(mean, std))
+
+    def decoded_on(self, place: Decoding) -> Self:
+        """The same images; in training and prediction their JPEGs are decoded on `place`.
+
+        "cpu", the default: a picture is the same bit for bit everywhere. "cuda": by the GPU of the
+        rank (nvJPEG), a batch at a time, which differs from the CPU by small rounding. "auto": the
+        first batches of a reading (an epoch, a validation) are decoded both ways in turn and timed,
+        in the state of the machine as it is, and the faster goes on: runs may differ by as much.
+        Where a rank has no GPU "auto" is the CPU, and "cuda" raises OptionsError in training.
+
+        The transform then gets images on the GPU, where those of a batch lie in full size before,
+        from one thread. Its random numbers have the same key, but the generator of a GPU gives
+        others than the CPU's: what it draws on the device of the image (noise) differs; what it
+        draws on the CPU, as torchvision's transforms do for their parameters (where to cut, whether
+        to flip), is the same. What is no plain, upright JPEG is decoded on the CPU and copied, and
+        so is a batch with a damaged file, which is named as ever. `ds[i]`, `read_all`, `check` and
+        `preview` always decode on the CPU.
+
+        Raises OptionsError for another place, and for samples that are more than an image file.
+        """
+        if place not in get_args(Decoding):
+            raise OptionsError(f'decoded_on({place!r}): give "cpu", "cuda" or "auto"')
+        if place != "cpu" and type(self).decode is not Datastore.decode:
+            raise OptionsError(
+                f"decoded_on({place!r}): a {type(self).__name__} decodes its samples on the CPU; "
+                "an ImageDatastore or TarDatastore can do so on a GPU"
+            )
+        return self._with(_decoding=place)
+
+    def check(self, on_progress: OnProgress | None = None) -> CheckResult:
+        """Read and decode every image once: a table of those that cannot be used, and why.
+
+        Missing, empty, truncated and damaged files, files that are no images, and files that have
+        changed since they were listed; "doubtful" are JPEGs that can be decoded, with a warning
+        (`gpupool[fast]` sees it). `ds.subset(result.good)` leaves all of them out. Transforms are
+        not applied. What a store has an MD5 of (the ETag of an ordinary S3 object) is compared with
+        it, also what a cache holds; what differs is read again from the store.
+        `on_progress(done, total)` is called now and then; left out, a bar is drawn. Raises
+        CredentialsError or DataError if the store itself fails.
+        """
+        return check(self.with_transform(None), on_progress)
+
+    def preview(self, num_images: int = 16, seed: int | None = None) -> Preview:
+        """Small pictures with their labels: a grid in a notebook, lines elsewhere.
+
+        `seed=None` takes the first images of each class in turn, a number draws them.
+        """
+        return make_preview(self.with_transform(None), num_images, seed)
+
+    def read_all(self, limit_gib: float = 4.0) -> tuple[torch.Tensor, torch.Tensor]:
+        """All samples in memory: images (n, 3, height, width) or as transformed, labels (n,).
+
+        Raises OptionsError if they would take more than `limit_gib`, or if there are none,
+        DataError if they differ in size.
+        """
+        from gpupool.data.datastores.read_all import read_all
+
+        return read_all(self, limit_gib)
+
+    def relist(self) -> Self:
+        """The same datastore with the files that are there now, listed anew.
+
+        Only of a whole datastore as it was made (a transform, normalization and cache stay), in the
+        process that made it; raises OptionsError otherwise, and what making one raises.
+        """
+        if self._list_again is None:
+            raise OptionsError(
+                f"{self!r} cannot be listed anew: it is a part of another one, put together from "
+                "several, or was made in another process; make it again from its URL"
+            )
+        new: Self = self._list_again()
+        if self._wrap is not None:
+            new = new.through(self._wrap)
+        return new._with(**self._settings)
+
+    def cached(self, limit_gib: float, folder: str | None = None) -> Self:
+        """The same samples, kept on the disk of each host after they were read first.
+
+        The cache is shared by the ranks of a host, takes at most `limit_gib`, and stays for the
+        next time. It lies below `folder`, best on a local disk; by default below
+        `$XDG_CACHE_HOME/gpupool` (`~/.cache/gpupool`). See `Cached`.
+
+        Raises OptionsError if the store tells no versions (ETags), as a local disk, or if the limit
+        is too small; DataError if the folder cannot be made here.
+        """
+        new = self.through(partial(cached, limit_gib=limit_gib, folder=folder))
+        check_cached(new.manifest)
+        return new
+
+    def fill_cache(self, on_progress: OnProgress | None = None) -> CacheFill:
+        """Read into the cache of this host what it does not hold; says how much it holds then.
+
+        A first epoch does the same by the way. With ranks on other hosts, fill theirs in a cell:
+        `ds.partition(int(os.environ["LOCAL_WORLD_SIZE"]), local_rank).fill_cache()`. Nothing is
+        decoded. Files that cannot be read are named in what it returns; `check` finds damaged ones,
+        too. `on_progress(done, total)` is called now and then; left out, a bar is drawn.
+
+        Raises OptionsError without a cache, CredentialsError or DataError if the store fails.
+        """
+        return fill(self._manifest, on_progress)
+
+    def cache_share(self) -> float:
+        """About which share of these samples the cache of this host holds: 0.0 to 1.0.
+
+        Looks at a thousand of them; raises OptionsError without a cache.
+        """
+        return share_held(self._manifest)
+
+    def through(self, wrap: Callable[[Source], Source]) -> Self:
+        """The same samples, read through what `wrap` makes of each source, such as a cache."""
+        return self._with(_manifest=self._manifest.through(wrap), _wrap=wrap)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in _SETTINGS}
+
+    def _row(self, index: int) -> int:
+        return int(self._manifest.rows[index])
+
+    def _with(self, **changes: Any) -> Self:
+        changed = object.__new__(type(self))
+        changed.__dict__.update(self.__dict__ | changes)
+        return changed
+
+    def __getstate__(self) -> dict[str, Any]:
+        # how it was made is of no use elsewhere, and often cannot be pickled: a lambda for labels
+        return self.__dict__ | {"_list_again": None, "_wrap": None}

@@ -1,0 +1,165 @@
+"""Which images of a datastore cannot be used, found by reading all of them. Runs anywhere."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpupool.core.errors import SampleError
+from gpupool.core.progress import OnProgress, progress_to
+from gpupool.data.reading.samples import NUM_FETCH_THREADS, Samples
+from gpupool.data.stores import rereading
+from gpupool.data.stores.rereading import Verifier
+from gpupool.data.stores.threads import reading_threads
+
+_CHUNK = 512  # samples handed to the threads at once: bounds what an interrupt has to cancel
+_SHOWN = 50
+DOUBTFUL = "doubtful"
+
+
+class Labelled(Samples, Protocol):
+    """What is checked: samples that have names and labels."""
+
+    @property
+    def manifest(self) -> Any:
+        """Which samples there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadSample:
+    """One image that cannot be used.
+
+    `index` is its place in the datastore, `label` its class, `num_bytes` its size as listed,
+    `reason` is that of its SampleError: "missing", "damaged" ..., or "doubtful": it can be decoded,
+    with a warning; `detail` says more.
+    """
+
+    index: int
+    url: str
+    label: str
+    num_bytes: int
+    reason: str
+    detail: str
+
+
+class CheckResult(tuple[BadSample, ...]):
+    """The images that cannot be used; shows as a table. Empty if all are good.
+
+    `num_checked` is how many were read.
+    """
+
+    HEADER = ("image", "class", "bytes", "reason", "what is wrong")
+    num_checked: int
+
+    def __new__(cls, bad: Iterable[BadSample] = (), num_checked: int = 0) -> CheckResult:
+        result = super().__new__(cls, bad)
+        result.num_checked = num_checked
+        return result
+
+    @property
+    def good(self) -> NDArray[np.bool_]:
+        """For each image whether nothing is wrong with it; shape (num_checked,).
+
+        `ds.subset(result.good)` leaves the others out.
+        """
+        good = np.ones(self.num_checked, bool)
+        good[[bad.index for bad in self]] = False
+        return good
+
+    @property
+    def summary(self) -> str:
+        """One sentence: how many were read, how many are bad, and how."""
+        reasons = [bad.reason for bad in self if bad.reason != DOUBTFUL]
+        num_doubtful = len(self) - len(reasons)
+        doubtful = (
+            f" {num_doubtful:,} doubtful: their decoder warns of damage." if num_doubtful else ""
+        )
+        if not reasons:
+            return f"All {self.num_checked:,} images can be read.{doubtful}"
+        kinds = sorted(set(reasons), key=lambda kind: (-reasons.count(kind), kind))
+        counted = ", ".join(f"{reasons.count(kind):,} {kind}" for kind in kinds)
+        bad = f"{len(reasons):,} of {self.num_checked:,} images cannot be used: {counted}."
+        return bad + doubtful
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """One tuple of texts for each bad image, in the order of `HEADER`."""
+        return [(b.url, b.label, f"{b.num_bytes:,}", b.reason, b.detail) for b in self]
+
+    def shown(self) -> tuple[str, list[tuple[str, ...]]]:
+        """What a view shows: the summary, and as many rows as can be looked at."""
+        more = f" The first {_SHOWN}:" if len(self) > _SHOWN else ""
+        return self.summary + more, self.rows()[:_SHOWN]
+
+    def __repr__(self) -> str:
+        summary, rows = self.shown()
+        return "\n".join([summary, *(_aligned([self.HEADER, *rows]) if rows else [])])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (tuple(self), self.num_checked)
+
+
+def check(dataset: Labelled, on_progress: OnProgress | None = None) -> CheckResult:
+    """Read and decode every sample once, many at a time; see `Datastore.check`."""
+    total = len(dataset)
+    found: list[BadSample] = []
+    with progress_to(on_progress, "Checking", total, "images") as tell:
+        for done, bad in enumerate(_tried(dataset), start=1):
+            found += [bad] if bad is not None else []
+            tell(done, total)
+    return CheckResult(found, total)
+
+
+def _tried(dataset: Labelled) -> Iterator[BadSample | None]:
+    """For each sample in order None, or what is wrong with it."""
+    import torch
+
+    permits = threading.BoundedSemaphore(torch.get_num_threads())
+    verifier, manifest = Verifier(), dataset.manifest
+
+    def read(place: int) -> BadSample | None:
+        rereading.noted.doubt = None
+        try:
+            fetched = dataset.fetch(place)
+            parts = manifest.items.parts(int(manifest.rows[place]))
+            if isinstance(fetched, bytes):
+                fetched = verifier(parts[0], fetched)
+            else:  # a file for each part
+                fetched = tuple(map(verifier, parts, fetched))
+            with permits:
+                dataset.decode(place, fetched, None)
+        except SampleError as error:
+            return _bad(dataset, place, error, error.reason)
+        doubt = rereading.noted.doubt
+        return doubt and _bad(dataset, place, doubt, DOUBTFUL)
+
+    with reading_threads(NUM_FETCH_THREADS, "gpupool-check") as pool:
+        for start in range(0, len(dataset), _CHUNK):
+            yield from pool.map(read, range(start, min(start + _CHUNK, len(dataset))))
+
+
+def _bad(dataset: Labelled, place: int, error: SampleError, reason: str) -> BadSample:
+    manifest = dataset.manifest
+    row = int(manifest.rows[place])
+    detail = str(error).removeprefix(error.url).strip()
+    if reason == DOUBTFUL:
+        detail = f"can be decoded, with a warning: {detail.partition(': ')[2]}"
+    return BadSample(
+        index=place,
+        url=manifest.items.url(row),
+        label=manifest.classes[int(manifest.labels[row])],
+        num_bytes=dataset.num_bytes(place),
+        reason=reason,
+        detail=detail,
+    )
+
+
+def _aligned(lines: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        texts = (text.ljust(width) for text, width in zip(line, widths, strict=True))
+        yield "  ".join(texts).rstrip()

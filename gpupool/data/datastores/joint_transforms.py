@@ -1,0 +1,47 @@
+"""One transform of image and mask together. Runs anywhere; imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torchvision import tv_tensors
+
+from gpupool.core.errors import DataError
+from gpupool.data.reading.samples import apply_transform
+
+
+def transformed(
+    transform: Callable[[Any, Any], Any] | None, name: str, image: torch.Tensor, mask: torch.Tensor
+) -> tuple[Any, Any]:
+    """Image and mask after `transform(image, mask)`, which gets tv_tensors; plain tensors come out.
+
+    `name` is the image's, for what the transform raises.
+
+    Raises DataError if it does not give a pair.
+    """
+    if transform is None:
+        return image, mask
+    made = apply_transform(transform, name, tv_tensors.Image(image), tv_tensors.Mask(mask))
+    if not isinstance(made, (tuple, list)) or len(made) != 2:
+        raise DataError(
+            f"the transform gave {type(made).__name__}; a transform of image and mask must give "
+            "a pair (image, mask)"
+        )
+    first, second = map(_plain, made)
+    return first, second
+
+
+def _plain(value: Any) -> Any:
+    return value.as_subclass(torch.Tensor) if isinstance(value, tv_tensors.TVTensor) else value
+
+
+def laid_over(image: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The image with a colour for each class laid over it, and the mask; class 0 stays as it is."""
+    hue = (mask.clamp(min=0) * 0.618034) % 1.0 * 6.0  # far apart for neighbours
+    offsets = torch.tensor([5.0, 3.0, 1.0])[:, None, None]
+    wheel = (hue + offsets) % 6.0
+    colour = 255 * (1 - torch.minimum(wheel, 4 - wheel).clamp(0, 1))
+    mixed = (0.5 * image + 0.5 * colour).to(torch.uint8)
+    return torch.where(mask > 0, mixed, image), mask

@@ -1,0 +1,193 @@
+"""Which label a file has: by its folder, a function, or a table. Runs anywhere; no torch."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import posixpath
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from gpupool.core.errors import DataError, OptionsError
+from gpupool.core.terminal import plain, without_controls
+from gpupool.data.stores.folder import Folder
+from gpupool.data.stores.interface import FileRef
+
+Labels = Literal["foldernames"] | str | Callable[[str], str | None] | Mapping[str, Any] | Any
+Columns = Mapping[str, list[Any]]
+
+_TABLE_ENDINGS = (".csv", ".parquet")
+_WHAT = (
+    'labels={!r} must be "foldernames", a function of the URL, a mapping of paths to labels, '
+    "a data frame, or the URL of a .csv or .parquet file"
+)
+
+
+def label_files(
+    paths: Sequence[str],
+    url_of: Callable[[int], str],
+    labels: Labels,
+    columns: tuple[str, str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[str | None]:
+    """The label of each file, None for those to leave out.
+
+    Args:
+        paths: of the files, below the URL of their datastore.
+        url_of: gives the URL of the file at a place in `paths`.
+        labels: "foldernames"; a function of the URL; or a table: a mapping of paths to labels, a
+            data frame, or the URL of a .csv or .parquet file. Its paths are those below the
+            datastore's URL, or whole URLs, and may lack the extension. Files without a row are
+            left out; each row must have a file.
+        columns: of a table: which column holds the path and which the label. Left out: "path" and
+            "label", or the two columns that a table of two has.
+        storage_options: of the file system the table lies in.
+
+    Raises OptionsError for what is no label, DataError for a table that does not fit the files.
+    """
+    if isinstance(labels, os.PathLike):
+        labels = os.fspath(labels)
+    if isinstance(labels, str) and labels == "foldernames":
+        return [_folder(path if "/" in path else url_of(i)) for i, path in enumerate(paths)]
+    if isinstance(labels, Mapping):
+        return _look_up(labels.items(), paths, url_of)
+    if isinstance(labels, str) and labels.lower().endswith(_TABLE_ENDINGS):
+        table = _read_table(labels, columns, storage_options or {})
+        return _look_up(_rows(table, columns), paths, url_of)
+    if hasattr(labels, "columns"):  # of pandas, polars ... ; a class is no data frame
+        frame: Any = labels
+        table = {str(column): list(frame[column]) for column in frame.columns}
+        return _look_up(_rows(table, columns), paths, url_of)
+    if callable(labels):
+        return [_one(labels(url), url) for url in map(url_of, range(len(paths)))]
+    raise OptionsError(_WHAT.format(labels))
+
+
+def class_names(
+    labels: Iterable[str | None], wanted: Sequence[str] | None, by_number: bool
+) -> tuple[str, ...]:
+    """The names of the classes in the order of their indices.
+
+    `wanted`, where given, must hold every label. Else they are sorted as texts, as torchvision's
+    ImageFolder does; or, with `by_number` and if all are whole numbers, so that "10" follows "9".
+    """
+    found = {label for label in labels if label is not None}
+    odd = next((label for label in found if without_controls(label) != label), None)
+    if odd is not None:
+        raise DataError(f"there are images of {odd!r}; a class is named in one line of text")
+    if wanted is None:
+        return tuple(sorted(found, key=int if by_number and all(map(_is_number, found)) else None))
+    names = tuple(wanted)
+    if len(set(names)) != len(names) or not all(isinstance(name, str) for name in names):
+        raise OptionsError(f"classes={list(names)!r} must be names, each once")
+    unknown = sorted(found - set(names))
+    if unknown:
+        raise DataError(
+            f"there are images of {_some(unknown)}, which classes={list(names)!r} does not hold"
+        )
+    return names
+
+
+def _folder(path: str) -> str:
+    return posixpath.basename(posixpath.dirname(path))
+
+
+def _is_number(text: str) -> bool:
+    return len(text) < 20 and text.isascii() and text.isdigit() and str(int(text)) == text
+
+
+def _one(label: object, url: str) -> str | None:
+    if label is None or isinstance(label, str):
+        return label
+    raise OptionsError(f"labels= gave {label!r} for {url}; it must give a str, or None")
+
+
+def _look_up(
+    rows: Iterable[tuple[Any, Any]], paths: Sequence[str], url_of: Callable[[int], str]
+) -> list[str | None]:
+    label_of: dict[str, str] = {}
+    for path, label in rows:
+        known, text = label_of.setdefault(str(path), _text(label, path)), _text(label, path)
+        if known != text:
+            raise DataError(f"labels= has two labels for {path}: {known!r} and {text!r}")
+    keys = [_key(path, url_of(place), label_of) for place, path in enumerate(paths)]
+    used = set(keys)
+    missing = [path for path in label_of if path not in used]
+    if missing:
+        raise DataError(
+            f"labels= has {len(missing):,} of {len(label_of):,} rows without an image: "
+            f"{_some(missing)}; there is {url_of(0)}, for example"
+        )
+    return [None if key is None else label_of[key] for key in keys]
+
+
+def _key(path: str, url: str, label_of: Mapping[str, str]) -> str | None:
+    """As what a file stands in a table."""
+    names = (path, url, posixpath.splitext(path)[0])
+    return next((name for name in names if name in label_of), None)
+
+
+def _text(label: object, path: object) -> str:
+    """Numbers of all kinds of integers as texts; numpy's and pandas' too."""
+    if isinstance(label, str):
+        return label
+    if hasattr(label, "__index__") and not isinstance(label, bool):
+        return str(label.__index__())
+    raise OptionsError(
+        f"labels= has {label!r} for {plain(str(path))}; a label must be a text or an integer"
+    )
+
+
+def _rows(table: Columns, columns: tuple[str, str] | None) -> Iterable[tuple[Any, Any]]:
+    path, label = columns or ("path", "label")
+    if columns is None and not {path, label} <= set(table) and len(table) == 2:
+        path, label = table
+    if not {path, label} <= set(table):
+        raise OptionsError(
+            f"the table of labels has the columns {plain(', '.join(table))}; "
+            "say which hold path and label: label_columns=(..., ...)"
+        )
+    return zip(table[path], table[label], strict=True)
+
+
+def _read_table(
+    url: str, columns: tuple[str, str] | None, storage_options: Mapping[str, Any]
+) -> Columns:
+    parent, _, file = url.rpartition("/")
+    folder = Folder(parent or ("/" if url.startswith("/") else "."), dict(storage_options))
+    data = folder.read(FileRef(file, 0))
+    if url.lower().endswith(".csv"):
+        return _csv(data, folder.name(file))
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise OptionsError(
+            f"reading {folder.name(file)} needs pyarrow: pip install pyarrow, or give the table as "
+            "a data frame"
+        ) from None
+    try:
+        table = parquet.read_table(io.BytesIO(data), columns=list(columns) if columns else None)
+        return {column: table[column].to_pylist() for column in table.column_names}
+    except Exception as error:  # of damaged files pyarrow raises whatever it likes
+        raise DataError(f"{folder.name(file)} is no Parquet file: {error}") from None
+
+
+def _csv(data: bytes, name: str) -> Columns:
+    """Columns of a CSV file with a header; utf-8-sig, because spreadsheets put a mark in front."""
+    try:
+        rows = list(csv.reader(io.StringIO(data.decode("utf-8-sig"), newline="")))
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{name} is no CSV file in UTF-8: {error}") from None
+    header, *body = [row for row in rows if row] or [[]]
+    uneven = next((row for row in body if len(row) != len(header)), None)
+    if uneven is not None:
+        raise DataError(
+            f"{name}: the row {','.join(uneven)!r} has {len(uneven)} columns, "
+            f"the header {len(header)}"
+        )
+    return {column: [row[place] for row in body] for place, column in enumerate(header)}
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3:,} more" if len(names) > 3 else "")

@@ -1,0 +1,120 @@
+"""Random numbers of augmentation that depend on (seed, epoch, index) alone. Runs anywhere; torch.
+
+    with keyed_draws(Draw(seed=0, epoch=3), index=17):
+        image = transform(image)              # the same on any rank, in any thread, at any time
+
+A transform asks torch for random numbers, as those of torchvision do, without saying from which
+generator; torch then takes one that all threads of the process share. Inside `keyed_draws` each of
+torch's random functions draws from a generator of its own instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from gpupool.data.reading.samples import Draw
+
+# Those that take a generator.
+_RANDOM: frozenset[Callable[..., Any]] = frozenset(
+    {
+        torch.rand,
+        torch.randn,
+        torch.randint,
+        torch.randperm,
+        torch.normal,
+        torch.bernoulli,
+        torch.multinomial,
+        torch.poisson,
+        torch.binomial,
+        torch._sample_dirichlet,
+        torch._standard_gamma,
+        Tensor.bernoulli,
+        Tensor.multinomial,
+        Tensor.bernoulli_,
+        Tensor.cauchy_,
+        Tensor.exponential_,
+        Tensor.geometric_,
+        Tensor.log_normal_,
+        Tensor.normal_,
+        Tensor.random_,
+        Tensor.uniform_,
+    }
+)
+# Those that take none, and what does the same in place with one.
+_LIKE: dict[Callable[..., Any], Callable[..., Tensor]] = {
+    torch.rand_like: Tensor.uniform_,
+    torch.randn_like: Tensor.normal_,
+    torch.randint_like: Tensor.random_,
+}
+_KEYED = _RANDOM | frozenset(_LIKE)
+
+
+def keyed_draws(draw: Draw | None, index: int) -> AbstractContextManager[object]:
+    """Inside, what this thread draws from torch depends on `draw` and `index` alone.
+
+    Keyed are torch.rand, randn, randint, randperm, normal, bernoulli, multinomial, poisson and
+    binomial, those with `_like`, and the methods that fill a tensor (`uniform_`, `normal_`, ...),
+    unless they are given a generator: all that torchvision's transforms draw from. Not keyed are
+    Python's `random` and `numpy.random`, and dropout and other layers of a network: a transform
+    that uses these differs from run to run. `None` keys nothing.
+    """
+    return nullcontext() if draw is None else _Keyed(draw.key(index))
+
+
+class _Keyed(TorchFunctionMode):
+    """Gives torch's random functions a generator; modes belong to the thread that enters them."""
+
+    def __init__(self, key: int) -> None:
+        super().__init__()
+        self._key = key
+        self._generators: dict[torch.device, torch.Generator] = {}
+        self._default_device: torch.device | None = None
+
+    # Every use of torch inside passes through here, so it does no more than it must.
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func not in _KEYED:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        kwargs = kwargs or {}
+        if kwargs.get("generator") is not None:
+            return func(*args, **kwargs)
+        if func in _LIKE:
+            return self._like(func, *args, **kwargs)
+        kwargs["generator"] = self._generator(self._device(args, kwargs))
+        return func(*args, **kwargs)
+
+    def _like(self, func: Any, like: Tensor, *bounds: int, **kwargs: Any) -> Tensor:
+        kwargs.pop("generator", None)
+        names = [name for name in ("low", "high") if name in kwargs]
+        limits = [*bounds, *(kwargs.pop(name) for name in names)]
+        if func is torch.randint_like and len(limits) == 1:
+            limits.insert(0, 0)
+        empty = torch.empty_like(like, **kwargs)
+        return _LIKE[func](empty, *limits, generator=self._generator(empty.device))
+
+    def _device(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
+        """Where a random function puts its numbers."""
+        if args and isinstance(args[0], Tensor):
+            return args[0].device
+        if kwargs.get("device") is not None:
+            return torch.device(kwargs["device"])
+        others = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
+        tensor = next(others, None)
+        if tensor is not None:
+            return tensor.device
+        if self._default_device is None:
+            self._default_device = torch.get_default_device()
+        return self._default_device
+
+    def _generator(self, device: torch.device) -> torch.Generator:
+        generator = self._generators.get(device)
+        if generator is None:
+            generator = self._generators[device] = torch.Generator(device).manual_seed(self._key)
+        return generator

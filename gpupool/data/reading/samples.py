@@ -1,0 +1,119 @@
+"""What a data set of ours gives the loader: samples in two parts, so that waiting and computing
+overlap. Runs anywhere; no torch at import.
+
+    class Photos:                             # a `Samples`
+        def __len__(self): ...
+        def num_bytes(self, index): ...       # what fetch will hold
+        def fetch(self, index): ...           # waits for the network
+        def decode(self, index, fetched, draw): ...   # computes
+
+    samples = read_samples(photos, [3, 1, 4])
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+
+from gpupool.core.errors import SampleError
+from gpupool.data.stores.threads import reading_threads
+
+NUM_FETCH_THREADS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Which random numbers augmentation draws: those of one epoch of a training.
+
+    With the index of a sample it says all: neither the number of threads or ranks, nor what was
+    drawn before, changes what a sample looks like. See
+    `gpupool.data.reading.augmentation.keyed_draws`.
+    """
+
+    seed: int
+    epoch: int
+
+    def key(self, index: int) -> int:
+        """A number in 0..2**64-1 for one sample: the same everywhere, as good as independent.
+
+        >>> Draw(0, 1).key(7) == Draw(0, 1).key(7) != Draw(0, 2).key(7)
+        True
+        """
+        packed = struct.pack("<3Q", *(int(part) % 2**64 for part in (self.seed, self.epoch, index)))
+        return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+
+
+class Skipped(NamedTuple):
+    """A sample that was left out: its URL, and the `reason` of its SampleError."""
+
+    url: str
+    reason: str
+
+    @classmethod
+    def of(cls, error: SampleError) -> Self:
+        """What is kept of the error."""
+        return cls(error.url or str(error), error.reason)
+
+
+@runtime_checkable
+class Samples(Protocol):
+    """A data set of pairs (input, target) that are read in two parts; see the module.
+
+    It may also have `epoch_order(seed, epoch, batch_size) -> Indices`, a permutation of its indices
+    that is the same for every number of ranks: in which order its epochs go best.
+    """
+
+    def __len__(self) -> int: ...
+
+    def num_bytes(self, index: int) -> int:
+        """About how many bytes `fetch` will hold: bounds what is in flight."""
+
+    def fetch(self, index: int) -> Any:
+        """What has to be waited for, such as the bytes of a file. Called by many threads at once.
+
+        Raises SampleError if this sample cannot be read but others can, DataError otherwise.
+        """
+
+    def decode(self, index: int, fetched: Any, draw: Draw | None) -> tuple[Any, Any]:
+        """The pair (input, target) from what `fetch` gave; computes. Called by several threads.
+
+        `draw` keys the random numbers of augmentation; None: drawn from torch's own generator.
+        Raises SampleError if the sample is damaged.
+        """
+
+
+def read_samples(
+    dataset: Samples, indices: Iterable[int], draw: Draw | None = None
+) -> list[tuple[Any, Any]]:
+    """The samples at `indices`, in order: fetched many at once, decoded by as many threads as this
+    process has cores.
+
+    Raises what the first failing sample raised.
+    """
+    places = [int(index) for index in indices]
+    if len(places) < 2:
+        return [dataset.decode(place, dataset.fetch(place), draw) for place in places]
+    import torch
+
+    permits = threading.BoundedSemaphore(torch.get_num_threads())
+
+    def read(place: int) -> tuple[Any, Any]:
+        fetched = dataset.fetch(place)
+        with permits:
+            return dataset.decode(place, fetched, draw)
+
+    with reading_threads(min(NUM_FETCH_THREADS, len(places)), "gpupool-fetch") as pool:
+        return list(pool.map(read, places))
+
+
+def apply_transform(transform: Callable[..., Any], name: str, *images: Any) -> Any:
+    """`transform(*images)`; what it raises gets a note that says with which image: `name`."""
+    try:
+        return transform(*images)
+    except Exception as error:
+        error.add_note(f"The transform raised this for {name}")
+        raise

@@ -1,0 +1,106 @@
+"""torch's Subset and ConcatDataset of data sets of ours, read as those are. Runs anywhere; torch.
+
+They hide that their samples can be fetched many at once, what keys the random numbers of a sample,
+the normalization of its batches, and where its images are decoded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch.utils.data import ConcatDataset, Subset
+
+from gpupool.core.errors import DataError
+from gpupool.data.reading.normalization import Normalization
+from gpupool.data.reading.samples import Draw, Samples
+from gpupool.data.reading.shards import Indices
+
+
+def opened(dataset: Any) -> Any:
+    """A `Samples` for a Subset or ConcatDataset of such, also nested; anything else as it is."""
+    if type(dataset) is Subset:
+        whole = opened(dataset.dataset)
+        if isinstance(whole, Samples):
+            return Nested((whole,), np.asarray(dataset.indices, np.int64))
+    if type(dataset) is ConcatDataset:
+        parts = tuple(map(opened, dataset.datasets))
+        if all(isinstance(part, Samples) for part in parts):
+            return Nested(parts, np.arange(len(dataset)))
+    return dataset
+
+
+@dataclass(frozen=True, eq=False)
+class Nested:
+    """A `Samples`: sample i is sample `rows[i]` of all `parts`, one after the other."""
+
+    parts: tuple[Any, ...]
+    rows: Indices
+
+    @property
+    def normalization(self) -> Normalization | None:
+        """That of the parts. Raises DataError if they differ in it."""
+        asked: Normalization | None = self._common("normalization", None, "with_normalization")
+        return asked
+
+    @property
+    def decoding(self) -> str:
+        """That of the parts. Raises DataError if they differ in it."""
+        return str(self._common("decoding", "cpu", "decoded_on"))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Any, Any]:
+        return self.decode(index, self.fetch(index), None)
+
+    def num_bytes(self, index: int) -> int:
+        """About how many bytes `fetch` holds."""
+        number, row = self._place(index)
+        return int(self.parts[number].num_bytes(row))
+
+    def fetch(self, index: int) -> Any:
+        """What the part fetches."""
+        number, row = self._place(index)
+        return self.parts[number].fetch(row)
+
+    def decode(self, index: int, fetched: Any, draw: Draw | None) -> tuple[Any, Any]:
+        """What the part decodes; the random numbers of the same row of two parts are others."""
+        number, row = self._place(index)
+        made: tuple[Any, Any] = self.parts[number].decode(row, fetched, _own(draw, number))
+        return made
+
+    def name(self, index: int) -> str:
+        """The printable URL of an image."""
+        number, row = self._place(index)
+        return str(self.parts[number].name(row))
+
+    def finish(self, index: int, image: Any, draw: Draw | None) -> tuple[Any, Any]:
+        """What the part makes of a decoded image, with the random numbers of `decode`."""
+        number, row = self._place(index)
+        made: tuple[Any, Any] = self.parts[number].finish(row, image, _own(draw, number))
+        return made
+
+    def _common(self, setting: str, default: Any, method: str) -> Any:
+        asked = {getattr(part, setting, default) for part in self.parts}
+        if len(asked) > 1:
+            raise DataError(
+                f"the parts of a ConcatDataset have another {setting} each; give them the same "
+                f"by {method}"
+            )
+        return asked.pop()
+
+    def _place(self, index: int) -> tuple[int, int]:
+        """Which part, and which row of it."""
+        row = int(self.rows[index])
+        for number, part in enumerate(self.parts):
+            if row < len(part):
+                return number, row
+            row -= len(part)
+        raise IndexError(index)
+
+
+def _own(draw: Draw | None, number: int) -> Draw | None:
+    """What keys the random numbers of a part."""
+    return Draw(draw.key(number), draw.epoch) if draw is not None and number else draw

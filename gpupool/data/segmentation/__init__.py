@@ -1,0 +1,1 @@
+"""Images with a class for each pixel: pairs, masks and patches. Runs anywhere."""

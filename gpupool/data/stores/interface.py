@@ -1,0 +1,129 @@
+"""What lies between stores and what reads them: files, their contents, sources. Runs anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, Protocol
+
+import xxhash
+
+OnProgress = Callable[[int], object]  # gets the number of files found so far
+
+
+def version_of(etag: str) -> int:
+    """32 bits that change when the ETag does; 0 for none, and never for one."""
+    return (xxhash.xxh32_intdigest(etag.encode()) or 1) if etag else 0
+
+
+class FileRef(NamedTuple):
+    """What is kept of a file to read it: path below the source, size in bytes, version.
+
+    `version` is `version_of` its ETag, 0 where the store has none. A size of 0 is not checked.
+    """
+
+    path: str
+    size: int
+    version: int = 0
+
+
+class FileInfo(NamedTuple):
+    """One file of a listing: path below the folder, size in bytes, ETag ("" where there is none).
+
+    A store that does not tell sizes gives 0.
+    """
+
+    path: str
+    size: int
+    etag: str
+
+    @property
+    def version(self) -> int:
+        """32 bits of the ETag, 0 where there is none."""
+        return version_of(self.etag)
+
+    @property
+    def ref(self) -> FileRef:
+        """What `Source.read` takes."""
+        return FileRef(self.path, self.size, self.version)
+
+
+class Listing(NamedTuple):
+    """What lies below a folder: its files sorted by path, and the names of its sub-folders, sorted.
+
+    Hidden files and folders (whose name starts with a dot) are left out.
+    """
+
+    files: list[FileInfo]
+    folders: list[str]
+
+
+class Content(NamedTuple):
+    """What a store gave: bytes; size and ETag of the whole file, None and "" where not told."""
+
+    data: bytes
+    size: int | None
+    etag: str
+
+
+class Source(Protocol):
+    """Files that can be read by many threads at once; pickles without connections."""
+
+    @property
+    def shown_url(self) -> str:
+        """Where the files lie, as it may be printed."""
+
+    def name(self, path: str) -> str:
+        """The printable URL of a file."""
+
+    def read(
+        self, file: FileRef, start: int = 0, length: int | None = None, *, fresh: bool = False
+    ) -> bytes:
+        """A whole file, or `length` bytes of it from `start`; waits without the GIL.
+
+        `fresh`: from the store itself, past all caches.
+
+        Raises SampleError (missing, empty, or changed since it was listed), CredentialsError, and
+        DataError when the store goes on failing.
+        """
+
+
+class Part(NamedTuple):
+    """What is read of one file: the arguments of `Source.read`, and the source."""
+
+    source: Source
+    file: FileRef
+    start: int = 0
+    length: int | None = None
+
+    def read(self, *, fresh: bool = False) -> bytes:
+        """The bytes; raises what `Source.read` raises."""
+        return self.source.read(self.file, self.start, self.length, fresh=fresh)
+
+
+class Store(Protocol):
+    """One kind of store; raises whatever its library raises, GaveUpError after many tries."""
+
+    @property
+    def expires_at(self) -> float | None:
+        """When the credentials in use end, in seconds since 1970, if that is known."""
+
+    def get(self, path: str, start: int, length: int | None) -> Content:
+        """The bytes of a file from `start`, `length` of them or all."""
+
+    def list_files(self, on_progress: OnProgress) -> Listing:
+        """All files at any depth; none is no error."""
+
+
+def listing(files: Iterable[FileInfo], folders: Iterable[str]) -> Listing:
+    """A listing of what was found, at any depth, with the hidden left out.
+
+    `folders` are sub-folders that may hold no file; the others follow from the files.
+    """
+    seen = [file for file in files if not _is_hidden(file.path)]
+    names = {file.path.split("/", 1)[0] for file in seen if "/" in file.path}
+    names |= {name for name in folders if not _is_hidden(name)}
+    return Listing(sorted(seen), sorted(names))
+
+
+def _is_hidden(path: str) -> bool:
+    return path.startswith(".") or "/." in path

@@ -1,0 +1,1 @@
+"""The share that a rank has of each global batch. Runs on engines."""

@@ -1,0 +1,135 @@
+"""This rank's share of every batch of a data set that has an index. Runs on engines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from gpupool.core.errors import TrainingError
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.data.reading import shards, subsets
+from gpupool.data.reading.collate import Batch
+from gpupool.data.reading.loader import load_batches
+from gpupool.data.reading.normalization import Normalization
+from gpupool.data.reading.samples import Draw
+from gpupool.data.stores.waiting import awaited
+from gpupool.engine.batches.share import (
+    Dataset,
+    Share,
+    as_input,
+    moved,
+    normalization_of,
+    read_ahead,
+)
+from gpupool.engine.batches.trees import map_tensors
+from gpupool.engine.group.forming import World
+
+Indices = npt.NDArray[np.int64]
+
+_MAX_STAND_INS = 1000  # samples that are tried when not one of a share could be read
+
+
+def epoch_batches(
+    dataset: Dataset, options: TrainingOptions, epoch: int, samples_done: int = 0
+) -> list[Indices]:
+    """The global batches of an epoch as sample indices: the same on every rank, for any ranks.
+
+    `samples_done` of the epoch are left out: what remains is the same, whatever the number of ranks
+    was before or is now.
+
+    Raises TrainingError if the data set orders its epochs itself, and not each sample comes once.
+    """
+    shuffled_epoch = 1 if options.shuffle == "once" else epoch
+    shuffles = options.shuffle != "never"
+    if shuffles and hasattr(dataset, "epoch_order"):
+        order = dataset.epoch_order(options.seed, shuffled_epoch, options.batch_size)
+        if not shards.is_permutation(order, len(dataset)):
+            raise TrainingError(
+                f"epoch_order() of the {type(dataset).__name__} does not name each of its "
+                f"{len(dataset):,} samples once; correct it, or take it away."
+            )
+    else:
+        order = shards.epoch_order(len(dataset), options.seed, shuffled_epoch, shuffle=shuffles)
+    return shards.global_batches(order, options.batch_size, samples_done)
+
+
+def load_shares(
+    dataset: Dataset,
+    batches: Sequence[Indices],
+    world: World,
+    draw: Draw | None = None,
+    *,
+    skip: bool = False,
+    load: Sequence[float] | None = None,
+    normalization: Normalization | None = None,
+    num_parts: int = 1,
+) -> Iterator[Share]:
+    """This rank's share of each global batch, read ahead; as many on every rank.
+
+    `load` is how much each rank gets relative to the others, `num_parts` into how many parts a
+    batch is cut before.
+    """
+    cuts = [
+        shards.shard_in_parts(batch, world.rank, world.size, num_parts, load) for batch in batches
+    ]
+    mine = [share for share, _ in cuts]
+    dataset = subsets.opened(dataset)
+    loading = load_batches(
+        dataset, mine, depth=read_ahead(), device=world.device, draw=draw, skip=skip
+    )
+    scaling = normalization_of(dataset, world.device, normalization)
+    may_lack = skip or not all(map(len, mine))
+    stand_in: tuple[Any, ...] | None = None
+    with closing(loading):  # a traceback may hold this frame
+        asked = time.perf_counter()
+        pairs = zip(batches, awaited(loading), strict=True)
+        for number, (batch, loaded) in enumerate(pairs, start=1):
+            loaded = loaded or Batch(None, None, 0)
+            inputs, targets = loaded.inputs, loaded.targets
+            if may_lack and stand_in is None:
+                whole = loaded
+                if not loaded.num:
+                    whole = _one_sample(dataset, batch, world.device, skip=skip)
+                stand_in = one_of(whole, world.device)
+            if loaded.num == 0 and stand_in is not None:
+                inputs, targets = stand_in
+            yield Share(
+                inputs=as_input(moved("inputs", inputs, world.device), scaling),
+                targets=moved("targets", targets, world.device),
+                num_here=loaded.num,
+                num_all=len(batch),
+                wait_s=time.perf_counter() - asked,
+                skipped=loaded.skipped,
+                is_last=number == len(batches),
+                part_sizes=cuts[number - 1][1],
+            )
+            asked = time.perf_counter()
+
+
+def one_of(batch: Batch, device: torch.device) -> tuple[Any, Any]:
+    """Inputs and targets of the first sample of a batch, as a batch of one."""
+    halves = ("inputs", batch.inputs), ("targets", batch.targets)
+    inputs, targets = (
+        map_tensors(lambda t: t[:1].clone(), moved(*half, device)) for half in halves
+    )
+    return inputs, targets
+
+
+def _one_sample(dataset: Dataset, batch: Indices, device: torch.device, *, skip: bool) -> Batch:
+    """Any sample, as a batch of one, for a rank that has none of its own."""
+    others = islice(chain(batch, range(len(dataset))), _MAX_STAND_INS if skip else 1)
+    tried = [np.array([index], dtype=np.int64) for index in others]
+    for loaded in awaited(load_batches(dataset, tried, depth=0, device=device, skip=skip)):
+        if loaded is not None and loaded.num:
+            return loaded
+    raise TrainingError(
+        f"none of {len(tried):,} samples could be read, so there is nothing to train on; "
+        "on_error='raise' tells what is wrong with the first of them."
+    )

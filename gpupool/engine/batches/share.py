@@ -1,0 +1,118 @@
+"""One rank's share of a global batch, and its way to the device. Runs on engines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from gpupool.core.errors import DataError
+from gpupool.core.options.datasets import is_stream
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.data.reading.normalization import Normalization
+from gpupool.data.reading.samples import Skipped
+from gpupool.engine import process
+from gpupool.engine.batches.trees import first_tensor, map_tensors
+
+Scaling = tuple[Tensor, Tensor]  # mean and standard deviation of each channel, float64
+
+
+class Dataset(Protocol):
+    """A map-style data set: what `torch.utils.data.Dataset` asks for."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """This rank's share of a global batch, on its device.
+
+    A rank whose share is empty still takes part, because every rank must take every step: it holds
+    one sample with `num_here` 0, which gives its loss the weight 0. `num_all` counts the samples of
+    the global batch, also those in `skipped`, which could not be read. `inputs` and `targets` are
+    tensors, or dicts, lists and named tuples of them; torch collates tuples to lists. `is_last`:
+    no other batch of the epoch comes after it. `part_sizes`: how many of the samples belong to each
+    part of the global batch, where it was cut into parts before it was divided.
+    """
+
+    inputs: Any
+    targets: Any
+    num_here: int
+    num_all: int
+    wait_s: float
+    skipped: tuple[Skipped, ...] = ()
+    is_last: bool = False
+    part_sizes: tuple[int, ...] = ()
+
+
+def num_samples(dataset: Dataset) -> int:
+    """How many samples an epoch has; 0 if that is not known, of a stream without `len()`."""
+    try:
+        return len(dataset)
+    except TypeError:
+        if is_stream(dataset):
+            return 0
+        raise
+
+
+def parts_of_batch(options: TrainingOptions) -> int:
+    """Into how many parts a global batch is cut before the ranks divide it.
+
+    With batch norms over all ranks these must have the same samples for any number of ranks.
+    """
+    return options.accumulate if options.batch_norm == "sync" else 1
+
+
+def read_ahead() -> int:
+    """Batches to read ahead: none in the notebook's own process, where breakpoints are meant."""
+    return 0 if process.is_inline() else 2
+
+
+def moved(name: str, batch: Any, device: torch.device) -> Any:
+    """The inputs or targets of a batch on the device. Raises DataError if they have no tensor."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if first_tensor(batch) is None:
+        raise DataError(
+            f"the {name} of a batch are a {type(batch).__name__}, not a tensor; change what the "
+            "transform or the data set returns"
+        )
+    return map_tensors(partial(Tensor.to, device=device, non_blocking=True), batch)
+
+
+def as_input(images: Any, scaling: Scaling | None = None) -> Any:
+    """uint8 images as float32 in 0..1, made on the device; anything else as it is; contiguous.
+
+    Floating-point ones too are scaled after that. Of a dict or list that is done with each tensor
+    in it. Raises DataError if the scaling is of other channels.
+    """
+    if not isinstance(images, Tensor):
+        return map_tensors(partial(as_input, scaling=scaling), images)
+    if images.dtype == torch.uint8:
+        images = images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+    images = images.contiguous()
+    if scaling is None:
+        return images
+    if len(scaling[0]) > 1 and images.shape[1] != len(scaling[0]):  # torch would make 3 of one
+        raise DataError(
+            f"the normalization has {len(scaling[0])} channels, the images have "
+            f"{images.shape[1]}; give with_normalization one number each, or as many as the images "
+            "have channels"
+        )
+    mean, std = (one.to(images.dtype).view(-1, *[1] * (images.ndim - 2)) for one in scaling)
+    return (images - mean).div_(std)
+
+
+def normalization_of(
+    dataset: Dataset, device: torch.device, normalization: Normalization | None = None
+) -> Scaling | None:
+    """A normalization, or the one that a data set asks for, on the device; None without any."""
+    asked = normalization or getattr(dataset, "normalization", None)
+    if asked is None:
+        return None
+    mean, std = (torch.tensor(values, dtype=torch.float64, device=device) for values in asked)
+    return mean, std

@@ -1,0 +1,207 @@
+"""This rank's share of a data set that can only be walked through. Runs on engines.
+
+Every rank walks through the whole stream, cuts it into the same global batches and keeps its share
+of each, so each sample is used once, and N ranks compute what one does: if the stream is the same
+on every rank. One that shuffles must do so by the epoch (`set_epoch(epoch)` is called if it has
+that) or by torch's random numbers, which are keyed here; one that splits itself by rank must not.
+Each batch costs one small all-reduce, in which the ranks compare what came.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpupool.core.errors import SampleError, TrainingError
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.data.reading import shards
+from gpupool.data.reading.augmentation import keyed_draws
+from gpupool.data.reading.collate import Batch, checked_pair, collate, pinned
+from gpupool.data.reading.cpu_loader import read_ahead
+from gpupool.data.reading.normalization import Normalization
+from gpupool.data.reading.pipeline import MAX_BYTES_IN_FLIGHT, Reading
+from gpupool.data.reading.samples import Draw, Skipped
+from gpupool.data.stores.waiting import awaited
+from gpupool.engine.batches import share
+from gpupool.engine.batches.share import Share
+from gpupool.engine.batches.trees import tensors
+from gpupool.engine.group.forming import World
+
+_FOREVER = 2**62  # batches
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """One global batch of the stream, of which this rank keeps `batch`.
+
+    `spare` is its first sample, as a batch of one; `checksum` is of all its targets; `part_sizes`
+    as those of a `Share`.
+    """
+
+    batch: Batch
+    spare: Batch
+    num_all: int
+    checksum: int
+    is_last: bool
+    part_sizes: tuple[int, ...]
+
+
+def stream_shares(
+    dataset: Any,
+    options: TrainingOptions,
+    world: World,
+    epoch: int,
+    samples_done: int,
+    draw: Draw,
+    normalization: Normalization | None = None,
+) -> Iterator[Share]:
+    """This rank's share of each global batch of an epoch, read ahead by a thread.
+
+    `samples_done` samples are walked through and not used.
+
+    Raises TrainingError, on every rank, if not the same came on all, or nothing at all.
+    """
+    reading = Reading(
+        share.read_ahead(), world.device, draw, options.on_error == "skip", MAX_BYTES_IN_FLIGHT
+    )
+    samples = _samples(dataset, epoch, samples_done, reading)
+    loading: Generator[Any, None, None] = _cuts(samples, options, world, reading)
+    if reading.depth:
+        loading = read_ahead(loading, _FOREVER, reading)
+    scaling = share.normalization_of(dataset, world.device, normalization)
+    asked, is_empty = time.perf_counter(), samples_done == 0
+    with closing(loading):
+        for cut in awaited(loading):
+            _compare(cut, world, epoch)
+            if cut is None:
+                if is_empty:
+                    raise TrainingError(
+                        f"the stream {type(dataset).__name__} gave no sample; if it was walked "
+                        "through before, let its __iter__ begin anew each time."
+                    )
+                return
+            is_empty = False
+            batch = cut.batch
+            inputs, targets = batch.inputs, batch.targets
+            if not batch.num:
+                inputs, targets = cut.spare.inputs, cut.spare.targets
+            inputs = share.moved("inputs", inputs, world.device)
+            yield Share(
+                inputs=share.as_input(inputs, scaling),
+                targets=share.moved("targets", targets, world.device),
+                num_here=batch.num,
+                num_all=cut.num_all,
+                wait_s=time.perf_counter() - asked,
+                skipped=batch.skipped,
+                is_last=cut.is_last,
+                part_sizes=cut.part_sizes,
+            )
+            if cut.is_last:
+                return
+            asked = time.perf_counter()
+
+
+def _samples(dataset: Any, epoch: int, samples_done: int, reading: Reading) -> Iterator[Any]:
+    """The samples of an epoch, or a `Skipped` for one that could not be read."""
+    if hasattr(dataset, "set_epoch"):
+        dataset.set_epoch(epoch)
+    stream = iter(dataset)
+    number = 0
+    while True:
+        try:
+            with keyed_draws(reading.draw, number):
+                sample = next(stream)
+        except StopIteration:
+            return
+        except SampleError as error:
+            if not reading.skip:
+                raise
+            sample = Skipped.of(error)
+        number += 1
+        if number > samples_done:
+            yield sample
+
+
+def _cuts(
+    samples: Iterator[Any], options: TrainingOptions, world: World, reading: Reading
+) -> Generator[_Cut | None, None, None]:
+    """The global batches; None for ever after the last one."""
+    batch_size, load = options.batch_size, options.rank_load
+    ahead = list(islice(samples, batch_size))
+    spare = Batch(None, None, 0)
+    while ahead:
+        chunk, ahead = ahead, list(islice(samples, batch_size))
+        read = [checked_pair(sample) for sample in chunk if not isinstance(sample, Skipped)]
+        if read:
+            spare = _batch(read[:1], (), reading)
+        if not spare.num:
+            raise TrainingError(
+                f"none of the first {len(chunk):,} samples of the stream could be read."
+            )
+        places, num_parts = np.arange(len(chunk)), share.parts_of_batch(options)
+        mine, sizes = shards.shard_in_parts(places, world.rank, world.size, num_parts, load)
+        here = [chunk[place] for place in mine]
+        skipped = tuple(sample for sample in here if isinstance(sample, Skipped))
+        kept = [sample for sample in here if not isinstance(sample, Skipped)]
+        batch = _batch(kept, skipped, reading)
+        yield _Cut(batch, spare, len(chunk), _checksum(read), not ahead, sizes)
+    while True:
+        yield None
+
+
+def _batch(samples: list[Any], skipped: tuple[Skipped, ...], reading: Reading) -> Batch:
+    if not samples:
+        return Batch(None, None, 0, skipped)
+    inputs, targets = collate(samples)
+    if reading.pin:
+        inputs, targets = pinned(inputs), pinned(targets)
+    return Batch(inputs, targets, len(samples), skipped)
+
+
+def _checksum(samples: list[Any]) -> int:
+    """Of the targets, which are small: in which order they came, and which."""
+    checksum = 0
+    for _, target in samples:
+        found = list(tensors(target))
+        parts = [t.cpu().double().numpy().tobytes() for t in found] or [repr(target).encode()]
+        for part in parts:
+            checksum = zlib.crc32(part, checksum)
+    return checksum & 0xFFFFFF  # so that sums of squares are exact
+
+
+def _compare(cut: _Cut | None, world: World, epoch: int) -> None:
+    """Raises TrainingError, on every rank, if the ranks have not read the same."""
+    if world.size == 1:
+        return
+    number = cut.num_all if cut else 0
+    told = (number, cut.checksum, cut.is_last) if cut else (0, 0, True)
+    here = torch.tensor(told, dtype=torch.float64, device=world.device)
+    squares = torch.stack([here, here * here])
+    mean, square = (world.sum(squares) / world.size).tolist()
+    if all(m * m == s for m, s in zip(mean, square, strict=True)):
+        return
+    what = _difference(world.gather((number, cut is None or cut.is_last)))
+    raise TrainingError(
+        f"epoch {epoch}: the stream is not the same on every rank, {what}. Let it "
+        "shuffle by the epoch (set_epoch) or by torch's random numbers, and not split itself by "
+        "rank: gpupool does that."
+    )
+
+
+def _difference(came: list[tuple[int, bool]]) -> str:
+    """What to say of the number of samples of each rank's batch, and whether it is its last."""
+    if len({number for number, _ in came}) > 1:
+        numbers = ", ".join(f"{number:,} on rank {rank}" for rank, (number, _) in enumerate(came))
+        return f"another number of samples came in one batch ({numbers})"
+    if len({is_last for _, is_last in came}) > 1:
+        longer = ", ".join(str(rank) for rank, (_, is_last) in enumerate(came) if not is_last)
+        return f"it is longer on rank {longer}"
+    return "other samples came in one batch"

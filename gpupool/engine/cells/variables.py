@@ -1,0 +1,364 @@
+"""The notebook's values on a rank, and the rank's values for the notebook. Runs on engines.
+
+A parcel stays here, as it came, for as long as the notebook has the value: a name that a cell has
+bound to something else gets it again when the next cell asks for the notebook's value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import pickle
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from IPython.lib.pretty import pretty
+
+from gpupool.core.errors import ParcelsLostError
+from gpupool.core.wire import pickles as travelling
+from gpupool.core.wire.global_names import names_in_object
+from gpupool.core.wire.pickles import INLINE_BYTES, WHOLE, MemoryFile, Packer, Source
+from gpupool.engine.process import this_rank
+from gpupool.engine.shell import restoring
+from gpupool.engine.shell.cell_names import remember
+from gpupool.engine.shell.shell import script_names, this_shell
+
+_MAX_ATTRIBUTES = 2000
+_GONE: Any = object()
+
+Aliases = Mapping[str, tuple[str, Sequence[str]]]  # name -> a name on the rank, attributes of it
+
+
+class _Kept:
+    """A parcel that has arrived: its value, if a name means it, and where its parts are now."""
+
+    def __init__(self, wire: dict[str, Any]) -> None:
+        self._source = Source(wire)
+        self.value: Any = _GONE
+        self._parts: list[Callable[[], Any]] = []
+
+    def load(self) -> None:
+        """Make the value anew."""
+        self.value, parts = self._source.load(Unpickler)
+        self._parts = [_weakly(part) for part in parts]
+
+    def part(self, index: int) -> Any:
+        """A part, the same one for all who ask while it is alive."""
+        if index != WHOLE and self._parts:
+            found = self._parts[index]()
+            if found is not None:
+                return found
+        if index != WHOLE or self.value is _GONE:
+            self.load()
+        return self.value if index == WHOLE else self._parts[index]()
+
+
+_kept: dict[int, _Kept] = {}
+_bound: dict[str, int] = {}  # names that mean a parcel's value -> its number
+_former: dict[str, Any] = {}  # while names are bound for a cell: what they meant before
+
+
+def follow(sys_path: Sequence[str], cwd: str, umask: int) -> None:
+    """Go where the notebook is: its search path for modules, folder and umask."""
+    os.umask(umask)
+    if cwd and Path(cwd).is_dir():
+        os.chdir(cwd)
+        restoring.note_folder(cwd)
+    find_modules(sys_path)
+
+
+def find_modules(sys_path: Sequence[str]) -> None:
+    """Find modules where the notebook finds them, and then where this rank does."""
+    if [path for path in sys.path if path in sys_path] != list(sys_path):
+        sys.path[:] = [*sys_path, *(path for path in sys.path if path not in sys_path)]
+
+
+def receive(
+    parcels: Sequence[tuple[int, dict[str, Any]]],
+    numbers: Mapping[str, int],
+    aliases: Aliases,
+    forget: Iterable[int],
+    place: Mapping[str, Any],
+    sources: Mapping[str, tuple[int, str]],
+) -> dict[int, str]:
+    """Take in parcels; number -> reason for those that cannot be read here.
+
+    Meanwhile names mean what they will mean in the cell, so that methods that run find them.
+
+    Args:
+        parcels: (number, parcel as it travels), in the order in which they are read.
+        numbers, aliases: as for `bind`.
+        forget: numbers of parcels that are not wanted any more.
+        place: the arguments of `follow`, if the notebook has gone somewhere else.
+        sources: the cells that code in the parcels is of, see `sources.remember`.
+    """
+    remember(sources)
+    if place:
+        follow(**place)
+    for number in forget:
+        _kept.pop(number, None)
+    arrived = {number: _Kept(wire) for number, wire in parcels}
+    here = {name: number for name, number in numbers.items() if number in _kept.keys() - arrived}
+    _kept.update(arrived)
+    waiting, failed = list(arrived), dict[int, str]()
+    with _remembering({*numbers, *aliases} if arrived else ()) as put_back:
+        try:
+            if arrived:
+                _let_mean(here, aliases)
+            while waiting:
+                failed = {number: text for number in waiting if (text := _read(number, numbers))}
+                if len(failed) == len(waiting):
+                    break
+                waiting = list(failed)  # it may have met the names of a later one
+        finally:
+            put_back()
+    for number in failed:
+        del _kept[number]
+    return failed
+
+
+def _read(number: int, numbers: Mapping[str, int]) -> str:
+    """Unpickle a parcel, and let its names mean it; the reason if it cannot be."""
+    try:
+        _kept[number].load()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    _let_mean({name: other for name, other in numbers.items() if other == number}, {})
+    return ""
+
+
+def around(work: Callable[[], dict[str, Any]], **shipment: Any) -> dict[str, Any]:
+    """Call `work` with the notebook's values in place; its reply says what names mean then.
+
+    Args:
+        shipment: see `gpupool.pool.variables.variables.Variables.payloads`.
+    """
+    names = shipment["names"]
+    told = "parcels", "numbers", "aliases", "forget", "place", "sources"
+    failed = receive(**{key: shipment[key] for key in told})
+    if failed:
+        raise ParcelsLostError(
+            f"what the notebook sent cannot be read: {'; '.join(failed.values())}"
+        )
+    for module in shipment["modules"]:
+        with contextlib.suppress(Exception):  # the cell tells, if it really needs it
+            importlib.import_module(module)
+    _repeat(shipment["imports"])
+    bind(shipment["numbers"], shipment["aliases"])
+    before = identities(names)
+    script_names.clear()
+    reply = work()
+    settle()
+    return {**reply, "names": report(before, {*names, *script_names})}
+
+
+def bind(numbers: Mapping[str, int], aliases: Aliases) -> None:
+    """Let names mean the values of parcels, or what the rank has under another name."""
+    if lost(numbers.values()):
+        raise ParcelsLostError(
+            f"rank {this_rank()['rank']} has lost values that the notebook had sent. Run the cell "
+            "again: they are sent anew."
+        )
+    with _remembering([*numbers, *aliases]):
+        _let_mean(numbers, aliases)
+    _bound.update(numbers)
+
+
+@contextlib.contextmanager
+def _remembering(names: Iterable[str]) -> Iterator[Callable[[], None]]:
+    """While entered, references to the rank's values mean what these names mean now: the notebook
+    may swap two. Gives what lets the names mean that again."""
+    space = this_shell().user_ns
+    _former.update((name, space.get(name, _GONE)) for name in names)
+    try:
+        yield lambda: _set(_former)
+    finally:
+        _former.clear()
+
+
+def _let_mean(numbers: Mapping[str, int], aliases: Aliases) -> None:
+    for name, number in numbers.items():
+        kept = _kept[number]
+        if kept.value is _GONE:
+            kept.load()
+        _set({name: kept.value})
+    _set({name: _find(other, path) for name, (other, path) in aliases.items()})
+
+
+def _set(meanings: Mapping[str, Any]) -> None:
+    """Bind names; where this rank has no value the name is not there: the cell tells, if it needs
+    it."""
+    space = this_shell().user_ns
+    for name, value in meanings.items():
+        if value is _GONE:
+            space.pop(name, None)
+        else:
+            space[name] = value
+
+
+def _repeat(statements: Iterable[str]) -> None:
+    """Make imports of earlier cells on a rank that is new; one that fails does not end the cell."""
+    for line in statements:
+        try:
+            this_shell().ex(line)
+        except Exception as error:
+            print(
+                f"gpupool: rank {this_rank()['rank']} is new, and `{line}` of an earlier cell "
+                f"cannot be repeated there: {type(error).__name__}: {error}",
+                file=sys.stderr,
+            )
+
+
+def lost(numbers: Iterable[int]) -> list[int]:
+    """Those of these parcels that are not here."""
+    return sorted(set(numbers) - _kept.keys())
+
+
+def settle() -> None:
+    """After a cell: let go of values that their names do not mean any more."""
+    names = this_shell().user_ns
+    for name, number in list(_bound.items()):
+        kept = _kept.get(number)
+        if kept is None or names.get(name, _GONE) is not kept.value:
+            del _bound[name]
+            if kept is not None and number not in _bound.values():
+                kept.value = _GONE
+
+
+def identities(names: Iterable[str]) -> dict[str, int]:
+    """name -> which object it means, to be compared with `report` after a cell."""
+    space = this_shell().user_ns
+    return {name: id(space[name]) for name in names if name in space}
+
+
+def report(before: Mapping[str, int], names: Iterable[str]) -> dict[str, Any]:
+    """What these names mean now: name -> info, or None; "changed": those bound anew."""
+    space = this_shell().user_ns
+    found = {name: describe(space[name]) if name in space else None for name in names}
+    changed = [name for name in found if before.get(name) != identities([name]).get(name)]
+    return {"info": found, "changed": changed}
+
+
+def describe(value: Any, text_chars: int = 0) -> dict[str, Any]:
+    """The fields of `ValueInfo` (pool/variables/composite.py), and global names that code reads."""
+    info: dict[str, Any] = {"type": type(value).__name__}
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        info["shape"] = tuple(int(n) for n in value.shape)
+        info["dtype"] = str(value.dtype).removeprefix("torch.")
+        if isinstance(value, torch.Tensor):
+            info["device"] = str(value.device)
+    elif isinstance(value, (str, bytes, bytearray, list, tuple, dict, set, frozenset)):
+        info["length"] = len(value)
+    elif isinstance(shape := _attribute(value, "shape"), tuple):
+        info["shape"] = tuple(int(n) for n in shape if isinstance(n, int))
+    if reads := names_in_object(value):
+        info["reads"] = sorted(reads)
+    if text_chars:
+        text = _text(value, text_chars)
+        info["text"] = text if len(text) <= text_chars else text[: text_chars - 1] + "…"
+    return info
+
+
+def look(name: str, path: Sequence[str], text_chars: int) -> dict[str, Any] | None:
+    """`describe` of the rank's value of a name; None if it has none."""
+    try:
+        return describe(_rank_value(name, path), text_chars)
+    except LookupError:
+        return None
+
+
+def attributes(name: str, path: Sequence[str]) -> list[str]:
+    """The public attributes of the rank's value."""
+    try:
+        value = _rank_value(name, path)
+    except LookupError:
+        return []
+    return [found for found in dir(value) if not found.startswith("_")][:_MAX_ATTRIBUTES]
+
+
+def fetch(name: str, path: Sequence[str], out_path: str) -> dict[str, Any]:
+    """The rank's value as it travels; a large one is written to the file."""
+    packer = Packer()
+    packer.dump(_rank_value(name, path))
+    if packer.num_bytes <= INLINE_BYTES:
+        return travelling.to_wire(packer.stream(), packer.buffers, None)
+    file = MemoryFile(os.open(out_path, os.O_RDWR | os.O_CLOEXEC))
+    return {**travelling.to_wire(packer.stream(), packer.buffers, file), "path": out_path}
+
+
+def load(wire: dict[str, Any]) -> Any:
+    """The value of a parcel that is used once."""
+    return Source(wire).load(Unpickler)[0]
+
+
+# ---- what a pickle from the notebook refers to -----------------------------------------------
+
+
+def _part(number: int, index: int) -> Any:
+    return _kept[number].part(index)
+
+
+def _rank_value(name: str, path: Sequence[str], version: int = 0) -> Any:
+    value = _former.get(name, this_shell().user_ns.get(name, _GONE))
+    if value is _GONE:
+        raise LookupError(f"rank {this_rank()['rank']} has no variable {name!r}")
+    for attribute in path:
+        if not hasattr(value, attribute):
+            raise LookupError(f"{name} of rank {this_rank()['rank']} has no {'.'.join(path)}")
+        value = getattr(value, attribute)
+    return value
+
+
+def _find(name: str, path: Sequence[str]) -> Any:
+    try:
+        return _rank_value(name, path)
+    except LookupError:
+        return _GONE
+
+
+def _storage(buffer: Any, on_gpu: bool) -> Any:
+    made = travelling.storage(buffer, on_gpu)
+    device = torch.device(this_rank()["device"])
+    return made.to(device=device) if on_gpu and device.type == "cuda" else made
+
+
+class Unpickler(pickle.Unpickler):
+    """Reads a pickle on a rank: what it refers to is the rank's, GPU tensors go to its GPU."""
+
+    _OURS = {  # noqa: RUF012 - pickle has no class for it
+        ("gpupool.core.wire.pickles", "part"): _part,
+        ("gpupool.core.wire.pickles", "rank_value"): _rank_value,
+        ("gpupool.core.wire.pickles", "storage"): _storage,
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A function or class by name; ours for what means something on a rank only."""
+        return self._OURS.get((module, name)) or super().find_class(module, name)
+
+
+def _weakly(part: Any) -> Callable[[], Any]:
+    """The part while it is alive; for good, if that cannot be known."""
+    try:
+        return weakref.ref(part)
+    except TypeError:
+        return lambda: part
+
+
+def _text(value: Any, num_chars: int) -> str:
+    try:
+        return str(pretty(value, max_width=min(num_chars, 100), max_seq_length=20))
+    except Exception as error:  # the user's __repr__; the value is there nevertheless
+        return f"<its repr raised {type(error).__name__}: {error}>"
+
+
+def _attribute(value: Any, name: str) -> Any:
+    try:
+        return getattr(value, name, None)
+    except Exception:  # a property of the user's: it is not asked for here
+        return None

@@ -1,0 +1,175 @@
+"""Weights of a network from a file at any URL. Runs anywhere; imports torch when used."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import zipfile
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from gpupool.core.errors import DataError
+from gpupool.core.progress import progress
+from gpupool.core.terminal import plain
+from gpupool.core.wire.state_dicts import same_kind, with_versions
+from gpupool.data.stores.folder import Folder
+from gpupool.data.stores.interface import FileRef
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_NESTS = ("state_dict", "model_state_dict", "model", "weights")  # where others keep the weights
+_PREFIXES = ("module.", "_orig_mod.", "model.")  # of DDP, torch.compile and Lightning
+_MAX_NAMED = 3
+_MAX_REASON = 300  # characters
+_ZIP = b"PK\x03\x04"  # how torch tells an archive from its older formats
+
+
+def load_weights(
+    model: nn.Module,
+    url: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> nn.Module:
+    """A copy of `model` with the weights in a file: what `torch.save` made of a state dict, a
+    checkpoint with one in it (also of `train`), or a file of safetensors.
+
+    No code in the file is run (`weights_only=True`). Names that DDP, `torch.compile` or Lightning
+    have put before are taken off.
+
+    Args:
+        url: a path, or anything fsspec reads ("s3://bucket/resnet18.pth", "https://...").
+        storage_options: for fsspec; credentials come from the environment unless given.
+
+    Raises:
+        DataError: the file cannot be read, or its weights are not those of this network; says which
+            layers are others.
+    """
+    folder, slash, name = os.fspath(url).rpartition("/")
+    source = Folder(folder or slash or ".", storage_options or {})
+    shown = source.name(name)
+    with progress(f"Loading {name}"):
+        weights = _unprefixed(_state_dict(source.read(FileRef(name, 0)), shown), model)
+    _require_same(model.state_dict(), weights, shown)
+    changed = copy.deepcopy(model)
+    try:
+        changed.load_state_dict(weights)
+    except RuntimeError as error:  # sparse ones for dense ones, say
+        reason = " ".join(str(error).split())
+        raise DataError(f"the weights in {shown} cannot be loaded: {reason}") from None
+    return changed
+
+
+def read_without_code(content: bytes | memoryview, shown: str, what: str) -> Any:
+    """What `torch.save` made, on the CPU.
+
+    Raises DataError, saying that `shown` holds no `what`, if it is anything else, or compressed: a
+    small file could fill the memory, and `torch.save` compresses nothing.
+    """
+    import torch
+
+    try:
+        if content[:4] == _ZIP:
+            _require_stored(content)
+        return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception as error:  # the readers of archives and pickles raise what they like
+        reason = _plain(error)
+        raise DataError(
+            f"{shown} holds no {what} that can be read without running code in it: {reason}"
+        ) from None
+
+
+def _plain(error: Exception) -> str:
+    """What an error says of a file, which may have chosen the words."""
+    return plain(str(error).split("\n")[0] or type(error).__name__)[:_MAX_REASON]
+
+
+def _require_stored(content: bytes | memoryview) -> None:
+    """Raise ValueError if an archive unpacks to more than it has."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        entries = archive.infolist()
+    # Were something before the first one, torch might find other entries than these.
+    first = min((entry.header_offset for entry in entries), default=0)
+    is_stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
+    if first or not is_stored or sum(entry.file_size for entry in entries) > len(content):
+        raise ValueError("it is compressed, which torch.save never does; save it anew with that")
+
+
+def _state_dict(content: bytes, shown: str) -> dict[str, Any]:
+    """The tensors by name."""
+    import torch
+
+    if shown.endswith(".safetensors"):
+        return _safetensors(content, shown)
+    found = read_without_code(content, shown, "weights")
+    for nest in _NESTS:
+        if isinstance(found, Mapping) and isinstance(found.get(nest), Mapping):
+            found = found[nest]
+    if not isinstance(found, Mapping) or not any(
+        isinstance(v, torch.Tensor) for v in found.values()
+    ):
+        raise DataError(
+            f"{shown} holds a {type(found).__name__}, not the weights of a network by name"
+        )
+    return same_kind(found, {str(name): value for name, value in found.items()})
+
+
+def _safetensors(content: bytes, shown: str) -> dict[str, Tensor]:
+    try:
+        from safetensors.torch import load
+    except ImportError:
+        raise DataError(f"to read {shown}, install safetensors: pip install safetensors") from None
+    try:
+        return dict(load(content))
+    except Exception as error:  # of its header
+        reason = _plain(error)
+        raise DataError(f"{shown} holds no weights of safetensors: {reason}") from None
+
+
+def _unprefixed(weights: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    own = model.state_dict()
+    for prefix in _PREFIXES:
+        if not set(weights) & set(own) and all(name.startswith(prefix) for name in weights):
+            weights = _without(prefix, weights)
+    return weights
+
+
+def _without(prefix: str, weights: Mapping[str, Any]) -> dict[str, Any]:
+    """These weights under shorter names, with the versions of their modules."""
+    made = {name.removeprefix(prefix): value for name, value in weights.items()}
+    noted = getattr(weights, "_metadata", None) or {}
+    versions = {f"{name}.".removeprefix(prefix)[:-1]: about for name, about in noted.items()}
+    return with_versions(made, versions)
+
+
+def _shape(value: Any) -> Any:
+    """Of a tensor; None of what is none."""
+    return getattr(value, "shape", None)
+
+
+def _require_same(own: Mapping[str, Any], weights: Mapping[str, Any], shown: str) -> None:
+    """Raise DataError if names or shapes differ."""
+    missing = [name for name in own if name not in weights]
+    beyond = [name for name in weights if name not in own]
+    others = [n for n in own if n in weights and _shape(own[n]) != _shape(weights[n])]
+    faults = [
+        f"{len(names)} {what} ({', '.join(names[:_MAX_NAMED])}{', ...' if len(names) > 3 else ''})"
+        for names, what in (
+            (missing, "are missing"),
+            (beyond, "are not in the network"),
+            (others, "have another shape"),
+        )
+        if names
+    ]
+    if not faults:
+        return
+    hint = ""
+    last = (weights[others[-1]], own[others[-1]]) if others and not missing and not beyond else ()
+    if last and all(map(_shape, last)):  # neither is a single number, or no tensor at all
+        old, new = (value.shape[0] for value in last)
+        hint = (
+            f"; it has {old} classes, the network {new}: make it with {old}, load the weights, and "
+            f"then replace_head(model, {new})"
+        )
+    raise DataError(f"the weights in {shown} are of another network: {'; '.join(faults)}{hint}")

@@ -1,0 +1,1 @@
+"""Forms, leaves and aborts the torch process group. Runs on engines."""

@@ -1,0 +1,318 @@
+"""Form and leave the torch process group. Runs on engines.
+
+The store is a file in the pool's private folder: no port, no listener, and no rank whose death
+takes the store along. All ranks `join`, and when all have, they `connect`: nobody leaves a
+generation before all have formed it.
+
+Where torch can, the group object is the same in all generations (`reconnect.py`). Where it cannot,
+it is destroyed and another one formed, with a store of its own; group objects of earlier
+generations, in a DDP wrapper say, are cut off then: to use one is an error that says so, and never
+a hang.
+
+Where only some ranks train (those that have a GPU), these have a group of their own beside that of
+all ranks. It is made and left together with it.
+
+A script of the user's may leave the pool's group and form its own in the same way, with a backend
+or timeout of its own (`engine/cells/torchrun.py`).
+"""
+
+from __future__ import annotations
+
+import datetime
+import gc
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+
+from gpupool.engine.group import peers, reconnect, rendezvous, whereabouts
+from gpupool.engine.group.abort import abort_collectives
+from gpupool.engine.group.gloo_sockets import gloo_connections
+
+# With a GPU each, CPU tensors still go through gloo, as torch does when no backend is named.
+_TORCH_BACKEND = {"nccl": "cpu:gloo,cuda:nccl", "gloo": "gloo"}
+# What is said by a group whose connections are shut, and by torch of one that it has destroyed.
+_OF_LEFT = ("closed by peer", "connection reset", "not registered", "world group map")
+TIMEOUT = datetime.timedelta(minutes=30)
+
+_torch_init = dist.init_process_group  # torchrun.py puts another in its place
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the pool forms its group on this rank."""
+
+    store_path: str
+    backend: str
+    rank: int
+    world_size: int
+    training_ranks: Sequence[int]
+    training_backend: str
+    device: str = "cuda:0"
+
+    @property
+    def can_last(self) -> bool:
+        """Whether the group can have new connections instead of being formed anew."""
+        is_one_group = len(self.training_ranks) == self.world_size > 1
+        return self.backend == "gloo" and is_one_group and reconnect.is_possible()
+
+
+_plan: Plan | None = None
+_generation = 0  # of the group that the pool formed last
+_num_asked = 0  # groups that scripts have formed since then; the same on every rank
+_asked: dict[str, Any] = {}  # what the present group was formed with
+_group: object = None  # the present group, if it was formed here
+_training_group: dist.ProcessGroup | None = None
+_connections: frozenset[str] = frozenset()  # of the present generation
+
+
+def form(plan: Plan) -> None:
+    """Form the group where no pool says when: without one, or alone."""
+    connect(plan, 1, None, 0)
+
+
+def join(plan: Plan) -> dict[str, Any] | None:
+    """Have a group that waits to be connected: the present one, if it lasts.
+
+    Returns:
+        "groups", see `lasting.report`, and "num_named"; None if groups do not last here.
+    """
+    rendezvous.begin_waiting()
+    if not plan.can_last:
+        return None
+    if not reconnect.is_kept(plan.store_path):
+        _cut_off()
+        store = dist.FileStore(plan.store_path, plan.world_size)  # type: ignore[attr-defined]
+        options = {"backend": "gloo", "timeout": TIMEOUT, "enable_reconfigure": True}
+        before = peers.listeners()
+        _open(plan, options, store)
+        world, listeners = distributed_c10d._get_default_group(), peers.listeners() - before
+        reconnect.keep(world, plan.rank, plan.world_size, store, listeners)
+    return {"groups": reconnect.report(), "num_named": reconnect.num_named()}
+
+
+def connect(
+    plan: Plan, generation: int, handles: Mapping[str, Sequence[str]] | None, num_named: int
+) -> None:
+    """Connect the group that all ranks have joined, or form one. Returns when all have.
+
+    Nothing is sent through it before its connections are proved to lead to ranks.
+
+    Raises:
+        RuntimeError: another rank does not come, or a stranger has connected.
+    """
+    global _plan, _num_asked, _generation, _connections
+    _plan, _num_asked, _generation = None, 0, generation
+    if handles is not None:
+        _connections = reconnect.connect(generation, handles, num_named)
+    else:
+        _connections = _form_anew(plan)
+    # What there is to be set up is set up now, not in the user's first collective.
+    if plan.rank in plan.training_ranks:
+        device = "cuda" if plan.training_backend == "nccl" else "cpu"
+        number = torch.zeros(1, device=device, dtype=torch.uint8)  # a cell may set torch's default
+        dist.all_reduce(number, group=_training_group)
+    dist.barrier()
+    _plan = plan
+    whereabouts.forget_before()
+
+
+def _form_anew(plan: Plan) -> frozenset[str]:
+    _cut_off()
+    if plan.rank in plan.training_ranks and plan.training_backend == "nccl":
+        torch.cuda.set_device(plan.device)
+    store = dist.FileStore(plan.store_path, plan.world_size)  # type: ignore[attr-defined]
+    rendezvous.wait_for_all(store, "connect", plan.rank, plan.world_size)
+    return _open(plan, {"backend": _TORCH_BACKEND[plan.backend], "timeout": TIMEOUT}, store)
+
+
+def _cut_off() -> None:
+    """Leave the groups. What still holds one of them gets an error from it, and does not wait."""
+    if dist.is_initialized() and dist.group.WORLD is _group:
+        abort_collectives()
+    leave()
+
+
+def plan() -> Plan | None:
+    """How the pool formed its group last; None before it has."""
+    return _plan
+
+
+def present() -> Mapping[str, Any] | None:
+    """The arguments that the present group was formed with; None without one of ours."""
+    return _asked if dist.is_initialized() and dist.group.WORLD is _group else None
+
+
+def form_as_asked(plan: Plan, asked: Mapping[str, Any]) -> None:
+    """Leave the group and form one of all ranks with other arguments of `init_process_group`.
+
+    Raises:
+        RuntimeError: another rank has failed, so that it cannot be formed.
+    """
+    global _num_asked
+    __tracebackhide__ = True  # not the user's
+    leave()
+    _num_asked += 1
+    path = f"{plan.store_path}.{_generation}.{_num_asked}"
+    store = dist.FileStore(path, plan.world_size)  # type: ignore[attr-defined]
+    rendezvous.wait_for_all(store, "here", plan.rank, plan.world_size)
+    _open(plan, asked, store)
+
+
+def form_foreign(asked: Mapping[str, Any]) -> None:
+    """Leave the group and form what has a store of its own or is no real group, as torch does."""
+    __tracebackhide__ = True
+    leave()
+    _torch_init(**asked)
+
+
+def is_wanting() -> bool:
+    """Whether the pool has to form its group again: it was left, or is not one of all ranks."""
+    if _plan is None:
+        return False
+    return not dist.is_initialized() or dist.get_world_size() != _plan.world_size
+
+
+def counts() -> dict[str, int]:
+    """Group -> how many of its collectives this rank has begun."""
+    groups: Any = distributed_c10d._world.pg_names
+    return {name: one._get_sequence_number_for_group() for one, name in list(groups.items())}
+
+
+def about_earlier(message: str, frames: Sequence[FrameType]) -> str:
+    """What to say of a failed collective if that was one of an earlier group; else "".
+
+    The present group is whole then, and something still holds one that was left. What was called
+    with a group of the present generation is no collective of an earlier one.
+    """
+    if not reconnect.left or not any(words in message.lower() for words in _OF_LEFT):
+        return ""
+    if any(one in distributed_c10d._world.pg_map for one in whereabouts.groups_in(frames)):
+        return ""
+    if not _connections <= set(gloo_connections().values()):
+        return ""
+    return (
+        "this process group is of an earlier generation of the pool, and was cut off with it. Make "
+        "what holds it again: wrap the model (DDP, FSDP), form sub-groups and a DeviceMesh."
+    )
+
+
+def training_group() -> dist.ProcessGroup | None:
+    """The group of the ranks that train; None where all do."""
+    return _training_group
+
+
+def leave() -> None:
+    """Leave the groups, if there are any."""
+    global _training_group, _group
+    _training_group = _group = None
+    reconnect.own(None)
+    if dist.is_initialized():
+        reconnect.left.update(distributed_c10d._world.pg_map)
+        dist.destroy_process_group()
+        # The traceback of an aborted collective holds the old group in a cycle, sockets and all.
+        gc.collect()
+
+
+def _open(plan: Plan, asked: Mapping[str, Any], store: Any) -> frozenset[str]:
+    """Form the group of all ranks; returns its connections, none yet if it is one that lasts."""
+    global _training_group, _group, _asked
+    __tracebackhide__ = True
+    reconnect.refuse_late_connections()
+    hook, before = sys.excepthook, peers.listeners()
+    _torch_init(**asked, store=store, rank=plan.rank, world_size=plan.world_size)
+    sys.excepthook = hook  # torch puts one more "[rank0]:" before every line each time
+    connections: frozenset[str] = frozenset()
+    backend = asked.get("backend") or "undefined"
+    if not asked.get("enable_reconfigure") and reconnect.has_gloo(backend):
+        listeners = peers.listeners() - before
+        try:
+            connections = peers.prove(store, "proof", plan.rank, plan.world_size, listeners)
+            peers.set_deaf(listeners, True)
+        except BaseException:
+            leave()
+            raise
+    _group, _asked = dist.group.WORLD, dict(asked)
+    reconnect.own(_group)
+    if len(plan.training_ranks) < plan.world_size:
+        backend = _TORCH_BACKEND[plan.training_backend]
+        made = dist.new_group(list(plan.training_ranks), timeout=TIMEOUT, backend=backend)
+        # a rank that is not in it gets a number instead
+        _training_group = made if isinstance(made, dist.ProcessGroup) else None
+    return connections
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """This process among the ranks that train; `World.here()` reads it from the process group.
+
+    `group` is theirs; None means the default group, or no group at all.
+    """
+
+    rank: int
+    size: int
+    device: torch.device
+    group: dist.ProcessGroup | None = None
+
+    @classmethod
+    def here(cls, device: torch.device) -> World:
+        """The place in the current process group; alone without one."""
+        if not dist.is_initialized():
+            return cls(0, 1, device)
+        group = training_group()
+        return cls(dist.get_rank(group), dist.get_world_size(group), device, group)
+
+    @classmethod
+    def of(cls, num_ranks: int, device: torch.device) -> World:
+        """The place among the ranks that were chosen: those of `here`, this one alone, or all."""
+        here = cls.here(device)
+        if num_ranks == here.size:
+            return here
+        if num_ranks == 1:
+            return cls(0, 1, device)
+        return cls(dist.get_rank(), dist.get_world_size(), device)
+
+    @property
+    def backend(self) -> str:
+        """What carries tensors of this device: "nccl" or "gloo"; "none" when alone."""
+        if not dist.is_initialized():
+            return "none"
+        # "cpu:gloo,cuda:nccl"
+        pairs = (pair.split(":") for pair in dist.get_backend_config(self.group).split(","))
+        return dict(pairs)[self.device.type]
+
+    def gather(self, value: Any) -> list[Any]:
+        """The value of each of these ranks, by rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def sum_later(self, numbers: Tensor) -> Callable[[], list[float]]:
+        """Begin to sum `numbers`, of one dimension, over these ranks, and do not wait.
+
+        What is returned waits until that is done, though not for what the device does after it, and
+        gives the sums.
+        """
+        work = dist.all_reduce(numbers, group=self.group, async_op=True) if self.size > 1 else None
+        if numbers.device.type != "cuda":
+            return lambda: (work and work.wait(), numbers.tolist())[1]
+        if work is not None:
+            work.wait()  # the stream does, and not this thread
+        copy = torch.empty_like(numbers, device="cpu", pin_memory=True)
+        copy.copy_(numbers, non_blocking=True)
+        event = torch.cuda.current_stream(numbers.device).record_event()
+        return lambda: (event.synchronize(), copy.tolist())[1]
+
+    def sum(self, numbers: Tensor) -> Tensor:
+        """`numbers` summed over these ranks, in place."""
+        if self.size > 1:
+            dist.all_reduce(numbers, group=self.group)
+        return numbers

@@ -1,0 +1,1 @@
+"""Metrics and evaluation of a network over a data set. Runs on engines."""

@@ -1,0 +1,116 @@
+"""Loss, accuracy and metrics of a network on a data set. Runs on engines; knows only torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.data.reading.normalization import Normalization
+from gpupool.data.reading.samples import Draw, Skipped
+from gpupool.engine.batches.share import Dataset, Share
+from gpupool.engine.batches.shares import epoch_shares
+from gpupool.engine.group.forming import World
+from gpupool.engine.metrics.metrics import Metrics
+from gpupool.engine.numerics.class_loss import NO_CLASS
+from gpupool.engine.numerics.forward import autocast
+from gpupool.engine.numerics.losses import Loss
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What this rank's shares of a data set gave.
+
+    `sums` is float64 on the device: of each term of the loss its sum, then over how much it is;
+    samples (or pixels) whose class is right, and all that have one; samples. Those of all ranks,
+    added, are those of the data set. `skipped` is what this rank's shares lack.
+    """
+
+    sums: Tensor
+    skipped: list[Skipped]
+
+
+def evaluate(
+    model: nn.Module,
+    dataset: Dataset,
+    loss: Loss,
+    world: World,
+    options: TrainingOptions,
+    metrics: Metrics | None = None,
+    normalization: Normalization | None = None,
+    on_share: Callable[[Share], object] = lambda share: None,
+) -> Evaluation:
+    """Run this rank's shares of `dataset` through the network, in evaluation mode.
+
+    `metrics` are reset and updated; `metrics.compute(world)` gives their values afterwards.
+    `on_share` is called with each share that is done.
+    """
+    metrics = Metrics() if metrics is None else metrics
+    metrics.reset()
+    model.eval()
+    sums = torch.zeros(2 * loss.num_terms + 3, dtype=torch.float64, device=world.device)
+    skipped: list[Skipped] = []
+    # The same random numbers after every epoch, should its transform draw any.
+    draw, options = Draw(options.seed, 0), replace(options, shuffle="never")
+    with torch.no_grad():
+        for share in epoch_shares(
+            dataset, options, world, 1, draw=draw, normalization=normalization
+        ):
+            skipped += share.skipped
+            if share.num_here:
+                with autocast(world.device, options.precision):
+                    outputs = model(share.inputs)
+                    mean_loss = loss(outputs, share.targets)
+                counted = loss.num_counted(share.targets, share.num_here)
+                sums += _row(loss, mean_loss, counted, outputs, share)
+                metrics.update(outputs, share.targets)
+            on_share(share)
+    return Evaluation(sums, skipped)
+
+
+def right_classes(
+    loss: Loss, outputs: Any, targets: Any, num_here: int
+) -> tuple[Tensor, Tensor | int] | None:
+    """How many samples (or pixels) have their class right, and how many have one.
+
+    Numbers are not read from the device. None where outputs are not (N, C, ...) and targets
+    integers (N, ...).
+    """
+    outputs, targets = loss.judged(outputs, targets)
+    if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
+        return None
+    if targets.is_floating_point() or targets.ndim + 1 != outputs.ndim or outputs.shape[1] < 2:
+        return None
+    if targets.ndim == 1 and loss.ignored == NO_CLASS:  # as such a loss is over all samples
+        return (outputs.detach().argmax(1) == targets).sum(), num_here
+    counts = targets != loss.ignored
+    return ((outputs.detach().argmax(1) == targets) & counts).sum(), counts.sum()
+
+
+def mean_loss(sums: Sequence[float], num_terms: int) -> float:
+    """The loss, of the sums of all ranks: of the terms that something counts for, NaN without."""
+    pairs = zip(sums[:num_terms], sums[num_terms : 2 * num_terms], strict=True)
+    terms = [total / count for total, count in pairs if count]
+    return sum(terms) if terms else math.nan
+
+
+def accuracy(right: float, num: float) -> float | None:
+    """A share (0..1), None where nothing has a class."""
+    return right / num if num else None
+
+
+def _row(loss: Loss, mean: Tensor, counted: int | Tensor, outputs: Any, share: Any) -> Tensor:
+    device = mean.device
+    terms = (mean.double() * counted).view(loss.num_terms)
+    counts = torch.as_tensor(counted, dtype=torch.float64, device=device).expand(loss.num_terms)
+    right = right_classes(loss, outputs, share.targets, share.num_here) or (0, 0)
+    rest = [
+        torch.as_tensor(number, dtype=torch.float64, device=device)
+        for number in (*right, share.num_here)
+    ]
+    return torch.cat([terms, counts, torch.stack(rest)])

@@ -1,0 +1,1 @@
+"""Losses, optimizers, gradients and batch norm. Runs on engines."""

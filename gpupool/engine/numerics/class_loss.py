@@ -1,0 +1,83 @@
+"""Cross entropy over samples, pixels and classes that weigh differently. Runs on engines.
+
+Knows only torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpupool.engine.batches.trees import has_part, main_output, part_of
+
+NO_CLASS = -100  # of torch's cross_entropy
+
+# What torchvision's references (segmentation) and the papers (GoogLeNet, Inception) give the loss
+# of an auxiliary classifier.
+_AUXILIARY = {"aux": 0.5, "aux_logits1": 0.3, "aux_logits2": 0.3, "aux_logits": 0.4}
+
+
+@dataclass(frozen=True, eq=False)
+class ClassLoss:
+    """Cross entropy: a mean over samples, or pixels of a class, each as much as its class weighs.
+
+    Of one class a sample without `weight` and with torch's own `ignored`, it is a mean over all
+    samples, so that ranks need not ask each other; a sample of no class (-100) adds 0.
+    """
+
+    function: Callable[..., Tensor]
+    weight: Tensor | None = None
+    ignored: int = NO_CLASS
+    label_smoothing: float = 0.0
+    num_terms: int = 1
+
+    def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
+        if isinstance(outputs, Tensor):
+            return self._mean(outputs, targets)
+        loss = self._mean(main_output(outputs), targets)
+        for name, factor in _AUXILIARY.items():
+            if has_part(outputs, name) and part_of(outputs, name) is not None:
+                loss = loss + factor * self._mean(part_of(outputs, name), targets)
+        return loss
+
+    def num_counted(self, targets: Tensor, num_here: int) -> int | Tensor:
+        if self._counts_samples(targets):
+            return num_here
+        if not num_here:
+            return torch.zeros((), dtype=torch.float64, device=targets.device)
+        return self._count(targets)
+
+    def judged(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
+        return main_output(outputs), targets
+
+    def _counts_samples(self, targets: Tensor) -> bool:
+        if targets.is_floating_point():  # probabilities of the classes
+            return True
+        return targets.ndim == 1 and self.weight is None and self.ignored == NO_CLASS
+
+    def _count(self, targets: Tensor) -> Tensor:
+        counts = targets != self.ignored
+        if self.weight is None:
+            return counts.sum(dtype=torch.float64)
+        return (self.weight.double()[targets.where(counts, 0)] * counts).sum()
+
+    def _mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        more = {"label_smoothing": self.label_smoothing} if self.label_smoothing else {}
+        if targets.is_floating_point():
+            return self.function(outputs, targets, self.weight, **more)
+        total = self.function(
+            outputs,
+            targets,
+            self.weight,
+            ignore_index=self.ignored,
+            reduction="sum",
+            **more,
+        )
+        if self._counts_samples(targets):
+            return total / len(targets)
+        count = self._count(targets)
+        return total / count.where(count > 0, 1).to(total.dtype)

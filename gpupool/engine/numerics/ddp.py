@@ -1,0 +1,126 @@
+"""A network on several ranks, whose gradients are averaged. Runs on engines; knows only torch."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.data.reading import shards
+from gpupool.engine.group.forming import World
+
+# torch 2.15 has another name for it, and warns of the old one.
+_SHARE_BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else "broadcast_buffers"
+)
+_HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
+# What gloo and NCCL have a name for. Anything else, such as int16, they refuse to carry as it is.
+_CARRIED = {
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
+}
+
+
+def wrapped(
+    model: nn.Module, world: World, options: TrainingOptions, *, find_unused: bool = False
+) -> nn.Module:
+    """The network as the ranks train it: in DDP, or as it is on one rank.
+
+    All ranks then have the parameters of the first one. Buffers are made those of the first rank in
+    each step only if some belong to other modules than batch norms: what these keep changes no
+    outputs in training, see `share_statistics`. Those that DDP cannot send are the caller's to
+    share in each step, see `uncarried_buffers`.
+    """
+    if world.size == 1:
+        return model
+    if find_unused:
+        gc.collect()  # the earlier wrapper would still take gradients away
+    _share_uncarried(model, world)
+    in_norms = {id(b) for m in model.modules() if isinstance(m, _BatchNorm) for b in m.buffers()}
+    shares_buffers = any(id(b) not in in_norms for b in model.buffers())
+    parallel = DistributedDataParallel(
+        model,
+        process_group=world.group,
+        **{_SHARE_BUFFERS: shares_buffers},  # type: ignore[arg-type]
+        gradient_as_bucket_view=True,
+        find_unused_parameters=find_unused,
+    )
+    if options.compress != "none":
+        parallel.register_comm_hook(world.group, _HOOKS[options.compress])
+    return parallel
+
+
+def uncarried_buffers(model: nn.Module) -> list[Tensor]:
+    """The buffers of number formats that DDP cannot send, as int16; nearly always none."""
+    return [buffer for buffer in model.buffers() if buffer.dtype not in _CARRIED]
+
+
+def _share_uncarried(model: nn.Module, world: World) -> None:
+    """Give all ranks what DDP cannot send of the first one's, and have DDP leave it alone.
+
+    What trains stays with DDP: it averages the gradients.
+    """
+    named = dict(chain(model.named_parameters(), model.named_buffers()))
+    apart = {n: t for n, t in named.items() if t.dtype not in _CARRIED and not t.requires_grad}
+    if apart:
+        share_tensors(apart.values(), world)
+        ignored = {*apart, *getattr(model, "_ddp_params_and_buffers_to_ignore", ())}
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+
+
+def statistics_rank(world: World, options: TrainingOptions, num_all: int) -> int:
+    """The first rank that has some of `num_all` samples of a batch; its buffers count."""
+    batch = np.arange(num_all)
+    shares = (shards.shard(batch, r, world.size, options.rank_load) for r in range(world.size))
+    return next(rank for rank, share in enumerate(shares) if len(share))
+
+
+def share_statistics(model: nn.Module, world: World, rank: int = 0) -> None:
+    """Give every rank the buffers of one of them: the statistics of "local" batch norms."""
+    share_tensors(model.buffers(), world, rank)
+
+
+def share_tensors(tensors: Iterable[Tensor], world: World, rank: int = 0) -> None:
+    """Give every rank what these tensors hold on one of them; as bytes, so of any number format."""
+    if world.size == 1:
+        return
+    by_kind: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        by_kind.setdefault(tensor.dtype, []).append(tensor)
+    with torch.no_grad():
+        for kind, own in by_kind.items():
+            flat = torch.cat([tensor.reshape(-1).view(torch.uint8) for tensor in own])
+            dist.broadcast(flat, group=world.group, group_src=rank)
+            pieces = flat.split([tensor.nbytes for tensor in own])
+            for tensor, piece in zip(own, pieces, strict=True):
+                tensor.copy_(piece.view(kind).view_as(tensor))
+
+
+def all_take_part(objective: Tensor, parameters: Sequence[nn.Parameter]) -> bool:
+    """Whether each of these parameters is in the graph of what is minimised."""
+    seen: set[Any] = set()
+    found: set[int] = set()
+    waiting = [objective.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)  # of the nodes that add up a leaf's gradient
+        if variable is not None:
+            found.add(id(variable))
+        waiting += [following for following, _ in node.next_functions]
+    return all(id(parameter) in found for parameter in parameters)

@@ -1,0 +1,246 @@
+"""Losses, and over how much each is a mean. Runs on engines; knows only torch.
+
+Ranks average their losses, each counted as often as what it is a mean over: so it must be known,
+from the targets alone, before the loss is.
+
+    loss = make_loss("cross_entropy")
+    mean_loss = loss(outputs, targets)             # over this rank's share
+    counted = loss.num_counted(targets, num_here)  # its samples; of masks, pixels that have a class
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gpupool.core.errors import TrainingError
+from gpupool.core.options.named_measures import check_loss, name_of
+from gpupool.engine.batches.trees import first_tensor, main_output, part_of
+from gpupool.engine.numerics.class_loss import NO_CLASS, ClassLoss
+
+LossFunction = Callable[[Any, Any], Tensor]
+
+
+@runtime_checkable
+class Loss(Protocol):
+    """What training needs of a loss.
+
+    One of several outputs may have `num_terms` above 1: its terms are means over different things,
+    say pixels and samples. It then gives a vector of them, and `num_counted` one too, or an int
+    that holds for all; each term times what it counts, summed, is what is minimized.
+    """
+
+    @property
+    def num_terms(self) -> int:
+        """How many means `__call__` gives."""
+
+    @property
+    def ignored(self) -> int:
+        """The class in targets that means none."""
+
+    def __call__(self, outputs: Any, targets: Any) -> Tensor:
+        """The mean over what counts, shape () or (num_terms,); 0 if nothing does."""
+
+    def num_counted(self, targets: Any, num_here: int) -> int | Tensor:
+        """Over how much that is a mean: `num_here` if it is the samples that are here.
+
+        Otherwise float64 on the device, shape () or (num_terms,), from which it is not read.
+        """
+
+    def judged(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
+        """The output and the targets that accuracy and metrics without a name of an output mean."""
+
+
+def make_loss(loss: Any, device: torch.device | str = "cpu") -> Loss:
+    """The loss that is meant by a name, a callable, a module, or a dict of these by output.
+
+    A callable is (outputs, targets) -> mean over the samples. If it is a mean over something else,
+    give it a method `num_counted(targets, num_here)` as in `Loss`. `nn.CrossEntropyLoss` and
+    `nn.NLLLoss` count what torch does: classes' weights, and not `ignore_index`. A dict maps names
+    (or numbers) of outputs to a loss, or (loss, weight); targets that are a dict or tuple too are
+    taken by the same names. Outputs with auxiliary classifiers ("aux" of torchvision's segmentation
+    networks, `aux_logits` of GoogLeNet and Inception) add these, times 0.5, 0.3 or 0.4.
+
+    Raises TrainingError for what is none, a module that does not give a mean, or one with
+    parameters that train.
+    """
+    if isinstance(loss, (_Counted, ClassLoss, _OfOutputs)):
+        return loss
+    check_loss(loss)
+    if isinstance(loss, str):
+        return _NAMED[loss]
+    if isinstance(loss, Mapping):
+        return _of_outputs(loss, device)
+    if isinstance(loss, nn.Module):
+        _check_module(loss)
+        loss = loss.to(device)
+        if type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss):
+            return ClassLoss(
+                functional.cross_entropy if type(loss) is nn.CrossEntropyLoss else _nll,
+                getattr(loss, "weight", None),
+                int(loss.ignore_index),
+                float(getattr(loss, "label_smoothing", 0.0)),
+            )
+    return _Counted(loss, getattr(loss, "num_counted", None))
+
+
+@dataclass(frozen=True)
+class _Counted:
+    """A function that is a mean over the samples, or what its `counts` says."""
+
+    function: LossFunction
+    counts: Callable[[Any, int], int | Tensor] | None = None
+    num_terms: int = 1
+    ignored: int = NO_CLASS
+
+    def __call__(self, outputs: Any, targets: Any) -> Tensor:
+        mean = self.function(outputs, targets)
+        if not isinstance(mean, Tensor) or mean.ndim:
+            found = f"shape {tuple(mean.shape)}" if isinstance(mean, Tensor) else type(mean)
+            raise TrainingError(
+                f"the loss {name_of(self.function)} gave {found}: it must give the mean over the "
+                "samples as a tensor of one number."
+            )
+        return mean
+
+    def num_counted(self, targets: Any, num_here: int) -> int | Tensor:
+        return num_here if self.counts is None else self.counts(targets, num_here)
+
+    def judged(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
+        return main_output(outputs), targets
+
+
+@dataclass(frozen=True)
+class _None:
+    """No loss, where only metrics are wanted."""
+
+    num_terms: int = 0
+    ignored: int = NO_CLASS
+
+    def __call__(self, outputs: Any, targets: Any) -> Tensor:
+        first = first_tensor(outputs)
+        return torch.zeros(0, device="cpu" if first is None else first.device)
+
+    def num_counted(self, targets: Any, num_here: int) -> int | Tensor:
+        return num_here
+
+    def judged(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
+        return main_output(outputs), targets
+
+
+NO_LOSS: Loss = _None()
+
+
+@dataclass(frozen=True)
+class _OfOutputs:
+    """The weighted sum of losses of several outputs; each a term, if not all count samples."""
+
+    parts: tuple[tuple[Any, Loss, float], ...]
+    num_terms: int
+    ignored: int
+
+    def __call__(self, outputs: Any, targets: Any) -> Tensor:
+        terms = [
+            weight * loss(part_of(outputs, name), _target(targets, name))
+            for name, loss, weight in self.parts
+        ]
+        return torch.stack(terms) if self.num_terms > 1 else sum(terms[1:], terms[0])
+
+    def num_counted(self, targets: Any, num_here: int) -> int | Tensor:
+        counts = [
+            loss.num_counted(_target(targets, name), num_here) for name, loss, _ in self.parts
+        ]
+        if all(isinstance(count, int) for count in counts):
+            return num_here
+        device = next(count.device for count in counts if isinstance(count, Tensor))
+        return torch.stack([torch.as_tensor(c, dtype=torch.float64, device=device) for c in counts])
+
+    def judged(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
+        name = next((n for n, loss, _ in self.parts if isinstance(loss, ClassLoss)), None)
+        if name is None:
+            name = self.parts[0][0]
+        return main_output(part_of(outputs, name)), _target(targets, name)
+
+
+def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs and targets as numbers of the same shape; outputs may have a last dimension of 1.
+
+    Raises TrainingError if they differ otherwise: torch would compare each with each.
+    """
+    if outputs.shape != targets.shape:
+        if outputs.shape == (*targets.shape, 1):
+            outputs = outputs.squeeze(-1)
+        elif targets.shape == (*outputs.shape, 1):
+            targets = targets.squeeze(-1)
+        else:
+            raise TrainingError(
+                f"the network gives {_shape(outputs)}, the targets are {_shape(targets)}: they "
+                "must have the same shape."
+            )
+    return outputs, targets.to(outputs.dtype)
+
+
+def _shape(tensor: Tensor) -> str:
+    return " x ".join(map(str, tensor.shape)) or "one number"
+
+
+def _elementwise(function: Callable[[Tensor, Tensor], Tensor]) -> _Counted:
+    def mean(outputs: Any, targets: Tensor) -> Tensor:
+        return function(*aligned(main_output(outputs), targets))
+
+    mean.__name__ = function.__name__
+    return _Counted(mean)
+
+
+def _nll(outputs: Tensor, targets: Tensor, *more: Any, **settings: Any) -> Tensor:
+    return functional.nll_loss(outputs, targets, *more, **settings)
+
+
+_NAMED: dict[str, Loss] = {
+    "cross_entropy": ClassLoss(functional.cross_entropy),
+    "nll": ClassLoss(_nll),
+    "mse": _elementwise(functional.mse_loss),
+    "mae": _elementwise(functional.l1_loss),
+    "huber": _elementwise(functional.huber_loss),
+    "smooth_l1": _elementwise(functional.smooth_l1_loss),
+    "bce_with_logits": _elementwise(functional.binary_cross_entropy_with_logits),
+}
+
+
+def _of_outputs(losses: Mapping[Any, Any], device: torch.device | str) -> Loss:
+    parts = []
+    for name, asked in losses.items():
+        loss, weight = asked if isinstance(asked, tuple) else (asked, 1.0)
+        parts.append((name, make_loss(loss, device), float(weight)))
+    if any(loss.num_terms > 1 for _, loss, _ in parts):
+        raise TrainingError("loss: a dict of losses in a dict of losses; give one, of all outputs.")
+    counts_samples = all(isinstance(p, _Counted) and p.counts is None for _, p, _ in parts)
+    ignored = next((p.ignored for _, p, _ in parts if isinstance(p, ClassLoss)), NO_CLASS)
+    return _OfOutputs(tuple(parts), 1 if counts_samples else len(parts), ignored)
+
+
+def _target(targets: Any, name: Any) -> Any:
+    if isinstance(targets, Tensor):
+        return targets
+    return part_of(targets, name, "the targets")
+
+
+def _check_module(loss: nn.Module) -> None:
+    name = type(loss).__name__
+    reduction = getattr(loss, "reduction", "mean")
+    if type(loss).__module__.startswith("torch.nn.") and reduction not in ("mean", "batchmean"):
+        raise TrainingError(
+            f"loss={name}(reduction={reduction!r}) is no mean over the samples, which training "
+            "on several ranks needs: leave reduction out."
+        )
+    trains = [key for key, parameter in loss.named_parameters() if parameter.requires_grad]
+    if trains:
+        raise TrainingError(
+            f"loss={name} has parameters of its own that would not be trained ({trains[0]}): make "
+            "them a part of the model, and give a loss that takes them from its outputs."
+        )

@@ -1,0 +1,138 @@
+"""The optimizer that options ask for, and limits on gradients. Runs on engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from gpupool.core.errors import OptionsError, TrainingError
+from gpupool.core.options.model_facts import match_factors
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.engine.numerics.lars import LARS
+from gpupool.engine.numerics.muon import MuonAdamW
+
+Groups = list[dict[str, Any]]
+_SMALL = 1e-6  # added to norms, as torch.nn.utils.clip_grad_norm_ does
+
+
+def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
+    """The optimizer over the parameters that train; those with learn-rate factor 0 are frozen.
+
+    Each of its groups has a "lr_factor": the factor on the learning rate of its parameters.
+
+    Raises:
+        OptionsError: a pattern that matches no parameter; a callable that makes no optimizer.
+        TrainingError: nothing trains.
+    """
+    groups = parameter_groups(model, options)
+    if callable(options.optimizer):
+        made = options.optimizer(groups)
+        if not isinstance(made, torch.optim.Optimizer):
+            raise OptionsError(
+                f"optimizer={options.optimizer!r} gave a {type(made).__name__}: it must make a "
+                "torch.optim.Optimizer of the parameter groups that it gets."
+            )
+        for group in made.param_groups:
+            group.setdefault("lr_factor", 1.0)
+        return made
+    is_fast = {"fused": _can_fuse(groups)}
+    lr, eps = options.lr, 1e-8 if options.eps is None else options.eps
+    match options.optimizer:
+        case "sgdm":
+            return torch.optim.SGD(groups, lr, momentum=_momentum(options, 0.9), **is_fast)
+        case "rmsprop":
+            alpha = 0.99 if options.alpha is None else options.alpha
+            momentum = _momentum(options, 0.0)
+            return torch.optim.RMSprop(groups, lr, alpha=alpha, eps=eps, momentum=momentum)
+        case "adam":
+            return torch.optim.Adam(groups, lr, options.betas or (0.9, 0.999), eps, **is_fast)
+        case "lars":
+            trust = 0.001 if options.trust_coefficient is None else options.trust_coefficient
+            return LARS(groups, lr, _momentum(options, 0.9), trust_coefficient=trust)
+        case "muon":
+            return MuonAdamW(groups, lr, _momentum(options, 0.95))
+        case "lbfgs":
+            return _lbfgs(groups, lr)
+        case _:
+            return torch.optim.AdamW(groups, lr, options.betas or (0.9, 0.999), eps, **is_fast)
+
+
+def parameter_groups(model: nn.Module, options: TrainingOptions) -> Groups:
+    """The parameters that train, grouped by their factors on learning rate and weight decay.
+
+    Parameters with learn-rate factor 0 are frozen (`requires_grad` off).
+    """
+    names = [name for name, _ in model.named_parameters()]
+    rates = match_factors("learn_rate_factors", names, options.learn_rate_factors)
+    decays = match_factors("weight_decay_factors", names, options.weight_decay_factors)
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if rates[name] == 0:
+            parameter.requires_grad_(False)
+        elif parameter.requires_grad:
+            groups.setdefault((rates[name], decays[name]), []).append(parameter)
+    if not groups:
+        raise TrainingError(
+            "the model has no parameter that trains: all are frozen, or it has none."
+        )
+    found: Groups = []
+    for (rate, decay), parameters in groups.items():
+        group = {"params": parameters, "lr": options.lr * rate, "lr_factor": rate}
+        if options.weight_decay or not callable(options.optimizer):  # which may have its own
+            group["weight_decay"] = options.weight_decay * decay
+        found.append(group)
+    return found
+
+
+def set_learn_rates(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Give each group `lr` times its factor."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_factor"]
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step asks for the loss several times."""
+    return isinstance(optimizer, torch.optim.LBFGS)
+
+
+def _momentum(options: TrainingOptions, default: float) -> float:
+    return default if options.momentum is None else options.momentum
+
+
+def _can_fuse(groups: Groups) -> bool:
+    """Whether all parameters are of a kind that one kernel can update."""
+    parameters = [p for group in groups for p in group["params"]]
+    return all(p.is_cuda and p.is_floating_point() for p in parameters)
+
+
+def _lbfgs(groups: Groups, lr: float) -> torch.optim.Optimizer:
+    """It knows one group alone."""
+    make: Callable[..., torch.optim.Optimizer] = torch.optim.LBFGS
+    return make(groups, lr, line_search_fn="strong_wolfe")
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], limit: float, method: str | None) -> None:
+    """Scale or cut the gradients in place, as MATLAB's GradientThresholdMethod names it.
+
+    Nothing is read from the device.
+
+    "global-l2norm" (None too) and "l2norm" scale what has a larger norm, of all gradients together
+    or of a parameter's own; "absolute-value" cuts each element.
+    """
+    if method == "absolute-value":
+        nn.utils.clip_grad_value_(parameters, limit)
+        return
+    if method != "l2norm":
+        nn.utils.clip_grad_norm_(parameters, limit)
+        return
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    if gradients:
+        norms = torch._foreach_norm(gradients)
+        torch._foreach_add_(norms, _SMALL)
+        factors = torch._foreach_reciprocal(norms)
+        torch._foreach_mul_(factors, limit)
+        torch._foreach_clamp_max_(factors, 1.0)
+        torch._foreach_mul_(gradients, factors)

@@ -1,0 +1,1 @@
+"""What a rank prints, shows and publishes. Runs on engines."""

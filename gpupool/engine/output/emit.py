@@ -1,0 +1,32 @@
+"""Events from an engine to the client. Runs on engines; only this file knows ipyparallel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpupool.core.progress import Course, Drawing
+from gpupool.core.wire.events import Event, ProgressEvent, to_dict
+from gpupool.engine import process
+
+
+def emit(events: Sequence[Event]) -> None:
+    """Send events to the client that made the running call, in order, without waiting."""
+    plain = [to_dict(event) for event in events]
+    if process.publish is not None:
+        process.publish("events", plain)
+        return
+    from ipyparallel.datapub import publish_data
+
+    publish_data({"events": plain})
+
+
+def open_drawing(course: Course) -> Drawing | None:
+    """What shows a course in the notebook, on the first rank; the others do the same, mostly."""
+    return emit_progress if course.on_any_rank or process.this_rank()["rank"] == 0 else None
+
+
+def emit_progress(course: Course) -> None:
+    """Send how far it is; at its end all of it is done."""
+    total = (course.done if course.end else course.total) or 0
+    done = max(1, total) if course.end else course.done
+    emit([ProgressEvent(course.what, done, max(done, total) if course.end else total, course.unit)])

@@ -1,0 +1,1 @@
+"""Help for a training loop that the user writes. Runs on engines."""

@@ -1,0 +1,154 @@
+"""What `train()` is made of, for loops of one's own. Runs on engines, and under plain torchrun.
+
+In a `%%spmd` cell, on every rank:
+
+    import gpupool
+    from torch.nn.parallel import DistributedDataParallel
+
+    parallel = DistributedDataParallel(model)
+    for epoch in range(1, 11):
+        for batch in gpupool.shard_batches(dataset, 128, epoch=epoch):
+            loss = torch.nn.functional.cross_entropy(parallel(batch.inputs), batch.targets)
+            optimizer.zero_grad()
+            gpupool.weighted_loss(loss, batch).backward()
+            optimizer.step()
+
+Every sample comes once an epoch, on one rank, and the gradients are those of one process with the
+whole batches, whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gpupool.core.errors import OptionsError
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.engine import process
+from gpupool.engine.batches.share import Dataset, Share, num_samples
+from gpupool.engine.batches.shares import epoch_shares
+from gpupool.engine.group.forming import World
+from gpupool.engine.numerics.batch_norm import counting
+from gpupool.engine.process import this_rank
+
+
+def this_device() -> torch.device:
+    """The device of this rank: the pool's choice, that of `LOCAL_RANK` under torchrun, or the CPU.
+
+    The last of these in a process of its own, unless it has a GPU.
+    """
+    if process.is_inline() or "GPUPOOL_RANK" in os.environ:
+        return torch.device(this_rank()["device"])
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def world_of(group: dist.ProcessGroup | None, device: torch.device | None = None) -> World:
+    """This process among those of a group; None means all of them, as everywhere in torch."""
+    device = device or this_device()
+    if not dist.is_initialized():
+        return World(0, 1, device)
+    return World(dist.get_rank(group), dist.get_world_size(group), device, group)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedBatches:
+    """The global batches of an epoch, of each of which this rank gets its share: see
+    `shard_batches`. `len()` counts the batches: they are as many on every rank.
+    """
+
+    dataset: Dataset
+    options: TrainingOptions
+    epoch: int
+    samples_done: int
+    world: World
+
+    def __len__(self) -> int:
+        num = num_samples(self.dataset)
+        if not num:
+            raise TypeError("nobody knows how many batches there are: the stream has no len()")
+        return -(-(num - self.samples_done) // self.options.batch_size)
+
+    def __iter__(self) -> Iterator[Share]:
+        shares = epoch_shares(self.dataset, self.options, self.world, self.epoch, self.samples_done)
+        for share in shares:
+            with counting(share.num_here > 0):  # in batch norms over all ranks
+                yield share
+
+
+def shard_batches(
+    dataset: Dataset,
+    batch_size: int,
+    *,
+    epoch: int = 1,
+    seed: int = 0,
+    shuffle: str | bool = "every-epoch",
+    samples_done: int = 0,
+    device: torch.device | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> ShardedBatches:
+    """This rank's share of each global batch of an epoch, on its device, read ahead.
+
+    They are the batches that `train()` takes with the same `batch_size`, `seed` and `shuffle`. Each
+    has `inputs`, `targets`, `num_here` (how many samples they are) and `num_all` (of the whole
+    batch). A rank whose share is empty has one sample with `num_here` 0, as every rank has to take
+    every step; `weighted_loss` gives it no weight, and batch norms of `sync_batch_norm` leave it
+    out.
+
+    Args:
+        dataset: a datastore, any map-style torch data set, or an `IterableDataset` that gives every
+            rank the same samples.
+        batch_size: samples of a step over all ranks; the last batch of an epoch may be smaller.
+        epoch: counts from 1; with the seed it says in which order the samples come.
+        shuffle: as in `TrainingOptions`; True means "every-epoch", False "never".
+        samples_done: how many samples of the epoch are left out, as they were trained on before.
+        device: where the batches are put; this rank's device unless given.
+        group: the ranks that share the batches; all unless given.
+
+    Raises:
+        OptionsError: a number that makes no sense.
+    """
+    words = {True: "every-epoch", False: "never"}
+    chosen = words[shuffle] if isinstance(shuffle, bool) else shuffle
+    options = TrainingOptions(batch_size=batch_size, seed=seed, shuffle=chosen)
+    if epoch < 1:
+        raise OptionsError(f"epoch={epoch}: epochs are counted from 1.")
+    most = num_samples(dataset)
+    if samples_done < 0 or (most and samples_done > most):
+        raise OptionsError(f"samples_done={samples_done}: must be in 0..{most or 'all'}.")
+    return ShardedBatches(dataset, options, epoch, samples_done, world_of(group, device))
+
+
+def weighted_loss(
+    mean_loss: Tensor,
+    batch: Share,
+    *,
+    num_counted: int | Tensor | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Tensor:
+    """What to call `backward()` on, so that DDP's average is the mean over the whole global batch.
+
+    DDP averages the gradients over the ranks, however many samples each has: the mean loss of a
+    rank counts (samples here) * (ranks) / (samples of the batch).
+
+    Args:
+        mean_loss: the mean over this rank's samples; of a rank without samples it counts nothing.
+        num_counted: over how much it is a mean, where that is not the samples: the pixels that have
+            a class, say. It is then summed over the ranks, so every rank has to give it.
+        group: the ranks that DDP averages over; all unless given.
+    """
+    world = world_of(group, mean_loss.device)
+    # 0 times NaN is NaN, and the stand-in of an empty share may give any loss
+    mean_loss = mean_loss if batch.num_here else torch.nan_to_num(mean_loss, 0.0, 0.0, 0.0)
+    if num_counted is None:
+        return mean_loss * (batch.num_here * world.size / batch.num_all)
+    here_ = torch.as_tensor(num_counted, dtype=torch.float64, device=mean_loss.device)
+    counted = here_ if batch.num_here else torch.zeros_like(here_)
+    in_all = world.sum(counted.clone()).clamp(min=1)
+    return mean_loss * (counted * world.size / in_all)

@@ -1,0 +1,191 @@
+"""Where the time of a step goes, without making the GPU wait. Runs on engines, under torchrun too.
+
+timer = gpupool.StepTimer()
+for batch in batches:
+    timer.lap("data")
+    loss = compute(batch)
+    timer.lap("forward")
+    loss.backward()
+    timer.lap("backward")
+    optimizer.step()
+    timer.lap("step")
+print(timer.summary())        # on every rank: median, p95 and slowest rank of each phase
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from gpupool.core.errors import TrainingError
+from gpupool.engine.own_loop.sharding import this_device, world_of
+
+WHOLE = "whole step"
+
+
+class _Mark(NamedTuple):
+    """A moment: of `perf_counter`, and on the GPU's stream."""
+
+    at_s: float
+    event: Any
+
+
+class _Lap(NamedTuple):
+    phase: str
+    start: _Mark
+    end: _Mark
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTimes:
+    """One phase of a step over all ranks, in ms: `by_rank` holds the median of each rank.
+
+    `median_ms` is the median of these, `p95_ms` the highest 95th percentile of a rank.
+    """
+
+    phase: str
+    median_ms: float
+    p95_ms: float
+    slowest_rank: int
+    by_rank: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """What `StepTimer.summary` tells; `print` makes a table of it.
+
+    `host` is the time that passes in Python; `device` that between the marks on the GPU's stream,
+    empty on the CPU. The last entry of each, "whole step", is the sum of a step's phases.
+    """
+
+    num_steps: int
+    host: tuple[PhaseTimes, ...]
+    device: tuple[PhaseTimes, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"{'phase':<18}{'median ms':>10}{'p95 ms':>10}  slowest rank"]
+        for place, phases in (("", self.host), (" (GPU)", self.device)):
+            lines += [_line(f"{times.phase}{place}", times) for times in phases]
+        return "\n".join([f"{self.num_steps} steps", *lines])
+
+
+def _line(name: str, times: PhaseTimes) -> str:
+    slowest = f"{times.slowest_rank} ({times.by_rank[times.slowest_rank]:.2f} ms)"
+    return f"{name:<18}{times.median_ms:>10.2f}{times.p95_ms:>10.2f}  {slowest}"
+
+
+class StepTimer:
+    """Notes when the phases of each step end; see the module. A lap costs about a microsecond.
+
+    A step begins where its first phase comes again. On a GPU each lap also records a CUDA event,
+    which is read when it has long happened: no step waits for it.
+
+    Args:
+        last: how many steps are kept.
+        device: this rank's unless given.
+    """
+
+    def __init__(
+        self,
+        last: int = 1000,
+        *,
+        device: torch.device | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._clock = clock
+        self._on_gpu = (device or this_device()).type == "cuda"
+        self._steps: deque[list[_Lap]] = deque(maxlen=last)
+        self._first = ""
+        self._num_steps = 0
+        self._mark = _Mark(clock(), self._event())
+
+    def lap(self, phase: str) -> None:
+        """The time since the last lap was this phase."""
+        mark = _Mark(self._clock(), self._event())
+        if not self._steps or phase == self._first:
+            self._first = phase
+            self._steps.append([])
+            self._num_steps += 1
+        self._steps[-1].append(_Lap(phase, self._mark, mark))
+        self._mark = mark
+
+    def summary(self, *, skip: int = 1, group: dist.ProcessGroup | None = None) -> StepTimes:
+        """The times over all ranks: every rank has to call this. The first `skip` steps are left
+        out, as they set things up.
+
+        Raises:
+            TrainingError: there is no step left, or the ranks have different phases.
+        """
+        kept = list(self._steps)[max(0, skip - (self._num_steps - len(self._steps))) :]
+        host = _by_phase(kept, lambda lap: 1000 * (lap.end.at_s - lap.start.at_s))
+        device: dict[str, list[float]] = {}
+        if self._on_gpu and kept:
+            kept[-1][-1].end.event.synchronize()
+            device = _by_phase(kept, lambda lap: lap.start.event.elapsed_time(lap.end.event))
+        told = world_of(group).gather((len(kept), _quantiles(host), _quantiles(device)))
+        num_steps = min(num for num, _, _ in told)
+        if not num_steps or len({tuple(host) for _, host, _ in told}) > 1:
+            raise TrainingError(
+                f"StepTimer.summary: {[num for num, _, _ in told]} steps by rank after the first "
+                f"{skip}, with the phases {[list(host) for _, host, _ in told]}; every rank needs "
+                "at least one, and the same phases."
+            )
+        return StepTimes(
+            num_steps, _over_ranks([h for _, h, _ in told]), _over_ranks([d for _, _, d in told])
+        )
+
+    def _event(self) -> Any:
+        """A CUDA event that is recorded now, in the stream of the moment; None on the CPU."""
+        if not self._on_gpu:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def _by_phase(
+    steps: Sequence[Sequence[_Lap]], length_ms: Callable[[_Lap], float]
+) -> dict[str, list[float]]:
+    """Phase -> its length in each step that has it, and the sum of each step."""
+    lengths: dict[str, list[float]] = {}
+    whole = []
+    for step in steps:
+        in_step: dict[str, float] = {}
+        for lap in step:  # a phase may come several times: micro-batches
+            in_step[lap.phase] = in_step.get(lap.phase, 0.0) + length_ms(lap)
+        for phase, length in in_step.items():
+            lengths.setdefault(phase, []).append(length)
+        whole.append(sum(in_step.values()))
+    return {**lengths, WHOLE: whole} if whole else {}
+
+
+def _quantiles(lengths: Mapping[str, Sequence[float]]) -> dict[str, tuple[float, float]]:
+    """Phase -> (median, 95th percentile)."""
+    return {
+        phase: (float(np.median(values)), float(np.percentile(values, 95)))
+        for phase, values in lengths.items()
+    }
+
+
+def _over_ranks(told: Sequence[Mapping[str, tuple[float, float]]]) -> tuple[PhaseTimes, ...]:
+    phases = []
+    for phase in told[0]:
+        medians = tuple(times[phase][0] for times in told)
+        phases.append(
+            PhaseTimes(
+                phase=phase,
+                median_ms=statistics.median(medians),
+                p95_ms=max(times[phase][1] for times in told),
+                slowest_rank=max(range(len(medians)), key=medians.__getitem__),
+                by_rank=medians,
+            )
+        )
+    return tuple(phases)

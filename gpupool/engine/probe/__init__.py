@@ -1,0 +1,1 @@
+"""Measures time and devices of a rank. Runs on engines."""

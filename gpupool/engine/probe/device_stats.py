@@ -1,0 +1,140 @@
+"""How busy, full and warm the device of this rank is, asked once a second. Runs on engines.
+
+Soft: where the driver, or the card, has no answer, there is None, or what torch itself knows.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+
+from gpupool.core.machine import cgroup
+
+EVERY_S = 1.0
+_LEAST_S = 0.05  # of wall time, for a share of it to say something
+
+
+class Reading(NamedTuple):
+    """As in `gpupool.core.wire.events.RankEvent`."""
+
+    utilization: float | None = None
+    memory_bytes: int | None = None
+    total_memory_bytes: int | None = None
+    temperature_c: int | None = None
+
+
+Probe = Callable[[], Reading]
+
+
+def make_probe(device: torch.device) -> Probe:
+    """What reads the state of this device: a GPU, or this process on its CPU threads."""
+    return _gpu_probe(device) if device.type == "cuda" else CpuProbe()
+
+
+class CpuProbe:
+    """This process: CPU time over wall time times torch's threads, since the last reading."""
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.process_time,
+    ) -> None:
+        self._clock, self._cpu_clock = clock, cpu_clock
+        self._process = psutil.Process()
+        self._num_threads = torch.get_num_threads()
+        of_machine = psutil.virtual_memory().total
+        self._total = min(of_machine, cgroup.memory_limit() or of_machine)
+        self._at, self._cpu = clock(), cpu_clock()
+        self._share: float | None = None
+
+    def __call__(self) -> Reading:
+        now, cpu = self._clock(), self._cpu_clock()
+        if now - self._at >= _LEAST_S:
+            share = (cpu - self._cpu) / (now - self._at) / self._num_threads
+            self._share, self._at, self._cpu = min(1.0, share), now, cpu
+        return Reading(self._share, self._process.memory_info().rss, self._total)
+
+
+def _gpu_probe(device: torch.device) -> Probe:
+    """NVML's, of the GPU that torch computes on; torch's own figures if NVML does not know it."""
+    import pynvml
+
+    uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+    try:
+        pynvml.nvmlInit()  # counted by NVML: it stays open, for as long as this process lives
+        handle = _handle(uuid)
+    except pynvml.NVMLError:
+        return lambda: _of_torch(device)
+    return lambda: _of_nvml(handle)
+
+
+def _handle(uuid: str) -> Any:
+    """torch leaves the kind out of the UUID: "GPU-", or "MIG-" of an instance of one."""
+    import pynvml
+
+    try:
+        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
+    except pynvml.NVMLError:
+        return pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid.removeprefix('MIG-')}")
+
+
+def _of_nvml(handle: Any) -> Reading:
+    import pynvml
+
+    memory = _ask("nvmlDeviceGetMemoryInfo", handle)
+    rates = _ask("nvmlDeviceGetUtilizationRates", handle)
+    return Reading(
+        utilization=None if rates is None else rates.gpu / 100,
+        memory_bytes=getattr(memory, "used", None),
+        total_memory_bytes=getattr(memory, "total", None),
+        temperature_c=_ask("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU),
+    )
+
+
+def _of_torch(device: torch.device) -> Reading:
+    """What torch holds of the GPU, of all there is."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    return Reading(None, torch.cuda.memory_reserved(device), total)
+
+
+def _ask(call: str, handle: Any, *args: Any) -> Any:
+    """What NVML answers; None where this card (or an instance of it) has no answer."""
+    import pynvml
+
+    try:
+        return getattr(pynvml, call)(handle, *args)
+    except pynvml.NVMLError:
+        return None
+
+
+class Sampler:
+    """Reads a probe once a second in a thread, until it is closed."""
+
+    def __init__(self, make: Callable[[], Probe], every_s: float = EVERY_S) -> None:
+        self._make, self._every_s = make, every_s
+        self._newest: Reading | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._sample, name="gpupool-sampler", daemon=True)
+        self._thread.start()
+
+    def newest(self) -> Reading:
+        """The newest reading; one without any values before the first."""
+        return self._newest or Reading()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        probe = self._make()
+        wait_s = min(0.25, self._every_s)  # something is shown soon
+        while not self._closed.wait(wait_s):
+            self._newest = probe()
+            wait_s = self._every_s
+        self._newest = probe()

@@ -1,0 +1,98 @@
+"""A trace of a few steps from every rank, for Perfetto and TensorBoard. Runs on engines."""
+
+from __future__ import annotations
+
+import gzip
+import tempfile
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from gpupool.core.errors import DataError
+from gpupool.core.options.fields import Profile
+from gpupool.core.progress import progress
+from gpupool.data.stores.writable import Target
+from gpupool.engine.group.forming import World
+
+
+class Trace:
+    """The trace that `options.profile` asks for: `rank-0.pt.trace.json.gz` and so on, at its URL.
+
+    It begins after `skip` steps of this training, or of what a resumed one still does.
+    """
+
+    def __init__(self, options: Profile | None, world: World) -> None:
+        self._options, self._world = options, world
+        self._profile: profile | None = None
+        self._num_steps = 0
+        self._is_written = options is None
+        self._problem = ""
+
+    def check(self) -> None:
+        """Make sure that it can be written. Raises DataError if not."""
+        if self._options is not None and self._world.rank == 0:
+            Target(self._options.url).check()
+        self._begin_if_due()
+
+    def stepped(self) -> None:
+        """A step is complete."""
+        if self._is_written:
+            return
+        assert self._options is not None
+        self._num_steps += 1
+        if self._profile is not None:
+            self._profile.step()
+        if self._num_steps == self._options.skip + self._options.steps:
+            self._write()
+        self._begin_if_due()
+
+    def end(self) -> str:
+        """Training is over. Returns what there is to be said if the trace is not what was asked."""
+        if self._is_written:
+            return self._problem
+        assert self._options is not None
+        asked = f"profile asks for steps {self._options.skip + 1} to "
+        asked += f"{self._options.skip + self._options.steps}"
+        if self._profile is None:
+            return f"there is no trace: {asked}, and training ended after {self._num_steps}"
+        self._write()
+        return (
+            self._problem
+            or f"the trace is short: {asked}, and training ended after {self._num_steps}"
+        )
+
+    def drop(self) -> None:
+        """Training has failed: end what was begun, so that another trace can begin."""
+        if self._profile is not None:
+            self._profile.stop()
+        self._profile, self._is_written = None, True
+
+    def _begin_if_due(self) -> None:
+        options = self._options
+        if options is None or self._is_written or self._num_steps != options.skip:
+            return
+        activities = [ProfilerActivity.CPU]
+        if self._world.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        # without `acc_events` some versions warn of cycles, of which there is one here
+        self._profile = profile(activities=activities, acc_events=True)
+        self._profile.start()
+
+    def _write(self) -> None:
+        assert self._profile is not None
+        assert self._options is not None
+        self._is_written = True
+        if self._world.device.type == "cuda":
+            torch.cuda.synchronize(self._world.device)
+        with progress("saving the profile"):
+            self._profile.stop()
+            with tempfile.TemporaryDirectory(prefix="gpupool-trace-") as folder:
+                path = Path(folder) / "trace.json"
+                self._profile.export_chrome_trace(str(path))
+                data = gzip.compress(path.read_bytes(), compresslevel=5)
+            self._profile = None
+            try:
+                Target(self._options.url).put(f"rank-{self._world.rank}.pt.trace.json.gz", data)
+            except DataError as error:  # training goes on without it
+                self._problem = f"a trace could not be written: {error}"

@@ -1,0 +1,179 @@
+"""The IPython shell that cells run in. Runs on engines.
+
+An engine has one, and so has a notebook that is an inline pool. In a plain Python process an inline
+pool makes one of its own when it first needs one, and takes every trace of it away again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import contextlib
+import getpass
+import pdb
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import Any, NoReturn
+
+from IPython.core import debugger, page
+from IPython.core.autocall import ExitAutocall
+from IPython.core.error import StdinNotImplementedError
+from IPython.core.getipython import get_ipython
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from gpupool.core.wire.global_names import RANK_NAMES
+
+# What IPython leaves behind in a process: (where, name)
+_TRACES: tuple[tuple[Any, str], ...] = (
+    (builtins, "__IPYTHON__"),
+    (builtins, "display"),
+    (sys, "ps1"),
+    (sys, "ps2"),
+)
+
+_INPUT = "Ask in a cell of the notebook itself and use the answer in the next %%spmd cell."
+_GETPASS = "Put the secret into the notebook's environment and send it with `%gpupool env NAME`."
+_DEBUG = "`%gpupool debug RANK` opens the debugger where that rank failed last."
+_STOPPED = "The cell ends here, and `%gpupool debug RANK` opens the debugger in this frame."
+
+script_names: set[str] = set()
+"""What `%run` has bound since somebody has emptied it."""
+
+_NOTHING = object()
+_own: Any = None
+_folder, _names = "", dict[str, object]()
+_traces: list[tuple[Any, str]] = []
+
+
+def plan_shell(folder: Path, names: Mapping[str, object]) -> None:
+    """What a shell of our own gets, should one be needed: a folder for its files, and names."""
+    global _folder, _names
+    _folder, _names = str(folder), dict(names)
+
+
+def this_shell() -> Any:
+    """The shell of this process: a new one if it has none."""
+    global _own
+    shell: Any = get_ipython()
+    if shell is not None:
+        if shell is _own:  # the filters of a script come and go with its `catch_warnings`
+            _silence_advice()
+        return shell
+    main = sys.modules["__main__"]
+    _traces[:] = [(place, name) for place, name in _TRACES if not hasattr(place, name)]
+    config = Config()
+    config.HistoryManager.enabled = False  # no database, no thread
+    try:
+        _own = InteractiveShell.instance(config=config, ipython_dir=_folder)
+    finally:
+        sys.modules["__main__"] = main  # IPython puts its namespace there
+    # `close_own_shell` does what IPython would do at the end of the process
+    atexit.unregister(_own.atexit_operations)
+    _own.user_ns.update(_names)
+    disarm_exit(_own)
+    return _own
+
+
+def disarm_exit(shell: Any) -> None:
+    """Make `exit` and `quit` end the cell, as they end a script, and not the process."""
+    leave = _Exit(shell)  # type: ignore[no-untyped-call]
+    shell.user_ns.update({"exit": leave, "quit": leave})
+    shell.user_ns_hidden.update({"exit": leave, "quit": leave})  # not the user's: %who, %reset
+    _silence_advice()
+
+
+class _Exit(ExitAutocall):
+    """`exit`, `exit()` and `exit(3)` in a cell."""
+
+    def __call__(self, code: object = None) -> None:
+        __tracebackhide__ = True
+        print("exit and quit end the cell. `%gpupool stop` ends the pool.", file=sys.stderr)
+        raise SystemExit(code)
+
+
+@contextlib.contextmanager
+def noting_script_names(shell: Any) -> Iterator[None]:
+    """Note what the script of `%run` binds, but for what it imports: the notebook gets handles."""
+    before = dict(shell.user_ns)
+    try:
+        yield
+    finally:
+        script_names.update(
+            name
+            for name, value in shell.user_ns.items()
+            if before.get(name, _NOTHING) is not value
+            and not name.startswith("_")
+            and name not in RANK_NAMES
+            and not _is_imported(value)
+        )
+
+
+def _is_imported(value: object) -> bool:
+    is_code = isinstance(value, (type, FunctionType, BuiltinFunctionType))
+    return isinstance(value, ModuleType) or (is_code and value.__module__ != "__main__")
+
+
+def ended_early(error: object) -> bool:
+    """Whether a cell ended because it had nothing more to do: `sys.exit()`, `sys.exit(0)`."""
+    return isinstance(error, SystemExit) and error.code in (None, 0)
+
+
+def refuse_prompts(shell: Any) -> None:
+    """Have everything that would ask the user for a line say at once that a rank cannot.
+
+    Without a front end that listens it would wait, or read an end of file. What `x?` would open
+    in a pager is printed.
+    """
+
+    def refusing(what: str, advice: str) -> Callable[..., Any]:
+        def refuse(*_: object, **__: object) -> NoReturn:
+            __tracebackhide__ = True  # the debugger opens in the caller's frame
+            raise StdinNotImplementedError(f"{what}: a rank cannot ask for input. {advice}")
+
+        return refuse
+
+    def say(force: bool = False) -> None:
+        print(f"A rank cannot ask for input. {_DEBUG}", file=sys.stderr)
+
+    builtins.input = refusing("input()", _INPUT)
+    getpass.getpass = refusing("getpass()", _GETPASS)
+    sys.breakpointhook = refusing("breakpoint()", _STOPPED)
+    pdb.set_trace = debugger.set_trace = refusing("set_trace()", _STOPPED)
+    shell.debugger = say  # of %debug and `%pdb on`
+    shell.set_hook("show_in_pager", page.as_hook(_print_page), 0)
+
+
+def _print_page(text: Any, *_: object, **__: object) -> None:
+    print(text["text/plain"] if isinstance(text, dict) else text)
+
+
+def keep_no_outputs(shell: Any) -> None:
+    """Let `shell` not store what cells print and display, as it does for a saved history.
+
+    Nothing on an engine reads that, and a cell that prints 100 MB would keep several times as much.
+    """
+    shell._tee = lambda channel: contextlib.nullcontext()
+    kept = getattr(shell.history_manager, "outputs", {})  # older versions of IPython have none
+    shell.events.register("post_run_cell", lambda _: kept.clear())
+
+
+def _silence_advice() -> None:
+    """No word from IPython on SystemExit: its advice is not that for an engine."""
+    warnings.filterwarnings("ignore", message="To exit: use 'exit'")
+
+
+def close_own_shell() -> None:
+    """End the shell that `this_shell` has made, if it has."""
+    global _own
+    if _own is None:
+        return
+    shell, _own = _own, None
+    InteractiveShell.clear_instance()
+    shell.atexit_operations()
+    for place, name in _traces:
+        if hasattr(place, name):
+            delattr(place, name)

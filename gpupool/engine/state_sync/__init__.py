@@ -1,0 +1,1 @@
+"""Copies named state from one rank to others. Runs on engines."""

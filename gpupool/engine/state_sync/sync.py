@@ -1,0 +1,160 @@
+"""Named state of one rank for the others, by broadcast. Runs on engines, on all at once.
+
+Two phases: first every rank has received and unpickled all of it, then all change what their names
+mean, or none does. What is shared among the values (an optimizer's parameters are the model's)
+stays shared, because they are one pickle.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gpupool.engine.cells.execute import cell_names
+from gpupool.engine.cells.variables import Unpickler
+from gpupool.engine.process import this_rank
+from gpupool.engine.shell.shell import this_shell
+from gpupool.engine.state_sync import ddp_replicas
+from gpupool.engine.state_sync.in_place import fits, update
+from gpupool.engine.state_sync.pickling import StatePacker, culprit
+
+PIECE_BYTES = 64 << 20  # what is on its way at a time: memory beside the state itself
+
+
+def sync(source: int, names: Sequence[str], ranks: Sequence[int]) -> dict[str, Any]:
+    """Let names mean on `ranks` what they mean on `source`; all ranks have to call it.
+
+    Returns:
+        "num_bytes" of the state; "problems": what -> why nothing was changed anywhere, empty if all
+        went well. Only who has a problem of its own, or the source, tells it.
+    """
+    here = this_rank()["rank"]
+    packer, problems = _packed(names) if here == source else (None, {})
+    wire = _Wire(source)
+    header = wire.header(_header(packer, problems))
+    if header["problems"]:
+        return {"num_bytes": 0, "problems": problems}
+    receives = here in ranks
+    buffers = [
+        wire.data(size, packer.buffers[i] if packer else None, keep=receives)
+        for i, size in enumerate(header["sizes"])
+    ]
+    values, problems = _read(header, buffers) if receives else ({}, {})
+    del buffers
+    num_bytes = len(header["stream"]) + sum(header["sizes"])
+    if not wire.all_well(not problems):
+        return {"num_bytes": num_bytes, "problems": problems}
+    _take_over(values, header["groups"])
+    del values, packer
+    if header["has_replicas"]:
+        ddp_replicas.renew_all()
+    return {"num_bytes": num_bytes, "problems": {}}
+
+
+def _packed(names: Sequence[str]) -> tuple[StatePacker | None, dict[str, str]]:
+    """The source's state, or name -> why it cannot be sent."""
+    space = this_shell().user_ns
+    missing = {name: "it has no such variable" for name in names if name not in space}
+    if missing:
+        return None, missing
+    packer = StatePacker()
+    for name in names:
+        try:
+            packer.add(name, space[name])
+        except Exception as error:
+            where = culprit(space[name], name)
+            said = f"{type(error).__name__}: {error}"
+            return None, {name: said if where == name else f"{said} ({where})"}
+    return packer, {}
+
+
+def _header(packer: StatePacker | None, problems: Mapping[str, str]) -> dict[str, Any]:
+    if packer is None:
+        return {"problems": bool(problems)}
+    return {
+        "problems": False,
+        "stream": packer.stream(),
+        "names": packer.names,
+        "sizes": [buffer.nbytes for buffer in packer.buffers],
+        "readonly": [buffer.readonly for buffer in packer.buffers],
+        "groups": packer.groups(),
+        "has_replicas": packer.has_replicas,
+    }
+
+
+def _read(
+    header: Mapping[str, Any], buffers: Sequence[memoryview]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values by name, or "the state" -> why they cannot be made here."""
+    views = [v.toreadonly() if r else v for v, r in zip(buffers, header["readonly"], strict=True)]
+    try:
+        unpickler = Unpickler(io.BytesIO(header["stream"]), buffers=views)
+        made = [unpickler.load() for _ in header["names"]]
+    except Exception as error:
+        return {}, {"the state": f"{type(error).__name__}: {error}"}
+    return dict(zip(header["names"], made, strict=True)), {}
+
+
+def _take_over(values: Mapping[str, Any], groups: Sequence[Sequence[str]]) -> None:
+    """Change in place what the names mean if that can be done for all that belongs together: others
+    refer to it. Else the names mean the new values."""
+    space = this_shell().user_ns
+    for group in groups if values else ():
+        stays = all(name in space and fits(space[name], values[name]) for name in group)
+        for name in group:
+            if not (stays and update(space[name], values[name])):
+                space[name] = values[name]
+
+
+class _Wire:
+    """The pool's process group, for data of one rank."""
+
+    def __init__(self, source: int) -> None:
+        self._source = source
+        self._is_source = dist.get_rank() == source
+        # a script may have formed a group that carries nothing but CUDA tensors
+        carries_cpu = "cpu:" in dist.get_backend_config()
+        self._device = torch.device("cpu") if carries_cpu else cell_names(this_rank())["device"]
+        self._scratch = torch.empty(0, dtype=torch.uint8, device=self._device)
+
+    def header(self, own: Mapping[str, Any]) -> dict[str, Any]:
+        """The source's `own`, on every rank."""
+        data = pickle.dumps(own) if self._is_source else b""
+        length = torch.tensor([len(data)], dtype=torch.int64, device=self._device)
+        dist.broadcast(length, self._source)
+        received = self.data(int(length.item()), memoryview(data), keep=True)
+        if self._is_source:
+            return dict(own)
+        return dict(pickle.loads(received))  # nosec B301 # of a rank of this pool
+
+    def data(self, size: int, own: memoryview | None, keep: bool) -> memoryview:
+        """The source's `own`, on every rank that keeps it, in memory that may be written to."""
+        num_kept = size if keep and not self._is_source else 0
+        kept = torch.empty(num_kept, dtype=torch.uint8, device="cpu")
+        for start in range(0, size, PIECE_BYTES):
+            end = min(start + PIECE_BYTES, size)
+            piece = self._piece(end - start)
+            if self._is_source and own is not None:
+                piece.copy_(torch.from_numpy(np.array(own[start:end], dtype=np.uint8)))
+            dist.broadcast(piece, self._source)
+            if len(kept):
+                kept[start:end].copy_(piece)
+        return memoryview(kept.numpy())  # type: ignore[arg-type]
+
+    def all_well(self, here: bool) -> bool:
+        """Whether all is well on every rank."""
+        flag = torch.tensor([int(here)], dtype=torch.int32, device=self._device)
+        dist.all_reduce(flag, dist.ReduceOp.MIN)
+        return bool(flag.item())
+
+    def _piece(self, size: int) -> Tensor:
+        if len(self._scratch) < size:
+            self._scratch = torch.empty(size, dtype=torch.uint8, device=self._device)
+        return self._scratch[:size]

@@ -1,0 +1,97 @@
+"""Which weights a training leaves behind. Runs on engines; knows only torch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpupool.core.errors import OptionsError
+from gpupool.core.wire.events import ValidationEvent
+from gpupool.core.wire.state_dicts import copied
+from gpupool.engine.training.run import Run
+
+
+class Keeping:
+    """Keeps copies on the CPU of the best weights, and of the last ones that were good.
+
+    The latter only where a NaN ends training: then these are what is left.
+    """
+
+    def __init__(self, run: Run, *, has_validation: bool) -> None:
+        options = run.options
+        self._run = run
+        self._keeps_best = options.keep == "best" or (options.keep == "auto" and has_validation)
+        self._guards = options.on_divergence == "stop"
+        self._good: dict[str, Any] = {}
+        self._good_step = 0
+
+    def begin(self) -> None:
+        """Training begins, or goes on: the weights are good so far."""
+        if self._guards:
+            self._good, self._good_step = self._copy(), self._run.step
+
+    def validated(self, event: ValidationEvent) -> ValidationEvent:
+        """The event, which says whether it is the best one; if so its weights are kept.
+
+        Raises OptionsError, on every rank, if it lacks what the objective is.
+        """
+        run = self._run
+        values = {"loss": event.loss, **event.metrics}
+        if event.accuracy is not None:
+            values["accuracy"] = event.accuracy
+        if run.options.objective not in values:
+            raise OptionsError(
+                f"objective={run.options.objective!r} is not among what a validation gives here: "
+                f"{', '.join(values)}. Name it in metrics, or choose one of these."
+            )
+        if not run.judge.validated(event.step, values):
+            return event
+        if self._keeps_best:
+            run.kept, run.kept_step = self._copy(), event.step
+        return replace(event, is_best=True)
+
+    def is_good(self) -> bool:
+        """Whether the weights are good to go on from; it is the end if not."""
+        run = self._run
+        if self._guards and not run.has_diverged and not _all_finite(list(run.model.parameters())):
+            run.ledger.tell(run.judge.not_finite_weights(run.step))
+            run.stopped_by = "diverged"
+        return not run.has_diverged
+
+    def look(self) -> bool:
+        """A good moment to keep the weights if they are good, as it tells; the end if not."""
+        run = self._run
+        if not self.is_good() or not self._guards:
+            return not run.has_diverged
+        if run.kept_step == run.step:
+            self._good, self._good_step = run.kept, run.step
+        else:
+            self._good, self._good_step = self._copy(), run.step
+        return True
+
+    def restore(self) -> None:
+        """Give the network the weights that are kept."""
+        run = self._run
+        if self._keeps_best and run.kept:
+            run.model.load_state_dict(run.kept)
+        elif run.has_diverged and self._good:
+            run.model.load_state_dict(self._good)
+            run.kept_step = self._good_step
+        elif run.ema is not None:
+            run.model.load_state_dict(run.ema.module.state_dict())
+
+    def _copy(self) -> dict[str, Any]:
+        return copied(self._run.evaluated.state_dict())
+
+
+def _all_finite(parameters: list[Tensor]) -> bool:
+    """Whether no number of those that train is NaN or infinite."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    with torch.no_grad():
+        norms = torch._foreach_norm(trained)
+        if torch.isfinite(torch.stack([norm.float().sum() for norm in norms])).all():
+            return True
+        return all(bool(torch.isfinite(one).all()) for one in trained)  # a norm may overflow

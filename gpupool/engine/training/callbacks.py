@@ -1,0 +1,100 @@
+"""Functions of the user's that a training calls at six events. Runs on engines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from gpupool.core.wire.events import StepEvent, ValidationEvent
+from gpupool.engine.training.run import Run
+from gpupool.engine.training.run_state import epoch_of
+
+EVENTS = ("start", "step", "epoch", "validation", "checkpoint", "end")
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackInfo:
+    """What a callback of `TrainingOptions.callbacks` is told, on every rank.
+
+    `event` is "start", "step", "epoch", "validation", "checkpoint" (one was begun) or "end"; `step`
+    and `epoch` count from 1 and are those that are complete (0 before the first). `last` is the
+    step that was reported last, every `log_every` steps: its loss is a mean over all ranks;
+    `validation` the last validation. Both are None before the first.
+
+    `model` and `optimizer` are the ones that train, on this rank's device: what is changed in them
+    must be changed on all ranks alike.
+    """
+
+    event: str
+    step: int
+    epoch: int
+    lr: float
+    last: StepEvent | None
+    validation: ValidationEvent | None
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    rank: int
+    world_size: int
+    elapsed_s: float
+
+    @property
+    def loss(self) -> float | None:
+        """Loss of the step that was reported last."""
+        return None if self.last is None else self.last.loss
+
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy (0..1) of the step that was reported last."""
+        return None if self.last is None else self.last.accuracy
+
+
+class Callbacks:
+    """Calls `options.callbacks`, in their order.
+
+    `wants_stop`: one has returned True on this rank.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._callbacks = tuple(run.options.callbacks)
+        self.wants_stop = False
+
+    def call(self, event: str) -> bool:
+        """Call them all; tells, on every rank alike, whether training is to end now.
+
+        Of "step" it is told by the next report only, through `wants_stop`: no rank waits for it.
+        An error in a callback passes through, with a note that names it.
+        """
+        if not self._callbacks:
+            return False
+        info = self._info(event)
+        for callback in self._callbacks:
+            try:
+                wish = callback(info)
+            except Exception as error:
+                name = getattr(callback, "__qualname__", type(callback).__name__)
+                error.add_note(f"in the callback {name}, at {event!r} after step {info.step}")
+                raise
+            self.wants_stop |= wish is True
+        if event == "step":
+            return False
+        wishes = torch.tensor([float(self.wants_stop)], device=self._run.world.device)
+        return bool(self._run.world.sum(wishes).item() > 0)
+
+    def _info(self, event: str) -> CallbackInfo:
+        run = self._run
+        return CallbackInfo(
+            event=event,
+            step=run.step,
+            epoch=epoch_of(run),
+            lr=float(run.optimizer.param_groups[0]["lr"]),
+            last=run.ledger.last_step,
+            validation=run.ledger.last_validation,
+            model=run.model,
+            optimizer=run.optimizer,
+            rank=run.world.rank,
+            world_size=run.world.size,
+            elapsed_s=run.ledger.elapsed_s,
+        )

@@ -1,0 +1,209 @@
+"""Is it the best so far, is it enough, does it diverge: decided from numbers alone. Runs anywhere.
+
+Every rank judges the same numbers, sums over all ranks, and so comes to the same verdict.
+
+Divergence is one of three things:
+
+- "not finite": the loss is NaN or infinite.
+- "spike": three steps in a row, the loss is above its median over the last 50 steps by more than
+  ten times its spread there (1.4826 times the median absolute deviation, which is the standard
+  deviation of what is distributed normally), and above twice the median, of fewer than 20 steps
+  above ten times. A learning rate that doubles from one step to the next, as a warm restart's,
+  begins anew: what comes then is no jump.
+- "chance": over the last 30 steps the accuracy is that of guessing, at most 1.2 times 1 / classes,
+  although it was at least twice that before, by more than luck explains (five standard deviations
+  of that many right ones, if each is rare: Poisson), or although the loss does not fall from above
+  1.5 times that of giving each class the same probability, ln(classes).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median_low
+from typing import Any
+
+from gpupool.core.wire.events import StepEvent, WarningEvent
+
+_WINDOW = 50  # steps whose losses are looked at
+_LEAST, _FEW = 2, 20  # of them, before anything is called a spike; and before the median is sure
+_IN_A_ROW = 3
+_TIMES, _TIMES_OF_FEW = 2.0, 10.0
+_SPREADS = 10.0
+_RESTART = 2.0  # times the learning rate before
+_NORMAL = 1.4826  # standard deviation over median absolute deviation
+_RECENT = 30  # steps whose accuracies are looked at
+_AT_CHANCE, _ABOVE_CHANCE, _WORSE_THAN_GUESSING = 1.2, 2.0, 1.5
+_LUCK = 5.0  # standard deviations
+
+# Of these less is better; of all others more.
+_LESS_IS_BETTER = ("loss", "error", "mse", "rmse", "mae", "huber", "perplexity", "deviation")
+
+
+def less_is_better(objective: str) -> bool:
+    """Whether a smaller value is a better one, by its name.
+
+    >>> less_is_better("val_loss"), less_is_better("accuracy")
+    (True, False)
+    """
+    return objective.lower().endswith(_LESS_IS_BETTER)
+
+
+class Judge:
+    """What validations and steps tell, one after the other.
+
+    Args:
+        objective: of the values of a validation, the one that counts.
+        patience: enough is when so many validations in a row were not better; None: never.
+    """
+
+    def __init__(self, objective: str = "loss", patience: int | None = None) -> None:
+        self.objective, self._patience = objective, patience
+        self.best: dict[str, float] = {}
+        """The values of the best validation; {} before the first that is no NaN."""
+        self.best_step = -1
+        self._num_worse = 0
+        self._losses: deque[float] = deque(maxlen=_WINDOW)
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # accuracy, loss
+        self._lr = 0.0
+        self._best_accuracy = 0.0
+        self._num_high = 0
+        self._told: set[str] = set()
+
+    def validated(self, step: int, values: Mapping[str, float]) -> bool:
+        """Whether these values of a validation are the best so far."""
+        new, old = values[self.objective], self.best.get(self.objective, math.nan)
+        is_better = new < old if less_is_better(self.objective) else new > old
+        if not math.isnan(new) and (is_better or math.isnan(old)):
+            self.best, self.best_step, self._num_worse = dict(values), step, 0
+            return True
+        self._num_worse += 1
+        return False
+
+    @property
+    def has_enough(self) -> bool:
+        """Whether the last validations were so many without a better one that patience ends."""
+        return self._patience is not None and self._num_worse >= self._patience
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no loss was NaN or infinite yet."""
+        return "not finite" not in self._told
+
+    def stepped(self, steps: Sequence[StepEvent], num_classes: int = 0) -> list[WarningEvent]:
+        """What to say of the next steps that counted something; each thing is said once."""
+        found = self._not_finite(steps)
+        found += self._spike([one for one in steps if math.isfinite(one.loss)])
+        if num_classes > 1:
+            found += self._chance(steps, num_classes)
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain data for a checkpoint."""
+        return {
+            "best": dict(self.best),
+            "best_step": self.best_step,
+            "num_worse": self._num_worse,
+            "losses": list(self._losses),
+            "recent": list(self._recent),
+            "lr": self._lr,
+            "best_accuracy": self._best_accuracy,
+            "num_high": self._num_high,
+            "told": sorted(self._told),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where another one was; what it found best counts only by the same objective."""
+        if self.objective in state["best"] or not state["best"]:
+            self.best, self.best_step = dict(state["best"]), state["best_step"]
+            self._num_worse = state["num_worse"]
+        self._losses.extend(state["losses"])
+        self._recent.extend(state["recent"])
+        self._lr = state["lr"]
+        self._best_accuracy, self._num_high = state["best_accuracy"], state["num_high"]
+        self._told = set(state["told"])
+
+    def not_finite_weights(self, step: int) -> WarningEvent:
+        """What to say when weights are NaN or infinite, which the loss did not show yet."""
+        self._told.add("not finite")
+        return WarningEvent(
+            "not finite", f"the weights are not finite after step {step}: {_LOWER}.", step
+        )
+
+    def _not_finite(self, steps: Sequence[StepEvent]) -> list[WarningEvent]:
+        for one in steps:
+            if not math.isfinite(one.loss) and self.is_finite:
+                self._told.add("not finite")
+                said = f"the loss is {one.loss} in step {one.step}: {_LOWER}."
+                return [WarningEvent("not finite", said, one.step)]
+        return []
+
+    def _spike(self, steps: Sequence[StepEvent]) -> list[WarningEvent]:
+        found = []
+        for one in steps:
+            if one.lr > _RESTART * self._lr:
+                self._losses.clear()
+                self._num_high = 0
+            self._lr = one.lr
+            usual = self._exceeded(one.loss)
+            self._num_high = 0 if usual is None else self._num_high + 1
+            if self._num_high == _IN_A_ROW and "spike" not in self._told:
+                self._told.add("spike")
+                said = f"the loss jumped from about {usual:.3g} to {one.loss:.3g}"
+                found.append(WarningEvent("spike", f"{said} before step {one.step}.", one.step))
+            self._losses.append(one.loss)
+        return found
+
+    def _exceeded(self, loss: float) -> float | None:
+        """What the loss was so far, if it is high now."""
+        num = len(self._losses)
+        if num < _LEAST:
+            return None
+        middle = median_low(self._losses)
+        if loss <= middle * (_TIMES if num >= _FEW else _TIMES_OF_FEW):  # mostly so: it is cheap
+            return None
+        spread = _NORMAL * median_low(abs(one - middle) for one in self._losses)
+        return middle if loss > middle + _SPREADS * spread else None
+
+    def _chance(self, steps: Sequence[StepEvent], num_classes: int) -> list[WarningEvent]:
+        guessing = 1 / num_classes
+        for one in steps:
+            if one.accuracy is None:
+                continue
+            self._recent.append((one.accuracy, one.loss))
+            if len(self._recent) < _RECENT or "chance" in self._told:
+                continue
+            accuracies, losses = zip(*self._recent, strict=True)
+            recent = fmean(accuracies)
+            best = self._best_accuracy = max(self._best_accuracy, recent)
+            if recent > _AT_CHANCE * guessing:
+                continue
+            num = _RECENT * one.num_samples
+            was_better = best >= _ABOVE_CHANCE * guessing and (
+                (best - recent) * num > _LUCK * math.sqrt(best * num)
+            )
+            if was_better or _is_bad(losses, _WORSE_THAN_GUESSING * math.log(num_classes)):
+                self._told.add("chance")
+                was = f", after {best:.1%}" if was_better else ""
+                said = (
+                    f"the accuracy is that of guessing among {num_classes} classes "
+                    f"({recent:.1%} over {_RECENT} steps{was}): "
+                    f"{_LOWER if was_better else _NOTHING.format(fmean(losses))}."
+                )
+                return [WarningEvent("chance", said, one.step)]
+        return []
+
+
+def _is_bad(losses: Sequence[float], limit: float) -> bool:
+    """Whether losses are above a limit, and do not fall."""
+    half = len(losses) // 2
+    earlier, later = fmean(losses[:half]), fmean(losses[half:])
+    return later > limit and later >= earlier
+
+
+_NOTHING = (
+    "nothing is learnt, and the loss does not fall from {:.3g}; check labels and normalization, "
+    "and choose another lr"
+)
+_LOWER = "training diverges; choose a smaller lr, a warmup, or clip"

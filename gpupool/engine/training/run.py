@@ -1,0 +1,97 @@
+"""What a training holds while it goes on: all that a checkpoint saves, and nothing else.
+
+Runs on engines, also under plain `torchrun`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.data.reading.normalization import Normalization
+from gpupool.engine import calls
+from gpupool.engine.group.forming import World
+from gpupool.engine.training.judge import Judge
+from gpupool.engine.training.reports import Ledger
+
+
+@dataclass
+class Run:
+    """One training, after `step` complete steps. The same on every rank, but for what `world` says.
+
+    A step is complete when the optimizer has made it; nothing here changes before. The random
+    numbers of a step depend on (seed, rank, step) alone, so none are kept. `options` are those that
+    hold: "linear" scaling is carried out.
+    """
+
+    world: World
+    options: TrainingOptions
+    model: nn.Module
+    """The network itself, on the rank's device, without a wrapper. Its batch norms that are "local"
+    have the statistics of the first rank only there, so that is the one whose state is saved.
+    Where that has no samples, those of the first that has."""
+    optimizer: torch.optim.Optimizer
+    judge: Judge
+    ledger: Ledger
+    scaler: torch.amp.GradScaler | None = None
+    """Of precision "fp16"."""
+    ema: AveragedModel | None = None
+    """The averaged network, which is the one that is validated and kept."""
+    normalization: Normalization | None = None
+    """What `normalize="fit"` found."""
+    is_whole: bool = True
+    """False from when the optimizer begins to change weights until the step is complete."""
+
+    step: int = 0
+    """Complete steps, over all epochs."""
+    epoch: int = 1
+    """The epoch that is going on, from 1; after the last one: one more."""
+    samples_done: int = 0
+    """Samples of this epoch that the complete steps have taken, over all ranks."""
+    stopped_by: str = ""
+    """Why training ends after this step; "" while it goes on. See `EndEvent`."""
+    kept: dict[str, Any] = field(default_factory=dict)
+    """A state dict, on the CPU: the network after `kept_step`, that of the best validation so far,
+    or one whose numbers are all finite; {} if none is kept."""
+    kept_step: int = -1
+
+    def begin_change(self) -> None:
+        """The optimizer begins to change weights; an interrupt waits until `end_change`."""
+        calls.hold()
+        self.is_whole = False
+
+    def end_change(self) -> None:
+        """The step is complete, and noted."""
+        self.is_whole = True
+        calls.let_go()
+
+    @property
+    def has_diverged(self) -> bool:
+        """Whether training ends because weights or loss are not finite."""
+        return self.stopped_by == "diverged"
+
+    @property
+    def evaluated(self) -> nn.Module:
+        """The network that is validated and kept: the averaged one if there is one."""
+        return self.model if self.ema is None else self.ema.module
+
+
+@dataclass(frozen=True, slots=True)
+class FitResult:
+    """What `fit` leaves on every rank.
+
+    `model` is the module that was given, with the weights that are kept: those after `kept_step`,
+    or the last ones (-1). `best` is the best validation (metric -> value; {} without one).
+    """
+
+    model: nn.Module
+    stopped_by: str
+    step: int
+    kept_step: int = -1
+    best: dict[str, float] = field(default_factory=dict)
+    normalization: Normalization | None = None

@@ -1,0 +1,183 @@
+"""All that a training holds, as plain data and back again. Runs on engines, also under `torchrun`.
+
+What comes out is read by `torch.load(weights_only=True)`: dicts, lists, numbers, strings, tensors.
+Random numbers are not in it: those of a step depend on (seed, rank, step) alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch.optim.swa_utils import AveragedModel
+
+from gpupool.core.errors import TrainingError
+from gpupool.core.wire.events import StepEvent, ValidationEvent
+from gpupool.core.wire.state_dicts import load
+from gpupool.data.reading.normalization import Normalization
+from gpupool.engine.batches.share import Dataset, num_samples
+from gpupool.engine.training.event_log import Told
+from gpupool.engine.training.run import Run
+
+FORMAT = 1
+
+
+def capture(run: Run) -> dict[str, Any]:
+    """What the next step changes: tensors where they are, to be copied now."""
+    return {
+        "model": run.model.state_dict(),
+        "optimizer": run.optimizer.state_dict(),
+        "scaler": run.scaler.state_dict() if run.scaler is not None else None,
+        "ema": run.ema.state_dict() if run.ema is not None else None,
+    }
+
+
+def facts(
+    run: Run, told: Told, dataset: Dataset, unreported: Sequence[StepEvent] = ()
+) -> dict[str, Any]:
+    """The rest, which stays as it is: numbers, copies, and tensors that are replaced as a whole."""
+    normalization = run.normalization
+    return {
+        "format": FORMAT,
+        "step": run.step,
+        "epoch": run.epoch,
+        "samples_done": run.samples_done,
+        "elapsed_s": run.ledger.elapsed_s,
+        "world_size": run.world.size,
+        "judge": run.judge.state_dict(),
+        "kept": run.kept,
+        "kept_step": run.kept_step,
+        "normalization": None if normalization is None else [list(n) for n in normalization],
+        "told": told.state(unreported),
+        "last_step": _plain(run.ledger.last_step),
+        "last_validation": _plain(run.ledger.last_validation),
+        "training": _identity(run, dataset),
+    }
+
+
+def restore(run: Run, dataset: Dataset, state: Mapping[str, Any], url: str) -> None:
+    """Make `run` what it was when `state` was captured, on however many ranks.
+
+    Options of the optimizer are those of now: a learning rate may have been changed.
+
+    Raises TrainingError if the state is of another training; `url` says where it is from.
+    """
+    if state.get("format") != FORMAT:
+        raise TrainingError(
+            f"resume: {url} has format {state.get('format')}, this version of gpupool reads "
+            f"{FORMAT}; resume with the version that has written it."
+        )
+    now = _identity(run, dataset)
+    _check_identity(state, now, dataset, url)
+    try:
+        _check_optimizer(state["training"]["optimizer"], now["optimizer"])
+        load(run.model, state["model"])
+        _load_optimizer(run.optimizer, state["optimizer"], run.options.optimizer)
+    except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+        text = str(error).split("\n")[0]
+        raise TrainingError(
+            f"resume: {url} is of another network or optimizer ({text}); give those it was made "
+            "with, or start anew without resume."
+        ) from None
+    for name, part in (("scaler", run.scaler), ("ema", run.ema)):
+        if (part is None) != (state[name] is None):
+            option = {"scaler": "precision", "ema": "ema"}[name]
+            had = "without" if state[name] is None else "with"
+            raise TrainingError(
+                f"resume: {url} was made {had} {option}, which this training differs in; give the "
+                f"same {option}."
+            )
+        if part is not None:
+            _load_part(part, state[name])
+    run.judge.load_state_dict(state["judge"])
+    run.kept, run.kept_step = state["kept"], state["kept_step"]
+    if state["normalization"] is not None:
+        run.normalization = Normalization(*(tuple(part) for part in state["normalization"]))
+    run.step, run.epoch = state["step"], state["epoch"]
+    run.samples_done = state["samples_done"]
+    run.ledger.go_on(state["elapsed_s"])
+    if state["last_step"] is not None:
+        run.ledger.last_step = StepEvent(**state["last_step"])
+    if state["last_validation"] is not None:
+        run.ledger.last_validation = ValidationEvent(**state["last_validation"])
+
+
+def _load_part(part: AveragedModel | torch.amp.GradScaler, state: Mapping[str, Any]) -> None:
+    if isinstance(part, AveragedModel):  # with the buffers that its network has made
+        load(part, state)
+    else:
+        part.load_state_dict(dict(state))
+
+
+def _plain(event: StepEvent | ValidationEvent | None) -> dict[str, Any] | None:
+    return None if event is None else asdict(event)
+
+
+def epoch_of(run: Run) -> int:
+    """The epoch of the last complete step; 0 before the first. `run` may be in the next already."""
+    if not run.step:
+        return 0
+    return run.epoch if run.samples_done else run.epoch - 1
+
+
+def _identity(run: Run, dataset: Dataset) -> dict[str, Any]:
+    """What makes the order of the samples, and the data."""
+    options, classes = run.options, getattr(dataset, "classes", None)
+    return {
+        "num_samples": num_samples(dataset),
+        "classes": None if classes is None else [str(name) for name in classes],
+        "seed": options.seed,
+        "shuffle": options.shuffle,
+        "batch_size": options.batch_size,
+        "normalize": options.normalize,
+        "optimizer": options.optimizer if isinstance(options.optimizer, str) else "its own",
+    }
+
+
+def _check_identity(
+    state: Mapping[str, Any], now: Mapping[str, Any], dataset: Dataset, url: str
+) -> None:
+    """Raise TrainingError where samples would come twice or never."""
+    before = state["training"]
+    named = ["num_samples", "classes", "seed", "shuffle", "normalize"]
+    if state["samples_done"] and hasattr(dataset, "epoch_order"):
+        named.append("batch_size")  # its order depends on it
+    for name in named:
+        if before[name] != now[name]:
+            raise TrainingError(
+                f"resume: {url} was made with {_words(name, before[name])}, and now it is "
+                f"{_words(name, now[name])}; a training that goes on needs the same data in the "
+                "same order. Give those, or start anew without resume."
+            )
+
+
+def _words(name: str, value: Any) -> str:
+    if name == "num_samples":
+        return f"{value:,} samples"
+    if name == "classes":
+        return "no classes" if value is None else f"the classes {', '.join(value[:10])}"
+    return f"{name}={value!r}"
+
+
+def _check_optimizer(before: str, now: str) -> None:
+    """Raise ValueError if an optimizer would be given what another kind has gathered."""
+    if before != now:
+        raise ValueError(f"the optimizer was {before}, and is {now} now")
+
+
+def _load_optimizer(
+    optimizer: torch.optim.Optimizer, state: Mapping[str, Any], kind: object
+) -> None:
+    """Load what the optimizer has gathered; of ours, with the settings that it has been made with.
+
+    One of the user's may keep what it gathers among its settings: these are loaded too.
+    """
+    if isinstance(kind, str):
+        saved, now = state["param_groups"], optimizer.state_dict()["param_groups"]
+        sizes = [[len(group["params"]) for group in groups] for groups in (saved, now)]
+        if sizes[0] != sizes[1]:
+            raise ValueError(f"groups of {sizes[0]} parameters, and now of {sizes[1]}")
+        state = {**state, "param_groups": now}
+    optimizer.load_state_dict(dict(state))

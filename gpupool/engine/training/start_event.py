@@ -1,0 +1,106 @@
+"""What is told of a training before its first step. Runs on engines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+from gpupool.core.options.schedule import total_steps, turns
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.wire.events import StartEvent
+from gpupool.data.cache.cache import Cached
+from gpupool.data.datastores.base import Datastore
+from gpupool.engine.batches.share import Dataset, num_samples
+from gpupool.engine.group.forming import World
+
+
+def start_event(
+    world: World,
+    options: TrainingOptions,
+    dataset: Dataset,
+    steps_per_epoch: int,
+    metrics: Sequence[str] | None,
+) -> StartEvent:
+    """What is about to be done.
+
+    Where the ranks are, the client knows better: it adds `devices`, `ranks` and `num_hosts`.
+
+    Args:
+        options: resolved ones.
+        steps_per_epoch: 0 of a stream.
+        metrics: the names of those asked for; None without a validation.
+    """
+    validates = metrics is not None
+    keeps_best = options.keep == "best" or (options.keep == "auto" and validates)
+    every = options.validate_every
+    return StartEvent(
+        num_epochs=options.epochs,
+        steps_per_epoch=steps_per_epoch,
+        num_samples=num_samples(dataset),
+        batch_size=options.batch_size,
+        world_size=world.size,
+        device=torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU",
+        backend=world.backend,
+        num_steps=total_steps(options, steps_per_epoch) or 0,
+        objective=options.objective if validates else "",
+        precision=options.precision,
+        parallel="DDP" if world.size > 1 else "",
+        validate_every=_in_steps(every, steps_per_epoch) if validates else 0,
+        patience=options.patience or 0,
+        keep="best" if keeps_best else "last",
+        lr_after=tuple((step, options.lr * by) for step, by in turns(options, steps_per_epoch)),
+        started_at=time.time(),
+        unit="images" if are_images(dataset) else "samples",
+        metrics=tuple(metrics or ()),
+        may_tell=_may_tell(options, dataset),
+    )
+
+
+def _in_steps(every: str | int, steps_per_epoch: int) -> int:
+    return every if isinstance(every, int) else steps_per_epoch or -1
+
+
+def are_images(dataset: Any) -> bool:
+    """Whether samples are images, as far as the data set tells without being read."""
+    return all(_has_images(part) for part in _parts(dataset))
+
+
+def _has_images(dataset: Any) -> bool:
+    if isinstance(dataset, TensorDataset):
+        shape = dataset.tensors[0].shape
+        return len(shape) == 4 and shape[1] in (1, 3, 4)
+    # torchvision's data sets; it need not be installed
+    is_vision = any(cls.__name__ == "VisionDataset" for cls in type(dataset).__mro__)
+    return is_vision or isinstance(dataset, Datastore)
+
+
+def _may_tell(options: TrainingOptions, dataset: Any) -> tuple[str, ...]:
+    """As in `StartEvent`."""
+    sources = [
+        source
+        for part in _parts(dataset)
+        if isinstance(part, Datastore)
+        for source in part.manifest.items.sources
+    ]
+    may = {
+        "checkpoint": options.checkpoint is not None,
+        "retried": any("://" in source.shown_url for source in sources),
+        "skipped": options.on_error == "skip",
+        "cache": any(isinstance(source, Cached) for source in sources),
+    }
+    return tuple(name for name, is_so in may.items() if is_so)
+
+
+def _parts(dataset: Any) -> Iterator[Any]:
+    """What a data set is made of, where it is a wrapper that torch or we know."""
+    if isinstance(dataset, ConcatDataset):
+        for part in dataset.datasets:
+            yield from _parts(part)
+    elif isinstance(dataset, Subset):
+        yield from _parts(dataset.dataset)
+    else:
+        yield dataset

@@ -1,0 +1,1 @@
+"""Shows what the ranks of a cell print and raise. Runs on the client."""

@@ -1,0 +1,96 @@
+"""What the ranks of a cell raised, as HTML. Pure functions; runs on the client."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+
+from gpupool.core.errors import FREED, RankError, SpmdError
+from gpupool.notebook.page import ansi, markup
+from gpupool.spmd.output import NormalText, format_ranks
+
+# the arrows of a traceback point at the lines in which the rank was
+_ARROW = re.compile(r"^-*> *(\d+) (.*)$", re.MULTILINE)
+_COLLECTIVE = re.compile(
+    r"\b(all_reduce|all_gather\w*|all_to_all\w*|reduce_scatter\w*|monitored_barrier|barrier"
+    r"|broadcast\w*|scatter\w*|gather\w*|reduce|send|recv|isend|irecv|wait)\("
+)
+
+
+def errors_html(error: SpmdError | None) -> list[str]:
+    """The rank that failed first, open; the others folded by equal traceback."""
+    if error is None:
+        return []
+    return [_block(errors, error) for errors in _groups(error)]
+
+
+def collective_of(error: RankError) -> str:
+    """The collective in which a rank was, as far as its traceback tells; else "".
+
+    For a rank that did not say where it was (`RankError.was`).
+    """
+    lines = "\n".join(line for _, line in _ARROW.findall(ansi.plain(error.traceback)))
+    found: list[str] = _COLLECTIVE.findall(lines)  # the outermost, which the user has called, first
+    return next((name for name in found if name != "wait"), found[0] if found else "")
+
+
+def _groups(error: SpmdError) -> list[list[RankError]]:
+    """The errors with equal ones together, that of the first rank first, freed ones last."""
+    groups: dict[tuple[object, ...], list[RankError]] = {}
+    first = error.first
+    for one in sorted(error.errors.values(), key=lambda e: (e is not first, e.freed, e.rank)):
+        # of those that were freed each names the port or peer that it lost
+        text = (one.was or collective_of(one)) if one.freed else _normal(one.traceback)
+        groups.setdefault((one.freed, one.freed or one.ename, text), []).append(one)
+    return list(groups.values())
+
+
+def _block(errors: list[RankError], error: SpmdError) -> str:
+    first = errors[0]
+    is_cause = first is error.first
+    ranks = f"<b>[{format_ranks(e.rank for e in errors)}]</b> "
+    if first.freed:
+        title = ranks + escape(_one_line(first))
+    else:
+        colour = markup.ink(markup.RED) if is_cause else "inherit"
+        name = f'<b style="color:{colour}">{escape(first.ename)}</b>'
+        title = ranks + name + " " + markup.muted(_headline(first))
+    notes = []
+    if is_cause and len(error.errors) > len(errors):
+        notes.append("failed first")
+    if len(errors) > 1:
+        alike = len({_normal(one.traceback) for one in errors}) > 1
+        what = "alike" if alike else "same traceback"
+        notes.append(f"{what} on {len(errors)} ranks{'' if is_cause else ', folded'}")
+    if notes:
+        title += markup.muted(f" ({', '.join(notes)})")
+    text = first.traceback.strip("\n") or f"{first.ename}: {first.evalue}"
+    if text == f"{first.ename}: {_headline(first)}":  # the title says it
+        text = ""
+    text = "\n\n".join(filter(None, (text, first.hint)))
+    inner = title
+    if text:
+        inner = markup.fold_out(title, markup.code_html(ansi.to_html(text)), is_open=is_cause)
+    return markup.bar(inner, markup.RED if not first.freed else markup.AMBER)
+
+
+def _normal(traceback: str) -> str:
+    return NormalText.of(ansi.plain(traceback)).form
+
+
+def _one_line(error: RankError) -> str:
+    if not error.freed:
+        return _short(str(error))
+    if error.was:
+        return error.freed_from
+    collective = collective_of(error)
+    return f"freed from {collective}()" if collective else FREED
+
+
+def _headline(error: RankError) -> str:
+    return _short(error.evalue)
+
+
+def _short(text: str) -> str:
+    line = ansi.plain(text).strip().partition("\n")[0]
+    return line if len(line) <= 160 else line[:159] + "…"

@@ -1,0 +1,74 @@
+"""How a cell went, in one line: what the picture of its output begins with. Pure; client."""
+
+from __future__ import annotations
+
+from gpupool.core.errors import FREED
+from gpupool.core.formatting import duration
+from gpupool.notebook.page import markup
+from gpupool.spmd.cell import CellReport
+
+
+def heading(report: CellReport) -> str:
+    """How a cell went, in one line.
+
+    "8 ranks · 8 ok · 2.1 s (slowest rank 5: 2.1 s, fastest 1.9 s)"
+    """
+    parts = [_count(len(report.outputs)), *(text for text, _ in _counts(report)), _times(report)]
+    return " · ".join(parts)
+
+
+def terminal_heading(report: CellReport) -> str:
+    """The same for a terminal: "%%spmd  8 ranks  ok  2.1 s (slowest: 5)"."""
+    counts = [text.removeprefix("✓ ").removeprefix("✗ ") for text, _ in _counts(report)]
+    went = "ok" if report.error is None else ", ".join(counts)
+    took = shown_time(report.elapsed_s)
+    extremes = _extremes(report)
+    slowest = f" (slowest: {extremes[0]})" if extremes else ""
+    return f"%%spmd  {_count(len(report.outputs))}  {went}  {took}{slowest}"
+
+
+def heading_html(report: CellReport) -> str:
+    """The same with the counts as badges."""
+    badges = [markup.badge(text, colour) for text, colour in _counts(report)]
+    name = f"<b>{_count(len(report.outputs))}</b>"
+    return name + "".join(badges) + markup.muted(_times(report))
+
+
+def _count(num_ranks: int) -> str:
+    return f"{num_ranks} rank{'s' if num_ranks > 1 else ''}"
+
+
+def _counts(report: CellReport) -> list[tuple[str, str]]:
+    errors = report.error.errors.values() if report.error else ()
+    freed = sum(error.freed for error in errors)
+    interrupted = sum(error.ename == "KeyboardInterrupt" and not error.freed for error in errors)
+    counts = [
+        (len(report.outputs) - len(errors), "✓ {} ok", markup.GREEN),
+        (len(errors) - freed - interrupted, "✗ {} failed", markup.RED),
+        (interrupted, "{} interrupted", markup.AMBER),
+        (freed, f"{{}} {FREED}", markup.AMBER),
+    ]
+    return [(text.format(n), colour) for n, text, colour in counts if n]
+
+
+def _times(report: CellReport) -> str:
+    took, extremes = shown_time(report.elapsed_s), _extremes(report)
+    if extremes is None:
+        return took
+    rank, slowest, fastest = extremes
+    return f"{took} (slowest rank {rank}: {shown_time(slowest)}, fastest {shown_time(fastest)})"
+
+
+def _extremes(report: CellReport) -> tuple[int, float, float] | None:
+    """The slowest rank, its seconds and those of the fastest; None if they are much the same."""
+    result = report.result
+    if result is None or len(result) < 2:
+        return None
+    by_rank = {rank: result.rank_elapsed_s(rank) for rank in result.ranks}
+    slowest, fastest = max(by_rank, key=by_rank.__getitem__), min(by_rank.values())
+    return (slowest, by_rank[slowest], fastest) if by_rank[slowest] - fastest >= 0.1 else None
+
+
+def shown_time(seconds: float) -> str:
+    """A time as it is read: 12 ms, 2.1 s, 3 min 5 s."""
+    return f"{1000 * seconds:.0f} ms" if seconds < 0.95 else duration(seconds)

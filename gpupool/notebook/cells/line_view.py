@@ -1,0 +1,141 @@
+"""Lines of the ranks as they come: for logs, for what trainings print, and `--view raw`. Client."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gpupool.core.terminal import DrawnLine, cleared, has_cursor, shows_colours
+from gpupool.notebook.cells.figures import is_rich
+from gpupool.notebook.cells.lines import Lines, Merger, fold_bars
+from gpupool.notebook.cells.shown import Part, mark_shown
+from gpupool.notebook.cells.widgets import Bars, settle_bars
+from gpupool.notebook.own_loop.views import LoopViews
+from gpupool.notebook.page import ansi
+from gpupool.pool.notices import NoticeLines
+from gpupool.spmd.cell import CellReport
+from gpupool.spmd.output import format_ranks
+
+MAX_QUEUED_LINES = 200_000  # that nobody has waited for yet
+
+
+class LineView:
+    """Lines as they come, with their ranks: for terminals, logs and `--view raw`.
+
+    Args:
+        show_figure: draws figures; without it their text is shown.
+        fold_equal: a line that several ranks say at about the same time is shown once.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[int],
+        show_values: bool = True,
+        show_figure: Callable[[Sequence[int], Mapping[str, Any]], None] | None = None,
+        *,
+        fold_equal: bool = False,
+        part: Part = "everything",
+        stop_wish: threading.Event | None = None,
+    ) -> None:
+        self._part: Part = part
+        self._show_values = show_values
+        self._show_figure = show_figure
+        self._lines = Lines()
+        self._bars = Bars()
+        self._loops = LoopViews(stop_wish=stop_wish)
+        self._queue: deque[tuple[int, str | dict[str, Any]]] = deque(maxlen=MAX_QUEUED_LINES)
+        self._merger = Merger(ranks) if fold_equal else None
+        self._report: CellReport | None = None
+        self._bar = DrawnLine(sys.stdout)
+        self._notices: deque[str | None] = deque()
+        self._write_notice = NoticeLines()
+
+    def notice(self, text: str | None) -> None:
+        """Queue it: it is written below the lines before it, and not into a bar."""
+        self._notices.append(text)
+
+    def on_output(self, rank: int, kind: str, content: Any) -> None:
+        """Queue the complete lines; they are written by the waiting thread, whose cell it is."""
+        if kind == "comm":
+            self._bars.note(content)
+        elif kind == "events":
+            self._loops.take(content)
+        elif kind in ("stdout", "stderr"):
+            self._queue.extend((rank, line) for line in self._lines.feed(rank, content))
+            if self._report is not None:  # nobody waits any more
+                self._write_late(rank)
+        elif kind == "display" or (kind == "result" and self._shows(content)):
+            self._queue.extend((rank, line) for line in self._lines.rest(rank))
+            if self._draws(content):
+                self._queue.append((rank, content))
+            elif self._bars.text(content) is None:  # else it comes when it is complete
+                text = str(content["data"].get("text/plain", ""))
+                self._queue.extend((rank, line) for line in text.split("\n"))
+
+    def tick(self) -> None:
+        """Write what has come."""
+        self._write(at_end=False)
+        self._loops.tick()
+
+    def finish(self, report: CellReport) -> None:
+        """Write the rest, also lines without an end."""
+        for rank, output in report.outputs.items():
+            self._queue.extend((rank, line) for line in self._lines.rest(rank))
+            texts = [self._bars.text(bundle) for bundle in output.displays]
+            self._queue.extend((rank, text) for text in texts if text)
+            settle_bars(output, self._bars)
+        self._write(at_end=True)
+        self._loops.finish()
+        self._report = report
+        mark_shown(report.result, self._part)
+
+    def _shows(self, content: Mapping[str, Any]) -> bool:
+        return self._show_values or self._draws(content)
+
+    def _draws(self, content: Mapping[str, Any]) -> bool:
+        return self._show_figure is not None and is_rich(content)
+
+    def _write(self, *, at_end: bool) -> None:
+        now = time.monotonic()
+        while self._queue:
+            rank, piece = self._queue.popleft()
+            if not isinstance(piece, str):
+                self._write_merged(now, at_end=True)
+                sys.stdout.flush()
+                assert self._show_figure is not None
+                self._show_figure((rank,), piece)
+            elif self._merger is not None:
+                self._merger.add(rank, piece, now)
+            else:
+                _write_line(f"[{rank}] {piece}")
+        self._write_merged(now, at_end=at_end)
+        while self._notices and not at_end:
+            sys.stdout.flush()
+            self._write_notice(self._notices.popleft())
+        # the first unfinished line, a progress bar most likely, as it is now
+        bars = [] if at_end or not has_cursor(sys.stdout) else fold_bars(self._lines.partial())
+        if bars:
+            self._bar.draw(bars[0])
+        else:
+            self._bar.close()
+        sys.stdout.flush()
+
+    def _write_merged(self, now: float, *, at_end: bool) -> None:
+        for ranks, line in self._merger.due(now, at_end=at_end) if self._merger else ():
+            _write_line(f"[{format_ranks(ranks)}] {line}")
+
+    def _write_late(self, rank: int) -> None:
+        while self._queue:
+            rank, piece = self._queue.popleft()
+            _write_line(f"[{rank}, late] {piece}")
+        sys.stdout.flush()
+
+
+def _write_line(line: str) -> None:
+    """Write a line of a rank; its colours only where they can be seen."""
+    with cleared(sys.stdout) as stream:
+        print(line if shows_colours(sys.stdout) else ansi.plain(line), file=stream)

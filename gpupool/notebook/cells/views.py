@@ -1,0 +1,185 @@
+"""What the ranks of a %%spmd cell say: which view shows it, and those for terminals. Client."""
+
+from __future__ import annotations
+
+import threading
+import tokenize
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from IPython.core.displayhook import DisplayHook
+from IPython.core.getipython import get_ipython
+from IPython.display import display
+
+from gpupool.notebook.cells.line_view import LineView
+from gpupool.notebook.cells.live import LiveView, named
+from gpupool.notebook.cells.notices import UnwaitedView
+from gpupool.notebook.cells.picture import Look, result_html, result_text, values_text
+from gpupool.notebook.cells.shown import Part, mark_shown, part_shown
+from gpupool.notebook.cells.terminal_view import TerminalView
+from gpupool.notebook.cells.widgets import SendComm
+from gpupool.notebook.own_loop.views import LoopViews
+from gpupool.notebook.page.front_end import in_notebook
+from gpupool.pool.notices import NoticeLines
+from gpupool.pool.result import SpmdResult
+from gpupool.spmd.cell import CellReport, View
+
+
+def make_view(
+    name: str,
+    ranks: Sequence[int],
+    send_comm: SendComm,
+    show_values: bool = True,
+    *,
+    inline: bool = False,
+    is_value: bool = False,
+    result_name: str = "",
+    unwaited: str = "",
+    stop_wish: threading.Event | None = None,
+) -> View:
+    """The view for `--view`: in a notebook a live tail and groups at the end, else lines.
+
+    Args:
+        send_comm: sends a widget's message to a rank.
+        show_values: whether the value of the last expression belongs to the output.
+        inline: the pool is inline: what the cell prints and displays is seen already.
+        is_value: the result is a value that the user's code may use or let IPython show, so the
+            view shows what the ranks print, and not the values.
+        result_name: how the user can ask for the result: "_", or a name.
+        unwaited: names the cell, if nobody waits for it at first.
+        stop_wish: what a press of a loop's Stop button sets.
+    """
+    if unwaited:
+        view = make_view(
+            name,
+            ranks,
+            send_comm,
+            show_values,
+            inline=inline,
+            is_value=is_value,
+            result_name=result_name,
+            stop_wish=stop_wish,
+        )
+        return UnwaitedView(view, unwaited)
+    draws = in_notebook()
+    part: Part = "texts" if is_value else "everything"
+    if name == "quiet":
+        return QuietView("everything")
+    if inline:
+        return InlineView(part, show_values and not is_value, stop_wish)
+    shows = show_values and not is_value
+    if name == "auto" and not draws and not is_value:
+        return TerminalView(ranks, shows, result_name=result_name, part=part, stop_wish=stop_wish)
+    if name == "raw" or not draws:
+        figure = show_figure if draws else None
+        fold = name == "auto"
+        return LineView(ranks, shows, figure, fold_equal=fold, part=part, stop_wish=stop_wish)
+    return LiveView(Look(name == "auto", shows, name=result_name), send_comm, part, stop_wish)
+
+
+def ends_quietly(cell: str) -> bool:
+    """Whether a cell ends in a semicolon: its value is not to be shown."""
+    try:
+        return bool(DisplayHook.semicolon_at_end_of_expression(cell))
+    except (SyntaxError, tokenize.TokenError):  # a magic's line, or the ranks will say what it is
+        return False
+
+
+def show_figure(ranks: Sequence[int], bundle: Mapping[str, Any]) -> None:
+    """Display what ranks have displayed, their names above it."""
+    display(named(tuple(ranks)), raw=True)
+    display(bundle["data"], metadata=bundle.get("metadata", {}), raw=True)
+
+
+class QuietView:
+    """Shows nothing; `part` is what counts as seen.
+
+    Except notices: the wish for no output is none for a cell that hangs without a word.
+    """
+
+    def __init__(self, part: Part) -> None:
+        self._part: Part = part
+        self.notice = NoticeLines()
+
+    def on_output(self, rank: int, kind: str, content: Any) -> None:
+        """Nothing."""
+
+    def tick(self) -> None:
+        """Nothing."""
+
+    def finish(self, report: CellReport) -> None:
+        """Nothing."""
+        mark_shown(report.result, self._part)
+
+
+class InlineView:
+    """A cell that an inline pool has run: what it shows has been seen already, but for monitors.
+
+    Args:
+        shows_value: show the value of the last expression at the end.
+    """
+
+    def __init__(
+        self, part: Part, shows_value: bool, stop_wish: threading.Event | None = None
+    ) -> None:
+        self._part: Part = part
+        self._shows_value = shows_value
+        # the cell runs in the thread that would wait
+        self._loops = LoopViews(at_once=True, stop_wish=stop_wish)
+        self.notice = NoticeLines()
+
+    def on_output(self, rank: int, kind: str, content: Any) -> None:
+        """Show the news of monitors; what else there is is on the screen."""
+        if kind == "events":
+            self._loops.take(content)
+
+    def tick(self) -> None:
+        """Nothing."""
+
+    def finish(self, report: CellReport) -> None:
+        """Show the value as the notebook shows one."""
+        self._loops.finish()
+        if not self._shows_value:
+            mark_shown(report.result, self._part)
+            return
+        for output in report.outputs.values():
+            for bundle in output.displays:
+                if bundle["kind"] == "result":
+                    display(bundle["data"], metadata=bundle.get("metadata", {}), raw=True)
+        mark_shown(report.result)
+
+
+# ---- results that are displayed --------------------------------------------------------------
+
+
+def keep_quietly(result: SpmdResult) -> None:
+    """Have `_` and `Out` hold a result that is not to be shown again.
+
+    As the cell's value it would have IPython flush both streams once more (1 to 2 ms) to show
+    nothing, and a terminal write "Out[3]:".
+    """
+    shell: Any = get_ipython()
+    shell.displayhook.update_user_ns(result)
+
+
+def register_formatters(shell: Any) -> None:
+    """Let IPython show a result by what its ranks said, unless its cell has just done so."""
+
+    def show_once(result: SpmdResult) -> None:
+        if part_shown(result) != "everything" or getattr(shell, "kernel", None) is None:
+            raise NotImplementedError  # to IPython: it is to be shown like other objects
+
+    def text(result: SpmdResult, p: Any, cycle: bool) -> None:
+        if len(p.stack) > 1:  # inside of a list, say
+            p.text(repr(result))
+        else:
+            seen = part_shown(result) != "nothing"
+            p.text(values_text(result) if seen else result_text(result))
+
+    def html(result: SpmdResult) -> str:
+        return result_html(result, texts=part_shown(result) == "nothing")
+
+    formatters = shell.display_formatter.formatters
+    formatters["text/plain"].for_type(SpmdResult, text)
+    formatters["text/html"].for_type(SpmdResult, html)
+    shell.display_formatter.ipython_display_formatter.for_type(SpmdResult, show_once)

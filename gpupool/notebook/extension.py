@@ -1,0 +1,32 @@
+"""What `%load_ext gpupool` and `%unload_ext gpupool` call. Runs on the client.
+
+It imports what it needs inside, in the order in which that is wanted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What `%load_ext gpupool` calls: registers the magics, and has torch imported by the time it
+    is needed, in another process in the background."""
+    from gpupool.core import current
+    from gpupool.pool.processes import agent
+
+    if current.find_pool() is None:
+        agent.warm()  # first: it imports torch while this process imports the magics
+
+    from gpupool.notebook.magics import magics
+
+    magics.register(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """What `%unload_ext gpupool` calls: takes the magics away again; a running pool goes on, an
+    agent that waits for one ends."""
+    from gpupool.notebook.magics import magics
+    from gpupool.pool.processes import agent
+
+    magics.unregister(shell)
+    agent.close()

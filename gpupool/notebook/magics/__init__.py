@@ -1,0 +1,1 @@
+"""`%gpupool`, `%%spmd` and `%spmd`: their lines, commands and completion. Runs on the client."""

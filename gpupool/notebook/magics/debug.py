@@ -1,0 +1,76 @@
+"""%gpupool debug: a post-mortem on a rank, through the notebook's own input. Runs on the client.
+
+The frames stay on the rank; each command is a call of its own (`gpupool/engine/cells/debug.py`),
+so that the rank waits for nobody, and an interrupt meets the command that runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from IPython.core.error import StdinNotImplementedError
+from IPython.display import display
+
+from gpupool.core.errors import PoolError, SpmdError
+from gpupool.pool.result import OutputRecorder
+
+if TYPE_CHECKING:
+    from gpupool.pool.pool import Pool
+
+
+def post_mortem(pool: Pool, chosen: str | None) -> None:
+    """Ask for commands and show what the debugger says, until `q`, an interrupt or end of file.
+
+    Args:
+        chosen: the rank; None for the one that failed first in the last cell that failed.
+
+    Raises:
+        PoolError: there is nothing to look at, a rank is busy, or nobody can be asked for input.
+    """
+    rank = _choose(pool, chosen)
+    is_open = _say(pool, rank, None)
+    while is_open:
+        try:
+            line = input(f"ipdb[{rank}]> ")
+        except (EOFError, KeyboardInterrupt):
+            line = "q"
+        except StdinNotImplementedError:
+            _say(pool, rank, "q")
+            raise PoolError(
+                "%gpupool debug asks for commands, and this front end cannot ask for input. The "
+                "traceback of each rank is in the error: error.errors[rank].traceback."
+            ) from None
+        is_open = _say(pool, rank, line)
+
+
+def _choose(pool: Pool, chosen: str | None) -> int:
+    if pool.options.inline:
+        raise PoolError("an inline pool is this process: %debug opens the debugger.")
+    pool.wait_until_usable()
+    if pool.status().state == "busy":
+        raise PoolError("a cell is still running. Wait for it, or end it: `%gpupool interrupt`.")
+    if chosen is None:
+        if pool.last_error is None:
+            raise PoolError("nothing has failed on the ranks of this pool: nothing to look at.")
+        return pool.last_error.first.rank
+    ranks = pool.select_ranks(chosen)
+    if len(ranks) != 1:
+        raise PoolError(f"%gpupool debug looks at one rank, and {chosen} means {len(ranks)}.")
+    return ranks[0]
+
+
+def _say(pool: Pool, rank: int, line: str | None) -> bool:
+    """Give the debugger a command and print its answer; tells whether it waits for another."""
+    recorder = OutputRecorder((rank,), pool.hidden_values())
+    try:
+        execution = pool.execute("debug_command", {rank: {"line": line}}, recorder)
+        reply = execution.result()[rank]
+    except SpmdError as error:  # an interrupt that met the debugger itself, or the rank is gone
+        print(f"*** {error.first}")
+        pool.wait_until_usable()
+        reply = {"text": "", "open": True}
+    recorder.finish()
+    print(reply["text"] + recorder.outputs[rank].text, end="", flush=True)
+    for shown in recorder.outputs[rank].displays:
+        display(shown["data"], raw=True)
+    return bool(reply["open"])

@@ -1,0 +1,179 @@
+"""The picture of a training that stays: HTML for the notebook, text for a terminal.
+
+Pure functions; they run on the client. The HTML needs no script, no kernel and no network. Where
+styles and SVG are taken out of it (GitHub) the plots, the tables and all words remain.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import TYPE_CHECKING
+
+from gpupool.core.formatting import NONE
+from gpupool.notebook.monitor import svg, words
+from gpupool.notebook.monitor.plots import COLORS, Plots
+from gpupool.notebook.monitor.rank_words import RankRow
+from gpupool.notebook.monitor.widget_state import file_name
+from gpupool.notebook.page import markup
+from gpupool.training.history import TrainingHistory
+
+if TYPE_CHECKING:
+    from gpupool.training.result import TrainingPlot
+
+HINT = "To stop, press the stop button of the notebook."
+MEMORY = "#4f9a1b"
+TRACK = "background:rgba(128,128,128,.25);border-radius:4px;overflow:hidden;height:8px"
+CELL = (
+    "border:0;vertical-align:baseline;padding:1px 4px;background:none;line-height:1.35;"
+    "text-align:left;max-width:none"
+)
+# In a style sheet, as there may be many ranks; where it is taken out, the words remain. The
+# selectors are that long to outweigh those of JupyterLab for tables.
+RANKS = ".gpupool-training .gpupool-ranks"
+RANKS_STYLE = f"""
+{RANKS}{{margin-top:8px;padding-left:10px;border-left:3px solid rgba(128,128,128,.4)}}
+{RANKS} summary{{cursor:pointer}}
+{RANKS}>div{{max-height:330px;overflow:auto}}
+{RANKS} table{{border:0;border-collapse:collapse;margin:0;color:inherit;font-size:inherit}}
+{RANKS} table thead{{border:0}}
+{RANKS} table tr:nth-child(n){{background:none}}
+{RANKS} table :is(td,th){{{CELL};padding-right:9px;font-weight:400;white-space:nowrap;
+font-variant-numeric:tabular-nums}}
+{RANKS} table :is(td,th):last-child{{padding-right:0}}
+{RANKS} i{{display:block;height:4px;border-radius:2px;background:rgba(128,128,128,.25)}}
+{RANKS} i i{{background:{COLORS["accuracy"]}}}
+{RANKS} .gpupool-memory i i{{background:{MEMORY}}}
+"""
+
+
+def training_html(history: TrainingHistory) -> str:
+    """Plots, tables and the strip of ranks as one self-contained piece of HTML.
+
+    Its size is bounded, however long the training is. The plots of one that is over can be saved
+    as a file from there.
+    """
+    plots = Plots(history)
+    return (
+        '<div class="gpupool-training" style="border:1px solid rgba(128,128,128,.45);'
+        "border-radius:6px;padding:10px 14px;max-width:1360px;font-size:13px;"
+        'font-family:var(--jp-ui-font-family,system-ui,sans-serif);line-height:1.5">'
+        f"{_header(history, plots)}{_notice(history)}"
+        '<div style="display:flex;flex-wrap:wrap;gap:8px 24px">'
+        '<div style="flex:3 1 420px;min-width:0;max-width:820px">'
+        f"{plots.html(as_picture=history.is_over)}</div>"
+        f"{_table(words.table(history))}</div>{_ranks(history)}"
+        f"{svg.DARK_STYLE if history.is_over else markup.muted(HINT)}</div>"
+    )
+
+
+def training_text(history: TrainingHistory) -> str:
+    """The outcome in a few lines."""
+    notice = words.notice(history)
+    lines = [words.headline(history), *(f"  {line}" for line in notice.splitlines())]
+    if history.start is None or not history.steps:
+        return "\n".join(lines)
+    for section, rows in words.table(history):
+        shown = [f"{label.lower()} {value}" for label, value in rows if value != NONE]
+        if shown:
+            lines.append(f"  {section + ':':<16}{', '.join(shown)}")
+    slow = [f"rank {row.rank} is the {row.note}" for row in words.rank_rows(history) if row.note]
+    if slow:
+        lines.append(f"  {words.rank_title(history) + ':':<16}{slow[0]}")
+    return "\n".join(lines)
+
+
+def plot_html(plot: TrainingPlot) -> str:
+    """What `TrainingResult.plot` gives, in a notebook."""
+    return training_html(plot.history)
+
+
+def plot_text(plot: TrainingPlot) -> str:
+    """The same on a terminal."""
+    return training_text(plot.history)
+
+
+def _header(history: TrainingHistory, plots: Plots) -> str:
+    share = int(100 * history.progress)
+    bar = (
+        f'<span style="flex:1 1 120px;{TRACK}"><span style="display:block;height:8px;'
+        f'width:{share}%;background:{COLORS["accuracy"]}"></span></span>'
+    )
+    return (
+        '<div style="display:flex;flex-wrap:wrap;gap:4px 14px;align-items:center;'
+        f'margin-bottom:6px"><b>{escape(words.headline(history))}</b>{bar}'
+        f"{markup.muted(words.remaining(history))}{_save_link(history, plots)}</div>"
+    )
+
+
+def _save_link(history: TrainingHistory, plots: Plots) -> str:
+    if not history.is_over or not history.steps:
+        return ""
+    style = (
+        "border:1px solid currentColor;border-radius:4px;padding:2px 12px;color:inherit;"
+        "text-decoration:none;white-space:nowrap"
+    )
+    return (
+        f'<a style="{style}" download="{escape(file_name(history))}.svg" '
+        f'href="{plots.data_url()}">Save plot</a>'
+    )
+
+
+def _notice(history: TrainingHistory) -> str:
+    return "".join(
+        markup.bar(markup.code(line), markup.AMBER) for line in words.notice(history).splitlines()
+    )
+
+
+def _table(table: words.Table) -> str:
+    """One small table per section: beside the plots in a column, below them side by side."""
+    out = []
+    for section, rows in table:
+        body = "".join(
+            f'<tr style="background:none"><th scope="row" style="{CELL};font-weight:400;'
+            f'white-space:nowrap;opacity:.8">{escape(label)}</th><td style="{CELL};'
+            f'text-align:right;font-variant-numeric:tabular-nums">{escape(value)}</td></tr>'
+            for label, value in rows
+        )
+        out.append(
+            '<table style="width:100%;border:0;border-collapse:collapse;margin:0;color:inherit;'
+            'font-size:inherit;table-layout:auto;align-self:start">'
+            '<caption style="text-align:left;font-weight:600;padding:4px 4px 0;color:inherit;'
+            f'border-bottom:1px solid rgba(128,128,128,.3)">{escape(section)}</caption>'
+            f"<tbody>{body}</tbody></table>"
+        )
+    return (
+        '<div style="flex:1 1 250px;display:grid;gap:8px 24px;align-content:start;'
+        f'grid-template-columns:repeat(auto-fit,minmax(min(250px,100%),1fr))">{"".join(out)}</div>'
+    )
+
+
+def _ranks(history: TrainingHistory) -> str:
+    """The strip: how each rank fared last. Many ranks scroll."""
+    rows = words.rank_rows(history)
+    if not rows or not history.ranks:
+        return ""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in words.RANK_COLUMNS)
+    title = f"<b>{words.rank_title(history)}</b> {markup.muted(words.rank_summary(history))}"
+    return (
+        f'<style>{RANKS_STYLE}</style><details class="gpupool-ranks" open="">'
+        f'<summary>{title}</summary><div role="region" aria-label="How each rank fared" '
+        f'tabindex="0"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(map(_rank_row, rows))}</tbody></table></div></details>"
+    )
+
+
+def _rank_row(row: RankRow) -> str:
+    note = markup.badge(row.note, markup.AMBER) if row.note else ""
+    return (
+        f'<tr><th scope="row">{escape(row.rank)}</th><td>{escape(row.device)}</td>'
+        f"<td>{_share(row.utilization, row.utilization_text)}</td>"
+        f'<td class="gpupool-memory">{_share(row.memory, row.memory_text)}</td>'
+        f"<td>{escape(row.temperature)}</td><td>{escape(row.step)}{note}</td></tr>"
+    )
+
+
+def _share(share: float | None, text: str) -> str:
+    """A bar under its words; the words alone where nobody knows the share."""
+    if share is None:
+        return escape(text)
+    return f'{escape(text)}<i><i style="width:{100 * share:.0f}%"></i></i>'

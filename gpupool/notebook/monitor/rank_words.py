@@ -1,0 +1,83 @@
+"""The strip of ranks under the curves, as text and shares that are ready to draw. Pure; client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpupool.core.formatting import NONE, milliseconds, of_memory, short_device
+from gpupool.core.wire.events import RankEvent
+from gpupool.training.history import TrainingHistory
+
+COLUMNS = ("rank", "device", "utilisation", "memory", "temp", "work a step")
+_BUSY = 0.1  # of the time
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """One rank: all as text, and the two shares (0..1; None where nobody tells) that get a bar.
+
+    `step` is what a step takes the rank itself, as a whole step takes them all the same; `note` is
+    "slowest +37 %" of the one that the others wait for, "" of all others. See `COLUMNS`.
+    """
+
+    rank: str
+    device: str
+    utilization: float | None
+    utilization_text: str
+    memory: float | None
+    memory_text: str
+    temperature: str
+    step: str
+    note: str
+
+
+def rank_rows(history: TrainingHistory) -> list[RankRow]:
+    """A row for each rank that trains, also before it has told anything; none before the start."""
+    start = history.start
+    if start is None:
+        return []
+    ranks = start.ranks or tuple(sorted(history.ranks))
+    devices = start.devices or (start.device,) * len(ranks)
+    slowest = history.slowest
+    notes = {slowest.rank: _slow(slowest.share)} if slowest else {}
+    return [
+        _row(rank, device, history.ranks.get(rank), notes.get(rank, ""))
+        for rank, device in zip(ranks, devices, strict=True)
+    ]
+
+
+def _slow(share: float) -> str:
+    return f"slowest +{100 * share:.0f} %" if share < 2 else f"slowest, {1 + share:.0f} × as long"
+
+
+def rank_title(history: TrainingHistory) -> str:
+    """What the rows are: "GPUs", or "Ranks" of others."""
+    devices = history.start.devices if history.start else ()
+    on_gpus = bool(devices) and all(device.startswith("cuda") for device in devices)
+    return "GPUs" if on_gpus else "Ranks"
+
+
+def rank_summary(history: TrainingHistory) -> str:
+    """The rows in a few words: "4 of 4 busy"; after the end, that it is how they fared last."""
+    rows = rank_rows(history)
+    told = [row.utilization for row in rows if row.utilization is not None]
+    if history.is_over:
+        return "at the end" if any(row.step != NONE for row in rows) else ""
+    return f"{sum(share >= _BUSY for share in told)} of {len(rows)} busy" if told else ""
+
+
+def _row(rank: int, device: str, told: RankEvent | None, note: str) -> RankRow:
+    told = told or RankEvent(rank, 0)
+    used, total, share = told.memory_bytes, told.total_memory_bytes, told.utilization
+    seconds = told.step_s if told.work_s is None else told.work_s
+    return RankRow(
+        rank=str(rank),
+        device=short_device(device),
+        utilization=share,
+        utilization_text=NONE if share is None else f"{100 * share:.0f} %",
+        memory=min(1.0, used / total) if used is not None and total else None,
+        memory_text=of_memory(used, total),
+        temperature=NONE if told.temperature_c is None else f"{told.temperature_c} °C",
+        step=NONE if seconds is None else milliseconds(seconds),
+        note=note,
+    )

@@ -1,0 +1,78 @@
+"""What a training leaves behind, as HTML: facts, values, curves. Runs on the client."""
+
+from __future__ import annotations
+
+from html import escape
+
+from gpupool.notebook.monitor import svg
+from gpupool.notebook.monitor.plots import Plots
+from gpupool.notebook.page import markup
+from gpupool.training.result import Summary, TrainingResult
+
+_CELL = "border:0;background:none;padding:1px 14px 1px 0;text-align:left;vertical-align:top"
+_NUMBER = "border:0;background:none;padding:1px 0 1px 18px;text-align:right"
+_TABLE = "border:0;border-collapse:collapse;margin:0;color:inherit;font-size:inherit"
+
+
+def result_html(result: TrainingResult) -> str:
+    """The facts beside the values, warnings in between, and the curves to fold out."""
+    summary = result.summary()
+    warnings = "".join(markup.bar(escape(text), markup.AMBER) for text in summary.warnings)
+    columns = (
+        '<div style="display:flex;flex-wrap:wrap;gap:10px 40px;align-items:flex-start">'
+        f"{_facts(summary)}{_values(summary)}</div>"
+    )
+    return markup.card(_head(result, summary), warnings, columns, _curves(result))
+
+
+def _curves(result: TrainingResult) -> str:
+    if not result.history.steps:
+        return ""
+    drawn = Plots(result.history).html(as_picture=True)
+    return (
+        '<details style="margin-top:8px"><summary style="cursor:pointer">Curves</summary>'
+        f'<div style="max-width:720px">{drawn}</div>{svg.DARK_STYLE}</details>'
+    )
+
+
+def _head(result: TrainingResult, summary: Summary) -> str:
+    colour = markup.GREEN if result.history.status == "finished" else markup.AMBER
+    state, _, rest = summary.headline.partition(", ")
+    return (
+        '<div style="margin-bottom:6px"><b>Training result</b>'
+        f"{markup.badge(state, colour)}{markup.muted(rest)}</div>"
+    )
+
+
+def _facts(summary: Summary) -> str:
+    rows = "".join(
+        f'<tr style="background:none"><th scope="row" style="{_CELL};font-weight:400;opacity:.8;'
+        f'white-space:nowrap">{escape(label)}</th>'
+        f'<td style="{_CELL};overflow-wrap:anywhere">{escape(value)}</td></tr>'
+        for label, value in summary.facts
+    )
+    return f'<table style="{_TABLE};flex:0 1 auto"><tbody>{rows}</tbody></table>'
+
+
+def _values(summary: Summary) -> str:
+    if not summary.values:
+        return ""
+    head = "".join(
+        f'<th scope="col" style="{_NUMBER};font-weight:600">{escape(name)}</th>'
+        for name in summary.columns[1:]
+    )
+    rows = "".join(
+        f'<tr style="background:none"><th scope="row" style="{_CELL};font-weight:400;opacity:.8;'
+        f'white-space:nowrap">{escape(name)}</th>'
+        + "".join(
+            f'<td style="{_NUMBER};font-variant-numeric:tabular-nums">{escape(cell)}</td>'
+            for cell in cells
+        )
+        + "</tr>"
+        for name, *cells in summary.values
+    )
+    return (
+        f'<div style="overflow-x:auto;max-width:100%"><table style="{_TABLE}">'
+        f'<thead><tr style="background:none"><td style="{_CELL}"></td>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div>"
+    )

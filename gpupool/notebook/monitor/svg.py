@@ -1,0 +1,147 @@
+"""Plots as SVG: strings from data that is ready to draw. Pure functions; they run on the client.
+
+Colours are mid-tones, as the page they will stand on is not known: white, or nearly black.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from gpupool.notebook.monitor.curves import Point
+
+INK = "#666666"  # of words in a picture that cannot take the page's colour
+FONT_SIZE = 11
+CHAR_WIDTH = 6.2  # of that size, about
+DIGIT_WIDTH = 7  # in wide fonts
+MARGIN = 18  # right of an area
+# A picture does not know the theme of the page; its colours are turned over where that is dark.
+DARK_PAGES = ('body[data-jp-theme-light="false"]', "body.vscode-dark", 'html[theme="dark"]')
+DARK_STYLE = (
+    "<style>"
+    + ",".join(f"{page} .gpupool-plots" for page in DARK_PAGES)
+    + "{filter:invert(1) hue-rotate(180deg)}</style>"
+)
+
+Scale = Callable[[float], float]
+
+
+@dataclass(frozen=True)
+class Area:
+    """Where curves are drawn, in pixels; labels stand around it."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+
+def scale(axis: dict[str, Any], start: float, end: float) -> Scale:
+    """From a value on the axis to a pixel between `start` and `end`."""
+    low, high = axis["low"], axis["high"]
+    return lambda value: start + (end - start) * (value - low) / (high - low)
+
+
+def text(x: float, y: float, words: str, anchor: str = "middle", style: str = "") -> str:
+    """A line of words."""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{style}>{escape(words)}</text>'
+
+
+def ticks(area: Area, x_axis: dict[str, Any], y_axis: dict[str, Any], x: Scale, y: Scale) -> str:
+    """Lines of the grid with their numbers, and the name of the axis below."""
+    grid = f'x1="{area.left}" x2="{area.right}" stroke="currentColor" stroke-opacity=".25"'
+    out = [
+        f'<line {grid} y1="{y(tick):.1f}" y2="{y(tick):.1f}"/>'
+        + text(area.left - 6, y(tick) + 4, label, "end")
+        for tick, label in y_axis["ticks"]
+    ]
+    end = area.right + MARGIN  # the last number is moved to the left where it would be cut
+    out += [
+        text(min(x(tick), end - DIGIT_WIDTH * len(label) / 2), area.bottom + 15, label)
+        for tick, label in x_axis["ticks"]
+    ]
+    out.append(text((area.left + area.right) / 2, area.bottom + 30, "Step"))
+    return "".join(out)
+
+
+def bands(area: Area, spans: list[tuple[int, int, str]], x: Scale) -> str:
+    """Every second span of steps shaded; the labels stand above, where no curve goes."""
+    out = []
+    for index, (first, last, label) in enumerate(spans):
+        left, width = x(first), x(last) - x(first)
+        if index % 2 == 0:
+            size = f'width="{width:.1f}" height="{area.bottom - area.top:.1f}"'
+            out.append(f'<rect x="{left:.1f}" y="{area.top}" {size} fill-opacity=".1"/>')
+        if CHAR_WIDTH * len(label) < width:
+            out.append(text(left + width / 2, area.top - 5, label))
+    return "".join(out)
+
+
+def polyline(points: list[Point], x: Scale, y: Scale, style: str) -> str:
+    """A line through points."""
+    path = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in points)
+    return f'<polyline fill="none" {style} points="{path}"/>'
+
+
+def markers(points: list[Point], x: Scale, y: Scale) -> str:
+    """A dot on each point; smaller where they are many, which must not become one thick line."""
+    size = 6 if len(points) <= 40 else 3
+    dots = "".join(f"M{x(step):.1f},{y(value):.1f}h0" for step, value in points)
+    return f'<path stroke="currentColor" stroke-width="{size}" stroke-linecap="round" d="{dots}"/>'
+
+
+def ring(x: float, y: float, radius: float = 6.5) -> str:
+    """What tells the best one."""
+    return (
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="none" stroke="currentColor" '
+        'stroke-width="1.5"/>'
+    )
+
+
+def best(area: Area, plot: str, point: dict[str, Any] | None, x: Scale, y: Scale) -> str:
+    """The ring of the best checkpoint with its label, below it for accuracy, else above.
+
+    The label stays within the area, so that it never meets those of the axes and epochs.
+    """
+    if point is None or point[plot] is None:
+        return ""
+    at_x, at_y, label = x(point["step"]), y(point[plot]), point["labels"][plot]
+    fits = at_x + 10 + CHAR_WIDTH * len(label) < area.right
+    below = at_y + 24 < area.bottom if plot == "accuracy" else at_y - 24 < area.top
+    left, anchor = (at_x + 8, "start") if fits else (at_x - 8, "end")
+    return ring(at_x, at_y) + text(left, at_y + (20 if below else -12), label, anchor)
+
+
+def drawing(inner: str, width: float, height: float, label: str = "") -> str:
+    """An SVG that takes the colour of the page; without a `label` only decoration."""
+    told = f'role="img" aria-label="{escape(label)}"' if label else 'aria-hidden="true"'
+    size = "display:block;width:100%;height:auto" if label else "vertical-align:middle"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
+        f'width="{width:g}" height="{height:g}" {told} font-size="{FONT_SIZE}" '
+        f'fill="currentColor" style="{size}">{inner}</svg>'
+    )
+
+
+def picture(inner: str, width: float, height: float, label: str) -> str:
+    """The same as a picture, which passes where SVG itself is taken out of a page.
+
+    GitHub does so, and JupyterLab with notebooks that are not trusted. The page needs `DARK_STYLE`.
+    """
+    return (
+        f'<img class="gpupool-plots" src="{data_url(inner, width, height)}" alt="{escape(label)}" '
+        f'width="{width:g}" style="display:block;width:100%;height:auto;max-width:100%"/>'
+    )
+
+
+def data_url(inner: str, width: float, height: float) -> str:
+    """An SVG file in an address."""
+    file = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
+        f'width="{width:g}" height="{height:g}" font-family="system-ui,sans-serif" '
+        f'font-size="{FONT_SIZE}" fill="{INK}" color="{INK}">{inner}</svg>'
+    )
+    return f"data:image/svg+xml;base64,{b64encode(file.encode()).decode()}"

@@ -1,0 +1,101 @@
+"""Text with terminal colours, as HTML and as plain text. Pure; runs on the client."""
+
+from __future__ import annotations
+
+from html import escape
+
+from gpupool.core.terminal import CODES
+from gpupool.notebook.page import markup
+
+_MAX_NUMBERS = 32  # in one code
+_COLOURS = {
+    0: "#57606a",  # black
+    1: "#cf222e",  # red
+    2: "#1a7f37",  # green
+    3: "#9a6700",  # yellow
+    4: "#0969da",  # blue
+    5: "#8250df",  # magenta
+    6: "#1b7c83",  # cyan
+    7: "#8c959f",  # white
+}
+
+
+def plain(text: str) -> str:
+    """The text without colours."""
+    return CODES.sub("", text) if "\x1b" in text else text
+
+
+def without_moves(text: str) -> str:
+    """The text with its colours only."""
+    if "\x1b" not in text:
+        return text
+    return CODES.sub(lambda match: match[0] if match[1] is not None else "", text)
+
+
+def to_html(text: str) -> str:
+    """The text as HTML, with its colours; other codes are left out."""
+    if "\x1b" not in text:
+        return escape(text)
+    shown: list[str] = []
+    position, style = 0, ""
+    for match in CODES.finditer(text):
+        shown.append(_styled(text[position : match.start()], style))
+        position = match.end()
+        if match[1] is not None:
+            style = _style(match[1], style)
+    shown.append(_styled(text[position:], style))
+    return "".join(shown)
+
+
+def _styled(text: str, style: str) -> str:
+    if not text:
+        return ""
+    return f'<span style="{style}">{escape(text)}</span>' if style else escape(text)
+
+
+def _style(codes: str, style: str) -> str:
+    parts = dict(part.split(":", 1) for part in style.split(";") if part)
+    # no colour needs more, and Python makes no number of thousands of digits
+    numbers = [int(code[:9] or 0) for code in codes.split(";", _MAX_NUMBERS)[:_MAX_NUMBERS]]
+    if 38 in numbers or 48 in numbers:  # one of 256 colours, which IPython's themes use
+        numbers = _known_of_many(numbers)
+    for number in numbers:
+        if number == 0:
+            parts.clear()
+        elif number == 1:
+            parts["font-weight"] = "bold"
+        elif number == 4:
+            parts["text-decoration"] = "underline"
+        elif 30 <= number <= 37 or 90 <= number <= 97:
+            parts["color"] = markup.ink(_COLOURS[number % 10])
+        elif number == 39:
+            parts.pop("color", None)
+    return ";".join(f"{key}:{value}" for key, value in parts.items())
+
+
+def _known_of_many(numbers: list[int]) -> list[int]:
+    """The codes with `38;5;n` as the nearest of the eight colours, and grounds left out."""
+    known, rest = list[int](), list(numbers)
+    while rest:
+        number = rest.pop(0)
+        if number not in (38, 48):
+            known.append(number)
+            continue
+        kind = rest.pop(0) if rest else 0
+        values = [rest.pop(0) for _ in range(min(len(rest), 1 if kind == 5 else 3))]
+        if number == 38 and kind == 5 and values:
+            known.append(30 + _nearest(values[0]))
+    return known
+
+
+def _nearest(number: int) -> int:
+    """The one of the eight colours that is nearest to one of the 256."""
+    if number < 16:
+        return number % 8
+    if number >= 232:
+        return 7 if number >= 244 else 0
+    cube = number - 16
+    red, green, blue = cube // 36, cube // 6 % 6, cube % 6
+    top = max(red, green, blue)
+    bits = [channel >= max(1, top - 1) for channel in (red, green, blue)]
+    return sum(bit << n for n, bit in enumerate(bits)) if top else 0

@@ -1,0 +1,58 @@
+"""Where the user sits: in a notebook, or at a terminal. Runs on the client.
+
+Asked by threads that show something, too, while the main thread may be importing ipyparallel. Two
+threads that import parts of IPython at one time can be in each other's way, and one of them then
+fails. So nothing of it is imported here that is not there already.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from typing import Any
+
+_CONSOLES = ("jupyter-console", "jupyter_console")
+
+
+def in_notebook() -> bool:
+    """Whether displays can be drawn anew here.
+
+    They cannot on a terminal, which includes `jupyter console`: it has a kernel, but shows only the
+    first state of a display.
+    """
+    return getattr(_shell(), "kernel", None) is not None and not _started_by_console()
+
+
+def has_prompt() -> bool:
+    """Whether the user types at a prompt while no cell runs, where no line may be drawn."""
+    return _shell() is not None or hasattr(sys, "ps1")
+
+
+@functools.cache  # the end of the comm is told to the front end, though it knows none
+def has_widgets() -> bool:
+    """Whether models of widgets can be made here, and the kernel has comms for them."""
+    import comm
+
+    nowhere = comm.create_comm(target_name="gpupool", primary=False)  # is not sent
+    return not isinstance(nowhere, comm.DummyComm) and bool(importlib.util.find_spec("anywidget"))
+
+
+def _shell() -> Any:
+    """IPython's shell; None where there is none."""
+    loaded: Any = sys.modules.get("IPython.core.getipython")
+    get_ipython = getattr(loaded, "get_ipython", None)  # None while it is being imported
+    return get_ipython() if get_ipython is not None else None
+
+
+@functools.cache
+def _started_by_console() -> bool:
+    """Whether our parent process is the console; no message of the protocol tells."""
+    import psutil
+
+    try:
+        parent = psutil.Process().parent()
+        words = parent.cmdline() if parent is not None else []
+    except psutil.Error:  # it has ended, or is not to be looked at
+        return False
+    return any(name in word for word in words for name in _CONSOLES)

@@ -1,0 +1,159 @@
+"""How far something is, where the user is: a bar in a notebook, a line on a terminal. Client.
+
+On what is neither, a log file say, nothing is drawn.
+"""
+
+from __future__ import annotations
+
+import sys
+from html import escape
+from typing import TextIO
+
+from tqdm import tqdm
+
+from gpupool.core.formatting import duration
+from gpupool.core.progress import BYTES, Course, Drawing
+from gpupool.core.terminal import DrawnLine, has_cursor, width
+from gpupool.notebook.page import markup
+from gpupool.notebook.page.front_end import in_notebook
+
+CLASS = "gpupool-progress"  # of its element, by which it is told from what a cell shows
+
+
+def open_drawing(course: Course) -> Drawing | None:
+    """What draws `course` here; None where nothing is to move."""
+    if in_notebook():
+        return NotebookBar()
+    return TerminalLine(sys.stderr) if has_cursor(sys.stderr) else None
+
+
+class NotebookBar:
+    """A bar below the cell; at the end one quiet line is left of it."""
+
+    def __init__(self) -> None:
+        from gpupool.notebook.page.cell_output import Place  # with IPython: see front_end.py
+
+        self._place = Place()
+        self._place.bind()
+        self._drawn: dict[str, str] = {}
+
+    def __call__(self, course: Course) -> None:
+        """Draw it, if it looks other than before."""
+        bundle = {"text/html": bar_html(course), "text/plain": bar_text(course)}
+        if bundle != self._drawn:
+            self._drawn = bundle
+            self._place.show(bundle)
+
+
+class TerminalLine:
+    """A line that is drawn over itself, and wiped at the end."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._line = DrawnLine(stream)
+        self._blocks = _knows_blocks(stream)
+
+    def __call__(self, course: Course) -> None:
+        """Draw it."""
+        if course.end:
+            self._line.close()
+        else:
+            self._line.draw(bar_text(course, width(), self._blocks))
+
+
+def bar_text(course: Course, width: int | None = None, blocks: bool = True) -> str:
+    """The course in one line, as tqdm writes it: of `width` characters, with `blocks` or "#".
+
+    For example "Listing: 12,000 files [00:03, 4.00k files/s]"; at its end
+    "Listing: 12,000 files in 3.2 s".
+    """
+    if course.end:
+        return end_text(course)
+    what = f"{course.what} ({course.note})" if course.note else course.what
+    if not _has_numbers(course):
+        return f"{what} [{tqdm.format_interval(course.elapsed_s)}]"
+    bar = "{l_bar}{bar}| " if course.total else "{desc}: "
+    return _meter(course, bar + _numbers(course), what, width, blocks)
+
+
+def end_text(course: Course) -> str:
+    """What is left of it when it is over."""
+    in_all = course.total if course.total is not None and course.done < course.total else None
+    count = _count(course, in_all) if course.unit or course.total is not None else ""
+    took = duration(course.elapsed_s)
+    if course.end == "failed":
+        return f"{course.what}: stopped after {count + ', ' if count else ''}{took}"
+    return f"{course.what}: {count} in {took}" if count else f"{course.what}: {took}"
+
+
+def bar_html(course: Course) -> str:
+    """The course as HTML: a bar and its numbers, or one quiet line."""
+    if course.end:
+        line = markup.muted(end_text(course))
+        return f'<div class="{CLASS}" style="{markup.FONT}">{line}</div>'
+    what = f"{course.what} ({course.note})" if course.note else course.what
+    bar = ""
+    if course.total:  # else it would only move, and begin anew with every drawing
+        share = min(1.0, course.done / course.total)
+        style = "width:16em;max-width:40%;vertical-align:middle;accent-color:#0072bd"
+        bar = (
+            f'<progress value="{share:.3f}" max="1" aria-label="{escape(what)}" style="{style}">'
+            "</progress>"
+        )
+        numbers = _meter(course, "{percentage:.0f} % · " + _numbers(course), "")
+    elif _has_numbers(course):
+        numbers = _meter(course, _numbers(course), "")
+    else:
+        numbers = f"[{tqdm.format_interval(course.elapsed_s)}]"
+    return (
+        f'<div class="{CLASS}" style="{markup.FONT};font-variant-numeric:tabular-nums">'
+        f"{escape(what)} {bar} {escape(numbers)}</div>"
+    )
+
+
+def _has_numbers(course: Course) -> bool:
+    """Whether there is more to tell than the time: a store may tell of its files all at once."""
+    return course.total is not None or bool(course.unit and course.done)
+
+
+def _numbers(course: Course) -> str:
+    """tqdm's format of what stands right of the bar."""
+    left = "<{remaining}" if course.total else ""
+    count = _count(course, course.total).replace("{", "{{").replace("}", "}}")
+    return f"{count} [{{elapsed}}{left}, {{rate_fmt}}]"
+
+
+def _count(course: Course, total: int | None) -> str:
+    """ "1,200 of 5,000 files" or "1.2 of ..." of bytes."""
+    if course.unit == BYTES:
+        done, of = (tqdm.format_sizeof(n, "B") for n in (course.done, total or 0))
+    else:
+        done, of = f"{course.done:,}", f"{total or 0:,}"
+    unit = "" if course.unit in ("", BYTES) else f" {course.unit}"
+    return f"{done} of {of}{unit}" if total is not None else f"{done}{unit}"
+
+
+def _meter(
+    course: Course, bar_format: str, what: str, width: int | None = None, blocks: bool = True
+) -> str:
+    unit = BYTES if course.unit == BYTES else f" {course.unit}".rstrip()
+    line: str = tqdm.format_meter(
+        course.done,
+        course.total,
+        course.elapsed_s,
+        ncols=width,
+        prefix=what,
+        ascii=not blocks,
+        unit=unit,
+        unit_scale=True,
+        bar_format=bar_format,
+    )
+    return line.rstrip()
+
+
+def _knows_blocks(stream: TextIO) -> bool:
+    """Whether the terminal's encoding has the characters of tqdm's bar."""
+    try:
+        "█▏".encode(stream.encoding or "ascii")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

@@ -1,0 +1,153 @@
+"""The pool, its environment and the GPUs as text and HTML. Runs on the client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from IPython.display import display
+
+from gpupool.core.progress import Progress
+from gpupool.notebook.page import markup
+from gpupool.notebook.page.front_end import in_notebook
+from gpupool.notebook.pool import pool_bar
+from gpupool.notebook.pool.bar import countdown, status_text
+from gpupool.pool import session
+from gpupool.pool.notices import NoticeLines
+from gpupool.pool.processes.leftovers import Leftovers
+from gpupool.pool.status import PoolStatus
+
+if TYPE_CHECKING:
+    from gpupool.pool.pool import Pool
+
+
+def waits_text(status: PoolStatus) -> str:
+    """What a cell says that is asked for while ranks are being replaced."""
+    lost = [rank.rank for rank in status.ranks if rank.rank not in status.pids]
+    if not lost:  # the new ones are there already, and join the group
+        return "gpupool: waits until the lost ranks are replaced."
+    are = "is" if len(lost) == 1 else "are"
+    after = ", ".join(status.replaced_after)
+    when = f", which begins when {after} has ended" if after else ""
+    return f"gpupool: waits until rank {', '.join(map(str, lost))} {are} replaced{when}."
+
+
+def env_text(
+    variables: Mapping[str, str], world_size: int, unset: bool = False, credentials: str = ""
+) -> str:
+    """Names and fingerprints of variables, how AWS credentials stand; values are not known here."""
+    if not variables:
+        return "No variable matches." if unset else "No variable has been propagated."
+    if unset:
+        return f"Removed from {world_size} ranks: {', '.join(variables)}"
+    names = [f"{name} ({mark})" for name, mark in variables.items()]
+    many = len(names) > _NAMES_ON_A_LINE
+    listed = "\n  " + "\n  ".join(names) if many else f" {', '.join(names)}"
+    return f"On {world_size} ranks:{listed}" + (f"\n{credentials}" if credentials else "")
+
+
+def leftovers_text(found: Leftovers) -> str:
+    """What earlier pools have left, and how it is ended."""
+    return f"{found!r}\n{_REAP}" if found else repr(found)
+
+
+def leftovers_html(found: Leftovers) -> str:
+    """What earlier pools have left as a table, and how it is ended."""
+    if not found:
+        return markup.card(markup.muted(repr(found)))
+    rows = [(one.name, str(one.process.pid), one.since) for one in found]
+    head = f"<b>{repr(found).splitlines()[0].removesuffix(':')}</b>"
+    table = markup.scroller(markup.table(("process", "pid", "since"), rows), "Processes")
+    return markup.card(head, table, markup.muted(_REAP))
+
+
+_NAMES_ON_A_LINE = 4
+_REAP = "`%gpupool leftovers --reap` ends them."
+
+
+class StartProgress:
+    """A line that says how far the start is; the pool's bar takes its place.
+
+    In a notebook it is drawn anew in one place, on a terminal it is a line like that of anything
+    that lasts; elsewhere only the end shows.
+
+    Args:
+        what: what lasts.
+        failed: what is told of it if it ends with an error.
+    """
+
+    def __init__(
+        self, what: str = "Starting the pool", failed: str = "The pool was not started."
+    ) -> None:
+        self._in_notebook = in_notebook()
+        self._handle: Any = None
+        self._line = Progress(what)
+        self._failed = failed
+
+    def __enter__(self) -> StartProgress:
+        if not self._in_notebook:
+            self._line.start()
+        return self
+
+    def __call__(self, line: str) -> None:
+        """Show a stage."""
+        if self._in_notebook:
+            self._show(_plain(f"Starting: {line}"))
+            pool_bar.load()  # while the processes come up, not when they are there
+        else:
+            self._line.tell(line)
+
+    def finish(self, pool: Pool) -> None:
+        """Show the pool; from now on also what becomes of it."""
+        if self._in_notebook:
+            pool_bar.show(pool, self._handle)
+        else:
+            self._line.close()
+            print(status_text(pool.status()))
+            pool.add_listener(_tell_on_terminal)
+
+    def finish_line(self, text: str) -> None:
+        """Show one line instead."""
+        if self._in_notebook:
+            self._show(_plain(text))
+        else:
+            self._line.close()
+            print(text)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        frames: TracebackType | None,
+    ) -> None:
+        self._line.close(failed=error is not None)
+        if error is not None and self._handle is not None:
+            self._show(_plain(self._failed))
+
+    def _show(self, bundle: dict[str, str]) -> None:
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+
+def start_unasked() -> Pool:
+    """Start a pool because a cell needs one, and say so in one line."""
+    with StartProgress() as progress:
+        sentence = session.started_unasked()
+        pool = session.start(progress=progress)
+        progress.finish_line(sentence.format(session.describe(pool)))
+    return pool
+
+
+def _tell_on_terminal(status: PoolStatus) -> None:
+    """A line about what the user has not asked for, where a bar cannot be drawn anew."""
+    if status.stops_soon:
+        NoticeLines()(f"the pool {countdown(status)}.")
+    elif status.state == "stopped" and status.reason:
+        NoticeLines()(f"the pool was {status.reason}.")
+
+
+def _plain(text: str) -> dict[str, str]:
+    return {"text/plain": text}

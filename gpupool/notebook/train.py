@@ -1,0 +1,91 @@
+"""`gpupool.train`: begin a training, show it, wait for it. Runs on the client."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.notebook.cells.line_view import LineView
+from gpupool.notebook.monitor.views import show_training
+from gpupool.pool.session import current_pool
+from gpupool.spmd.cell import CellReport
+from gpupool.training.result import TrainingResult
+from gpupool.training.run import TrainingRun
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@overload
+def train(
+    model: nn.Module,
+    dataset: Any,
+    loss: Any = ...,
+    options: TrainingOptions | None = ...,
+    validation: Any = ...,
+    wait: Literal[True] = ...,
+) -> TrainingResult: ...
+@overload
+def train(
+    model: nn.Module,
+    dataset: Any,
+    loss: Any = ...,
+    options: TrainingOptions | None = ...,
+    validation: Any = ...,
+    *,
+    wait: Literal[False],
+) -> TrainingRun: ...
+def train(
+    model: nn.Module,
+    dataset: Any,
+    loss: Any = "cross_entropy",
+    options: TrainingOptions | None = None,
+    validation: Any = None,
+    wait: bool = True,
+) -> TrainingResult | TrainingRun:
+    """Train a copy of `model` on all ranks of the pool and show how it goes.
+
+    A pool is started if none runs. Stopping (the monitor's button, or the notebook's) ends training
+    after the same step on every rank and keeps the best network or the last, as `options.keep`
+    says. Where data do not come, it ends after the last complete step. A second interrupt ends it
+    at once, and the network is lost, but for a checkpoint. What
+    the ranks print meanwhile, callbacks for instance, comes below the picture; without waiting,
+    `run.text(rank)` has it.
+
+    Args:
+        model: any module; it is left as it is.
+        dataset: a datastore, or any data set of torch: pairs (input, target), or rows with a column
+            "label" or "target". Each may be a tensor, or a dict or tuple of them, which the network
+            is called with (of tuples torch's collate makes lists). uint8 inputs become float32 in
+            0..1 on the device. An IterableDataset has to give the same on every rank.
+        loss: "cross_entropy", "nll", "mse", "mae", "huber", "smooth_l1", "bce_with_logits"; a
+            function (outputs, targets) -> mean over the samples; a loss of torch.nn with its class
+            weights and `ignore_index`; or a dict {name of an output: one of these, or (loss,
+            weight)}. Pixels of class -100 count nowhere.
+        options: how; `TrainingOptions()` if left out.
+        validation: a data set whose loss, accuracy and `metrics` are computed after every epoch.
+        wait: False returns the running `TrainingRun` at once (of an inline pool: when it is over).
+
+    Raises:
+        TrainingError: the input cannot be trained on; no rank has started.
+        SpmdError: a rank failed.
+    """
+    options = options or TrainingOptions()
+    pool = current_pool(create=True)
+    prints: LineView | None = None
+
+    def show(run: TrainingRun) -> None:
+        nonlocal prints
+        show_training(run, options.progress, waits=wait)
+        if wait and not pool.options.inline:  # which prints by itself
+            prints = LineView(list(run.outputs), show_values=False, fold_equal=True)
+            run.add_output_listener(prints.on_output)
+
+    run = TrainingRun(pool, model, dataset, loss, options, validation, show=show)
+    if not wait:
+        return run
+    try:
+        return run.result(tick=prints.tick if prints else lambda: None)
+    finally:
+        if prints is not None:
+            prints.finish(CellReport(run.outputs, elapsed_s=run.history.elapsed_s))

@@ -1,0 +1,1 @@
+"""One call on several ranks: its output, failures, hangs and interrupts. Runs on the client."""

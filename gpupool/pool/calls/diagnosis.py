@@ -1,0 +1,281 @@
+"""Whether ranks hang, and what is said of it. Pure functions; runs on the client.
+
+A rank waits in a collective for the members of its group that are not in the same one. It waits for
+ever if one of these never comes: it has finished, is stopped, or waits for ever itself. Whoever
+computes may still come: that is told, and is no hang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from gpupool.core.wire.whereabouts import Collective, Whereabouts
+
+WARN_FROZEN_S = 5.0  # a process that stands still is told
+OFFER_FROZEN_S = 15.0  # and that it can be replaced
+_SETTLED_S = 2.0  # answers of the ranks are not of the same moment
+_LEFT_S = 0.5  # the same where a rank has left on purpose, and is known not to come
+_ADVICE = "Press stop to free the ranks; they keep their variables."
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What is wrong, in words.
+
+    `is_hang`: it cannot end by itself. `ranks` are those that others wait for, or that stand still.
+    `advice` is what the user can do about a hang. `by_exit`: it hangs since one of these has left.
+    """
+
+    finding: str
+    is_hang: bool
+    ranks: tuple[int, ...]
+    advice: str = ""
+    by_exit: bool = False
+
+    @property
+    def text(self) -> str:
+        """All that is told while it lasts."""
+        return f"{self.finding} {self.advice}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What is known of one rank that takes part, or is waited for.
+
+    `where` is its last answer, None before the first. `same_s`: seconds in the same collective;
+    `silent_s`: since a question that it has not answered; `frozen_s`: in `state` "T", "t" or "D".
+    `finished`: it has ended the cell; `left`: by `exit()` or `sys.exit()`; `runs_it`: it has begun
+    it. `computes`: its main thread uses a processor.
+    """
+
+    where: Whereabouts | None = None
+    finished: bool = False
+    left: bool = False
+    runs_it: bool = True
+    same_s: float = 0.0
+    silent_s: float = 0.0
+    state: str = "S"
+    frozen_s: float = 0.0
+    pid: int = 0
+    computes: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing runs on it that could come to a collective."""
+        return self.finished or (not self.runs_it and self.where is not None and self.where.idle)
+
+    @property
+    def inside(self) -> Collective | None:
+        """The collective it is in."""
+        return None if self.is_over or self.where is None else self.where.collective
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether its process has stood still for a while."""
+        return self.frozen_s >= WARN_FROZEN_S and self.state in ("T", "t", "D")
+
+
+def diagnose(seen: Mapping[int, Observed], hang_after_s: float) -> Diagnosis | None:
+    """What is to be told of these ranks; None if all is well as far as can be seen."""
+    late = {rank: _late(rank, seen) for rank in seen}
+    odds = {rank: _at_odds(rank, seen) for rank in seen}
+    by_exit = {rank for rank in seen if any(seen[other].left for other in late[rank])}
+
+    def lasts(rank: int) -> bool:
+        return seen[rank].same_s >= (
+            min(_LEFT_S, hang_after_s) if rank in by_exit else hang_after_s
+        )
+
+    waiting = [rank for rank in seen if late[rank] and lasts(rank)]
+    frozen = [rank for rank, one in seen.items() if one.is_frozen and not one.finished]
+    if not waiting:
+        disagreeing = [rank for rank in seen if odds[rank] and lasts(rank)]
+        if disagreeing:
+            return _disagreement(disagreeing[0], odds, seen)
+        if frozen:
+            return Diagnosis(_frozen_text(frozen, seen), False, tuple(frozen))
+        return _slowness([rank for rank, one in seen.items() if one.inside and lasts(rank)], seen)
+    stuck = _stuck(seen, late, odds, by_exit)
+    is_hang = any(rank in stuck for rank in waiting)
+    involved = _closure(waiting, late)
+    inside = [rank for rank in involved if seen[rank].inside and late[rank]]
+    outside = [rank for rank in involved if rank not in inside]
+    seconds = max(seen[rank].same_s for rank in waiting)
+    parts = _folded(inside, {r: _place(seen[r]) for r in inside})
+    parts += _folded(outside, {r: _absence(seen[r]) for r in outside})
+    text = f"{_head(is_hang, inside, outside, seen)} for {seconds:.0f} s. {'; '.join(parts)}."
+    frozen, advice = [rank for rank in frozen if rank in involved], ""
+    if frozen:
+        text = f"{text} {_frozen_text(frozen, seen)}"
+    elif is_hang:
+        advice = _ADVICE
+    left = is_hang and not by_exit.isdisjoint(waiting)
+    return Diagnosis(text, is_hang, tuple(outside or inside), advice, left)
+
+
+# ---- who waits for whom ----------------------------------------------------------------------
+
+
+def _late(rank: int, seen: Mapping[int, Observed]) -> list[int]:
+    """The ranks that the collective of a rank still needs."""
+    collective = seen[rank].inside
+    if collective is None:
+        return []
+    members = (r for r in collective.ranks if r != rank and r in seen)
+    return [r for r in members if not any(map(collective.matches, _known(seen[r])))]
+
+
+def _at_odds(rank: int, seen: Mapping[int, Observed]) -> list[int]:
+    """The ranks that came to the collective of a rank with other tensors."""
+    collective = seen[rank].inside
+    if collective is None:
+        return []
+    return [r for r in seen if r != rank and any(map(collective.disagrees, _known(seen[r])))]
+
+
+def _known(one: Observed) -> tuple[Collective, ...]:
+    """The collectives that a rank is in, or was last."""
+    if one.where is None:
+        return ()
+    under_way = () if one.where.collective is None else (one.where.collective, *one.where.also)
+    return (*under_way, *one.where.last)
+
+
+def _stuck(
+    seen: Mapping[int, Observed],
+    late: Mapping[int, list[int]],
+    odds: Mapping[int, list[int]],
+    by_exit: Iterable[int],
+) -> set[int]:
+    """The ranks that can never go on: what is left when all that can have done so."""
+    moving = {
+        rank
+        for rank, one in seen.items()
+        if not one.is_over
+        and not (one.is_frozen and one.state == "T")
+        and not (odds[rank] and one.same_s >= _SETTLED_S)
+        and (not late[rank] or one.same_s < (_LEFT_S if rank in by_exit else _SETTLED_S))
+    }
+    while True:
+        more = {rank for rank in late if late[rank] and moving.issuperset(late[rank])} - moving
+        if not more:
+            return set(seen) - moving
+        moving |= more
+
+
+def _closure(ranks: Iterable[int], late: Mapping[int, list[int]]) -> list[int]:
+    """These ranks, those they wait for, those these wait for, and so on."""
+    found = set[int]()
+    to_do = list(ranks)
+    while to_do:
+        rank = to_do.pop()
+        if rank not in found:
+            found.add(rank)
+            to_do += late[rank]
+    return sorted(found)
+
+
+# ---- the words -------------------------------------------------------------------------------
+
+
+def _disagreement(
+    rank: int, odds: Mapping[int, list[int]], seen: Mapping[int, Observed]
+) -> Diagnosis:
+    """What is said of ranks that are in one collective with tensors that do not go together."""
+    collective = seen[rank].inside
+    assert collective is not None
+    words = {}
+    for other in sorted({rank, *odds[rank]}):
+        one = next(known for known in _known(seen[other]) if collective.matches(known))
+        where = seen[other].where
+        line = where.line if where is not None and seen[other].inside == one else ""
+        words[other] = f"{one.values} at {line}" if line else f"{one.values}, and is through it"
+    text = (
+        f"Hang: the ranks have called {collective.name} with tensors that do not go together, "
+        f"{seen[rank].same_s:.0f} s ago. {'; '.join(_folded(words, words))}."
+    )
+    return Diagnosis(text, True, tuple(words), _ADVICE)
+
+
+def _slowness(ranks: list[int], seen: Mapping[int, Observed]) -> Diagnosis | None:
+    """What is said of ranks in collectives that all have come to, and that do not end."""
+    if not ranks:
+        return None
+    seconds = max(seen[rank].same_s for rank in ranks)
+    places = _folded(ranks, {rank: _place(seen[rank]) for rank in ranks})
+    text = (
+        f"All that take part have been in one collective for {seconds:.0f} s. {'; '.join(places)}. "
+        "It is slow, or they do not mean the same source, operation or tag."
+    )
+    return Diagnosis(text, False, tuple(ranks))
+
+
+def _head(
+    is_hang: bool, inside: list[int], outside: list[int], seen: Mapping[int, Observed]
+) -> str:
+    if outside:
+        many = "s" * (len(outside) > 1)
+        listed = ", ".join(map(str, outside))
+        return f"{'Hang: w' if is_hang else 'W'}aiting for rank{many} {listed}"
+    words = "Hang: the ranks have" if is_hang else "The ranks have"
+    if len({one.name for rank in inside if (one := seen[rank].inside)}) > 1:
+        return f"{words} been in different collectives"
+    return f"{words} waited for each other"
+
+
+def _place(one: Observed) -> str:
+    return one.where.place if one.where is not None else "unknown"
+
+
+def _absence(one: Observed) -> str:
+    """Why a rank is not in the collective of those that wait for it."""
+    last = one.where.last[-1].name if one.where is not None and one.where.last else ""
+    if one.is_over:
+        what = "has finished the cell without it" if one.finished else "does not run this cell"
+        what = "has left the cell by exit() or sys.exit()" if one.left else what
+        return f"{what} (its last collective was {last})" if last else what
+    if one.is_frozen:
+        return "stands still"
+    line = one.where.line if one.where is not None else ""
+    at = f" at {line}" if line else ""
+    if one.silent_s >= WARN_FROZEN_S:
+        was = f" (last seen{at})" if line else ""
+        return f"has not answered for {one.silent_s:.0f} s, C code holds its interpreter{was}"
+    if one.where is not None and one.where.doing:
+        return f"is in {one.where.place}"
+    return f"has not come, it {'computes' if one.computes else 'is'}{at or ' somewhere else'}"
+
+
+def _folded(ranks: Iterable[int], words: Mapping[int, str]) -> list[str]:
+    """ "rank 0, 2: what both do", one text for each thing done."""
+    groups: dict[str, list[int]] = {}
+    for rank in ranks:
+        groups.setdefault(words[rank], []).append(rank)
+    return [f"rank {', '.join(map(str, same))}: {what}" for what, same in groups.items()]
+
+
+def _frozen_text(ranks: list[int], seen: Mapping[int, Observed]) -> str:
+    """What is said of processes that stand still, and from when on how to replace them."""
+    sentences = [_frozen(rank, seen[rank]) for rank in ranks]
+    if any(seen[rank].frozen_s >= OFFER_FROZEN_S for rank in ranks):
+        listed = ",".join(map(str, ranks))
+        lost = "s" * (len(ranks) > 1) + f" {listed}, whose variables are lost"
+        sentences.append(
+            f"Or press stop: that frees the others and replaces rank{lost} (for a cell in the "
+            f"background: `%gpupool restart {listed}`)."
+        )
+    return " ".join(sentences)
+
+
+def _frozen(rank: int, one: Observed) -> str:
+    process = f"Rank {rank} (process {one.pid})"
+    since = f"for {one.frozen_s:.0f} s"
+    if one.state == "T":
+        return f"{process} has been stopped {since}: `kill -CONT {one.pid}` lets it go on."
+    if one.state == "t":
+        return f"{process} has been held by a debugger {since}."
+    return (
+        f"{process} has been waiting in the kernel {since} (state D: a disk, a network file system "
+        "or the GPU's driver does not answer)."
+    )

@@ -1,0 +1,344 @@
+"""One engine function on several ranks at once: wait, free the blocked. Runs on the client.
+
+A background thread supervises each execution, so that the caller's thread only waits for an event
+and hears the user's interrupt at once. When a rank fails or the user interrupts while others still
+run, these are interrupted and told to abort their collectives (`ladder.py` says when): nobody waits
+for a peer that does not come. The pool then forms the group again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import replace
+from typing import Any
+
+from gpupool.core.errors import EngineDiedError, RankError, SpmdError
+from gpupool.core.wire.masking import redact
+from gpupool.pool.calls.failures import HANG, Failure, settle
+from gpupool.pool.calls.freeing import Freeing, give_up
+from gpupool.pool.calls.hang_watch import HangWatch
+from gpupool.pool.calls.presses import heed_again, ignore_for_a_moment
+from gpupool.pool.notices import NoticeLines, OnNotice
+from gpupool.pool.processes.iopub import OnOutput
+from gpupool.pool.ranks import Ranks
+
+_OTHERS = "what another client of ipyparallel runs"
+_OTHERS_HANG_S = 1.0  # for what hangs there: nothing of ours runs
+_numbers = itertools.count(1)
+
+
+class Execution:
+    """The running call of `gpupool.engine.entry.<name>` on the ranks in `payloads`.
+
+    `number` is by what the pool and its ranks know it. `replies` maps rank to the reply of each
+    rank that has finished; `errors` those that failed. While it waits its turn on ranks that are in
+    use, `waits_for` names what runs there.
+
+    Args:
+        on_notice: hears what the user should know meanwhile; without it that is on stderr.
+
+    Raises:
+        PoolError: nothing can run on the ranks.
+    """
+
+    def __init__(
+        self,
+        all_ranks: Ranks,
+        name: str,
+        payloads: Mapping[int, dict[str, Any]],
+        on_output: OnOutput,
+        timeout_s: float | None = None,
+        on_notice: OnNotice | None = None,
+    ) -> None:
+        all_ranks.wait_until_usable()
+        heed_again()
+        self._on_notice: OnNotice = NoticeLines() if on_notice is None else on_notice
+        self._noticed: str | None = None
+        self.ranks = tuple(payloads)
+        self.replies: dict[int, dict[str, Any]] = {}
+        self.errors: dict[int, RankError] = {}
+        self.names: dict[int, dict[str, Any]] = {}  # what a cell left, of failed ranks too
+        self.elapsed_s = 0.0
+        self.keeps: object = None  # what has to live until the end of this
+        self._failures: dict[int, Failure] = {}
+        self.number = next(_numbers)
+        self._all_ranks = all_ranks
+        self._hidden = all_ranks.secrets
+        self._started = time.monotonic()
+        self._timeout_s = timeout_s
+        self._limit: tuple[str, str] | None = None  # what has ended it: name of the error, words
+        self._presses = 0  # how often the end was asked for
+        self._interrupted = threading.Event()
+        self._finished = threading.Event()
+        self._freeing = Freeing(all_ranks, self.ranks, self.number, self._notice)
+        self._watch = HangWatch(all_ranks, self.ranks, all_ranks.options.hang_after_s)
+        self._group_wanting = False  # the process group was left, or has failed
+        self._futures: dict[Future[Any], int] = {}
+        self._called = threading.Event()
+
+        def call() -> None:
+            for rank, payload in payloads.items():
+                future = all_ranks.call(rank, name, payload, on_output, self.number)
+                self._futures[future] = rank
+
+        self._call = call
+        self._payloads = payloads
+        self._turn = all_ranks.turns.ask(payloads, _title(name, payloads))
+        self.waits_for = [] if all_ranks.options.inline else all_ranks.turns.begin(self._turn)
+        self._waits = bool(self.waits_for or all_ranks.engines.of_others(self.ranks))
+        self._begin_supervision()
+
+    def done(self) -> bool:
+        """Whether every rank has finished."""
+        return self._finished.is_set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait for the end, at most `timeout_s`; tells whether it has come."""
+        return self._finished.wait(timeout_s)
+
+    def error(self) -> SpmdError | None:
+        """The errors so far as one, if there are any."""
+        return SpmdError(self.errors, len(self.ranks)) if self.errors else None
+
+    def interrupt(self) -> None:
+        """Interrupt the ranks that still run; returns at once. May be called again."""
+        self._presses += 1
+        self._interrupted.set()
+
+    def result(
+        self,
+        tick: Callable[[], None] = lambda: None,
+        on_interrupt: Callable[[], None] | None = None,
+    ) -> dict[int, dict[str, Any]]:
+        """The replies by rank, after waiting for them. Ctrl-C meanwhile interrupts the ranks.
+
+        Args:
+            tick: called every 0.1 s while waiting, in this thread.
+            on_interrupt: called at Ctrl-C instead.
+
+        Raises:
+            SpmdError: one or more ranks failed.
+        """
+        __tracebackhide__ = True
+        while True:
+            try:
+                # In slices: a wait without limit would not hear the interrupt on every platform.
+                while not self.wait(0.1):
+                    tick()
+                break
+            except KeyboardInterrupt:
+                ignore_for_a_moment()
+                (on_interrupt or self.interrupt)()
+        error = self.error()
+        if error is None:
+            return self.replies
+        failure = self._failures.get(error.first.rank)
+        cause = failure.exception if failure else None
+        if cause is None:
+            raise error
+        # It was raised in this process: a debugger that is given our error stops in that frame.
+        raise error.with_traceback(cause.__traceback__) from cause
+
+    def _begin_supervision(self) -> None:
+        """Have a thread supervise, and make the calls here unless they have to wait their turn.
+
+        An interrupt that comes meanwhile ends what has begun: nothing may stay in the row of turns.
+        """
+        # Before the calls: to start a thread takes 2 ms while ipyparallel's is busy sending them.
+        thread = threading.Thread(target=self._supervise, name="gpupool-execution", daemon=True)
+        try:
+            thread.start()
+            if not self._waits:  # in this thread: an inline pool works here and now
+                self._turn.began = True
+                self._call()
+        except BaseException:
+            self.interrupt()
+            if thread.ident is None:
+                self._all_ranks.turns.end(self._turn)
+            raise
+        finally:
+            self._called.set()
+
+    # ---- in the supervising thread -------------------------------------------------------
+
+    def _supervise(self) -> None:
+        try:
+            if self._begin():
+                self._wait_for_ranks()
+        except Exception as error:  # whoever waits has to hear of it
+            self._fail(type(error).__name__, str(error))
+        finally:
+            if self._noticed is not None:
+                self._notice(None)
+            if self.errors and self._futures:
+                self._all_ranks.last_error = self.error()
+            self._leave()
+
+    def _leave(self) -> None:
+        self.keeps = None
+        turns, broke_group = self._all_ranks.turns, self._group_wanting
+        # Forming takes half a second with 32 ranks. An error is reported before it, and the next
+        # call waits. Not so after a stop: people press twice, and the second press would meet the
+        # end of the cell, where an `await` has no handler of ours. Nor inline, where the group is
+        # of the process that goes on then.
+        waits = self._presses or self._all_ranks.options.inline
+        report = (lambda: None) if waits else self._finished.set
+        try:
+            turns.end(self._turn, broke_group=broke_group, before_forming=report)
+        finally:
+            self._finished.set()
+
+    def _begin(self) -> bool:
+        """Wait for the turn, if it has not come at once; tells whether the calls are made."""
+        if not self._waits:
+            self._called.wait()
+            return bool(self._futures)
+        while self.waits_for and not self._interrupted.wait(0.02):
+            self.waits_for = self._all_ranks.turns.begin(self._turn)
+        if self.waits_for:
+            names = ", ".join(dict.fromkeys(self.waits_for))
+            self._fail("KeyboardInterrupt", f"interrupted while it waited for {names}")
+            return False
+        self._all_ranks.wait_for_restart()  # its beginning may be what ended the turn before
+        if not self._wait_for_others():
+            ends = "`pool.client.send_signal('SIGINT')` ends that"
+            self._fail("KeyboardInterrupt", f"interrupted while it waited for {_OTHERS}; {ends}")
+            return False
+        self._started = time.monotonic()
+        try:
+            self._all_ranks.health.require_usable()
+            self._call()
+        except Exception as error:  # the pool was stopped, or broke, meanwhile
+            self._fail(type(error).__name__, str(error))
+            return False
+        return True
+
+    def _wait_for_others(self) -> bool:
+        """Wait for what other clients run on the ranks; False if that was interrupted.
+
+        What hangs there is freed: a collective that one rank was told to call, and no other.
+        """
+        has_aborted, engines = False, self._all_ranks.engines
+        watch: HangWatch | None = None
+        while engines.of_others(self.ranks):
+            if self._interrupted.wait(0.02):
+                return False
+            others = engines.of_others(engines.alive_ranks())
+            watch = watch or HangWatch(self._all_ranks, others, _OTHERS_HANG_S)
+            diagnosis = watch.look(others, (), time.monotonic())
+            listed = ", ".join(map(str, others))
+            self._notice(f"waits for {_OTHERS} (rank {listed}).")
+            if diagnosis and diagnosis.is_hang:
+                self._all_ranks.group.abort(dict.fromkeys(engines.alive_ranks()))
+                watch, has_aborted = None, True
+        if has_aborted:
+            self._all_ranks.turns.end(self._turn, broke_group=True)
+            self._turn = self._all_ranks.turns.ask(self._payloads, self._turn.name, first=True)
+            while self._all_ranks.turns.begin(self._turn):
+                time.sleep(0.02)
+        return True
+
+    def _fail(self, ename: str, evalue: str) -> None:
+        """The same error for every rank of which nothing is known: mostly, nothing has run."""
+        now = time.time()
+        for rank in {*self.ranks} - {*self.replies, *self.errors}:
+            sent = (self._payloads[rank].get("shipment") or {}).get("parcels", ())
+            self._all_ranks.on_lost(rank, [number for number, _ in sent])
+            self.errors[rank] = RankError(rank, ename, evalue, "", now)
+
+    def _wait_for_ranks(self) -> None:
+        pending = set(self._futures)
+        while pending:
+            done, pending = wait(pending, timeout=0.05, return_when=FIRST_COMPLETED)
+            now = time.monotonic()
+            ranks = sorted(self._futures[future] for future in pending)
+            self._look_at_clock(now)
+            for future in done:
+                self._take(self._futures[future], future)
+            if pending:
+                self._look(ranks, now)
+            if pending and (self._failures or self._presses):
+                self._freeing.step(now, self._presses, ranks)
+                if self._freeing.was_in_vain(now):
+                    self._failures.update(give_up(self._all_ranks, ranks))
+                    break
+        self.elapsed_s = time.monotonic() - self._started
+        self._group_wanting |= self._freeing.has_aborted
+        if self._failures and not self._group_wanting:
+            self._group_wanting = not self._all_ranks.group.is_in_step(self.ranks)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Say of each rank that failed how it did, and what went with one that was replaced."""
+        counts = Counter(failure.error.evalue for failure in self._failures.values())
+        failures = dict(self._failures)
+        for rank, failure in failures.items():
+            said = failure.error.evalue
+            hint = self._all_ranks.hint(rank, said, counts[said] == 1)
+            failures[rank] = replace(failure, error=replace(failure.error, evalue=said + hint))
+        settled = settle(
+            failures,
+            asked=bool(self._presses),
+            limit=self._limit,
+            freed_at=self._freeing.freed_at,
+            where=self._watch.where | self._freeing.where,
+        )
+        self.errors.update(settled)
+
+    def _look_at_clock(self, now: float) -> None:
+        late = self._timeout_s is not None and now - self._started > self._timeout_s
+        if late and not (self._failures or self._presses):
+            self._limit = "TimeoutError", f"took longer than {self._timeout_s:g} s"
+            self.interrupt()
+
+    def _look(self, pending: Collection[int], now: float) -> None:
+        """Tell of a hang; act on it only if that is wanted."""
+        if self._failures or self._presses:
+            if not self._freeing.has_warned:  # what it told of is being ended
+                self._notice(None)
+            return
+        left = [rank for rank, reply in self.replies.items() if reply.get("left")]
+        diagnosis = self._watch.look(pending, self.replies, now, left)
+        self._notice(diagnosis.text if diagnosis and not diagnosis.by_exit else None)
+        ends = diagnosis and (diagnosis.by_exit or self._all_ranks.options.on_hang == "abort")
+        if diagnosis and diagnosis.is_hang and ends:
+            self._limit = HANG, diagnosis.finding.removeprefix("Hang: ").removesuffix(".")
+            self.interrupt()
+
+    def _notice(self, text: str | None) -> None:
+        if text != self._noticed:
+            self._noticed = text
+            self._on_notice(text)
+
+    def _take(self, rank: int, future: Future[Any]) -> None:
+        failure = Failure.of(rank, future, self._hidden)
+        if future.exception() is None and isinstance(future.result(), dict):
+            reply = future.result()
+            self._group_wanting |= reply.get("group_wanting", False)
+            self._all_ranks.on_lost(rank, reply.get("lost", ()))
+            if "names" in reply:
+                self.names[rank] = reply["names"]
+        if failure is None:
+            reply = future.result()
+            if reply.get("text"):
+                reply = {**reply, "text": redact(reply["text"], self._hidden)}
+            self.replies[rank] = reply
+            return
+        self._failures[rank] = failure
+        if future.exception() is None and future.result().get("context_lost"):
+            self._all_ranks.engines.kill(rank, "had lost its GPU context, and was ended")
+        # no collective works any more after one has failed, also if nobody waits in it
+        self._group_wanting |= failure.collective or isinstance(future.exception(), EngineDiedError)
+
+
+def _title(name: str, payloads: Mapping[int, dict[str, Any]]) -> str:
+    """What runs, in words."""
+    number = next((p.get("cell_number") for p in payloads.values()), None)
+    names = {"run_function": "a function", "train": "a training", "predict": "a prediction"}
+    names["sync_state"] = "a sync_from"
+    return f"cell In[{number}]" if number else names.get(name, "a cell")

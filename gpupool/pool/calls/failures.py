@@ -1,0 +1,128 @@
+"""From what the ranks of a call answered to what is said of it: who failed, and who was freed.
+
+Runs on the client.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpupool.core.errors import RankError
+from gpupool.core.wire.masking import Secrets, redact
+from gpupool.core.wire.whereabouts import Whereabouts
+
+HANG = "HangError"
+_REFUSALS = ("TypeError", "ValueError")  # of a collective that has not begun
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How one rank failed.
+
+    `collective`: in a collective that had begun, which means that the group is of no use any more.
+    `interrupted`: by a KeyboardInterrupt.
+    """
+
+    error: RankError
+    collective: bool = False
+    interrupted: bool = False
+    exception: BaseException | None = None  # of an inline pool's rank
+
+    @classmethod
+    def of(cls, rank: int, future: Future[Any], hidden: Secrets) -> Failure | None:
+        """The failure that a finished call tells of, if it does."""
+        failure = future.exception()
+        if failure is not None:  # the engine died, or did not run our function at all
+            text = redact(str(failure), hidden)  # the end of a log may hold anything
+            name = type(failure).__name__
+            failed_at = getattr(failure, "died_at", None) or time.time()
+            return cls(RankError(rank, name, text, failed_at=failed_at))
+        if not isinstance(future.result(), dict) or "error" not in future.result():
+            return None
+        told = dict(future.result()["error"])
+        collective = told.pop("collective", False) and told["ename"] not in _REFUSALS
+        exception = told.pop("exception", None)
+        shown = ("evalue", "traceback", "where", "hint")
+        masked = {name: redact(told[name], hidden) for name in shown}
+        error = RankError(rank=rank, **{**told, **masked})
+        return cls(error, collective, told["ename"] == "KeyboardInterrupt", exception)
+
+
+def settle(
+    failures: Mapping[int, Failure],
+    *,
+    asked: bool,
+    limit: tuple[str, str] | None,
+    freed_at: float | None,
+    where: Mapping[int, Whereabouts],
+) -> dict[int, RankError]:
+    """What is said of each rank, now that all have ended.
+
+    Ranks that failed only because of another one are marked as freed: after a first failure those
+    that were interrupted or in a collective. If the user wanted the end these were interrupted, but
+    for those in a collective that waited for one that was elsewhere.
+
+    Args:
+        asked: the user, or a limit, wanted the end.
+        limit: (name of the error, what it says) of the limit, if that was it.
+        freed_at: when ranks were first interrupted or their collectives aborted (seconds since the
+            epoch), if they were.
+        where: where ranks were before they were interrupted or killed, as far as is known.
+    """
+    causes = set(_causes(failures.values(), asked, freed_at))
+    waited = {rank for rank, one in failures.items() if _waited(one, where.get(rank))}
+    # whoever waits in a collective is not who the others wait for, if one of them is elsewhere
+    freed = waited if waited != failures.keys() - causes else set()
+    settled = {}
+    for rank, failure in failures.items():
+        error, was = failure.error, where.get(rank)
+        if rank in causes or not (failure.collective or failure.interrupted):
+            if was is not None and not error.where:
+                error = replace(error, was=was.was)
+        elif asked and rank not in freed:
+            error = _interrupted(failure, limit, was)
+        else:
+            error = replace(error, freed=True, was=was.was if was is not None else "")
+        settled[rank] = error
+    return settled
+
+
+def _causes(failures: Iterable[Failure], asked: bool, freed_at: float | None) -> list[int]:
+    """The ranks that failed by themselves."""
+    by_time = sorted(failures, key=lambda f: (f.error.failed_at, f.error.rank))
+    own = [f.error.rank for f in by_time if not (f.collective or f.interrupted)]
+    if own or asked:
+        return own
+    # nothing but failed collectives: those that nobody had freed, or the first
+    unprovoked = [f.error.rank for f in by_time if freed_at is None or f.error.failed_at < freed_at]
+    return unprovoked or [by_time[0].error.rank]
+
+
+def _waited(failure: Failure, was: Whereabouts | None) -> bool:
+    """Whether a rank waited in a collective when it was freed."""
+    return failure.collective or (was is not None and bool(was.doing))
+
+
+def _interrupted(
+    failure: Failure, limit: tuple[str, str] | None, was: Whereabouts | None
+) -> RankError:
+    """The error of a rank that was interrupted on request, maybe in a collective."""
+    error = failure.error
+    if was is not None and was.doing:
+        error = replace(error, ename="KeyboardInterrupt", evalue=f"in {was.doing}")
+    elif failure.collective:  # C++ code raises its own error and not the interrupt
+        error = replace(error, ename="KeyboardInterrupt", evalue="in a collective")
+    if limit is None:
+        return error
+    name, words = limit
+    return replace(
+        error,
+        ename=name,
+        # a hang has been told with the place of every rank
+        evalue=words if name == HANG else ", ".join(filter(None, (words, error.evalue))),
+        traceback=error.traceback.replace("KeyboardInterrupt", name),
+    )

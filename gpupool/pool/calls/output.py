@@ -1,0 +1,247 @@
+"""What the ranks show while a call runs, and later: kept, bounded, masked. Runs on the client."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from gpupool.core.wire.masking import Redactor, Secrets, redact_all
+from gpupool.pool.calls.output_widgets import OutputWidgets
+from gpupool.pool.calls.terminal_text import as_shown
+
+HEAD_CHARS = 1_000_000  # per rank and call, of the beginning
+LAST_CHARS = 9_000_000  # and of the end; what lies between is let go
+MAX_DISPLAYS = 200  # per rank and call; beyond, the oldest is let go
+NUM_WHOLE = 32  # the last runs, whose texts and figures are whole, if not too large together:
+MAX_WHOLE_CHARS = 200_000_000
+SHRUNK_CHARS = 100_000  # of head and end each, and of figures, of older runs
+
+
+class RankOutput:
+    """What one rank has shown so far: its text in order of arrival, and its figures.
+
+    `displays` holds mime bundles: {"kind": "display" or "result", "data": ..., "metadata": ...,
+    "display_id": its name or None}, those of display() and of last values.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_head",
+        "_last",
+        "_num_head",
+        "_num_last",
+        "_num_left_out",
+        "displays",
+    )
+
+    def __init__(self) -> None:
+        self.displays: list[dict[str, Any]] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything shown so far."""
+        self._head: list[str] = []
+        self._last: deque[str] | None = None
+        self._num_head = self._num_last = self._num_left_out = 0
+        self.displays.clear()
+
+    def add_text(self, text: str) -> None:
+        """Take in a piece of text; memory stays bounded."""
+        if self._num_head < HEAD_CHARS:
+            self._head.append(text[: HEAD_CHARS - self._num_head])
+            text = text[HEAD_CHARS - self._num_head :]
+            self._num_head += len(self._head[-1])
+        if not text:
+            return
+        if self._last is None:
+            self._last = deque()
+        self._last.append(text[-LAST_CHARS:])
+        self._num_left_out += max(0, len(text) - LAST_CHARS)
+        self._num_last += len(self._last[-1])
+        while self._num_last > LAST_CHARS:
+            oldest = self._last.popleft()
+            too_many = self._num_last - LAST_CHARS
+            if len(oldest) > too_many:
+                self._last.appendleft(oldest[too_many:])
+            self._num_left_out += min(len(oldest), too_many)
+            self._num_last -= min(len(oldest), too_many)
+
+    def add_display(self, kind: str, content: Mapping[str, Any]) -> None:
+        """Take in a mime bundle."""
+        self.displays.append(
+            {
+                "kind": kind,
+                "data": content["data"],
+                "metadata": content.get("metadata") or {},
+                "display_id": (content.get("transient") or {}).get("display_id"),
+            }
+        )
+        if len(self.displays) > MAX_DISPLAYS:
+            del self.displays[0]
+
+    def update_display(self, content: Mapping[str, Any]) -> bool:
+        """Put a mime bundle in the place of those of its name; tells whether there were any."""
+        display_id = (content.get("transient") or {}).get("display_id")
+        places = [n for n, d in enumerate(self.displays) if d["display_id"] == display_id]
+        for n in places:
+            new = {"data": content["data"], "metadata": content.get("metadata") or {}}
+            self.displays[n] = {**self.displays[n], **new}
+        return bool(places)
+
+    @property
+    def text(self) -> str:
+        """The text with carriage returns applied, as a terminal leaves it: progress bars once."""
+        head, last = "".join(self._head), "".join(self._last or ())
+        if self._num_left_out:
+            head += f"\n[... {self._num_left_out} characters left out ...]\n"
+        return as_shown(head + last)
+
+    @property
+    def num_chars(self) -> int:
+        """How much text is kept, that of figures included."""
+        figures = sum(_num_chars(bundle) for bundle in self.displays)
+        return self._num_head + self._num_last + figures
+
+    def shrink(self) -> None:
+        """Keep of long texts the first and the last, and of large figures their text."""
+        if self._num_head + self._num_last > 2 * SHRUNK_CHARS:
+            text = "".join([*self._head, *(self._last or ())])
+            self._num_left_out += len(text) - 2 * SHRUNK_CHARS
+            self._head, self._last = [text[:SHRUNK_CHARS]], deque([text[-SHRUNK_CHARS:]])
+            self._num_head = self._num_last = SHRUNK_CHARS
+        for n, bundle in enumerate(self.displays):
+            if _num_chars(bundle) > SHRUNK_CHARS:
+                data = {"text/plain": str(bundle["data"].get("text/plain", ""))[:SHRUNK_CHARS]}
+                self.displays[n] = {**bundle, "data": data}
+
+    def state(self) -> tuple[Any, ...]:
+        """What is kept, as plain data: see `of_state`."""
+        last = None if self._last is None else "".join(self._last)
+        return "".join(self._head), last, self._num_left_out, self.displays
+
+    @classmethod
+    def of_state(cls, state: tuple[Any, ...]) -> RankOutput:
+        """The output with this state."""
+        output = cls()
+        head, last, output._num_left_out, output.displays = state
+        output._head, output._num_head = [head], len(head)
+        if last is not None:
+            output._last, output._num_last = deque([last]), len(last)
+        return output
+
+
+def _num_chars(bundle: Mapping[str, Any]) -> int:
+    return sum(len(value) for value in bundle["data"].values() if isinstance(value, str))
+
+
+class OutputRecorder:
+    """Collects what every rank shows during a run, with the hidden values masked.
+
+    Values that become known during the run are masked from then on.
+    `listener(rank, kind, content)` is told of each piece after it was masked and kept; of a
+    display that changes an earlier one as "update", of one that is to be cleared as "clear".
+    Events are passed on to it, masked, and not kept.
+    """
+
+    def __init__(
+        self,
+        ranks: tuple[int, ...],
+        hidden: Secrets,
+        listener: Callable[[int, str, Any], None] | None = None,
+    ) -> None:
+        self.outputs = {rank: RankOutput() for rank in ranks}
+        self._redactors = {
+            (rank, kind): Redactor(hidden) for rank in ranks for kind in ("stdout", "stderr")
+        }
+        self._hidden = hidden
+        self._listener = listener
+        self._to_clear: set[int] = set()
+        self._widgets = OutputWidgets()
+        self._lock = threading.Lock()
+
+    def __call__(self, rank: int, kind: str, content: Any) -> None:
+        """Take in a message of a rank; called in ipyparallel's IO thread."""
+        with self._lock:
+            if kind in ("stdout", "stderr"):
+                self._text(rank, kind, self._redactors[rank, kind].feed(content))
+            elif kind in ("display", "result", "clear") and self._widgets.is_taking(rank):
+                content = _masked(kind, content, self._hidden)
+                self._notify(rank, "comm", self._widgets.take(rank, kind, content))
+            elif kind in ("display", "result", "update", "clear", "comm"):
+                content = _masked(kind, content, self._hidden)
+                if kind == "comm":
+                    content = self._widgets.note(rank, content)
+                self._take(rank, kind, content)
+                self._notify(rank, kind, content)
+            elif kind == "events":
+                self._notify(rank, kind, redact_all(content, self._hidden))
+
+    def finish(self) -> None:
+        """Give out what was held back. What comes later, of threads say, is taken in as well."""
+        with self._lock:
+            for (rank, kind), redactor in self._redactors.items():
+                self._text(rank, kind, redactor.flush())
+            for output in self.outputs.values():
+                for bundle in output.displays:
+                    if text := self._widgets.text(bundle):  # for where no widget can be shown
+                        bundle["data"] = {**bundle["data"], "text/plain": text}
+        _keep_small(self.outputs.values())
+
+    def _take(self, rank: int, kind: str, content: Any) -> None:
+        output = self.outputs[rank]
+        if kind == "clear":
+            if content.get("wait"):  # the next output clears what is there
+                self._to_clear.add(rank)
+            else:
+                output.clear()
+        elif kind == "update":
+            output.update_display(content)
+        elif kind != "comm":
+            self._clear_if_due(rank)
+            output.add_display(kind, content)
+
+    def _text(self, rank: int, kind: str, text: str) -> None:
+        if text and self._widgets.is_taking(rank):
+            self._notify(rank, "comm", self._widgets.take(rank, kind, text))
+        elif text:
+            self._clear_if_due(rank)
+            self.outputs[rank].add_text(text)
+            self._notify(rank, kind, text)
+
+    def _clear_if_due(self, rank: int) -> None:
+        if rank in self._to_clear:
+            self._to_clear.discard(rank)
+            self.outputs[rank].clear()
+            self._notify(rank, "clear", {"wait": False})
+
+    def _notify(self, rank: int, kind: str, content: Any) -> None:
+        if self._listener is not None:
+            self._listener(rank, kind, content)
+
+
+_recent: deque[list[weakref.ref[RankOutput]]] = deque()  # of the last runs, the latest first
+_recent_lock = threading.Lock()
+
+
+def _keep_small(outputs: Iterable[RankOutput]) -> None:
+    """Cut what earlier runs have left, failed ones too: `Out`, errors and views hold it."""
+    with _recent_lock:
+        _recent.appendleft([weakref.ref(output) for output in outputs])
+        num_chars = 0
+        for n, references in enumerate(_recent):
+            run = [output for reference in references if (output := reference()) is not None]
+            num_chars += sum(output.num_chars for output in run)
+            if n > 0 and (n >= NUM_WHOLE or num_chars > MAX_WHOLE_CHARS):
+                for output in run:
+                    output.shrink()
+        while len(_recent) > NUM_WHOLE:
+            _recent.pop()
+
+
+def _masked(kind: str, content: Any, hidden: Secrets) -> Any:
+    if kind != "comm":
+        return redact_all(content, hidden)
+    return {**content, "content": redact_all(content["content"], hidden)}  # not the buffers

@@ -1,0 +1,1 @@
+"""The environment variables and credentials of the ranks. Runs on the client."""

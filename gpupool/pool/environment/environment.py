@@ -1,0 +1,260 @@
+"""The environment variables that one pool's ranks were sent, and the values to hide for it.
+
+Runs on the client. Variables go over the control channel, which the ranks answer while they
+compute: `%gpupool env` works, and AWS credentials are renewed, in the middle of a training.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_futures
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpupool.core.errors import CredentialsError, PoolError
+from gpupool.core.wire import environ
+from gpupool.core.wire.masking import Secrets, redact
+from gpupool.core.wire.requests import SetEnvironment
+from gpupool.pool.environment.credentials import (
+    AWS_KEY_NAMES,
+    AWS_NAMES,
+    AwsChain,
+    AwsCredentials,
+    ChainError,
+)
+from gpupool.pool.environment.renewal import Renewal, Tell
+from gpupool.pool.processes.interface import RankEngines
+
+_TIMEOUT_S = 60.0
+_SEND_AGAIN_S = 2.0  # a rank that has just come up may not hear the first time
+
+_HOW_TO = (
+    "Log in (`aws sso login`), name a profile (AWS_PROFILE), or set AWS_ACCESS_KEY_ID and "
+    "AWS_SECRET_ACCESS_KEY."
+)
+
+
+@dataclass
+class _Remembered:
+    """What this notebook has propagated, never values: its next pool gets it too."""
+
+    names: set[str] = field(default_factory=set)
+    aws: bool = False
+
+
+_remembered = _Remembered()
+
+
+def _tell(sentence: str) -> None:
+    print(f"gpupool: {sentence}", file=sys.stderr)
+
+
+def variables_at_start(asked_for: Iterable[str]) -> dict[str, str]:
+    """What a new pool's ranks are sent: what must not be inherited, was propagated, is asked for.
+
+    Raises:
+        OptionsError: a name in `asked_for` is not set.
+    """
+    return {
+        **environ.sent_after_start(os.environ),
+        **environ.select(_remembered.names, os.environ, strict=False),
+        **environ.select(asked_for, os.environ),
+    }
+
+
+def notebook_place() -> dict[str, Any]:
+    """Where this notebook works: what an engine takes over (`gpupool.engine.entry.prepare`)."""
+    try:
+        cwd = os.getcwd()
+    except FileNotFoundError:  # it was deleted; an engine stays where it is
+        cwd = ""
+    return {
+        "sys_path": [path for path in sys.path if path],
+        "cwd": cwd,
+        # reading it through os.umask would change it, for other threads too
+        "umask": next(
+            int(line.split()[1], 8)
+            for line in Path("/proc/self/status").read_text().splitlines()
+            if line.startswith("Umask:")
+        ),
+    }
+
+
+class Environment:
+    """What the ranks of one pool have been sent. Any thread may call it.
+
+    `secrets` are the values to mask; it grows while the pool lives and never shrinks.
+    `tell` is called, in a background thread, with a sentence that the user should see.
+    """
+
+    def __init__(self, engines: RankEngines, tell: Tell = _tell) -> None:
+        self.secrets = Secrets()
+        self._engines = engines
+        self._tell = tell
+        self._lock = threading.RLock()
+        self._renewal: Renewal | None = None
+        self._trouble = ""
+        self._closed = False
+        self._variables: dict[str, str] = {}
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Name -> value of everything that the ranks were sent and have not been told to unset."""
+        # Without the lock: a status must not wait for a rank that is slow to take what is sent.
+        return dict(self._variables)  # never changed, only replaced
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Name -> fingerprint of the value."""
+        return {k: environ.fingerprint(v) for k, v in sorted(self.variables.items())}
+
+    @property
+    def credentials(self) -> str:
+        """How the AWS credentials that `--aws` has sent stand; empty if it has sent none."""
+        renewal = self._renewal
+        return redact(renewal.sentence if renewal else self._trouble, self.secrets)
+
+    def start(self, variables: Mapping[str, str]) -> None:
+        """Send `variables_at_start`, and `--aws` again if an earlier pool was given it."""
+        self.set(variables)
+        if _remembered.aws:
+            try:
+                self._send_aws()
+            except CredentialsError as error:  # no reason to be without a pool
+                self._trouble = f"{error} Then `%gpupool env --aws`."
+                self._tell(self.credentials)
+
+    def propagate(self, names_or_globs: Sequence[str], aws: bool) -> dict[str, str]:
+        """Send variables of the notebook, and its AWS credentials; remember both.
+
+        Returns:
+            Name -> fingerprint.
+        """
+        variables = environ.select(names_or_globs, os.environ)
+        with self._lock:
+            self.set(variables)
+            if aws:
+                variables |= self._send_aws()
+                _remembered.aws = True
+            elif "AWS_ACCESS_KEY_ID" in variables:  # the user's choice instead of the chain's
+                self._forget_aws()
+            _remembered.names.update(environ.select(names_or_globs, os.environ))
+        return {name: environ.fingerprint(value) for name, value in variables.items()}
+
+    def unset(self, names_or_globs: Sequence[str]) -> list[str]:
+        """Remove variables that were sent from the ranks, and forget them; returns their names."""
+        with self._lock:
+            names = list(environ.select(names_or_globs, self._variables, strict=False))
+            if "AWS_ACCESS_KEY_ID" in names:
+                self._forget_aws()
+            self.set({}, unset=names)
+            _remembered.names.difference_update(names)
+        return names
+
+    def set(
+        self, variables: Mapping[str, str], unset: Sequence[str] = (), *, refresh: bool = True
+    ) -> None:
+        """Set and remove variables on every rank, busy or not; returns when all have done so.
+
+        Args:
+            refresh: also have open file systems take the new credentials.
+
+        Raises:
+            PoolError: a rank does not answer, or its file systems do not take the credentials.
+        """
+        if not variables and not unset:
+            return
+        with self._lock:
+            # First, so that whatever goes wrong on a rank is masked already.
+            self.secrets.add(environ.secret_values(variables))
+            both = {**self._variables, **variables}
+            self._variables = {k: v for k, v in both.items() if k not in unset}
+            self._control(SetEnvironment(dict(variables), list(unset), refresh))
+
+    def apply_to(self, rank: int) -> None:
+        """Bring one rank that has just come up to where the others are.
+
+        Raises:
+            PoolError: it does not answer.
+        """
+        with self._lock:
+            payload = {"variables": self._variables, "unset": [], "refresh": False}
+            future = self._engines.call(rank, "set_environment", payload)
+            try:
+                self._check(rank, future.result(_TIMEOUT_S))
+            except TimeoutError:
+                raise PoolError(f"rank {rank} did not take the environment variables.") from None
+
+    def close(self) -> None:
+        """End the renewal, with the pool."""
+        self._closed = True
+        if self._renewal is not None:
+            self._renewal.close()
+
+    # ---- inside --------------------------------------------------------------------------
+
+    def _send_aws(self) -> dict[str, str]:
+        chain = AwsChain()
+        try:
+            current = chain.resolve()
+        except ChainError as error:
+            reason = redact(str(error), self.secrets)
+            raise CredentialsError(f"AWS credentials: {reason}. {_HOW_TO}") from None
+        with self._lock:
+            self._end_renewal()
+            missing = [name for name in AWS_NAMES if name not in current.variables]
+            self.set(current.variables, unset=missing)
+            self._renewal = Renewal(chain, current, self._renew, self._tell)
+            if self._closed:
+                self._renewal.close()
+        return current.variables
+
+    def _renew(self, fresh: AwsCredentials) -> None:
+        """Called by the renewal's thread. The ranks' botocore finds the new variables by itself."""
+        with self._lock:
+            if self._renewal is None or self._renewal.closed():
+                return
+            missing = [name for name in AWS_KEY_NAMES if name not in fresh.keys]
+            self.set(fresh.keys, unset=missing, refresh=fresh.expires_at is None)
+
+    def _end_renewal(self) -> None:
+        if self._renewal is not None:
+            self._renewal.close()
+        self._renewal, self._trouble = None, ""
+
+    def _forget_aws(self) -> None:
+        self._end_renewal()
+        _remembered.aws = False
+
+    def _control(self, request: SetEnvironment) -> None:
+        """Have every rank that lives do it; asked again until each has answered."""
+        deadline = time.monotonic() + _TIMEOUT_S
+        asked: dict[Future[dict[str, Any]], int] = {}
+        missing = set(self._engines.alive_ranks())
+        while missing and time.monotonic() < deadline and not self._closed:
+            futures = self._engines.control(request, sorted(missing))
+            asked.update({future: rank for rank, future in futures.items()})
+            wait_futures(futures.values(), timeout=_SEND_AGAIN_S)
+            for future in [future for future in asked if future.done()]:
+                rank, reply = asked.pop(future), future.result()
+                if reply.get("status") != "died":  # else it may be there again by now
+                    missing.discard(rank)
+                    self._check(rank, reply)
+            missing &= set(self._engines.alive_ranks())
+        if missing:
+            ranks = ", ".join(map(str, sorted(missing)))
+            raise PoolError(
+                f"rank {ranks} did not take the environment variables within {_TIMEOUT_S:.0f} s: "
+                "stopped, or in code that does not return to Python."
+            )
+
+    def _check(self, rank: int, reply: Mapping[str, object]) -> None:
+        if reply.get("error"):
+            text = redact(str(reply["error"]), self.secrets)
+            raise PoolError(f"rank {rank} has the new variables, but: {text}")

@@ -1,0 +1,265 @@
+"""The connection to the controller: call an engine function, hear what the engine says meanwhile.
+
+Runs on the client. With `launch.py` the only file of the client that knows ipyparallel. Names of
+ipyparallel that are private, and used here because nothing public does the same, are each
+guarded by a test in `tests/pool/test_private_names.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from pathlib import Path
+from typing import Any
+
+from gpupool.core.wire.invoke import invoke
+from gpupool.core.wire.requests import ControlRequest
+from gpupool.pool.processes.iopub import OnMessage, Router
+
+_NUM_HELLOS, _HELLO_S = 10, 0.5
+_DROPPED = "a message to the pool was dropped, as it is not signed or not whole; more are counted"
+
+
+class EngineClient:
+    """Calls by rank over ipyparallel's channels. Engine ids equal ranks by construction."""
+
+    def __init__(self, connection_file: Path, timeout_s: float) -> None:
+        # ipyparallel annotates nothing of what is used here
+        self._client: Any = _client_class()(str(connection_file), timeout=timeout_s, debug=False)
+        self._router: Router = self._client.router
+        # signatures of messages that it remembers, against repeated ones; it comes with 65536
+        self._client.session.digest_history_size = 1024
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks whose engines have registered."""
+        return sorted(self._client.ids)
+
+    def call(
+        self,
+        rank: int,
+        name: str,
+        payload: dict[str, Any],
+        on_message: OnMessage | None = None,
+        number: int | None = None,
+    ) -> Future[Any]:
+        """Call `gpupool.engine.entry.<name>(**payload)` on a rank.
+
+        `number` is by what an interrupt knows the call; without one it cannot be interrupted.
+        `on_message` is called in ipyparallel's IO thread with everything the engine publishes for
+        this call. The future resolves after all of that has been delivered, but for what threads
+        and child processes that the call has left behind say later.
+        """
+        reply: Future[Any] = Future()
+
+        def prepare(message: Any) -> None:  # runs before the request is sent: nothing is missed
+            if on_message is not None:
+                self._router.listen(message.msg_id, on_message)
+
+        message = self._client.send_apply_request(
+            self._client._mux_stream,  # the stream: sending on its socket loses its wake-up
+            invoke,
+            args=(name, payload, number),
+            ident=self._client._engines[rank].encode(),
+            message_future_hook=prepare,
+        )
+        # `message.output` resolves after the last output: when the engine is idle again, or the
+        # reply says that there was none (gpupool/engine/output/status.py).
+        message.add_done_callback(
+            lambda done: message.output.add_done_callback(lambda _: _settle(reply, done))
+        )
+        return reply
+
+    def control(self, rank: int, request: ControlRequest) -> Future[dict[str, Any]]:
+        """Send a control request, which the engine answers while its main thread is busy.
+
+        The future resolves to the content of the answer; it does not should the engine die.
+        """
+        answer: Future[dict[str, Any]] = Future()
+        message = self._client._send(
+            self._client._control_stream,
+            request.message_type(),
+            content=request.content(),
+            ident=self._client._engines[rank].encode(),
+        )
+
+        def take(done: Any) -> None:
+            with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+                answer.set_result(done.result()["content"])
+
+        message.add_done_callback(take)
+        return answer
+
+    def send_comm(self, rank: int, message: dict[str, Any]) -> None:
+        """Send a widget's message to its engine: "type", "content", "metadata", "buffers".
+
+        What the engine says because of it comes to the listener of the call that made the widget.
+        """
+        session, engine = self._client.session, self._client._engines.get(rank)
+        if engine is None:  # gone
+            return
+        request = session.msg(message["type"], message["content"], metadata=message["metadata"])
+        request_id = request["header"]["msg_id"]
+        self._router.listen_as_to(message["content"]["comm_id"], request_id)
+        self._client._io_loop.add_callback(
+            session.send,
+            self._client._mux_stream,
+            request,
+            ident=engine.encode(),
+            buffers=message["buffers"],
+        )
+
+    def serves_others(self, rank: int) -> bool:
+        """Whether the engine of a rank runs what another client has asked for."""
+        return bool(self._client.others.get(self._client._engines.get(rank)))
+
+    @property
+    def num_dropped(self) -> int:
+        """Messages that were not of this pool, or not whole, and had no effect."""
+        return int(self._client.num_dropped)
+
+    def stray_text(self, rank: int) -> str:
+        """The end of what a rank has said for calls that are long over, and nobody knows."""
+        return self._router.stray_text(self._client._engines.get(rank, ""))
+
+    def unregister(self, rank: int) -> None:
+        """Have the controller forget a dead engine, so that another can take its rank.
+
+        As ipyparallel's nanny does it (`engine/nanny.py`).
+        """
+        self._client._io_loop.add_callback(
+            self._client._send,
+            self._client._query_stream,
+            "unregistration_request",
+            content={"id": rank},
+        )
+
+    def ask_for_engines(self) -> None:
+        """Ask the controller which engines it has; returns at once, `ranks` has them soon.
+
+        Its notifications come over a channel of their own, whose encryption may be ready later than
+        the first engine: what it has sent before is lost.
+        """
+
+        def take(done: Any) -> None:
+            self._client._update_engines(done.result()["content"].get("engines", {}))
+
+        def ask() -> None:
+            stream = self._client._query_stream
+            self._client._send(stream, "connection_request").add_done_callback(take)
+
+        self._client._io_loop.add_callback(ask)
+
+    def trim(self) -> None:
+        """Forget the ids of past calls, which ipyparallel would keep for ever."""
+        self._client.history.clear()
+
+    def close(self) -> None:
+        """Close the sockets. Futures that are still open stay so."""
+        self._client.close(linger=0)
+
+
+def plain_client(connection_file: Path) -> Any:
+    """An `ipyparallel.Client` that hears its engines.
+
+    What they say before it has subscribed is lost, and who waits for the end of the output would
+    wait for ever: so they are asked until it hears them, unless they are busy.
+    """
+    client: Any = load_ipyparallel().Client(str(connection_file))
+    for _ in range(_NUM_HELLOS):
+        asked = client[:].apply_async(os.getpid)
+        asked.wait(_HELLO_S)
+        if not asked.ready() or asked.wait_for_output(_HELLO_S):
+            break
+    client.purge_local_results("all")
+    return client
+
+
+def load_ipyparallel() -> Any:
+    """The module; `import gpupool` must not wait for it (0.3 s), nor the first call for numpy."""
+    import ipyparallel
+    import numpy  # noqa: F401 - ipyparallel does it when it first packs arguments
+
+    return ipyparallel
+
+
+def _settle(reply: Future[Any], done: Any) -> None:
+    result = done.result()  # ipyparallel puts an exception here as a value
+    with contextlib.suppress(InvalidStateError):  # the rank was given up meanwhile
+        if isinstance(result, BaseException):
+            reply.set_exception(result)
+        else:
+            reply.set_result(result)
+
+
+@functools.cache
+def _client_class() -> Any:
+    """ipyparallel's client with our way for what engines publish."""
+
+    base: Any = load_ipyparallel().Client
+
+    def heard(handle: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        """A socket's callback: what cannot be read or handled is dropped and counted.
+
+        An exception that leaves the callback would make the socket deaf for good.
+        """
+
+        def dispatch(self: Any, frames: Any) -> None:
+            try:
+                _, parts = self.session.feed_identities(frames, copy=False)
+                handle(self, self.session.deserialize(parts, content=True, copy=False))
+            except Exception:
+                self.num_dropped += 1
+                if self.num_dropped == 1:  # the others may be many
+                    logging.getLogger("gpupool").warning(_DROPPED, exc_info=True)
+
+        return dispatch
+
+    class Client(base):  # type: ignore[misc]
+        num_dropped = 0
+        _dispatch_single_reply = heard(base._dispatch_single_reply.__wrapped__)
+        _dispatch_notification = heard(base._dispatch_notification.__wrapped__)
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self.router = Router()
+            self.others: dict[str, set[str]] = {}  # engine -> what other clients have it do
+            super().__init__(*args, **options)
+
+        @heard
+        def _dispatch_reply(self, message: Any) -> None:
+            base._dispatch_reply.__wrapped__(self, message)
+            if message["content"].get("silent"):
+                self._end_output(message)
+
+        @heard
+        def _dispatch_iopub(self, message: Any) -> None:
+            parent = message["parent_header"]
+            if not parent:
+                return
+            if parent["session"] != self.session.session:
+                if message["header"]["msg_type"] == "status":
+                    at_work = self.others.setdefault(message["header"]["session"], set())
+                    is_busy = message["content"]["execution_state"] == "busy"
+                    (at_work.add if is_busy else at_work.discard)(parent["msg_id"])
+                return
+            if message["header"]["msg_type"] != "status":
+                self.router.route(message, _deserialize)
+            elif message["content"]["execution_state"] == "idle":  # after all output
+                self._end_output(message)
+
+        def _end_output(self, message: Any) -> None:
+            output = self._output_futures.get(message["parent_header"]["msg_id"])
+            if output is not None and not output.done():
+                output.set_result(None)
+
+    return Client
+
+
+def _deserialize(buffers: Any) -> Any:
+    from ipyparallel.serialize import deserialize_object
+
+    return deserialize_object(buffers)[0]

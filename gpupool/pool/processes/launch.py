@@ -1,0 +1,325 @@
+"""Bring up the processes of one pool through the host agent. Runs on the client.
+
+The agent is the parent of the controller and of the engines, and removes the pool's private folder
+with them. The fork server gives each process its own environment; `engine_environment` says which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gpupool.core.errors import PlacementError, PoolError
+from gpupool.core.machine.locks import locked_text
+from gpupool.core.machine.private_folders import make_private
+from gpupool.core.machine.topology import Rank
+from gpupool.core.wire import environ
+from gpupool.pool.notices import NoticeLines
+from gpupool.pool.processes import agent
+from gpupool.pool.processes.ports import Ports, any_port
+
+_REPLY_TIMEOUT_S = 5.0
+FORK_SERVER = "fork server"  # as in gpupool/host/agent.py
+
+_CONTROLLER_PORTS = 20  # it takes 16 to 20; more of its own choice if these are not enough
+# The agent tells of deaths, sends signals and outlives nobody: neither ipyparallel's nanny (2 s a
+# start) nor an engine's own watch on the controller is needed.
+_ENGINE_ARGS = (
+    "--IPEngine.enable_nanny=False",
+    "--IPEngine.max_heartbeat_misses=0",
+    "--IPEngine.wait_for_url_file=1",  # boot.py has waited
+    "--log-level=40",  # its warnings speak of settings that are meant
+)
+
+
+class Launch:
+    """The running processes of one pool, seen through their agent.
+
+    `on_exit(name, reason, log_tail)` is called from a background thread when a process ends.
+    """
+
+    def __init__(self, on_exit: Callable[[str, str, str], None]) -> None:
+        self._agent = agent.take()
+        self._agent.num_pools += 1
+        self.folder = self._agent.folder / f"pool{self._agent.num_pools}"
+        try:
+            self.folder.mkdir(mode=0o700)
+        except OSError:  # its folder is gone or cannot be written to: another agent may do better
+            self._agent.close()
+            raise
+        self._connections: dict[Path, str] = {}  # what the controller wrote
+        self.pids: dict[str, int] = {}
+        self.preloaded = threading.Event()  # the fork server is ready
+        self._on_exit = on_exit
+        self._running: dict[str, int] = {}
+        self._changed = threading.Condition()
+        self._locked: dict[str, Any] | None = None
+        self._making = threading.Lock()  # the folder again
+        self._killed = False
+        self._stopped = threading.Event()
+        self._released = False  # the agent is no longer ours
+        self._agent.on_event = self._on_event
+        self._agent.command(op="open", folder=str(self.folder))
+        # The last one is for what users' scripts listen at, at any time.
+        self._ports = Ports(_CONTROLLER_PORTS + 1)
+        self._port = self._ports.ports[-1] if self._ports.ports else any_port()
+
+    @property
+    def client_file(self) -> Path:
+        """Where the controller writes what a client needs to connect."""
+        return self.folder / "profile" / "security" / "ipcontroller-client.json"
+
+    def is_controller_up(self) -> bool:
+        """Whether the controller has written how to connect to it, to the last byte."""
+        try:
+            json.loads(self.client_file.read_text())
+        except (FileNotFoundError, ValueError):  # it writes in place: half a file can be seen
+            return False
+        return True
+
+    def keep_connections(self) -> None:
+        """Note the files that the controller has written, all of which are there now."""
+        security = self.client_file.parent
+        self._connections = {path: path.read_text() for path in security.glob("*.json")}
+        self._hold()
+
+    def _hold(self) -> None:
+        self._agent.command(op="hold", files=[str(path) for path in self._connections])
+
+    def require_folder(self) -> None:
+        """Make the private folder again if it, or what new ranks read in it, was removed.
+
+        Raises:
+            PoolError: it cannot be made.
+        """
+        with self._making:
+            self._require_folder()
+
+    def _require_folder(self) -> None:
+        missing = [path for path in self._connections if not path.exists()]
+        if self.folder.exists() and not missing:
+            return
+        profile = self.folder / "profile"
+        try:
+            for folder in (self._agent.folder, self.folder, profile, profile / "security"):
+                make_private(folder)
+            for path in missing:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+                with open(os.open(path, flags, 0o600), "w") as file:
+                    file.write(self._connections[path])
+        except OSError as error:
+            raise PoolError(
+                f"the pool's private folder, {self.folder}, was removed and cannot be made again "
+                f"({error.strerror}). `%gpupool stop`, then `%gpupool start`, makes a new pool."
+            ) from None
+        self._hold()
+        NoticeLines()(
+            f"the pool's private folder, {self.folder}, or files in it were removed, perhaps by a "
+            "cleaner of temporary files; they were made again, and nothing is lost but logs."
+        )
+
+    def log_path(self, name: str) -> Path:
+        """The log of a process: of "controller", or of "rank 0", "rank 1" ..."""
+        return self.folder / f"{name.replace(' ', '')}.log"
+
+    def lock_gpus(self, uuids: Sequence[str], number: int, force: bool) -> list[str]:
+        """Lock `number` of these GPUs until the pool ends; returns which.
+
+        Raises:
+            PlacementError: other pools have locked too many of them; it names their owners.
+        """
+        self._locked = None
+        self._agent.command(op="lock", devices=list(uuids), number=number, force=force)
+        self._wait(lambda: self._locked is not None, "did not answer")
+        assert self._locked is not None
+        if self._locked["error"]:
+            raise PlacementError(f"the GPUs cannot be locked: {self._locked['error']}.")
+        if len(self._locked["devices"]) < number:
+            raise PlacementError(locked_text(self._locked["others"], len(uuids), number))
+        return list(self._locked["devices"])
+
+    def start_controller(self) -> None:
+        """Start ipyparallel's controller, on loopback."""
+        ports = ",".join(map(str, self._ports.ports[:_CONTROLLER_PORTS]))
+        arguments = [f"--ports={ports}"] if ports else []
+        self._spawn("controller", "gpupool.host.controller:main", arguments, {})
+
+    def start_engines(self, ranks: Iterable[Rank]) -> None:
+        """Start one engine per rank. They wait for the controller by themselves."""
+        self.require_folder()
+        engine_file = self.client_file.with_name("ipcontroller-engine.json")
+        for rank in ranks:
+            arguments = [f"--file={engine_file}", f"--IPEngine.id={rank.rank}", *_ENGINE_ARGS]
+            environment = engine_environment(rank, self._port)
+            self._spawn(f"rank {rank.rank}", "gpupool.engine.boot:main", arguments, environment)
+
+    def signal(self, rank: int, number: int = signal.SIGINT) -> None:
+        """Send a signal to the engine of a rank."""
+        self._agent.command(op="signal", name=f"rank {rank}", number=int(number))
+
+    def kill_engines(self, ranks: Iterable[int]) -> None:
+        """Kill the engines of these ranks and wait until they are gone.
+
+        `on_exit` is not told of them.
+        """
+        names = {f"rank {rank}" for rank in ranks}
+        self._killed = False
+        self._agent.command(op="kill", names=sorted(names))
+        # none can come after the answer, also not one whose start was cut off by an interrupt
+        self._wait(lambda: self._killed, "did not answer")
+        self._wait(lambda: not names & self._running.keys(), "could not end the engines")
+
+    def stop(self) -> None:
+        """End every process of the pool and remove its folder. May be called again."""
+        if self._released or not self._agent.is_ours:
+            return
+        self._released = True
+        self._ports.close()
+        self._agent.command(op="stop")
+        if self._stopped.wait(_REPLY_TIMEOUT_S):
+            self._agent.on_event = lambda event: None  # else it would keep this pool in memory
+            agent.give_back(self._agent)
+        else:  # the agent itself is stopped, or stuck
+            self._stopped.set()
+            self._agent.kill()
+
+    def abandon(self) -> None:
+        """End every process, the agent too."""
+        self._released = True
+        self._ports.close()
+        self._stopped.set()
+        self._agent.close()
+
+    def _spawn(self, name: str, target: str, argv: Sequence[str], env: dict[str, str]) -> None:
+        if self._released:  # the agent may have another pool by now
+            raise PoolError("the pool was stopped.")
+        self._agent.command(
+            op="spawn",
+            name=name,
+            target=target,
+            argv=[*argv, f"--profile-dir={self.folder / 'profile'}"],
+            # what it starts inherits the folder's name, by which leftovers are told
+            env={
+                **environ.inheritable(os.environ),
+                **env,
+                "GPUPOOL_FOLDER": str(self._agent.folder),
+                "GPUPOOL_PROCESS": f"{self._agent.folder} {name}",  # by which the agent tells them
+            },
+            log=str(self.log_path(name)),
+        )
+
+    def _wait(self, holds: Callable[[], bool], failure: str) -> None:
+        with self._changed:
+            deadline = time.monotonic() + _REPLY_TIMEOUT_S
+            while not holds() and time.monotonic() < deadline and not self._stopped.is_set():
+                self._changed.wait(0.1)
+        if not holds():
+            raise PoolError(f"the host agent (pid {self._agent.pid}) {failure}.")
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        """Take in what the agent tells; called from its reader thread."""
+        with self._changed:
+            match event:
+                case {"event": "ready"}:
+                    self.preloaded.set()
+                case {"event": "locked"}:
+                    self._locked = event
+                case {"event": "killed"}:
+                    self._killed = True
+                case {"event": "spawned", "name": name, "pid": pid}:
+                    self.pids[name] = self._running[name] = pid
+                case {"event": "exited", "name": name}:
+                    self._running.pop(name, None)
+                case {"event": "stopped"}:
+                    self._running.clear()
+                    self._stopped.set()
+            self._changed.notify_all()
+        if event["event"] == "exited":
+            reason = exit_reason(event["status"], event["cause"])
+            self._on_exit(event["name"], reason, event["log_tail"])
+        elif event["event"] == "continued":
+            stopped = f"the {event['name']} of the pool (process {event['pid']}) was stopped by"
+            NoticeLines()(f"{stopped} a signal, and was told to go on; nothing is lost.")
+        elif event["event"] == "removed" and not self._released:
+            try:
+                self.require_folder()
+            except PoolError as error:
+                NoticeLines()(str(error))
+        elif event["event"] == "gone":
+            self._kill_groups()
+            if not self._stopped.is_set():
+                self._stopped.set()
+                self._on_exit("agent", exit_reason(event["status"]), "")
+
+    def _kill_groups(self) -> None:
+        """The agent was killed and its children died with it: end what those had started."""
+        for pid in self._running.values():  # each is the leader of its own process group
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+
+
+def engine_environment(rank: Rank, master_port: int) -> dict[str, str]:
+    """What an engine's environment has beyond the notebook's: its device, threads and rank.
+
+    torchrun's names are set, so that scripts written for it find themselves at home. LOCAL_RANK is
+    for them the number of the GPU to use: with one GPU to see it is 0 (as of `torchrun
+    --virtual-local-rank`), without one it counts the ranks of the host. Nothing of ours listens at
+    MASTER_PORT.
+    """
+    return {
+        "CUDA_VISIBLE_DEVICES": rank.gpu.uuid if rank.gpu else "",
+        "OMP_NUM_THREADS": str(rank.num_threads),
+        "TOKIO_WORKER_THREADS": str(rank.num_threads),  # of obstore; all cores of the machine else
+        "RANK": str(rank.rank),
+        "WORLD_SIZE": str(rank.world_size),
+        "LOCAL_RANK": "0" if rank.gpu else str(rank.local_rank),
+        "LOCAL_WORLD_SIZE": str(rank.world_size),
+        "GROUP_RANK": str(rank.node_rank),
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank.rank),
+        "ROLE_WORLD_SIZE": str(rank.world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(master_port),
+        "TORCHELASTIC_RUN_ID": "gpupool",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "GPUPOOL_RANK": json.dumps({**asdict(rank), "gpu": rank.gpu and rank.gpu.name}),
+        # As `accelerate launch --cpu` does: it would leave CPU ranks alone, each on its own.
+        **({} if rank.gpu else {"ACCELERATE_USE_CPU": "true"}),
+        # One machine: neither backend needs to listen beyond loopback.
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "TORCH_GLOO_LAZY_INIT": "0",  # late connections could not be proved: engine/group/peers.py
+        # A failed collective must raise, not end the process with the user's variables.
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+        "TORCH_NCCL_ENABLE_MONITORING": "0",
+        "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+        "TORCH_NCCL_PROPAGATE_ERROR": "0",
+        "TORCH_NCCL_TEARDOWN_ON_TIMEOUT": "0",
+        # Its thread listens at a fixed port, for which two pools would fight.
+        "NCCL_RAS_ENABLE": "0",
+    }
+
+
+def exit_reason(status: int, cause: str = "") -> str:
+    """How a process ended, in words.
+
+    >>> exit_reason(-9), exit_reason(1)
+    ('was killed by SIGKILL', 'ended with exit status 1')
+    >>> exit_reason(-9, "out of host memory")
+    'was killed by SIGKILL (out of host memory)'
+    """
+    words = f" ({cause})" if cause else ""
+    if status < 0:
+        known = {number.value: number.name for number in signal.Signals}
+        return f"was killed by {known.get(-status, f'signal {-status}')}{words}"
+    return f"ended with exit status {status}{words}"

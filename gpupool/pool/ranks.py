@@ -1,0 +1,275 @@
+"""The ranks of a pool, with all that a call on them needs. Runs on the client.
+
+Calls, variables and the pool itself are built on it. It knows none of them: what they do about a
+loss or a new rank, they say by hooks.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from gpupool.core.errors import EngineDiedError, GroupError, PoolError, SpmdError
+from gpupool.core.options.pool_options import PoolOptions, parse_ranks
+from gpupool.core.wire.masking import redact, redact_all
+from gpupool.core.wire.requests import ControlRequest
+from gpupool.pool.environment.environment import Environment, notebook_place
+from gpupool.pool.notices import NoticeLines, Progress, unheard, with_bar
+from gpupool.pool.processes.interface import RankEngines
+from gpupool.pool.processes.iopub import OnOutput
+from gpupool.pool.processes.placement import Placement, place_ranks
+from gpupool.pool.upkeep.forming import Forming
+from gpupool.pool.upkeep.health import Health
+from gpupool.pool.upkeep.recovery import Recovery
+from gpupool.pool.upkeep.turns import Turns
+
+_NUM_REPLACEMENTS = 3  # of a rank that does not come up
+
+
+class Ranks:
+    """One engine per rank, their turns, process group, environment and health.
+
+    Any thread may call it. Its hooks:
+        on_lost(rank, numbers): the rank does not have these parcels, though they were on their way.
+        on_replaced(rank, how): the rank is new; `how` the one before it ended ("was restarted").
+        hint(rank, evalue, is_alone=...): what to add to the error of a rank.
+    """
+
+    placement: Placement
+
+    def __init__(
+        self,
+        options: PoolOptions,
+        make_engines: Callable[[Ranks], RankEngines],
+        on_change: Callable[[], None],
+    ) -> None:
+        """Nothing is started yet; `on_change` is called when the pool breaks or is mended."""
+        self.options = options
+        self.last_error: SpmdError | None = None  # of a cell or function, for the debugger
+        self.turns = Turns(self.reform_group)
+        self.engines = make_engines(self)
+        self.group = Forming(self.engines)
+        self.environment = Environment(self.engines)
+        self.secrets = self.environment.secrets  # values of now, and those that are sent later
+        self.health = Health(self.secrets, on_change)
+        self.on_lost: Callable[[int, Iterable[int]], None] = lambda rank, numbers: None
+        self.on_replaced: Callable[[int, str], None] = lambda rank, how: None
+        self.hint: Callable[[int, str, bool], str] = lambda rank, evalue, is_alone: ""
+        self._on_change = on_change
+        self._changing = threading.RLock()  # one at a time changes engines or their group
+        self._recovery = Recovery(self.turns, self._replace_lost)
+        self._is_up = False
+        self._untold: dict[int, str] = {}  # of ranks whose end no cell has told
+
+    def start(self, variables: Mapping[str, str], progress: Progress) -> None:
+        """Place the ranks, start their engines, send `variables` and form the group.
+
+        Raises:
+            OptionsError, PlacementError, PoolError: something may run then, until `stop`.
+        """
+        self.placement = place_ranks(self.options, self._lock_gpus)
+        self.engines.start(self.placement.ranks, self.options.timeout_s, progress)
+        self.engines.call_all("prepare", notebook_place())
+        self.environment.start(variables)
+        self._form_group()
+        self._is_up = True
+
+    def stop(self) -> None:
+        """End every process."""
+        self.environment.close()
+        self.engines.stop()
+
+    # ---- what a call asks of them --------------------------------------------------------
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.placement.ranks)
+
+    @property
+    def state(self) -> str:
+        """What `PoolStatus.state` says."""
+        state = self.health.state
+        if state == "well":
+            # what has no number is the pool's own, the forming of its group say
+            has_calls = any(number is not None for _, number in self.engines.running())
+            return "busy" if has_calls else "idle"
+        return state
+
+    def select(self, ranks: str | int | Iterable[int] | None) -> tuple[int, ...]:
+        """The ranks meant by "all", "0:4", 3, [0, 2] or None (all), in ascending order."""
+        if ranks is None:
+            return tuple(r.rank for r in self.placement.ranks)
+        text = ranks if isinstance(ranks, (str, int)) else ",".join(map(str, ranks))
+        return parse_ranks(str(text), self.world_size)
+
+    def call(
+        self,
+        rank: int,
+        name: str,
+        payload: dict[str, Any],
+        on_output: OnOutput | None = None,
+        number: int | None = None,
+    ) -> Future[Any]:
+        """Call an engine function on one rank. Fails at once should the engine die meanwhile.
+
+        `number` is by what `engines.interrupt` and `group.abort` know the call.
+        """
+
+        def on_message(kind: str, content: Any) -> None:
+            if on_output is not None:
+                if kind == "events":  # what else comes is masked by the recorder, chunk by chunk
+                    content = redact_all(content, self.secrets)
+                on_output(rank, kind, content)
+
+        return self.engines.call(rank, name, payload, on_message, number)
+
+    def ask(
+        self, request: ControlRequest, ranks: Iterable[int]
+    ) -> dict[int, Future[dict[str, Any]]]:
+        """Send a control request to some ranks: rank -> its answer, without those that are gone.
+
+        The "status" of one that dies meanwhile is "died"; that of one that does not react never
+        comes.
+        """
+        return self.engines.control(request, ranks)
+
+    def wait_until_usable(self) -> None:
+        """Wait for ranks that are just being replaced, then raise the PoolError that says why
+        nothing can run, if so.
+
+        Not for a thread that such a replacement may have to wait for.
+        """
+        self._recovery.wait()
+        self.turns.wait_until_formed()
+        if self.health.lacks_group:  # another user has disturbed, say, and may have ended
+            self.reform_group()
+        self.health.require_usable()
+        untold, self._untold = self._untold, {}
+        for text in untold.values():
+            NoticeLines()(text)
+
+    def wait_for_restart(self) -> None:
+        """Wait until no rank is being replaced, nor the group formed."""
+        with self._changing:
+            pass
+
+    # ---- the group, and new engines ------------------------------------------------------
+
+    def reform_group(self) -> None:
+        """Form the group again, one generation higher, if every rank is there to join."""
+        with self._changing:
+            lacks_group, num_losses = self.health.lacks_group, self.health.num_losses
+            if self.health.state != "well" and not lacks_group:
+                return
+            try:
+                self._form_group()
+            except EngineDiedError:
+                pass  # it is being replaced, and the group formed then
+            except PoolError as error:
+                self.health.give_up(str(error), ())
+            else:
+                if lacks_group:
+                    self.health.mark_mended((), num_losses)
+
+    def restart(self, ranks: Sequence[int], progress: Progress) -> None:
+        """Start new engines in the place of those of some ranks: see `Pool.restart`."""
+        chosen = tuple(ranks)
+        with self._changing:
+            self.health.require_restartable()
+            for rank in chosen:  # what it had is let go on purpose
+                self._untold.pop(rank, None)
+            late = time.monotonic() + self.options.timeout_s
+            try:
+                for attempt in range(_NUM_REPLACEMENTS):
+                    num_losses = self.health.num_losses  # before `lost` is asked for
+                    chosen = tuple(sorted({*chosen, *self.health.lost}))
+                    listed = ", ".join(map(str, chosen))
+                    try:
+                        with with_bar(progress, f"Starting rank {listed} again") as told:
+                            ungrouped = self._replace(chosen, told)
+                        break
+                    except PoolError as error:  # of one that has died meanwhile, say
+                        is_last = attempt == _NUM_REPLACEMENTS - 1 or time.monotonic() > late
+                        if is_last or self.health.stopped:
+                            reason = f"rank {listed} could not be started again: {error}"
+                            self.health.give_up(reason, chosen)
+                            raise PoolError(reason) from None
+            except KeyboardInterrupt:  # it came at any point, and cannot mean half of a pool
+                for rank in chosen:
+                    self._lose(f"rank {rank} was restarted.", "", rank)
+                raise
+            self.health.mark_mended(chosen, num_losses)
+            if ungrouped:
+                self.health.give_up(ungrouped, ())
+                self.health.require_usable()
+
+    @property
+    def replaced_after(self) -> tuple[str, ...]:
+        """What runs on the other ranks and ends before a replacement begins."""
+        return tuple(dict.fromkeys(self._recovery.waits_for))
+
+    def on_loss(self, sentence: str, log_tail: str, rank: int | None, is_heard: bool) -> None:
+        """Hear of the end of a process: see `Engines`."""
+        if rank is not None and not is_heard:
+            lost = "It has been replaced; its variables are lost, the other ranks have theirs."
+            self._untold[rank] = redact(f"{sentence} {lost}", self.secrets)
+        self._lose(sentence, log_tail, rank)
+
+    # ---- inside --------------------------------------------------------------------------
+
+    def _lock_gpus(self, uuids: Sequence[str], number: int) -> list[str]:
+        return self.engines.lock_gpus(uuids, number, self.options.force)
+
+    def _form_group(self) -> None:
+        placed = self.placement
+        self.group.form(placed.backend, placed.training_ranks, placed.training_backend)
+
+    def _replace(self, ranks: Sequence[int], progress: Progress) -> str:
+        """Start new engines for these ranks; why they then have no process group, or ""."""
+        others = [rank for rank in self.engines.alive_ranks() if rank not in ranks]
+        for rank in ranks:
+            self.on_replaced(rank, self.health.lost.get(rank, "was restarted"))
+        self.engines.restart(ranks, self.options.timeout_s, progress)
+        self.engines.call_all("prepare", notebook_place(), ranks)
+        for rank in ranks:
+            self.environment.apply_to(rank)
+        # The others may compute, or wait in the old group for a rank that is gone.
+        busy = [rank for rank in self.engines.busy_ranks() if rank in others]
+        self.engines.interrupt(dict.fromkeys(busy))
+        self.group.abort(dict.fromkeys(others))
+        try:
+            self._form_group()
+        except GroupError as error:
+            return str(error)
+        return ""
+
+    def _replace_lost(self) -> None:
+        """Replace the ranks that are gone, and those that go meanwhile."""
+        with self._changing:
+            for attempt in range(_NUM_REPLACEMENTS):
+                num_losses = self.health.num_losses  # before `lost` is asked for
+                lost = tuple(sorted(self.health.lost))
+                if self.health.state != "replacing":
+                    return
+                try:
+                    ungrouped = self._replace(lost, unheard)
+                except Exception as error:  # of one more that has died, say
+                    if attempt == _NUM_REPLACEMENTS - 1:
+                        listed = ", ".join(map(str, lost))
+                        reason = f"rank {listed} could not be started again: {error}"
+                        self.health.give_up(reason, lost)
+                else:
+                    self.health.mark_mended(lost, num_losses)
+                    if ungrouped:
+                        self.health.give_up(ungrouped, ())
+
+    def _lose(self, sentence: str, log_tail: str, rank: int | None) -> None:
+        """Note that a process is gone, and have its rank replaced."""
+        self.health.lose(sentence, log_tail, rank)
+        if rank is not None and self._is_up and self.health.state == "replacing":
+            self._recovery.begin(rank, self.world_size)  # before a listener takes its time
+        self._on_change()

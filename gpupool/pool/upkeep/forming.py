@@ -1,0 +1,156 @@
+"""The process group of all ranks, one generation after the other. Runs on the client.
+
+Two phases: all ranks join, and are then told to connect, so that a fast rank cannot break the group
+of a slow one. What a rank holds of earlier groups is asked first: where torch can give a group new
+connections, it is told which groups all their members still have, and those go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_futures
+from pathlib import Path
+from typing import Any
+
+from gpupool.core.errors import EngineDiedError, GroupError, PoolError, UnansweredError
+from gpupool.core.wire.requests import Abort, Counts
+from gpupool.pool.processes.interface import RankEngines
+
+_ABORT_TIMEOUT_S = 2.0  # a rank that has not answered by then is stuck, and told as such
+_FORM_TIMEOUT_S = (
+    30.0  # longer than torch waits (engine/group/reconnect.py) for what takes milliseconds
+)
+_NUM_ATTEMPTS = 4  # all but the first with new listeners, as another user may disturb
+
+Joined = Mapping[int, Mapping[str, Any] | None]
+
+
+class Forming:
+    """Forms the group of all ranks of a pool; `generation` is the number of the last one."""
+
+    def __init__(self, engines: RankEngines) -> None:
+        self.generation = 0
+        self._engines = engines
+        self._lasts = False
+        self._store: Path | None = None  # where a group that lasts meets
+        self._aborting: list[Future[Any]] = []
+
+    def form(self, backend: str, training_ranks: Sequence[int], training_backend: str) -> None:
+        """Form the group, one generation higher.
+
+        Raises:
+            GroupError: it cannot be formed, and all ranks are there.
+            PoolError: as above, and a rank is not there.
+        """
+        plan = {
+            "backend": backend,
+            "training_ranks": list(training_ranks),
+            "training_backend": training_backend,
+        }
+        for attempt in range(_NUM_ATTEMPTS):
+            self._wait_for_aborts()
+            try:
+                self._form(plan, anew=attempt > 0)
+                return
+            except EngineDiedError:  # there is no group without it
+                self.abort(None)
+                raise
+            except UnansweredError as error:
+                self._kill(error.ranks)
+                self.abort(None)
+                raise EngineDiedError(str(error)) from None
+            except PoolError as error:
+                self.abort(None)
+                if attempt == _NUM_ATTEMPTS - 1:
+                    message = f"the process group was not formed: {error}"
+                    raise GroupError(message) from None
+
+    def abort(self, numbers: Mapping[int, int | None] | None) -> None:
+        """Have ranks leave their collectives; returns at once.
+
+        The group is not formed again before they have: a rank that hears it later would abort the
+        new one.
+
+        Args:
+            numbers: rank -> the call that is interrupted as well; None: all ranks, and no call.
+        """
+        control = self._engines.control
+        if numbers is None:
+            self._aborting.extend(control(Abort()).values())
+            return
+        for rank, number in numbers.items():
+            self._aborting.extend(control(Abort(number), [rank]).values())
+
+    def is_in_step(self, ranks: Sequence[int]) -> bool:
+        """Whether a cell that has failed on these ranks has left the group as good as it was.
+
+        One rank may have ended a collective that another has not begun: a small broadcast ends on
+        its source when it is sent. The next one of the two would then be another one. And nobody
+        counts the messages from one rank to another, so all ranks rather get new connections where
+        their group goes on with them.
+        """
+        if len(self._engines.pids) == 1:
+            return True
+        if self._lasts and len(ranks) == len(self._engines.pids):
+            return False
+        asked = self._engines.control(Counts(), ranks)
+        done, late = wait_futures(asked.values(), timeout=_ABORT_TIMEOUT_S)
+        counts = [future.result().get("counts", {}) for future in done]
+        return not late and all(
+            one.get(name, number) == number
+            for other in counts
+            for name, number in other.items()
+            for one in counts
+        )
+
+    def _kill(self, ranks: Sequence[int]) -> None:
+        """End ranks that do not come, so that they are replaced; returns when they are gone."""
+        for rank in ranks:
+            self._engines.kill(rank, "did not come to the process group, and was killed")
+        deadline = time.monotonic() + _ABORT_TIMEOUT_S
+        while set(ranks) & set(self._engines.alive_ranks()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def _wait_for_aborts(self) -> None:
+        wait_futures(self._aborting, timeout=_ABORT_TIMEOUT_S)
+        self._aborting.clear()
+
+    def _form(self, plan: dict[str, Any], *, anew: bool) -> None:
+        generation = self.generation + 1
+        if self._store is None or anew or not self._store.exists():
+            self._store = self._engines.new_file("group")
+        plan = {**plan, "store_path": str(self._store)}
+        replies = self._engines.call_all("join_group", plan, timeout_s=_FORM_TIMEOUT_S)
+        joined = {rank: reply["joined"] for rank, reply in replies.items()}
+        handles = groups_to_keep(joined)
+        if handles is None:
+            plan["store_path"] = str(self._engines.new_file(f"group{generation}"))
+        num_named = max((one["num_named"] for one in joined.values() if one), default=0)
+        payload = {
+            "plan": plan,
+            "generation": generation,
+            "handles": handles,
+            "num_named": num_named,
+        }
+        self._lasts = handles is not None
+        self.generation = generation  # also if it fails: no other one has its number
+        self._engines.call_all("form_group", payload, timeout_s=_FORM_TIMEOUT_S)
+
+
+def groups_to_keep(joined: Joined) -> dict[str, list[str]] | None:
+    """name -> handles of its members in order, of the groups that every member still has.
+
+    None if a rank cannot keep any: then all form a new group.
+    """
+    if not all(joined.values()):
+        return None
+    groups = {rank: one["groups"] for rank, one in joined.items() if one}
+    kept = {}
+    for name in sorted({name for has in groups.values() for name in has}):
+        holders = {rank: has[name] for rank, has in groups.items() if name in has}
+        members = next(iter(holders.values()))["ranks"]
+        if set(members) == set(holders) and all(h["ranks"] == members for h in holders.values()):
+            kept[name] = [holders[rank]["handle"] for rank in members]
+    return kept

@@ -1,0 +1,1 @@
+"""Variables between notebook and ranks, and handles of them. Runs on the client."""

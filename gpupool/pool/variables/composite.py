@@ -1,0 +1,207 @@
+"""Handles of what the ranks have: a value on each of them, or one that all share. On the client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+from gpupool.core.errors import PoolError
+from gpupool.core.progress import progress
+from gpupool.pool.variables.lost_values import Losses
+
+
+@dataclass(frozen=True, slots=True)
+class ValueInfo:
+    """What is known of a rank's value without fetching it.
+
+    `type` is its class's name; `shape`, `dtype` and `device` are there for arrays and tensors,
+    `length` for what has one; `text` is a short repr, only where it was asked for.
+    """
+
+    type: str
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    device: str | None = None
+    length: int | None = None
+    text: str | None = None
+
+    @classmethod
+    def of_report(cls, report: Mapping[str, Any]) -> ValueInfo:
+        """What a rank has reported of its value."""
+        return cls(**{one.name: report[one.name] for one in fields(cls) if one.name in report})
+
+    def __str__(self) -> str:
+        """In a few words.
+
+        >>> str(ValueInfo("Tensor", (2, 3), "float32", "cuda:0")), str(ValueInfo("list", length=4))
+        ('Tensor 2x3 float32 cuda:0', 'list of 4')
+        """
+        if self.shape is not None:
+            shape = "x".join(map(str, self.shape)) or "scalar"
+            return " ".join(filter(None, (self.type, shape, self.dtype, self.device)))
+        return self.type if self.length is None else f"{self.type} of {self.length}"
+
+
+class Variables(Protocol):
+    """What a handle asks of those it is one of: `gpupool.pool.variables.variables.Variables`."""
+
+    losses: Losses
+    num_changes: int
+
+    @property
+    def world_size(self) -> int: ...
+    def look(self, composite: Composite, text_chars: int = 0) -> dict[int, ValueInfo]: ...
+    def attributes(self, composite: Composite) -> list[str]: ...
+    def fetch(self, composite: Composite, rank: int) -> Any: ...
+    def let_go(self, number: int) -> None: ...
+
+
+class Composite:
+    """One value per rank, which stays there until it is looked at.
+
+    `x[rank]` fetches the rank's value, iteration and `x.gather()` those of all ranks in order;
+    `len(x)` is the number of ranks. `x.info` maps each rank that has a value to its `ValueInfo`.
+    `x.previous` is what the notebook's name meant before a cell assigned it; None if nothing.
+    Other attributes are the attributes of the ranks' values, as a Composite: `model.weight.shape`.
+    """
+
+    def __init__(
+        self,
+        variables: Variables,
+        name: str,
+        version: int,
+        info: Mapping[int, ValueInfo] | None = None,
+        *,
+        path: tuple[str, ...] = (),
+        previous: object = None,
+    ) -> None:
+        self._variables = variables
+        self._name = name
+        self._version = version
+        self._info = info
+        self._num_changes = variables.num_changes  # when the info was taken
+        self._path = path
+        self.previous = previous
+
+    @property
+    def info(self) -> Mapping[int, ValueInfo]:
+        """Rank -> type, shape and the like of its value; a rank without one is not there."""
+        num_changes = self._variables.num_changes
+        if self._info is None or self._num_changes != num_changes:
+            self._info, self._num_changes = self._variables.look(self), num_changes
+        return self._info
+
+    def gather(self) -> list[Any]:
+        """The values of all ranks, in order.
+
+        Raises:
+            PoolError: a rank has none, or its value cannot be fetched.
+        """
+        values = []
+        with progress(f"Fetching {self}", len(self), "ranks") as bar:
+            for rank in range(len(self)):
+                values.append(self._variables.fetch(self, rank))
+                bar.advance()
+        return values
+
+    def __getitem__(self, rank: int) -> Any:
+        num_ranks = len(self)
+        if not isinstance(rank, int) or not -num_ranks <= rank < num_ranks:
+            raise IndexError(
+                f"{self}[{rank!r}]: a Composite has one value per rank, 0 to {num_ranks - 1}. "
+                f"To index the values themselves: `%spmd {self}[{rank!r}]`."
+            )
+        with progress(f"Fetching {self} of rank {rank % num_ranks}"):
+            return self._variables.fetch(self, rank % num_ranks)
+
+    def __len__(self) -> int:
+        return self._variables.world_size
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[rank] for rank in range(len(self)))
+
+    def __getattr__(self, name: str) -> Composite:
+        if name.startswith("_"):  # protocols of Python and IPython: they mean the handle itself
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        attribute = Composite(self._variables, self._name, self._version, path=(*self._path, name))
+        try:
+            found = attribute.info
+        except PoolError as error:  # to `hasattr`, as variable viewers ask, that means no
+            raise AttributeError(f"{self}.{name}: {error}") from None
+        if not found:
+            lost = self._variables.losses.sentence(self._name)
+            why = f": {lost}" if lost else ""
+            raise AttributeError(f"no rank's {self} has an attribute {name!r}{why}")
+        return attribute
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_") and name != "previous":
+            raise TypeError(
+                f"{self} is on the ranks: `{self}.{name} = ...` belongs in a %%spmd cell."
+            )
+        super().__setattr__(name, value)
+
+    def __setitem__(self, rank: object, value: object) -> None:
+        raise TypeError(f"{self} is on the ranks: assign to it there, in a %%spmd cell.")
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *self._variables.attributes(self)})
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        raise TypeError(f"{self} is on the ranks: call it there, `%spmd {self}(...)`.")
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"the truth of {self} may differ from rank to rank: ask for that of one, "
+            f"`bool({self}[0])`."
+        )
+
+    def __reduce__(self) -> Any:
+        raise PoolError(
+            f"{self} is a handle of values on the ranks and means nothing elsewhere; "
+            f"{self}.gather() fetches them."
+        )
+
+    def __str__(self) -> str:
+        return ".".join((self._name, *self._path))
+
+    def __repr__(self) -> str:
+        return f"Composite({self}, {len(self)} ranks)"
+
+
+def key_of(composite: Composite) -> tuple[str, tuple[str, ...], int]:
+    """(name, path of attributes, version): what it means on a rank.
+
+    Not a property: those names belong to the attributes of the ranks' values.
+    """
+    return composite._name, composite._path, composite._version
+
+
+def pool_variables(handle: Composite | Constant) -> Variables:
+    """The variables that it is one of."""
+    return handle._variables
+
+
+class Constant:
+    """A value that every rank has, made by `pool.put`: in a cell its name means the value itself.
+
+    The ranks of a host share its memory until one of them writes to it. It is let go when nothing
+    in the notebook refers to it any more.
+    """
+
+    def __init__(self, variables: Variables, number: int, kind: str) -> None:
+        self._variables = variables
+        self.number = number
+        self._kind = kind
+
+    def __del__(self) -> None:
+        variables = self.__dict__.get("_variables")
+        if variables is not None:
+            variables.let_go(self.number)
+
+    def __reduce__(self) -> Any:
+        raise PoolError(f"{self!r} means something on the ranks of its pool only.")
+
+    def __repr__(self) -> str:
+        return f"Constant({self._kind}, on {self._variables.world_size} ranks)"

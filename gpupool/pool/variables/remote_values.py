@@ -1,0 +1,96 @@
+"""What the ranks have by a name, asked for or fetched. Runs on the client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from gpupool.core.errors import PoolError, SpmdError
+from gpupool.core.wire.masking import redact
+from gpupool.core.wire.pickles import MemoryFile, Source
+from gpupool.pool.calls.execution import Execution
+from gpupool.pool.processes.engines import of_rank
+from gpupool.pool.processes.iopub import unheard_output
+from gpupool.pool.ranks import Ranks
+from gpupool.pool.variables.composite import ValueInfo
+from gpupool.pool.variables.lost_values import Losses
+
+
+class RemoteValues:
+    """Asks ranks for the values of a name, or of an attribute: the `path` from the name to it.
+
+    `losses` says why a value is not there. Nothing is asked while a cell runs.
+    """
+
+    def __init__(self, all_ranks: Ranks, losses: Losses) -> None:
+        self._all_ranks = all_ranks
+        self._losses = losses
+
+    def look(
+        self,
+        name: str,
+        path: tuple[str, ...],
+        text_chars: int,
+        ranks: Sequence[int] | None = None,
+    ) -> dict[int, ValueInfo]:
+        """Rank -> what its value is; without the ranks that have none."""
+        payload = {"name": name, "path": path, "text_chars": text_chars}
+        replies = self._ask("look", payload, ranks)
+        hidden = self._all_ranks.secrets
+        found = {}
+        for rank, info in ((rank, reply["info"]) for rank, reply in replies.items()):
+            if info is not None:
+                text = redact(info["text"], hidden) if info.get("text") else None
+                found[rank] = ValueInfo.of_report({**info, "text": text})
+        return found
+
+    def attributes(self, name: str, path: tuple[str, ...]) -> list[str]:
+        """The public attributes of the values."""
+        replies = self._ask("attributes", {"name": name, "path": path})
+        return sorted({found for reply in replies.values() for found in reply["attributes"]})
+
+    def fetch(self, name: str, path: tuple[str, ...], rank: int) -> Any:
+        """The value of one rank.
+
+        Raises:
+            PoolError: it has none, or it cannot travel.
+        """
+        shown = ".".join((name, *path))
+        with ExitStack() as closing:
+            file = MemoryFile()
+            closing.callback(file.close)
+            payload = {"name": name, "path": path, "out_path": file.path}
+            reply = self._ask("fetch", payload, [rank], f"{shown} of rank {rank}")[rank]
+            try:
+                return Source(reply["wire"]).load()
+            except Exception as error:  # DDP wants a process group, for one
+                raise PoolError(
+                    f"{shown} of rank {rank} cannot be made in the notebook: "
+                    f"{type(error).__name__}: {error} An attribute of it may be, as in "
+                    f"`{shown}.attribute[{rank}]`."
+                ) from error
+
+    def _ask(
+        self,
+        name: str,
+        payload: dict[str, Any],
+        ranks: Sequence[int] | None = None,
+        wanted: str = "",
+    ) -> dict[int, Any]:
+        """Call a quick engine function; not while a cell runs, which it would have to wait for.
+
+        What is `wanted`, in words, may be lost.
+        """
+        if self._all_ranks.state == "busy":
+            raise PoolError("the ranks are busy: ask again when the running cell has ended.")
+        chosen = self._all_ranks.engines.alive_ranks() if ranks is None else ranks
+        payloads = dict.fromkeys(chosen, payload)
+        try:
+            return Execution(self._all_ranks, name, payloads, unheard_output).result()
+        except SpmdError as error:
+            first = error.first
+            lost = self._losses.sentence(payload["name"], first.rank, wanted)
+            if lost and first.ename == "LookupError":
+                raise PoolError(lost) from None
+            raise PoolError(of_rank(first.rank, first.evalue)) from None

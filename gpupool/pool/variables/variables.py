@@ -1,0 +1,471 @@
+"""Variables of notebook and ranks: what travels, and handles of what stays. On the client.
+
+The notebook's binding decides. A name that a cell reads and the notebook has is sent, unless the
+ranks have the value already; a `Composite` means what each rank has. A value is on every rank that
+takes part before any of them runs.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import filterfalse
+from types import ModuleType
+from typing import Any
+
+from gpupool.core.errors import PoolError, TransferError
+from gpupool.core.progress import BYTES, progress
+from gpupool.core.wire.global_names import RANK_NAMES
+from gpupool.core.wire.pickles import INLINE_BYTES, MemoryFile, namespace, to_wire
+from gpupool.pool.calls.execution import Execution
+from gpupool.pool.environment.environment import notebook_place
+from gpupool.pool.notices import OnNotice
+from gpupool.pool.processes.iopub import OnOutput, unheard_output
+from gpupool.pool.ranks import Ranks
+from gpupool.pool.variables.composite import Composite, Constant, ValueInfo, key_of, pool_variables
+from gpupool.pool.variables.delivery import Delivery
+from gpupool.pool.variables.imports import Imports, Statements
+from gpupool.pool.variables.lost_values import Losses
+from gpupool.pool.variables.names import Versions, is_hidden, is_of_shell, require_name
+from gpupool.pool.variables.parcels import Parcels, Shipment
+from gpupool.pool.variables.remote_values import RemoteValues
+from gpupool.pool.variables.value_pickler import reason
+
+_NO_HANDLES: Mapping[str, Composite] = {}
+_NO_STATEMENTS: Statements = {}
+
+
+class Variables:
+    """The variables of one pool, as `pool[...]` and cells see them."""
+
+    def __init__(self, all_ranks: Ranks) -> None:
+        self._all_ranks = all_ranks
+        self._lock = threading.RLock()
+        self._parcels = Parcels(self._key_of, lambda constant: pool_variables(constant) is self)
+        self._delivery = Delivery(all_ranks, self._parcels)
+        self._unwanted: list[int] = []  # constants
+        self._new_ranks: list[int] = []  # of which the delivery does not know yet
+        self._versions = Versions()
+        self.losses = Losses(lambda: self.world_size)
+        self._remote = RemoteValues(all_ranks, self.losses)
+        self._imports = Imports()
+        self.num_changes = 0  # of what ranks have, by other ways than a cell
+        self._rank_reads: dict[str, frozenset[str]] = {}  # functions of ranks -> names they read
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self._all_ranks.world_size
+
+    # ---- into a cell ---------------------------------------------------------------------
+
+    def ship(
+        self,
+        reads: Iterable[str],
+        names: dict[str, Any],
+        ranks: Sequence[int],
+        *,
+        attributes: Iterable[str] = (),
+        waits: bool = True,
+    ) -> Shipment:
+        """Bring to `ranks` what they need of the notebook's `names` to run code that reads `reads`.
+
+        Args:
+            attributes: what the code mentions behind a dot: submodules may be meant.
+            waits: for ranks that are in use; else the values go with the code when its turn comes.
+
+        Raises:
+            TransferError: a value cannot be sent, or be read on a rank; nothing is bound then.
+        """
+        self._all_ranks.wait_until_usable()
+        with self._lock:
+            self._begin(names, ranks)
+            try:
+                shipment = self._gather(reads, names, attributes)
+                goes_along = not waits and self._all_ranks.turns.are_in_use(ranks)
+                self._delivery.send(shipment, ranks, first=False if goes_along else None)
+                self._note(shipment, names)
+                self.losses.found(shipment.numbers, ranks)
+            finally:
+                self._parcels.end()
+        return shipment
+
+    def payloads(
+        self,
+        shipment: Shipment,
+        ranks: Sequence[int],
+        names: Iterable[str],
+        statements: Statements = _NO_STATEMENTS,
+    ) -> dict[int, dict[str, Any]]:
+        """rank -> what `gpupool.engine.cells.variables.around` is told.
+
+        Args:
+            names: what the code binds, to be reported on.
+            statements: its imports.
+        """
+        place = notebook_place()
+        bound = sorted(filterfalse(is_hidden, {*names, *shipment.bound}))
+        with self._lock:
+            self._note_new_ranks()
+            return {
+                rank: {
+                    "parcels": shipment.inline.get(rank, []),
+                    "numbers": shipment.numbers,
+                    "aliases": shipment.aliases,
+                    "modules": sorted(shipment.modules),
+                    "imports": self._imports.begin(rank, statements, bound),
+                    "names": bound,
+                    **self._delivery.news(rank, place, shipment.filenames),
+                }
+                for rank in ranks
+            }
+
+    def forget_rank(self, rank: int, how: str) -> None:
+        """This rank is new: it has nothing. `how` the old one ended: "was restarted".
+
+        Takes no lock: who holds it may be waiting for this rank.
+        """
+        self._new_ranks.append(rank)
+        self.losses.lose(self._versions.names(), self._imports.lose(rank), rank, how)
+        self.num_changes += 1
+
+    def _note_new_ranks(self) -> None:
+        """Forget what ranks had that are new; with the lock held."""
+        while self._new_ranks:
+            self._delivery.forget_ranks([self._new_ranks.pop()])
+
+    def not_there(self, rank: int, numbers: Iterable[int]) -> None:
+        """A rank does not have these parcels, though they were on the way to it."""
+        self._delivery.not_there(rank, numbers)
+
+    # ---- out of a cell -------------------------------------------------------------------
+
+    def take_back(
+        self,
+        names: dict[str, Any],
+        assigned: Iterable[str],
+        deleted: Iterable[str],
+        reports: Mapping[int, Mapping[str, Any]],
+        succeeded: bool,
+        expected: Mapping[str, Composite] = _NO_HANDLES,
+    ) -> None:
+        """Bind the notebook's names to what a cell has left on the ranks.
+
+        Args:
+            names: the notebook's namespace.
+            assigned, deleted: names that the cell binds and unbinds.
+            reports: rank -> its answer, from those that gave one.
+            succeeded: of a failed cell, only what it has bound anew counts.
+            expected: what `expect` gave: the notebook may call something else by these names now.
+        """
+        told = {name for report in reports.values() for name in report["info"]}
+        for name in sorted(told.union(expected)):
+            changed = any(name in report["changed"] for report in reports.values())
+            infos = {rank: report["info"].get(name) for rank, report in reports.items()}
+            is_there = any(info is not None for info in infos.values())
+            is_bound = is_there and (changed or (succeeded and name in assigned))
+            if name in expected and (is_bound or name not in deleted):
+                self._fulfil(expected[name], names, infos if is_bound else None)
+            elif is_bound:
+                names[name] = self._new_composite(name, infos, names.get(name))
+            elif not is_there and name in deleted and self._is_gone(name, names.get(name), infos):
+                del names[name]
+                self.losses.end(name)
+        for name in told:
+            self.losses.note(name, {rank: r["info"].get(name) for rank, r in reports.items()})
+
+    def expect(self, names: dict[str, Any], assigned: Iterable[str]) -> dict[str, Composite]:
+        """Bind the names that a cell is going to bind, which runs in the background."""
+        expected = {}
+        for name in filterfalse(is_hidden, assigned):
+            names[name] = expected[name] = self._new_composite(name, None, names.get(name))
+        return expected
+
+    def synced(
+        self,
+        names: dict[str, Any],
+        chosen: Iterable[str],
+        reports: Mapping[int, Mapping[str, Any]],
+    ) -> None:
+        """Some ranks have copies of another one's state. Handles go on meaning what the ranks have;
+        what the notebook called its own becomes one, where a rank has a new object by its name."""
+        with self._lock:
+            self.num_changes += 1
+            for name in chosen:
+                infos = {rank: report["info"].get(name) for rank, report in reports.items()}
+                bound = names.get(name)
+                is_handle = isinstance(bound, Composite) and key_of(bound)[:2] == (name, ())
+                changed = any(name in report["changed"] for report in reports.values())
+                if name in names and changed and not is_handle:
+                    names[name] = self._new_composite(name, infos, bound)
+                else:
+                    self._note_reads(name, infos)
+                self.losses.note(name, infos)
+
+    # ---- one by one ----------------------------------------------------------------------
+
+    def get(self, name: str) -> Composite:
+        """What the ranks have under a name.
+
+        Raises:
+            PoolError: none has anything.
+        """
+        composite = Composite(self, name, self._versions.of(name))
+        if not composite.info:
+            hint = self.losses.sentence(name)
+            raise PoolError(f"no rank has a variable {name!r}{f': {hint}' if hint else '.'}")
+        self._versions.seen(name)
+        self.losses.note(
+            name, {rank: composite.info.get(rank) for rank in self._all_ranks.engines.alive_ranks()}
+        )
+        return composite
+
+    def set(self, name: str, value: object) -> None:
+        """Put a value on every rank, under a name.
+
+        Raises:
+            PoolError: it is no name for a value on the ranks.
+            TransferError: the value cannot be sent.
+        """
+        require_name(name)
+        ranks = self._all_ranks.select(None)  # also those that are just being replaced
+        shipment = self.ship([name], {**namespace(), name: value}, ranks)
+        payloads = self.payloads(shipment, ranks, [])
+        Execution(self._all_ranks, "bind", payloads, unheard_output).result()
+
+    def put(self, value: object) -> Constant:
+        """Bring a value of any size to every rank; in a cell a name for it means the value.
+
+        Raises:
+            TransferError: it cannot be sent.
+        """
+        self._all_ranks.wait_until_usable()
+        kind = type(value).__name__
+        names, ranks = namespace(), self._all_ranks.select(None)
+        with self._lock, progress(f"Sending a value ({kind})", unit=BYTES) as bar:
+            self._begin(names, ranks)
+            try:
+                parcel = self._parcels.constant(value, bar)
+            except Exception as error:
+                self._parcels.end()
+                raise TransferError({"the value": reason(error, "it", value)}) from None
+            try:
+                shipment = self._gather(self._parcels.names_in(parcel.number)[0], names)
+                shipment.numbers["the value"] = parcel.number
+                self._delivery.send(shipment, ranks, first=True)
+            except BaseException:  # nobody will ever ask for it
+                self._parcels.drop(parcel.number)
+                raise
+            finally:
+                self._parcels.end()
+        return Constant(self, parcel.number, kind)
+
+    def let_go(self, number: int) -> None:
+        """Nobody refers to a constant any more. Takes no lock: any thread may be collecting."""
+        self._unwanted.append(number)
+
+    def look(self, composite: Composite, text_chars: int = 0) -> dict[int, ValueInfo]:
+        """Rank -> what its value is; without the ranks that have none."""
+        return self._remote.look(*self._current(composite), text_chars)
+
+    def attributes(self, composite: Composite) -> list[str]:
+        """The public attributes of the ranks' values; none while the ranks are busy."""
+        if self._all_ranks.state != "idle":
+            return []
+        return self._remote.attributes(*self._current(composite))
+
+    def fetch(self, composite: Composite, rank: int) -> Any:
+        """The value of one rank.
+
+        Raises:
+            PoolError: it has none, or it cannot travel.
+        """
+        return self._remote.fetch(*self._current(composite), rank)
+
+    def begin_call(
+        self,
+        call: tuple[Any, ...],
+        ranks: Sequence[int],
+        on_output: OnOutput,
+        timeout_s: float | None,
+        on_notice: OnNotice,
+    ) -> Execution:
+        """Start a (function, args, kwargs) on ranks; names that it reads travel too.
+
+        Raises:
+            TransferError: a part of it cannot be sent.
+        """
+        self._all_ranks.wait_until_usable()
+        with self._lock:
+            names = namespace()
+            self._begin(names, ranks)
+            try:
+                packer = self._parcels.pack_once(call)
+                shipment = self._gather(packer.names_read, names)
+                shipment.filenames |= packer.filenames
+                self._delivery.send(shipment, ranks, packer.needs)
+                self._note(shipment, names)
+                file = MemoryFile() if packer.num_bytes > INLINE_BYTES else None
+                wire = to_wire(packer.stream(), packer.buffers, file)
+            finally:
+                self._parcels.end()
+            shipments = self.payloads(shipment, ranks, [])
+        payloads = {rank: {"call": wire, "shipment": shipments[rank]} for rank in ranks}
+        execution = Execution(
+            self._all_ranks, "run_function", payloads, on_output, timeout_s, on_notice
+        )
+        execution.keeps = file  # until the ranks have read it
+        return execution
+
+    # ---- inside --------------------------------------------------------------------------
+
+    def _begin(self, names: Mapping[str, object], ranks: Sequence[int]) -> None:
+        self._note_new_ranks()
+        while self._unwanted:
+            self._parcels.drop(self._unwanted.pop())
+        self._delivery.drop(self._parcels.begin(names))
+        for number in self._parcels.gone():  # a rank that is new would miss it
+            if not self._delivery.is_there(number, ranks):
+                self._parcels.drop(number)
+
+    def _gather(
+        self, reads: Iterable[str], names: Mapping[str, object], attributes: Iterable[str] = ()
+    ) -> Shipment:
+        """Follow the names that are read, and those that functions among them read.
+
+        Raises:
+            TransferError: a value cannot be sent.
+        """
+        shipment = Shipment()
+        queue, seen = sorted(reads), set[str]()
+        while queue:
+            name = queue.pop(0)
+            if name in seen or name not in names or is_hidden(name):
+                continue
+            seen.add(name)
+            value = names[name]
+            if is_of_shell(name, value):
+                continue
+            if isinstance(value, ModuleType):
+                shipment.modules.update(_submodules(value.__name__, attributes))
+            if name in RANK_NAMES and not isinstance(value, Composite):
+                if not isinstance(value, ModuleType):
+                    shipment.covered.add(name)
+            elif isinstance(value, Composite):
+                self._alias(shipment, name, value)
+                queue += self._rank_reads.get(key_of(value)[0], ())
+            elif isinstance(value, Constant):
+                try:
+                    number = self._parcels.number_of(value)
+                except PoolError as error:
+                    shipment.problems[name] = str(error)
+                else:
+                    shipment.numbers[name] = number
+                    self._follow(number, shipment, queue)
+            else:
+                try:
+                    parcel = self._parcels.parcel(name, value)
+                except Exception as error:
+                    shipment.problems[name] = reason(error, name, value)
+                else:
+                    shipment.numbers[name] = parcel.number
+                    self._follow(parcel.number, shipment, queue)
+        if shipment.problems:
+            raise TransferError(shipment.problems)
+        return shipment
+
+    def _follow(self, number: int, shipment: Shipment, queue: list[str]) -> None:
+        reads, binds = self._parcels.names_in(number)
+        queue += sorted(reads)
+        shipment.bound |= binds
+
+    def _alias(self, shipment: Shipment, name: str, value: Composite) -> None:
+        try:
+            other, path = self._current(value)
+        except PoolError as error:
+            shipment.problems[name] = str(error)
+            return
+        if (other, path) != (name, ()):
+            shipment.aliases[name] = other, path
+
+    def _note(self, shipment: Shipment, names: dict[str, Any]) -> None:
+        """Names are going to be bound on the ranks. A handle of what one of them has meant is of
+        no use then, unless the same cell gives that another name: `a, b = b, a`."""
+        self._versions.shipped(shipment)
+        for name in shipment.aliases:
+            other, _, version = key_of(names[name])
+            if version != self._versions.of(other):
+                now = self._versions.of(name)
+                names[name] = Composite(self, name, now, previous=names[name].previous)
+
+    def _new_composite(
+        self, name: str, infos: Mapping[int, Mapping[str, Any] | None] | None, replaced: object
+    ) -> Composite:
+        version = self._versions.assigned(name)
+        self.losses.end(name)
+        previous = replaced
+        if isinstance(replaced, Composite) and key_of(replaced)[:2] == (name, ()):
+            previous = replaced.previous
+        info = None
+        if infos is not None:
+            self._note_reads(name, infos)
+            if len(infos) == self.world_size:  # else it is asked for when it is needed
+                info = {
+                    rank: ValueInfo.of_report(one) for rank, one in infos.items() if one is not None
+                }
+        return Composite(self, name, version, info, previous=previous)
+
+    def _fulfil(
+        self,
+        handle: Composite,
+        names: dict[str, Any],
+        infos: Mapping[int, Mapping[str, Any] | None] | None,
+    ) -> None:
+        """A cell has bound what it was expected to, or has not (None)."""
+        name, _, version = key_of(handle)
+        if infos is not None:
+            if version == self._versions.of(name):
+                self._note_reads(name, infos)
+        elif names.get(name) is handle and handle.previous is not None:
+            names[name] = handle.previous
+
+    def _note_reads(self, name: str, infos: Mapping[int, Mapping[str, Any] | None]) -> None:
+        reads = {read for one in infos.values() if one for read in one.get("reads", ())}
+        self._rank_reads[name] = frozenset(reads)
+
+    def _is_gone(self, name: str, bound: object, infos: Mapping[int, Any]) -> bool:
+        """Whether a deleted name is left on no rank; of ranks that took no part, ask them."""
+        own = isinstance(bound, Composite) and key_of(bound)[:2] == (name, ())
+        if not own or self._all_ranks.state == "busy":
+            return False
+        others = set(self._all_ranks.engines.alive_ranks()) - set(infos)
+        return not self._remote.look(name, (), 0, sorted(others))
+
+    def _key_of(self, composite: Composite) -> tuple[str, tuple[str, ...], int]:
+        return *self._current(composite), key_of(composite)[2]
+
+    def _current(self, composite: Composite) -> tuple[str, tuple[str, ...]]:
+        """Name and path of a Composite of this pool that nothing has taken the place of.
+
+        Raises:
+            PoolError: its values are gone.
+        """
+        name, path, version = key_of(composite)
+        if pool_variables(composite) is not self:
+            raise PoolError(f"{composite} is of another pool, whose ranks had the values.")
+        if version != self._versions.of(name):
+            raise PoolError(
+                f"this is a handle of an earlier {name}: a later cell has assigned the name anew, "
+                f"and pool[{name!r}] is what the ranks have now."
+            )
+        return name, path
+
+
+def _submodules(module: str, attributes: Iterable[str]) -> Iterator[str]:
+    """Loaded submodules of a module that code may mean which mentions these attributes."""
+    for attribute in attributes:
+        name = f"{module}.{attribute}"
+        if name in sys.modules:
+            yield name
+            yield from _submodules(name, attributes)

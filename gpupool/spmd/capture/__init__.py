@@ -1,0 +1,1 @@
+"""Which names of the notebook a cell reads and binds. Runs on the client."""

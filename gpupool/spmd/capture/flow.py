@@ -1,0 +1,294 @@
+"""Walks through a cell as it would run, and notes which globals it may see. Client, pure.
+
+Private to `capture`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from gpupool.spmd.capture.ipython_syntax import pieces_of_call
+from gpupool.spmd.capture.names import Names, State, join
+from gpupool.spmd.capture.scopes import body_scope, bound_by, comprehension_scope
+
+
+class Flow(Names):
+    """One cell. `run` once, then look at the sets."""
+
+    def run(self, body: list[ast.stmt]) -> None:
+        """Walk through the statements of a cell."""
+        self._lazy_annotations = any(
+            isinstance(node, ast.ImportFrom)
+            and node.module == "__future__"
+            and any(alias.name == "annotations" for alias in node.names)
+            for node in body
+        )
+        self.visit_all(body)
+        if self._settled is None:
+            self._settled = join(*self._exits)
+        for key in list(self._functions):
+            self._mention(key)
+
+    # --- expressions
+
+    def _test(self, node: ast.expr) -> tuple[State, State]:
+        """The states after a condition that is true and one that is false."""
+        if isinstance(node, ast.Constant):
+            return (self._settled, None) if node.value else (None, self._settled)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return self._test(node.operand)[::-1]
+        if isinstance(node, ast.BoolOp):
+            goes_on = 0 if isinstance(node.op, ast.And) else 1
+            left: list[State] = []
+            for value in node.values:
+                states = self._test(value)
+                self._settled = states[goes_on]
+                left.append(states[1 - goes_on])
+            end = join(*left)
+            return (self._settled, end) if goes_on == 0 else (end, self._settled)
+        self.visit(node)
+        return self._settled, self._settled
+
+    def on_boolop(self, node: ast.BoolOp) -> None:
+        self._settled = join(*self._test(node))
+
+    def on_ifexp(self, node: ast.IfExp) -> None:
+        true, false = self._test(node.test)
+        self._settled = true
+        self.visit(node.body)
+        true, self._settled = self._settled, false
+        self.visit(node.orelse)
+        self._settled = join(true, self._settled)
+
+    def on_compare(self, node: ast.Compare) -> None:
+        self.visit_all([node.left, node.comparators[0]])
+        with self._maybe():
+            self.visit_all(node.comparators[1:])
+
+    def on_namedexpr(self, node: ast.NamedExpr) -> None:
+        self.visit(node.value)
+        with self._in(self._scope.of_walrus()):
+            self._store(node.target.id, self.assigns)
+
+    def on_dict(self, node: ast.Dict) -> None:
+        for key, value in zip(node.keys, node.values, strict=True):
+            self.visit_all([value] if key is None else [key, value])
+
+    def on_listcomp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp) -> None:
+        self._comprehension(node.generators, node.elt)
+
+    on_setcomp = on_generatorexp = on_listcomp
+
+    def on_dictcomp(self, node: ast.DictComp) -> None:
+        self._comprehension(node.generators, node.key, node.value)
+
+    def _comprehension(self, generators: list[ast.comprehension], *elements: ast.expr) -> None:
+        self.visit(generators[0].iter)
+        scope = comprehension_scope(generators, self._scope)
+        with self._inside(), self._in(scope), self._maybe():
+            for number, generator in enumerate(generators):
+                self.visit_all([generator.iter] if number else [])
+                self.visit(generator.target)
+                for condition in generator.ifs:
+                    self._settled, _ = self._test(condition)
+            self.visit_all(elements)
+
+    def on_call(self, node: ast.Call) -> None:
+        pieces = pieces_of_call(node, self._transform)
+        if pieces is None:
+            self.children(node)
+            return
+        for piece in pieces:
+            before = self._settled
+            if piece.how == "inside":
+                with self._in(body_scope("function", piece.body, self._scope)):
+                    self.visit_all(piece.body)
+            elif self._scope.kind == "module":
+                self.visit_all(piece.body)
+            else:  # IPython runs it with the function's variables, as exec does
+                with self._in(body_scope("class", piece.body, self._scope)):
+                    self.visit_all(piece.body)
+            if piece.how != "here":
+                self._settled = before
+
+    # --- statements: those that bind
+
+    def on_assign(self, node: ast.Assign) -> None:
+        self.visit_all([node.value, *node.targets])
+
+    def on_augassign(self, node: ast.AugAssign) -> None:
+        if isinstance(node.target, ast.Name):
+            self._load(node.target.id)
+            self.visit(node.value)
+            self._store(node.target.id, self.assigns)
+        else:
+            self.visit_all([node.target, node.value])
+
+    def on_annassign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.visit(node.value)
+        if node.value is not None or not isinstance(node.target, ast.Name):
+            self.visit(node.target)
+        if self._scope.kind != "function" and not self._lazy_annotations:
+            self.visit(node.annotation)
+
+    def on_import(self, node: ast.Import | ast.ImportFrom) -> None:
+        for alias in node.names:
+            if alias.name != "*":
+                name = bound_by(alias)
+                self._store(name, self.imports)
+                if self._scope.kind == "module":
+                    line = ast.unparse(type(node)(**{**vars(node), "names": [alias]}))
+                    self.statements.setdefault(name, {})[line] = None
+
+    on_importfrom = on_import
+
+    # --- statements: ways that part and meet
+
+    def on_if(self, node: ast.If) -> None:
+        self._settled, false = self._test(node.test)
+        self.visit_all(node.body)
+        true, self._settled = self._settled, false
+        self.visit_all(node.orelse)
+        self._settled = join(true, self._settled)
+
+    def on_for(self, node: ast.For | ast.AsyncFor) -> None:
+        def begin_round() -> State:
+            over = self._settled
+            self.visit(node.target)
+            return over
+
+        self.visit(node.iter)
+        self._loop(node, begin_round)
+
+    on_asyncfor = on_for
+
+    def on_while(self, node: ast.While) -> None:
+        def begin_round() -> State:
+            self._settled, over = self._test(node.test)
+            return over
+
+        self._loop(node, begin_round)
+
+    def _loop(
+        self, node: ast.For | ast.AsyncFor | ast.While, begin_round: Callable[[], State]
+    ) -> None:
+        """`begin_round` goes into the body and returns the state at the end of the loop."""
+        ends: list[State] = []
+        breaks: list[State] = []
+        num_functions = -1
+        # A second round sees the functions that the first has defined.
+        while len(ends) < 2 and num_functions != self._num_functions:
+            num_functions = self._num_functions
+            left: tuple[list[State], list[State]] = [], []
+            self._loops.append(left)
+            ends.append(begin_round())
+            self.visit_all(node.body)
+            self._loops.pop()
+            breaks += left[0]
+            self._settled = join(self._settled, *left[1])
+        self._settled = join(*ends)
+        self.visit_all(node.orelse)
+        self._settled = join(self._settled, *breaks)
+
+    def on_break(self, _node: ast.Break) -> None:
+        self._loops[-1][0].append(self._settled)
+        self._settled = None
+
+    def on_continue(self, _node: ast.Continue) -> None:
+        self._loops[-1][1].append(self._settled)
+        self._settled = None
+
+    def on_return(self, node: ast.Return) -> None:
+        self.children(node)
+        self._settled = None
+
+    def on_raise(self, node: ast.Raise) -> None:
+        self.children(node)
+        if self._later is None:
+            self._exits.append(self._settled)
+        self._settled = None
+
+    def on_assert(self, node: ast.Assert) -> None:
+        true, self._settled = self._test(node.test)
+        if node.msg is not None:
+            self.visit(node.msg)
+        self._settled = true
+
+    def on_try(self, node: ast.Try | ast.TryStar) -> None:
+        start = self._settled
+        self.visit_all(node.body)
+        self.visit_all(node.orelse)
+        ends = [self._settled]
+        for handler in node.handlers:
+            self._settled = start  # the exception may have come at once
+            self.visit(handler)
+            ends.append(self._settled)
+        end, self._settled = join(*ends), start
+        self.visit_all(node.finalbody)
+        reached = end is not None and self._settled is not None
+        self._settled = end | self._settled if reached else None  # type: ignore[operator]
+
+    on_trystar = on_try
+
+    def on_excepthandler(self, node: ast.ExceptHandler) -> None:
+        if node.type is not None:
+            self.visit(node.type)
+        if node.name:
+            self._store(node.name)  # and unbound at the end: not an assignment of the cell
+        self.visit_all(node.body)
+
+    def on_with(self, node: ast.With | ast.AsyncWith) -> None:
+        before = self._settled
+        for item in node.items:
+            self.visit(item.context_expr)
+            if item.optional_vars is not None:
+                self.visit(item.optional_vars)
+        self.visit_all(node.body)
+        # After a `raise` the way goes on only if the exception is swallowed.
+        if self._settled is None or any(_swallows(item.context_expr) for item in node.items):
+            self._settled = before
+
+    on_asyncwith = on_with
+
+    def on_match(self, node: ast.Match) -> None:
+        self.visit(node.subject)
+        ends: list[State] = []
+        for case in node.cases:
+            before = self._settled
+            self.visit(case.pattern)
+            if case.guard is not None:
+                self._settled, _ = self._test(case.guard)
+            self.visit_all(case.body)
+            ends.append(self._settled)
+            always = case.guard is None and _always_matches(case.pattern)
+            self._settled = None if always else before
+        self._settled = join(self._settled, *ends)
+
+    def on_matchas(self, node: ast.MatchAs | ast.MatchStar) -> None:
+        self.children(node)
+        if node.name:
+            self._store(node.name, self.assigns)
+
+    on_matchstar = on_matchas
+
+    def on_matchmapping(self, node: ast.MatchMapping) -> None:
+        self.children(node)
+        if node.rest:
+            self._store(node.rest, self.assigns)
+
+
+def _swallows(context: ast.expr) -> bool:
+    """Whether this is `suppress(...)`, or another whose name says the same."""
+    function = context.func if isinstance(context, ast.Call) else context
+    name = getattr(function, "attr", getattr(function, "id", ""))
+    return "suppress" in name.lower() or "raises" in name.lower()
+
+
+def _always_matches(pattern: ast.pattern) -> bool:
+    if isinstance(pattern, ast.MatchOr):
+        return any(map(_always_matches, pattern.patterns))
+    if isinstance(pattern, ast.MatchAs):
+        return pattern.pattern is None or _always_matches(pattern.pattern)
+    return False

@@ -1,0 +1,65 @@
+"""Have the ranks that train run a network over a data set. Runs on the client."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gpupool.core.errors import TrainingError
+from gpupool.core.options.datasets import require_dataset
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.progress import Progress, progress
+from gpupool.core.wire.events import ProgressEvent, from_dict
+from gpupool.pool.notices import NoticeLines
+from gpupool.pool.pool import Pool
+from gpupool.pool.result import OutputRecorder
+from gpupool.pool.session import current_pool
+from gpupool.training.head import require_module
+from gpupool.training.job import write_job
+
+_WHAT = {"predict": "Predicting", "evaluate": "Evaluating", "confusion": "Counting classes"}
+
+
+def ask(name: str, pool: Pool | None, job: dict[str, Any], **payload: Any) -> list[dict[str, Any]]:
+    """Call a function of the engines with a job; the replies, in the order of the ranks.
+
+    Args:
+        job: with a "model", a "dataset", "batch_size" and "precision", which are checked.
+        payload: arguments besides the job's path.
+
+    Raises:
+        TrainingError: the model is no network, the data set is none, or something cannot be sent.
+        OptionsError: a wrong batch size or precision.
+        SpmdError: a rank failed.
+    """
+    require_module(job["model"])
+    require_dataset("dataset", job["dataset"])
+    TrainingOptions(batch_size=job["batch_size"], precision=job["precision"])  # checks them
+    pool = current_pool(create=True) if pool is None else pool
+    if not isinstance(pool, Pool):
+        raise TrainingError(f"pool={pool!r}: give what gpupool.start() returns, or leave it out.")
+    path = write_job(pool, job)
+    ranks = pool.training_ranks
+    payloads = {rank: {"job_path": str(path), **payload} for rank in ranks}
+    try:
+        with progress(_WHAT[name], unit="samples") as bar:
+            recorder = OutputRecorder(ranks, pool.hidden_values(), _listener(name, bar))
+            replies = pool.execute(name, payloads, recorder, on_notice=NoticeLines()).result()
+    finally:
+        path.unlink(missing_ok=True)
+    return [replies[rank] for rank in ranks]
+
+
+def _listener(name: str, bar: Progress) -> Callable[[int, str, Any], None]:
+    """What passes on to `bar` how far the ranks are; what they print is for nobody."""
+
+    def listen(rank: int, kind: str, content: Any) -> None:
+        for event in map(from_dict, content) if kind == "events" else ():
+            if not isinstance(event, ProgressEvent):
+                continue
+            if event.what == name:
+                bar.update(event.done, event.total or None)
+            else:
+                bar.tell("" if 0 < event.total <= event.done else event.what)
+
+    return listen
