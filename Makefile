@@ -24,8 +24,8 @@ OTHER_KERNELS := build/ipykernel-6.31.0 build/ipykernel-7.3.0
 
 # With old versions: what needs no browser, takes minutes, and uses most of what is depended on.
 LOWEST := .venv-lowest
-LOWEST_TESTS := tests/core tests/data/test_decode.py tests/data/test_tar.py tests/data/test_s3.py \
-	tests/faults/test_table.py tests/pool/test_pool.py tests/notebook/test_monitor.py
+LOWEST_TESTS := tests/core tests/data/reading/test_decode.py tests/data/datastores/test_tar.py tests/data/stores/test_s3.py \
+	tests/faults/test_table.py tests/pool/test_pool.py tests/notebook/monitor/test_monitor.py
 
 .PHONY: demo lab test long lowest lint release clean
 

@@ -30,8 +30,8 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.data_ways import GPU_WAYS, WAYS
-from demo.s3 import SeaweedServer
-from demo.slow_s3 import SlowS3
+from tests.servers.s3 import SeaweedServer
+from tests.servers.slow_s3 import SlowS3
 
 BUCKET, FOLDER, NUM_TARS = "bench", "train", 4
 SLOW_WAYS = {"DataLoader + s3fs open", "s3torchconnector"}  # one object after the other

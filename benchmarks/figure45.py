@@ -25,8 +25,8 @@ from torchvision.transforms import v2
 
 import gpupool
 from demo import photos
-from demo.s3 import SeaweedServer
 from gpupool import ImageDatastore, TrainingOptions
+from tests.servers.s3 import SeaweedServer
 
 BATCH, LR, WANTED = 16, 0.0004, 0.70  # of one rank; the accuracy that both race to
 KEPT = 0.85  # of the running mean, a step of one rank later

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from demo.notebooks import ROOT
 from demo.run import fill
-from demo.s3 import SeaweedServer
 from tests.browser.lab import Lab
 from tests.browser.page import Browser, Page
+from tests.servers.s3 import SeaweedServer
 
 PICTURE = ROOT / "docs" / "quickstart.png"
 WIDTH = 1470  # CSS pixels; the side bars are cut off

@@ -23,7 +23,7 @@ import nbformat
 
 from demo import photos
 from demo.notebooks import ALL, FOLDER, NOTEBOOK, ROOT, execute, keep
-from demo.s3 import SeaweedServer
+from tests.servers.s3 import SeaweedServer
 
 BUILD = ROOT / "build"
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from demo import photos
-from demo.s3 import SeaweedServer
 from gpupool.core.machine.gpus import discover
 from gpupool.pool import session
 from gpupool.pool.pool import Pool
+from tests.servers.s3 import SeaweedServer
+
+pytest_plugins = ["tests.support.trainings"]  # its fixtures
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,6 +53,7 @@ FOLDERS = (
     "pool",
     "notebook",
     "training",
+    "engine",
     "spmd",
     "host",
     "data",
@@ -61,7 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the tests by folder; within one the order stays."""
 
     def place(item: pytest.Item) -> int:
-        folder = item.path.parent.name
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
         return FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
 
     items.sort(key=place)

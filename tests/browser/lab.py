@@ -21,8 +21,8 @@ from typing import Any, Literal, Self
 
 import nbformat
 
-from demo.s3 import TIED_TO_PARENT
 from gpupool.pool.processes.ports import Ports, any_port
+from tests.servers.s3 import TIED_TO_PARENT
 
 App = Literal["lab", "notebook"]
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from demo.run import NOTEBOOK
-from demo.s3 import SeaweedServer
+from tests.servers.s3 import SeaweedServer
 
 if TYPE_CHECKING:
     from tests.browser.lab import Lab

@@ -10,7 +10,7 @@ import threading
 
 from tests.chaos.model import Either
 from tests.chaos.walk import NUMBERS, Walk, at
-from tests.pool.processes import gone, until
+from tests.support.processes import gone, until
 
 WAITS = (  # what ranks do when they are stopped; each would never end
     "while True: pass",

@@ -13,7 +13,7 @@ import psutil
 
 from tests.chaos.model import Either, Model, No
 from tests.notebook.kernel import Kernel
-from tests.pool.processes import gone, until
+from tests.support.processes import gone, until
 
 # What a process may gain over its first look: epoll sets, autograd's threads, what torch keeps of
 # the first training, buffers of floods. A leak of one an action is above it after a few dozen.

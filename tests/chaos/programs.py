@@ -6,7 +6,7 @@ import signal
 import textwrap
 
 from tests.chaos.walk import NUMBERS, Walk, at
-from tests.pool.processes import gone, until
+from tests.support.processes import gone, until
 
 TRAINING = """
 import hashlib, time, torch

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from demo.s3 import SeaweedServer
 from tests.notebook.kernel import Cell, Kernel, without_progress
+from tests.servers.s3 import SeaweedServer
 
 PREPARE = """
 import os

@@ -19,8 +19,8 @@ import pytest
 from jupyter_client import BlockingKernelClient
 
 from demo.notebooks import ALL, FOLDER
-from tests.cgroups import memory_cgroup
-from tests.pool.processes import until
+from tests.support.cgroups import memory_cgroup
+from tests.support.processes import until
 
 yaml = pytest.importorskip("yaml", reason="pyyaml is not installed")
 

@@ -13,9 +13,9 @@ import pytest
 import s3fs
 
 import gpupool
-from demo.s3 import SeaweedServer
 from gpupool import CredentialsError, Pool, SpmdError, TrainingOptions
-from tests.pool.processes import until
+from tests.servers.s3 import SeaweedServer
+from tests.support.processes import until
 
 NOTICE = """
 import s3fs

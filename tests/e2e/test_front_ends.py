@@ -24,7 +24,7 @@ import pexpect
 import pytest
 
 from tests.notebook.kernel import Kernel, plain, without_progress
-from tests.waits import peers
+from tests.support.waits import peers
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:

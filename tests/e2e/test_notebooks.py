@@ -14,12 +14,12 @@ import nbformat
 import pytest
 
 from demo.notebooks import ALL, NOTEBOOK, execute, traces
-from demo.s3 import SeaweedServer
 from tests.notebook.kernel import plain, without_progress
+from tests.servers.s3 import SeaweedServer
 
 NAMES = [path.stem for path in ALL]
 NUM_FAILING = {"03_faults": 3}  # cells that are meant to fail
-KEY_OF_DEMO = re.compile(r"DEMO[0-9A-F]{16}")  # see demo/s3.py
+KEY_OF_DEMO = re.compile(r"DEMO[0-9A-F]{16}")  # see tests/servers/s3.py
 Cells = list[tuple[str, str, str]]  # source, text and HTML of each code cell
 
 

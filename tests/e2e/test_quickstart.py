@@ -11,8 +11,8 @@ import nbformat
 import pytest
 
 from demo.run import NOTEBOOK, execute
-from demo.s3 import SeaweedServer
 from tests.notebook.kernel import without_progress
+from tests.servers.s3 import SeaweedServer
 
 Outputs = list[dict[str, Any]]
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.notebook.kernel import Cell, Kernel
-from tests.pool.issuer import Issuer
+from tests.servers.issuer import Issuer
 
 CANARY = "c4n4ry"  # a part of each secret: not even a piece of one may be seen
 

@@ -19,7 +19,7 @@ from gpupool import Pool, SpmdError
 from gpupool.notebook.cells.errors import errors_html
 from gpupool.notebook.cells.picture import result_html, result_text
 from gpupool.pool import session
-from tests.pool.processes import until
+from tests.support.processes import until
 
 CANARY = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"  # as AWS shows one in its pages
 LINES = "first-line-of-key-000\nsecond-line-of-key-111"

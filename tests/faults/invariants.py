@@ -11,7 +11,7 @@ import psutil
 
 from gpupool import Pool, SpmdError
 from gpupool.pool.calls.execution import Execution
-from tests.pool.processes import engine_pid, family, files_in, folder_of, gone, until
+from tests.support.processes import engine_pid, family, files_in, folder_of, gone, until
 
 DEADLINE_S = 30.0  # far from what is promised, also on a machine that others use
 CANARY = "c4n4ry-value-of-a-secret"

@@ -15,7 +15,7 @@ import gpupool
 from gpupool import Pool, SpmdError
 from gpupool.pool import session
 from tests.faults.invariants import CANARY, DEADLINE_S, SECRET, SUM, Faulty
-from tests.pool.processes import kill, until
+from tests.support.processes import kill, until
 
 WAIT = "import time\nif rank == {rank}: time.sleep(600)\ndist.all_reduce(torch.ones(1))"
 

@@ -14,7 +14,7 @@ import gpupool
 from gpupool import Pool, SpmdError
 from gpupool.pool import session
 from gpupool.pool.upkeep.forming import groups_to_keep
-from tests.pool.processes import kill
+from tests.support.processes import kill
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 EARLIER = "this process group is of an earlier generation of the pool, and was cut off with it"

@@ -11,7 +11,7 @@ import pytest
 import gpupool
 from gpupool import Pool, SpmdError
 from gpupool.pool import session
-from tests.pool.processes import engine_pid, gone, until
+from tests.support.processes import engine_pid, gone, until
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 MISMATCH = (

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.notebook.kernel import Cell, Kernel
-from tests.pool.processes import gone, reach, reached, until
+from tests.support.processes import gone, reach, reached, until
 
 START = "%load_ext gpupool\n%gpupool start --cpu -n 2"
 NEXT = "%%spmd\nones = torch.ones(1)\ndist.all_reduce(ones)\n(kept, ones.item())"
@@ -124,7 +124,7 @@ def assert_next_cell_works(kernel: Kernel) -> None:
 # ---- a cell ----------------------------------------------------------------------------------
 
 
-# (1.0,) alone of sleep and barrier: tests/notebook/test_magics_kernel.py
+# (1.0,) alone of sleep and barrier: tests/notebook/magics/test_magics_kernel.py
 @pytest.mark.parametrize("code", CODES.values(), ids=CODES)
 def test_it_ends_a_cell_whatever_that_does(kernel: Kernel, code: str) -> None:
     cell = press(kernel, f"%%spmd\n{code}", 0.5)
@@ -215,7 +215,7 @@ def test_pressed_later_once_more_it_ends_the_step_too(kernel: Kernel) -> None:
 # ---- the pool --------------------------------------------------------------------------------
 
 
-# other moments: tests/pool/test_restart.py
+# other moments: tests/pool/upkeep/test_restart.py
 @pytest.mark.parametrize("after_s", [0.05, pytest.param(0.3, marks=pytest.mark.long)])
 def test_after_an_interrupted_restart_the_next_cell_works(kernel: Kernel, after_s: float) -> None:
     try:

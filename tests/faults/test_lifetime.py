@@ -23,13 +23,13 @@ from jupyter_client.blocking.client import BlockingKernelClient
 import gpupool
 from gpupool.pool import session
 from tests.notebook.kernel import Kernel
-from tests.pool.processes import PATIENCE, family, folder_of, gone, notebook, until
+from tests.support.processes import PATIENCE, family, folder_of, gone, notebook, until
 
 START = "%load_ext gpupool\n%gpupool start --cpu -n 2"
 FAMILY = """
 import json
 from gpupool import current_pool
-from tests.pool.processes import family, folder_of
+from tests.support.processes import family, folder_of
 everyone = {name: process.pid for name, process in family(current_pool()).items()}
 print(json.dumps({"pids": everyone, "folder": str(folder_of(current_pool()).parent)}))
 """

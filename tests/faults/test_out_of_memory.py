@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cgroups import memory_cgroup
-from tests.pool.processes import notebook
+from tests.support.cgroups import memory_cgroup
+from tests.support.processes import notebook
 
 SCRIPT = """
 import sys

@@ -8,7 +8,7 @@ import pytest
 
 from gpupool import SpmdError
 from tests.faults.invariants import SUM, Faulty, Footprint
-from tests.pool.processes import folder_of, until
+from tests.support.processes import folder_of, until
 
 WARM_UP, ROUNDS = 20, 100
 # In a run of 300 rounds a rank gained up to 36 MiB until round 200 and nothing after that: buffers

@@ -20,8 +20,8 @@ import pytest
 import gpupool
 from gpupool.pool import session
 from gpupool.pool.processes import agent
-from tests.cgroups import pids_cgroup
-from tests.pool.processes import gone, until
+from tests.support.cgroups import pids_cgroup
+from tests.support.processes import gone, until
 
 START = """
 import json, sys, tempfile

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.invariants import Faulty
-from tests.pool.processes import gone, reach, reached, until, wait_for
+from tests.support.processes import gone, reach, reached, until, wait_for
 
 BARE = "import time\nwhile True:\n    try:\n        HERE; time.sleep(60)\n    except: pass"
 HOLDS_THE_GIL = "import itertools\nHERE; any(itertools.repeat(0))"

@@ -6,16 +6,19 @@ not react in `test_stubborn.py`. Shown elsewhere:
 - the agent, the controller, the notebook's kernel or the Jupyter server is killed; the machine
   sleeps; a start is cut off; Stop while ranks do not react: `test_lifetime.py`
 - disk full, ports taken, torch broken, no network: `test_start.py`
-- a rank is restarted on demand, that restart cut off at any moment: `tests/pool/test_restart.py`
+- a rank is restarted on demand, that restart cut off at any moment:
+  `tests/pool/upkeep/test_restart.py`
 - out of host memory: `tests/host/test_memory.py`, `tests/host/test_agent.py`
-- two pools want one GPU: `tests/core/test_locks.py`, `tests/pool/test_locking.py`
-- floods of output, C code that prints, fork and threads that print: `tests/pool/test_output.py`
-- large values, values without a pickle: `tests/pool/test_values.py`; `exit()`, `sys.exit()`,
-  `quit()`: `tests/pool/test_pool.py`; strange exceptions: `tests/spmd/test_errors_shown.py`
-- credentials that expire: `tests/pool/test_renewal.py`; secrets in output, argv, history and
-  listeners: `tests/e2e/test_secrets.py`
-- a group left or formed by one rank: `tests/spmd/test_process_group.py`
-- Stop and Ctrl-C in a kernel: `tests/notebook/test_magics_kernel.py`
+- two pools want one GPU: `tests/core/machine/test_locks.py`, `tests/pool/processes/test_locking.py`
+- floods of output, C code that prints, fork and threads that print:
+  `tests/pool/calls/test_output.py`
+- large values, values without a pickle: `tests/pool/variables/test_values.py`
+- `exit()`, `sys.exit()`, `quit()`: `tests/pool/test_pool.py`
+- strange exceptions: `tests/engine/cells/test_errors_shown.py`
+- credentials that expire: `tests/pool/environment/test_renewal.py`
+- secrets in output, argv, history and listeners: `tests/e2e/test_secrets.py`
+- a group left or formed by one rank: `tests/engine/group/test_process_group.py`
+- Stop and Ctrl-C in a kernel: `tests/notebook/magics/test_magics_kernel.py`
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.invariants import Faulty
-from tests.pool.processes import reach
+from tests.support.processes import reach
 
 DDP = """
 from torch.nn.parallel import DistributedDataParallel

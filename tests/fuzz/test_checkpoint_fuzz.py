@@ -16,9 +16,8 @@ from torch import nn
 
 import gpupool
 from gpupool.engine.checkpoint.files import Checkpoints, unsealed
-from tests.training.test_checkpoint_files import resealed, zipped
-
-from .limits import fuzzed, only_our_errors
+from tests.engine.checkpoint.test_files import resealed, zipped
+from tests.fuzz.limits import fuzzed, only_our_errors
 
 
 def made(save: Callable[[Any, Any], None]) -> bytes:

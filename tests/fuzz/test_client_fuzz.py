@@ -19,7 +19,7 @@ from gpupool import Pool
 from gpupool.core.wire.requests import Counts
 from gpupool.pool.processes.client import EngineClient
 from tests.fuzz.limits import fuzzed, only_our_errors
-from tests.pool.processes import folder_of, until
+from tests.support.processes import folder_of, until
 
 Frames = list[bytes]
 MARK = b"<IDS|MSG>"

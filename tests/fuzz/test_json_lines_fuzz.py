@@ -11,8 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpupool.core.machine.json_lines import JsonLines
-
-from .limits import fuzzed, only_our_errors
+from tests.fuzz.limits import fuzzed, only_our_errors
 
 OBJECTS = st.dictionaries(
     st.text(), st.none() | st.integers() | st.text() | st.lists(st.integers())

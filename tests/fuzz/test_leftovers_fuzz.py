@@ -12,8 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import gpupool
-
-from .limits import assert_plain, fuzzed, only_our_errors
+from tests.fuzz.limits import assert_plain, fuzzed, only_our_errors
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),

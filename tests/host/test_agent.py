@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from gpupool.host.spawner import Spawner
-from tests.pool.processes import PATIENCE, gone, until
+from tests.support.processes import PATIENCE, gone, until
 
 ROOT = Path(__file__).parents[2]
 GONE_S = 3.0  # the promise: everything is gone within this time, where nothing else runs

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.notebook.kernel import Kernel
-from tests.waits import until_there
+from tests.support.waits import until_there
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.notebook.kernel import Cell, Kernel, plain
 from tests.notebook.terminal import Terminal
-from tests.waits import touch, until_there
+from tests.support.waits import touch, until_there
 
 START = "%load_ext gpupool\n%gpupool start --inline --cpu"
 DATA = """

@@ -14,8 +14,8 @@ from gpupool.core.errors import PlacementError
 from gpupool.core.machine.gpus import visible_gpus
 from gpupool.core.machine.topology import Gpu
 from gpupool.pool import session
-from tests.pool.processes import notebook
-from tests.training.conftest import network, samples
+from tests.support.processes import notebook
+from tests.support.trainings import network, samples
 
 pytestmark = pytest.mark.gpu
 

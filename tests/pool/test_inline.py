@@ -38,8 +38,8 @@ from gpupool.pool.inline import InlineEngines
 from gpupool.pool.processes.engines import Engines
 from gpupool.pool.processes.interface import RankEngines
 from tests.notebook.kernel import plain
-from tests.pool.processes import folder_of, press_when, reach, reached, until
-from tests.training.conftest import network, samples, train_on, weights
+from tests.support.processes import folder_of, press_when, reach, reached, until
+from tests.support.trainings import network, samples, train_on, weights
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 

@@ -25,7 +25,7 @@ import gpupool
 from gpupool import InlinePool, NoPoolError, OptionsError, PoolError, PoolOptions, PoolStartError
 from gpupool.core.machine.gpus import visible_gpus
 from gpupool.pool import session
-from tests.pool.processes import folder_of, open_files
+from tests.support.processes import folder_of, open_files
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 Script = tuple[subprocess.CompletedProcess[str], Path]

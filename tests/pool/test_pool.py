@@ -25,7 +25,7 @@ from gpupool.core.wire.requests import Interrupt
 from gpupool.pool import session
 from gpupool.pool.processes import agent
 from gpupool.pool.processes.launch import Launch
-from tests.pool.processes import (
+from tests.support.processes import (
     engine_pid,
     family,
     files_in,
@@ -596,7 +596,7 @@ import json, time
 import gpupool
 pool = gpupool.start(n=2, device="cpu")
 import psutil
-from tests.pool.processes import family, folder_of
+from tests.support.processes import family, folder_of
 pids = [process.pid for process in family(pool).values()]
 print(json.dumps({"pids": pids, "folder": str(folder_of(pool))}))
 """

@@ -34,8 +34,8 @@ from gpupool import Pool
 from gpupool.core.errors import PoolError
 from gpupool.core.wire.requests import SetEnvironment
 from gpupool.pool.processes.client import plain_client
-from tests.pool.issuer import Issuer
-from tests.pool.processes import folder_of, until
+from tests.servers.issuer import Issuer
+from tests.support.processes import folder_of, until
 
 TIMEOUT_S = 60.0
 

@@ -24,7 +24,7 @@ from jupyter_client.session import Session
 
 from gpupool import Pool
 from gpupool.pool.processes.client import plain_client
-from tests.pool.processes import folder_of, until
+from tests.support.processes import folder_of, until
 
 
 def test_a_client_hears_what_is_published_in_one_method_and_waits_for_output_futures() -> None:

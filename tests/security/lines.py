@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.pool.processes import until
+from tests.support.processes import until
 
 ANSWER_S = 150.0  # longer than the longest thing that a pool waits for
 

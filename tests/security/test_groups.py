@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.pool.processes import until
 from tests.security.lines import Actor
 from tests.security.users import User
+from tests.support.processes import until
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 GATHER = """

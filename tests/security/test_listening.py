@@ -7,9 +7,9 @@ from itertools import product
 
 import pytest
 
-from tests.pool.processes import until
 from tests.security.lines import Actor
 from tests.security.users import User
+from tests.support.processes import until
 
 SAYS = "print('diagnosis of patient', 15 + rank, flush=True); rank"
 SAID = {

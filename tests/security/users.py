@@ -25,8 +25,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.pool.processes import until
 from tests.security.lines import Actor
+from tests.support.processes import until
 
 ROOT = Path(__file__).parents[2]
 _UIDS = range(41_000, 59_000, 2)  # of the range for ordinary users; few give any of these

@@ -18,8 +18,8 @@ import zmq
 import gpupool
 from gpupool import Pool
 from gpupool.pool import session
-from tests.pool.processes import family, folder_of, until
 from tests.security.lines import serve
+from tests.support.processes import family, folder_of, until
 
 NUM_SAMPLES = 32
 

@@ -14,8 +14,8 @@ from gpupool.core.errors import SpmdError
 from gpupool.core.wire.requests import Where
 from gpupool.pool.pool import Pool
 from gpupool.spmd.cell import CellReport, SpmdRun
-from tests.pool.processes import until
-from tests.waits import until_there
+from tests.support.processes import until
+from tests.support.waits import until_there
 
 
 class Notes:

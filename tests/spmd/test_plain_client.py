@@ -12,7 +12,7 @@ import pytest
 
 from gpupool import Pool, SpmdError
 from tests.notebook.kernel import Kernel
-from tests.pool.processes import until
+from tests.support.processes import until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "ipyparallel.md").read_text()
 CELLS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

@@ -15,8 +15,7 @@ from gpupool.core.options.training_options import TrainingOptions
 from gpupool.pool.calls.presses import SAME_WISH_S, heard_by
 from gpupool.pool.pool import Pool
 from gpupool.training.run import TrainingRun
-
-from .conftest import Slow, network
+from tests.support.trainings import Slow, network
 
 
 def long_run(pool: Pool, sample_s: float) -> TrainingRun:

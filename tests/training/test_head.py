@@ -11,8 +11,8 @@ import torchvision
 from torch import nn
 
 import gpupool
-from demo.s3 import SeaweedServer
 from gpupool import DataError, TrainingError, replace_head
+from tests.servers.s3 import SeaweedServer
 
 CLASSIFIERS = torchvision.models.list_models(module=torchvision.models)
 SEGMENTATION = torchvision.models.list_models(module=torchvision.models.segmentation)

@@ -10,9 +10,8 @@ from torch.utils.data import TensorDataset
 import gpupool
 from gpupool import OptionsError, Pool, TrainingError, TrainingOptions
 from gpupool.pool import session
-
-from .conftest import network, samples
-from .tables import Table
+from tests.engine.metrics.tables import Table
+from tests.support.trainings import network, samples
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 7, 101])

@@ -28,8 +28,7 @@ from gpupool import (
     predict,
 )
 from gpupool.training.history import TrainingHistory
-
-from .conftest import Held, Slow, network, samples, train_on, wait_until, weights
+from tests.support.trainings import Held, Slow, network, samples, train_on, wait_until, weights
 
 
 class FailsAt(Dataset[Any]):

@@ -22,8 +22,7 @@ from torch.utils.data import TensorDataset
 from gpupool import Pool, PoolOptions, SpmdError, TrainingOptions, TrainingRun
 from gpupool.pool.result import OutputRecorder
 from gpupool.training.job import write_job
-
-from .conftest import network, samples, train_on, wait_until, weights
+from tests.support.trainings import network, samples, train_on, wait_until, weights
 
 ALL = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 DOUBLE = torch.float64
@@ -175,7 +174,7 @@ import torch.distributed as dist
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.engine.group import forming
 from gpupool.engine.training.loop import fit
-from tests.training.conftest import network, samples, weights
+from tests.support.trainings import network, samples, weights
 
 rank, store, result = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 forming.form(forming.Plan(store, "gloo", rank, 3, [0, 1], "gloo"))

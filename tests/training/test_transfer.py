@@ -18,8 +18,7 @@ from torchvision.transforms import v2
 import gpupool
 from demo import photos
 from gpupool import Pool, SegmentationDatastore, replace_head
-
-from .conftest import train_on
+from tests.support.trainings import train_on
 
 NUM_TRAIN, NUM_TEST, SIDE = 160, 100, 64
 

@@ -2,7 +2,8 @@
 
 A gloo event loop is an epoll set with a pipe and a *listening* TCP socket in it and without an
 eventfd, which the loops of libuv, zmq and asyncio have. Its other sockets are its connections.
-Each process group on gloo has a loop of its own. `tests/faults/test_facts.py` guards these facts.
+Each process group on gloo has a loop of its own. `tests/engine/group/test_facts.py` guards these
+facts.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ From torch 2.15 on gloo can give a group object new connections (`enable_reconfi
 what holds it goes on: a DDP wrapper, a DeviceMesh, an FSDP module, a sub-group. Before, and
 with NCCL, where it is not proven, the group is destroyed and another one formed (`forming.py`).
 
-Names of torch that are private are each guarded by a test in `tests/faults/test_facts.py`.
+Names of torch that are private are each guarded by a test in `tests/engine/group/test_facts.py`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,523 @@
+"""Reading through the cache of a host: once from the store, then from the disk."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import shutil
+import stat
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import gpupool
+from gpupool import ImageDatastore, TarDatastore
+from gpupool.core import progress
+from gpupool.core.errors import DataError, OptionsError, SampleError
+from gpupool.core.progress import Course
+from gpupool.data.cache.cache import Cached, DiskCache
+from gpupool.data.cache.records import key_of
+from gpupool.data.stores.folder import Folder
+from gpupool.data.stores.interface import FileRef
+from gpupool.data.stores.retry import counts
+from tests.data.datastores.test_tar import shard
+from tests.data.stores_read import answer_when_drawn
+from tests.servers.s3 import SeaweedServer
+from tests.servers.slow_s3 import SlowS3
+
+NUM_OBJECTS = 40
+OBJECTS = {f"in/{n:02}.bin": n.to_bytes(2, "little") * (1000 + 100 * n) for n in range(NUM_OBJECTS)}
+
+# Reads all objects through the cache, and tells how many came from the store and from the disk.
+READ_ALL = """
+import json, pickle, sys
+from concurrent.futures import ThreadPoolExecutor
+from gpupool.data.stores.retry import counts
+source, files = pickle.loads(bytes.fromhex(sys.argv[1]))
+print("ready", flush=True)
+sys.stdin.readline()
+with ThreadPoolExecutor(8) as pool:
+    data = b"".join(pool.map(source.read, files))
+done = counts.snapshot()
+print(json.dumps([done.reads, done.cached_reads, len(data)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def bucket(s3: SeaweedServer) -> str:
+    url = s3.make_bucket("cached")
+    s3.put_objects("cached", OBJECTS)
+    return url
+
+
+@pytest.fixture
+def folder(s3: SeaweedServer, bucket: str) -> Folder:
+    os.environ.update(s3.env)
+    return Folder(f"{bucket}/in")
+
+
+@pytest.fixture
+def files(folder: Folder) -> list[FileRef]:
+    return [file.ref for file in folder.list_files().files]
+
+
+def cached(folder: Folder, place: Path) -> Cached:
+    return Cached(folder, limit_gib=1, folder=str(place))
+
+
+def read_counting(source: Cached, files: list[FileRef]) -> tuple[int, int]:
+    """Reads all; how many came from the store, and from the disk."""
+    before = counts.snapshot()
+    for file in files:
+        assert source.read(file) == OBJECTS[f"in/{file.path}"]
+    done = counts.snapshot() - before
+    return done.reads, done.cached_reads
+
+
+def start_reading(source: Cached, files: list[FileRef]) -> subprocess.Popen[str]:
+    """Another process that is about to read all."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", READ_ALL, pickle.dumps((source, files)).hex()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def finish(process: subprocess.Popen[str]) -> list[int]:
+    output, _ = process.communicate("go\n", timeout=60)
+    assert process.returncode == 0
+    result: list[int] = json.loads(output)
+    return result
+
+
+def test_the_second_time_it_comes_from_the_disk(
+    folder: Folder, files: list[FileRef], tmp_path: Path
+) -> None:
+    source = cached(folder, tmp_path)
+    assert not any(map(source.holds, files))
+    assert read_counting(source, files[:10]) == (10, 0)
+    assert list(map(source.holds, files)) == [True] * 10 + [False] * 30
+    assert read_counting(source, files) == (30, 10)
+    assert read_counting(source, files) == (0, 40)
+    assert all(map(source.holds, files))
+    state = source.state()
+    assert (state.num_files, state.num_bytes) == (40, sum(map(len, OBJECTS.values())))
+    assert str(state) == "40 files, 0.0 of 1.0 GiB"
+    assert (source.shown_url, source.name("a")) == (folder.shown_url, folder.name("a"))
+
+
+def test_a_second_epoch_needs_no_network(folder: Folder, s3: SeaweedServer, tmp_path: Path) -> None:
+    source = cached(folder, tmp_path)
+    with SlowS3(s3.endpoint) as network:
+        os.environ["AWS_ENDPOINT_URL"] = network.endpoint
+        files = [file.ref for file in folder.list_files().files]
+        network.stats()
+        assert read_counting(source, files) == (40, 0)
+        assert network.stats()["requests"] == 40
+    # now nobody listens there
+    assert read_counting(source, files) == (0, 40)
+    assert finish(start_reading(source, files))[:2] == [0, 40]
+
+
+def test_two_ranks_at_once_read_an_object_twice_at_most(
+    folder: Folder, files: list[FileRef], tmp_path: Path
+) -> None:
+    source = cached(folder, tmp_path)
+    ranks = [start_reading(source, [*files, *files]) for _ in range(2)]
+    with ThreadPoolExecutor() as pool:
+        results = list(pool.map(finish, ranks))
+    assert all(reads <= 40 and reads + hits <= 80 for reads, hits, _ in results)
+    assert sum(reads for reads, _, _ in results) >= 40
+    assert read_counting(source, files) == (0, 40)
+
+
+def test_a_changed_object_is_read_anew_and_ranges_are_kept_apart(
+    folder: Folder, s3: SeaweedServer, tmp_path: Path
+) -> None:
+    source = cached(Folder(folder.url.replace("/in", "/changes")), tmp_path)
+    for content in (b"first", b"other"):  # of the same size
+        s3.put_objects("cached", {"changes/1": content})
+        (info,) = source.source.list_files().files  # type: ignore[attr-defined]
+        for _ in range(2):
+            assert source.read(info.ref) == content
+            assert source.read(info.ref, 1, 3) == content[1:4]
+            assert source.read(info.ref, 3) == content[3:]
+
+
+def test_files_without_a_version_are_always_read(tmp_path: Path) -> None:
+    (tmp_path / "1").write_bytes(b"one")
+    source = cached(Folder(str(tmp_path)), tmp_path / "cache")
+    file = FileRef("1", 3)
+    assert source.read(file) == b"one"
+    (tmp_path / "1").write_bytes(b"two")
+    assert source.read(file) == b"two"
+    assert not source.holds(file)
+
+
+def test_what_cannot_be_read_is_not_kept(
+    folder: Folder, files: list[FileRef], tmp_path: Path
+) -> None:
+    source = cached(folder, tmp_path)
+    for _ in range(2):
+        with pytest.raises(SampleError, match="nothing"):
+            source.read(FileRef("nothing", 1, 7))
+    assert source.state().num_files == 0
+
+
+def test_threads_that_want_the_same_wait_for_one(tmp_path: Path) -> None:
+    cache, fetching, release = DiskCache(tmp_path), threading.Event(), threading.Event()
+    fetched = []
+
+    def fetch() -> bytes:
+        fetched.append(threading.get_ident())
+        fetching.set()
+        assert release.wait(30)
+        return b"content"
+
+    with ThreadPoolExecutor(8) as pool:
+        reads = [pool.submit(cache.read, key_of(1), fetch, 2**30) for _ in range(8)]
+        assert fetching.wait(30)
+        release.set()
+        assert [read.result() for read in reads] == [b"content"] * 8
+    assert len(fetched) == 1
+
+
+def test_an_error_reaches_all_who_wait_and_the_next_try_reads_again(tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path)
+
+    def fail() -> bytes:
+        raise SampleError("s3://b/1 does not exist", "s3://b/1", "missing")
+
+    for _ in range(2):
+        with pytest.raises(SampleError, match="does not exist"):
+            cache.read(key_of(1), fail, 2**30)
+    assert cache.read(key_of(1), lambda: b"now", 2**30) == b"now"
+
+
+def test_an_interrupt_at_any_line_leaves_nobody_waiting(tmp_path: Path) -> None:
+    ours = os.path.dirname(gpupool.__file__)
+
+    def read_interrupted_at(line: int, cache: DiskCache) -> bool:
+        """Whether there are so many lines."""
+        passed = 0
+
+        def trace(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal passed
+            if not frame.f_code.co_filename.startswith(ours):
+                return None
+            passed += event == "line"
+            if passed == line and event == "line":
+                raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)  # the main thread's: where an interrupt is raised
+        try:
+            cache.read(key_of(1), lambda: b"content", 2**30)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(before)
+        return passed >= line
+
+    gc.collect()
+    gc.disable()  # what other tests have left may have code of ours in its end
+    try:
+        line = 1
+        while read_interrupted_at(line, cache := DiskCache(tmp_path / str(line))):
+            with ThreadPoolExecutor(1) as pool:
+                read = pool.submit(cache.read, key_of(1), lambda: b"content", 2**30)
+                assert read.result(timeout=60) == b"content", line
+            line += 1
+    finally:
+        gc.enable()
+    assert line > 10
+
+
+def test_a_cache_that_cannot_be_read_is_said_once_and_reading_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "cache"
+    cache = DiskCache(folder)
+    assert cache.read(key_of(1), lambda: b"one", 2**30) == b"one"
+    shutil.rmtree(folder)
+    folder.write_text("no folder")
+    with caplog.at_level("WARNING", "gpupool"):
+        for number in (1, 2, 1):
+            assert cache.read(key_of(number), lambda: b"again", 2**30) == b"again"
+        assert not cache.holds(key_of(3))
+    assert cache.count() == (0, 0)
+    ours = [record for record in caplog.records if record.name == "gpupool"]
+    assert (len(ours), cache.stopped) == (1, "Not a directory")
+
+
+def test_a_damaged_record_is_replaced(tmp_path: Path) -> None:
+    assert DiskCache(tmp_path).read(key_of(1), lambda: b"content", 2**30) == b"content"
+    (data,) = tmp_path.glob("*.data")
+    data.write_bytes(b"conTent")
+    cache = DiskCache(tmp_path)
+    assert cache.read(key_of(1), lambda: b"content", 2**30) == b"content"
+    assert cache.records.find(key_of(1)) is None  # until it looks again
+    cache.records.refresh()
+    assert cache.records.find(key_of(1)) == b"content"
+
+
+# Reads 100 records of 100 KB twice, through a cache in the folder that its argument names.
+READ_RECORDS = """
+import os, sys
+from pathlib import Path
+from gpupool.data.cache.cache import DiskCache
+from gpupool.data.cache.records import key_of
+cache = DiskCache(Path(sys.argv[1]))
+for number in [*range(100), *range(100)]:
+    if number == 35:
+        fill_up()
+    data = number.to_bytes(1, "little") * 100_000
+    assert cache.read(key_of(number), lambda: data, 64 << 20) == data
+cache.records.refresh()
+print(cache.records.count()[0], cache.stopped, sep=", ")
+"""
+LIMIT_FILES = """
+import resource
+fill_up = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+"""
+FILL_DISK = """
+import errno, sys
+def fill_up():
+    with open(sys.argv[1] + "/other", "wb", buffering=0) as file:
+        try:
+            while file.write(bytes(1000)):
+                pass
+        except OSError as error:
+            assert error.errno == errno.ENOSPC
+"""
+LEAVE_DISK = "fill_up = lambda: None"
+SMALL_DISK = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=8m tmpfs "$4" && exec "$@"', ""]
+_NO_SMALL_DISK = subprocess.run(
+    [*SMALL_DISK, "true", "", "", "/mnt"], capture_output=True, check=False
+).returncode
+
+
+@pytest.mark.parametrize(
+    ("disk", "fill_up", "kept", "reason"),
+    [
+        ([], LIMIT_FILES, 35, "File too large"),
+        (SMALL_DISK, FILL_DISK, 35, "No space left on device"),
+        (SMALL_DISK, LEAVE_DISK, 70, "the disk has less room than is left to others"),
+    ],
+    ids=["files that may not grow", "full disk", "nearly full disk"],
+)
+def test_a_disk_that_takes_no_more_is_said_once_and_reading_goes_on(
+    disk: list[str], fill_up: str, kept: int, reason: str, tmp_path: Path
+) -> None:
+    if disk and _NO_SMALL_DISK:
+        pytest.skip("needs the right to mount a small disk")
+    program = [sys.executable, "-c", fill_up + READ_RECORDS, str(tmp_path)]
+    done = subprocess.run([*disk, *program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"{kept}, {reason}\n"), done.stderr
+    assert done.stderr == (
+        f"nothing more is added to the cache in {tmp_path} ({reason}); reading goes on from the "
+        "store. Make room there, or give ds.cached() another folder=.\n"
+    )
+
+
+def test_it_is_private_and_holds_no_names(
+    folder: Folder, files: list[FileRef], s3: SeaweedServer, tmp_path: Path
+) -> None:
+    source = cached(folder, tmp_path)
+    read_counting(source, files)
+    everything = [tmp_path, *tmp_path.rglob("*")]
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in everything[1:]}
+    assert modes == {0o700, 0o600}
+    index = b"".join(path.read_bytes() for path in tmp_path.rglob("*.index"))
+    assert len(index) == 40 * NUM_OBJECTS
+    assert b"cached" not in index
+    shown = repr(source) + pickle.dumps(source).hex() + "".join(map(str, everything))
+    for secret in (s3.env["AWS_SECRET_ACCESS_KEY"], s3.env["AWS_ACCESS_KEY_ID"]):
+        assert secret not in shown
+        assert secret.encode().hex() not in shown
+
+
+# A process with the cache open forks; parent and child write at the same time.
+FORK = """
+import os, sys
+from gpupool.data.cache.cache import Cached
+from gpupool.data.cache.records import key_of
+from gpupool.data.stores.folder import Folder
+source = Cached(Folder("s3://none"), 1, sys.argv[1])
+def read(*parts):
+    return source._store().read(key_of(*parts), lambda: repr(parts).encode(), 2**30)
+read("before")
+child = os.fork()
+for number in range(100):
+    read("child" if child == 0 else "parent", number)
+if child == 0:
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+records = source._store().records
+records.refresh()
+for parts in [("before",), *((who, n) for who in ("child", "parent") for n in range(100))]:
+    assert records.find(key_of(*parts)) == repr(parts).encode(), parts
+print(records.count()[0], len(os.listdir(sys.argv[1] + f"/gpupool-{os.getuid()}/objects")))
+"""
+
+
+def test_a_forked_child_and_its_parent_both_go_on(tmp_path: Path) -> None:
+    quiet = ["-W", "ignore:This process:DeprecationWarning"]  # Python 3.12 warns of a fork
+    command = [sys.executable, *quiet, "-c", FORK, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "201 5\n", "")
+
+
+def test_somebody_may_remove_it_all_at_any_time(
+    folder: Folder, files: list[FileRef], tmp_path: Path
+) -> None:
+    source = cached(folder, tmp_path)
+    read_counting(source, files)
+    subprocess.run(["rm", "-r", *tmp_path.iterdir()], check=True)
+    assert read_counting(source, files) == (40, 0)
+    assert read_counting(source, files) == (0, 40)
+
+
+def test_a_datastore_can_be_cached(photos_url: str, s3: SeaweedServer, tmp_path: Path) -> None:
+    os.environ.update(s3.env)
+    ds = ImageDatastore(f"{photos_url}/test").with_transform(len)
+    cached = ds.cached(limit_gib=1, folder=str(tmp_path))
+    assert (cached.paths, cached.url, cached.transform) == (ds.paths, ds.url, len)
+    assert cached.manifest.id == ds.manifest.id
+    assert cached.cache_share() == 0.0
+    before = counts.snapshot()
+    for part in (cached.subset(range(50)), pickle.loads(pickle.dumps(cached.partition(2, 1)))):
+        part.__getitems__(range(50))
+    done = counts.snapshot() - before
+    assert (done.reads, done.cached_reads) == (75, 25)
+    assert cached.cache_share() == 0.75
+    assert cached.relist().cache_share() == 0.75
+    again = cached.cached(limit_gib=2, folder=str(tmp_path))
+    assert again.cache_share() == 0.75
+    assert again.manifest.items.sources == (Cached(Folder(f"{photos_url}/test"), 2, str(tmp_path)),)
+    with pytest.raises(OptionsError, match=r"is read without a cache; ds.cached\(limit_gib="):
+        ds.cache_share()
+
+
+def test_members_of_tars_are_cached_one_by_one(s3: SeaweedServer, tmp_path: Path) -> None:
+    os.environ.update(s3.env, XDG_CACHE_HOME=str(tmp_path))
+    url = s3.make_bucket("cached-tars")
+    s3.put_objects("cached-tars", {f"{i}.tar": shard(5 * i, 5) for i in range(2)})
+    ds = TarDatastore(url).cached(limit_gib=1, folder=str(tmp_path))
+    for expected in ((4, 0, 0.4), (0, 4, 0.4)):
+        before = counts.snapshot()
+        ds.subset([0, 3, 5, 8]).__getitems__(range(4))
+        done = counts.snapshot() - before
+        assert (done.reads, done.cached_reads, ds.cache_share()) == expected
+
+
+def test_a_cache_can_be_filled_before_with_a_bar(
+    photos_url: str, s3: SeaweedServer, tmp_path: Path
+) -> None:
+    drawn: list[Course] = []
+    shown = progress._opening[:]
+    os.environ.update(s3.env)
+    ds = ImageDatastore(f"{photos_url}/test").cached(limit_gib=1, folder=str(tmp_path))
+    ds.subset(range(10)).__getitems__(range(10))
+    before = counts.snapshot()
+    try:
+        with SlowS3(s3.endpoint) as slow:
+            answer_when_drawn(slow, drawn)
+            os.environ["AWS_ENDPOINT_URL"] = slow.endpoint
+            filled = pickle.loads(pickle.dumps(ds)).fill_cache()
+    finally:
+        progress._opening[:] = shown
+    assert (counts.snapshot() - before).reads == len(ds) - 10
+    assert (filled.num_held, filled.num_samples, filled.unread) == (len(ds), len(ds), {})
+    assert repr(filled) == f"All 100 samples are in the cache: {filled.state}."
+    assert ds.cache_share() == 1.0
+    assert {(course.what, course.total, course.unit) for course in drawn} == {
+        ("Caching", len(ds), "samples")
+    }
+    assert (drawn[-1].done, drawn[-1].end) == (len(ds), "done")
+    again: list[tuple[int, int]] = []
+    assert ds.fill_cache(lambda done, total: again.append((done, total))) == filled
+    assert again == [(done, 100) for done in range(1, 101)]
+    assert (counts.snapshot() - before).reads == len(ds) - 10
+    os.environ.update(s3.env)
+    with pytest.raises(OptionsError, match="is read without a cache"):
+        ImageDatastore(f"{photos_url}/test").fill_cache()
+
+
+def test_what_a_cache_cannot_be_filled_with_is_said(s3: SeaweedServer, tmp_path: Path) -> None:
+    os.environ.update(s3.env)
+    url = s3.make_bucket("cached-odd")
+    large = {f"a/{i}.jpg": bytes(5 << 20) for i in range(3)}  # over a quarter of the cache
+    s3.put_objects("cached-odd", large | {f"b/{i}.jpg": b"small" for i in range(20)})
+    ds = ImageDatastore(url).cached(limit_gib=1 / 64, folder=str(tmp_path))
+    s3.client().delete_object(Bucket="cached-odd", Key="b/7.jpg")
+    filled = ds.fill_cache()
+    assert (filled.num_held, filled.num_samples) == (19, 23)
+    assert filled.unread == {f"{url}/b/7.jpg": "missing"}
+    assert repr(filled) == (
+        f"19 of 23 samples are in the cache: {filled.state}. 1 could not be read: "
+        f"{url}/b/7.jpg (missing). The rest found no room: raise limit_gib, or give another folder."
+    )
+
+
+def test_what_a_cache_lacks_is_laid_to_files_that_are_gone_and_not_to_room(
+    s3: SeaweedServer, tmp_path: Path
+) -> None:
+    os.environ.update(s3.env)
+    url = s3.make_bucket("cached-gone")
+    pictures = {f"p/{i:03}.jpg": b"small" for i in range(3)}
+    s3.put_objects("cached-gone", pictures | {"a.tar": shard(0, 5), "b.tar": shard(5, 5)})
+    for ds, gone in ((TarDatastore(url), "a.tar"), (ImageDatastore(f"{url}/p"), "p/000.jpg")):
+        some = ds.subset([0] * 600 + list(range(1, len(ds))))
+        some = some.cached(limit_gib=1, folder=str(tmp_path))
+        s3.client().delete_object(Bucket="cached-gone", Key=gone)
+        filled = some.fill_cache()
+        num_unread = len(some) - filled.num_held
+        assert (filled.unread, filled.num_unread) == ({f"{url}/{gone}": "missing"}, num_unread)
+        assert filled.num_held == {"a.tar": 5, "p/000.jpg": 2}[gone]
+        assert "found no room" not in repr(filled)
+
+
+def test_a_cache_that_takes_nothing_more_is_not_read_for(s3: SeaweedServer, tmp_path: Path) -> None:
+    os.environ.update(s3.env)
+    url = s3.make_bucket("cached-full")
+    s3.put_objects("cached-full", {f"a/{i:03}.jpg": b"small" for i in range(600)})
+    ds = ImageDatastore(url).cached(limit_gib=1, folder=str(tmp_path))
+    (place,) = tmp_path.glob("gpupool-*/objects")
+    place.rmdir()
+    place.write_text("no folder")
+    before = counts.snapshot()
+    filled = ds.fill_cache()
+    assert (counts.snapshot() - before).reads == 512
+    state = f"0 files, 0.0 of 1.0 GiB; stopped: {filled.state.stopped}"
+    assert repr(filled) == f"0 of 600 samples are in the cache: {state}."
+
+
+def test_a_store_without_versions_cannot_be_cached(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "1.png").write_bytes(b"")
+    with pytest.raises(OptionsError, match=r"tells no versions \(ETags\) of its files"):
+        ImageDatastore(str(tmp_path)).cached(limit_gib=1, folder=str(tmp_path))
+
+
+def test_impossible_arguments_say_what_to_give(tmp_path: Path) -> None:
+    for limit in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(OptionsError, match=r"limit_gib=.* must be at least 1/64 \(16 MiB\)"):
+            Cached(Folder("s3://none"), limit)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"cannot be made .* give a folder of yours"):
+        Cached(Folder("s3://none"), 1, str(tmp_path / "file")).state()
+    assert Cached(Folder("s3://none"), 1, "x").folder == os.path.abspath("x")

@@ -1,0 +1,306 @@
+"""What every datastore can do beyond being read: put together, balance, check, look, list anew."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from torchvision.io import decode_image
+from torchvision.transforms import v2
+
+from gpupool.core.errors import CredentialsError, DataError, OptionsError
+from gpupool.data.datastores.images import ImageDatastore
+from gpupool.data.reading.normalization import Normalization
+from gpupool.data.reading.samples import Draw, Samples
+from tests.data.pictures import image_file
+from tests.servers.s3 import SeaweedServer
+
+
+def fill(root: Path, **counts: int) -> ImageDatastore:
+    """A datastore with that many images of each class; their grey values count up from 0."""
+    value = 0
+    for name, count in counts.items():
+        (root / name).mkdir(parents=True)
+        for number in range(count):
+            (root / name / f"{number:02}.png").write_bytes(image_file(value))
+            value += 1
+    return ImageDatastore(str(root))
+
+
+@pytest.fixture(scope="module")
+def ds(tmp_path_factory: pytest.TempPathFactory) -> ImageDatastore:
+    return fill(tmp_path_factory.mktemp("images"), a=10, b=5, c=1)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> ImageDatastore:
+    return fill(tmp_path_factory.mktemp("other"), b=2, bb=1)
+
+
+def values(ds: ImageDatastore) -> list[int]:
+    return [int(image[0, 0, 0]) for image, _ in ds.__getitems__(range(len(ds)))]
+
+
+def named(ds: ImageDatastore) -> list[tuple[str, str]]:
+    """Path and class name of each sample."""
+    return [(path, ds.classes[label]) for path, label in zip(ds.paths, ds.labels, strict=True)]
+
+
+def test_it_is_what_the_loader_reads(ds: ImageDatastore) -> None:
+    assert isinstance(ds, Samples)
+
+
+def test_concat_unites_urls_and_classes(ds: ImageDatastore, other: ImageDatastore) -> None:
+    both = ds.concat(other)
+    assert both.classes == ["a", "b", "c", "bb"]
+    assert both.count_each_label() == {"a": 10, "b": 7, "c": 1, "bb": 1}
+    assert values(both) == [*range(16), *range(3)]
+    assert both.url == f"{ds.url} + {other.url}"
+    assert len(ds.concat()) == len(ds)
+
+
+PARTS = st.lists(st.lists(st.integers(0, 15), max_size=6), min_size=1, max_size=4)
+
+
+@given(PARTS, PARTS, st.data())
+def test_whatever_is_put_together_and_taken_apart_keeps_its_label(
+    ds: ImageDatastore,
+    other: ImageDatastore,
+    firsts: list[list[int]],
+    seconds: list[list[int]],
+    data: st.DataObject,
+) -> None:
+    parts = [ds.subset(part) for part in firsts]
+    parts += [other.subset([index % 3 for index in part]) for part in seconds]
+    both = parts[0].concat(*parts[1:])
+    expected = list(chain.from_iterable(map(named, parts)))
+    assert named(both) == expected
+    cut = data.draw(st.integers(1, 4))
+    thirds = [both.partition(cut, index) for index in range(cut)]
+    assert sorted(chain.from_iterable(map(named, thirds))) == sorted(expected)
+    back = pickle.loads(pickle.dumps(both.shuffle(3)))
+    assert sorted(named(back)) == sorted(expected)
+    assert back.manifest.id == both.shuffle(3).manifest.id
+
+
+def test_what_cannot_be_put_together(ds: ImageDatastore, other: ImageDatastore) -> None:
+    with pytest.raises(OptionsError, match="concat first, then call with_transform"):
+        ds.with_transform(v2.Identity()).concat(other)
+    with pytest.raises(OptionsError, match="concat first"):
+        ds.concat(other.with_normalization(0.5, 0.5))
+    with pytest.raises(OptionsError, match=r"ImageDatastore and list can be put together by"):
+        ds.concat([])  # type: ignore[arg-type]
+
+
+def test_balanced_says_what_it_did(ds: ImageDatastore) -> None:
+    over, under, five = ds.balanced(), ds.balanced("under"), ds.balanced(5)
+    assert over.count_each_label() == {"a": 10, "b": 10, "c": 10}
+    assert repr(over) == f"ImageDatastore(30 images, 3 classes, {ds.url}; balanced: 14 repeated)"
+    assert repr(under).endswith("; balanced: 13 left out)")
+    assert repr(five).endswith("; balanced: 4 repeated, 5 left out)")
+    assert set(values(over)) == set(range(16))
+    assert "balanced" not in repr(over.subset([1]))
+
+
+def test_a_transform_draws_by_the_key_of_the_sample(ds: ImageDatastore) -> None:
+    noisy = ds.with_transform(lambda image: image + torch.rand(1))
+    fetched = noisy.fetch(3)
+    drawn = [noisy.decode(3, fetched, draw)[0] for draw in (Draw(0, 1), Draw(0, 1), Draw(0, 2))]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_normalization_is_plain_data(ds: ImageDatastore) -> None:
+    assert ds.normalization is None
+    changed = ds.with_normalization(mean=(0.1, 0.2, 0.3), std=0.5)
+    assert changed.normalization == Normalization((0.1, 0.2, 0.3), (0.5, 0.5, 0.5))
+    assert changed.subset([1]).normalization == changed.normalization
+    assert pickle.loads(pickle.dumps(changed)).normalization == changed.normalization
+    assert changed[0][0].dtype == torch.uint8
+    assert changed.with_normalization(None).normalization is None
+    numpy_numbers = ds.with_normalization(np.float64(0.5), np.array([0.5, 0.5, 0.5]))  # type: ignore[arg-type]
+    assert numpy_numbers.normalization == Normalization((0.5,) * 3, (0.5,) * 3)
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "message"),
+    [
+        ((123.7, 116.3, 103.5), (58.4, 57.1, 57.4), "divide those for 0..255 by 255"),
+        (0.5, 0.0, "a std above 0"),
+        ((0.5, 0.5), 0.5, "must be a number, or three"),
+        (float("nan"), 0.5, "must be a number, or three"),
+        ("0.5", 0.5, "must be a number, or three"),
+        (0.5, None, "both mean and std"),
+    ],
+)
+def test_nonsense_for_a_normalization(
+    ds: ImageDatastore, mean: object, std: object, message: str
+) -> None:
+    with pytest.raises(OptionsError, match=message):
+        ds.with_normalization(mean, std)  # type: ignore[arg-type]
+
+
+def test_read_all_stacks_and_refuses_what_is_too_much(ds: ImageDatastore, tmp_path: Path) -> None:
+    images, labels = ds.read_all()
+    assert (images.shape, images.dtype) == ((16, 3, 3, 4), torch.uint8)
+    assert images[:, 0, 0, 0].tolist() == list(range(16))
+    assert labels.tolist() == ds.labels.tolist()
+    scaled = ds.with_transform(lambda image: image.float() / 255)
+    assert scaled.read_all()[0].dtype == torch.float32
+    with pytest.raises(OptionsError, match=r"16 samples of 3 x 3 x 4 uint8 would take 0.0 GiB, "):
+        ds.read_all(limit_gib=1e-9)
+    with pytest.raises(OptionsError, match="is empty"):
+        ds.subset([]).read_all()
+    (tmp_path / "large.png").write_bytes(image_file(size=(9, 9)))
+    mixed = ds.concat(ImageDatastore(str(tmp_path)))
+    with pytest.raises(DataError, match=r"sample 16 is 3 x 9 x 9 uint8, sample 0 was 3 x 3 x 4 ui"):
+        mixed.read_all()
+
+
+def test_relist_sees_what_has_come_and_gone(tmp_path: Path) -> None:
+    ds = fill(tmp_path, a=2).with_transform(v2.Identity()).with_normalization(0.5, 0.5)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "new.png").write_bytes(image_file(9))
+    (tmp_path / "a" / "00.png").unlink()
+    new = ds.relist()
+    assert values(new) == [1, 9]
+    assert (new.classes, new.transform, new.normalization) == (
+        ["a", "b"],
+        ds.transform,
+        ds.normalization,
+    )
+    assert len(new.relist()) == 2
+    for part in (ds.subset([0]), ds.concat(new), pickle.loads(pickle.dumps(ds))):
+        with pytest.raises(OptionsError, match=r"cannot be listed anew.*make it again from"):
+            part.relist()
+
+
+def test_a_function_for_labels_need_not_pickle(ds: ImageDatastore) -> None:
+    named = ImageDatastore(ds.url, labels=lambda url: "any")
+    assert len(pickle.loads(pickle.dumps(named))) == 16
+
+
+@pytest.fixture(scope="module")
+def faulty(s3: SeaweedServer) -> str:
+    photo = image_file(7, (64, 64), "JPEG")
+    url = s3.make_bucket("faulty")
+    s3.put_objects(
+        "faulty",
+        {
+            "a/cut.jpg": photo[:300],
+            "a/empty.jpg": b"",
+            "a/good.jpg": photo,
+            "a/text.jpg": b"this is no image",
+            "b/changed.jpg": photo,
+            "b/gone.jpg": photo,
+            "b/good.png": image_file(7),
+        },
+    )
+    return url
+
+
+def test_check_finds_each_fault_in_a_bucket(s3: SeaweedServer, faulty: str) -> None:
+    os.environ.update(s3.env)
+    ds = ImageDatastore(faulty).with_transform(lambda image: 1 / 0)
+    s3.put_objects("faulty", {"b/changed.jpg": image_file(8, (65, 65), "JPEG")})
+    s3.client().delete_object(Bucket="faulty", Key="b/gone.jpg")
+    seen: list[tuple[int, int]] = []
+    result = ds.check(on_progress=lambda done, total: seen.append((done, total)))
+    assert [(bad.url, bad.label, bad.reason) for bad in result] == [
+        (f"{faulty}/a/cut.jpg", "a", "damaged"),
+        (f"{faulty}/a/empty.jpg", "a", "empty"),
+        (f"{faulty}/a/text.jpg", "a", "damaged"),
+        (f"{faulty}/b/changed.jpg", "b", "changed"),
+        (f"{faulty}/b/gone.jpg", "b", "missing"),
+    ]
+    assert seen == [(done, 7) for done in range(1, 8)]
+    first, header, line, *_ = repr(result).splitlines()
+    assert first == "5 of 7 images cannot be used: 2 damaged, 1 changed, 1 empty, 1 missing."
+    assert header.split() == ["image", "class", "bytes", "reason", "what", "is", "wrong"]
+    assert line.startswith(f"{faulty}/a/cut.jpg  ")
+    assert "is damaged" in line
+    good = ds.with_transform(None).subset(result.good)
+    assert [path.removeprefix(faulty) for path in good.paths] == ["/a/good.jpg", "/b/good.png"]
+    assert repr(good.check()) == "All 2 images can be read."
+    assert pickle.loads(pickle.dumps(result)).num_checked == 7
+
+
+def test_check_stops_when_the_store_itself_fails(s3: SeaweedServer, faulty: str) -> None:
+    s3.set_reader_keys({"READER": "the secret of the reader"})
+    options = s3.storage_options | {"key": "READER", "secret": "the secret of the reader"}
+    ds = ImageDatastore(faulty, storage_options=options)
+    s3.set_reader_keys({"ANOTHER": "the secret of another one"})
+    with pytest.raises(CredentialsError, match=r"^s3://faulty: the store refused the access key"):
+        ds.check()
+
+
+def test_an_interrupt_of_a_check_ends_its_threads(ds: ImageDatastore) -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ds.subset(np.arange(1000) % 16).check(on_progress=interrupt)
+    for thread in threading.enumerate():
+        if thread.name.startswith("gpupool-check"):
+            thread.join(20)
+            assert not thread.is_alive()
+
+
+def test_preview_takes_from_each_class_in_turn(ds: ImageDatastore) -> None:
+    preview = ds.preview(5)
+    assert [picture.label for picture in preview] == ["a", "b", "c", "a", "b"]
+    assert preview.title == f"5 of {ds!r}"
+    picture = preview[1]
+    assert (picture.width, picture.height, picture.url) == (4, 3, f"{ds.url}/b/00.png")
+    back = decode_image(torch.frombuffer(bytearray(picture.png), dtype=torch.uint8))
+    assert back.shape == (3, 3, 4)
+    assert int(back[0, 0, 0]) == 10
+    assert repr(preview).splitlines()[2] == f"b          4 x 3  {ds.url}/b/00.png"
+    assert ds.preview(5, seed=1) == ds.preview(5, seed=1) != ds.preview(5, seed=2)
+    assert len(ds.preview(100)) == 16
+    for number in (0, 201):
+        with pytest.raises(OptionsError, match=f"num_images={number} must be in 1..200"):
+            ds.preview(number)
+
+
+def test_preview_shrinks_large_images_and_names_bad_ones(tmp_path: Path) -> None:
+    (tmp_path / "0.png").write_bytes(image_file(200, (1000, 400)))
+    (tmp_path / "1.png").write_bytes(b"no image")
+    large, bad = ImageDatastore(str(tmp_path)).preview()
+    assert (large.width, large.height) == (1000, 400)
+    shown = decode_image(torch.frombuffer(bytearray(large.png), dtype=torch.uint8))
+    assert shown.shape == (3, 51, 128)
+    assert (bad.png, bad.problem) == (b"", "damaged")
+    assert "damaged" in repr(ImageDatastore(str(tmp_path)).preview())
+
+
+@pytest.mark.parametrize("start", ["forkserver", pytest.param("spawn", marks=pytest.mark.long)])
+def test_worker_processes_of_a_dataloader_read_it(ds: ImageDatastore, start: str) -> None:
+    loader = DataLoader(  # type: ignore[var-annotated]
+        ds,  # type: ignore[arg-type]
+        batch_size=5,
+        num_workers=2,
+        multiprocessing_context=start,
+    )
+    seen = [(images[:, 0, 0, 0].tolist(), labels.tolist()) for images, labels in loader]
+    assert list(chain.from_iterable(values for values, _ in seen)) == list(range(16))
+    assert list(chain.from_iterable(labels for _, labels in seen)) == ds.labels.tolist()
+
+
+def test_it_reads_a_zip_file(tmp_path: Path) -> None:
+    import zipfile
+
+    with zipfile.ZipFile(tmp_path / "images.zip", "w") as archive:
+        for name, value in {"train/a/1.png": 1, "train/b/2.png": 2}.items():
+            archive.writestr(name, image_file(value))
+    ds = ImageDatastore(f"zip://train::{tmp_path}/images.zip")
+    assert (values(ds), ds.classes) == ([1, 2], ["a", "b"])

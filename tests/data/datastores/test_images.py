@@ -1,0 +1,311 @@
+"""Image datastores on a real S3 server, on disk and in memory."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+from torchvision.transforms import v2
+
+from demo.photos import FASHION
+from gpupool.core.errors import CredentialsError, DataError, DataNotFoundError, OptionsError
+from gpupool.data.datastores.images import ImageDatastore
+from gpupool.data.reading.decode import decode
+from tests.data.pictures import image_file
+from tests.servers.s3 import SeaweedServer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """10 images of class a, 5 of class b and 1 of class c; their grey values count up from 0."""
+    value = 0
+    for name, count in (("a", 10), ("b", 5), ("c", 1)):
+        (tmp_path / name).mkdir()
+        for number in range(count):
+            (tmp_path / name / f"{number:02}.png").write_bytes(image_file(value))
+            value += 1
+    return tmp_path
+
+
+@pytest.fixture
+def ds(folder: Path) -> ImageDatastore:
+    return ImageDatastore(str(folder))
+
+
+@pytest.fixture
+def train(s3: SeaweedServer, photos_url: str) -> ImageDatastore:
+    os.environ.update(s3.env)
+    return ImageDatastore(f"{photos_url}/train")
+
+
+def values(ds: ImageDatastore) -> list[int]:
+    return [int(image[0, 0, 0]) for image, _ in ds.__getitems__(range(len(ds)))]
+
+
+def test_lists_and_labels_a_bucket(train: ImageDatastore) -> None:
+    assert len(train) == 200
+    assert train.classes == sorted(FASHION)
+    assert train.count_each_label() == dict.fromkeys(sorted(FASHION), 20)
+    assert train.labels.dtype == np.int64
+    assert train.paths[0].startswith("s3://photos/train/ankle-boot/")
+    assert repr(train) == "ImageDatastore(200 images, 10 classes, s3://photos/train)"
+
+
+def test_a_sample_is_the_image_and_its_label(train: ImageDatastore) -> None:
+    image, label = train[-1]
+    assert image.dtype == torch.uint8
+    assert image.shape == (3, 28, 28)
+    assert image.float().std() > 10
+    assert (label, type(label)) == (9, int)
+    with pytest.raises(IndexError):
+        train[200]
+
+
+def test_a_batch_is_the_same_as_its_samples_one_by_one(train: ImageDatastore) -> None:
+    indices = [3, 199, 0, 77, 3]
+    for (image, label), index in zip(train.__getitems__(indices), indices, strict=True):
+        expected_image, expected_label = train[index]
+        assert torch.equal(image, expected_image)
+        assert label == expected_label
+    assert train.__getitems__([]) == []
+
+
+def test_a_sample_can_be_had_in_two_parts(train: ImageDatastore) -> None:
+    fetched = train.fetch(7)
+    assert len(fetched) == train.num_bytes(7)
+    image, label = train.with_transform(lambda image: image.float()).decode(7, fetched)
+    assert torch.equal(image, train[7][0].float())
+    assert label == train[7][1]
+    part = train.subset([7])
+    assert part.fetch(0) == fetched
+    assert part.num_bytes(0) == len(fetched)
+
+
+def test_a_plain_dataloader_takes_it(train: ImageDatastore) -> None:
+    loader = DataLoader(train, batch_size=64)  # type: ignore[var-annotated, arg-type]
+    seen = torch.cat([labels for _, labels in loader])
+    assert seen.tolist() == train.labels.tolist()
+
+
+def test_it_pickles_small_and_without_credentials(train: ImageDatastore, s3: SeaweedServer) -> None:
+    train[0]
+    data = pickle.dumps(train)
+    assert len(data) < 200 * 40
+    assert s3.env["AWS_SECRET_ACCESS_KEY"].encode() not in data
+    assert torch.equal(pickle.loads(data)[5][0], train[5][0])
+
+
+def test_wrong_credentials_show_when_it_is_made(photos_url: str, s3: SeaweedServer) -> None:
+    os.environ.update(s3.env, AWS_ACCESS_KEY_ID="WRONG")
+    with pytest.raises(CredentialsError, match="s3://photos/train: the store refused the access"):
+        ImageDatastore(f"{photos_url}/train")
+
+
+def test_a_folder_marker_without_images_is_named(s3: SeaweedServer) -> None:
+    url = s3.make_bucket("marker")
+    s3.put_objects("marker", {"a/1.png": image_file(), "b/": b"", "c/notes.txt": b"text"})
+    with pytest.raises(
+        DataError, match=r"^s3://marker/b holds no images \(nor do 1 other folders\)"
+    ):
+        ImageDatastore(url, storage_options=s3.storage_options)
+
+
+def test_a_class_folder_without_images_says_what_to_do(folder: Path) -> None:
+    (folder / "d").mkdir()
+    (folder / "d" / "notes.txt").write_text("text")
+    with pytest.raises(DataError, match=r"/d holds no images; remove it, or pass labels="):
+        ImageDatastore(str(folder))
+    assert len(ImageDatastore(str(folder), labels=lambda path: "any")) == 16
+
+
+def test_a_place_without_images_names_the_extensions(tmp_path: Path) -> None:
+    with pytest.raises(DataNotFoundError, match="does not exist or holds no files"):
+        ImageDatastore(str(tmp_path / "none"))
+    (tmp_path / "notes.txt").write_text("text")
+    with pytest.raises(DataNotFoundError, match=r"holds no images with extension .jpg, .jpeg, "):
+        ImageDatastore(str(tmp_path))
+
+
+def test_labels_can_be_a_function_and_leave_images_out(folder: Path) -> None:
+    def odd_or_nine(path: str) -> str | None:
+        number = int(Path(path).stem)
+        return "nine" if number == 9 else "odd" if number % 2 else None
+
+    ds = ImageDatastore(str(folder), labels=odd_or_nine)
+    assert ds.count_each_label() == {"nine": 1, "odd": 6}
+    with pytest.raises(DataError, match="gave None for all 16 images"):
+        ImageDatastore(str(folder), labels=lambda path: None)
+    with pytest.raises(OptionsError, match=r"labels= gave 7 for .*a/00.png; it must give a str"):
+        ImageDatastore(str(folder), labels=lambda path: 7)  # type: ignore[arg-type, return-value]
+    with pytest.raises(OptionsError, match="labels='folders'"):
+        ImageDatastore(str(folder), labels="folders")  # type: ignore[arg-type]
+
+
+def test_extensions_are_compared_without_case(folder: Path) -> None:
+    (folder / "c" / "more.PNG").write_bytes(image_file())
+    (folder / "c" / "more.tif").write_bytes(b"not listed")
+    assert len(ImageDatastore(str(folder))) == 17
+    assert len(ImageDatastore(str(folder / "c"), extensions=[".tif"])) == 1
+
+
+def test_a_relative_path_is_fixed_where_it_was_given(folder: Path, tmp_path: Path) -> None:
+    before = os.getcwd()
+    os.chdir(tmp_path)
+    try:
+        ds = ImageDatastore(".")
+    finally:
+        os.chdir(before)
+    assert ds.url == str(tmp_path)
+    assert values(ds) == list(range(16))
+
+
+def test_shuffle_subset_and_partition_keep_image_and_label_together(ds: ImageDatastore) -> None:
+    def label(value: int) -> int:
+        return 0 if value < 10 else 1 if value < 15 else 2
+
+    thirds = [ds.partition(3, index) for index in range(3)]
+    assert sorted(chain.from_iterable(map(values, thirds))) == list(range(16))
+    for part in (ds.shuffle(1), ds.subset([15, 2]), ds.subset(ds.labels == 1), *thirds):
+        assert part.labels.tolist() == [label(value) for value in values(part)]
+        assert part.classes == ["a", "b", "c"]
+    assert values(ds.subset([15, 2])) == [15, 2]
+    assert values(ds.shuffle(1)) == values(ds.shuffle(1)) != values(ds.shuffle(2))
+    assert sorted(values(ds.shuffle(1))) == list(range(16))
+    assert len(ds.subset([])) == 0
+    assert values(ds) == list(range(16))
+
+
+def test_nothing_can_be_changed_from_outside(ds: ImageDatastore) -> None:
+    ds.labels[:] = 7
+    ds.classes.clear()
+    assert ds.count_each_label() == {"a": 10, "b": 5, "c": 1}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ((0.6,), [(6, 3, 1), (4, 2, 0)]),
+        ((0.1, 0.2), [(1, 1, 0), (2, 1, 0), (7, 3, 1)]),
+        ((0.5, 0.5), [(5, 3, 1), (5, 2, 0)]),
+        ((0.1, 0.2, 0.7), [(1, 1, 0), (2, 1, 0), (7, 3, 1)]),
+        ((1,), [(1, 1, 1), (9, 4, 0)]),
+    ],
+)
+def test_split_each_label(
+    ds: ImageDatastore, sizes: tuple[float, ...], expected: list[tuple[int, ...]]
+) -> None:
+    for seed in (None, 3):
+        parts = ds.split_each_label(*sizes, seed=seed)
+        assert [tuple(part.count_each_label().values()) for part in parts] == expected
+        assert sorted(chain.from_iterable(map(values, parts))) == list(range(16))
+
+
+def test_split_takes_the_first_images_unless_seeded(ds: ImageDatastore) -> None:
+    first, _ = ds.split_each_label(1)
+    assert values(first) == [0, 10, 15]
+    drawn = [tuple(values(ds.split_each_label(1, seed=seed)[0])) for seed in (1, 1, 2, 3, 4)]
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn)) > 1
+
+
+@pytest.mark.parametrize("sizes", [(), (0.0,), (1.0,), (1.5,), (0.6, 0.6), (0.5, 2), (0,), (True,)])
+def test_impossible_splits_say_what_to_give(ds: ImageDatastore, sizes: tuple[float, ...]) -> None:
+    with pytest.raises(OptionsError, match="give fractions between 0 and 1 that add up"):
+        ds.split_each_label(*sizes)
+
+
+def test_splits_that_the_images_do_not_allow(ds: ImageDatastore) -> None:
+    with pytest.raises(OptionsError, match=r"asks for 3 images per label, but 'c' has 1"):
+        ds.split_each_label(1, 2)
+    with pytest.raises(OptionsError, match="leaves a part empty"):
+        ds.subset([0]).split_each_label(0.9)
+
+
+def test_other_impossible_arguments(ds: ImageDatastore) -> None:
+    with pytest.raises(OptionsError, match="num_parts=3"):
+        ds.partition(3, 3)
+    with pytest.raises(OptionsError, match="flat list of integers"):
+        ds.subset([0.5])
+    with pytest.raises(OptionsError, match="transform=7"):
+        ds.with_transform(7)  # type: ignore[arg-type]
+
+
+def test_a_transform_is_applied_to_each_image(ds: ImageDatastore) -> None:
+    large = ds.with_transform(v2.Resize((8, 6)))
+    assert [tuple(image.shape) for image, _ in large.__getitems__(range(16))] == [(3, 8, 6)] * 16
+    assert ds[0][0].shape == (3, 3, 4)
+    assert large.with_transform(lambda image: int(image.max()))[9] == (9, 0)
+    assert large.with_transform(None)[0][0].shape == (3, 3, 4)
+
+
+def test_what_a_transform_raises_comes_out_and_names_the_image(ds: ImageDatastore) -> None:
+    failing = ds.with_transform(lambda image: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        failing.__getitems__(range(16))
+    with pytest.raises(ZeroDivisionError) as caught:
+        failing[3]
+    assert caught.value.__notes__ == [f"The transform raised this for {ds.paths[3]}"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", r"/b/bad.png is empty \(0 bytes\)"),
+        (b"this is text, not an image", r"/b/bad.png is damaged or not an image: "),
+        (image_file(size=(64, 64), kind="JPEG")[:300], r"/b/bad.png is damaged or not an image: "),
+    ],
+)
+def test_a_bad_image_is_named(folder: Path, content: bytes, message: str) -> None:
+    (folder / "b" / "bad.png").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        ImageDatastore(str(folder)).__getitems__(range(17))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "I;16"])
+def test_every_kind_of_image_becomes_three_channels_of_bytes(kind: str, mode: str) -> None:
+    if (kind, mode) in {("JPEG", "RGBA"), ("JPEG", "P"), ("JPEG", "I;16"), ("WEBP", "I;16")}:
+        return  # there are no such files
+    file = io.BytesIO()
+    Image.new(mode, (5, 4)).save(file, kind)
+    image = decode(file.getvalue(), "x")
+    assert (image.dtype, tuple(image.shape)) == (torch.uint8, (3, 4, 5))
+
+
+def test_an_animation_is_refused() -> None:
+    file = io.BytesIO()
+    frames = [Image.new("L", (4, 4), value) for value in (0, 255)]
+    frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
+    with pytest.raises(DataError, match="x is an animation"):
+        decode(file.getvalue(), "x")
+
+
+def test_decoding_gives_the_pixels_that_pillow_gives(train: ImageDatastore) -> None:
+    name = train.paths[0]
+    options = {"anon": False}
+    with fsspec.open(name, **options) as file:
+        expected = np.asarray(Image.open(file).convert("RGB"))
+    assert np.array_equal(train[0][0].permute(1, 2, 0).numpy(), expected)
+
+
+def test_it_works_in_memory() -> None:
+    fsspec.filesystem("memory").pipe(
+        {"/pictures/a/1.png": image_file(1), "/pictures/b/2.png": image_file(2)}
+    )
+    assert values(ImageDatastore("memory://pictures")) == [1, 2]
+
+
+def test_importing_it_loads_no_torch() -> None:
+    program = "import sys, gpupool.data.datastores.images; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True)

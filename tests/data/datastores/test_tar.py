@@ -1,0 +1,332 @@
+"""Samples in tars as WebDataset lays them out: grouped, counted and read by ranges."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import stat
+import tarfile
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpupool.core.errors import DataError, DataNotFoundError, OptionsError, SampleError
+from gpupool.data.datastores import tar_index
+from gpupool.data.datastores.tar import TarDatastore, group
+from gpupool.data.datastores.tar_index import read_index
+from gpupool.data.reading.loader import load_batches
+from gpupool.data.stores.folder import Folder
+from gpupool.data.stores.interface import FileRef
+from gpupool.data.stores.retry import counts
+from tests.data.pictures import image_file
+from tests.fuzz.test_tar import member, negative, record
+from tests.servers.s3 import SeaweedServer
+
+
+def tar_file(
+    members: Mapping[str, bytes] | Iterable[tuple[str, bytes]], format: int = tarfile.PAX_FORMAT
+) -> bytes:
+    """A tar of these members; a name that ends in "/" is a folder."""
+    pairs = members.items() if isinstance(members, Mapping) else members
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=format) as tar:
+        for name, content in pairs:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            if name.endswith("/"):
+                member.type = tarfile.DIRTYPE
+            tar.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+def shard(first: int, count: int, **more: bytes) -> bytes:
+    """Images of grey values `first`, ... with number 8, 9, 10 in turn as their class."""
+    members = {}
+    for value in range(first, first + count):
+        members[f"{value:04}.png"] = image_file(value)
+        members[f"{value:04}.cls"] = str(8 + value % 3).encode()
+        members |= {f"{value:04}.{name}": content for name, content in more.items()}
+    return tar_file(members)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path) -> Path:
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def bucket(s3: SeaweedServer) -> str:
+    url = s3.make_bucket("tars")
+    shards = {f"in/s-{i:02}.tar": shard(7 * i, 7) for i in range(3)}
+    s3.put_objects("tars", {**shards, "in/README.txt": b"text"})
+    return url
+
+
+def values(ds: TarDatastore) -> list[int]:
+    return [int(image[0, 0, 0]) for image, _ in ds.__getitems__(range(len(ds)))]
+
+
+def in_memory(name: str, *shards: bytes, **options: object) -> TarDatastore:
+    """A datastore of these tars in memory."""
+    files = {f"/{name}/{i}.tar": data for i, data in enumerate(shards)}
+    fsspec.filesystem("memory").pipe(files)
+    return TarDatastore(f"memory://{name}", **options)  # type: ignore[arg-type]
+
+
+def test_tars_of_a_bucket(s3: SeaweedServer, bucket: str) -> None:
+    os.environ.update(s3.env)
+    ds = TarDatastore(f"{bucket}/in")
+    assert repr(ds) == "TarDatastore(21 images, 3 classes, s3://tars/in)"
+    assert ds.count_each_label() == {"8": 7, "9": 7, "10": 7}
+    assert ds.paths[8] == "s3://tars/in/s-01.tar/0008.png"
+    assert values(ds) == list(range(21))
+    assert ds.labels.tolist() == [value % 3 for value in range(21)]
+    image, label = ds[-1]
+    assert (int(image[0, 0, 0]), label) == (20, 2)
+    assert ds.num_bytes(4) == len(ds.fetch(4)) == len(image_file(4))
+
+
+def test_it_does_what_other_datastores_do(s3: SeaweedServer, bucket: str) -> None:
+    os.environ.update(s3.env)
+    ds = TarDatastore(f"{bucket}/in/s-*.tar")
+    few, rest = ds.split_each_label(2, seed=1)
+    both = few.concat(rest)
+    assert sorted(values(both)) == list(range(21))
+    assert [value % 3 for value in values(both)] == both.labels.tolist()
+    part = ds.subset([20, 3])
+    back = pickle.loads(pickle.dumps(part))
+    assert (values(back), back.manifest.id) == ([20, 3], part.manifest.id)
+    assert len(back.manifest.items.tars) == 2
+    assert len(ds.balanced(3)) == 9
+    assert [picture.label for picture in ds.preview(3)] == ["8", "9", "10"]
+    assert repr(ds.check()) == "All 21 images can be read."
+    assert len(ds.relist()) == 21
+    other = in_memory("joined", shard(100, 2))
+    assert values(ds.concat(other))[-3:] == [20, 100, 101]
+
+
+def test_the_index_is_made_once_and_only_here(s3: SeaweedServer, bucket: str, cache: Path) -> None:
+    os.environ.update(s3.env)
+    before = counts.snapshot()
+    first = TarDatastore(f"{bucket}/in")
+    assert (counts.snapshot() - before).reads == 3
+    folder = cache / "gpupool" / "tars"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    kept = sorted(folder.iterdir())
+    assert len(kept) == 3
+    before = counts.snapshot()
+    assert TarDatastore(f"{bucket}/in").manifest.id == first.manifest.id
+    assert (counts.snapshot() - before).reads == 0
+    listed = s3.client().list_objects_v2(Bucket="tars", Prefix="in/")["Contents"]
+    assert len(listed) == 4
+
+
+def test_an_index_that_was_cut_off_is_made_anew(
+    s3: SeaweedServer, bucket: str, cache: Path
+) -> None:
+    os.environ.update(s3.env)
+    whole = TarDatastore(f"{bucket}/in/s-00.tar").manifest.id
+    (kept,) = (cache / "gpupool" / "tars").iterdir()
+    for length in (0, 100, kept.stat().st_size - 30):
+        kept.write_bytes(kept.read_bytes()[:length])
+        assert TarDatastore(f"{bucket}/in/s-00.tar").manifest.id == whole
+    assert sorted((cache / "gpupool" / "tars").iterdir()) == [kept]
+
+
+def test_a_new_version_of_a_tar_has_a_new_index_and_the_old_one_is_not_read(
+    s3: SeaweedServer,
+) -> None:
+    os.environ.update(s3.env)
+    url = s3.make_bucket("moving")
+    s3.put_objects("moving", {"0.tar": shard(0, 3)})
+    old = TarDatastore(url)
+    s3.put_objects("moving", {"0.tar": shard(5, 3)})
+    assert values(TarDatastore(url)) == [5, 6, 7]
+    with pytest.raises(SampleError, match=r"moving/0.tar has changed") as caught:
+        old[0]
+    assert caught.value.reason == "changed"
+    assert {bad.reason for bad in old.check()} == {"changed"}
+
+
+def test_a_cache_folder_that_cannot_be_used_is_said(
+    cache: Path, s3: SeaweedServer, bucket: str
+) -> None:
+    os.environ.update(s3.env)
+    cache.write_text("a file is in the way")
+    with pytest.warns(UserWarning, match="the index of the tars is not kept: .*XDG_CACHE_HOME"):
+        ds = TarDatastore(f"{bucket}/in")
+    assert len(ds) == 21
+
+
+def test_tars_can_be_named_by_pattern(tmp_path: Path) -> None:
+    for name in ("a-08", "a-09", "a-10", "b-08"):
+        (tmp_path / f"{name}.tar").write_bytes(shard(int(name[2:]), 1))
+    url = f"{tmp_path}/"
+    assert values(TarDatastore(tmp_path)) == values(TarDatastore(url)) == [8, 9, 10, 8]  # type: ignore[arg-type]
+    assert values(TarDatastore(f"{url}a-09.tar")) == [9]
+    assert values(TarDatastore(f"{url}a-*.tar")) == [8, 9, 10]
+    assert values(TarDatastore(f"{url}a-{{08..09}}.tar")) == [8, 9]
+    with pytest.raises(DataNotFoundError, match=r"a-07.tar does not exist .2 of the 5 tars"):
+        TarDatastore(f"{url}a-{{07..11}}.tar")
+    with pytest.raises(DataNotFoundError, match=r"holds no c-\*.tar"):
+        TarDatastore(f"{url}c-*.tar")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "x.tar.gz").write_bytes(b"x")
+    with pytest.raises(DataNotFoundError, match=r"holds no .tar files; compressed ones must be"):
+        TarDatastore(f"{url}empty")
+
+
+@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_samples_are_grouped_as_webdataset_groups_them(format: int) -> None:
+    long = "deep/" * 18 + "name"  # what fits into USTAR
+    data = tar_file(
+        [
+            ("./", b""),
+            ("__index__", b"skipped"),
+            ("__index__/1.png", b"skipped"),
+            ("README", b"has no dot"),
+            ("._a.png", b"of a Mac"),
+            ("a.cls", b"cat\n"),
+            ("a.PNG", image_file(1)),
+            ("a.json", b"{}"),
+            ("b.c/1.png", image_file(2)),
+            ("b.c/1.cls", b"dog"),
+            (f"{long}.png", image_file(3)),
+            (f"{long}.cls", b"cat"),
+            ("text.txt", b"a sample without an image"),
+            ("a.png", image_file(4)),  # not beside the other a: a sample of its own
+            ("a.cls", b"dog"),
+        ],
+        format,
+    )
+    ds = in_memory("grouped", data)
+    assert values(ds) == [1, 2, 3, 4]
+
+
+def test_the_loader_reads_it() -> None:
+    ds = in_memory("loaded", shard(0, 9), shard(9, 4)).with_transform(lambda image: image + 1)
+    batches = [np.array([12, 0, 5]), np.array([9])]
+    loaded = [batch for batch in load_batches(ds, batches) if batch is not None]
+    assert [batch.inputs[:, 0, 0, 0].tolist() for batch in loaded] == [[13, 1, 6], [10]]
+    assert [batch.targets.tolist() for batch in loaded] == [[0, 0, 2], [0]]
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["jpg", "cls", "b.c"]))))
+def test_grouping_takes_each_member_once(parts: list[tuple[str, str]]) -> None:
+    names = [".".join(part) for part in parts]
+    grouped = list(group(names))
+    assert [row for _, rows in grouped for row in rows] == list(range(len(names)))
+    assert all(names[row].startswith(f"{key}.") for key, rows in grouped for row in rows)
+    assert all(first[0] != second[0] for first, second in pairwise(grouped))
+
+
+def test_labels_from_json_folders_functions_and_tables() -> None:
+    field = json.dumps({"kind": "cat", "number": 7, "list": []}).encode()
+    data = tar_file(
+        {"x/1.png": image_file(1), "x/1.json": field, "y/2.png": image_file(2), "y/2.json": field}
+    )
+    assert in_memory("labels", data, labels=".json:kind").classes == ["cat"]
+    assert in_memory("labels", data, labels=".json:number").classes == ["7"]
+    assert in_memory("labels", data, labels="foldernames").classes == ["x", "y"]
+    ds = in_memory("labels", data, labels=lambda url: url[len("memory://labels/0.tar/") :])
+    assert ds.classes == ["x/1.png", "y/2.png"]
+    assert values(in_memory("labels", data, labels={"y/2": "dog"})) == [2]
+    with pytest.raises(DataError, match=r"0.tar/x/1.png has no .cls, only .png, .json; say where"):
+        in_memory("labels", data)
+    with pytest.raises(DataError, match=r"beside .*1.png has no field 'other' \(KeyError"):
+        in_memory("labels", data, labels=".json:other")
+    with pytest.raises(DataError, match=r"has list=\[\]; a label must be a text or an integer"):
+        in_memory("labels", data, labels=".json:list")
+    for wrong in (".json", ".cls:field"):
+        with pytest.raises(OptionsError, match=r'must be ".cls" or the like, or ".json:field"'):
+            in_memory("labels", data, labels=wrong)
+
+
+def test_a_sample_has_one_image() -> None:
+    data = tar_file({"1.left.png": image_file(1), "1.right.png": image_file(2), "1.cls": b"a"})
+    with pytest.raises(DataError, match=r"sample 1 has 2 images, 1.left.png and 1.right.png; say"):
+        in_memory("two", data)
+    assert values(in_memory("two", data, extensions=[".right.png"])) == [2]
+    with pytest.raises(DataNotFoundError, match=r"hold no images with extension .jpg"):
+        in_memory("two", data, extensions=[".jpg"])
+
+
+def test_damaged_and_compressed_tars_are_named(tmp_path: Path) -> None:
+    for data in (shard(0, 3)[:1600], b"no tar at all" * 100, b"\x1f\x8b" + bytes(600)):
+        with pytest.raises(DataError, match=r"memory://broken/0.tar is damaged or no tar file"):
+            in_memory("broken", data)
+
+
+def test_a_damaged_or_cut_header_is_not_taken_for_the_end() -> None:
+    whole = shard(0, 4)
+    at = whole.index(b"0002.png")
+    damaged = whole[: at + 100] + b"x" + whole[at + 101 :]
+    for content in (whole[: at + 100], damaged):
+        with pytest.raises(DataError, match=r"0.tar is damaged .*no header at byte [0-9,]+"):
+            in_memory("headers", content)
+    assert values(in_memory("headers", whole[: len(whole.rstrip(b"\0")) + 511 & ~511])) == [
+        0,
+        1,
+        2,
+        3,
+    ]
+
+
+HOSTILE = {
+    "a size below zero": (member("2.png", size=negative(512)), "a negative size at byte 2,048"),
+    "a long name of such a size": (member("2.png", kind=b"L", size=negative(512)), "of -512 bytes"),
+    "a long header": (member("p", b"1" * (1 << 20), b"x"), "a header of 1,048,576 bytes"),
+    "sparse": (member("p", record("GNU.sparse.map", "0,x"), b"x") + member("2.png"), "no tar file"),
+    "brackets": (
+        member("2.png", image_file()) + member("2.json", b"[" * 100_000),
+        r"beside .*2.png has no field 'kind' \(RecursionError",
+    ),
+    "a long label": (member("2.json", bytes(1 << 25)), "the label 2.json has 33,554,432 bytes"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_tar_is_refused_in_one_sentence(case: str) -> None:
+    tar, message = HOSTILE[case]
+    whole = member("1.png", image_file()) + member("1.json", b'{"kind": "a"}') + tar + bytes(1024)
+    with pytest.raises(DataError, match=message) as caught:
+        in_memory("hostile", whole, labels=".json:kind")
+    assert "memory://hostile/0.tar" in str(caught.value)
+
+
+def test_an_empty_member_is_a_fault_of_its_own() -> None:
+    with pytest.raises(DataError, match=r"the .cls beside memory://empty/0.tar/1.png is empty"):
+        in_memory("empty", tar_file({"1.png": b"x", "1.cls": b" "}))
+    ds = in_memory("empty", tar_file({"1.png": b"", "1.cls": b"a", "2.png": b"x", "2.cls": b"b"}))
+    assert [(bad.reason, bad.url) for bad in ds.check()] == [
+        ("empty", "memory://empty/0.tar/1.png"),
+        ("damaged", "memory://empty/0.tar/2.png"),
+    ]
+
+
+@pytest.mark.parametrize("size", [10, 70_000, 3_000_000, 6_000_000])
+def test_headers_are_read_in_few_ranges_and_large_members_are_skipped(
+    tmp_path: Path, size: int
+) -> None:
+    number = 12
+    content = np.random.default_rng(0).bytes(size)
+    data = tar_file({f"{i}.bin": content for i in range(number)})
+    (tmp_path / "t.tar").write_bytes(data)
+    before = counts.snapshot()
+    index = read_index(Folder(str(tmp_path)), FileRef("t.tar", len(data)), "")
+    read = counts.snapshot() - before
+    assert [index.names[i] for i in range(number)] == [f"{i}.bin" for i in range(number)]
+    for start, length in zip(index.starts, index.sizes, strict=True):
+        assert data[start : start + length] == content
+    assert read.reads <= number + 1
+    if size > tar_index._SKIP_BYTES:
+        assert read.bytes < number * 2 * tar_index._FIRST_BYTES + tar_index._MOST_BYTES

@@ -1,0 +1,387 @@
+"""Data sets of ours: fetched by many threads, decoded by a few, delivered in order."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpupool.core.errors import DataError, SampleError
+from gpupool.data.reading.collate import Batch
+from gpupool.data.reading.loader import load_batches
+from gpupool.data.reading.samples import Draw, Skipped, read_samples
+from tests.data.reading.points import (
+    TIMEOUT_S,
+    Points,
+    first,
+    full,
+    join_loaders,
+    num_threads,
+    open_when,
+    until,
+)
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays() -> Iterator[None]:
+    yield
+    join_loaders()
+
+
+def numbers(loading: Iterator[Batch | None]) -> list[list[int]]:
+    """The index of each sample, as its input and its target say alike."""
+    found = []
+    for batch in full(loading):
+        assert batch.inputs[:, 0, 0, 0].tolist() == [i % 256 for i in batch.targets.tolist()]
+        found.append(batch.targets.tolist())
+    return found
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 5])
+def test_order_and_content_do_not_depend_on_which_read_is_slow(depth: int) -> None:
+    order = np.random.default_rng(0).permutation(300)
+    wanted = np.split(order, [7, 7, 64, 65, 200, 299])
+    loaded = list(load_batches(Points(300, 0.002), wanted, depth=depth))
+    assert [batch is None for batch in loaded] == [False, True, *[False] * 5]
+    assert numbers(iter(loaded)) == [one.tolist() for one in wanted if len(one)]
+
+
+def test_many_fetch_at_once_and_few_decode() -> None:
+    dataset = Points(400, closed_from=0)
+    open_when(dataset, lambda: dataset.max_fetching == 64)
+    assert len(numbers(load_batches(dataset, np.array_split(np.arange(400), 5)))) == 5
+    assert dataset.max_fetching == 64
+    assert dataset.max_decoding <= torch.get_num_threads()
+
+
+def test_small_batches_are_read_far_enough_ahead_to_keep_the_threads_busy() -> None:
+    dataset = Points(400, closed_from=20)  # not before it is known how large a row is
+    open_when(dataset, lambda: dataset.max_fetching == 64)
+    loaded = numbers(load_batches(dataset, np.array_split(np.arange(400), 100), depth=2))
+    assert loaded == [one.tolist() for one in np.array_split(np.arange(400), 100)]
+    assert dataset.max_fetching == 64
+
+
+def test_what_is_read_ahead_is_bounded() -> None:
+    dataset = Points(4000)
+    loading = load_batches(dataset, np.array_split(np.arange(4000), 1000), depth=2)
+    for _ in range(3):
+        next(loading)
+    until(lambda: len(dataset.fetched) >= 128)
+    time.sleep(0.05)  # what it should not do has no event
+    assert len(dataset.fetched) <= 3 * 4 + 128
+    loading.close()
+
+
+def test_decoded_batches_are_bounded_by_memory_too() -> None:
+    dataset = Points(4000)
+    loading = load_batches(dataset, np.array_split(np.arange(4000), 1000), depth=2, max_bytes=200)
+    for _ in range(3):
+        next(loading)
+    until(lambda: len(dataset.fetched) >= 5 * 4)
+    time.sleep(0.05)
+    assert (
+        len(dataset.fetched) <= 3 * 4 + 20
+    )  # a row takes 12 bytes, so 16 of them, or a batch more
+    loading.close()
+
+
+def test_bytes_in_flight_are_bounded() -> None:
+    dataset = Points(200, 0.002)
+    assert len(numbers(load_batches(dataset, [np.arange(200)], max_bytes=1000))) == 1
+    assert dataset.max_held <= 10
+
+
+def test_a_sample_larger_than_what_may_be_in_flight_is_read_alone() -> None:
+    dataset = Points(20, 0.001)
+    dataset.num_bytes_each = 10_000
+    assert len(numbers(load_batches(dataset, [np.arange(20)], max_bytes=1000))) == 1
+    assert dataset.max_held == 1
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_error_of_a_sample_comes_out_at_its_own_batch(depth: int) -> None:
+    for kind, error in (("missing", SampleError), ("damaged", SampleError), ("broken", DataError)):
+        dataset = Points(40)
+        setattr(dataset, kind, {25})
+        loading = load_batches(dataset, np.array_split(np.arange(40), 4), depth=depth)
+        assert [first(loading).num, first(loading).num] == [10, 10]
+        with pytest.raises(error, match="point 25"):
+            next(loading)
+        assert list(loading) == []
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_skipped_samples_are_listed_and_the_others_keep_their_order(depth: int) -> None:
+    dataset = Points(12, 0.002)
+    dataset.damaged, dataset.missing = {0, 3, 8, 9, 10, 11}, {5}
+    loaded = full(load_batches(dataset, np.split(np.arange(12), 3), depth=depth, skip=True))
+    assert [batch.num for batch in loaded] == [2, 3, 0]
+    assert numbers(iter(loaded[:2])) == [[1, 2], [4, 6, 7]]
+    assert loaded[2].inputs is None
+    assert loaded[0].skipped == (Skipped("points/0", "damaged"), Skipped("points/3", "damaged"))
+    assert loaded[1].skipped == (Skipped("points/5", "missing"),)
+    assert len(loaded[2].skipped) == 4
+
+
+def test_what_is_no_fault_of_a_sample_is_not_skipped() -> None:
+    dataset = Points(4)
+    dataset.broken = {2}
+    with pytest.raises(DataError, match="refuses point 2"):
+        next(load_batches(dataset, [np.arange(4)], skip=True))
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_augmentation_does_not_depend_on_threads_batches_or_order(depth: int) -> None:
+    class Noisy(Points):
+        def sample(self, index: int) -> torch.Tensor:
+            time.sleep(0.001 * (index % 3))
+            return torch.rand(2)
+
+    order = np.random.default_rng(1).permutation(60)
+    loaded = full(load_batches(Noisy(60), np.split(order, [7, 40]), depth=depth, draw=Draw(0, 1)))
+    found = dict(zip(order.tolist(), torch.cat([batch.inputs for batch in loaded]), strict=True))
+    expected = [sample for sample, _ in read_samples(Noisy(60), range(60), Draw(0, 1))]
+    assert all(torch.equal(found[index], expected[index]) for index in range(60))
+    assert len({tuple(values.tolist()) for values in expected}) == 60
+
+    class Plain:
+        def __getitem__(self, index: int) -> Any:
+            return torch.rand(2), index
+
+    other = first(load_batches(Plain(), [order], depth=depth, draw=Draw(0, 1)))
+    assert torch.equal(other.inputs, torch.stack([found[index] for index in order.tolist()]))
+
+
+def test_images_lie_in_a_batch_as_the_decoder_put_them() -> None:
+    class ByPixel(Points):
+        def sample(self, index: int) -> torch.Tensor:
+            return torch.arange(24).view(2, 4, 3).permute(2, 0, 1) + index
+
+    batch = first(load_batches(ByPixel(5), [np.arange(5)]))
+    assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
+    assert all(torch.equal(batch.inputs[i], ByPixel(5).sample(i)) for i in range(5))
+
+
+def test_targets_and_inputs_of_any_kind() -> None:
+    class Kinds(Points):
+        def decode(self, index: int, fetched: int, draw: Draw | None) -> tuple[Any, Any]:
+            return {"x": torch.ones(2) * index, "n": index}, torch.ones(
+                3, dtype=torch.int64
+            ) * index
+
+    batch = first(load_batches(Kinds(4), [np.array([3, 1])]))
+    assert batch.inputs["x"].tolist() == [[3, 3], [1, 1]]
+    assert batch.inputs["n"].tolist() == [3, 1]
+    assert batch.targets.tolist() == [[3] * 3, [1] * 3]
+
+
+def test_samples_that_do_not_fit_together_say_what_to_do() -> None:
+    class Sizes(Points):
+        def sample(self, index: int) -> torch.Tensor:
+            return torch.zeros(3, 2, 2 + index % 2)
+
+    class Types(Points):
+        def sample(self, index: int) -> torch.Tensor:
+            return torch.zeros(3, dtype=torch.int64 if index else torch.float32)
+
+    class Mixed(Points):
+        def sample(self, index: int) -> Any:
+            return torch.zeros(3) if index else np.zeros(3, np.float32)
+
+    class Nothing(Points):
+        def sample(self, index: int) -> Any:
+            return None
+
+    class Single(Points):
+        def decode(self, index: int, fetched: int, draw: Draw | None) -> Any:
+            return torch.zeros(3)
+
+    for dataset, text in (
+        (Sizes(4), r"differ in size \(3 x 2 x 2, 3 x 2 x 3\); give .*Resize"),
+        (Types(4), "inputs of one batch differ in type"),
+        (Mixed(4), r"inputs of one batch differ in type \(Tensor, ndarray\)"),
+        (Nothing(4), r"no batch can be made of these inputs \(NoneType\)"),
+        (Single(4), r"must be a pair \(input, target\), not Tensor"),
+    ):
+        with pytest.raises(DataError, match=text):
+            next(load_batches(dataset, [np.arange(4)]))
+
+
+def test_what_torch_cannot_collate_is_an_error_whichever_row_comes_last() -> None:
+    class Ragged(Points):
+        def decode(self, index: int, fetched: int, draw: Draw | None) -> Any:
+            super().decode(index, fetched, draw)
+            return torch.zeros(1), [0] * index
+
+    for last_is_skipped in (False, True):
+        dataset = Ragged(4, closed_from=3)
+        dataset.missing = {3} if last_is_skipped else set()
+        loading = load_batches(dataset, [np.arange(1, 4)], skip=True)
+        threading.Thread(target=lambda dataset=dataset: _open(dataset)).start()
+        with pytest.raises(DataError, match=r"these targets \(list\).*equal size"):
+            next(loading)
+
+
+def _open(dataset: Points) -> None:
+    assert dataset.reached.wait(TIMEOUT_S)
+    dataset.gate.set()
+
+
+@settings(max_examples=25)
+@given(
+    sizes=st.lists(st.integers(0, 30), max_size=8),
+    bad=st.sets(st.integers(0, 240)),
+    depth=st.integers(1, 4),
+    max_bytes=st.integers(1, 2000),
+    seed=st.integers(0, 9),
+)
+def test_threads_give_what_one_thread_gives(
+    sizes: list[int], bad: set[int], depth: int, max_bytes: int, seed: int
+) -> None:
+    order = np.random.default_rng(seed).permutation(sum(sizes))
+    wanted = np.split(order, np.cumsum(sizes)[:-1]) if sizes else []
+
+    def read(depth: int, delay_s: float) -> list[Any]:
+        dataset = Points(len(order), delay_s)
+        dataset.damaged, dataset.missing = {i for i in bad if i % 2}, {i for i in bad if not i % 2}
+        loading = load_batches(dataset, wanted, depth=depth, skip=True, max_bytes=max_bytes)
+        return [one and (one.num and one.targets.tolist(), one.skipped) for one in loading]
+
+    assert read(depth, 0.001) == read(0, 0.0)
+
+
+def test_closing_does_not_wait_for_a_store_that_hangs_and_ends_the_other_threads() -> None:
+    dataset = Points(200, closed_from=150)
+    loading = load_batches(dataset, np.array_split(np.arange(200), 4))
+    next(loading)
+    assert dataset.reached.wait(TIMEOUT_S)
+    loading.close()
+    assert not dataset.gate.is_set()
+    until(lambda: num_threads() <= 50)  # only those in the store
+    dataset.gate.set()
+    join_loaders()
+
+
+def test_dropping_the_iterator_ends_its_threads() -> None:
+    for batch in load_batches(Points(1000), np.array_split(np.arange(1000), 100)):
+        assert batch is not None
+        break
+    until(lambda: num_threads() == 0)
+
+
+def test_nothing_is_left_behind_by_an_epoch() -> None:
+    def epoch() -> None:
+        list(load_batches(Points(200), np.array_split(np.arange(200), 3)))
+        until(lambda: num_threads() == 0)
+
+    epoch()
+    before = open_files()
+    for _ in range(5):
+        epoch()
+    # threads of other tests may open and close some meanwhile: what is left behind stays
+    until(lambda: open_files() <= before)
+
+
+def open_files() -> set[tuple[str, str]]:
+    """The descriptors of this process, each with what it is."""
+    found = set()
+    for one in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of this very look
+            found.add((one.name, str(one.readlink())))
+    return found
+
+
+def test_the_cores_of_the_caller_are_left_as_they_are() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        seen: list[int] = []
+
+        class Seeing(Points):
+            def sample(self, index: int) -> torch.Tensor:
+                seen.append(torch.get_num_threads())
+                return torch.zeros(1)
+
+        dataset = Seeing(40, 0.002)
+        list(load_batches(dataset, [np.arange(40)]))
+        assert set(seen) == {1}
+        assert torch.get_num_threads() == 2
+        thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        assert seen[-1] == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+INTERRUPTED = """
+import signal, sys, threading, time
+import numpy as np
+import torch
+from gpupool.data.reading.loader import load_batches
+from gpupool.data.reading.samples import read_samples
+from tests.data.reading.points import Points
+
+def threads():
+    return [t for t in threading.enumerate() if t.name.startswith("gpupool-loader")]
+
+random = np.random.default_rng(int(sys.argv[1]))
+wanted = np.array_split(np.arange(3000), 100)
+interrupts = 0
+for _ in range(30):
+    dataset = Points(3000, 0.0005)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, float(random.uniform(0.0005, 0.05)))
+        for batch in load_batches(dataset, wanted):
+            batch = None
+        time.sleep(1)
+    except KeyboardInterrupt:
+        interrupts += 1
+    deadline = time.monotonic() + 20
+    while threads() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert not threads(), threads()
+dataset = Points(3000, closed_from=0)
+hanging = load_batches(dataset, wanted)
+
+def interrupt():
+    dataset.reached.wait()
+    signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+
+threading.Thread(target=interrupt, daemon=True).start()
+try:
+    next(hanging)
+except KeyboardInterrupt:
+    interrupts += 1
+print(interrupts, len(threads()) > 0)  # and the process ends, although the store hangs
+"""
+
+
+def test_an_interrupt_at_any_place_ends_all_threads_and_hangs_nothing() -> None:
+    code = (
+        "import signal\nsignal.signal(signal.SIGALRM, signal.default_int_handler)\n" + INTERRUPTED
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "0"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert (done.stdout.split(), done.stderr) == (["31", "True"], "")

@@ -1,0 +1,337 @@
+"""Pairs of images and masks, and random patches of them, on disk and on a real S3 server."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+from torchvision import tv_tensors
+from torchvision.transforms import v2
+
+from gpupool.core.errors import DataError, DataNotFoundError, OptionsError, SampleError
+from gpupool.data.reading.loader import load_batches
+from gpupool.data.reading.samples import Draw, Samples
+from gpupool.data.segmentation.datastore import SegmentationDatastore
+from gpupool.data.segmentation.patches import RandomPatches
+from gpupool.data.stores.retry import counts
+from tests.servers.s3 import SeaweedServer
+
+HEIGHT, WIDTH = 40, 60
+NUM_PAIRS = 6
+CLASSES = {"even": [0, 2, 4, 6, 8], "odd": [1, 3, 5, 7, 9]}
+
+
+def image_of(number: int) -> np.ndarray:
+    """Every pixel tells its row, column, and which image it is of."""
+    rows, columns = np.mgrid[0:HEIGHT, 0:WIDTH]
+    return np.stack([rows, columns, np.full_like(rows, number)], -1).astype(np.uint8)
+
+
+def mask_of(number: int) -> np.ndarray:
+    rows, columns = np.mgrid[0:HEIGHT, 0:WIDTH]
+    return ((rows + columns + number) % 12).astype(np.uint8)
+
+
+def png(pixels: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def objects() -> dict[str, bytes]:
+    images = {f"images/{n // 3}/{n}.png": png(image_of(n)) for n in range(NUM_PAIRS)}
+    return images | {f"masks/{n // 3}/{n}.png": png(mask_of(n)) for n in range(NUM_PAIRS)}
+
+
+@pytest.fixture(scope="module")
+def streets(s3: SeaweedServer) -> str:
+    url = s3.make_bucket("streets")
+    s3.put_objects("streets", objects())
+    return url
+
+
+@pytest.fixture
+def ds(s3: SeaweedServer, streets: str) -> SegmentationDatastore:
+    os.environ.update(s3.env)
+    return SegmentationDatastore(f"{streets}/images", f"{streets}/masks", classes=CLASSES)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for path, data in objects().items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(data)
+    return tmp_path
+
+
+def on_disk(folder: Path, **options: Any) -> SegmentationDatastore:
+    return SegmentationDatastore(str(folder / "images"), str(folder / "masks"), **options)
+
+
+def expected(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    values = mask_of(number).astype(np.int64)
+    mask = np.where(values < 10, values % 2, -100)
+    return torch.from_numpy(image_of(number)).permute(2, 0, 1), torch.from_numpy(mask)
+
+
+def equal(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+    return all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(one, other, strict=True))
+
+
+def check_patch(sample: tuple[torch.Tensor, torch.Tensor], size: tuple[int, int]) -> None:
+    """That image and mask are cut at the same place of the same pair."""
+    image, mask = sample
+    top, left, number = (int(value) for value in image[:, 0, 0])
+    whole, whole_mask = expected(number)
+    rows, columns = slice(top, top + size[0]), slice(left, left + size[1])
+    assert torch.equal(image, whole[:, rows, columns])
+    assert torch.equal(mask, whole_mask[rows, columns])
+    assert mask.shape == size
+
+
+def test_a_sample_is_the_image_and_the_class_of_each_pixel(ds: SegmentationDatastore) -> None:
+    assert isinstance(ds, Samples)
+    assert len(ds) == NUM_PAIRS
+    assert ds.classes == ["even", "odd"]
+    assert repr(ds) == (
+        "SegmentationDatastore(6 pairs, 2 classes, s3://streets/images + s3://streets/masks)"
+    )
+    for number, sample in enumerate(ds.__getitems__(range(NUM_PAIRS))):
+        assert equal(sample, expected(number))
+    assert ds.num_bytes(0) == sum(len(objects()[f"{kind}/0/0.png"]) for kind in ("images", "masks"))
+    with pytest.raises(IndexError):
+        ds[NUM_PAIRS]
+
+
+def test_parts_keep_image_and_mask_together(ds: SegmentationDatastore) -> None:
+    train, rest = ds.split(4, seed=1)
+    thirds = [ds.partition(3, index) for index in range(3)]
+    for part in (train, rest, *thirds, ds.shuffle(3), ds.subset([5, 0]), rest.concat(train)):
+        for path, mask_path, sample in zip(part.paths, part.mask_paths, part, strict=False):
+            number = int(Path(path).stem)
+            assert mask_path == path.replace("/images/", "/masks/")
+            assert equal(sample, expected(number))
+    assert (len(train), len(rest)) == (4, 2)
+    assert sorted(rest.concat(train).paths) == ds.paths
+    assert ds.shuffle(3).paths != ds.paths
+
+
+def test_it_travels_small_and_is_listed_anew(ds: SegmentationDatastore) -> None:
+    data = pickle.dumps(ds.shuffle(1))
+    assert len(data) < 2500
+    copy = pickle.loads(data)
+    assert equal(copy[0], ds.shuffle(1)[0])
+    assert copy.manifest.id == ds.shuffle(1).manifest.id != ds.manifest.id
+    assert ds.relist().manifest.id == ds.manifest.id
+
+
+def test_a_plain_dataloader_takes_it(ds: SegmentationDatastore) -> None:
+    loader: DataLoader[Any] = DataLoader(ds, batch_size=4)  # type: ignore[arg-type]
+    images, masks = next(iter(loader))
+    assert images.shape == (4, 3, HEIGHT, WIDTH)
+    assert masks.shape == (4, HEIGHT, WIDTH)
+    assert masks.dtype == torch.int64
+
+
+def test_pixels_are_counted(ds: SegmentationDatastore, folder: Path) -> None:
+    masks = np.stack([mask_of(number) for number in range(NUM_PAIRS)])
+    known = masks[masks < 10]
+    told: list[tuple[int, int]] = []
+    pixels = ds.count_each_label(lambda done, total: told.append((done, total)))
+    assert pixels == {"even": int((known % 2 == 0).sum()), "odd": int((known % 2).sum())}
+    assert told == [(done, 6) for done in range(1, 7)]
+    as_is = on_disk(folder).subset([2]).count_each_label()
+    assert as_is == {str(value): int((mask_of(2) == value).sum()) for value in range(12)}
+    unused = on_disk(folder, classes={"none": 99, "more": 100}).count_each_label()
+    assert unused == {"none": 0, "more": 0}
+
+
+def test_a_transform_changes_image_and_mask_alike(ds: SegmentationDatastore) -> None:
+    both = v2.Compose([v2.RandomHorizontalFlip(1.0), v2.RandomCrop((20, 30))])
+    image, mask = ds.with_transform(both).decode(0, ds.fetch(0), Draw(1, 2))
+    assert (type(image), type(mask)) == (torch.Tensor, torch.Tensor)
+    whole, whole_mask = expected(0)
+    top, left = int(image[0, 0, 0]), int(image[1, 0, -1])
+    rows, columns = slice(top, top + 20), slice(left, left + 30)
+    assert equal(
+        (image, mask), (whole[:, rows, columns].flip(2), whole_mask[rows, columns].flip(1))
+    )
+    again = ds.with_transform(both).decode(0, ds.fetch(0), Draw(1, 2))
+    assert equal(again, (image, mask))
+    other = ds.with_transform(both).decode(0, ds.fetch(0), Draw(1, 3))
+    assert not equal(other, (image, mask))
+
+
+def test_where_a_transform_fills_pixels_have_no_class(ds: SegmentationDatastore) -> None:
+    turn = v2.RandomRotation((45, 45), fill={tv_tensors.Image: 0, tv_tensors.Mask: -100})
+    image, mask = ds.with_transform(turn)[0]
+    assert (mask[0, 0], mask.dtype, image[:, 0, 0].sum()) == (-100, torch.int64, 0)
+    with pytest.raises(DataError, match="must give a pair"):
+        ds.with_transform(lambda image, mask: image)[0]
+
+
+def test_files_without_a_partner_are_named(folder: Path) -> None:
+    for number in range(4):
+        (folder / "images" / f"more{number}.png").write_bytes(png(image_of(0)))
+    (folder / "masks" / "0" / "1.png").unlink()
+    with pytest.raises(
+        DataError,
+        match=r"^5 images have no mask: .*/images/0/1.png, .*/more0.png, .*/more1.png, \.\.\.\. Re",
+    ):
+        on_disk(folder)
+    (folder / "masks" / "0" / "1.tif").write_bytes(b"")
+    (folder / "masks" / "alone.png").write_bytes(b"")
+    with pytest.raises(DataError, match=r"more2.png, \.\.\.; 1 mask has no image: .*/alone.png\. "):
+        on_disk(folder)
+
+
+def test_a_function_can_say_which_mask_belongs_to_an_image(tmp_path: Path) -> None:
+    for part in ("a", "b"):
+        (tmp_path / "images" / part).mkdir(parents=True)
+        (tmp_path / "masks").mkdir(exist_ok=True)
+        (tmp_path / "images" / part / "1_left.png").write_bytes(png(image_of(1)))
+        (tmp_path / "masks" / f"{part}_1_ids.png").write_bytes(png(mask_of(1)))
+
+    def number(path: str) -> str:
+        return re.sub(r"_(left|ids)\.png$", "", path).replace("/", "_")
+
+    ds = on_disk(tmp_path, match=number)
+    assert [Path(path).name for path in ds.mask_paths] == ["a_1_ids.png", "b_1_ids.png"]
+    with pytest.raises(DataError, match=r"both match 'x'; remove one, or pass match="):
+        on_disk(tmp_path, match=lambda path: "x")
+    with pytest.raises(OptionsError, match="match='name' must be"):
+        on_disk(tmp_path, match="name")
+
+
+def test_what_cannot_be_made_says_why(folder: Path, ds: SegmentationDatastore) -> None:
+    with pytest.raises(DataNotFoundError, match=r"holds no masks with extension \.tif"):
+        on_disk(folder, mask_extensions=[".tif"])
+    with pytest.raises(OptionsError, match="classes="):
+        on_disk(folder, classes={"a": -1})
+    with pytest.raises(OptionsError, match="with the same classes="):
+        ds.concat(on_disk(folder))
+
+
+def test_bad_pairs_are_found(folder: Path) -> None:
+    (folder / "masks" / "0" / "0.png").write_bytes(png(mask_of(0))[:60])
+    (folder / "masks" / "0" / "1.png").write_bytes(png(mask_of(0)[:10]))
+    (folder / "images" / "1" / "3.png").write_bytes(b"text")
+    ds = on_disk(folder)
+    result = ds.check(lambda done, total: None)
+    assert [(bad.index, bad.reason) for bad in result] == [
+        (0, "damaged"),
+        (1, "damaged"),
+        (3, "damaged"),
+    ]
+    with pytest.raises(
+        SampleError, match=r"masks/0/1.png has 10 x 60 pixels, its image .*0/1.png "
+    ):
+        ds[1]
+    assert len(ds.subset(result.good).check(lambda done, total: None)) == 0
+
+
+def test_a_preview_shows_the_mask_over_the_image(ds: SegmentationDatastore) -> None:
+    picture = ds.preview(1)[0]
+    shown = np.asarray(Image.open(io.BytesIO(picture.png)).convert("RGB")).astype(int)
+    image, mask = expected(0)
+    plain = image.permute(1, 2, 0).numpy()
+    is_odd = mask.numpy() == 1
+    assert np.array_equal(shown[~is_odd], plain[~is_odd])
+    assert (np.abs(shown[is_odd] - plain[is_odd]).max(-1) > 50).all()
+
+
+def test_patches_are_cut_at_the_same_place_of_both(ds: SegmentationDatastore) -> None:
+    patches = ds.random_patches((16, 24), per_image=5)
+    assert isinstance(patches, Samples)
+    assert len(patches) == 5 * NUM_PAIRS
+    assert repr(patches) == f"RandomPatches(30 of 16 x 24 from {ds!r})"
+    samples = patches.__getitems__(range(len(patches)))
+    for index, sample in enumerate(samples):
+        check_patch(sample, (16, 24))
+        assert int(sample[0][2, 0, 0]) == index // 5
+        assert sample[0].untyped_storage().nbytes() == 3 * 16 * 24
+    assert len({tuple(image[:2, 0, 0].tolist()) for image, _ in samples}) > 20
+    assert equal(patches[-1], samples[-1])
+    with pytest.raises(IndexError):
+        patches[len(patches)]
+
+
+def test_where_patches_are_cut_depends_on_seeds_epoch_and_index_alone(
+    ds: SegmentationDatastore,
+) -> None:
+    def places(patches: RandomPatches, draw: Draw | None) -> list[Any]:
+        fetched = [patches.fetch(index) for index in range(10)]
+        cut = [patches.decode(index, pair, draw)[0] for index, pair in enumerate(fetched)]
+        return [tuple(image[:2, 0, 0].tolist()) for image in cut]
+
+    patches = ds.random_patches(16, 5)
+    draws = [None, Draw(0, 1), Draw(0, 2), Draw(1, 1)]
+    kinds = [places(patches, draw) for draw in draws]
+    kinds += [places(ds.random_patches(16, 5, seed=1), draw) for draw in draws]
+    assert len({str(kind) for kind in kinds}) == 8
+    torch.rand(7)
+    assert [places(pickle.loads(pickle.dumps(patches)), draw) for draw in draws] == kinds[:4]
+
+
+def test_the_loader_reads_each_pair_once_an_epoch(ds: SegmentationDatastore) -> None:
+    both = v2.RandomHorizontalFlip(0.5)
+    patches = ds.with_transform(both).random_patches(16, per_image=12, open_pairs=4)
+    order = patches.epoch_order(seed=3, epoch=1, batch_size=8)
+    before = counts.snapshot()
+    seen = 0
+    for batch in load_batches(patches, np.array_split(order, 9), draw=Draw(3, 1)):
+        assert batch is not None
+        seen += len(batch[0])
+        assert batch[0].dtype == torch.uint8
+        assert batch[1].dtype == torch.int64
+    assert seen == 72
+    assert (counts.snapshot() - before).reads == 2 * NUM_PAIRS
+
+
+def test_pairs_and_patches_come_from_the_cache(ds: SegmentationDatastore, tmp_path: Path) -> None:
+    cached = ds.cached(limit_gib=1, folder=str(tmp_path))
+    assert cached.cache_share() == 0.0
+    patches = cached.random_patches(16, 3)
+    patches.__getitems__(range(9))
+    assert cached.cache_share() == 0.5
+    patches.__getitems__(range(18))
+    before = counts.snapshot()
+    samples = pickle.loads(pickle.dumps(patches)).__getitems__(range(18))
+    done = counts.snapshot() - before
+    assert (done.reads, done.cached_reads) == (0, 2 * NUM_PAIRS)
+    assert all(equal(*both) for both in zip(samples, ds.random_patches(16, 3), strict=False))
+
+
+def test_an_image_smaller_than_the_patch_is_named(ds: SegmentationDatastore) -> None:
+    with pytest.raises(
+        SampleError, match=r"0/0.png has 40 x 60 pixels, fewer than a patch of 41 x"
+    ):
+        ds.random_patches((41, 20), 2)[0]
+    assert ds.random_patches([HEIGHT, WIDTH], 1)[0][0].shape == (3, HEIGHT, WIDTH)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ds: ds.random_patches(0, 2),
+        lambda ds: ds.random_patches((8, 9, 10), 2),
+        lambda ds: ds.random_patches(8.0, 2),
+        lambda ds: ds.random_patches(8, 0),
+        lambda ds: ds.random_patches(8, 2, open_pairs=0),
+    ],
+)
+def test_impossible_patches_say_what_to_give(
+    ds: SegmentationDatastore, make: Callable[[SegmentationDatastore], Any]
+) -> None:
+    with pytest.raises(OptionsError, match=r"must be (at least 1|a number of pixels)"):
+        make(ds)

@@ -1,0 +1,342 @@
+"""Reading from real stores, and what their faults look like."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import fsspec
+import pytest
+from botocore.exceptions import ClientError, ProfileNotFound
+from s3fs.errors import translate_boto_error
+
+from gpupool.core.errors import CredentialsError, DataError, DataNotFoundError, SampleError
+from gpupool.data.stores.folder import Folder
+from gpupool.data.stores.fsspec_store import refresh_filesystems
+from gpupool.data.stores.interface import FileInfo, FileRef
+from gpupool.data.stores.store_errors import store_error
+from tests.data.stores_read import read_many
+from tests.servers.s3 import SeaweedServer
+
+OBJECTS = {"in/a/1.txt": b"one", "in/a/[1].txt": b"brackets", "in/b/2.txt": b"two", "in/void/": b""}
+
+
+@pytest.fixture(scope="module")
+def bucket(s3: SeaweedServer) -> str:
+    url = s3.make_bucket("fetch")
+    s3.put_objects("fetch", OBJECTS)
+    return url
+
+
+@pytest.fixture
+def in_s3(s3: SeaweedServer, bucket: str) -> Folder:
+    os.environ.update(s3.env)
+    return Folder(f"{bucket}/in")
+
+
+def fill(url: str) -> Folder:
+    for key, content in OBJECTS.items():
+        if not key.endswith("/"):
+            filesystem, path = fsspec.core.url_to_fs(f"{url}/{key}")
+            filesystem.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+            filesystem.pipe_file(path, content)
+    return Folder(f"{url}/in")
+
+
+def test_lists_files_with_size_and_etag_and_folders_even_empty_ones(in_s3: Folder) -> None:
+    files, folders = in_s3.list_files()
+    assert [file.path for file in files] == ["a/1.txt", "a/[1].txt", "b/2.txt"]
+    assert files[0] == FileInfo("a/1.txt", 3, "f97c5d29941bfb1b2fdab0874906ab82")
+    assert folders == ["a", "b", "void"]
+
+
+def test_reads_many_in_the_order_asked_for(in_s3: Folder) -> None:
+    contents = read_many(in_s3, ["b/2.txt", "a/[1].txt", "a/1.txt", "b/2.txt"])
+    assert contents == [b"two", b"brackets", b"one", b"two"]
+    assert read_many(in_s3, []) == []
+
+
+def test_listing_and_reading_are_the_same_in_memory_and_on_disk(tmp_path: Path) -> None:
+    for folder in (fill("memory://fetch"), fill(str(tmp_path)), fill(f"file://{tmp_path}")):
+        files, folders = folder.list_files()
+        assert [(file.path, file.size) for file in files] == [
+            ("a/1.txt", 3),
+            ("a/[1].txt", 8),
+            ("b/2.txt", 3),
+        ]
+        assert folders == ["a", "b"]
+        assert read_many(folder, ["b/2.txt", "a/[1].txt"]) == [b"two", b"brackets"]
+
+
+def test_hidden_files_and_folders_are_left_out(tmp_path: Path) -> None:
+    for name in ("seen/1.txt", ".ipynb_checkpoints/2.txt", "seen/.hidden"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x")
+    files, folders = Folder(str(tmp_path)).list_files()
+    assert [file.path for file in files] == ["seen/1.txt"]
+    assert folders == ["seen"]
+
+
+def test_a_new_object_is_listed_the_next_time(in_s3: Folder, s3: SeaweedServer) -> None:
+    folder = Folder(in_s3.url.replace("/in", "/grows"))
+    s3.put_objects("fetch", {"grows/1": b"1"})
+    assert len(folder.list_files().files) == 1
+    s3.put_objects("fetch", {"grows/x/2": b"2"})
+    assert folder.list_files().folders == ["x"]
+
+
+def test_an_overwritten_object_is_read_whole(in_s3: Folder, s3: SeaweedServer) -> None:
+    folder = Folder(in_s3.url.replace("/in", "/changes"))
+    s3.put_objects("fetch", {"changes/1": b"short"})
+    folder.list_files()
+    s3.put_objects("fetch", {"changes/1": b"longer than before"})
+    assert read_many(folder, ["1"]) == [b"longer than before"]
+
+
+def test_a_wrong_key_is_one_sentence(in_s3: Folder) -> None:
+    os.environ["AWS_ACCESS_KEY_ID"] = "WRONG"
+    expected = (
+        "s3://fetch/in: the store refused the access key (InvalidAccessKeyId). "
+        "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
+        "then `%gpupool env AWS_*` sends them to every rank."
+    )
+    with pytest.raises(CredentialsError) as caught:
+        in_s3.list_files()
+    assert str(caught.value) == expected
+    assert caught.value.__suppress_context__
+    with pytest.raises(CredentialsError, match=r"s3://fetch/in: the store refused"):
+        read_many(in_s3, ["a/1.txt"])
+
+
+def test_a_wrong_secret_is_named_but_not_shown(in_s3: Folder) -> None:
+    os.environ["AWS_SECRET_ACCESS_KEY"] = "not-the-secret"
+    with pytest.raises(CredentialsError, match="SignatureDoesNotMatch") as caught:
+        in_s3.list_files()
+    assert "not-the-secret" not in str(caught.value)
+
+
+def test_a_missing_key_is_one_sentence(in_s3: Folder) -> None:
+    del os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
+    with pytest.raises(
+        CredentialsError, match=r"in: no access key was found \(Unable .*\). Set AWS_ACC"
+    ):
+        in_s3.list_files()
+
+
+def test_a_missing_profile_is_one_sentence(in_s3: Folder) -> None:
+    os.environ["AWS_PROFILE"] = "work"
+    for use in (in_s3.list_files, refresh_filesystems):
+        with pytest.raises(CredentialsError, match=r"no access key .*profile \(work\)"):
+            use()
+
+
+@pytest.mark.parametrize("url", ["s3://no-such-bucket/in", "s3://no-such-bucket", "s3://fetch/on"])
+def test_a_wrong_bucket_or_folder_is_one_sentence(in_s3: Folder, url: str) -> None:
+    with pytest.raises(DataNotFoundError) as caught:
+        Folder(url).list_files()
+    assert str(caught.value) == f"{url} does not exist or holds no files; check the URL"
+
+
+def test_a_missing_bucket_is_no_missing_sample(in_s3: Folder) -> None:
+    expected = "^s3://no-such-bucket/in does not exist or holds no files; check the URL$"
+    with pytest.raises(DataNotFoundError, match=expected) as caught:
+        Folder("s3://no-such-bucket/in").read(FileRef("a.txt", 1))
+    assert not isinstance(caught.value, SampleError)
+
+
+def test_the_one_missing_object_of_a_batch_is_named(in_s3: Folder) -> None:
+    with pytest.raises(DataNotFoundError, match=r"^s3://fetch/in/a/3.txt does not exist$"):
+        read_many(in_s3, ["a/1.txt", "a/3.txt", "b/2.txt"])
+
+
+def test_a_store_that_does_not_answer_is_one_sentence(in_s3: Folder) -> None:
+    os.environ["AWS_ENDPOINT_URL"] = "http://127.0.0.1:9"
+    os.environ["AWS_MAX_ATTEMPTS"] = "1"
+    expected = r"in: the store at http://127.0.0.1:9 does not answer; check the network and, for s3"
+    with pytest.raises(DataError, match=expected):
+        in_s3.list_files()
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("memory://nowhere", "memory://nowhere does not exist or holds no files"),
+        ("/no/such/folder", "/no/such/folder does not exist or holds no files"),
+        ("s4://bucket", "s4://bucket: ValueError: Protocol not known: s4"),
+        (__file__, "is a file; give the folder that holds it"),
+    ],
+)
+def test_other_faults_are_one_sentence_too(url: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Folder(url).list_files()
+
+
+def test_secrets_are_neither_printed_nor_in_messages() -> None:
+    with pytest.raises(DataError, match=r"^s4://\*\*\*@host/in: ValueError"):
+        Folder("s4://user:password@host/in").list_files()
+    options = {
+        "key": "hidden-0",
+        "secret": "hidden-1",
+        "client_kwargs": {"endpoint_url": "hidden-1 hidden-2"},
+    }
+    os.environ["AWS_SESSION_TOKEN"] = "hidden-2"
+    folder = Folder("s3://fetch/in", options)
+    with pytest.raises(DataError, match=r"ValueError: Invalid endpoint: \[hidden\] \[hidden\]"):
+        folder.list_files()
+    assert "hidden" not in repr(folder)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("ftp://user:hidden@host/in", "ftp://***@host/in"),
+        (
+            "zip://::https://h/a.zip?X-Amz-Signature=hidden",
+            "zip://::https://h/a.zip?X-Amz-Signature=***",
+        ),
+        ("https://h/in?sv=1&sig=hidden%2F&se=2", "https://h/in?sv=1&sig=***&se=2"),
+    ],
+)
+def test_what_a_url_holds_is_not_shown(url: str, shown: str) -> None:
+    folder = Folder(url)
+    assert (folder.url, folder.shown_url) == (url, shown)
+    assert "hidden" not in repr(folder) + folder.name("a.jpg")
+
+
+@pytest.mark.parametrize(
+    ("url", "kept", "name"),
+    [
+        ("s3://photos", "s3://photos", "s3://photos/a"),
+        ("s3://photos/in//", "s3://photos/in", "s3://photos/in/a"),
+        ("memory://", "memory://", "memory://a"),
+        ("file:///", "file:///", "file:///a"),
+        ("/", "/", "/a"),
+    ],
+)
+def test_slashes_at_the_end_of_a_url(url: str, kept: str, name: str) -> None:
+    assert (Folder(url).url, Folder(url).name("a")) == (kept, name)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("AccessDenied", r"s3://b/in/x.jpg: .* may not read here \(AccessDenied\). Allow it to"),
+        ("ExpiredToken", r"s3://b/in: the store refused the access key \(ExpiredToken\)"),
+    ],
+)
+def test_refusals_that_this_server_does_not_give(code: str, message: str) -> None:
+    error = ClientError({"Error": {"Code": code, "Message": "no"}}, "GetObject")
+    found = store_error(translate_boto_error(error), "s3://b/in", {}, "x.jpg")
+    assert isinstance(found, CredentialsError)
+    assert re.match(message, str(found))
+
+
+def test_a_folder_pickles_without_connection_or_credentials(
+    in_s3: Folder, s3: SeaweedServer
+) -> None:
+    in_s3.list_files()
+    data = pickle.dumps(in_s3)
+    assert s3.env["AWS_SECRET_ACCESS_KEY"].encode() not in data
+    assert len(data) < 300
+    assert read_many(pickle.loads(data), ["a/1.txt"]) == [b"one"]
+
+
+def test_storage_options_give_other_credentials(s3: SeaweedServer, bucket: str) -> None:
+    folder = Folder(f"{bucket}/in", s3.storage_options)
+    assert read_many(folder, ["a/1.txt"]) == [b"one"]
+
+
+def test_refresh_makes_live_file_systems_take_the_new_credentials(in_s3: Folder) -> None:
+    right, wrong = os.environ["AWS_ACCESS_KEY_ID"], "WRONG"
+    os.environ["AWS_ACCESS_KEY_ID"] = wrong
+    held = fsspec.filesystem("s3")
+    with pytest.raises(PermissionError):
+        held.ls("fetch/in")
+    os.environ["AWS_ACCESS_KEY_ID"] = right
+    with pytest.raises(PermissionError):  # what refresh_filesystems is there for
+        held.ls("fetch/in")
+    for _ in range(2):  # the second round proves that it is still found after the first
+        os.environ["AWS_ACCESS_KEY_ID"] = right
+        refresh_filesystems()
+        assert len(held.ls("fetch/in")) == 3
+        assert fsspec.filesystem("s3") is held
+        assert len(in_s3.list_files().files) == 3
+        os.environ["AWS_ACCESS_KEY_ID"] = wrong
+        refresh_filesystems()
+        with pytest.raises(PermissionError):
+            held.ls("fetch/in")
+        with pytest.raises(CredentialsError):
+            in_s3.list_files()
+
+
+def test_a_file_system_that_never_connected_is_in_nobodys_way(in_s3: Folder) -> None:
+    """Also shows the private name in use: `S3FileSystem._s3`."""
+    misspelt = fsspec.filesystem("s3", profile="misspelt")
+    with pytest.raises(ProfileNotFound):
+        misspelt.ls("fetch/in")
+    assert misspelt._s3 is None
+    held = fsspec.filesystem("s3")
+    os.environ["AWS_ACCESS_KEY_ID"], right = "WRONG", os.environ["AWS_ACCESS_KEY_ID"]
+    refresh_filesystems()
+    with pytest.raises(PermissionError):
+        held.ls("fetch/in", refresh=True)
+    os.environ["AWS_ACCESS_KEY_ID"] = right
+    refresh_filesystems()
+    assert len(held.ls("fetch/in", refresh=True)) == 3
+    assert held._s3 is not None
+
+
+IN_BETWEEN = """
+import os
+import fsspec
+from gpupool.data.stores.folder import Folder
+os.environ["AWS_ENDPOINT_URL"], endpoint = "http://127.0.0.1:9", os.environ["AWS_ENDPOINT_URL"]
+fsspec.filesystem("s3").connect()
+os.environ["AWS_ENDPOINT_URL"] = endpoint
+print(len(Folder("s3://fetch//in").list_files().files))
+"""
+
+
+def test_what_changed_before_our_first_use_is_noticed(in_s3: Folder) -> None:
+    """The address has an empty folder in it, so s3fs reads it."""
+    done = subprocess.run([sys.executable, "-c", IN_BETWEEN], capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("3\n", 0), done.stderr
+
+
+def test_those_after_one_that_cannot_connect_anew_do_so(in_s3: Folder, tmp_path: Path) -> None:
+    os.environ["AWS_CONFIG_FILE"] = str(tmp_path / "config")
+    (tmp_path / "config").write_text("[profile p]\nregion = us-east-1\n")
+    gone, held = fsspec.filesystem("s3", profile="p"), fsspec.filesystem("s3", use_ssl=False)
+    for filesystem in (gone, held):
+        filesystem.connect()
+    (tmp_path / "config").write_text("")
+    os.environ["AWS_ACCESS_KEY_ID"] = "WRONG"
+    with pytest.raises(CredentialsError, match=r"profile \(p\) could not be found"):
+        refresh_filesystems()
+    with pytest.raises(PermissionError):
+        held.ls("fetch/in")
+    type(gone).clear_instance_cache()
+
+
+def test_the_server_dies_with_its_parent(tmp_path: Path) -> None:
+    program = (
+        "from tests.servers.s3 import *\nprint(SeaweedServer().start().pid, flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(tmp_path)},  # nobody is left to remove its folder
+    ) as parent:
+        assert parent.stdout is not None
+        server = os.pidfd_open(int(parent.stdout.readline()))
+        parent.send_signal(signal.SIGKILL)
+        ended, _, _ = select.select([server], [], [], 60.0)
+        os.close(server)
+    assert ended

@@ -1,0 +1,338 @@
+"""What goes wrong between an S3 server and us, by its real cause: tried again, counted, told."""
+
+from __future__ import annotations
+
+import base64
+import errno
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
+
+import pytest
+
+from gpupool.core import progress
+from gpupool.core.errors import CredentialsError, DataError, SampleError
+from gpupool.core.progress import Course
+from gpupool.data.stores.error_kinds import passes
+from gpupool.data.stores.folder import Folder
+from gpupool.data.stores.interface import FileRef
+from gpupool.data.stores.retry import Budget, Counts, Tries, counts, persist
+from gpupool.data.stores.store_errors import without_secrets
+from gpupool.data.stores.writable import Target
+from tests.data.reading.points import until
+from tests.data.stores_read import read_many
+from tests.servers.proxy import Fault
+from tests.servers.s3 import SeaweedServer
+from tests.servers.slow_s3 import SlowS3
+
+CONTENT = {f"{number}.bin": bytes([number]) * 50_000 for number in range(40)}
+
+
+@pytest.fixture(scope="module")
+def slow(s3: SeaweedServer) -> Iterator[SlowS3]:
+    s3.make_bucket("faults")
+    s3.put_objects("faults", {f"in/{name}": data for name, data in CONTENT.items()})
+    with SlowS3(s3.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def folder(s3: SeaweedServer, slow: SlowS3) -> Iterator[Folder]:
+    """Read through the proxy."""
+    os.environ.update(s3.env, AWS_ENDPOINT_URL=slow.endpoint)
+    yield Folder("s3://faults/in")
+    slow.inject()
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (Fault("503", share=0.3), "503 SlowDown"),
+        (Fault("500", share=0.3), "500 InternalError"),
+        (Fault("reset", share=0.3), "connection"),
+        (Fault("cut", share=0.3), "cut short"),
+        (Fault("stall", times=2), "no answer"),
+        (Fault("silence", times=2), "no answer"),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Fault) else "",
+)
+def test_a_passing_fault_is_tried_again_and_counted(
+    folder: Folder, slow: SlowS3, fault: Fault, reason: str
+) -> None:
+    never_ends = fault.kind in ("stall", "silence")
+    if never_ends:  # not a byte for a second is too long
+        folder = Folder(folder.url, {"config_kwargs": {"read_timeout": 1}})
+    slow.inject(fault)
+    slow.stats()
+    before = counts.snapshot()
+    contents = read_many(folder, list(CONTENT))
+    slow.inject()
+    seen, found = counts.snapshot() - before, slow.stats()
+    assert contents == list(CONTENT.values())
+    assert found[fault.kind] > 0
+    assert (seen.reads, seen.bytes) == (40, 40 * 50_000)
+    assert seen.last_reason.startswith(reason)
+    # nobody else tries again behind our back; a busy machine may take a second for an answer, too
+    assert seen.retries == found[fault.kind] or (never_ends and seen.retries > found[fault.kind])
+    assert found["requests"] == 40 + seen.retries or (never_ends and found["requests"] > 40)
+
+
+def test_a_fault_that_stays_is_one_sentence(folder: Folder, slow: SlowS3) -> None:
+    os.environ["AWS_MAX_ATTEMPTS"] = "3"
+    slow.inject(Fault("503"))
+    expected = (
+        r"^s3://faults/in/7.bin: reading failed 3 times in \d+ s, at last by: 503 SlowDown; "
+        "try again later$"
+    )
+    with pytest.raises(DataError, match=expected):
+        folder.read(FileRef("7.bin", 50_000))
+    with pytest.raises(DataError, match=r"^s3://faults/in: reading failed 3 times"):
+        folder.list_files()
+
+
+def test_a_listing_survives_too(folder: Folder, slow: SlowS3) -> None:
+    slow.inject(Fault("503", match="list-type", times=1), Fault("cut", match="list-type", times=1))
+    before = counts.snapshot()
+    assert len(folder.list_files().files) == 40
+    assert (counts.snapshot() - before).retries == 2
+
+
+def test_an_interrupt_does_not_wait_for_a_store_that_does_not_answer(
+    folder: Folder, s3: SeaweedServer
+) -> None:
+    patient = Folder(folder.url, {"config_kwargs": {"read_timeout": 60}})
+    with SlowS3(s3.endpoint) as silent:
+        os.environ["AWS_ENDPOINT_URL"] = silent.endpoint
+        silent.inject(Fault("silence"))
+
+        def interrupt() -> None:
+            while not silent.stats().get("silence"):
+                time.sleep(0.02)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            patient.read(FileRef("3.bin", 0))
+        thread.join()
+        assert time.monotonic() - began < 30  # half of what the store is waited for
+        assert somebody_reads()
+    until(lambda: not somebody_reads())  # nobody wants it: once it has failed it is not tried again
+
+
+def somebody_reads() -> bool:
+    """Whether some thread of this process still tries to read from a store."""
+    for frame in sys._current_frames().values():
+        at: FrameType | None = frame
+        while at is not None and at.f_code is not persist.__code__:
+            at = at.f_back
+        if at is not None:
+            return True
+    return False
+
+
+LIST = """
+import sys
+from gpupool.data.stores.folder import Folder
+folder = Folder("s3://faults/in", {"config_kwargs": {"read_timeout": 60}})
+try:
+    folder.list_files()
+except KeyboardInterrupt:
+    sys.exit("interrupted")
+"""
+
+
+def test_an_interrupted_listing_does_not_keep_the_process(folder: Folder, slow: SlowS3) -> None:
+    slow.inject(Fault("silence"))
+    slow.stats()
+    process = subprocess.Popen([sys.executable, "-c", LIST], stderr=subprocess.PIPE, text=True)
+    while not slow.stats().get("silence"):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)  # half of what the store is waited for
+    assert (said, process.returncode) == ("interrupted\n", 1)
+
+
+def test_a_refused_key_is_renewed_once_and_then_told(folder: Folder, slow: SlowS3) -> None:
+    slow.inject(Fault("expired", times=1))
+    slow.stats()
+    assert folder.read(FileRef("3.bin", 0)) == CONTENT["3.bin"]
+    assert slow.stats()["requests"] == 2
+    os.environ["AWS_MAX_ATTEMPTS"] = "1"
+    slow.inject(Fault("expired"))
+    with pytest.raises(CredentialsError, match=r"faults/in: the store refused .*\(ExpiredToken\)"):
+        folder.read(FileRef("3.bin", 0))
+    assert slow.stats()["requests"] == 2
+    slow.inject(Fault("denied", match="/3.bin"))
+    with pytest.raises(CredentialsError, match=r"/3.bin: .* may not read here \(AccessDenied\)"):
+        folder.read(FileRef("3.bin", 0))
+
+
+def test_keys_that_were_good_are_waited_for_and_others_are_not(
+    folder: Folder, slow: SlowS3
+) -> None:
+    """Newer ones may be under way; a listing with such keys fails at once."""
+    assert folder.read(FileRef("3.bin", 0)) == CONTENT["3.bin"]
+    slow.inject(Fault("expired", times=6))
+    before = counts.snapshot()
+    assert folder.read(FileRef("4.bin", 0)) == CONTENT["4.bin"]
+    seen = counts.snapshot() - before
+    assert (seen.retries, seen.last_reason) == (3, "403 ExpiredToken")
+    slow.inject(Fault("expired"))
+    slow.stats()
+    with pytest.raises(CredentialsError, match="ExpiredToken"):
+        folder.list_files()
+    assert slow.stats()["requests"] == 2
+
+
+def test_a_store_that_was_there_is_waited_for_and_it_is_told(folder: Folder, slow: SlowS3) -> None:
+    told: list[Course] = []
+    opening = progress._opening[:]
+    progress.draw_with(lambda course: told.append)
+    try:
+        assert folder.read(FileRef("3.bin", 0)) == CONTENT["3.bin"]
+        slow.be_gone()
+        with ThreadPoolExecutor(8) as threads:
+            reads = [threads.submit(folder.read, FileRef(f"{n}.bin", 0)) for n in range(8)]
+            # longer than it takes to give up a store that was never there
+            until(lambda: bool(told) and told[-1].elapsed_s > 4)
+            slow.be_gone(False)
+            assert [read.result() for read in reads] == list(CONTENT.values())[:8]
+        assert {course.what for course in told} == {"reading is tried again (no connection)"}
+        assert [course.end for course in told if course.end] == ["done"]  # one line for all
+    finally:
+        slow.be_gone(False)
+        progress._opening[:] = opening
+
+
+def test_what_has_answered_is_waited_for_over_a_minute() -> None:
+    refused, slow_down = ConnectionRefusedError(), OSError(errno.EIO, "")
+    slow_down.status = 503  # type: ignore[attr-defined]  # as aiohttp's errors have it
+    for error in (refused, slow_down):
+        found = passes(error, is_known=True)
+        assert found is not None
+        assert found[1].wait_s(failed=40, passed_s=70.0, chance=1.0) is not None
+    assert passes(slow_down, is_known=False) == passes(slow_down, is_known=True)
+    os.environ["AWS_MAX_ATTEMPTS"] = "4"
+    found = passes(refused, is_known=True)
+    assert found is not None
+    assert found[1].wait_s(failed=4, passed_s=0.0, chance=1.0) is None
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://no-such-host.invalid"])
+def test_an_address_that_never_answered_is_told_soon(folder: Folder, url: str) -> None:
+    os.environ["AWS_ENDPOINT_URL"] = url
+    began = time.monotonic()
+    with pytest.raises(DataError, match=f"the store at {url}.* does not answer; check the network"):
+        folder.list_files()
+    assert time.monotonic() - began < 30  # a quarter of what one that had answered is waited for
+
+
+def test_a_clock_that_is_wrong_is_said(folder: Folder, slow: SlowS3) -> None:
+    slow.inject(Fault("skewed"))
+    expected = r"^s3://faults/in: the clock of this machine is wrong.*TooSkewed\); set the clock"
+    with pytest.raises(DataError, match=expected):
+        folder.read(FileRef("3.bin", 0))
+    with pytest.raises(DataError, match=expected):
+        Folder(folder.url, {"s3_additional_kwargs": {}}).read(FileRef("3.bin", 0))  # by s3fs
+
+
+def test_a_listing_that_is_cut_off_is_listed_again(folder: Folder, slow: SlowS3) -> None:
+    slow.inject(Fault("half", match="list-type", times=2))
+    assert len(folder.list_files().files) == 40
+    os.environ["AWS_MAX_ATTEMPTS"] = "2"
+    slow.inject(Fault("half", match="list-type"))
+    with pytest.raises(DataError, match=r"faults/in: the store's answer is cut off, or no listing"):
+        folder.list_files()
+
+
+def test_what_failed_to_be_written_says_so(folder: Folder, slow: SlowS3) -> None:
+    os.environ["AWS_MAX_ATTEMPTS"] = "2"
+    slow.inject(Fault("500", method="PUT"))
+    with pytest.raises(DataError, match=r"faults/out/a: writing failed 2 times .*500 InternalE"):
+        Target("s3://faults/out").put("a", b"1")
+
+
+def test_a_bucket_elsewhere_is_found(folder: Folder, slow: SlowS3) -> None:
+    """The store names the region; the requests after the first are signed for it."""
+    slow.inject(Fault("region", times=1))
+    slow.stats()
+    assert [folder.read(FileRef("3.bin", 0)) for _ in range(2)] == [CONTENT["3.bin"]] * 2
+    assert slow.stats()["requests"] == 3
+
+
+def test_a_sample_that_is_other_than_its_listing_is_named(
+    folder: Folder, s3: SeaweedServer
+) -> None:
+    s3.put_objects("faults", {"changes/a": b"first", "changes/b": b"", "changes/c": b"12345"})
+    changes = Folder("s3://faults/changes")
+    a, b, c = (file.ref for file in changes.list_files().files)
+    assert changes.read(a) == b"first"
+    with pytest.raises(SampleError, match=r"^s3://faults/changes/b is empty \(0 bytes\)$") as empty:
+        changes.read(b)
+    s3.put_objects("faults", {"changes/a": b"other", "changes/c": b"123456"})
+    with pytest.raises(
+        SampleError, match=r"changes/a has changed .*ETag is [0-9a-f]{32} now"
+    ) as same:
+        changes.read(a)
+    with pytest.raises(SampleError, match=r"changes/c has changed .*5 bytes then, 6 now") as longer:
+        changes.read(c)
+    with pytest.raises(SampleError, match="changes/c has changed"):
+        changes.read(c, 1, 2)
+    with pytest.raises(SampleError, match="changes/d does not exist") as missing:
+        changes.read(FileRef("d", 3))
+    found = [error.value.reason for error in (empty, same, longer, missing)]
+    assert found == ["empty", "changed", "changed", "missing"]
+    assert same.value.url == "s3://faults/changes/a"
+
+
+def test_the_waits_grow_and_the_budget_ends() -> None:
+    budget = Budget(tries=5, seconds=3.0, first_wait_s=0.5, longest_wait_s=1.0)
+    assert [budget.wait_s(failed, 0.0, 1.0) for failed in (1, 2, 3, 4, 5)] == [0.5, 1, 1, 1, None]
+    assert budget.wait_s(1, 0.0, 0.0) == 0.25
+    assert budget.wait_s(1, 2.9, 0.0) is None
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    tries, before = Tries(clock=lambda: now[0], sleep=sleep), counts.snapshot()
+    waits = 0
+    while tries.again("503 SlowDown", budget):
+        waits += 1
+    assert 2 <= waits <= 4
+    assert now[0] <= 3.0
+    assert counts.snapshot() - before == Counts(retries=waits, last_reason="503 SlowDown")
+
+
+def test_the_waits_do_not_depend_on_the_seed_of_the_user() -> None:
+    waits: list[float] = []
+    for _ in range(2):
+        random.seed(3)
+        before = random.getstate()
+        assert Tries(sleep=waits.append).again("503 SlowDown", Budget())
+        assert random.getstate() == before
+    assert waits[0] != waits[1]  # ranks that are seeded alike do not come back all at once
+
+
+@pytest.mark.parametrize(
+    "key", [b"c4n4ry-of-32-bytes-for-sse-c-001", bytearray(b"\xff\x00canary-16" * 4)]
+)
+def test_a_key_of_bytes_is_hidden_as_it_is_shown(key: bytes) -> None:
+    options = {"s3_additional_kwargs": {"SSECustomerKey": key, "SSECustomerAlgorithm": "AES256"}}
+    in_base64 = base64.b64encode(key).decode()
+    for shown in (repr(bytes(key)), in_base64, str(options)):
+        text = without_secrets(f"refused: {shown}", options)
+        assert "[hidden]" in text
+        assert "c4n4ry" not in text
+        assert "canary" not in text
+        assert in_base64[2:-4] not in text
+    assert "AES256" in without_secrets(str(options), options)

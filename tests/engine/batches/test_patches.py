@@ -1,0 +1,126 @@
+"""Training on random patches: the same on any number of ranks, each pair read once an epoch."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+from torchvision.transforms import v2
+
+from gpupool import Pool, SegmentationDatastore, TrainingOptions
+from gpupool.data.reading.loader import load_batches
+from gpupool.data.reading.samples import Draw
+from gpupool.engine.batches.map_style import epoch_batches
+from tests.support.trainings import train_on, weights
+
+NUM_PAIRS = 8
+
+
+def make_streets(tmp_path: Path, no_class: bool = False) -> SegmentationDatastore:
+    generator = np.random.default_rng(0)
+    for kind in ("images", "masks"):
+        (tmp_path / kind).mkdir()
+    for number in range(NUM_PAIRS):
+        image = generator.integers(0, 256, (40, 50, 3), np.uint8)
+        mask = (image[..., 0] > 127).astype(np.uint8)
+        if no_class:
+            mask[: 40 if number % 2 else 20] = 9
+        Image.fromarray(image).save(tmp_path / "images" / f"{number}.png")
+        Image.fromarray(mask).save(tmp_path / "masks" / f"{number}.png")
+    classes = {"dark": 0, "bright": 1}
+    return SegmentationDatastore(
+        str(tmp_path / "images"), str(tmp_path / "masks"), classes=classes
+    ).with_normalization(0.5, 0.5)
+
+
+@pytest.fixture
+def streets(tmp_path: Path) -> SegmentationDatastore:
+    return make_streets(tmp_path)
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 8, 1), nn.ReLU(), nn.Conv2d(8, 2, 1))
+
+
+def num_reads(pool: Pool) -> int:
+    """How many files the ranks have read in all."""
+
+    def of_this_rank() -> int:
+        from gpupool.data.stores.retry import counts
+
+        return counts.snapshot().reads
+
+    done = pool.run(of_this_rank)
+    return sum(done[rank] for rank in range(pool.world_size))
+
+
+def test_ranks_together_train_as_one_and_read_each_pair_once(
+    pools: dict[int, Pool], streets: SegmentationDatastore
+) -> None:
+    flipped = streets.with_transform(v2.RandomHorizontalFlip(0.5))
+    patches = flipped.random_patches(16, per_image=6, open_pairs=4)
+    settings = {"validation": streets, "batch_size": 8, "epochs": 2, "lr": 0.5}
+    results, reads = [], []
+    for ranks in (1, 2):
+        before = num_reads(pools[ranks])
+        results.append(train_on(pools[ranks], network(), patches, **settings))
+        reads.append(num_reads(pools[ranks]) - before)
+    first, second = (result.history for result in results)
+    assert len(first.loss) == 2 * NUM_PAIRS * 6 // 8
+    assert first.loss == pytest.approx(second.loss, abs=1e-5)
+    assert [event.loss for event in first.validations] == pytest.approx(
+        [event.loss for event in second.validations], abs=1e-5
+    )
+    assert (weights(results[0].model) - weights(results[1].model)).abs().max() < 1e-4
+    assert first.loss[-1] < first.loss[0]
+    each_pair_once = 2 * NUM_PAIRS * (2 + len(first.validations))
+    assert reads == [each_pair_once, each_pair_once]
+
+
+def test_pixels_without_a_class_count_nowhere_at_any_number_of_ranks(
+    pools: dict[int, Pool], tmp_path: Path
+) -> None:
+    streets = make_streets(tmp_path, no_class=True)
+    patches = streets.random_patches(8, per_image=3)
+    model, losses = network(), []
+    optimizer = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
+    batches = epoch_batches(patches, TrainingOptions(batch_size=4), 1)
+    for batch in load_batches(patches, batches, draw=Draw(0, 1)):
+        assert batch is not None
+        outputs = model((batch.inputs / 255 - 0.5) / 0.5)
+        total = nn.functional.cross_entropy(outputs, batch.targets, reduction="sum")
+        num_pixels = int((batch.targets != -100).sum())
+        losses.append(total.item() / num_pixels if num_pixels else math.nan)
+        optimizer.zero_grad()
+        (total / max(1, num_pixels)).backward()
+        optimizer.step()
+    assert sum(map(math.isfinite, losses)) > 3
+    for pool in pools.values():
+        result = train_on(
+            pool, network(), patches, batch_size=4, lr=0.5, epochs=1, validation=streets
+        )
+        assert result.history.loss == pytest.approx(losses, abs=1e-5, nan_ok=True)
+        assert (weights(result.model) - weights(model)).abs().max() < 1e-4
+        assert math.isfinite(result.history.validations[-1].loss)
+
+
+def test_one_image_may_be_skipped_with_all_its_patches(
+    pools: dict[int, Pool], tmp_path: Path
+) -> None:
+    patches = make_streets(tmp_path).random_patches(8, per_image=3)
+    damaged = tmp_path / "images" / "5.png"
+    damaged.write_bytes(bytes(damaged.stat().st_size))
+    results = [
+        train_on(pools[n], network(), patches, on_error="skip", batch_size=4, epochs=1)
+        for n in (1, 2)
+    ]
+    assert results[0].skipped == results[1].skipped == {str(damaged): "damaged"}
+    first, second = (result.history for result in results)
+    assert first.reads.num_skipped == second.reads.num_skipped == 3
+    assert first.loss == pytest.approx(second.loss, abs=1e-5)

@@ -1,0 +1,422 @@
+"""What a user reads when a cell fails on the ranks: whose line, which cell, and nothing of ours."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from gpupool.core.errors import SpmdError, StillRunningError
+from gpupool.pool.pool import Pool
+from gpupool.spmd.cell import SpmdRun
+from tests.notebook.kernel import plain
+from tests.spmd.test_cell import Notes
+from tests.support.waits import peers, touch, until_there
+
+Fails = Callable[..., SpmdError]
+
+
+@pytest.fixture
+def run(pool2: Pool) -> Callable[..., SpmdRun]:
+    """Begins a cell on both ranks."""
+
+    def begin(source: str, number: int, **options: Any) -> SpmdRun:
+        return SpmdRun(pool2, source, (0, 1), Notes(), cell_number=number, **options)
+
+    return begin
+
+
+@pytest.fixture
+def fails(run: Callable[..., SpmdRun]) -> Fails:
+    """Runs a cell on both ranks and gives its error."""
+
+    def fails(source: str, number: int = 12, **options: Any) -> SpmdError:
+        with pytest.raises(SpmdError) as caught:
+            run(source, number, **options).result()
+        return caught.value
+
+    return fails
+
+
+def shown(error: SpmdError) -> str:
+    return plain("\n".join(error._render_traceback_()))
+
+
+def places(error: SpmdError) -> list[tuple[str, int]]:
+    """The (cell or file, line) of each frame that is shown, from the outermost on."""
+    found = re.findall(r"(Cell In\[\d+\]|File \S+?)(?:, line |:)(\d+)", first_traceback(error))
+    return [(place, int(line)) for place, line in found]
+
+
+def first_traceback(error: SpmdError) -> str:
+    return plain(error.first.traceback)
+
+
+# ---- where -----------------------------------------------------------------------------------
+
+CELL = "Cell In[12]"
+
+
+@pytest.mark.parametrize(
+    ("source", "where", "marked"),
+    [
+        ("x = 1\n1 / 0", [(CELL, 2)], "----> 2 1 / 0"),
+        ("\n\nx = 1\n1 / 0", [(CELL, 4)], "----> 4 1 / 0"),  # empty lines count
+        ("# first\n\n1 / 0", [(CELL, 3)], "----> 3 1 / 0"),
+        ("def f():\n    return 1 / 0\n\nf()", [(CELL, 4), (CELL, 2)], "----> 2     return 1 / 0"),
+        ("for i in range(3):\n    1 / (2 - i)", [(CELL, 2)], "----> 2"),
+        ("with torch.no_grad():\n    x = 1\n    1 / 0", [(CELL, 3)], "----> 3     1 / 0"),
+        ("try:\n    1 / 0\nfinally:\n    x = 1", [(CELL, 2)], "----> 2     1 / 0"),
+        ("%%time\nx = 1\n1 / 0", [(CELL, 3)], "----> 3 1 / 0"),
+        ("\n%%time\n\nx = 1\n1 / 0", [(CELL, 5)], "----> 5 1 / 0"),
+        ("%%time\ndef g():\n    1 / 0\ng()", [(CELL, 4), (CELL, 3)], "----> 3     1 / 0"),
+        ("x = 1\n%time 1 / 0", [(CELL, 2)], "----> 2 1 / 0"),
+        ("%time y = 1 / 0", [(CELL, 1)], "----> 1 y = 1 / 0"),
+        ("%%capture\nx = 1\n1 / 0", [(CELL, 3)], "----> 3 1 / 0"),
+        ("%%capture\n%%time\n1 / 0", [(CELL, 3)], "----> 3 1 / 0"),
+        (
+            "import asyncio\nasync def h():\n    await asyncio.sleep(0)\n    1 / 0\nawait h()",
+            [(CELL, 5), (CELL, 4)],
+            "----> 4     1 / 0",
+        ),
+        ("[1 / i for i in (1, 0)]", [(CELL, 1)], "----> 1 [1 / i for i in (1, 0)]"),
+    ],
+)
+def test_the_line_is_the_one_of_the_cell(
+    fails: Fails, source: str, where: list[tuple[str, int]], marked: str
+) -> None:
+    error = fails(source)
+    assert [place for place in places(error) if "<listcomp>" not in place][: len(where)] == where
+    assert marked in first_traceback(error)
+    innermost = f"{CELL}, line {where[-1][1]}"
+    assert error.first.where == innermost
+    assert str(error).endswith(f"division by zero (the same on 2 of 2 ranks; {innermost})")
+
+
+def test_a_function_of_an_earlier_cell_is_shown_in_that_cell(
+    run: Callable[..., SpmdRun], fails: Fails
+) -> None:
+    run("# one\ndef earlier(x):\n    # two\n    return 1 / x", 7).result()
+    error = fails("y = 0\nearlier(y)", 9)
+    assert places(error) == [("Cell In[9]", 2), ("Cell In[7]", 4)]
+    assert error.first.where == "Cell In[7], line 4"
+
+
+def test_a_function_defined_in_the_body_of_a_magic_keeps_its_cell(
+    run: Callable[..., SpmdRun], fails: Fails
+) -> None:
+    run("%%time\ndef timed(x):\n    return 1 / x", 21).result()
+    assert places(fails("timed(0)", 22)) == [("Cell In[22]", 1), ("Cell In[21]", 3)]
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "code"),
+    [
+        ("a = 1\nb = (\n", 2, "b = ("),
+        ("\na = 1\nfor x in y print(x)", 3, "for x in y print(x)"),
+        ("a = 1\n   b = 2", 2, "b = 2"),
+        ("def f():\nreturn 1", 2, "return 1"),
+    ],
+)
+def test_a_cell_that_cannot_be_parsed_shows_its_own_line(
+    fails: Fails, source: str, line: int, code: str
+) -> None:
+    error = fails(source)
+    assert f"Cell In[12], line {line}" in first_traceback(error)
+    assert code in first_traceback(error)
+    assert error.first.where == f"Cell In[12], line {line}"
+    assert "/tmp" not in shown(error)
+
+
+def test_a_syntax_error_in_other_code_shows_the_line_that_asked_for_it(fails: Fails) -> None:
+    error = fails("x = 1\nexec('y = (')")
+    assert "Cell In[12], line 2" in first_traceback(error)
+    assert "'(' was never closed" in first_traceback(error)
+
+
+def test_the_line_of_an_import_that_fails_is_the_users(pool2: Pool) -> None:
+    with pytest.raises(SpmdError) as caught:
+        pool2.run("1\nimport no_such_module_here.part")
+    assert caught.value.first.where == "pool.run, line 2"
+    source = "import importlib\nimportlib.import_module('no_such_module_here')"
+    with pytest.raises(SpmdError) as caught:
+        pool2.run(source)
+    assert caught.value.first.where == "pool.run, line 2"
+
+
+def test_warnings_name_the_cell_and_so_fold(run: Callable[..., SpmdRun]) -> None:
+    result = run("import warnings\nx = 1\nwarnings.warn('careful')", 12).result()
+    assert result.text(0) == result.text(1)
+    assert "Cell In[12], line 3: UserWarning: careful\n  warnings.warn('careful')" in result.text(0)
+
+
+# ---- what ------------------------------------------------------------------------------------
+
+
+def test_chained_exceptions_are_each_shown_with_their_own_line(fails: Fails) -> None:
+    error = fails(
+        "def load():\n    return {}['k']\ntry:\n    load()\n"
+        "except KeyError as error:\n    raise ValueError('outer') from error"
+    )
+    assert places(error) == [(CELL, 4), (CELL, 2), (CELL, 6)]
+    text = first_traceback(error)
+    assert (
+        text.index("KeyError: 'k'") < text.index("direct cause") < text.index("ValueError: outer")
+    )
+    during = fails("try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise TypeError('second')")
+    assert places(during) == [(CELL, 2), (CELL, 4)]
+    assert "During handling of the above exception" in first_traceback(during)
+    hidden = fails("try:\n    1 / 0\nexcept ZeroDivisionError:\n    raise TypeError('x') from None")
+    assert places(hidden) == [(CELL, 4)]
+
+
+def test_a_group_names_what_is_in_it_and_shows_each(fails: Fails) -> None:
+    error = fails(
+        "import asyncio\nasync def bad(n):\n    raise ValueError(n)\n"
+        "async with asyncio.TaskGroup() as g:\n"
+        "    g.create_task(bad(1))\n    g.create_task(bad(2))"
+    )
+    assert "(2 sub-exceptions): ValueError: 1; ValueError: 2 (the same on" in str(error)
+    assert first_traceback(error).count("Cell In[12], line 3") == 2
+    assert "gpupool/" not in shown(error)
+
+
+def test_a_deep_recursion_is_shown_in_bounded_text(fails: Fails) -> None:
+    error = fails("def r(n):\n    return r(n + 1)\nr(0)")
+    assert "RecursionError" in str(error)
+    assert len(first_traceback(error)) < 10_000
+    assert re.search(r"\[\d+ frames in the middle are left out\]", first_traceback(error))
+    long = fails(
+        "error = ValueError(0)\nfor i in range(1000):\n    try:\n        raise error\n"
+        "    except ValueError as e:\n        error = ValueError(i)\n"
+        "        error.__cause__ = e\nraise error"
+    )
+    assert "exceptions in the middle are left out" in first_traceback(long)
+
+
+def test_a_long_message_is_cut_and_the_counts_stay_in_sight(fails: Fails) -> None:
+    error = fails("raise ValueError('x' * 1_000_000)")
+    assert len(shown(error)) < 100_000
+    assert str(error).splitlines()[0].endswith("(the same on 2 of 2 ranks; Cell In[12], line 1)")
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (
+            "class Bad(Exception):\n    def __str__(self): raise RuntimeError('no')\nraise Bad()",
+            "Bad: <no message: its __str__ raised RuntimeError>",
+        ),
+        (
+            "import threading\nclass Held(Exception):\n"
+            "    def __init__(self): self.lock = threading.Lock()\nraise Held()",
+            "Held",
+        ),
+        ("raise KeyboardInterrupt('me')", "KeyboardInterrupt: me"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("raise BaseException('base')", "BaseException: base"),
+        ("error = ValueError('v')\nerror.add_note('a note')\nraise error", "ValueError: v; a note"),
+        ("class Eq(Exception):\n    def __eq__(self, other): 1 / 0\nraise Eq('e')", "Eq: e"),
+    ],
+)
+def test_strange_exceptions_arrive_and_the_engine_goes_on(
+    fails: Fails, pool2: Pool, source: str, told: str
+) -> None:
+    error = fails(source)
+    assert str(error).startswith(f"{told} (the same on 2 of 2 ranks; Cell In[12], line ")
+    assert "gpupool/" not in shown(error)
+    assert dict(pool2.run("rank")) == {0: 0, 1: 1}
+
+
+def test_notes_are_shown(fails: Fails) -> None:
+    error = fails("error = ValueError('v')\nerror.add_note('a note')\nraise error")
+    assert first_traceback(error).endswith("ValueError: v\na note")
+
+
+# ---- who -------------------------------------------------------------------------------------
+
+
+def test_the_rank_that_failed_first_is_shown_and_where_the_others_waited(
+    run: Callable[..., SpmdRun], fails: Fails, tmp_path: Path
+) -> None:
+    run(peers(tmp_path / "waits"), 11).result()
+    source = "if rank == 1:\n    until_told(); raise ValueError('bad value')\ndist.barrier()"
+    error = fails(source)
+    assert str(error) == (
+        "rank 1: ValueError: bad value "
+        "(1 of 2 ranks failed, 1 freed from a collective; Cell In[12], line 2)"
+    )
+    said = shown(error).splitlines()[-1]
+    assert re.fullmatch(r"rank 0: freed from barrier #\d+ \(Cell In\[12\], line 3\)", said)
+
+
+def test_an_error_of_its_own_is_not_taken_for_a_freed_collective(fails: Fails) -> None:
+    error = fails(
+        "import time\nif rank == 1:\n    raise ValueError('first')\n"
+        "try: time.sleep(60)\nexcept KeyboardInterrupt: pass\nraise KeyError('own')"
+    )
+    assert not any(e.freed for e in error.errors.values())
+    assert shown(error).endswith("\nrank 0: KeyError: 'own' (Cell In[12], line 6)")
+
+
+def test_a_rank_that_only_computed_is_stopped_at_its_line(fails: Fails, tmp_path: Path) -> None:
+    sleeps = tmp_path / "sleeps"
+    error = fails(
+        f"import time\nif rank == 1:\n{until_there(sleeps, margin='    ')}\n"
+        f"    raise ValueError('first')\n{touch(sleeps)}; time.sleep(60)"
+    )
+    assert str(error) == (
+        "rank 1: ValueError: first (1 of 2 ranks failed, 1 stopped; Cell In[12], line 5)"
+    )
+    assert shown(error).endswith("\nrank 0: stopped at Cell In[12], line 6")
+
+
+def test_equal_errors_at_different_lines_are_not_the_same(fails: Fails) -> None:
+    error = fails("if rank:\n    raise ValueError('x')\nraise ValueError('x')")
+    assert "(2 of 2 ranks failed; " in str(error)
+    assert len(error.others()) == 1
+    same = fails("raise ValueError(object())")  # whose address differs
+    assert "(the same on 2 of 2 ranks; " in str(same)
+
+
+def test_a_time_limit_says_who_was_late_and_where_and_the_state_stays(
+    run: Callable[..., SpmdRun], fails: Fails, pool2: Pool
+) -> None:
+    run("kept = rank + 5", 11).result()
+    error = fails("import time\nif rank == 1:\n    time.sleep(60)\ndist.barrier()", timeout_s=4)
+    assert str(error) == (
+        "rank 1: TimeoutError: took longer than 4 s "
+        "(1 of 2 ranks failed, 1 freed from a collective; Cell In[12], line 3)"
+    )
+    assert "KeyboardInterrupt" not in shown(error)
+    assert dict(pool2.run("dist.barrier()\nkept")) == {0: 5, 1: 6}
+
+
+def test_ranks_that_wait_for_each_other_in_vain_are_late_in_their_collectives(
+    fails: Fails, pool2: Pool
+) -> None:
+    error = fails(
+        "x = torch.ones(1)\nif rank == 1:\n    dist.recv(x, 0)\nelse:\n    dist.recv(x, 1)",
+        timeout_s=0.5,
+    )
+    assert error.first.ename == "TimeoutError"
+    assert not error.first.freed
+    assert dict(pool2.run("dist.barrier()\nrank")) == {0: 0, 1: 1}
+
+
+# ---- the error itself ------------------------------------------------------------------------
+
+
+def test_it_survives_copies_pickles_and_chains(fails: Fails) -> None:
+    error = fails("def r(n):\n    return r(n + 1)\nr(0)")
+    for other in (
+        pickle.loads(pickle.dumps(error)),
+        cloudpickle.loads(cloudpickle.dumps(error)),
+        copy.copy(error),
+        copy.deepcopy(error),
+    ):
+        assert (str(other), other.errors, other.first) == (str(error), error.errors, error.first)
+        assert other.__notes__ == error.__notes__
+    with pytest.raises(RuntimeError) as caught:
+        raise RuntimeError("mine") from error
+    assert caught.value.__cause__ is error
+
+
+def test_a_script_prints_it_with_the_traceback_of_the_rank() -> None:
+    script = (
+        "import gpupool\n"
+        "with gpupool.start(n=2, device='cpu') as pool:\n"
+        "    pool.run('x = 1\\nif rank == 1: raise ValueError(\"bad value\")')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1
+    assert "SpmdError: rank 1: ValueError: bad value (1 of 2 ranks failed; " in done.stderr
+    assert "----> 2 if rank == 1: raise ValueError" in done.stderr
+    assert "\x1b" not in done.stderr
+
+
+# ---- waiting ---------------------------------------------------------------------------------
+
+
+def test_a_result_can_be_waited_for_a_while(run: Callable[..., SpmdRun], tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    handle = run(f"{until_there(go)}\nrank", 12)
+    with pytest.raises(StillRunningError, match=r"cell In\[12\] still runs after 0.1 s"):
+        handle.result(timeout=0.1)
+    go.touch()
+    assert dict(handle.result(timeout=60)) == {0: 0, 1: 1}
+
+
+def test_a_handle_tells_that_it_waits_runs_has_failed_or_is_done(
+    run: Callable[..., SpmdRun], tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    first = run(f"{until_there(go)}\n1 / 0", 5)
+    second = run("rank", 6)
+    assert repr(first) == "SpmdRun(running)"
+    assert repr(second) == "SpmdRun(waits for cell In[5])"
+    go.touch()
+    assert dict(second.result()) == {0: 0, 1: 1}
+    assert repr(second) == "SpmdRun(done)"
+    assert repr(first).startswith("SpmdRun(failed: ZeroDivisionError: division by zero (the same")
+
+
+def test_two_cells_with_collectives_do_not_mix_even_if_the_first_one_fails(
+    run: Callable[..., SpmdRun],
+) -> None:
+    first = run(
+        "import time\ntime.sleep(0.3)\nif rank == 1:\n    raise ValueError('one')\ndist.barrier()",
+        5,
+    )
+    second = run("x = torch.ones(1)\ndist.all_reduce(x)\nx.item()", 6)
+    assert dict(second.result()) == {0: 2.0, 1: 2.0}
+    with pytest.raises(SpmdError, match="rank 1: ValueError: one"):
+        first.result()
+
+
+def test_a_cell_that_waits_can_be_interrupted_and_the_one_before_it_goes_on(
+    run: Callable[..., SpmdRun], tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    first = run(f"{until_there(go)}\nrank", 5)
+    second = run("never = 1", 6)
+    second.interrupt()
+    with pytest.raises(SpmdError, match=r"interrupted while it waited for cell In\[5\]"):
+        second.result(timeout=60)
+    go.touch()
+    assert dict(first.result()) == {0: 0, 1: 1}
+
+
+def test_cells_on_different_ranks_run_side_by_side(pool2: Pool) -> None:
+    slow = SpmdRun(pool2, "import time\ntime.sleep(60)", (0,), Notes(), cell_number=5)
+    quick = SpmdRun(pool2, "rank", (1,), Notes(), cell_number=6)
+    assert dict(quick.result(timeout=60)) == {1: 1}
+    failed = SpmdRun(pool2, "import time\ntime.sleep(60)", (1,), Notes(), cell_number=7)
+    failed.interrupt()  # the group is to be formed again, which rank 0 has no time for now
+    with pytest.raises(SpmdError, match="KeyboardInterrupt"):
+        failed.result(timeout=60)
+    waits = SpmdRun(pool2, "dist.barrier()\nrank", (0, 1), Notes(), cell_number=8)
+    assert not slow.done()
+    slow.interrupt()
+    assert dict(waits.result(timeout=60)) == {0: 0, 1: 1}
+
+
+def test_source_that_is_no_cell_is_not_called_one(pool2: Pool) -> None:
+    pool2.run("def of_the_first(x):\n    return 1 / x")
+    with pytest.raises(SpmdError) as caught:
+        pool2.run("y = 0\nof_the_first(y)")
+    text = first_traceback(caught.value)
+    assert "Cell In" not in text
+    assert len(set(re.findall(r"<pool\.run[ \d]*>", text))) == 2
+    assert "----> 2 of_the_first(y)" in text
+    assert "----> 2     return 1 / x" in text

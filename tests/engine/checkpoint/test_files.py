@@ -1,0 +1,449 @@
+"""Files of checkpoints: complete or not there, wherever they lie, and told in one sentence if not.
+
+Real files, a real S3 server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from gpupool import Profile, TrainingOptions
+from gpupool.core.errors import DataError, GpuPoolError, OptionsError, TrainingError
+from gpupool.core.options.serialise import describe
+from gpupool.core.progress import Course
+from gpupool.core.wire.state_dicts import unpacked
+from gpupool.data.stores.writable import Target
+from gpupool.engine.checkpoint.files import _SEAL_BYTES, Checkpoints, sealed, unsealed
+from gpupool.engine.checkpoint.snapshot import Snapshot
+from gpupool.engine.jobs import save_weights
+from tests.data.stores_read import answer_when_drawn
+from tests.fuzz.limits import only_our_errors
+from tests.servers.s3 import SeaweedServer
+from tests.servers.slow_s3 import SlowS3
+from tests.support.trainings import wait_until
+
+
+def state(value: float = 1.0) -> dict[str, Any]:
+    """What a training may hold: tensors of several kinds in a nest, and plain values."""
+    return {
+        "weights": torch.full((3, 4), value),
+        "images": torch.full((2, 3, 4, 4), value).to(memory_format=torch.channels_last),
+        "nest": {"moments": [torch.arange(3), None], 7: (0.9, torch.tensor(value).double())},
+        "name": "run",
+    }
+
+
+def equal(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other) and one.dtype == other.dtype
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return bool(one == other)
+
+
+@pytest.fixture(params=["folder", "file", "s3"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """An empty folder of each kind."""
+    if request.param == "folder":
+        return str(tmp_path / "run")
+    if request.param == "file":
+        return f"file://{tmp_path}/run"
+    server: SeaweedServer = request.getfixturevalue("s3")
+    os.environ.update(server.env)
+    return f"{server.make_bucket(f'run-{uuid4().hex}')}/run"
+
+
+def test_what_is_saved_comes_back_and_the_last_two_are_kept(url: str) -> None:
+    checkpoints = Checkpoints(url)
+    checkpoints.check()
+    assert checkpoints.load_newest() is None
+    for step in (8, 9, 10):
+        checkpoints.save(state(step), step, fixed={"step": step}, wait=step == 10)
+    checkpoints.finish()
+    assert checkpoints.names() == ["step-00000009.pt", "step-00000010.pt"]
+    written, failed = checkpoints.news()
+    assert [one.step for one in written] == [8, 9, 10]
+    assert failed == []
+    assert equal(checkpoints.load(), state(10) | {"step": 10})
+    assert equal(Checkpoints(url).load("step-00000009.pt"), state(9) | {"step": 9})
+    assert Target(url).names() == checkpoints.names()  # nothing else is left there
+
+
+def test_a_damaged_newest_one_is_passed_over(url: str) -> None:
+    checkpoints = Checkpoints(url)
+    checkpoints.save(state(1), 1, wait=True)
+    target = Target(url)
+    whole = target.get("step-00000001.pt")
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    bad = {2: whole[:-1], 3: whole[:100], 4: b"", 5: bytes(flipped), 6: b"not of gpupool" * 99}
+    for step, data in bad.items():
+        target.put(f"step-{step:08}.pt", data)
+    target.put("notes.txt", b"mine")
+    found = checkpoints.load_newest()
+    assert found is not None
+    assert found[0] == "step-00000001.pt"
+    assert checkpoints.passed_over == [f"step-{step:08}.pt" for step in (6, 5, 4, 3, 2)]
+    with pytest.raises(TrainingError, match=r"step-00000005.pt is cut short, damaged"):
+        checkpoints.load("step-00000005.pt")
+
+
+def test_later_checkpoints_of_another_training_are_not_mixed_up_with_new_ones(url: str) -> None:
+    Checkpoints(url).save(state(), 500, wait=True)
+    with pytest.raises(TrainingError, match=r"step-00000500.pt is there already.*resume='auto'"):
+        Checkpoints(url).check(10)
+    Checkpoints(url).check(500)
+
+
+@settings(max_examples=30)
+@given(st.data())
+def test_no_file_that_was_cut_short_or_changed_is_taken_for_a_checkpoint(
+    data: st.DataObject,
+) -> None:
+    whole = sealed({"a": torch.arange(5)})
+    assert unsealed(whole) is not None
+    assert unsealed(whole[: data.draw(st.integers(0, len(whole) - 1))]) is None
+    place = data.draw(st.integers(0, len(whole) - 1))
+    changed = bytearray(whole)
+    changed[place] ^= data.draw(st.integers(1, 255))
+    assert unsealed(bytes(changed)) is None
+
+
+def test_torch_load_reads_the_file_as_it_is(tmp_path: Path) -> None:
+    Checkpoints(str(tmp_path)).save(state(), 3, wait=True)
+    assert equal(torch.load(tmp_path / "step-00000003.pt", weights_only=True), state())
+
+
+def test_training_may_go_on_while_a_copy_is_written(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(str(tmp_path))
+    live = state(1)
+    before = [tensor.data_ptr() for tensor in (live["weights"], live["images"])]
+    checkpoints.save(live, 1)
+    live["weights"].fill_(2)  # at once, whether it is written yet or not
+    live["images"].zero_()
+    checkpoints.finish()
+    assert equal(checkpoints.load(), state(1))
+    assert before == [tensor.data_ptr() for tensor in (live["weights"], live["images"])]
+
+
+def test_the_buffers_of_a_copy_are_used_again_unless_shapes_change() -> None:
+    snapshot = Snapshot()
+    first = snapshot.take(state(1))["weights"].data_ptr()
+    assert snapshot.take(state(2))["weights"].data_ptr() == first
+    bigger = {**state(3), "weights": torch.ones(5, 5)}
+    assert equal(snapshot.take(bigger), bigger)
+
+
+@pytest.mark.gpu
+def test_a_gpu_does_not_wait_for_a_copy_and_later_kernels_do_not_change_it() -> None:
+    snapshot, live = Snapshot(), torch.ones(64, 2**20, device="cuda")
+    copy = snapshot.take({"live": live})["live"]
+    live.fill_(2)  # behind the copy, in the order of the stream
+    snapshot.wait()
+    assert copy.is_pinned()
+    assert bool((copy == 1).all())
+
+
+def test_foreach_copy_copies_tensors_of_any_type_and_layout() -> None:
+    """The fact that `Snapshot` relies on: a private name of torch, which its optimizers use too."""
+    model = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+    sources = [*model.parameters(), torch.arange(3), torch.tensor(True), torch.ones(2, 3).t()]
+    copies = [torch.empty_like(source, requires_grad=False) for source in sources]
+    with torch.no_grad():
+        torch._foreach_copy_(copies, [s.detach() for s in sources], non_blocking=True)
+    assert all(map(torch.equal, copies, sources))
+
+
+def test_a_place_that_cannot_be_written_to_is_told_before_training(
+    tmp_path: Path, s3: SeaweedServer
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    os.environ.update(s3.env)
+    cases = {
+        str(tmp_path / "file"): "there is a file where the folder should be",
+        str(tmp_path / "file" / "run"): "a part of the path is a file",
+        "/proc/run": "/proc/run",
+        "s3://no-such-bucket-here/run": "no such bucket",
+    }
+    for place, words in cases.items():
+        with pytest.raises(TrainingError, match=f"checkpoint: .*{words}"):
+            Checkpoints(place).check()
+
+
+def test_wrong_credentials_are_told_without_any_secret(s3: SeaweedServer) -> None:
+    url = f"{s3.make_bucket(f'run-{uuid4().hex}')}/run"
+    os.environ.update(s3.env | {"AWS_SECRET_ACCESS_KEY": "wrong-secret-of-mine"})
+    with pytest.raises(TrainingError, match="refused the access key") as caught:
+        Checkpoints(url).check()
+    assert "wrong-secret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_full_disk_is_said_and_leaves_the_older_checkpoint(tmp_path: Path) -> None:
+    """A file-size limit of this process stands for the disk: the write fails in the middle."""
+    import resource
+    import signal
+
+    checkpoints = Checkpoints(str(tmp_path))
+    checkpoints.save({"a": torch.zeros(10)}, 1, wait=True)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        checkpoints.save({"a": torch.zeros(100_000)}, 2)
+        checkpoints.finish()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    written, failed = checkpoints.news()
+    assert [one.step for one in written] == [1]
+    assert "step-00000002.pt cannot be written: the file is larger than is allowed" in str(
+        failed[0]
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001.pt"]
+
+
+def test_what_cut_off_writers_have_left_is_cleared_away_and_nothing_else(tmp_path: Path) -> None:
+    """Another writer, in another process, is slow: it has its file open for hours."""
+    hours_ago = time.time() - 7200
+    names = ["left", "slow", "new"]
+    left, slow, new = (tmp_path / f".gpupool-step-{name}.pt.0a1b2c3d.part" for name in names)
+    own = [tmp_path / name for name in (".movie.mp4.part", ".results.csv.part", "step.part")]
+    for path in (left, slow, new, *own):
+        path.write_bytes(b"half")
+        if path != new:
+            os.utime(path, (hours_ago, hours_ago))
+    linked = tmp_path / ".gpupool-link.part"
+    linked.symlink_to(own[0])
+    lock = (
+        "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{lock}; sys.stdin.read()", slow],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        Checkpoints(str(tmp_path)).check()
+        assert set(tmp_path.iterdir()) == {slow, new, linked, *own}
+        writer.communicate()
+    Checkpoints(str(tmp_path)).check()
+    assert set(tmp_path.iterdir()) == {new, linked, *own}
+
+
+def test_another_users_part_is_left_alone(tmp_path: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root, to have a file of another user's")
+    part = tmp_path / ".gpupool-step.pt.0a1b2c3d.part"
+    part.touch()
+    os.utime(part, (1, 1))
+    os.chown(part, 12001, 12001)
+    Checkpoints(str(tmp_path)).check()
+    assert part.exists()
+
+
+def test_files_of_the_users_that_are_named_as_checkpoints_survive_a_training(url: str) -> None:
+    """All that a training does with its folder, with two of its checkpoints kept."""
+    buffer = io.BytesIO()
+    torch.save({"my": "own"}, buffer)
+    own = {f"step-{step:08}.pt": buffer.getvalue() for step in range(20)}
+    own |= {".movie.mp4.part": b"mine", "step-00000007.pt.part": b"mine", "step-1.pt": b""}
+    target = Target(url)
+    for name, data in own.items():
+        target.put(name, data)
+    checkpoints = Checkpoints(url, keep=2)
+    checkpoints.check()
+    for step in (5, 10, 15, 20):
+        checkpoints.save(state(step), step)
+    checkpoints.finish()
+    assert checkpoints.news()[1] == []
+    assert equal(checkpoints.load(), state(20))
+    found = {name: target.get(name) for name in target.names()}
+    assert {name: found.pop(name) for name in own} == own
+    assert set(found) == {"step-000000015.pt", "step-00000020.pt"}
+    again = Checkpoints(url, keep=2)  # a resumed one takes over what it finds
+    again.check(20)
+    again.save(state(25), 25, wait=True)
+    assert set(target.names()) - set(own) == {"step-00000020.pt", "step-00000025.pt"}
+
+
+def test_two_trainings_in_one_folder_at_one_time_lose_nothing(tmp_path: Path) -> None:
+    trainings = [Checkpoints(str(tmp_path), keep=2) for _ in range(2)]
+    for one in trainings:
+        one.check()
+
+    def train(number: int) -> list[Any]:
+        for step in range(1, 31):
+            trainings[number].save(state(number), step)
+        trainings[number].finish()
+        written, failed = trainings[number].news()
+        assert failed == []
+        return [trainings[number].load(one.name) for one in written[-2:]]
+
+    with ThreadPoolExecutor(2) as threads:
+        kept = list(threads.map(train, range(2)))
+    assert all(equal(one, state(number)) for number in range(2) for one in kept[number])
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def resealed(content: bytes) -> bytes:
+    """A file with a right seal, whatever is in it."""
+    seal = sealed({})[-_SEAL_BYTES:]
+    magic = seal[: -8 - 32]
+    return content + magic + len(content).to_bytes(8, "big") + hashlib.sha256(content).digest()
+
+
+class Runs:
+    """Code in a pickle."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, ("was-run",)
+
+
+def saved(value: Any, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer, **options)
+    return buffer.getvalue()
+
+
+def zipped(entries: Mapping[str, bytes], kind: int = zipfile.ZIP_STORED) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", kind) as archive:
+        for name, data in entries.items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+def deflated(content: bytes) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    return zipped(entries, zipfile.ZIP_DEFLATED)
+
+
+NO_CHECKPOINTS = {
+    "a pickle": lambda: pickle.dumps(Runs()),
+    "code": lambda: saved({"format": 1, "x": Runs()}),
+    "older format": lambda: saved(Runs(), _use_new_zipfile_serialization=False),
+    "tar": lambda: b"ustar" * 200,
+    "list": lambda: saved([1, 2]),
+    "tensor": lambda: saved(torch.ones(3)),
+    "empty": lambda: b"",
+    "no data.pkl": lambda: zipped({"a/b": b"c"}),
+    "no archive": lambda: b"PK\x03\x04",
+    "control characters": lambda: zipped({"a/data.pkl": b"c\x1b[2J\nboom\n."}),
+    "compressed": lambda: deflated(saved({"zeros": torch.zeros(2**24)})),
+    "hidden behind others": lambda: saved({}) + deflated(saved({"zeros": torch.zeros(2**24)})),
+}
+
+
+@pytest.mark.parametrize("kind", NO_CHECKPOINTS)
+def test_what_is_sealed_but_no_checkpoint_is_said_and_neither_run_nor_unpacked(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "step-00000009.pt").write_bytes(resealed(NO_CHECKPOINTS[kind]()))
+    for load in (Checkpoints(str(tmp_path)).load_newest, Checkpoints(str(tmp_path)).load):
+        with (
+            only_our_errors(),
+            pytest.raises(DataError, match=r"step-00000009\.pt holds") as caught,
+        ):
+            load()
+        assert str(caught.value).isprintable()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000009.pt"]
+
+
+def test_a_state_that_cannot_be_saved_is_said(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(str(tmp_path))
+    with pytest.raises(DataError, match=r"step-00000001.pt: the state cannot be saved"):
+        checkpoints.save({"lock": threading.Lock()}, 1, wait=True)
+    checkpoints.save(state(), 2, wait=True)
+    assert equal(checkpoints.load(), state())
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://someone:canary@bucket/run",  # botocore's error quotes the "bucket"
+        "ftp://someone:canary@127.0.0.1:9/run",
+        "nothing://bucket/run?token=canary",
+    ],
+)
+def test_no_password_of_a_url_is_shown(url: str) -> None:
+    one = f"{url}/step-00000001.pt" if "?" not in url else "nothing://bucket/a.pt?token=canary"
+    folder, _, name = one.rpartition("/")
+    for act in (Checkpoints(url).check, lambda: Checkpoints(folder).load(name)):
+        with pytest.raises(GpuPoolError) as caught:
+            act()
+        assert "canary" not in str(caught.value)
+    options = TrainingOptions(checkpoint=url, resume=one, profile=Profile(url=url))
+    assert "canary" not in f"{options} {options.explain()}"
+    assert "canary" not in str(describe(options))
+    with pytest.raises(OptionsError, match=r"^checkpoint: .* has a password in it") as refused:
+        options.to_json()
+    assert "canary" not in str(refused.value)
+    wrong: list[dict[str, Any]] = [{"checkpoint": [url]}, {"profile": url}]
+    for values in wrong:
+        with pytest.raises(OptionsError) as refused:
+            TrainingOptions(**values)
+        assert "canary" not in str(refused.value)
+
+
+def test_who_waits_for_a_checkpoint_is_told_so(s3: SeaweedServer, drawn: list[Course]) -> None:
+    url = s3.make_bucket(f"run-{uuid4().hex}")
+    with SlowS3(s3.endpoint) as slow:
+        os.environ.update(s3.env, AWS_ENDPOINT_URL=slow.endpoint)
+        checkpoints = Checkpoints(url)
+        answer_when_drawn(slow, drawn)
+        checkpoints.save(state(), 1)
+        assert drawn == []  # written in the background: nobody waits
+        checkpoints.finish()
+    assert {course.what: course.end for course in drawn} == {
+        "saving the checkpoint of step 1": "done"
+    }
+
+
+def test_the_bytes_of_a_network_that_is_saved_are_counted(
+    tmp_path: Path, drawn: list[Course]
+) -> None:
+    model = nn.Sequential(nn.Linear(500, 500), nn.BatchNorm1d(500))
+    path = tmp_path / "weights.pt"
+    os.mkfifo(path)  # a file that takes no more than somebody reads
+
+    def read() -> bytes:
+        with path.open("rb") as file:
+            begun = file.read(500_000)
+            wait_until(lambda: any(course.done for course in drawn))
+            return begun + file.read()
+
+    with ThreadPoolExecutor(1) as thread:
+        content = thread.submit(read)
+        save_weights(model, str(path))
+    loaded = unpacked(torch.load(io.BytesIO(content.result()), weights_only=True))
+    assert equal(loaded, dict(model.state_dict()))
+    num_bytes = sum(value.nbytes for value in loaded.values())
+    first, last = next(course for course in drawn if course.done), drawn[-1]
+    assert (first.what, first.total, first.unit) == ("saving the network", num_bytes, "B")
+    assert first.done < num_bytes <= last.done
+    assert (first.end, last.end) == ("", "done")

@@ -1,0 +1,210 @@
+"""`init_process_group` and `destroy_process_group` in cells, where the pool has a group already."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpupool import Pool, SpmdError
+from tests.support.waits import peers
+
+SUM = "t = torch.ones(1); dist.all_reduce(t); t.item()"
+TIMEOUT = "str(dist.group.WORLD._get_backend(torch.device('cpu')).options._timeout)"
+ASK = "import datetime; dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=77))"
+
+
+@pytest.fixture
+def pool(pool2: Pool) -> Iterator[Pool]:
+    """The shared pool, whose group is the pool's own again afterwards."""
+    yield pool2
+    pool2.run("if dist.is_initialized(): dist.destroy_process_group()")
+    assert dict(pool2.run(f"{SUM}, {TIMEOUT}")) == dict.fromkeys((0, 1), (2.0, "0:30:00"))
+
+
+def both(value: object) -> dict[int, object]:
+    return {0: value, 1: value}
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        "dist.init_process_group()",
+        "dist.init_process_group('gloo')",
+        "dist.init_process_group(backend=dist.Backend.GLOO, init_method='env://')",
+        "dist.init_process_group('gloo', rank=rank, world_size=world_size)",
+        "import os; os.environ['MASTER_PORT'] = '12355'\n"
+        "dist.init_process_group('gloo', 'tcp://localhost:12355', rank=rank, world_size=2)",
+        "import datetime; dist.init_process_group(timeout=datetime.timedelta(minutes=30))",
+        "from torch.distributed import init_process_group\ninit_process_group()",
+        "torch.distributed.distributed_c10d.init_process_group(device_id=torch.device('cpu:0'))",
+    ],
+)
+def test_a_group_that_is_as_asked_is_kept(pool: Pool, ask: str) -> None:
+    generation = pool.generation
+    pool.run("before = dist.group.WORLD")
+    assert dict(pool.run(f"{ask}\ndist.group.WORLD is before")) == both(True)
+    assert dict(pool.run(SUM)) == both(2.0)
+    assert pool.generation == generation
+
+
+def test_another_timeout_is_formed_and_stays_for_the_next_cells(pool: Pool) -> None:
+    generation = pool.generation
+    assert dict(pool.run(f"{ASK}\n{SUM}")) == both(2.0)
+    model = "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+    assert dict(pool.run(f"{model}net = DDP(torch.nn.Linear(1, 1))\n{TIMEOUT}")) == both("0:01:17")
+    pool.run(ASK)  # the cell is run once more: the same is asked for
+    pool.run("net(torch.ones(2, 1)).sum().backward()")
+    assert pool.generation == generation
+
+
+def test_a_group_that_was_left_is_there_again_in_the_next_cell(pool: Pool) -> None:
+    left = "dist.destroy_process_group(); dist.is_initialized()"
+    assert dict(pool.run(left)) == both(False)
+    assert dict(pool.run(SUM)) == both(2.0)
+
+    def leave() -> bool:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+        return dist.is_initialized()
+
+    assert dict(pool.run(leave)) == both(False)
+    assert dict(pool.run(SUM)) == both(2.0)
+
+
+def test_a_group_left_by_one_rank_or_by_a_cell_that_fails_is_there_again(pool: Pool) -> None:
+    pool.run("dist.destroy_process_group()", ranks=1)
+    assert dict(pool.run(SUM)) == both(2.0)
+    with pytest.raises(SpmdError, match="ZeroDivisionError"):
+        pool.run("dist.destroy_process_group()\n1 / 0")
+    assert dict(pool.run(SUM)) == both(2.0)
+
+
+def test_a_group_can_be_left_and_formed_many_times_in_a_cell(pool: Pool) -> None:
+    again = "dist.destroy_process_group()\n    dist.init_process_group()\n    dist.barrier()"
+    assert dict(pool.run(f"for _ in range(5):\n    {again}\n{SUM}")) == both(2.0)
+
+
+def test_groups_of_the_users_own_are_left_for_good_and_the_default_one_stays(pool: Pool) -> None:
+    pool.run("sub = dist.new_group([0, 1])\ndist.destroy_process_group(sub)")
+    with pytest.raises(SpmdError, match="not initialized in the world group map"):
+        pool.run("dist.get_backend(sub)")
+    assert dict(pool.run(SUM)) == both(2.0)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        ("world_size=4", "world_size 4 is asked for, and here it is 2"),
+        ("rank=1 - rank, world_size=2", "is asked for, and here it is"),
+    ],
+)
+def test_a_place_that_is_not_this_ranks_is_refused(pool: Pool, ask: str, message: str) -> None:
+    with pytest.raises(SpmdError, match=message) as caught:
+        pool.run(f"dist.init_process_group('gloo', {ask})")
+    assert "gpupool/" not in caught.value.first.traceback
+    assert dict(pool.run(SUM)) == both(2.0)
+
+
+def test_a_place_in_the_environment_that_is_not_this_ranks_is_refused(pool: Pool) -> None:
+    with pytest.raises(SpmdError, match="world_size 1 is set in WORLD_SIZE, and here it is 2"):
+        pool.run("import os; os.environ['WORLD_SIZE'] = '1'\ndist.init_process_group()")
+    pool.run("os.environ['WORLD_SIZE'] = '2'")
+
+
+def test_a_backend_that_is_not_there_is_torchs_error_and_the_next_cell_has_a_group(
+    pool: Pool,
+) -> None:
+    with pytest.raises(SpmdError):
+        pool.run("dist.init_process_group('nosuch')")
+    assert dict(pool.run(SUM)) == both(2.0)
+
+
+def test_a_store_of_the_users_own_makes_a_group_of_its_own_for_the_cell(pool: Pool) -> None:
+    alone = (
+        "import tempfile\nstore = dist.FileStore(tempfile.mktemp(), 1)\n"
+        "dist.init_process_group('gloo', store=store, rank=0, world_size=1)\ndist.get_world_size()"
+    )
+    assert dict(pool.run(alone)) == both(1)
+    assert dict(pool.run("dist.get_world_size()")) == both(2)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_waits_for_one_that_failed_is_freed(
+    pool: Pool, failing: int, tmp_path: Path
+) -> None:
+    pool.run(peers(tmp_path / "waits", waits=1 - failing))
+    fail = f"if rank == {failing}: until_told(); 1 / 0"
+    cell = f"dist.destroy_process_group()\n{fail}\ndist.init_process_group()"
+    with pytest.raises(SpmdError) as caught:
+        pool.run(cell, timeout_s=30)
+    assert str(caught.value).startswith(f"rank {failing}: ZeroDivisionError")
+    place = "init_process_group (pool.run, line 3)"
+    assert caught.value.others() == {f"freed from {place}": [1 - failing]}
+
+
+def test_a_rank_that_waits_hears_an_interrupt(pool: Pool) -> None:
+    cell = "dist.destroy_process_group()\ndist.init_process_group()"
+    with pytest.raises(SpmdError, match=r"TimeoutError: took longer than 0\.5 s"):
+        pool.run(cell, ranks=0, timeout_s=0.5)
+
+
+def test_a_group_that_was_left_while_another_cell_runs_is_there_when_that_has_ended(
+    pool: Pool,
+) -> None:
+    slow = pool.begin("import time; time.sleep(2)", ranks=(1,), on_output=lambda *_: None)
+    pool.run("dist.destroy_process_group()", ranks=0)
+    slow.result()
+    assert dict(pool.run(SUM)) == both(2.0)
+
+
+def test_what_torchrun_sets_is_set(pool: Pool) -> None:
+    names = (
+        "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE ROLE_NAME "
+        "ROLE_RANK ROLE_WORLD_SIZE MASTER_ADDR TORCHELASTIC_RESTART_COUNT"
+    )
+    found = pool.run(f"import os; [os.environ[name] for name in {names.split()}]")
+    assert found[1] == ["1", "1", "2", "2", "0", "1", "default", "1", "2", "127.0.0.1", "0"]
+    ports = pool.run("import os; int(os.environ['MASTER_PORT'])")
+    assert ports[0] == ports[1] > 1023
+    assert dict(pool.run("dist.is_torchelastic_launched()")) == both(True)
+
+
+def test_a_script_finds_no_arguments_and_is_main(pool: Pool) -> None:
+    assert dict(pool.run("import sys; sys.argv, __name__")) == both((["notebook"], "__main__"))
+    parse = "import argparse; parser = argparse.ArgumentParser()\n"
+    assert dict(pool.run(f"{parse}vars(parser.parse_args())")) == both({})
+    with pytest.raises(SpmdError, match="SystemExit: 2"):
+        pool.run(f"{parse}parser.add_argument('--data', required=True)\nparser.parse_args()")
+
+
+ALONE = """import datetime
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=5))
+if rank == 0: dist.barrier()"""
+
+
+def test_a_group_in_which_a_collective_has_timed_out_is_formed_again(pool2: Pool) -> None:
+    with pytest.raises(SpmdError, match="Timed out waiting"):
+        pool2.run(ALONE)
+    assert pool2.run("t = torch.ones(1); dist.all_reduce(t); t.item()")[0] == 2.0
+
+
+def test_a_sub_group_that_is_destroyed_takes_its_sockets_and_threads_along(pool2: Pool) -> None:
+    code = """
+    import os
+    def make_and_destroy(times):
+        for _ in range(times):
+            group = dist.new_group([0, 1])
+            dist.barrier(group)
+            dist.destroy_process_group(group)
+            del group
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))
+    first = make_and_destroy(3)
+    later = make_and_destroy(20)
+    [late - early for early, late in zip(first, later)]
+    """
+    grown = pool2.run(textwrap.dedent(code))
+    assert all(max(found) <= 2 for found in dict(grown).values()), dict(grown)

@@ -1,0 +1,123 @@
+"""Confusion matrices: counted on ranks, told in text, drawn in a notebook."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from IPython.core.interactiveshell import InteractiveShell
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
+
+import gpupool
+from gpupool import ConfusionMatrix, Pool, TrainingError
+from gpupool.notebook import formatters
+from gpupool.notebook.monitor import confusion_view
+from tests.engine.metrics.tables import Table, Targets
+
+NUM, CLASSES = 31, 4
+SCORES = torch.randn(NUM, CLASSES, generator=torch.Generator().manual_seed(0))
+LABELS = torch.randint(0, 3, (NUM,), generator=torch.Generator().manual_seed(1))
+
+
+def counted(predicted: Any, actual: Any, num: int) -> list[list[int]]:
+    counts = np.zeros((num, num), np.int64)
+    np.add.at(counts, (np.asarray(actual), np.asarray(predicted)), 1)
+    return counts.tolist()
+
+
+class Named(TensorDataset):
+    classes = ["cat", "dog", "<b>"]
+
+
+def dataset(num: int = NUM) -> Named:
+    return Named(torch.arange(num).double(), LABELS[:num])
+
+
+@pytest.mark.parametrize("num", [NUM, 2, 1])
+def test_counts_are_those_of_one_process(pools: dict[int, Pool], num: int) -> None:
+    expected = counted(SCORES[:num].argmax(1), LABELS[:num], CLASSES)
+    for pool in pools.values():
+        matrix = gpupool.confusion(Table(SCORES), dataset(num), batch_size=8, pool=pool)
+        assert matrix.counts.dtype == np.int64
+        assert matrix.counts.tolist() == expected
+        assert matrix.classes == ("cat", "dog", "<b>", "3")
+
+
+def test_pixels_are_counted_where_they_have_a_class(pools: dict[int, Pool]) -> None:
+    maps = torch.randn(5, 3, 2, 2, generator=torch.Generator().manual_seed(2))
+    masks = torch.tensor([0, 1, 2, -100]).view(1, 2, 2).repeat(5, 1, 1)
+    matrix = gpupool.confusion(
+        Table({"out": maps, "aux": maps}),
+        TensorDataset(torch.arange(5).double(), masks),
+        pool=pools[2],
+    )
+    known = masks != -100
+    assert matrix.counts.tolist() == counted(maps.argmax(1)[known], masks[known], 3)
+    assert matrix.num_samples == 15
+
+
+def test_one_output_tells_two_classes_apart(pools: dict[int, Pool]) -> None:
+    data = TensorDataset(torch.arange(4).double(), torch.tensor([0, 1, 1, 0]))
+    logits = torch.tensor([[-1.0], [2.0], [-3.0], [4.0]])
+    matrix = gpupool.confusion(Table(logits), data, classes=["no", "yes"], pool=pools[1])
+    assert matrix.counts.tolist() == [[1, 1], [1, 1]]
+    with pytest.raises(TrainingError, match="has 3 names, the network tells 2 classes apart"):
+        gpupool.confusion(Table(logits), data, classes=["no", "yes", "?"], pool=pools[1])
+
+
+def test_names_come_from_what_a_data_set_is_a_part_of(pools: dict[int, Pool]) -> None:
+    part = ConcatDataset([Subset(dataset(), range(9)), Subset(dataset(), range(9, NUM))])
+    assert gpupool.confusion(Table(SCORES), part, pool=pools[1]).classes[:2] == ("cat", "dog")
+    data = Targets(label=LABELS)
+    with pytest.raises(gpupool.SpmdError, match="targets are a dict, not a tensor"):
+        gpupool.confusion(Table(SCORES), data, pool=pools[1])
+
+
+@pytest.fixture
+def matrix() -> ConfusionMatrix:
+    counts = np.array([[8, 2, 0], [1, 3, 0], [0, 0, 0]])
+    return ConfusionMatrix(counts, ("cat", "<b>", "a very long name"))
+
+
+def test_shares_of_rows_columns_and_all(matrix: ConfusionMatrix) -> None:
+    assert matrix.accuracy == 11 / 14
+    assert matrix.recall[:2].tolist() == [0.8, 0.75]
+    assert matrix.precision[:2].tolist() == [8 / 9, 0.6]
+    assert math.isnan(matrix.recall[2])
+    assert matrix.normalized()[0].tolist() == [0.8, 0.2, 0.0]
+    assert matrix.normalized("predicted")[:2, 1].tolist() == [0.4, 0.6]
+    assert matrix.normalized("all").sum() == pytest.approx(1)
+    assert matrix.most_confused() == [("cat", "<b>", 2), ("<b>", "cat", 1)]
+    with pytest.raises(TrainingError, match="'true', 'predicted' or 'all'"):
+        matrix.normalized("rows")
+
+
+def test_it_is_a_table_in_text(matrix: ConfusionMatrix) -> None:
+    lines = repr(matrix).splitlines()
+    assert lines[0] == "ConfusionMatrix: 78.6 % of 14 right, 3 classes"
+    assert lines[1].split() == ["cat", "<b>", "a", "very", "long…"]
+    assert lines[2].split() == ["cat", "8", "2", "0"]
+    assert len({len(line) for line in lines[1:]}) == 1
+
+
+def test_it_is_a_table_with_colours_in_a_notebook(matrix: ConfusionMatrix) -> None:
+    shell = InteractiveShell()
+    formatters.register(shell)
+    bundle, _ = shell.display_formatter.format(matrix)  # type: ignore[union-attr]
+    html = bundle["text/html"]
+    assert "<b>" not in html.replace("<b>Confusion matrix</b>", "")
+    assert html.count("<tr>") == 1 + 3 + 1
+    assert "rgba(0,114,189,0.52)" in html  # 80 % of its row
+    assert ">80.0 %<" in html
+    assert bundle["text/plain"] == repr(matrix)
+
+
+def test_of_many_classes_the_most_confused_are_shown() -> None:
+    counts = np.diag(np.full(100, 5))
+    counts[7, 9] = 3
+    many = ConfusionMatrix(counts, tuple(map(str, range(100))))
+    assert repr(many).splitlines()[1:] == ["  7 taken for 9: 3"]
+    assert confusion_view.confusion_html(many).count("<tr>") == 2

@@ -1,0 +1,69 @@
+"""Batch norm over all ranks is batch norm of the whole batch, whatever the shares."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from gpupool import Pool, TrainingError
+from gpupool.engine.numerics.batch_norm import SyncBatchNorm, plain_batch_norm, sync_batch_norm
+from tests.engine.numerics import norms
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_outputs_gradients_and_statistics_are_those_of_the_whole_batch(
+    pools: dict[int, Pool], num_ranks: int
+) -> None:
+    found = pools[num_ranks].run(
+        "from tests.engine.numerics.norms import *\n{kind: differences(kind) for kind in KINDS}"
+    )
+    for differences in dict(found).values():
+        assert differences.keys() == norms.KINDS.keys()
+        assert max(differences.values()) < 1e-10, differences
+
+
+def test_statistics_of_the_population_are_exact(pools: dict[int, Pool]) -> None:
+    for pool in pools.values():
+        found = dict(pool.run("from tests.engine.numerics import norms\nnorms.population()"))
+        assert max(found.values()) < 1e-10, found
+
+
+def test_large_means_do_not_cost_the_variance() -> None:
+    inputs = torch.randn(64, 3) + 1e4
+    synced = sync_batch_norm(nn.BatchNorm1d(3))
+    exact = torch.nn.functional.batch_norm(inputs.double(), None, None, training=True)
+    assert (synced(inputs) - exact).abs().max() < 1e-2
+
+
+def test_a_synchronised_norm_has_the_same_state_and_becomes_what_it_was() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))
+    norm, keys = model[1], list(model.state_dict())
+    assert sync_batch_norm(model) is model
+    assert isinstance(model[1], SyncBatchNorm)
+    assert model[1] is norm
+    assert list(model.state_dict()) == keys
+    assert isinstance(copy.deepcopy(model)[1], SyncBatchNorm)
+    assert isinstance(pickle.loads(pickle.dumps(model))[1], SyncBatchNorm)
+    assert type(plain_batch_norm(model)[1]) is nn.BatchNorm2d
+    assert model[1] is norm
+
+
+def test_half_precision_is_computed_in_single() -> None:
+    inputs = (torch.randn(64, 3) + 100).bfloat16()
+    outputs = sync_batch_norm(nn.BatchNorm1d(3))(inputs)
+    assert outputs.dtype == torch.bfloat16
+    expected = torch.nn.functional.batch_norm(inputs.float(), None, None, training=True)
+    assert (outputs.float() - expected).abs().max() < 0.02
+
+
+def test_a_norm_with_a_forward_of_its_own_is_refused_by_name() -> None:
+    class Activated(nn.BatchNorm2d):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input).relu()
+
+    with pytest.raises(TrainingError, match=r"batch norm '0' is a Activated"):
+        sync_batch_norm(nn.Sequential(Activated(3)))

@@ -1,0 +1,181 @@
+"""Optimizers by name and by callable: what they compute, their groups, their state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gpupool import OptionsError, Pool, TrainingError, TrainingOptions
+from gpupool.engine.numerics.lars import LARS
+from gpupool.engine.numerics.muon import MuonAdamW
+from gpupool.engine.numerics.optimizers import make_optimizer, set_learn_rates
+from tests.support.trainings import network, samples, train_on, weights
+
+DOUBLE = torch.float64
+
+
+def one_pass(model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int = 3) -> Tensor:
+    """The weights after some steps on the same batch."""
+    inputs, targets = samples(32, DOUBLE).tensors
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+        optimizer.step()
+    return weights(model)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reference"),
+    [
+        ({"optimizer": "sgdm", "momentum": 0.5}, lambda p: torch.optim.SGD(p, 0.01, 0.5)),
+        (
+            {"optimizer": "adam", "betas": (0.8, 0.9), "eps": 1e-3},
+            lambda p: torch.optim.Adam(p, 0.01, (0.8, 0.9), 1e-3),
+        ),
+        (
+            {"optimizer": "adamw", "weight_decay": 0.1},
+            lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
+        ),
+        (
+            {"optimizer": "rmsprop", "alpha": 0.9, "momentum": 0.3},
+            lambda p: torch.optim.RMSprop(p, 0.01, alpha=0.9, momentum=0.3),
+        ),
+        ({"optimizer": torch.optim.Adagrad}, lambda p: torch.optim.Adagrad(p, 0.01)),
+    ],
+    ids=["sgdm", "adam", "adamw", "rmsprop", "callable"],
+)
+def test_options_reach_the_optimizer(settings: dict[str, Any], reference: Any) -> None:
+    model, expected = network(DOUBLE), network(DOUBLE)
+    found = one_pass(model, make_optimizer(model, TrainingOptions(lr=0.01, **settings)))
+    assert torch.equal(found, one_pass(expected, reference(expected.parameters())))
+
+
+def test_lars_is_the_formula_of_the_paper() -> None:
+    model, expected = network(DOUBLE), network(DOUBLE)
+    options = TrainingOptions(optimizer="lars", lr=2.0, weight_decay=0.1, trust_coefficient=0.02)
+    found = one_pass(model, make_optimizer(model, options))
+    inputs, targets = samples(32, DOUBLE).tensors
+    velocities = [torch.zeros_like(p) for p in expected.parameters()]
+    for _ in range(3):
+        expected.zero_grad()
+        torch.nn.functional.cross_entropy(expected(inputs), targets).backward()
+        with torch.no_grad():
+            for w, v in zip(expected.parameters(), velocities, strict=True):
+                local = 0.02 * w.norm() / (w.grad.norm() + 0.1 * w.norm()) if w.ndim > 1 else 1.0
+                v.mul_(0.9).add_(2.0 * local * (w.grad + 0.1 * w))
+                w.sub_(v)
+    assert (found - weights(expected)).abs().max() < 1e-14
+
+
+def test_lars_leaves_weights_of_zero_to_plain_sgd() -> None:
+    layer = nn.Linear(3, 2)
+    nn.init.zeros_(layer.weight)
+    optimizer = LARS(layer.parameters(), lr=0.5, momentum=0.0)
+    layer(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert torch.equal(layer.weight, torch.full((2, 3), -0.5))
+
+
+def test_muon_is_that_of_torch_for_matrices_and_adamw_for_the_rest() -> None:
+    model, expected = network(DOUBLE), network(DOUBLE)
+    options = TrainingOptions(optimizer="muon", lr=0.02, weight_decay=0.1)
+    optimizer = make_optimizer(model, options)
+    matrices = [p for p in expected.parameters() if p.ndim == 2]
+    others = [p for p in expected.parameters() if p.ndim != 2]
+    parts = [
+        torch.optim.Muon(matrices, 0.02, 0.1, 0.95, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(others, 0.02, weight_decay=0.1),
+    ]
+    inputs, targets = samples(32, DOUBLE).tensors
+    for _ in range(3):
+        expected.zero_grad()
+        torch.nn.functional.cross_entropy(expected(inputs), targets).backward()
+        for part in parts:
+            part.step()
+    assert torch.equal(one_pass(model, optimizer), weights(expected))
+
+
+@pytest.mark.parametrize("name", ["sgdm", "adamw", "rmsprop", "lars", "muon"])
+def test_an_optimizer_goes_on_from_its_state(name: str) -> None:
+    options = TrainingOptions(optimizer=name, lr=0.02)
+    whole, model = network(DOUBLE), network(DOUBLE)
+    expected = one_pass(whole, make_optimizer(whole, options), 6)
+    first = make_optimizer(model, options)
+    one_pass(model, first, 3)
+    second = make_optimizer(model, options)
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(one_pass(model, second, 3), expected)
+
+
+def test_groups_have_their_factors_on_learning_rate_and_weight_decay() -> None:
+    options = TrainingOptions(
+        lr=0.1,
+        weight_decay=0.01,
+        learn_rate_factors={"2.weight": 10, "2.bias": 20},
+        weight_decay_factors={"*.bias": 0},
+    )
+    optimizer = make_optimizer(network(), options)
+    found = {(g["lr"], g["weight_decay"]): len(g["params"]) for g in optimizer.param_groups}
+    assert found == {(0.1, 0.01): 1, (0.1, 0.0): 1, (1.0, 0.01): 1, (2.0, 0.0): 1}
+    set_learn_rates(optimizer, 0.05)
+    assert sorted(g["lr"] for g in optimizer.param_groups) == [0.05, 0.05, 0.5, 1.0]
+
+
+def test_factor_0_freezes_and_nothing_left_is_an_error() -> None:
+    model = network()
+    make_optimizer(model, TrainingOptions(learn_rate_factors={"0.*": 0}))
+    assert [p.requires_grad for p in model.parameters()] == [False, False, True, True]
+    with pytest.raises(TrainingError, match="no parameter that trains"):
+        make_optimizer(network(), TrainingOptions(learn_rate_factors={"*": 0}))
+
+
+@pytest.mark.parametrize("option", ["learn_rate_factors", "weight_decay_factors"])
+def test_a_pattern_that_matches_nothing_is_an_error(option: str) -> None:
+    options = TrainingOptions(weight_decay=0.1, **{option: {"head.*": 2}})
+    with pytest.raises(OptionsError, match=rf"{option}: 'head\.\*' matches no parameter"):
+        make_optimizer(network(), options)
+
+
+def test_a_callable_that_makes_no_optimizer_is_an_error() -> None:
+    with pytest.raises(OptionsError, match="gave a list: it must make"):
+        make_optimizer(network(), TrainingOptions(optimizer=lambda groups: groups))
+
+
+def test_muon_has_one_part_only_where_there_is_one() -> None:
+    only_biases = MuonAdamW([{"params": [nn.Parameter(torch.zeros(3))]}], lr=0.1)
+    assert len(only_biases.param_groups) == 1
+
+
+@pytest.mark.parametrize("name", ["lbfgs", "lars", "muon"])
+def test_each_gives_the_same_on_any_number_of_ranks(pools: dict[int, Pool], name: str) -> None:
+    lr = {"lbfgs": 1.0, "lars": 5.0, "muon": 0.02}[name]
+    settings = {"optimizer": name, "lr": lr, "batch_size": 50, "epochs": 4}
+    results = {
+        n: train_on(pool, network(DOUBLE), samples(50, DOUBLE), **settings)
+        for n, pool in pools.items()
+    }
+    assert results[1].history.loss[-1] < results[1].history.loss[0]
+    for n in (2, 3):
+        difference = weights(results[n].model) - weights(results[1].model)
+        # Muon orthogonalises in bfloat16
+        assert difference.abs().max() < (1e-3 if name == "muon" else 1e-9)
+
+
+def test_lbfgs_is_that_of_torch(pools: dict[int, Pool]) -> None:
+    settings = {"optimizer": "lbfgs", "lr": 1.0, "batch_size": 32, "epochs": 3}
+    result = train_on(pools[2], network(DOUBLE), samples(32, DOUBLE), shuffle="never", **settings)
+    model, (inputs, targets) = network(DOUBLE), samples(32, DOUBLE).tensors
+    reference = torch.optim.LBFGS(model.parameters(), 1.0, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        reference.zero_grad()
+        loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        reference.step(closure)
+    assert (weights(result.model) - weights(model)).abs().max() < 1e-6

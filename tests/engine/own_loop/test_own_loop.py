@@ -1,0 +1,332 @@
+"""The pieces for loops of one's own: exact on any number of ranks, and what they tell."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import gpupool
+from gpupool import OptionsError, Pool
+from gpupool.core.wire.monitor_event import MonitorEvent, MonitorLines
+from gpupool.engine.group.forming import World
+from gpupool.engine.own_loop.monitor import Monitor
+from gpupool.engine.own_loop.step_timer import StepTimer, StepTimes
+from tests.support.trainings import network, samples, train_on, weights
+
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+def own_loop(num_samples: int, batch_size: int, epochs: int) -> list[float]:
+    """What a user writes, with losses of whole batches; the model is kept for `own_weights`."""
+    import torch.distributed as dist
+    from torch.nn.functional import cross_entropy
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    dataset = samples(num_samples, torch.float64)
+    parallel = DistributedDataParallel(network(torch.float64))
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for epoch in range(1, epochs + 1):
+        for batch in gpupool.shard_batches(dataset, batch_size, epoch=epoch):
+            mean_loss = cross_entropy(parallel(batch.inputs), batch.targets)
+            loss = gpupool.weighted_loss(mean_loss, batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            whole = loss.detach().clone()
+            dist.all_reduce(whole)
+            losses.append(whole.item() / dist.get_world_size())
+    return [*losses, *weights(parallel.module).tolist()]
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize(("num_samples", "batch_size"), [(50, 12), (7, 3), (10, 2)])
+def test_a_loop_of_these_pieces_equals_train(
+    pools: dict[int, Pool], n: int, num_samples: int, batch_size: int
+) -> None:
+    own = pools[n].run(own_loop, num_samples, batch_size, 3)[0]
+    double = torch.float64
+    data = samples(num_samples, double)
+    result = train_on(pools[1], network(double), data, batch_size=batch_size, lr=0.1, epochs=3)
+    expected = [*result.history.loss, *weights(result.model).tolist()]
+    assert own == pytest.approx(expected, abs=1e-12)
+
+
+def test_pixels_that_have_a_class_are_weighed_over_the_ranks(pools: dict[int, Pool]) -> None:
+    def gradient() -> list[float]:
+        import torch.distributed as dist
+
+        inputs = torch.arange(1.0, 6.0, dtype=torch.float64)[:, None]
+        targets = torch.tensor([0, -100, 0, 0, -100])
+        dataset = torch.utils.data.TensorDataset(inputs, targets)
+        factor = torch.ones((), dtype=torch.float64, requires_grad=True)
+        for batch in gpupool.shard_batches(dataset, 5, shuffle=False):
+            counted = batch.targets != -100
+            mean = (factor * batch.inputs[:, 0])[counted].sum() / counted.sum().clamp(min=1)
+            gpupool.weighted_loss(mean, batch, num_counted=counted.sum()).backward()
+        dist.all_reduce(factor.grad)  # as DDP: the average over the ranks
+        return (factor.grad / dist.get_world_size()).tolist()
+
+    for pool in pools.values():
+        assert pool.run(gradient)[0] == pytest.approx((1 + 3 + 4) / 3, abs=1e-12)
+
+
+def test_a_share_of_nothing_with_a_loss_of_nan_counts_nothing() -> None:
+    (batch,) = gpupool.shard_batches(samples(4), 4)
+    empty = type(batch)(batch.inputs, batch.targets, num_here=0, num_all=4, wait_s=0.0)
+    mean = torch.tensor(math.nan, requires_grad=True)
+    assert gpupool.weighted_loss(mean, empty).item() == 0
+    counted = torch.tensor(3.0)
+    assert gpupool.weighted_loss(mean, empty, num_counted=counted).item() == 0
+
+
+def test_batches_can_be_counted_and_an_epoch_gone_on_with() -> None:
+    whole = gpupool.shard_batches(samples(50), 16, epoch=2, seed=7)
+    rest = gpupool.shard_batches(samples(50), 16, epoch=2, seed=7, samples_done=32)
+    assert (len(whole), len(rest)) == (4, 2)
+    assert [len(b.targets) for b in whole] == [16, 16, 16, 2]
+    for ours, theirs in zip(list(whole)[2:], rest, strict=True):
+        assert torch.equal(ours.inputs, theirs.inputs)
+    (ordered,) = gpupool.shard_batches(samples(5), 5, shuffle=False)
+    assert torch.equal(ordered.inputs, samples(5).tensors[0])
+    for wrong in ({"epoch": 0}, {"samples_done": 51}, {"shuffle": "sometimes"}):
+        with pytest.raises(OptionsError, match=next(iter(wrong))):
+            gpupool.shard_batches(samples(50), 16, **wrong)
+
+
+# ---- the monitor -----------------------------------------------------------------------------
+
+
+class Clock:
+    """Seconds that a test says have passed."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def on_pool(pool: Pool, source: str) -> tuple[dict[int, Any], list[MonitorEvent]]:
+    """Run a cell; gives its values and what its monitors told."""
+    from gpupool.core.wire.events import from_dict
+
+    told: list[Any] = []
+
+    def listen(rank: int, kind: str, content: Any) -> None:
+        if kind == "events":
+            told.extend((rank, from_dict(one)) for one in content)
+
+    execution = pool.begin(source, ranks=range(pool.world_size), on_output=listen)
+    replies = execution.result()
+    assert {rank for rank, _ in told} <= {0}
+    values = {rank: reply["text"] for rank, reply in replies.items()}
+    return values, [event for _, event in told]
+
+
+def test_what_ranks_record_is_weighed_and_summed(pools: dict[int, Pool]) -> None:
+    values, events = on_pool(
+        pools[3],
+        "import gpupool\n"
+        "with gpupool.monitor(['loss', 'seen'], num_steps=3, report_every=2) as monitor:\n"
+        "    for step in (1, 2, 3):\n"
+        "        loss = torch.tensor(float('nan') if rank == 0 else float(rank * step))\n"
+        "        monitor.record(step, weight=rank, loss=loss, seen=rank)\n"
+        "        if step == 2:\n"
+        "            monitor.record(step, seen=torch.tensor(rank + 1))\n"
+        "monitor.stop",
+    )
+    rows = [row for event in events for row in event.rows]
+    assert [(step, metrics) for step, _, metrics in rows] == [
+        (1, {"loss": pytest.approx((1 + 4) / 3), "seen": pytest.approx((1 + 4) / 3)}),
+        (2, {"loss": pytest.approx((2 + 8) / 3), "seen": pytest.approx((1 + 4) / 3)}),
+        (2, {"seen": pytest.approx(2)}),
+        (3, {"loss": pytest.approx((3 + 12) / 3), "seen": pytest.approx((1 + 4) / 3)}),
+    ]
+    assert [len(event.rows) for event in events] == [0, 2, 2, 0]
+    assert [event.status for event in events] == ["running", "running", "running", "finished"]
+    assert events[0].groups == {"loss": ["loss"], "seen": ["seen"]}
+    assert set(values.values()) == {"False"}
+
+
+def test_a_wish_of_one_rank_stops_all_at_the_same_step(pools: dict[int, Pool]) -> None:
+    values, events = on_pool(
+        pools[3],
+        "import gpupool\n"
+        "with gpupool.monitor(report_every=4) as monitor:\n"
+        "    for step in range(1, 100):\n"
+        "        if rank == 1 and step == 6:\n"
+        "            monitor.request_stop()\n"
+        "        monitor.record(step, loss=0.5)\n"
+        "        if monitor.stop:\n"
+        "            break\n"
+        "step",
+    )
+    assert set(values.values()) == {"8"}
+    assert [event.status for event in events] == ["running", "running", "stopping", "stopped"]
+
+
+def test_reports_come_twice_a_second_however_long_a_step_takes() -> None:
+    for step_s, at_most in ((0.001, 510), (0.1, 6), (3.0, 1)):
+        clock, told = Clock(), []
+        monitor = Monitor(ALONE, ["loss"], 0, "", None, told.append, clock)
+        for step in range(1, 2001):
+            clock.now += step_s
+            monitor.record(step, loss=1.0)
+        monitor.close()
+        assert max(len(event.rows) for event in told) <= at_most
+        gaps = [b.elapsed_s - a.elapsed_s for a, b in itertools.pairwise(told)]
+        assert sum(gap >= min(0.45, step_s) for gap in gaps) >= len(gaps) - 3
+        assert sum(len(event.rows) for event in told) == 2000
+
+
+def test_a_monitor_tells_of_an_error_and_of_nothing_after_its_end() -> None:
+    told: list[MonitorEvent] = []
+    monitor = Monitor(ALONE, ["a", "b", "c"], 0, "", 10, told.append)
+    monitor.group("Both", ["a", "b"])
+    monitor.info(epoch=3)
+    with pytest.raises(OptionsError, match="'z' is no metric"):
+        monitor.group("More", ["a", "z"])
+    with pytest.raises(ZeroDivisionError), monitor:
+        monitor.record(1, a=1 / 0)
+    monitor.close()
+    (only,) = told
+    assert (only.status, only.rows, only.info) == ("failed", [], {"epoch": "3"})
+    assert only.groups == {"Both": ["a", "b"], "c": ["c"]}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"metrics": "loss"}, {"metrics": []}, {"num_steps": -1}, {"report_every": 0}]
+)
+def test_arguments_of_a_monitor_that_make_no_sense(wrong: dict[str, Any]) -> None:
+    with pytest.raises(OptionsError, match=next(iter(wrong))):
+        gpupool.monitor(**wrong)
+
+
+def test_without_a_pool_a_monitor_writes_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    with gpupool.monitor(["loss"], num_steps=2, title="Alone") as monitor:
+        monitor.record(1, loss=torch.tensor(0.5))
+        monitor.record(2, loss=0.25)
+    first, *_, last = capsys.readouterr().err.splitlines()  # more where it takes seconds
+    assert first.startswith("Alone: step 1 of 2, loss 0.5, ")
+    assert last.startswith("Alone: finished, step 2 of 2, loss 0.25, ")
+
+
+def test_lines_are_not_written_too_often() -> None:
+    stream, clock = io.StringIO(), Clock()
+    lines = MonitorLines(stream, clock)
+    for step in range(1, 101):
+        clock.now += 0.1
+        rows = [(step, clock.now, {"loss": 1.0})]
+        lines(MonitorEvent(1, "T", 0, 1, {}, {}, "running", False, clock.now, rows))
+    assert len(stream.getvalue().splitlines()) == 5
+
+
+# ---- the step timer --------------------------------------------------------------------------
+
+
+def test_the_timer_tells_median_p95_and_slowest_rank(pools: dict[int, Pool]) -> None:
+    def timed() -> StepTimes:
+        import torch.distributed as dist
+
+        clock, rank = Clock(), dist.get_rank()
+        timer = StepTimer(clock=clock)
+        for step in range(21):
+            for phase, ms in (("data", 1), ("forward", 10 * (rank + 1)), ("step", step)):
+                clock.now += ms / 1000
+                timer.lap(phase)
+        return timer.summary()
+
+    for times in pools[3].run(timed).values():
+        assert times.num_steps == 20
+        by_phase = {phase.phase: phase for phase in times.host}
+        assert list(by_phase) == ["data", "forward", "step", "whole step"]
+        forward = by_phase["forward"]
+        assert forward.by_rank == pytest.approx((10, 20, 30))
+        assert (forward.median_ms, forward.slowest_rank) == (pytest.approx(20), 2)
+        assert by_phase["step"].median_ms == pytest.approx(10.5)
+        assert by_phase["step"].p95_ms == pytest.approx(19.05)
+        assert by_phase["whole step"].by_rank == pytest.approx((21.5, 31.5, 41.5))
+        assert times.device == ()
+    assert str(times).splitlines()[3].split() == ["forward", "20.00", "30.00", "2", "(30.00", "ms)"]
+
+
+def test_the_timer_keeps_the_last_steps_and_sums_a_phase_that_comes_twice() -> None:
+    clock = Clock()
+    timer = StepTimer(last=2, clock=clock)
+    for ms in (100, 1, 2):
+        for phase in ("a", "b", "b"):
+            clock.now += ms / 1000
+            timer.lap(phase)
+    a, b, _ = timer.summary().host
+    assert (a.median_ms, b.median_ms) == (pytest.approx(1.5), pytest.approx(3))
+
+
+def test_a_timer_without_a_step_says_so() -> None:
+    with pytest.raises(gpupool.TrainingError, match="at least one"):
+        StepTimer().summary()
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_stream_is_timed_without_waiting() -> None:
+    device = torch.device("cuda")
+    timer, matrix = StepTimer(device=device), torch.rand(4096, 4096, device=device)
+    for _ in range(5):
+        matrix @ matrix
+        timer.lap("multiply")
+        timer.lap("nothing")
+    times = timer.summary()
+    multiply, nothing, _ = times.device
+    assert multiply.median_ms > nothing.median_ms
+    assert times.host[0].median_ms < multiply.median_ms
+
+
+def test_batch_norm_over_all_ranks_does_not_count_the_stand_in(pools: dict[int, Pool]) -> None:
+    def statistics() -> list[float]:
+        model = gpupool.sync_batch_norm(torch.nn.BatchNorm1d(8, dtype=torch.float64))
+        for batch in gpupool.shard_batches(samples(2, torch.float64), 2):
+            model(batch.inputs)
+        return [*model.running_mean.tolist(), *model.running_var.tolist()]
+
+    alone = pools[1].run(statistics)[0]
+    for rank_has in pools[3].run(statistics).values():
+        assert rank_has == pytest.approx(alone, abs=1e-12)
+
+
+def test_metrics_are_those_of_one_process(pools: dict[int, Pool]) -> None:
+    def measured() -> dict[str, float]:
+        metrics = gpupool.Metrics(["accuracy", "f1"])
+        for batch in gpupool.shard_batches(samples(7, torch.float64), 2, shuffle=False):
+            metrics.update(network(torch.float64)(batch.inputs), batch)
+        return metrics.compute()
+
+    alone = pools[1].run(measured)[0]
+    outputs = network(torch.float64)(samples(7, torch.float64).tensors[0])
+    right = (outputs.argmax(1) == samples(7, torch.float64).tensors[1]).sum().item()
+    assert alone["accuracy"] == right / 7
+    for values in pools[3].run(measured).values():
+        assert values == pytest.approx(alone, abs=1e-12)
+
+
+class Endless(torch.utils.data.IterableDataset):
+    """A stream without `len()`, the same on every rank."""
+
+    def __iter__(self) -> Any:
+        return iter((torch.full((2,), float(i)), i) for i in range(7))
+
+
+def test_a_stream_is_shared_too(pools: dict[int, Pool]) -> None:
+    def seen() -> list[int]:
+        batches = gpupool.shard_batches(Endless(), 3, shuffle=False)
+        with pytest.raises(TypeError, match=r"no len\(\)"):
+            len(batches)
+        return [i for b in batches if b.num_here for i in b.targets.tolist()]
+
+    by_rank = pools[2].run(seen)
+    assert sorted(by_rank[0] + by_rank[1]) == list(range(7))

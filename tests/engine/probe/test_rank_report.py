@@ -1,0 +1,315 @@
+"""How each rank fares: who is slowest, on a real pool; and what it costs nobody."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
+
+from gpupool import Pool, PoolOptions, TrainingOptions, TrainingRun
+from gpupool.core.wire.events import Event, ProgressEvent, RankEvent
+from gpupool.engine.batches.advance import Advance
+from gpupool.engine.group.forming import World
+from gpupool.engine.probe.device_stats import CpuProbe
+from gpupool.engine.probe.rank_report import RankReport
+from gpupool.engine.probe.step_pace import EVERY_S, Pace
+from gpupool.engine.training.loop import fit
+from gpupool.pool.inline import InlinePool
+from gpupool.training.history import TrainingHistory
+from tests.support.trainings import network, samples, train_on
+
+CPU = torch.device("cpu")
+ALONE = World(0, 1, CPU)
+SLOW_RANK = 1
+
+
+class SleepsOn(nn.Module):
+    """Lets one rank take its time in each forward, or backward."""
+
+    def __init__(self, rank: int, seconds: float, where: str) -> None:
+        super().__init__()
+        self.rank, self.seconds, self.where = rank, seconds, where
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        from gpupool.engine.process import this_rank
+
+        if this_rank()["rank"] == self.rank:
+            if self.where == "forward":
+                time.sleep(self.seconds)
+            elif inputs.requires_grad:
+                inputs.register_hook(lambda gradient: time.sleep(self.seconds))
+        return inputs
+
+
+class SlowReads(Dataset[Any]):
+    """Samples that one rank reads slowly."""
+
+    def __init__(self, rank: int, seconds: float) -> None:
+        self.samples, self.rank, self.seconds = samples(120), rank, seconds
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> Any:
+        from gpupool.engine.process import this_rank
+
+        if this_rank()["rank"] == self.rank:
+            time.sleep(self.seconds)
+        return self.samples[index]
+
+
+def slow_network(where: str, seconds: float = 0.1) -> nn.Module:
+    plain = list(network().children())
+    return nn.Sequential(plain[0], SleepsOn(SLOW_RANK, seconds, where), *plain[1:])
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "data"])
+def test_the_rank_that_is_slow_is_told_and_only_it(pools: dict[int, Pool], where: str) -> None:
+    # long sleeps: on a busy machine each rank may take some tenths of a second for its own work
+    data = SlowReads(SLOW_RANK, 0.15) if where == "data" else samples(120)
+    model = network() if where == "data" else slow_network(where, 0.5)
+    history = train_on(pools[3], model, data, epochs=1, batch_size=12).history
+    assert sorted(history.ranks) == [0, 1, 2]
+    assert {event.step for event in history.ranks.values()} == {10}
+    work = {rank: event.work_s or 0.0 for rank, event in history.ranks.items()}
+    steps = [event.step_s or 0.0 for event in history.ranks.values()]
+    assert history.slowest is not None
+    assert history.slowest.rank == SLOW_RANK
+    assert min(steps) > 0.4  # the others wait, and that is no work of theirs
+    assert max(work[0], work[2]) < 0.7 * work[SLOW_RANK]
+
+
+def test_a_rank_on_cpu_tells_its_time_and_memory(pools: dict[int, Pool]) -> None:
+    history = train_on(pools[2], slow_network("forward"), samples(48), batch_size=8).history
+    start = history.start
+    assert start is not None
+    assert (start.ranks, start.devices, start.num_hosts) == ((0, 1), ("CPU", "CPU"), 1)
+    for event in history.ranks.values():
+        assert event.utilization is not None
+        assert 0 <= event.utilization <= 1
+        assert event.memory_bytes is not None
+        assert event.total_memory_bytes is not None
+        assert 50 << 20 < event.memory_bytes < event.total_memory_bytes
+        assert event.temperature_c is None
+
+
+def test_an_inline_pool_tells_too_and_its_thread_ends() -> None:
+    with InlinePool(PoolOptions(device="cpu", inline=True)) as pool:
+        run = TrainingRun(
+            pool, network(), samples(32), "cross_entropy", TrainingOptions(epochs=2), None
+        )
+        history = run.result().history
+    assert [*history.ranks] == [0]
+    assert history.slowest is None
+    assert "gpupool-sampler" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_thread_ends_with_an_error_too() -> None:
+    def broken(outputs: Tensor, targets: Tensor) -> Tensor:
+        raise RuntimeError("no loss")
+
+    with InlinePool(PoolOptions(device="cpu", inline=True)) as pool:
+        run = TrainingRun(pool, network(), samples(32), broken, TrainingOptions(), None)
+        with pytest.raises(Exception, match="no loss"):
+            run.result()
+    assert "gpupool-sampler" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_resumed_training_tells_all_of_it_again(pools: dict[int, Pool], tmp_path: Path) -> None:
+    """A resumed training tells again of all ranks, and of what is still ahead."""
+    first = TrainingOptions(
+        batch_size=8, epochs=4, max_steps=6, schedule="piecewise", drop_period=1,
+        checkpoint=str(tmp_path), checkpoint_every=3, precision="bf16", patience=9,
+    )  # fmt: skip
+    data = samples(32)
+    run = TrainingRun(pools[2], network(), data, "cross_entropy", first, data)
+    run.result()
+    options = TrainingOptions(
+        batch_size=8, epochs=4, schedule="piecewise", drop_period=1, checkpoint=str(tmp_path),
+        resume="auto", precision="bf16", patience=9,
+    )  # fmt: skip
+    history = (
+        TrainingRun(pools[2], network(), data, "cross_entropy", options, data).result().history
+    )
+    start = history.start
+    assert start is not None
+    assert history.resumed is not None
+    assert (start.precision, start.parallel, start.keep) == ("bf16", "DDP", "best")
+    assert (start.validate_every, start.patience) == (4, 9)
+    assert start.may_tell == ("checkpoint",)
+    assert [step for step, _ in start.lr_after] == [5, 9, 13]
+    assert [lr for _, lr in start.lr_after] == pytest.approx([1e-3, 1e-4, 1e-5])
+    assert abs(time.time() - start.started_at) < 600
+    assert {rank: event.step for rank, event in history.ranks.items()} == {0: 16, 1: 16}
+
+
+def test_fit_without_a_report_tells_and_measures_nothing() -> None:
+    told: list[Event] = []
+    before = set(threading.enumerate())
+    fit(network(), samples(32), "cross_entropy", TrainingOptions(), world=ALONE, emit=told.extend)
+    assert told
+    assert not any(isinstance(event, RankEvent) for event in told)
+    begun = {thread.name for thread in set(threading.enumerate()) - before}
+    assert {name for name in begun if name.startswith("gpupool")} <= {"gpupool-loader"}
+
+
+def test_checkpoints_hold_nothing_of_it(tmp_path: Path) -> None:
+    told: list[RankEvent] = []
+    report = RankReport(0, CPU, told.extend)  # type: ignore[arg-type]
+    options = TrainingOptions(batch_size=8, epochs=1, checkpoint=str(tmp_path))
+    fit(network(), samples(32), "cross_entropy", options, world=ALONE, report=report)
+    report.close()
+    assert [event.step for event in told][-1] == 4
+    (file,) = tmp_path.glob("*.pt")
+    assert b"utilization" not in file.read_bytes()
+
+
+# ---- the pace ------------------------------------------------------------------------------------
+
+
+def test_ddp_waits_after_our_callback(pools: dict[int, Pool]) -> None:
+    """Guards `Variable._execution_engine.queue_callback`: what is queued first is called first."""
+
+    def moments() -> list[float]:
+        from datetime import timedelta
+
+        import torch.distributed as dist
+        from torch.autograd import Variable
+
+        store, rank = dist.distributed_c10d._get_default_store(), dist.get_rank()
+        seen: list[float] = []
+
+        def note() -> None:
+            seen.append(time.perf_counter())
+            store.set(f"rank {rank} has computed", "")
+
+        model = DistributedDataParallel(nn.Linear(4, 4))
+        loss = model(torch.ones(2, 4)).sum()
+        loss.register_hook(lambda _: Variable._execution_engine.queue_callback(note))
+        if rank == 1:
+            store.wait(["rank 0 has computed"], timedelta(seconds=60))
+            time.sleep(0.3)
+        loss.backward()
+        seen.append(time.perf_counter())
+        return seen
+
+    result = pools[2].run(moments)
+    called, returned = result[0]
+    assert returned - called > 0.2
+
+
+def test_a_short_step_is_seldom_measured() -> None:
+    now = [0.0]
+    pace = Pace(CPU, lambda: now[0])
+    measured = 0
+    for _ in range(100):
+        pace.begin()
+        now[0] += EVERY_S / 10
+        pace.worked()
+        pace.end()
+    while pace.take():
+        measured += 1
+    assert measured == 1  # all of them at once
+    pace.begin()
+    pace.end()  # an optimizer's error: nothing was worked
+    assert pace.take() is None
+
+
+def test_own_work_is_a_step_without_its_waits() -> None:
+    now = [0.0]
+    pace = Pace(CPU, lambda: now[0])
+    for seconds in (1.0, 2.0, 9.0):
+        pace.begin()
+        now[0] += seconds  # data, forward, backward
+        weight = torch.ones(1, requires_grad=True)
+        objective = (weight * 2).sum()
+        pace.watch(objective)
+        objective.backward()
+        now[0] += 5.0  # the others
+        pace.waited()
+        now[0] += 0.5  # the optimizer
+        pace.worked()
+        now[0] += 0.25  # what ranks report to each other
+        pace.end()
+    assert pace.take() == (2.5, 7.75)
+    assert pace.take() is None
+
+
+def test_cpu_time_is_a_share_of_all_threads() -> None:
+    now, cpu = [0.0], [0.0]
+    probe = CpuProbe(lambda: now[0], lambda: cpu[0])
+    assert probe().utilization is None
+    now[0], cpu[0] = 2.0, 1.0
+    assert probe().utilization == pytest.approx(0.5 / torch.get_num_threads())
+    now[0], cpu[0] = 3.0, 100.0
+    assert probe().utilization == 1.0
+
+
+# ---- evaluate, predict, confusion ----------------------------------------------------------------
+
+
+def test_progress_comes_five_times_a_second_and_at_the_end() -> None:
+    now = [0.0]
+    told: list[Event] = []
+    advance = Advance("predict", 1000, ALONE, told.extend, lambda: now[0])
+    for _ in range(101):  # more than there are: the last batch is smaller
+        now[0] += 0.02
+        advance.add(10)
+    advance.end()
+    numbers = [event.done for event in told if isinstance(event, ProgressEvent)]
+    assert numbers == sorted(numbers)
+    assert 10 <= len(numbers) <= 12
+    assert told[-1] == ProgressEvent("predict", 1000, 1000)
+    other = Advance("predict", 10, World(1, 2, CPU), told.extend)
+    other.end()
+    assert told[-1] == ProgressEvent("predict", 1000, 1000)  # ranks but the first say nothing
+
+
+def test_a_stream_has_its_total_in_the_end() -> None:
+    told: list[Event] = []
+    advance = Advance("evaluate", 0, ALONE, told.extend)
+    advance.add(7)
+    advance.end()
+    assert told == [ProgressEvent("evaluate", 7, 7)]
+
+
+# ---- validation ----------------------------------------------------------------------------------
+
+
+class Patient(nn.Module):
+    """A network that takes its time where it is validated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self.training:
+            time.sleep(0.05)
+        outputs: Tensor = self.layer(inputs)
+        return outputs
+
+
+def test_a_long_validation_tells_how_far_it_is_and_the_time_goes_on() -> None:
+    told: list[Event] = []
+    options = TrainingOptions(batch_size=10, epochs=2)
+    fit(Patient(), samples(20), "cross_entropy", options, world=ALONE, validation=samples(120),
+        emit=told.extend)  # fmt: skip
+    history, lines, elapsed = TrainingHistory(), [], [0.0]
+    for event in told:
+        history.add(event)
+        elapsed.append(history.elapsed_s)
+        if isinstance(event, ProgressEvent) and event.what == "validating":
+            lines.append(history.line())
+            assert elapsed[-1] > elapsed[-2]
+    assert elapsed == sorted(elapsed)
+    assert sum("validating (0 of 120 samples)" in line for line in lines) == 2
+    assert 4 <= len(lines) <= 2 + elapsed[-1] / 0.2
+    assert history.stage == ""

@@ -1,0 +1,298 @@
+"""Networks whose modules keep more than tensors (`get_extra_state`): it is kept and resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gpupool
+from gpupool import Pool, TrainingError
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.wire.events import Event, WarningEvent
+from gpupool.core.wire.state_dicts import copied, load, packed, refused, unpacked
+from gpupool.engine.checkpoint.files import Checkpoints
+from gpupool.engine.group.forming import World
+from gpupool.engine.training.loop import fit
+from tests.support.trainings import network, samples, train_on, weights
+
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+class Counter(nn.Module):
+    """Counts the batches that it is trained on, in a dict that it gives away itself.
+
+    Its state has a None, too, and a version, without which it would not take the state back.
+    """
+
+    _version = 3
+
+    def __init__(self, fails_at: int = -1) -> None:
+        super().__init__()
+        self.seen = {"batches": 0, "name": b"\xff", "sizes": (torch.zeros(1), [None, 1.5])}
+        self.fails_at = fails_at
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.seen["batches"] += 1
+            if self.seen["batches"] == self.fails_at:
+                raise ValueError("as it was told to")
+        return inputs
+
+    def get_extra_state(self) -> Any:
+        return self.seen
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state["sizes"] == (torch.zeros(1), [None, 1.5])
+        self.seen = state
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + "nothing"] = None
+
+    def _load_from_state_dict(self, state: Any, prefix: str, about: Any, *rest: Any) -> None:
+        assert about["version"] == 3
+        assert state.pop(prefix + "nothing") is None
+        super()._load_from_state_dict(state, prefix, about, *rest)
+
+
+class Settings:
+    """What no file that is read without running code can hold."""
+
+    def __init__(self, word: str) -> None:
+        self.word = word
+
+
+class Configured(nn.Identity):
+    """Has settings from its second batch on; `from_start`: before."""
+
+    def __init__(self, *, from_start: bool) -> None:
+        super().__init__()
+        self.settings = Settings("given") if from_start else None
+        self.batches = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.batches += 1
+        if self.batches == 2:
+            self.settings = Settings("learnt")
+        return inputs
+
+    def get_extra_state(self) -> Any:
+        return self.settings
+
+    def set_extra_state(self, state: Any) -> None:
+        self.settings = state
+
+
+class OneWay(nn.Identity):
+    """Gives a state away, and takes none."""
+
+    def get_extra_state(self) -> Any:
+        return 1
+
+
+def counting(**settings: Any) -> nn.Module:
+    return nn.Sequential(Counter(**settings), network())
+
+
+def batches(model: nn.Module) -> int:
+    counter = model[0]  # type: ignore[index]
+    return int(counter.seen["batches"])
+
+
+@pytest.mark.parametrize("num", [1, 2])
+@pytest.mark.parametrize(
+    "settings", [{"keep": "best"}, {"keep": "last"}, {"ema": 0.5, "keep": "last"}], ids=str
+)
+def test_what_is_kept_is_of_the_step_that_is_kept(
+    pools: dict[int, Pool], num: int, settings: dict[str, Any]
+) -> None:
+    # too fast, so that the first validation is the best
+    model = counting()
+    result = train_on(
+        pools[num], model, samples(24), validation=samples(9), batch_size=8, lr=300, epochs=3,
+        optimizer="sgdm", objective="loss", on_divergence="tell", **settings,
+    )  # fmt: skip
+    assert batches(result.model) == result.kept_step
+    assert (result.kept_step < 9) == (settings["keep"] == "best")
+    assert batches(model) == 0
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_it_goes_on_from_a_checkpoint_as_if_never_interrupted(
+    pools: dict[int, Pool], num: int, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"batch_size": 8, "ema": 0.5, "seed": 3}
+    whole = train_on(pools[num], counting(), samples(40), max_steps=9, epochs=2, **settings)
+    saved: dict[str, Any] = settings | {"checkpoint": str(tmp_path), "checkpoint_every": 3}
+    train_on(pools[num], counting(), samples(40), max_steps=3, epochs=2, **saved)
+    saved["resume"] = "auto"
+    result = train_on(pools[num], counting(), samples(40), max_steps=9, epochs=2, **saved)
+    assert batches(result.model) == batches(whole.model) == 9
+    assert torch.equal(weights(result.model), weights(whole.model))
+    assert result.warnings == []
+    found = gpupool.load_weights(counting(), str(result.checkpoint))
+    assert batches(found) == 9
+
+
+def test_an_error_within_a_step_leaves_the_state_before_it(tmp_path: Path) -> None:
+    options = TrainingOptions(batch_size=8, epochs=1, checkpoint=str(tmp_path))
+    with pytest.raises(ValueError, match="as it was told to"):
+        fit(counting(fails_at=4), samples(40), "cross_entropy", options, world=ALONE)
+    state = Checkpoints(str(tmp_path)).load()
+    assert state["step"] == 3
+    assert state["model"]["0._extra_state"]["batches"] == 3
+
+
+@pytest.mark.parametrize("num", [1, 2])
+def test_an_object_of_the_users_comes_back_from_training(pools: dict[int, Pool], num: int) -> None:
+    model = nn.Sequential(network(), Configured(from_start=False))
+    result = train_on(
+        pools[num], model, samples(24), validation=samples(9), batch_size=8, epochs=1, keep="best"
+    )
+    assert result.model[1].settings.word == "learnt"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "words"),
+    [
+        (Configured(from_start=True), {"checkpoint": "x"}, r"what no checkpoint can hold \(it is of"
+         r" class Settings, which is not read without running code\); give tensors"),
+        (OneWay(), {}, "has get_extra_state, and no set_extra_state that takes it back; add one"),
+    ],
+    ids=["in a checkpoint", "one way"],
+)  # fmt: skip
+def test_what_cannot_be_kept_is_said_before_training(
+    pools: dict[int, Pool], module: nn.Module, options: Any, words: str, tmp_path: Path
+) -> None:
+    name = type(module).__name__
+    model = nn.Sequential(network(), module)
+    options = {key: str(tmp_path / word) for key, word in options.items()}
+    with pytest.raises(TrainingError, match=rf"the model's module '1' \({name}\) .*{words}"):
+        train_on(pools[1], model, samples(24), **options)
+    with pytest.raises(TrainingError, match=r"what cannot be copied .TypeError: cannot pickle"):
+        train_on(pools[1], nn.Sequential(model[0], Unpicklable()), samples(24))
+
+
+class Unpicklable(OneWay):
+    """Makes what only lives in its process."""
+
+    def get_extra_state(self) -> Any:
+        return iter(i for i in range(3))
+
+    def set_extra_state(self, state: Any) -> None:
+        """Take nothing."""
+
+
+def test_what_a_checkpoint_cannot_hold_any_more_is_a_warning_that_names_it(tmp_path: Path) -> None:
+    told: list[Event] = []
+    options = TrainingOptions(
+        batch_size=8, epochs=1, checkpoint=str(tmp_path), checkpoint_every=1, log_every=1
+    )
+    model = nn.Sequential(network(), Configured(from_start=False))
+    found = fit(model, samples(40), "cross_entropy", options, world=ALONE, emit=told.extend)
+    assert found.step == 5
+    warned = [event.message for event in told if isinstance(event, WarningEvent)]
+    assert len(warned) == 4
+    words = "state.model.1._extra_state is of class Settings, which is not read without running"
+    assert words in warned[0]
+    assert Checkpoints(str(tmp_path)).load()["step"] == 1
+
+
+def test_copies_have_the_versions_of_modules_and_are_not_changed_by_later_steps() -> None:
+    model = nn.Sequential(Counter(), nn.BatchNorm1d(8))
+    state, before = copied(model.state_dict()), model.state_dict()
+    model(torch.randn(4, 8))
+    assert state._metadata == before._metadata  # type: ignore[attr-defined]
+    assert state["0._extra_state"]["batches"] == 0 != batches(model)
+    assert float(state["1.num_batches_tracked"]) == 0
+    model.load_state_dict(unpacked(packed(state)))
+    assert batches(model) == 0
+    assert refused(packed(model.state_dict())) == ""
+
+
+class Masked(nn.Module):
+    """Makes a buffer when it sees the first batch."""
+
+    mask: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(8, 3)
+        self.register_buffer("mask", None)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.mask is None:
+            self.mask = torch.full((8,), 0.5)
+        return self.inner(inputs * self.mask)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_buffer_that_is_made_while_training_comes_back(
+    pools: dict[int, Pool], num_ranks: int, tmp_path: Path
+) -> None:
+    def train(**more: Any) -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(Masked())
+        settings = {"epochs": 2, "batch_size": 8, "seed": 1} | more
+        return train_on(pools[num_ranks], model, samples(32), **settings).model
+
+    whole = train()
+    assert torch.equal(whole.state_dict()["0.mask"], torch.full((8,), 0.5))
+    train(epochs=1, checkpoint=str(tmp_path))
+    resumed = train(checkpoint=str(tmp_path), resume="auto")
+    assert torch.equal(weights(resumed), weights(whole))
+    with pytest.raises(RuntimeError, match="Unexpected key"):
+        load(nn.Sequential(nn.Linear(8, 3)), whole.state_dict())
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_buffer_that_is_made_while_training_is_averaged_with_its_own(
+    pools: dict[int, Pool], num_ranks: int, tmp_path: Path
+) -> None:
+    """And not with what has its place among the others': as if it had been there before."""
+
+    def train(*, is_there: bool = False, **more: Any) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        masked = Masked()
+        masked.mask = torch.full((8,), 0.5) if is_there else None
+        model = nn.Sequential(masked, nn.BatchNorm1d(3), nn.Linear(3, 3))
+        settings = {"epochs": 2, "batch_size": 8, "seed": 1, "ema": 0.9} | more
+        data, check = samples(32), samples(8, seed=1)
+        return train_on(
+            pools[num_ranks], model, data, validation=check, **settings
+        ).model.state_dict()
+
+    expected = train(is_there=True)
+    train(epochs=1, checkpoint=str(tmp_path))
+    for found in (train(), train(checkpoint=str(tmp_path), resume="auto")):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert torch.equal(found[name], value), name
+
+
+def test_a_buffer_that_grows_while_training_is_averaged_from_then_on(
+    pools: dict[int, Pool],
+) -> None:
+    class Growing(nn.Module):
+        """Makes its buffer anew, as a table of positions for a longer text."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(8, 3)
+            self.register_buffer("table", torch.ones(1), persistent=False)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            if self.training:
+                self.table = torch.ones(len(self.table) + 1)
+            return self.inner(inputs * self.table[-1])  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Growing(), nn.BatchNorm1d(3))
+    found = train_on(pools[1], model, samples(32), epochs=2, batch_size=8, ema=0.9).model
+    model = nn.Sequential(model[0].inner, model[1])
+    expected = train_on(pools[1], model, samples(32), epochs=2, batch_size=8, ema=0.9).model
+    assert torch.equal(weights(found), weights(expected))

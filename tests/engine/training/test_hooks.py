@@ -1,0 +1,314 @@
+"""What goes along with a training: callbacks, TensorBoard's files, traces."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import gpupool
+from gpupool import Pool, SpmdError, TrainingOptions, TrainingResult
+from gpupool.core.options.fields import Profile
+from gpupool.core.wire.events import StepEvent
+from gpupool.data.stores.writable import Target
+from gpupool.engine.training.callbacks import EVENTS, CallbackInfo
+from gpupool.engine.training.tensorboard import Board
+from tests.servers.s3 import SeaweedServer
+from tests.support.trainings import network, samples, train_on
+
+
+class Notes:
+    """A callback that writes down what it is told, a file for each rank."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, info: CallbackInfo) -> None:
+        line = [info.event, info.step, info.epoch, info.loss, info.lr, info.world_size]
+        with (self.folder / f"rank-{info.rank}").open("a") as file:
+            file.write(json.dumps([*line, info.validation and info.validation.loss]) + "\n")
+
+    def read(self, rank: int) -> list[list[Any]]:
+        lines = (self.folder / f"rank-{rank}").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+class StopsAt:
+    """A callback that ends training at an event of a step, on one rank alone."""
+
+    def __init__(self, event: str, step: int, rank: int) -> None:
+        self.event, self.step, self.rank = event, step, rank
+
+    def __call__(self, info: CallbackInfo) -> bool:
+        return (info.event, info.step, info.rank) == (self.event, self.step, self.rank)
+
+
+def test_callbacks_hear_of_six_events_on_every_rank(pools: dict[int, Pool], tmp_path: Path) -> None:
+    notes = Notes(tmp_path)
+    result = train_on(
+        pools[2],
+        network(),
+        samples(16),
+        validation=samples(8),
+        epochs=2,
+        batch_size=4,
+        log_every=2,
+        checkpoint=str(tmp_path / "run"),
+        callbacks=[notes],
+    )
+    told = notes.read(0)
+    assert told == notes.read(1)
+    epoch = ["step"] * 4 + ["validation", "epoch", "checkpoint"]
+    assert [line[0] for line in told] == ["start", *epoch, *epoch, "end"]
+    assert {line[0] for line in told} == set(EVENTS)
+    assert [line[1:3] for line in told if line[0] == "epoch"] == [[4, 1], [8, 2]]
+    at_last_step = next(line for line in told if line[:2] == ["step", 8])
+    assert at_last_step[3] == result.history.loss[5]  # of the last report before it
+    assert told[-1][6] == result.history.validations[-1].loss
+    assert told[0][3] is None
+
+
+@pytest.mark.parametrize(
+    ("event", "step", "ends_after"),
+    [
+        ("start", 0, 0),
+        ("step", 3, 3),
+        ("step", 4, 4),
+        ("validation", 4, 4),
+        ("epoch", 4, 4),
+        ("checkpoint", 6, 6),
+    ],
+)
+def test_true_from_one_rank_ends_training_on_all(
+    pools: dict[int, Pool], tmp_path: Path, event: str, step: int, ends_after: int
+) -> None:
+    result = train_on(
+        pools[2],
+        network(),
+        samples(16),
+        validation=samples(8),
+        epochs=5,
+        batch_size=4,
+        log_every=2,
+        checkpoint=str(tmp_path),
+        checkpoint_every=3,
+        callbacks=[StopsAt(event, step, rank=1)],
+    )
+    assert result.stopped_by == "callback"
+    assert len(result.history.steps) == ends_after
+    assert result.history.status == "stopped"
+
+
+def test_an_error_in_a_callback_names_it(pools: dict[int, Pool]) -> None:
+    def watches_loss(info: CallbackInfo) -> None:
+        if info.step == 2:
+            raise ValueError("not what I want")
+
+    with pytest.raises(SpmdError, match="ValueError: not what I want") as caught:
+        train_on(pools[2], network(), samples(16), batch_size=4, callbacks=[watches_loss])
+    shown = "\n".join(caught.value._render_traceback_())
+    assert "in the callback" in shown
+    assert "watches_loss, at 'step' after step 2" in shown
+
+
+@pytest.mark.parametrize("event", ["start", "end"])
+def test_what_fails_at_either_end_leaves_nothing_running(
+    pools: dict[int, Pool], tmp_path: Path, event: str
+) -> None:
+    def fails(info: CallbackInfo) -> None:
+        if info.event == event:
+            raise ValueError("no")
+
+    def running() -> tuple[list[str], bool]:
+        names = {thread.name for thread in threading.enumerate()}
+        ours = {"gpupool-board", "gpupool-checkpoint"}
+        return sorted(names & ours), torch.autograd._profiler_enabled()
+
+    with pytest.raises(SpmdError, match="ValueError: no"):
+        train_on(
+            pools[1],
+            network(),
+            samples(16),
+            epochs=1,
+            batch_size=4,
+            callbacks=fails,
+            checkpoint=str(tmp_path / "run"),
+            tensorboard=str(tmp_path / "board"),
+            profile=Profile(url=str(tmp_path / "traces"), skip=0, steps=2),
+        )
+    assert pools[1].run(running)[0] == ([], False)
+    assert len(list((tmp_path / "board").iterdir())) == 1  # what it had is written
+
+
+def board_of(folder: Path) -> EventAccumulator:
+    found = EventAccumulator(str(folder))
+    found.Reload()
+    return found
+
+
+def check_board(board: EventAccumulator, result: TrainingResult) -> None:
+    """It holds what the history does."""
+    history = result.history
+    told = [(e.step, e.value) for e in board.Scalars("train/loss")]
+    assert told == [(s.step, pytest.approx(s.loss)) for s in history.steps]
+    accuracies = [e.value for e in board.Scalars("train/accuracy")]
+    assert accuracies == pytest.approx([s.accuracy for s in history.steps])
+    losses = [(e.step, e.value) for e in board.Scalars("validation/loss")]
+    assert losses == [(v.step, pytest.approx(v.loss)) for v in history.validations]
+    assert [e.value for e in board.Scalars("train/lr")] == pytest.approx([0.01] * len(told))
+
+
+def test_the_rate_of_a_training_that_goes_on_is_that_of_its_own_time(tmp_path: Path) -> None:
+    def step(number: int, elapsed_s: float) -> StepEvent:
+        return StepEvent(number, 1, 0.5, None, 0.1, 64, elapsed_s, 0.0)
+
+    board = Board(str(tmp_path))
+    board.go_on(1000, elapsed_s=5000.0)
+    board([step(1001, 5001.0), step(1002, 5002.0)])
+    board.close()
+    assert [s.value for s in board_of(tmp_path).Scalars("train/samples_per_s")] == [64.0]
+
+
+def test_tensorboard_reads_what_was_told(pools: dict[int, Pool], tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "validation": samples(8),
+        "batch_size": 4,
+        "tensorboard": str(tmp_path / "board"),
+        "checkpoint": str(tmp_path / "run"),
+    }
+    first = train_on(pools[2], network(), samples(16), epochs=2, **settings)
+    check_board(board_of(tmp_path / "board"), first)
+    # One that goes on adds to it, and tells nothing twice.
+    longer = train_on(pools[2], network(), samples(16), epochs=3, resume="auto", **settings)
+    check_board(board_of(tmp_path / "board"), longer)
+
+
+def test_without_tensorboard_the_package_is_named_and_no_password() -> None:
+    code = "import sys; sys.modules['tensorboard'] = None; "
+    code += "from gpupool.engine.training import tensorboard; "
+    code += "tensorboard.Board('s3://ada:canary@bucket/board')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    said = "TrainingError: tensorboard='s3://***@bucket/board' needs the package tensorboard: pip"
+    assert said in done.stderr
+    assert "canary" not in done.stderr.splitlines()[-1]
+
+
+def test_tensorboard_and_traces_in_s3(
+    pools: dict[int, Pool], tmp_path: Path, s3: SeaweedServer
+) -> None:
+    os.environ.update(s3.env)
+    url = s3.make_bucket(f"board-{uuid4().hex}")
+    pools[2].set_environment(s3.env)
+    result = train_on(
+        pools[2],
+        network(),
+        samples(16),
+        validation=samples(8),
+        epochs=1,
+        batch_size=4,
+        tensorboard=f"{url}/board",
+        profile=Profile(url=f"{url}/trace", skip=1, steps=2),
+    )
+    for name in Target(f"{url}/board").names():
+        (tmp_path / name).write_bytes(Target(f"{url}/board").get(name))
+    check_board(board_of(tmp_path), result)
+    traces = Target(f"{url}/trace")
+    assert traces.names() == ["rank-0.pt.trace.json.gz", "rank-1.pt.trace.json.gz"]
+    for name in traces.names():
+        trace = json.loads(gzip.decompress(traces.get(name)))
+        named = [event.get("name", "") for event in trace["traceEvents"]]
+        assert sum("Optimizer.step" in name for name in named) == 2
+        assert any("linear" in name for name in named)
+
+
+def test_a_trace_that_is_not_what_was_asked_for_is_a_warning(
+    pools: dict[int, Pool], tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"epochs": 1, "batch_size": 4}
+    late = Profile(url=str(tmp_path / "late"), skip=3)
+    stops = StopsAt("step", 1, rank=0)
+    result = train_on(
+        pools[2], network(), samples(16), profile=late, callbacks=[stops], log_every=1, **settings
+    )
+    assert result.warnings == [
+        "there is no trace: profile asks for steps 4 to 8, and training ended after 2"
+    ]
+    short = Profile(url=str(tmp_path / "short"), skip=2, steps=5)
+    result = train_on(pools[2], network(), samples(16), profile=short, **settings)
+    assert result.warnings[0].startswith("the trace is short")
+    assert len(list((tmp_path / "short").iterdir())) == 2
+
+
+def test_what_can_no_longer_be_written_is_a_warning(pools: dict[int, Pool], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def spoils(info: CallbackInfo) -> None:
+        if info.event == "step" and info.step == 1 and info.rank == 0:
+            folder.rename(tmp_path / "moved")
+            folder.touch()
+
+    result = train_on(
+        pools[2],
+        network(),
+        samples(16),
+        epochs=1,
+        batch_size=4,
+        callbacks=spoils,
+        tensorboard=str(folder),
+        profile=Profile(url=str(folder), skip=2, steps=1),
+    )
+    assert result.stopped_by == "epochs"
+    told = "\n".join(result.warnings)
+    for rank in (0, 1):
+        assert f"a trace could not be written: {folder}/rank-{rank}.pt" in told
+    assert "TensorBoard's file could not be written" in told
+
+
+def test_a_place_for_traces_that_cannot_be_written_to_is_told_before_training(
+    pools: dict[int, Pool], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    for option in (
+        {"tensorboard": str(tmp_path / "file")},
+        {"profile": Profile(url=str(tmp_path / "file"), skip=1)},
+    ):
+        with pytest.raises(SpmdError, match="there is a file where the folder should be") as caught:
+            train_on(pools[2], network(), samples(16), **option)
+        assert "the same on 2 of 2 ranks" in str(caught.value)
+
+
+def say(info: CallbackInfo) -> None:
+    """A callback that prints; the ranks a line each that differs."""
+    if info.event == "end":
+        print(f"after step {info.step}")
+        print(f"this is rank {info.rank}")
+
+
+def test_what_ranks_print_is_shown_and_kept(
+    pool2: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = TrainingOptions(epochs=1, batch_size=4, callbacks=[say])
+    result = gpupool.train(network(), samples(8), options=options)
+    shown = capsys.readouterr().out.splitlines()
+    assert {"[0] this is rank 0", "[1] this is rank 1"} < set(shown)
+    assert result.text(1) == "after step 2\nthis is rank 1\n"
+    with pytest.raises(SpmdError):
+        gpupool.train(network(), samples(8), options=replace(options, callbacks=[say, fail]))
+    assert "[0] this is rank 0" in capsys.readouterr().out  # also where it ends with an error
+
+
+def fail(info: CallbackInfo) -> None:
+    """A callback that fails at the end."""
+    if info.event == "end":
+        raise RuntimeError("enough")

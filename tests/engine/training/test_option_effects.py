@@ -1,0 +1,494 @@
+"""Every option of training changes what it should: one table, on the very loop that ranks run.
+
+The loop runs here in this process as rank 0 of 1; what only several ranks can show is below, on
+pools. `ELSEWHERE` says where the rest is tested.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from gpupool import Pool, Profile, SampleError, TrainingError, TrainingOptions
+from gpupool.core.wire.events import (
+    CheckpointEvent,
+    Event,
+    StepEvent,
+    ValidationEvent,
+    WarningEvent,
+)
+from gpupool.engine.group.forming import World
+from gpupool.engine.training.loop import fit
+from gpupool.engine.training.run import FitResult
+from tests.support.trainings import network, samples, train_on, weights
+
+DOUBLE = torch.float64
+DATA, HELD_OUT = samples(50, DOUBLE), samples(21, DOUBLE, seed=1)
+STEPS = 4  # of an epoch, with the batches of BASE
+BASE: dict[str, Any] = {"batch_size": 16, "epochs": 3, "lr": 0.1, "log_every": 1}
+
+
+@dataclass
+class Seen:
+    """What a training has told and left, and what its network and data have met."""
+
+    options: TrainingOptions
+    events: list[Event] = field(default_factory=list)
+    num_reports: int = 0
+    forwards: list[Tensor] = field(default_factory=list)
+    read: list[int] = field(default_factory=list)
+    result: FitResult | None = None
+
+    def of(self, kind: type) -> list[Any]:
+        """The events of a kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def steps(self) -> list[StepEvent]:
+        return self.of(StepEvent)
+
+    @property
+    def kept(self) -> FitResult:
+        assert self.result is not None
+        return self.result
+
+    @property
+    def weights(self) -> Tensor:
+        return weights(self.kept.model)
+
+
+class Watched(TensorDataset):
+    """Data that notes what is read."""
+
+    def __init__(self, seen: Seen, data: TensorDataset, broken: Collection[int] = ()) -> None:
+        super().__init__(*data.tensors)
+        self._seen, self._broken = seen, broken
+
+    def __getitem__(self, index: int) -> Any:
+        self._seen.read.append(int(index))
+        if index in self._broken:
+            raise SampleError(f"{index} cannot be read", url=str(index), reason="damaged")
+        return super().__getitem__(index)
+
+
+def trained(
+    model: nn.Module | None = None,
+    data: TensorDataset = DATA,
+    validation: Any = None,
+    broken: Collection[int] = (),
+    **values: Any,
+) -> Seen:
+    """Train in this process, and see what comes of it."""
+    seen = Seen(TrainingOptions(**{**BASE, **values}))
+    model = network(DOUBLE) if model is None else model
+
+    def emit(events: Any) -> None:
+        seen.num_reports += any(isinstance(event, StepEvent) for event in events)
+        seen.events += events
+
+    def note(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if module.training:
+            seen.forwards.append(inputs[0])
+
+    handle = model.register_forward_pre_hook(note)
+    with torch.random.fork_rng(devices=[]):
+        seen.result = fit(
+            model,
+            Watched(seen, data, broken),
+            "cross_entropy",
+            seen.options,
+            world=World(0, 1, torch.device("cpu")),
+            validation=validation,
+            emit=emit,
+        )
+    handle.remove()
+    return seen
+
+
+def norms() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)).double()
+
+
+def pictures() -> tuple[nn.Module, TensorDataset]:
+    torch.manual_seed(0)
+    layers = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    )
+    return layers.double(), TensorDataset(
+        torch.randn(8, 3, 6, 6, dtype=DOUBLE), torch.arange(8) % 3
+    )
+
+
+@pytest.fixture(scope="module")
+def plain() -> Seen:
+    """The training without any option more."""
+    return trained()
+
+
+# ---- options that make other weights: (they, what else both trainings have) ----------------------
+
+OTHER_WEIGHTS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"optimizer": "adam"}, {}),
+    ({"optimizer": "adamw", "weight_decay": 0.1}, {"optimizer": "adam", "weight_decay": 0.1}),
+    ({"optimizer": "rmsprop"}, {}),
+    ({"optimizer": "lars"}, {}),
+    ({"optimizer": "muon"}, {}),
+    ({"optimizer": "lbfgs"}, {}),
+    ({"optimizer": torch.optim.Adagrad}, {}),
+    ({"lr": 0.2}, {}),
+    ({"momentum": 0.5}, {}),
+    ({"momentum": 0.5}, {"optimizer": "lars"}),
+    ({"momentum": 0.5}, {"optimizer": "rmsprop"}),
+    ({"momentum": 0.5}, {"optimizer": "muon"}),
+    ({"betas": (0.5, 0.9)}, {"optimizer": "adam"}),
+    ({"betas": (0.5, 0.9)}, {"optimizer": "adamw"}),
+    ({"alpha": 0.5}, {"optimizer": "rmsprop"}),
+    ({"eps": 0.1}, {"optimizer": "adam"}),
+    ({"eps": 0.1}, {"optimizer": "adamw"}),
+    ({"eps": 0.1}, {"optimizer": "rmsprop"}),
+    ({"trust_coefficient": 0.1}, {"optimizer": "lars"}),
+    ({"weight_decay": 0.1}, {}),
+    ({"weight_decay": 0.1}, {"optimizer": "lars"}),
+    ({"weight_decay": 0.1}, {"optimizer": "muon"}),
+    ({"weight_decay": 0.1}, {"optimizer": "rmsprop"}),
+    ({"weight_decay": 0.1}, {"optimizer": torch.optim.Adagrad}),
+    ({"weight_decay_factors": {"0.*": 5}}, {"weight_decay": 0.1}),
+    ({"learn_rate_factors": {"2.*": 10}}, {}),
+    ({"seed": 1}, {}),
+    ({"shuffle": "never"}, {}),
+    ({"shuffle": "once"}, {}),
+    ({"normalize": "fit"}, {}),
+    ({"clip": 0.01}, {}),
+    ({"clip_method": "l2norm"}, {"clip": 0.01}),
+    ({"clip_method": "absolute-value"}, {"clip": 0.01}),
+    ({"ema": 0.5}, {}),
+    ({"batch_size": 8}, {}),
+    ({"epochs": 2}, {}),
+    ({"max_steps": 5}, {}),
+]
+
+
+@pytest.mark.parametrize(("option", "both"), OTHER_WEIGHTS)
+def test_an_option_of_the_step_makes_other_weights(
+    option: dict[str, Any], both: dict[str, Any]
+) -> None:
+    with_it, without = trained(**{**both, **option}), trained(**both)
+    assert torch.isfinite(with_it.weights).all()
+    assert not torch.equal(with_it.weights, without.weights)
+
+
+# ---- the learning rate is that of the plan -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"schedule": "piecewise"},
+        {"schedule": "piecewise", "drop_factor": 0.5, "drop_period": 2},
+        {"schedule": "exponential", "drop_factor": 0.5, "drop_period": 2},
+        {"schedule": "polynomial", "power": 2, "min_factor": 0.1},
+        {"schedule": "cosine", "warmup": 5, "warmup_factor": 0.5},
+        {"schedule": "cosine", "cycle_period": 1, "max_steps": 7},
+        {"schedule": "cyclical", "warmup": "1 epoch"},
+        {"schedule": [("none", 1), ("cosine", 2)]},
+        {"schedule": lambda step, epoch: 1 / (step + epoch)},
+    ],
+)
+def test_every_step_has_the_learning_rate_of_the_plan(values: dict[str, Any]) -> None:
+    seen = trained(**values)
+    plan = seen.options.explain(network(), DATA)
+    assert [step.lr for step in seen.steps] == pytest.approx([lr for _, lr in plan.learning_rates])
+    assert len({step.lr for step in seen.steps}) > 1
+    assert len(seen.steps) == plan.num_steps
+
+
+# ---- the others, one by one ----------------------------------------------------------------------
+
+Check = Callable[[Path], None]
+CHECKS: dict[str, Check] = {}
+
+
+def shows(*names: str) -> Callable[[Check], Check]:
+    """The function checks these options."""
+
+    def keep(check: Check) -> Check:
+        CHECKS.update(dict.fromkeys(names, check))
+        return check
+
+    return keep
+
+
+@shows("accumulate")
+def parts_are_computed_one_after_the_other(folder: Path) -> None:
+    whole, parts = trained(), trained(accumulate=3)
+    assert (whole.weights - parts.weights).abs().max() < 1e-12
+    assert len(whole.forwards) == 3 * STEPS
+    sizes = [len(inputs) for inputs in parts.forwards]
+    assert sum(sizes) == 150
+    assert max(sizes) == math.ceil(16 / 3)
+
+
+@shows("learn_rate_factors")
+def a_factor_of_0_freezes(folder: Path) -> None:
+    seen, before = trained(learn_rate_factors={"0.*": 0}), network(DOUBLE)
+    assert torch.equal(seen.kept.model[0].weight, before[0].weight)  # type: ignore[index]
+    assert not torch.equal(seen.kept.model[2].weight, before[2].weight)  # type: ignore[index]
+
+
+@shows("weight_decay_factors")
+def a_factor_of_0_takes_the_decay_away(folder: Path) -> None:
+    without = trained(weight_decay=0.1, weight_decay_factors={"*": 0})
+    assert torch.equal(without.weights, trained().weights)
+
+
+@shows("precision")
+def numbers_are_rounded(folder: Path) -> None:
+    data = samples(50)
+    exact = trained(network(), data)
+    for precision, most in (("bf16", 0.1), ("fp16", 0.01)):
+        rounded = trained(network(), data, precision=precision)
+        assert 0 < (rounded.weights - exact.weights).abs().max() < most
+
+
+@shows("shuffle", "seed")
+def the_order_is_that_of_the_data_a_new_one_or_the_same(folder: Path) -> None:
+    orders = {
+        (how, seed): trained(shuffle=how, seed=seed).read[:150]
+        for how in ("never", "once", "every-epoch")
+        for seed in (0, 1)
+    }
+    assert orders["never", 0] == orders["never", 1] == [*range(50)] * 3
+    for how, num in (("once", 1), ("every-epoch", 3)):
+        epochs = [orders[how, 0][i : i + 50] for i in (0, 50, 100)]
+        assert len({tuple(epoch) for epoch in epochs}) == num
+        assert all(sorted(epoch) == [*range(50)] for epoch in epochs)
+        assert orders[how, 0] != orders[how, 1]
+
+
+@shows("epochs", "max_steps", "batch_size")
+def the_length_is_as_planned(folder: Path) -> None:
+    assert len(trained(epochs=2).steps) == 2 * STEPS
+    short = trained(max_steps=5)
+    assert (len(short.steps), short.kept.stopped_by) == (5, "max_steps")
+    assert [step.num_samples for step in trained(batch_size=20, epochs=1).steps] == [20, 20, 10]
+
+
+@shows("normalize")
+def inputs_are_normalized_by_the_data(folder: Path) -> None:
+    assert trained().kept.normalization is None
+    assert trained(normalize="fit").kept.normalization is not None
+
+
+@shows("on_error", "max_skipped")
+def a_broken_sample_is_skipped_if_asked(folder: Path) -> None:
+    with pytest.raises(SampleError):
+        trained(broken=[7])
+    seen = trained(broken=[7], on_error="skip")
+    assert sum(step.num_samples for step in seen.steps) == 3 * 49
+    trained(broken=[7, 8, 9], on_error="skip", max_skipped=0.1)
+    with pytest.raises(TrainingError, match="max_skipped"):
+        trained(broken=[7, 8, 9], on_error="skip", max_skipped=0.02)
+
+
+@shows("channels_last")
+def convolutions_get_channels_last(folder: Path) -> None:
+    for value in (False, True):
+        model, data = pictures()
+        seen = trained(model, data, channels_last=value, epochs=1)
+        strides = seen.forwards[0].is_contiguous(memory_format=torch.channels_last)
+        assert strides is value
+
+
+@shows("batch_norm")
+def frozen_statistics_stay(folder: Path) -> None:
+    for how, changes in (("local", True), ("frozen", False)):
+        model = trained(norms(), batch_norm=how).kept.model
+        mean = model.get_buffer("1.running_mean")
+        assert bool(mean.abs().sum() > 0) is changes
+
+
+@shows("bn_statistics")
+def the_statistics_become_those_of_all_the_data(folder: Path) -> None:
+    model = trained(norms(), bn_statistics="population").kept.model
+    first = model[0](DATA.tensors[0])  # type: ignore[index]
+    assert torch.allclose(model.get_buffer("1.running_mean"), first.mean(0))
+    assert torch.allclose(model.get_buffer("1.running_var"), first.var(0))
+    moving = trained(norms()).kept.model
+    assert not torch.allclose(moving.get_buffer("1.running_mean"), first.mean(0))
+
+
+@shows("validate_every")
+def validations_come_as_often_as_asked(folder: Path) -> None:
+    for every, at in (("epoch", [4, 8, 12]), (5, [5, 10, 12])):
+        seen = trained(validation=HELD_OUT, validate_every=every)
+        assert [event.step for event in seen.of(ValidationEvent)] == at
+
+
+@shows("metrics")
+def validations_have_the_metrics(folder: Path) -> None:
+    assert trained(validation=HELD_OUT).of(ValidationEvent)[0].metrics == {}
+    seen = trained(validation=HELD_OUT, metrics=["f1", "recall"])
+    assert {*seen.of(ValidationEvent)[0].metrics} == {"f1", "recall"}
+
+
+@shows("objective", "keep", "patience")
+def the_best_is_kept_and_ends_training_if_nothing_is_better(folder: Path) -> None:
+    worse = {"lr": 4.0, "validation": HELD_OUT, "epochs": 12, "seed": 2}
+    best, last = trained(**worse), trained(keep="last", **worse)
+    losses = [event.loss for event in best.of(ValidationEvent)]
+    assert losses.index(min(losses)) < 11, "this training has to get worse at its end"
+    assert best.kept.kept_step == STEPS * (1 + losses.index(min(losses)))
+    assert not torch.equal(best.weights, last.weights)
+    by_accuracy = trained(objective="accuracy", **worse)
+    accuracies = [event.accuracy for event in by_accuracy.of(ValidationEvent)]
+    assert by_accuracy.kept.kept_step == STEPS * (1 + accuracies.index(max(accuracies)))
+    assert by_accuracy.kept.kept_step != best.kept.kept_step
+    impatient = trained(patience=1, **worse)
+    assert impatient.kept.stopped_by == "patience"
+    assert len(impatient.steps) < len(best.steps)
+
+
+@shows("on_divergence")
+def a_loss_that_is_not_finite_ends_training_or_is_told(folder: Path) -> None:
+    wild = {"lr": 1e308, "epochs": 4}
+    stopped, told = trained(**wild), trained(on_divergence="tell", **wild)
+    assert stopped.kept.stopped_by == "diverged"
+    assert torch.isfinite(stopped.weights).all()
+    assert (told.kept.stopped_by, len(told.steps)) == ("epochs", 16)
+    assert stopped.of(WarningEvent)
+    assert told.of(WarningEvent)
+
+
+@shows("checkpoint", "checkpoint_every", "num_checkpoints", "resume")
+def checkpoints_are_made_kept_and_gone_on_from(folder: Path) -> None:
+    made = {"checkpoint": str(folder), "num_checkpoints": 3}
+    first = trained(checkpoint_every=2, max_steps=9, **made)
+    assert [e.step for e in first.of(CheckpointEvent)][:4] == [2, 4, 6, 8]
+    assert len([*folder.glob("step-*")]) == 3
+    further = trained(resume="auto", **made)
+    anew = trained(**{**made, "checkpoint": str(folder / "other")})
+    assert len(anew.read) > len(further.read)
+    assert torch.equal(anew.weights, further.weights)
+
+
+@shows("log_every")
+def reports_come_every_so_many_steps(folder: Path) -> None:
+    assert trained(log_every=1, epochs=1).num_reports == STEPS
+    assert trained(log_every=3, epochs=1).num_reports == 2
+
+
+@shows("callbacks")
+def callbacks_are_called_and_may_stop(folder: Path) -> None:
+    told: list[str] = []
+    trained(callbacks=lambda info: told.append(info.event), epochs=1)
+    assert told == ["start", *["step"] * STEPS, "epoch", "end"]
+    stopped = trained(callbacks=[lambda info: info.step == 2])
+    assert stopped.kept.stopped_by == "callback"
+    assert len(stopped.steps) in (2, 3)  # with the next report
+
+
+@shows("tensorboard")
+def event_files_are_written(folder: Path) -> None:
+    pytest.importorskip("tensorboard")
+    trained(tensorboard=str(folder))
+    assert [*folder.rglob("*tfevents*")]
+
+
+@shows("profile")
+def a_trace_is_written(folder: Path) -> None:
+    trained(profile=Profile(url=str(folder), skip=2, steps=2))
+    (file,) = (path for path in folder.rglob("*") if path.is_file())
+    assert "rank-0" in file.name
+
+
+@pytest.mark.parametrize("check", dict.fromkeys(CHECKS.values()), ids=lambda check: check.__name__)
+def test_an_option_does_what_it_says(check: Check, tmp_path: Path) -> None:
+    check(tmp_path)
+
+
+# ---- on several ranks ----------------------------------------------------------------------------
+
+
+class Shares(nn.Module):
+    """A network that leaves the size of each share it has met, by rank, in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.inner, self.folder = network(DOUBLE), folder
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            import os
+
+            with (self.folder / os.environ["RANK"]).open("a") as file:
+                file.write(f"{len(inputs)}\n")
+        return self.inner(inputs)
+
+
+def test_loads_change_the_shares_and_not_the_result(
+    pools: dict[int, Pool], tmp_path: Path, plain: Seen
+) -> None:
+    values = {**BASE, "rank_load": (2, 1, 1)}
+    result = train_on(pools[3], Shares(tmp_path), DATA, **values)
+    shares = [[*map(int, (tmp_path / str(rank)).read_text().split())] for rank in range(3)]
+    assert [share[0] for share in shares] == [8, 4, 4]
+    assert (weights(result.model) - plain.weights).abs().max() < 1e-12
+
+
+def test_linear_scaling_trains_as_those_numbers_do(pools: dict[int, Pool]) -> None:
+    scaled = train_on(pools[2], network(DOUBLE), DATA, **BASE, scale="linear", warmup=2)
+    given = {**BASE, "batch_size": 32, "lr": 0.2, "warmup": 2, "warmup_factor": 0.5}
+    same = train_on(pools[2], network(DOUBLE), DATA, **given)
+    assert torch.equal(weights(scaled.model), weights(same.model))
+    assert (scaled.options.batch_size, scaled.options.lr) == (32, 0.2)
+
+
+def test_compressed_gradients_are_rounded_and_no_more(pools: dict[int, Pool], plain: Seen) -> None:
+    for compress, most in (("bf16", 0.1), ("fp16", 0.01)):
+        result = train_on(pools[2], network(DOUBLE), DATA, **BASE, compress=compress)
+        difference = (weights(result.model) - plain.weights).abs().max()
+        assert 1e-9 < difference < most
+
+
+def test_the_plan_says_what_the_ranks_then_do(pools: dict[int, Pool]) -> None:
+    options = TrainingOptions(**BASE, scale="linear")
+    plan = options.explain(network(DOUBLE), DATA, pool=pools[3])
+    result = train_on(pools[3], network(DOUBLE), DATA, **BASE, scale="linear")
+    start = result.history.start
+    assert start is not None
+    assert (start.batch_size, start.world_size) == (plan.options.batch_size, plan.num_training)
+    assert (start.steps_per_epoch, start.backend) == (plan.steps_per_epoch, plan.backend)
+    assert len(result.history.steps) == plan.num_steps
+
+
+# ---- nothing is left out -------------------------------------------------------------------------
+
+ON_POOLS = {"rank_load", "scale", "compress"}
+ELSEWHERE = {
+    "compile": "test_steps.py",
+    "on_failure": "test_resume.py",
+    "progress": "../../notebook/monitor/test_text.py",
+    "execution": "../../training/test_spare_ranks.py",
+}
+OF_THE_RATE = {
+    *("schedule", "drop_factor", "drop_period", "power", "min_factor", "cycle_period"),
+    *("warmup", "warmup_factor"),
+}
+
+
+def test_every_option_is_in_one_of_the_tables() -> None:
+    names = {field.name for field in dataclasses.fields(TrainingOptions)}
+    of_the_step = {name for option, _ in OTHER_WEIGHTS for name in option}
+    for name, file in ELSEWHERE.items():
+        assert name in (Path(__file__).parent / file).read_text()
+    assert names == of_the_step | OF_THE_RATE | {*CHECKS} | ON_POOLS | {*ELSEWHERE}

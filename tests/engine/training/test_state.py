@@ -1,0 +1,192 @@
+"""Whatever a training holds is in its checkpoint: every optimizer, scaled losses, what was told."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gpupool import SampleError, TrainingError
+from gpupool.core.options.fields import Profile
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.wire.events import (
+    CheckpointEvent,
+    DataEvent,
+    Event,
+    StepEvent,
+    ValidationEvent,
+    WarningEvent,
+)
+from gpupool.engine.checkpoint.files import Checkpoints
+from gpupool.engine.group.forming import World
+from gpupool.engine.training.callbacks import CallbackInfo
+from gpupool.engine.training.event_log import Told
+from gpupool.engine.training.loop import fit
+from tests.engine.training.vectors import Vectors
+from tests.support.trainings import network, samples
+
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+def fitted(
+    model: nn.Module, dataset: Any = None, **settings: Any
+) -> tuple[dict[str, bytes], list[Event]]:
+    """The bytes of the weights after training here, without a pool, and what was told."""
+    told: list[Event] = []
+    options = TrainingOptions(**{"batch_size": 8, "epochs": 2, "lr": 1e-3} | settings)
+    data = samples(30) if dataset is None else dataset
+    result = fit(model, data, "cross_entropy", options, world=ALONE, emit=told.extend)
+    state = result.model.state_dict()
+    return {name: tensor.numpy().tobytes() for name, tensor in state.items()}, told
+
+
+def losses(events: Sequence[Event]) -> list[float]:
+    return [event.loss for event in events if isinstance(event, StepEvent)]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"optimizer": "sgdm", "momentum": 0.9},
+        {"optimizer": "adam"},
+        {"optimizer": "adamw", "weight_decay": 0.1},
+        {"optimizer": "rmsprop", "momentum": 0.5},
+        {"optimizer": "lbfgs", "lr": 0.1},
+        {"optimizer": "lars"},
+        {"optimizer": "muon"},
+        {"optimizer": torch.optim.NAdam},
+        {"precision": "fp16"},
+        {"precision": "bf16", "ema": 0.9},
+        {"normalize": "fit"},
+        {"learn_rate_factors": {"2.*": 10, "0.bias": 0}, "weight_decay": 0.1},
+    ],
+    ids=str,
+)
+def test_it_goes_on_to_the_last_bit(tmp_path: Path, settings: dict[str, Any]) -> None:
+    folder = str(tmp_path)
+    model = network()
+    if "normalize" in settings:
+        model = nn.Sequential(nn.Flatten(), model)
+        inputs, targets = samples(30).tensors
+        data: Any = torch.utils.data.TensorDataset(inputs.view(30, 8, 1, 1).abs(), targets)
+    else:
+        data = None
+    saved = {"checkpoint": folder, "checkpoint_every": 1, "num_checkpoints": 8}
+    expected, told = fitted(model, data, **settings, **saved)
+    fresh = nn.Sequential(nn.Flatten(), network()) if data is not None else network()
+    weights, again = fitted(fresh, data, **settings, resume=f"{folder}/step-00000003.pt")
+    assert weights == expected
+    assert losses(again) == losses(told)
+
+
+def test_skipped_samples_are_told_again_and_counted_once(tmp_path: Path) -> None:
+    settings = {"on_error": "skip", "max_skipped": 0.2, "shuffle": "never"}
+    saved = {"checkpoint": str(tmp_path), "checkpoint_every": 1, "num_checkpoints": 8}
+    expected, told = fitted(network(torch.float64), Vectors(30, {3, 20}), **settings, **saved)
+    weights, again = fitted(
+        network(torch.float64),
+        Vectors(30, {3, 20}),
+        resume=f"{tmp_path}/step-00000002.pt",
+        **settings,
+    )
+    assert weights == expected
+    for events in (told, again):
+        skipped = [event.skipped for event in events if isinstance(event, DataEvent)]
+        named = [url for one in skipped for url in one]
+        assert named == ["vectors/3", "vectors/20"] * 2
+
+
+def test_a_failure_while_weights_change_is_not_saved(tmp_path: Path) -> None:
+    class Breaks(torch.optim.SGD):
+        """Fails in the middle of the fifth step."""
+
+        num_steps = 0
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            self.num_steps += 1
+            if self.num_steps == 5:
+                self.param_groups[0]["params"][0].data.zero_()
+                raise ValueError("half a step")
+            super().step(closure)
+
+    def breaks(groups: Any) -> torch.optim.Optimizer:
+        return Breaks(groups, lr=1e-3)
+
+    with pytest.raises(ValueError, match="half a step"):
+        fitted(network(), optimizer=breaks, checkpoint=str(tmp_path), checkpoint_every=2)
+    assert Checkpoints(str(tmp_path)).names() == ["step-00000002.pt", "step-00000004.pt"]
+
+
+def test_a_failed_last_checkpoint_is_a_note_on_the_error(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+
+    def breaks(info: CallbackInfo) -> None:
+        if info.event == "step" and info.step == 3:
+            folder.rename(tmp_path / "elsewhere")
+            folder.write_text("a file in its place")
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine") as caught:
+        fitted(network(), checkpoint=str(folder), callbacks=[breaks])
+    notes = "\n".join(caught.value.__notes__)
+    assert "in the callback" in notes
+    assert "The last checkpoint could not be written" in notes
+
+
+def test_an_interrupt_does_not_keep_the_last_checkpoint_from_being_told(tmp_path: Path) -> None:
+    told: list[Event] = []
+
+    def emit(events: Sequence[Event]) -> None:
+        if any(isinstance(event, CheckpointEvent) for event in events):
+            signal.raise_signal(signal.SIGINT)  # as the pool does again after a second
+        told.extend(events)
+
+    def breaks(info: CallbackInfo) -> None:
+        if info.event == "step" and info.step == 3:
+            raise ValueError("mine")
+
+    options = TrainingOptions(batch_size=8, checkpoint=str(tmp_path), callbacks=[breaks])
+    with pytest.raises(ValueError, match="mine"):
+        fit(network(), samples(30), "cross_entropy", options, world=ALONE, emit=emit)
+    assert [event.step for event in told if isinstance(event, CheckpointEvent)] == [3]
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_after_a_failure_another_trace_can_be_made(tmp_path: Path) -> None:
+    class Fails(Vectors):
+        def fetch(self, index: int) -> Any:
+            raise SampleError(f"vector {index} is damaged")
+
+    profile = Profile(url=str(tmp_path), skip=0, steps=1)
+    with pytest.raises(SampleError):
+        fitted(network(torch.float64), Fails(16, set()), profile=profile)
+    fitted(network(torch.float64), Vectors(16, set()), profile=profile)
+    assert [path.name for path in tmp_path.iterdir()] == ["rank-0.pt.trace.json.gz"]
+
+
+def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
+    Checkpoints(str(tmp_path)).save({"format": 99}, 1, wait=True)
+    with pytest.raises(TrainingError, match="has format 99, this version of gpupool reads 1"):
+        fitted(network(), checkpoint=str(tmp_path), resume="auto")
+
+
+def test_everything_is_told_again_in_order() -> None:
+    events: list[Event] = [
+        StepEvent(1, 1, 2.0, None, 0.1, 8, 0.5, 0.1),
+        StepEvent(2, 1, float("inf"), 0.5, 0.1, 8, 0.6, 0.1),
+        WarningEvent("not finite", "the loss is inf", 2),
+        ValidationEvent(2, 1, 1.0, 0.5, 10, 0.7, {"f1": 0.5}, is_best=True),
+        StepEvent(3, 2, 1.0, 0.25, 0.1, 7, 0.8, 0.1),
+    ]
+    first, second = Told(lambda events: None), Told(lambda events: told.extend(events))
+    told: list[Event] = []
+    first(events)
+    second.tell_again(first.state())
+    assert told == events
+    assert second.num_steps == 3

@@ -1,0 +1,392 @@
+"""What the ranks show, as a user of a notebook sees it: a real kernel and real ranks."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpupool.notebook.cells.live import REDRAW_EVERY_S
+from tests.notebook.kernel import Cell, Kernel, draws
+from tests.support.waits import peers, until_there
+
+START = "%load_ext gpupool\n%gpupool start -n 2 --cpu"
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+@pytest.fixture(scope="module")
+def kernel(clean_kernel: Kernel) -> Kernel:
+    """A kernel with a pool of two ranks, and what the tests display with."""
+    assert clean_kernel.run(START).status == "ok"
+    cell = (
+        "%%spmd\nimport sys, time, threading, ipywidgets\nfrom IPython.display import HTML, display"
+    )
+    clean_kernel.run(cell)
+    return clean_kernel
+
+
+def late_displays(kernel: Kernel, *wanted: str, timeout_s: float = 60.0) -> list[dict[str, Any]]:
+    """Displays of cells that are over, until one whose text has all that is wanted in it."""
+    found, deadline = [], time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        message = kernel.client.get_iopub_msg(timeout=timeout_s)
+        if "display_data" in message["msg_type"]:
+            found.append(message)
+            text = message["content"]["data"].get("text/plain", "")
+            if all(words in text for words in wanted):
+                return found
+    raise AssertionError(f"{wanted!r} did not come; these did: {found}")
+
+
+def cell_of(cell: Cell) -> list[str]:
+    """What it has shown; how often that was drawn anew depends on how long the cell took."""
+    others = ("status", "execute_input", "update_display_data")
+    return [kind for _, kind, _ in cell.messages if kind not in others]
+
+
+def brief(kernel: Kernel, code: str) -> Cell:
+    """A cell that was over before anything is drawn of one that runs.
+
+    On a busy machine it may take some tries until one is.
+    """
+    for _ in range(200):
+        cell = kernel.run(code)
+        if cell.elapsed_s < REDRAW_EVERY_S:
+            return cell
+    raise AssertionError(f"no cell was over within {REDRAW_EVERY_S} s")
+
+
+# ---- values ----------------------------------------------------------------------------------
+
+
+def test_the_value_is_shown_once_and_kept(kernel: Kernel) -> None:
+    cell = kernel.run("%%spmd\nprint('said')\nrank * 2")
+    assert cell_of(cell) == ["display_data"]
+    assert cell.text == "[0, 1] said\n[0] 0\n[1] 2"
+    assert kernel.run("_[1], _.text(0)").text == "(2, 'said\\n')"
+    number = next(c["execution_count"] for _, kind, c in cell.messages if kind == "execute_input")
+    again = kernel.run(f"Out[{number}]")
+    assert cell_of(again) == ["execute_result"]
+    assert again.text == cell.text
+    assert "2 ranks" in again.html
+    assert kernel.run(f"[Out[{number}]]").text.startswith("[SpmdResult(2 ranks, ")
+
+
+def test_a_cell_without_output_shows_nothing_and_is_kept(kernel: Kernel) -> None:
+    assert brief(kernel, "%%spmd\nx = 1").outputs == []
+    assert re.fullmatch(r"2 ranks · ✓ 2 ok · \d+ ms", kernel.run("_").text)
+
+
+@pytest.mark.parametrize("cell", ["%%spmd -o r\nrank;", "%%spmd -o r --view quiet\nrank"])
+def test_a_value_can_be_hidden(kernel: Kernel, cell: str) -> None:
+    assert brief(kernel, cell).outputs == []
+    assert kernel.run("r[1], _[1]").text == "(1, 1)"
+
+
+def test_an_expression_shows_what_is_printed_and_its_value_once_each(kernel: Kernel) -> None:
+    cell = kernel.run("%spmd print('said') or rank")
+    assert cell_of(cell) == ["display_data", "execute_result"]
+    assert cell.text == "[0, 1] said\n[0] 0\n[1] 1"
+    assert kernel.run("x = %spmd rank").outputs == []
+    assert kernel.run("x").text == "[0] 0\n[1] 1"
+
+
+def test_rich_values_are_in_the_picture(kernel: Kernel) -> None:
+    cell = kernel.run("%%spmd\nHTML(f'<table><tr><td>{rank}</td></tr></table>')")
+    assert cell_of(cell) == ["display_data"]
+    assert cell.html.count("<table") == 2
+    assert cell.html.count('type="radio"') == 3
+    assert kernel.run("_").html.count("<table") == 2
+
+
+# ---- while it runs ---------------------------------------------------------------------------
+
+
+def test_a_flood_is_bounded_and_its_end_is_right(kernel: Kernel) -> None:
+    cell = kernel.run(
+        "%%spmd\ns = 'x' * 99\nfor i in range(1_000_000):\n    print(s)\nprint('last', rank)",
+        timeout_s=150,
+    )
+    assert cell.status == "ok"
+    # each time little, and not too often
+    assert max(len(str(content)) for _, _, content in cell.messages) < 200_000
+    assert len(cell.drawn) <= cell.elapsed_s / REDRAW_EVERY_S + 2
+    assert "last 0" in cell.text
+    assert "lines left out: _.text(0) ...]" in cell.text
+    assert kernel.run("_.text(1)[-7:]").text == "'last 1\\n'"
+
+
+def test_equal_lines_of_the_ranks_are_one_while_the_cell_runs(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    go = [tmp_path / str(i) for i in range(3)]
+    steps = [f"print('step', {i})\n{until_there(path)}" for i, path in enumerate(go)]
+    seen = [(draws(f"[0, 1] step {i}"), path.touch) for i, path in enumerate(go)]
+    cell = kernel.run("\n".join(["%%spmd", *steps]), meanwhile=seen)
+    assert cell.text.split() == ["[0,", "1]", "step", "0", "step", "1", "step", "2"]
+
+
+def test_a_display_is_updated_in_its_place_while_the_cell_runs(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    cell = kernel.run(
+        "%%spmd -t 0\nh = display(HTML('<b>first</b>'), display_id=True)\n"
+        f"{until_there(first)}\nh.update(HTML('<b>second</b>'))\n{until_there(second)}",
+        meanwhile=[(draws("<b>first</b>"), first.touch), (draws("<b>second</b>"), second.touch)],
+    )
+    assert cell.status == "ok"
+    assert "first" not in cell.html
+    assert cell.html.count("<b>second</b>") == 1
+
+
+def test_output_that_is_cleared_is_gone(kernel: Kernel) -> None:
+    cell = kernel.run(
+        "%%spmd\nfrom IPython.display import clear_output\nfor i in range(5):\n"
+        "    clear_output(wait=True)\n    print('frame', i)\n    time.sleep(0.1)"
+    )
+    assert cell.text == "[0, 1] frame 4"
+    assert kernel.run("_.text(0)").text == "'frame 4\\n'"
+
+
+def test_figures_that_cannot_stand_in_html_are_displayed_beside_it(kernel: Kernel) -> None:
+    cell = kernel.run("%%spmd\ndisplay({'application/json': {'a': 1}}, raw=True)")
+    assert any("application/json" in output["data"] for output in cell.outputs)
+    assert "[0, 1]" in cell.text
+
+
+# ---- widgets ---------------------------------------------------------------------------------
+
+
+def test_widgets_of_ranks_live_in_the_notebook(kernel: Kernel) -> None:
+    cell = kernel.run(
+        "%%spmd -o shown\nimport ipywidgets\nslider = ipywidgets.IntSlider(value=rank)\n"
+        "slider.observe(lambda change: print('changed to', change['new']), 'value')\n"
+        "display(slider)"
+    )
+    models = [o["data"][WIDGET]["model_id"] for o in cell.outputs if WIDGET in o["data"]]
+    opened = {c["comm_id"] for _, kind, c in cell.messages if kind == "comm_open"}
+    assert len(models) == 2
+    assert set(models) <= opened
+    names = [o["data"]["text/plain"] for o in cell.outputs if WIDGET not in o["data"]]
+    assert sorted(name for name in names if name.startswith("[")) == ["[0]", "[1]"]
+    shown = [o["data"] for o in cell.outputs if WIDGET in o["data"]]
+    before = {data["text/plain"]: data[WIDGET]["model_id"] for data in shown}
+    moved = before["IntSlider(value=1)"]
+    message = kernel.client.session.msg(  # as a front end does when the user moves it
+        "comm_msg", {"comm_id": moved, "data": {"method": "update", "state": {"value": 42}}}
+    )
+    kernel.client.shell_channel.send(message)
+    (*_, last) = late_displays(kernel, "changed to 42")
+    assert last["content"]["data"]["text/plain"] == "[1] changed to 42"
+    assert kernel.run("%spmd slider.value").text == "[0] 0\n[1] 42"
+    assert kernel.run("shown.text(1)").text == "'changed to 42\\n'"
+
+
+def test_what_stands_in_an_output_widget_ends_as_text_and_clears_nothing_else(
+    kernel: Kernel,
+) -> None:
+    cell = kernel.run(
+        "%%spmd -o shown\nout = ipywidgets.Output()\ndisplay('first', out)\n"
+        "for i in range(3):\n"
+        "    with out:\n        out.clear_output(wait=True)\n        print('step', i)\n"
+        "    print('beside', i)\n"
+        "with out: display(HTML('<b>last</b>'))"
+    )
+    shown = [output["data"] for output in cell.outputs]
+    assert not any(WIDGET in data for data in shown)
+    assert "step 0" not in cell.text
+    for words in ("'first'", "beside 0\n", "beside 2", "step 2"):
+        assert words in cell.text
+    assert "<b>last</b>" in cell.html
+    told = [c["data"]["state"] for _, kind, c in cell.messages if kind == "comm_msg"]
+    assert any("step 0" in str(state.get("outputs")) for state in told)  # while it runs
+    assert not any("msg_id" in state for state in told)
+
+
+def test_an_output_widget_that_a_button_may_write_to_stays(kernel: Kernel) -> None:
+    cell = kernel.run(
+        "%%spmd -t 0 -o shown\nout, button = ipywidgets.Output(), ipywidgets.Button()\n"
+        "display(button, out)\nwith out: print('lives')"
+    )
+    assert len([o for o in cell.outputs if WIDGET in o["data"]]) == 2
+    texts = kernel.run("[d['data']['text/plain'] for d in shown.outputs[0].displays]").text
+    assert texts.endswith("'lives']")  # for where no widget can be shown
+
+
+def test_all_that_rich_shows_is_there(kernel: Kernel) -> None:
+    cell = kernel.run(
+        "%%spmd\nfrom rich import print as rprint\nfrom rich.console import Console\n"
+        "from rich.live import Live\nfrom rich.progress import track\n"
+        "from rich.table import Table\nrprint('[bold]rich print[/bold]')\n"
+        "table = Table(title='Title'); table.add_row('cell of the table'); Console().print(table)\n"
+        "for _ in track(range(3), description='tracking'): pass\n"
+        "with Live() as live: live.update('living')\n"
+        "try: 1 / 0\nexcept ZeroDivisionError: Console().print_exception()\n"
+        "print('end')"
+    )
+    shown = ("rich print", "cell of the table", "tracking", "100%", "living", "ZeroDivision", "end")
+    assert [words for words in shown if words not in cell.text] == []
+    assert "?" not in cell.text.partition("tracking")[2].partition("\n")[0]
+
+
+def test_bars_made_of_widgets_end_as_text(kernel: Kernel) -> None:
+    cell = kernel.run(
+        "%%spmd\nfrom tqdm.auto import tqdm\nfor _ in tqdm(range(4)): time.sleep(0.05)\n"
+        "for _ in tqdm(range(4), leave=False): pass"
+    )
+    assert "comm_open" in cell_of(cell)
+    shown = [output["data"] for output in cell.outputs]
+    assert not any(WIDGET in data for data in shown)
+    (text,) = [data["text/plain"] for data in shown if data["text/plain"]]
+    # alike, unless one rank has taken much longer
+    groups = re.findall(r"^\[([\d, ]+)\] 100%\|█{10}\| 4/4 \[", text, re.MULTILINE)
+    assert sorted(groups) in (["0, 1"], ["0", "1"])
+    assert text.count("100%") == len(groups)
+
+
+def test_bars_in_terminal_style_end_in_their_last_state(kernel: Kernel, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    cell = kernel.run(
+        "%%spmd\nfrom tqdm import tqdm as bar\nfor i in bar(range(12)):\n    time.sleep(0.1)\n"
+        f"    if i == 5:\n{until_there(go, margin=' ' * 8)}\nprint('done')",
+        meanwhile=[(draws("(rank 1 alike)"), go.touch)],
+    )
+    group = r"\[([\d, ]+)\] 100%\|█+\| 12/12 \[.*\n +done"
+    groups = re.findall(group, cell.text)
+    assert sorted(groups) in (["0, 1"], ["0", "1"])  # alike, unless one has taken much longer
+    assert len(cell.text.splitlines()) == 2 * len(groups)
+
+
+# ---- late and failing ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("said", ["", "print('at once')\n"])
+def test_late_text_appears_under_its_own_cell(kernel: Kernel, said: str, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    late = f"def late():\n{until_there(go, margin='    ')}\n    print('late', rank)"
+    start = "threading.Thread(target=late).start()"
+    begun = kernel.run(f"%%spmd -o mine\n{late}\n{said}{start}")
+    other = kernel.run("%%spmd\nprint('other')")
+    assert "late" not in begun.text + other.text
+    go.touch()
+    (*_, last) = late_displays(kernel, "late 0", "late 1")
+    shown = [c for _, kind, c in begun.messages if kind == "display_data"]
+    if shown:  # a display of the cell is changed, wherever the message says it comes from
+        assert last["content"]["transient"] == shown[0]["transient"]
+    else:  # a display is added to the cell
+        request = next(c for _, kind, c in begun.messages if kind == "execute_input")
+        assert request["execution_count"] > 0
+    assert kernel.run("mine.text(1).splitlines()[-1]").text == "'late 1'"
+    assert "late" not in kernel.run("%%spmd\nprint('next')").text
+
+
+def test_a_failing_cell_shows_what_was_said_and_who_was_freed(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    kernel.run(f"%%spmd\n{peers(tmp_path / 'waits')}")
+    cell = kernel.run(
+        "%%spmd\nprint('before')\nif rank == 1:\n"
+        "    until_told(); raise ValueError('bad <row>')\ndist.barrier()"
+    )
+    assert [output["type"] for output in cell.outputs] == ["display_data", "error"]
+    first, freed = re.findall(r"<details.*?</details>", cell.html, re.DOTALL)[:2]
+    assert "<details open>" in first
+    assert "ValueError" in first
+    assert "bad &lt;row&gt;" in first
+    assert re.search(r"freed from barrier #\d+ \(Cell In\[\d+\], line 5\)", freed)
+    assert "<details open>" not in freed
+    assert cell.text.startswith("[0, 1] before\nrank 1:\n")
+    assert "raise ValueError('bad <row>')" not in cell.error_text  # once is enough
+
+
+CAUGHT = """try:
+    get_ipython().run_cell_magic('spmd', '', '1 / 0')
+except Exception as error:
+    caught = error"""
+
+
+def test_an_error_that_a_cell_has_caught_is_whole_in_another_cell(kernel: Kernel) -> None:
+    assert "ZeroDivisionError" in kernel.run(CAUGHT).text
+    for _ in range(2):
+        assert "----> 2 1 / 0" in kernel.run("raise caught").error_text
+
+
+def test_an_error_of_the_users_that_comes_from_ours_shows_no_frames_of_ours(kernel: Kernel) -> None:
+    text = kernel.run(CAUGHT + "\n    raise RuntimeError('mine') from error").error_text
+    assert "RuntimeError: mine" in text
+    assert "magics.py" not in text
+    assert "execution.py" not in text
+
+
+def test_naming_a_result_as_ipython_does_anyway_leaves_its_names_alone(kernel: Kernel) -> None:
+    kernel.run("%%spmd -o _\nrank + 5")
+    assert kernel.run("_[1]").text == "6"
+    kernel.run("'another'")
+    assert kernel.run("_").text == "'another'"
+
+
+# Each notice comes when the one before has been seen.
+NOTICED = """
+import os, threading, time, gpupool
+from gpupool.notebook.cells.views import make_view
+from gpupool.spmd.cell import SpmdRun
+def noticed(source, *notices, folder, unwaited=""):
+    pool = gpupool.current_pool()
+    view = make_view("auto", (0, 1), pool.send_comm, unwaited=unwaited)
+    def tell():
+        for n, text in enumerate(notices):
+            view.notice(text)
+            while not os.path.exists(f"{folder}/{n}"):
+                time.sleep(0.02)
+    threading.Thread(target=tell).start()
+    return SpmdRun(pool, source, (0, 1), view)
+"""
+
+
+def tells_no_more(cell: Cell) -> bool:
+    return "gpupool:" not in cell.drawn[-1]["text/plain"]
+
+
+def test_a_notice_stands_below_the_tail_until_it_is_over(kernel: Kernel, tmp_path: Path) -> None:
+    kernel.run(NOTICED)
+    go = tmp_path / "go"
+    waits = until_there(go)
+    cell = kernel.run(
+        f"_ = noticed({waits!r}, 'a <hang>', 'b', None, folder={str(tmp_path)!r}).result()",
+        meanwhile=[
+            (draws("a &lt;hang&gt;"), (tmp_path / "0").touch),
+            (draws(">b<"), (tmp_path / "1").touch),
+            (tells_no_more, (tmp_path / "2").touch),
+            (tells_no_more, go.touch),
+        ],
+    )
+    shown = cell.drawn
+    with_a, with_b = (
+        [n for n, data in enumerate(shown) if word in data["text/html"]]
+        for word in ("a &lt;hang&gt;", ">b<")
+    )
+    assert 0 <= with_a[0] < with_b[0]
+    assert shown[with_a[0]]["text/plain"] == "running\ngpupool: a <hang>"
+    assert not {*with_a} & {*with_b}
+    assert "gpupool:" not in cell.text
+
+
+def test_a_notice_of_a_cell_in_the_background_stands_under_that_cell(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    kernel.run(NOTICED)
+    go, seen = tmp_path / "go", tmp_path / "0"
+    arguments = f"{until_there(go)!r}, 'a hang', folder={str(tmp_path)!r}, unwaited='x'"
+    cell = kernel.run(
+        f"run = noticed({arguments})\n{until_there(seen)}",
+        meanwhile=[(draws("a hang"), seen.touch)],
+    )
+    assert cell.text == "gpupool: a hang"
+    assert "border-left" in cell.html
+    shows = [(draws("running\ngpupool: a hang"), go.touch)]
+    waiting = kernel.run("_ = run.result()", meanwhile=shows)
+    assert "hang" not in waiting.text

@@ -1,0 +1,148 @@
+"""%gpupool debug through the input of a real notebook."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.notebook.kernel import Cell, Kernel
+from tests.support.waits import touch
+
+FAILING = """%%spmd
+def inner(x):
+    y = x + rank
+    if rank == 1:
+        raise ValueError('bad')
+    dist.barrier()
+def outer():
+    inner(10)
+outer()"""
+SUM = "%%spmd\nt = torch.ones(1)\ndist.all_reduce(t)\nt.item()"
+
+
+@pytest.fixture(scope="module")
+def kernel(clean_kernel: Kernel) -> Kernel:
+    """A kernel with a pool of two ranks; every test leaves it usable."""
+    clean_kernel.run("%load_ext gpupool\n%gpupool start --cpu -n 2")
+    clean_kernel.unfailed = clean_kernel.run("%gpupool debug")  # type: ignore[attr-defined]
+    clean_kernel.unfailed_1 = clean_kernel.run("%gpupool debug 1")  # type: ignore[attr-defined]
+    return clean_kernel
+
+
+@pytest.fixture
+def failed(kernel: Kernel) -> Kernel:
+    """The kernel after a cell in which rank 1 has failed and rank 0 was freed."""
+    assert "rank 1: ValueError: bad" in kernel.run(FAILING).error_text
+    return kernel
+
+
+def usable(kernel: Kernel) -> bool:
+    return kernel.run(SUM).text == "[0, 1] 2.0"
+
+
+def test_before_anything_has_failed_there_is_nothing_to_look_at(kernel: Kernel) -> None:
+    nothing: Cell = kernel.unfailed  # type: ignore[attr-defined]
+    assert nothing.error_text.startswith("PoolError: nothing has failed on the ranks")
+    nothing = kernel.unfailed_1  # type: ignore[attr-defined]
+    assert nothing.text == "No code of yours has failed on this rank: there is nothing to look at."
+
+
+def test_the_rank_that_failed_first_is_looked_at_frame_by_frame(failed: Kernel) -> None:
+    commands = ["p y", "!y = 99", "p y", "up", "p y", "w", "l", "down", "a", "pp x, 3"]
+    cell = failed.run("%gpupool debug", answers=[*commands, "print('said', x)", "nosuch", "q"])
+    assert cell.status == "ok"
+    where, *said = cell.text.split("\n\n", 1)
+    assert "inner()" in where.splitlines()[0]
+    assert "raise ValueError('bad')" in where
+    text = said[0]
+    assert text.startswith("11\n99\n> ")
+    assert "outer()" in text.splitlines()[2]
+    assert "NameError: name 'y' is not defined" in text
+    assert text.rstrip().endswith(
+        "x = 10\n(10, 3)\nsaid 10\n*** NameError: name 'nosuch' is not defined"
+    )
+    assert usable(failed)
+
+
+def test_the_prompt_names_the_rank_that_was_chosen(failed: Kernel) -> None:
+    with pytest.raises(AssertionError, match=r"ipdb\[0\]> "):
+        failed.run("%gpupool debug 0")
+    failed.client.input("q")
+    assert usable(failed)
+
+
+@pytest.mark.parametrize("end", ["q", "quit", "exit", "EOF", "c", "s"])
+def test_a_session_ends_well(failed: Kernel, end: str) -> None:
+    cell = failed.run("%gpupool debug -1", answers=[end])
+    assert (cell.status, cell.errors) == ("ok", [])
+    assert usable(failed)
+
+
+def test_the_stop_button_ends_a_session_that_waits_for_a_command(failed: Kernel) -> None:
+    waits = [(lambda cell: len(cell.questions) == 2, failed.press_stop)]
+    cell = failed.run("%gpupool debug", meanwhile=waits, answers=["p 'one'", None])
+    assert (cell.status, cell.errors) == ("ok", [])
+    assert usable(failed)
+
+
+def test_the_stop_button_ends_a_command_and_not_the_session(failed: Kernel, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    commands = [f"import time; {touch(begun)}; time.sleep(60)", "p 6 * 7", "q"]
+    sleeps = [(lambda cell: begun.exists(), failed.press_stop)]
+    cell = failed.run("%gpupool debug", answers=commands, meanwhile=sleeps)
+    assert cell.status == "ok"
+    assert "*** KeyboardInterrupt\n42" in cell.text
+    assert usable(failed)
+
+
+def test_a_breakpoint_is_a_place_to_look_at(kernel: Kernel) -> None:
+    stopped = kernel.run("%%spmd\nhere = rank + 5\nbreakpoint()\nprint('never')")
+    assert "`%gpupool debug RANK` opens the debugger in this frame" in stopped.error_text
+    cell = kernel.run("%gpupool debug 1", answers=["p here", "q"])
+    assert "----> 3 breakpoint()" in cell.text
+    assert cell.text.endswith("6")
+
+
+def test_commands_without_a_meaning_here_say_so(failed: Kernel) -> None:
+    commands = ["interact", "run", "jump 3", "debug 1 + 1", "p 6 * 7", "q"]
+    cell = failed.run("%gpupool debug", answers=commands)
+    assert "*** interact asks for input, which a rank cannot." in cell.text
+    assert cell.text.rstrip().endswith("42")
+    assert usable(failed)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("5", "ranks '5': write all, 0, 0,2, 0:4, ::2 or -1; this pool has ranks 0 to 1"),
+        ("0:2", "looks at one rank, and 0:2 means 2"),
+        ("1 2", "'2' is too much"),
+    ],
+)
+def test_a_rank_that_is_not_there_is_refused(failed: Kernel, line: str, message: str) -> None:
+    assert message in failed.run(f"%gpupool debug {line}").error_text
+
+
+def test_where_nobody_can_be_asked_the_error_says_what_else_there_is(failed: Kernel) -> None:
+    cell = failed.run("%gpupool debug", allow_stdin=False)
+    assert "this front end cannot ask for input" in cell.error_text
+    assert "error.errors[rank].traceback" in cell.error_text
+    assert usable(failed)
+
+
+def test_a_rank_that_is_busy_is_not_waited_for(failed: Kernel) -> None:
+    failed.run("%%spmd --nowait -o handle\nimport time\ntime.sleep(60)")
+    assert "a cell is still running" in failed.run("%gpupool debug 1").error_text
+    failed.run("handle.interrupt()\nimport time\nwhile not handle.done(): time.sleep(0.05)")
+    assert usable(failed)
+
+
+def test_a_failed_background_cell_is_looked_at_before_anyone_asks_for_its_result(
+    kernel: Kernel,
+) -> None:
+    kernel.run("%%spmd --nowait -o handle\nnumber = 7 + rank\nif rank == 0: number / 0")
+    kernel.run("import time\nwhile not handle.done(): time.sleep(0.01)")
+    cell = kernel.run("%gpupool debug", answers=["p number", "q"])
+    assert "number / 0" in cell.text
+    assert cell.text.rstrip().endswith("\n7")

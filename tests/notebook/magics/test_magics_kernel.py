@@ -1,0 +1,281 @@
+"""The magics in a real kernel: what a notebook shows, message by message."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import nbclient
+import nbformat
+import psutil
+import pytest
+
+from tests.notebook.kernel import Cell, Kernel, draws, plain
+from tests.support.waits import peers, touch, until_there
+
+START = "%load_ext gpupool\n%gpupool start --cpu -n 2"
+
+
+@pytest.fixture(scope="module")
+def kernel(clean_kernel: Kernel) -> Kernel:
+    """A kernel with a pool of two ranks; every test leaves it usable."""
+    clean_kernel.started = clean_kernel.run(START)  # type: ignore[attr-defined]
+    return clean_kernel
+
+
+def no_frame_of_ours(text: str) -> bool:
+    return "gpupool/" not in text and "ipyparallel" not in text
+
+
+# ---- the pool --------------------------------------------------------------------------------
+
+
+def test_the_start_shows_progress_and_then_the_pool_in_its_place(kernel: Kernel) -> None:
+    started: Cell = kernel.started  # type: ignore[attr-defined]
+    shown = [
+        content["data"]["text/plain"] for _, kind, content in started.messages if "display" in kind
+    ]
+    assert shown[0].startswith("Starting: ")
+    assert "Starting: 2 of 2 engines ready" in shown
+    (bar,) = started.outputs
+    first, *ranks = bar["data"]["text/plain"].splitlines()
+    assert first == "Pool of 2: idle, CPU ranks, gloo, stops in 30 min unless used"
+    assert len(ranks) == 2
+    assert "<b>Pool of 2</b>" in started.html
+    assert '<summary style="cursor:pointer">Details</summary>' in started.html
+
+
+def test_the_status_is_the_same_bar(kernel: Kernel) -> None:
+    (bar,) = kernel.run("%gpupool").outputs
+    assert bar["data"]["text/plain"].startswith("Pool of 2: idle")
+    assert "<b>Pool of 2</b>" in bar["data"]["text/html"]
+
+
+def test_a_start_that_is_refused_at_once_shows_the_error_alone(kernel: Kernel) -> None:
+    refused = kernel.run("%gpupool start")
+    assert [output["type"] for output in refused.outputs] == ["error"]
+
+
+# ---- output ----------------------------------------------------------------------------------
+
+
+def test_output_is_shown_while_the_cell_runs_and_grouped_at_the_end(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    seen = {0: tmp_path / "0", 29: tmp_path / "29"}  # each step is seen before the next one
+    waits = "\n".join(
+        f"    if i == {i}:\n{until_there(path, margin=' ' * 8)}" for i, path in seen.items()
+    )
+    cell = kernel.run(
+        f"%%spmd\nfor i in range(31):\n    print('step', i, flush=True)\n{waits}",
+        meanwhile=[(draws(f"step {i}"), path.touch) for i, path in seen.items()],
+    )
+    live = cell.drawn[:-1]
+    assert not any("step 30" in data["text/plain"] for data in live if data is not live[-1])
+    assert all(len(data["text/plain"].splitlines()) <= 20 for data in live)
+
+    (output,) = cell.outputs  # one display, whose content was replaced
+    lines = [f"step {i}" for i in range(31)]
+    assert output["data"]["text/plain"].split() == " ".join(["[0, 1]", *lines]).split()
+    assert "<b>2 ranks</b>" in cell.html
+    assert "✓ 2 ok" in cell.html
+    assert "identical on 2 ranks" in cell.html
+
+
+def test_ranks_that_differ_are_shown_apart(kernel: Kernel) -> None:
+    cell = kernel.run("%%spmd\nprint('head')\nprint('mine', rank)")
+    assert cell.text == "[0] head\n    mine 0\n[1] head\n    mine 1"
+    assert "identical" not in cell.html
+
+
+def test_every_rank_has_its_block_where_that_is_asked_for(kernel: Kernel) -> None:
+    assert kernel.run("%%spmd --view ranks\nprint('same')").text == "[0] same\n[1] same"
+    assert kernel.run("%%spmd --view raw\nprint('same')").outputs[0]["name"] == "stdout"
+    assert kernel.run("%%spmd --view quiet\nprint('same')").outputs == []
+
+
+def test_what_a_rank_prints_is_text_and_not_html(kernel: Kernel) -> None:
+    cell = kernel.run("%%spmd\nprint('<script>alert(1)</script>')")
+    assert "<script>" not in cell.html
+    assert "&lt;script&gt;" in cell.html
+
+
+def test_long_output_is_cut_and_kept_in_the_result(kernel: Kernel) -> None:
+    cell = kernel.run("%%spmd -o long\nprint(*range(1000), sep='\\n')")
+    assert "[... 750 lines left out: long.text(0) ...]" in cell.text
+    assert len(cell.text.splitlines()) == 251
+    assert kernel.run("print(len(long.text(1).splitlines()))").text == "1000"
+
+
+def test_a_bar_that_redraws_itself_is_seen_moving_and_stays_one_line(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    seen = {i: tmp_path / str(i) for i in (0, 5)}
+    waits = "\n".join(
+        f"    if i == {i}:\n{until_there(path, margin=' ' * 8)}" for i, path in seen.items()
+    )
+    cell = kernel.run(
+        f"%%spmd\nfor i in range(10):\n    print(f'{{i}} of 9', end='\\r', flush=True)\n{waits}",
+        meanwhile=[
+            (draws(f"[0] {i} of 9  (rank 1 alike)"), path.touch) for i, path in seen.items()
+        ],
+    )
+    shown = [data["text/plain"] for data in cell.drawn]
+    both = next(n for n, text in enumerate(shown) if "alike" in text)  # one rank may begin later
+    live = r"\[0\] \d of 9  \(rank 1 alike\)"
+    assert all(re.fullmatch(live, text) for text in shown[both:-1])
+    assert shown[-1] == "[0, 1] 9 of 9"
+
+
+def test_figures_are_shown_with_their_ranks(kernel: Kernel) -> None:
+    cell = kernel.run(
+        "%%spmd\nfrom IPython.display import HTML\nfrom PIL import Image\n"
+        "display(HTML(f'<i>rank {rank}</i>'))\n"
+        "display(HTML('<i>both</i>'))\n"
+        "display(Image.new('RGB', (4, 4), (255 * rank, 0, 0)))"
+    )
+    (output,) = cell.outputs
+    assert output["type"] == "display_data"
+    assert cell.html.count("<i>both</i>") == 1
+    assert "identical on 2 ranks" in cell.html
+    for rank in (0, 1):
+        assert f"<b>[{rank}]</b></div><i>rank {rank}</i>" in cell.html
+    assert cell.html.count("data:image/png;base64,") == 2
+
+
+def test_the_value_of_a_background_cell_is_shown_once(kernel: Kernel) -> None:
+    assert kernel.run("%%spmd --nowait -o handle\nprint('said')\nrank + 40").status == "ok"
+    shown = kernel.run("await handle")
+    assert shown.text.count("40") == 1
+    assert shown.text == "[0, 1] said\n[0] 40\n[1] 41"
+
+
+# ---- errors ----------------------------------------------------------------------------------
+
+
+def test_an_error_is_one_output_with_the_line_of_this_cell(kernel: Kernel, tmp_path: Path) -> None:
+    kernel.run(f"%%spmd\n{peers(tmp_path / 'waits')}")
+    cell = kernel.run(
+        "%%spmd\nprint('before')\nif rank == 1:\n"
+        "    until_told(); raise ValueError('bad row')\ndist.barrier()"
+    )
+    number = next(c["execution_count"] for _, kind, c in cell.messages if kind == "execute_input")
+    assert cell.status == "error"
+    assert [error["ename"] for error in cell.errors] == ["SpmdError"]
+    assert cell.errors[0]["evalue"] == (
+        "rank 1: ValueError: bad row "
+        f"(1 of 2 ranks failed, 1 freed from a collective; Cell In[{number}], line 4)"
+    )
+    assert cell.error_text == f"SpmdError: {cell.errors[0]['evalue']}"  # the rest stands above
+    said, *traceback = cell.text.splitlines()
+    assert said == "[0, 1] before"  # what was printed is not lost
+    assert f"Cell In[{number}], line 4" in traceback  # as the notebook counts: %%spmd is 1
+    assert "----> 4     until_told(); raise ValueError('bad row')" in traceback
+    freed = re.sub(r"#\d+", "#n", traceback[-1])
+    assert freed == f"rank 0: freed from barrier #n (Cell In[{number}], line 5)"
+    assert no_frame_of_ours(cell.text)
+    assert "✗ 1 failed" in cell.html
+    assert "1 freed from a collective" in cell.html
+    assert kernel.run("%%spmd\ndist.barrier()\nrank").text == "[0] 0\n[1] 1"
+
+
+def test_an_expression_that_fails_points_at_its_own_cell(kernel: Kernel) -> None:
+    cell = kernel.run("%spmd 1 / 0")
+    number = next(c["execution_count"] for _, kind, c in cell.messages if kind == "execute_input")
+    assert f"Cell In[{number}], line 1" in cell.error_text
+    assert no_frame_of_ours(cell.error_text)
+
+
+def test_a_cell_that_cannot_be_parsed_shows_the_place(kernel: Kernel) -> None:
+    cell = kernel.run("%%spmd\nfine = 1\nx = (")
+    assert "line 3" in cell.error_text
+    assert "SyntaxError" in cell.error_text
+    assert no_frame_of_ours(cell.error_text)
+
+
+# ---- interrupts ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "{begun}; import time\ntime.sleep(60)",
+        "if rank == 0:\n    {begun}; import time\n    time.sleep(60)\ndist.barrier()",
+    ],
+)
+def test_the_stop_button_ends_a_cell_and_the_next_one_works(
+    kernel: Kernel, code: str, tmp_path: Path
+) -> None:
+    begun = tmp_path / "begun"
+    runs = [(lambda cell: begun.exists(), kernel.press_stop)]
+    cell = kernel.run(f"%%spmd\n{code.format(begun=touch(begun))}", meanwhile=runs)
+    assert cell.elapsed_s < 40  # and not the minute
+    assert [error["ename"] for error in cell.errors] == ["SpmdError"]
+    assert "KeyboardInterrupt" in cell.error_text
+    assert no_frame_of_ours(cell.error_text)
+    assert kernel.run("%%spmd\ndist.barrier()\nrank").text == "[0] 0\n[1] 1"
+
+
+def test_the_stop_button_ends_an_awaited_cell_too(kernel: Kernel) -> None:
+    kernel.run("%%spmd --nowait -o handle\nimport time\ntime.sleep(60)")
+    waits = [(draws("running"), kernel.press_stop)]  # which it shows after two seconds
+    cell = kernel.run("await handle", meanwhile=waits)
+    assert [error["ename"] for error in cell.errors] == ["SpmdError"]
+    assert no_frame_of_ours(cell.error_text)
+    assert kernel.run("%spmd rank").text == "[0] 0\n[1] 1"
+
+
+# ---- whole notebooks, and the end ------------------------------------------------------------
+
+
+RESTART = """
+import os, signal, threading, time, gpupool
+def press(pool, pid):  # when the new engine is there, and has not joined the group
+    while pool.status().pids.get(1) in (None, pid):
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+pool = gpupool.current_pool()
+threading.Thread(target=press, args=[pool, pool.status().pids[1]]).start()
+%gpupool restart 1
+"""
+
+
+def test_an_interrupted_restart_is_not_called_a_start_that_failed(kernel: Kernel) -> None:
+    shown, error = kernel.run(RESTART).outputs
+    assert shown["data"]["text/plain"] == "The restart was not completed."
+    assert error["evalue"] == "%gpupool restart was interrupted. It goes on in the background."
+    assert kernel.run("%spmd rank").status == "ok"  # and so it does
+
+
+def test_run_all_stops_at_a_failing_cell_and_no_process_is_left() -> None:
+    cells = [
+        START,
+        "print(*[p for p in __import__('gpupool').current_pool().status().pids.values()])",
+        "%%spmd\nprint('hello')",
+        "%%spmd\nraise RuntimeError('here')",
+        "print('never')",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    with pytest.raises(nbclient.exceptions.CellExecutionError, match="RuntimeError: here"):
+        nbclient.NotebookClient(notebook, timeout=60).execute()
+    bar, pids, hello, failed, never = (cell.outputs for cell in notebook.cells)
+    assert "Pool of 2" in bar[-1]["data"]["text/html"]  # the saved notebook has the final pictures
+    assert hello[0]["data"]["text/plain"] == "[0, 1] hello"
+    assert [output["output_type"] for output in failed] == ["display_data", "error"]
+    assert "Cell In[4], line 2" in plain("\n".join(failed[1]["traceback"]))
+    assert never == []
+    engines = [int(pid) for pid in pids[0]["text"].split()]
+    assert len(engines) == 2
+    assert within(60, lambda: not any(psutil.pid_exists(pid) for pid in engines))
+
+
+def within(seconds: float, condition: Callable[[], bool]) -> bool:
+    """Whether the condition comes true in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

@@ -1,0 +1,291 @@
+"""The magics in IPython on a terminal: plain text, no kernel, no browser."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.notebook.terminal import Terminal
+from tests.support.waits import touch, until_there
+
+# a driver may be there or not; the variable is set to "" either way
+WHY_CPU = "no NVIDIA driver|CUDA_VISIBLE_DEVICES='' hides all GPUs"
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
+    """A shell with the magics, without a pool at first; pools of others leave nothing for it."""
+    with Terminal(TMPDIR=str(tmp_path_factory.mktemp("tmp"))) as terminal:
+        shown = terminal.run("%load_ext gpupool")
+        assert (shown.stdout, shown.stderr, shown.success) == ("", "", True)
+        yield terminal
+
+
+@pytest.fixture
+def terminal(fresh: Terminal) -> Terminal:
+    """The shell with a pool of two ranks."""
+    if "No pool" in fresh.run("%gpupool").stdout:
+        assert fresh.run("%gpupool start --cpu -n 2").success
+    return fresh
+
+
+def test_loading_brings_no_torch_and_no_widgets() -> None:
+    with Terminal() as terminal:
+        loaded = terminal.run(
+            "%load_ext gpupool\nimport sys\nprint({'torch', 'ipywidgets'} & set(sys.modules))"
+        )
+    assert loaded.stdout == "set()\n"
+
+
+def test_without_a_pool_the_status_says_how_to_start_one(fresh: Terminal) -> None:
+    fresh.run("%gpupool stop")
+    status = "No pool runs in this notebook. `%gpupool start` starts one.\n"
+    assert fresh.run("%gpupool").stdout == fresh.run("%gpupool status").stdout == status
+    assert fresh.run("%gpupool stop").stdout == "No pool was running.\n"
+    refused = fresh.run("%gpupool env HOME")
+    assert refused.stdout.startswith("NoPoolError: no pool runs in this notebook. `%gpupool start`")
+
+
+def test_a_cell_starts_a_pool_and_says_so_in_one_line(fresh: Terminal) -> None:
+    fresh.run("%gpupool stop")
+    fresh.run("import os; os.environ['CUDA_VISIBLE_DEVICES'] = ''")
+    shown = fresh.run("%%spmd\nprint('hello')")
+    started, *rest = shown.stdout.splitlines()
+    assert re.fullmatch(
+        rf"gpupool: no pool was running; started 2 ranks on CPU: ({WHY_CPU}) \(gloo\)\.", started
+    )
+    assert rest[:2] in (["[0, 1] hello"], ["[0] hello", "[1] hello"], ["[1] hello", "[0] hello"])
+
+
+def test_the_status_tells_state_ranks_and_processes(terminal: Terminal) -> None:
+    first, *ranks = terminal.run("%gpupool").stdout.splitlines()
+    assert re.fullmatch(
+        rf"Pool of 2: idle, CPU ranks(: ({WHY_CPU}))?, gloo, stops in 30 min unless used", first
+    )
+    assert [re.sub(r"\d+ thread.*", "...", line) for line in ranks] == [
+        "  rank 0  CPU  ...",
+        "  rank 1  CPU  ...",
+    ]
+
+
+def test_a_second_start_changes_nothing(terminal: Terminal) -> None:
+    before = terminal.run("%gpupool").stdout
+    refused = terminal.run("%gpupool start -n 1")
+    assert refused.stdout.startswith("PoolError: a pool of 2 ranks runs already. Go on with it")
+    assert terminal.run("%gpupool").stdout == before
+
+
+def test_what_is_over_soon_is_shown_as_groups_of_ranks(terminal: Terminal) -> None:
+    shown = terminal.run_briefly("%%spmd\nprint('head')\nprint('rows', 8 - rank)")
+    heading, *lines = shown.stdout.splitlines()
+    assert re.fullmatch(r"%%spmd  2 ranks  ok  \d+ ms", heading)
+    assert lines == ["[0] head", "    rows 8", "[1] head", "    rows 7"]
+
+
+def test_each_line_of_what_lasts_bears_its_rank(terminal: Terminal) -> None:
+    shown = terminal.run(
+        "%%spmd\nimport time\ntime.sleep(1.2)\nfor i in range(20):\n    dist.barrier()\n"
+        "    print('one', i)\nprint('no end', rank, end='')\n(rank,\n 'x' * 99)"
+    )
+    *lines, heading = shown.stdout.splitlines()
+    assert re.fullmatch(r"%%spmd  2 ranks  ok  \d+(\.\d)? s.*", heading)
+    # those that both ranks say within half a second
+    assert any(line.startswith("[0, 1] one ") for line in lines)
+    for rank in (0, 1):
+        mine = [line for line in lines if line.startswith(f"[{rank}] ")]
+        assert [line for line in mine if not line.startswith(f"[{rank}] one ")] == [
+            f"[{rank}] no end {rank}",
+            f"[{rank}] ({rank},",  # a value of several lines bears it on each
+            f"[{rank}]  '{'x' * 99}')",
+        ]
+
+
+def test_figures_are_named_in_text(terminal: Terminal) -> None:
+    cell = "%%spmd -t 0\nfrom IPython.display import HTML\ndisplay(HTML('x'))"
+    shown = terminal.run_briefly(cell)
+    assert shown.stdout == "[0] <IPython.core.display.HTML object>\n"
+
+
+def test_a_progress_bar_is_written_once(terminal: Terminal) -> None:
+    cell = "%%spmd -t 0\nfor i in range(5):\n    print(i, end='\\r', flush=True)"
+    shown = terminal.run_briefly(cell)
+    assert shown.stdout == "[0] 4\n"
+
+
+def test_an_expression_shows_equal_values_once(terminal: Terminal) -> None:
+    assert terminal.run("%spmd world_size").stdout.endswith("[0, 1] 2\n")
+    assert terminal.run("%spmd {'rank': rank}").stdout.endswith(
+        "[0] {'rank': 0}\n[1] {'rank': 1}\n"
+    )
+    kept = terminal.run("values = %spmd rank + 10\nprint(values[0], values[1])")
+    assert kept.stdout == "10 11\n"
+    assert "as in `%spmd rank * 2`" in terminal.run("%spmd").stdout
+
+
+def test_braces_in_an_expression_are_python(terminal: Terminal) -> None:
+    terminal.run("rank = 99")
+    assert terminal.run("%spmd {rank}").stdout.endswith("[0] {0}\n[1] {1}\n")
+
+
+def test_an_expression_that_prints_shows_it(terminal: Terminal) -> None:
+    shown = terminal.run("x = %spmd print('printed', rank)")
+    assert sorted(shown.stdout.splitlines()) == ["[0] printed 0", "[1] printed 1"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [("all", [0, 1]), ("0", [0]), ("-1", [1]), ("0:1", [0]), ("-1,0", [0, 1])],
+)
+def test_a_cell_runs_on_the_chosen_ranks(
+    terminal: Terminal, ranks: str, expected: list[int]
+) -> None:
+    assert terminal.run(f"%%spmd -t {ranks} -o chosen\nrank").success
+    assert terminal.run("print(sorted(chosen.values()))").stdout == f"{expected}\n"
+
+
+def test_braces_on_the_line_mean_a_notebook_variable(terminal: Terminal) -> None:
+    assert terminal.run("which = 1\n").success
+    assert terminal.run_briefly("%%spmd -t {which}\nprint('here')").stdout == "[1] here\n"
+
+
+def test_the_result_is_bound_and_holds_values_and_text(terminal: Terminal) -> None:
+    shown = terminal.run("%%spmd -o mine --view quiet\nprint('said', rank)\nrank ** 2")
+    assert shown.stdout == ""
+    assert terminal.run("print(mine[1], repr(mine.text(1)))").stdout == "1 'said 1\\n'\n"
+    assert terminal.run("mine").stdout.endswith("[0] 0\n[1] 1\n")
+
+
+def test_a_bad_name_is_refused_before_the_cell_runs(terminal: Terminal) -> None:
+    refused = terminal.run("%%spmd -o class\nran_anyway = True")
+    assert "'class' is not a name that a variable can have" in refused.stdout
+    assert "NameError" in terminal.run("%spmd ran_anyway").stdout
+
+
+def test_a_failing_cell_leaves_the_name_as_it_was(terminal: Terminal) -> None:
+    terminal.run("kept = 'before'")
+    assert not terminal.run("%%spmd -o kept\n1 / 0").success
+    assert terminal.run("print(kept)").stdout == "before\n"
+
+
+def test_a_cell_that_takes_too_long_is_interrupted(terminal: Terminal) -> None:
+    shown = terminal.run("%%spmd --timeout 0.5\nimport time\ntime.sleep(60)")
+    assert shown.stdout.startswith("SpmdError: ")
+    assert "took longer than 0.5 s" in shown.stdout
+    assert terminal.run("%spmd rank").success
+
+
+def test_a_handle_shows_the_output_when_its_result_is_asked_for(terminal: Terminal) -> None:
+    begun = terminal.run("%%spmd --nowait -o handle\nprint('from the background')\nrank + 5")
+    assert "from the background" not in begun.stdout
+    terminal.run("import time\nwhile not handle.done(): time.sleep(0.02)")
+    first = terminal.run("handle.result()").stdout.splitlines()
+    assert first.count("[0, 1] from the background") == 1
+    assert (first.count("[0] 5"), first.count("[1] 6")) == (1, 1)  # as the value of the cell
+    again = terminal.run("handle.result()").stdout  # the name still means the handle
+    assert again.endswith("[0, 1] from the background\n[0] 5\n[1] 6\n")
+
+
+def test_interrupt_ends_a_cell_in_the_background(terminal: Terminal, tmp_path: Path) -> None:
+    assert terminal.run("%gpupool interrupt").stdout == "No rank is busy.\n"
+    begun = tmp_path / "begun"
+    terminal.run(f"%%spmd --nowait -o handle\nimport time; {touch(begun)}\ntime.sleep(60)")
+    terminal.run(until_there(begun))
+    assert terminal.run("%gpupool interrupt").stdout == "The busy ranks are interrupted.\n"
+    assert "KeyboardInterrupt" in terminal.run("handle.result()").stdout
+
+
+def test_env_shows_names_and_never_values(terminal: Terminal) -> None:
+    assert terminal.run("%gpupool env").stdout == "No variable has been propagated.\n"
+    terminal.run("import os; os.environ.update(MY_TOKEN='s3cr3t-value', MY_MODE='fast')")
+    sent = terminal.run("%gpupool env MY_*").stdout
+    assert re.fullmatch(r"On 2 ranks: MY_MODE \(\w{6}\), MY_TOKEN \(\w{6}\)\n", sent)
+    assert terminal.run("%gpupool env").stdout == sent
+    assert "env: MY_MODE, MY_TOKEN (hidden)" in terminal.run("%gpupool").stdout
+    masked = terminal.run_briefly(
+        "%%spmd -t 0\nimport os\nprint(os.environ['MY_TOKEN'], os.environ['MY_MODE'])"
+    )
+    assert masked.stdout == "[0] [hidden] fast\n"
+    removed = terminal.run("%gpupool env MY_* --unset").stdout
+    assert removed == "Removed from 2 ranks: MY_MODE, MY_TOKEN\n"
+    assert terminal.run("%gpupool env MY_* --unset").stdout == "No variable matches.\n"
+    assert "name the variables to remove" in terminal.run("%gpupool env --unset").stdout
+
+
+def test_a_failing_rank_shows_the_line_of_the_cell(terminal: Terminal) -> None:
+    shown = terminal.run("%%spmd\nx = 1\nif rank == 1:\n    raise ValueError('bad row')")
+    assert shown.stdout.startswith("SpmdError: rank 1: ValueError: bad row (1 of 2 ranks failed; ")
+    assert re.search(r"Cell In\[\d+\], line 4", shown.stdout)
+    assert "gpupool/" not in shown.stdout
+
+
+def test_the_log_of_a_rank_can_be_read(terminal: Terminal) -> None:
+    assert terminal.run("%gpupool log 1 -n 2").success
+    assert "this pool has ranks 0 to 1" in terminal.run("%gpupool log 7").stdout
+
+
+def test_the_help_lists_every_command_and_option(terminal: Terminal) -> None:
+    from gpupool.notebook.magics.arguments import COMMANDS, spmd_parser
+
+    pool_help = terminal.run("print(get_ipython().find_line_magic('gpupool').__doc__)").stdout
+    cell_help = terminal.run("print(get_ipython().find_cell_magic('spmd').__doc__)").stdout
+    for command, make in COMMANDS.items():
+        assert command == "status" or f"%gpupool {command}" in pool_help
+        assert all(option in pool_help for option in make().option_names())
+    assert all(option in cell_help for option in spmd_parser().option_names())
+
+
+def test_a_rank_is_restarted_and_the_others_keep_their_variables(terminal: Terminal) -> None:
+    terminal.run("%%spmd\nkept = 10 + rank")
+    before = terminal.run("%gpupool").stdout.splitlines()
+    after = terminal.run("%gpupool restart 1").stdout.splitlines()
+    assert "generation" in after[0]
+    assert before[1] == after[1]  # with its pid
+    assert before[2] != after[2]
+    shown = terminal.run("%%spmd --view ranks\nprint('kept' in globals())").stdout
+    assert sorted(shown.splitlines()) == ["[0] True", "[1] False"]  # they come as they come
+    assert "write all, 0, 0,2" in terminal.run("%gpupool restart nonsense").stdout
+
+
+def test_leftovers_are_told_and_reaped_by_name_of_the_command_only(terminal: Terminal) -> None:
+    nothing = "Nothing is left of earlier pools."
+    assert nothing in terminal.run("%gpupool leftovers").stdout
+    assert terminal.run("%gpupool leftovers --reap").stdout == f"{nothing}\n"
+
+
+def test_loading_and_unloading_do_not_touch_the_agent_of_a_running_pool(
+    terminal: Terminal,
+) -> None:
+    children = "import psutil; print([p.name() for p in psutil.Process().children()])"
+    for command in ("%load_ext gpupool", "%unload_ext gpupool", "%load_ext gpupool"):
+        terminal.run(command)
+        assert terminal.run(children).stdout == "['gpupool:agent']\n"
+    assert terminal.run("%spmd rank").success
+
+
+def test_unloading_ends_an_agent_that_waits(fresh: Terminal) -> None:
+    children = "import psutil; print([p.name() for p in psutil.Process().children()])"
+    fresh.run("%gpupool stop")
+    assert fresh.run(children).stdout == "['gpupool:agent']\n"
+    fresh.run("%unload_ext gpupool")
+    assert fresh.run(children).stdout == "[]\n"
+    fresh.run("%load_ext gpupool")
+
+
+def test_stopping_ends_the_pool(terminal: Terminal) -> None:
+    assert terminal.run("%gpupool stop").stdout == "Pool stopped.\n"
+    assert terminal.run("%gpupool").stdout.startswith("No pool runs")
+
+
+def test_start_prints_the_pool_and_its_end_is_told_once(fresh: Terminal) -> None:
+    fresh.run("%gpupool stop")
+    shown = fresh.run("%gpupool start --cpu -n 2 --idle-timeout never")
+    assert shown.stdout.startswith(
+        "Pool of 2: idle, CPU ranks, gloo, no idle timeout\n  rank 0  CPU"
+    )
+    assert shown.stderr == ""  # progress is for a terminal; this is a pipe
+    assert fresh.run("%gpupool restart 1").success
+    ended = fresh.run("import gpupool; gpupool.current_pool().stop('stopped by a test')")
+    assert ended.stderr == "gpupool: the pool was stopped by a test.\n"

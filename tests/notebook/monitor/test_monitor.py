@@ -1,0 +1,217 @@
+"""The live monitor in a real kernel, without a browser: what is sent, and what the file keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[3]
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+WIDGET_STATE = "application/vnd.jupyter.widget-state+json"
+
+# The kernel runs in the root of the repository.
+FEED = """
+from gpupool.notebook.monitor.views import show_training
+from gpupool.training.history import TrainingHistory
+from tests.notebook.feed import Run, training_events
+"""
+
+
+def executed(*cells: str) -> Any:
+    """The notebook after its cells have run in a kernel."""
+    metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    notebook = nbformat.v4.new_notebook(metadata=metadata)  # type: ignore[no-untyped-call]
+    for source in (FEED, *cells):
+        cell = nbformat.v4.new_code_cell(source)  # type: ignore[no-untyped-call]
+        notebook.cells.append(cell)
+    client = NotebookClient(
+        notebook,
+        timeout=60,
+        store_widget_state=True,
+        resources={"metadata": {"path": str(ROOT)}},
+    )
+    client.execute()
+    return notebook
+
+
+def monitor_state(notebook: Any) -> dict[str, Any]:
+    """What a page opened now would know of the widget."""
+    models = notebook.metadata["widgets"][WIDGET_STATE]["state"].values()
+    (state,) = [m["state"] for m in models if m["model_name"] == "AnyModel"]
+    return dict(state)
+
+
+def test_the_saved_notebook_keeps_a_still_picture_and_no_widget() -> None:
+    notebook = executed(
+        "run = Run(num_epochs=3, steps_per_epoch=100)\nshow_training(run)",
+        "run.wait()",
+    )
+    (output,) = notebook.cells[1].outputs
+    assert WIDGET_VIEW not in output.data
+    assert "data:image/svg+xml;base64" in output.data["text/html"]
+    assert "Finished: 3 epochs" in output.data["text/html"]
+    assert output.data["text/plain"].startswith("Finished: 3 epochs in ")
+
+    state = monitor_state(notebook)
+    assert state["status"] == "finished"
+    assert state["view"]["progress"] == 1.0
+    assert dict(state["view"]["table"])["Training cycle"][1] == ["Step", "300 of 300"]
+    lines = json.loads(state["lines"])
+    assert len(lines["loss"]["raw"]) == 300
+    assert len(lines["accuracy"]["validation"]) == 3
+
+
+def test_while_it_runs_the_notebook_holds_the_widget_and_its_text() -> None:
+    notebook = executed(
+        "from gpupool.notebook.monitor.views import WidgetView\n"
+        "run = Run(num_epochs=1, steps_per_epoch=4, num_steps=4)\n"
+        "view = WidgetView(run.stop)\nrun.add_listener(view)",
+        "run.wait()\nview.monitor",
+    )
+    assert WIDGET_VIEW in notebook.cells[1].outputs[0].data
+    shown = notebook.cells[2].outputs[0].data
+    assert WIDGET_VIEW in shown
+    assert shown["text/plain"].startswith("training  epoch 1/1  step 4/4  ")
+
+
+def test_stop_reaches_the_run_and_is_acknowledged_at_once() -> None:
+    notebook = executed(
+        "from gpupool.notebook.monitor.views import WidgetView\n"
+        "run, wishes = Run(step_s=0.3), []\n"
+        "view = WidgetView(lambda: wishes.append(run.stop))\nrun.add_listener(view)",
+        # As the kernel does it when the browser sends the press of the button:
+        "view.monitor._handle_custom_msg({'press': 'stop'}, [])\n"
+        "at_once = view.monitor.status\n(stop,) = wishes\nstop()\nrun.wait()",
+        "print(at_once, run.history.status, view.monitor.status, len(run.history.steps) < 900)",
+    )
+    assert notebook.cells[3].outputs[0].text == "stopping stopped stopped True\n"
+    assert "Stopped after step" in notebook.cells[1].outputs[0].data["text/html"]
+
+
+def test_the_kernel_may_answer_on_any_shell() -> None:
+    """Guards the private name of ipykernel 7.4 that the monitor removes after each message."""
+    notebook = executed(
+        "from gpupool.notebook.monitor.widget import TrainingMonitor\n"
+        "monitor = TrainingMonitor()\n"
+        "after_open = '_reply_subshell_id' in vars(monitor.comm)\n"
+        "monitor.update(TrainingHistory())\n"
+        "print(after_open, '_reply_subshell_id' in vars(monitor.comm))"
+    )
+    assert notebook.cells[1].outputs[0].text == "False False\n"
+
+
+NO_COMMS = "import comm\ncomm.create_comm = comm.DummyComm"
+BROKEN_ANYWIDGET = """
+import pathlib, sys, tempfile
+folder = tempfile.mkdtemp()
+pathlib.Path(folder, "anywidget.py").write_text("raise ImportError('of another version')")
+sys.path.insert(0, folder)
+"""
+
+
+@pytest.mark.parametrize("without", [NO_COMMS, BROKEN_ANYWIDGET], ids=["comms", "anywidget"])
+def test_without_widgets_html_is_drawn_in_place(without: str) -> None:
+    notebook = executed(
+        without,
+        "run = Run(num_epochs=1, steps_per_epoch=20)\nshow_training(run)",
+        "run.wait()",
+    )
+    (output,) = notebook.cells[2].outputs
+    assert WIDGET_VIEW not in output.data
+    assert "Finished: 1 epoch" in output.data["text/html"]
+
+
+COUNT_MESSAGES = """
+from gpupool.notebook.monitor.widget import TrainingMonitor
+
+class Counted(TrainingMonitor):
+    sent = ()
+    def _send(self, message, buffers=None):
+        self.sent += (message,)
+        super()._send(message, buffers)
+
+now = 0.0
+monitor, history = Counted(clock=lambda: now), TrainingHistory()
+for event in training_events(num_epochs=10, steps_per_epoch=100):
+    history.add(event)
+    monitor.update(history)
+    now += 0.01
+"""
+
+
+def test_at_most_ten_messages_a_second_and_no_point_lost() -> None:
+    """1000 steps at 100 a second; only the clock is not real."""
+    notebook = executed(
+        COUNT_MESSAGES,
+        "whole = [m for m in monitor.sent if 'view' in m.get('state', ())]\n"
+        "news = [m['content'] for m in monitor.sent if m['method'] == 'custom']\n"
+        "steps = [p[0] for n in news for p in n['new']['loss']['raw']]\n"
+        "print([len(news) + len(whole), len(whole), len(steps), steps == sorted(set(steps))])",
+        "import json\nprint(max(len(json.dumps(n)) for n in news), monitor.lines)",
+    )
+    num_sent, num_whole, num_new, in_order = json.loads(
+        notebook.cells[2].outputs[0].text.replace("True", "true")
+    )
+    assert 90 <= num_sent <= 10 * 10.1 + 2  # ten seconds, and one message for each new status
+    assert num_whole == 3  # at the start, after five seconds, and at the end
+    assert num_new > 900  # the others came with one of the whole pictures
+    assert in_order
+    size, lines = notebook.cells[3].outputs[0].text.split(" ", 1)
+    assert int(size) < 5000
+    assert len(json.loads(lines)["loss"]["raw"]) <= 800
+
+
+def test_a_page_that_asks_gets_all_there_is_at_once() -> None:
+    """The private names are those that ipywidgets' front ends are answered with."""
+    notebook = executed(
+        "from gpupool.notebook.monitor.widget import TrainingMonitor\n"
+        "import json\n"
+        "now = 0.0\n"
+        "monitor, history = TrainingMonitor(clock=lambda: now), TrainingHistory()\n"
+        "for event in training_events(num_epochs=2, steps_per_epoch=25, num_steps=30):\n"
+        "    history.add(event)\n"
+        "    monitor.update(history)\n"
+        "    now += 0.11\n"
+        "synced = len(json.loads(monitor.lines)['loss']['raw'])",
+        "from ipywidgets.widgets import widget\n"
+        "sent = []\n"
+        "class Control:\n"
+        "    def send(self, data, metadata=None, buffers=None):\n"
+        "        sent.append(data)\n"
+        "widget.Widget._control_comm, before = Control(), widget.Widget._control_comm\n"
+        "ask = {'content': {'data': {'method': 'request_states'}}}\n"
+        "widget.Widget._handle_control_comm_msg(ask)\n"
+        "widget.Widget._control_comm = before\n"
+        "state = sent[0]['states'][monitor.model_id]['state']\n"
+        "print(synced, len(json.loads(state['lines'])['loss']['raw']), state['view']['progress'])",
+    )
+    assert notebook.cells[2].outputs[0].text == "0 30 0.6\n"
+
+
+def test_the_browser_half_is_one_module_without_dependencies() -> None:
+    from gpupool.notebook.monitor.widget import TrainingMonitor
+
+    source = str(TrainingMonitor._esm)
+    assert source.count("export default") == 1
+    assert "import" not in source
+    assert "http" not in source
+
+
+def test_a_training_is_shown_as_the_option_says() -> None:
+    notebook = executed(
+        "show_training(Run(), 'none')",
+        "run = Run(num_epochs=2, steps_per_epoch=10)\nshow_training(run, 'table')\n_ = run.wait()",
+    )
+    assert notebook.cells[1].outputs == []
+    outputs = notebook.cells[2].outputs
+    assert {(output.output_type, output.get("name")) for output in outputs} == {
+        ("stream", "stdout")
+    }
+    lines = "".join(output.text for output in outputs).splitlines()
+    assert "epoch 1/2" in lines[0]
+    assert "epoch 2/2" in lines[-1]

@@ -1,0 +1,174 @@
+"""A loop of one's own in a `%%spmd` cell, as a user has it: real kernel, real ranks."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.notebook.kernel import Cell, Condition, Kernel, draws
+from tests.notebook.pages import Page
+from tests.support.waits import until_there
+
+DATA = """
+import gpupool, torch
+from torch import nn
+from torch.utils.data import TensorDataset
+generator = torch.Generator().manual_seed(0)
+points = torch.randn(50, 8, generator=generator, dtype=torch.float64)
+dataset = TensorDataset(points, points[:, :3].argmax(1))
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 3)).double()
+"""
+
+TRAIN = """
+options = gpupool.TrainingOptions(batch_size=12, lr=0.1, epochs=3)
+expected = gpupool.train(model, dataset, "cross_entropy", options).history.loss
+"""
+
+OWN = """%%spmd
+import gpupool
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+parallel = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(parallel.parameters(), lr=0.1, momentum=0.9)
+losses, step = [], 0
+with gpupool.monitor(["loss"], num_steps=15) as monitor:
+    for epoch in range(1, 4):
+        for batch in gpupool.shard_batches(dataset, 12, epoch=epoch):
+            mean_loss = cross_entropy(parallel(batch.inputs), batch.targets)
+            loss = gpupool.weighted_loss(mean_loss, batch)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            step += 1
+            monitor.record(step, weight=batch.num_here, loss=mean_loss)
+            whole = loss.detach() / world_size
+            dist.all_reduce(whole)
+            losses.append(whole.item())
+"""
+
+ASKS = "        if monitor.stop:\n            break\nstep"
+ENDLESS = """%%spmd
+import time
+import gpupool
+with gpupool.monitor(["loss"], title="Endless") as monitor:
+    for step in range(1, 10_000):
+        time.sleep(0.02 * (rank + 1))
+        monitor.record(step, loss=torch.tensor(float(rank)))
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel(clean_kernel: Kernel) -> Kernel:
+    assert clean_kernel.run("%load_ext gpupool\n%gpupool start -n 2 --cpu").status == "ok"
+    return clean_kernel
+
+
+ASKED_AGAIN = draws("Press stop again")
+HAS_BUTTON = draws("gpl-stop-")  # so the loop has asked whether to stop
+
+
+def for_a_while(condition: Condition, seconds: float) -> Condition:
+    """Whether it has been true for so long."""
+    since: list[float] = []
+
+    def holds(cell: Cell) -> bool:
+        if condition(cell) and not since:
+            since.append(time.monotonic())
+        return bool(since) and time.monotonic() - since[0] > seconds
+
+    return holds
+
+
+def comms(cell: Cell, kind: str) -> list[str]:
+    """The comms of messages of a kind."""
+    return [content["comm_id"] for _, found, content in cell.messages if found == kind]
+
+
+def test_an_own_loop_has_the_losses_of_train_and_is_shown(kernel: Kernel) -> None:
+    assert kernel.run(DATA).status == "ok"
+    assert kernel.run(TRAIN).status == "ok"
+    cell = kernel.run(OWN)
+    assert cell.status == "ok", cell.error_text
+    assert cell.html.count("<img") == 1
+    assert "finished" in cell.html
+    difference = "max(abs(a - b) for a, b in zip(losses[0], expected, strict=True))"
+    assert float(kernel.run(difference).text) < 1e-12
+    last = float(kernel.run("f'{expected[-1]:.4g}'").text.strip("'"))
+    assert f"step 15 of 15, loss {last:.4g}" in cell.text
+
+
+def test_the_stop_button_ends_a_loop_that_asks_at_the_same_step_on_all_ranks(
+    kernel: Kernel,
+) -> None:
+    cell = kernel.run(ENDLESS + ASKS, meanwhile=[(HAS_BUTTON, kernel.press_stop)])
+    assert cell.status == "ok", cell.error_text
+    assert "Endless: stopped, step " in cell.text
+    assert kernel.run("_[0] == _[1] > 1").text == "True"
+
+
+def test_stop_in_the_picture_ends_the_loop_while_the_cell_blocks(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    page, go = Page(kernel, "is_stopping", "gpl-stop-", subshell=True), tmp_path / "go"
+    held = f"        if monitor.stop:\n{until_there(go, margin=' ' * 12)}\n            break\nstep"
+    page.run(ENDLESS + held, lambda page: "gpl-hint-" in page.html)
+    page.send("hello")
+    page.follow(lambda page: page.view["answers"] == 1)
+    assert not page.view["is_stopping"]
+    for _ in range(2):  # a second press means the same, and interrupts nothing
+        page.send("stop")
+    page.follow(lambda page: page.view["presses"] == 2)
+    assert page.view["is_stopping"]  # the acknowledgement
+    go.touch()
+    page.follow(lambda page: page.is_closed)
+    assert kernel.run("_[0] == _[1] > 1").text == "True"
+
+
+def test_a_loop_that_does_not_ask_has_no_button_and_none_stays(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    cell = kernel.run(ENDLESS.replace("10_000", "40"))
+    assert cell.status == "ok"
+    assert comms(cell, "comm_open") == []
+    go = tmp_path / "go"  # it is told twice a second whether a loop asks
+    held = f"        if step == 35:\n{until_there(go, margin=' ' * 12)}\n"
+    seen = [(HAS_BUTTON, go.touch)]
+    asked = kernel.run(ENDLESS.replace("10_000", "40") + held + ASKS, meanwhile=seen)
+    assert comms(asked, "comm_open")
+    assert {*comms(asked, "comm_open")} <= {*comms(asked, "comm_close")}
+    assert "gpl-" not in cell.html + asked.html
+
+
+def test_the_stop_button_interrupts_a_loop_that_does_not_ask(kernel: Kernel) -> None:
+    cell = kernel.run(ENDLESS, meanwhile=[(draws("Endless: step "), kernel.press_stop)])
+    assert cell.status == "error"
+    assert "KeyboardInterrupt" in cell.error_text
+    assert "ended by an error" in cell.html
+    assert not ASKED_AGAIN(cell)
+
+
+def test_a_second_press_interrupts(kernel: Kernel) -> None:
+    stuck = ENDLESS + "        if monitor.stop:\n            time.sleep(60)\n"
+    # a press within a second of the first one means the same
+    again = for_a_while(ASKED_AGAIN, 1.5)
+    presses = [(HAS_BUTTON, kernel.press_stop), (again, kernel.press_stop)]
+    cell = kernel.run(stuck, meanwhile=presses)
+    assert cell.status == "error"
+    assert "KeyboardInterrupt" in cell.error_text
+
+
+def test_a_monitor_that_nobody_closes_ends_with_its_cell(kernel: Kernel) -> None:
+    cell = kernel.run(
+        "%%spmd\nmonitor = gpupool.monitor(['a'], title='Left')\nmonitor.record(1, a=2.0 * rank)"
+    )
+    assert re.fullmatch(r"Left: step 1, a 1, \d+\.\d s, ended", cell.text)
+
+
+def test_a_wrong_metric_is_named(kernel: Kernel) -> None:
+    cell = kernel.run("%%spmd\ngpupool.monitor(['loss']).record(1, los=1.0)")
+    assert "'los' is no metric of this monitor, which has 'loss'" in cell.error_text

@@ -1,0 +1,201 @@
+"""What is told when memory runs out, a GPU's context is lost or a process ends. Real engines."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable
+
+import pytest
+
+import gpupool
+from gpupool import Pool, SpmdError
+from gpupool.core.machine.gpus import visible_gpus
+from gpupool.pool import session
+from tests.notebook.kernel import plain
+from tests.support.processes import folder_of, until
+
+Fails = Callable[..., SpmdError]
+
+
+@pytest.fixture
+def fails(pool2: Pool) -> Fails:
+    """Runs a cell on both ranks and gives its error."""
+
+    def fails(source: str, pool: Pool = pool2) -> SpmdError:
+        execution = pool.begin(
+            source, ranks=tuple(r.rank for r in pool.ranks), on_output=lambda *_: None,
+            cell_number=3, timeout_s=60,
+        )  # fmt: skip
+        with pytest.raises(SpmdError) as caught:
+            execution.result()
+        return caught.value
+
+    return fails
+
+
+HELD = """
+import gc
+model = torch.nn.Linear(1024, 1024)                        # 4 MiB
+parts = {'train': torch.zeros(2, 2**20), 'none': None}     # 8 MiB
+views = [parts['train'][0], parts['train'].T]
+model.weight.grad = torch.ones(1024, 1024)
+class Net:
+    def forward(self):
+        activations = torch.ones(3, 2**20)                 # 12 MiB
+        raise MemoryError
+"""
+LEFT = (
+    "[t.shape[0] for t in gc.get_objects() if type(t) is torch.Tensor and t.numel() == 3 * 2**20]"
+)
+
+
+def test_out_of_host_memory_tells_how_much_there_is_and_the_largest_tensors(
+    pool2: Pool, fails: Fails
+) -> None:
+    pool2.run(HELD)
+    error = fails("Net().forward()")
+    head, title, *tensors = error.first.hint.splitlines()
+    assert re.match(r"Host memory: this rank holds \d\.\d GiB; ", head)
+    assert " GiB of this machine are available" in head
+    assert title == "Its largest tensors:"
+    assert [line.split("MiB  ")[1] for line in tensors] == [
+        "activations in forward()  float32[3, 1048576]",
+        "parts['train']  float32[2, 1048576]",
+        "model.weight  float32[1024, 1024]",
+        "model.weight.grad  float32[1024, 1024]",
+    ]
+    assert [line.split()[0] for line in tensors] == ["12.0", "8.0", "4.0", "4.0"]
+    assert error.first.hint in plain("\n".join(error._render_traceback_()))
+
+
+def test_what_has_failed_keeps_no_memory_and_the_debugger_says_so(
+    pool2: Pool, fails: Fails
+) -> None:
+    pool2.run(HELD)
+    fails("Net().forward()")
+    assert dict(pool2.run(LEFT)) == {0: [], 1: []}
+    said = pool2._all_ranks.call(0, "debug_command", {"line": None}).result(10)
+    assert said["text"].startswith("The last error here was a lack of memory. Its frames are not")
+    fails("1 / 0")
+    said = pool2._all_ranks.call(0, "debug_command", {"line": None}).result(10)
+    assert "1 / 0" in plain(said["text"])
+
+
+CAUGHT = """
+def step():
+    marker = 42
+    try: torch.empty(10**15)
+    except RuntimeError as error:
+        raise ValueError('another'){}
+step()
+"""
+
+
+def test_what_is_raised_after_a_lack_of_memory_was_caught_is_kept_for_the_debugger(
+    pool2: Pool, fails: Fails
+) -> None:
+    fails(CAUGHT.format(""))
+    pool2._all_ranks.call(0, "debug_command", {"line": None}).result(10)
+    assert (
+        pool2._all_ranks.call(0, "debug_command", {"line": "p marker"}).result(10)["text"] == "42\n"
+    )
+    fails(CAUGHT.format(" from error"))
+    said = pool2._all_ranks.call(0, "debug_command", {"line": None}).result(10)
+    assert said["text"].startswith("The last error here was a lack of memory.")
+
+
+def test_torchs_allocator_and_python_run_out_too(fails: Fails) -> None:
+    for source in ("torch.empty(10**15)", "bytearray(10**15)"):
+        assert "Host memory: this rank holds" in fails(source).first.hint
+    assert fails("1 / 0").first.hint == ""
+
+
+def test_a_limit_of_the_process_is_told(fails: Fails) -> None:
+    error = fails(
+        "import resource\nno_limit = resource.getrlimit(resource.RLIMIT_AS)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2**40, no_limit[1]))\n"
+        "try: bytearray(2**41)\n"
+        "except MemoryError as error: raise\n"
+    )
+    assert "its own limit (RLIMIT_AS) is 1024.0 GiB" in error.first.hint
+    fails("resource.setrlimit(resource.RLIMIT_AS, no_limit)\n1 / 0")
+
+
+# ---- deaths ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("death", "words"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", ["SIGKILL"]),
+        ("import ctypes; ctypes.string_at(0)", ["SIGSEGV", "Cell, line 4 in <module>"]),
+        ("os.abort()", ["SIGABRT", "Fatal Python error: Aborted"]),
+        ("os.write(2, b'last ' b'words\\n'); logged(); os._exit(3)", ["status 3", "last words"]),
+    ],
+    ids=["SIGKILL", "SIGSEGV", "SIGABRT", "exit"],
+)
+def test_a_death_in_a_running_cell_is_told_with_its_cause_and_the_end_of_the_log(
+    pool2: Pool, fails: Fails, death: str, words: list[str]
+) -> None:
+    log = str(folder_of(pool2) / "rank1.log")
+    pool2.run(
+        "import time\ndef logged():\n"  # what goes to descriptor 2 is in the log a moment later
+        f"    while 'last words' not in open({log!r}).read(): time.sleep(0.01)"
+    )
+    sleep = "    time.sleep(0.1)\n"
+    source = f"import os, signal, time\nif rank == 1:\n{sleep}    {death}\ndist.barrier()"
+    error = fails(source)
+    assert error.first.rank == 1
+    assert error.first.ename == "EngineDiedError"
+    for word in words:
+        assert word in error.first.evalue
+    assert error.errors[0].freed
+    pool2.restart([1])
+
+
+def test_the_crash_of_torch_under_its_own_debugging_is_told(pool2: Pool, fails: Fails) -> None:
+    """torch 2.15 ends so in DDP, without a pool too; should it not any more, the word can go."""
+    source = (
+        "from torch.nn.parallel import DistributedDataParallel\n"
+        "dist.set_debug_level(dist.DebugLevel.DETAIL)\n"
+        "DistributedDataParallel(torch.nn.Linear(2, 2), process_group=dist.new_group())"
+    )
+    assert "where TORCH_DISTRIBUTED_DEBUG is DETAIL; INFO works" in fails(source).first.evalue
+    pool2.restart()
+
+
+# ---- a GPU -----------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_out_of_gpu_memory_names_tensors_and_keeps_the_rank(fails: Fails) -> None:
+    session.stop()
+    with gpupool.start(n=1, gpus=visible_gpus()[0].uuid) as pool:
+        source = """
+            large = torch.empty(2**28, device=device)  # 1 GiB
+            def step():
+                inner = torch.empty(2**27, device=device)
+                return torch.empty(2**50, device=device)
+            step()
+        """
+        error = fails(textwrap.dedent(source), pool)
+        assert error.first.ename == "OutOfMemoryError"
+        lines = error.first.hint.splitlines()
+        assert lines[0].startswith("GPU memory: ")
+        assert "  1,024.0 MiB  large  float32[268435456]" in lines
+        assert "  512.0 MiB  inner in step()  float32[134217728]" in lines
+        assert pool.run("torch.cuda.memory_allocated() < 2**30 + 2**26")[0]
+        assert pool.run("torch.cuda.memory_reserved() < 2**30 + 2**27")[0]
+
+
+@pytest.mark.gpu
+def test_a_device_side_assert_is_a_lost_context() -> None:
+    session.stop()
+    with gpupool.start(n=1, gpus=visible_gpus()[0].uuid) as pool:
+        cell = {"cell_number": 3, "shipment": None}
+        wrong = "torch.arange(4, device=device)[torch.tensor([9], device=device)].cpu()"
+        reply = pool._all_ranks.call(0, "run_source", {"source": wrong, **cell}).result(60)
+        assert reply["context_lost"] is True
+        assert "The GPU context of this rank is lost" in reply["error"]["hint"]
+        until(lambda: pool.status().state != "busy", 20.0)

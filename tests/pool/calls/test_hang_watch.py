@@ -1,0 +1,220 @@
+"""Where ranks say that they are while they are blocked, and hangs that are noticed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from gpupool import Pool
+from gpupool.core.wire.requests import Where
+from gpupool.core.wire.whereabouts import Whereabouts
+from gpupool.pool.calls.execution import Execution
+from gpupool.pool.calls.hang_watch import Diagnosis, HangWatch
+from tests.support.processes import engine_pid, until
+
+Begin = Callable[[str], Execution]
+LATE = "import time\ntime.sleep(60)"  # what rank 1 does instead
+
+
+@pytest.fixture
+def begin(pool2: Pool) -> Iterator[Begin]:
+    """Begins a cell on both ranks; ended after the test, and the group is formed again."""
+    begun: list[Execution] = []
+
+    def begin(source: str) -> Execution:
+        begun.append(pool2.begin(source, ranks=(0, 1), on_output=lambda *_: None, cell_number=3))
+        return begun[-1]
+
+    yield begin
+    for execution in begun:
+        execution.interrupt()
+        assert execution.wait(60)
+
+
+def asked(pool: Pool, rank: int, **how: bool) -> Whereabouts:
+    answer = pool.ask(Where(**how), [rank])[rank].result(60)
+    assert answer["status"] == "ok"
+    return Whereabouts.from_dict(answer["where"])
+
+
+def asked_when_it_is_over(pool: Pool, rank: int) -> Whereabouts:
+    """What an idle rank tells; torch counts a collective as over a moment after it has returned."""
+    told: list[Whereabouts] = []
+
+    def is_over() -> bool:
+        told.append(asked(pool, rank, history=True))
+        return told[-1].collective is None
+
+    until(is_over, 10.0, "the end of its last collective")
+    return told[-1]
+
+
+def place_of(pool: Pool, rank: int = 0) -> str:
+    return asked(pool, rank).place
+
+
+# ---- where they are --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "place"),
+    [
+        ("dist.all_reduce(x)", "all_reduce at"),
+        ("dist.all_reduce(x, async_op=True).wait()", "all_reduce at"),
+        ("dist.barrier()", "barrier at"),
+        ("dist.monitored_barrier()", "monitored_barrier at"),
+        ("dist.recv(x, 1)", "recv at"),
+        ("dist.reduce_scatter(x, [x, x])", "reduce_scatter (all_reduce) at"),
+        ("dist.all_gather_object([0, 0], 'x')", "all_gather_object (all_gather) at"),
+        ("dist.broadcast_object_list([0], src=1)", "broadcast_object_list (broadcast) at"),
+        ("dist.irecv(x, 1).wait()", ""),  # torch keeps no note of it: the line tells
+        ("LATE", ""),
+    ],
+)
+def test_a_blocked_rank_tells_its_collective_and_line(
+    pool2: Pool, begin: Begin, call: str, place: str
+) -> None:
+    call = "time.sleep(60)" if call == "LATE" else call
+    begin(f"import time\nx = torch.ones(1)\nif rank == 0:\n    {call}\nelse: time.sleep(60)")
+    wanted = f"{place} Cell In[3], line 4".strip()
+
+    def is_there() -> bool:
+        where = asked(pool2, 0)
+        collective = where.collective
+        number = f" #{collective.seq}" if collective and collective.seq else ""
+        return where.place.replace(number, "") == wanted if number else where.place == wanted
+
+    until(is_there, 10.0, wanted)
+    until(lambda: place_of(pool2, 1) == "Cell In[3], line 5", 10.0)
+
+
+def test_the_backward_pass_of_ddp_waits_in_the_users_line(pool2: Pool, begin: Begin) -> None:
+    pool2.run(
+        "ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))\n"
+        "loss = ddp(torch.ones(2, 4)).sum()"
+    )
+    begin(f"if rank == 1:\n    {LATE.replace(chr(10), '; ')}\nloss.backward()")
+    until(lambda: asked(pool2, 0).collective is not None, 10.0)
+    where = asked(pool2, 0)
+    assert where.collective is not None
+    assert (where.collective.op, where.line) == ("all_reduce", "Cell In[3], line 3")
+    assert (where.collective.ranks, where.collective.values) == ((0, 1), "float32[5]")
+
+
+def test_a_rank_tells_nothing_of_a_group_that_was_aborted(pool2: Pool, begin: Begin) -> None:
+    """torch keeps what was called in it as pending for ever."""
+    execution = begin("if rank == 0: dist.all_reduce(torch.ones(1))\nimport time; time.sleep(60)")
+    until(lambda: asked(pool2, 0).collective is not None, 10.0)
+    execution.interrupt()
+    assert execution.wait(20)
+    pool2.run("dist.barrier()")  # in the group of now
+    where = asked_when_it_is_over(pool2, 0)
+    assert (where.idle, where.collective, where.also) == (True, None, ())
+
+
+def test_an_idle_rank_says_so_and_what_it_did_last(pool2: Pool) -> None:
+    pool2.run("dist.all_reduce(torch.ones(1)); dist.broadcast(torch.ones(2), src=0)")
+    where = asked_when_it_is_over(pool2, 1)
+    assert (str(where), where.idle, where.collective) == ("idle", True, None)
+    assert [one.op for one in where.last if one.group == "0"] == ["broadcast"]
+
+
+def test_a_glance_names_no_collective_that_has_begun_since_the_last_one(
+    pool2: Pool, begin: Begin
+) -> None:
+    asked(pool2, 0, glance=True)
+    begin(f"if rank == 0: dist.all_reduce(torch.ones(1))\nelse: {LATE.replace(chr(10), '; ')}")
+    seen: list[Whereabouts] = []
+
+    def is_named() -> bool:
+        seen.append(asked(pool2, 0, glance=True))
+        return seen[-1].collective is not None
+
+    until(is_named, 10.0)
+    assert [one.function for one in seen[-2:]] == ["all_reduce", "all_reduce"]
+    assert seen[-2].collective is None
+
+
+# ---- hangs -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def watched(pool2: Pool, begin: Begin) -> Callable[..., Diagnosis]:
+    """Runs a cell and looks at it, by a clock that is five times as fast, until it is diagnosed.
+
+    `is_it`: a slow rank may have been waited for before. Whoever looks late sees longer times.
+    """
+
+    def watched(
+        source: str, is_it: Callable[[Diagnosis], bool] = lambda _: True, speed: float = 5.0
+    ) -> Diagnosis:
+        began = time.monotonic()
+        execution, watch = begin(source), HangWatch(pool2._all_ranks, (0, 1), 10.0, began)
+        found: list[Diagnosis] = []
+
+        def look() -> bool:
+            finished = {*execution.replies, *execution.errors}
+            now = began + (time.monotonic() - began) * speed
+            diagnosis = watch.look({0, 1} - finished, finished, now)
+            found.extend([diagnosis] if diagnosis else [])
+            return bool(found) and is_it(found[-1])
+
+        until(look, 30.0, "a diagnosis")
+        return found[-1]
+
+    return watched
+
+
+def test_a_rank_that_has_finished_without_the_collective(
+    watched: Callable[..., Diagnosis],
+) -> None:
+    code = "if rank == 0:\n    dist.all_reduce(torch.ones(1))"
+    diagnosis = watched(code, lambda one: one.is_hang)
+    assert (diagnosis.is_hang, diagnosis.ranks) == (True, (1,))
+    assert re.match(r"Hang: waiting for rank 1 for \d+ s\. ", diagnosis.text)
+    assert " rank 0: all_reduce #" in diagnosis.text
+    assert "at Cell In[3], line 2; rank 1: has finished the cell without it" in diagnosis.text
+
+
+def test_ranks_in_different_collectives(watched: Callable[..., Diagnosis]) -> None:
+    diagnosis = watched(
+        "x = torch.ones(1)\nif rank == 0:\n    dist.all_reduce(x)\nelse:\n    dist.broadcast(x, 0)",
+        lambda one: one.is_hang,
+    )
+    assert (diagnosis.is_hang, diagnosis.ranks) == (True, (0, 1))
+    assert "different collectives" in diagnosis.text
+    assert "at Cell In[3], line 3; rank 1: broadcast #" in diagnosis.text
+
+
+def test_a_rank_that_computes_is_told_and_is_no_hang(watched: Callable[..., Diagnosis]) -> None:
+    # By the real clock: on a machine with much to do a rank may get little of it.
+    code = "if rank == 0:\n    dist.barrier()\nelse:\n    while True: pass"
+    diagnosis = watched(code, lambda one: one.is_hang or "computes" in one.text, speed=1.0)
+    assert (diagnosis.is_hang, diagnosis.ranks) == (False, (1,))
+    assert "rank 1: has not come, it computes at Cell In[3], line 4." in diagnosis.text
+
+
+def test_a_process_that_was_stopped(pool2: Pool, watched: Callable[..., Diagnosis]) -> None:
+    pid = engine_pid(pool2, 1)
+    try:
+        diagnosis = watched(
+            "import os, signal, time\nif rank == 1: os.kill(os.getpid(), signal.SIGSTOP)\n"
+            "time.sleep(60)"
+        )
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert (diagnosis.is_hang, diagnosis.ranks) == (False, (1,))
+    assert f"Rank 1 (process {pid}) has been stopped for " in diagnosis.text
+    assert f"`kill -CONT {pid}` lets it go on" in diagnosis.text
+
+
+def test_short_cells_are_not_asked(pool2: Pool) -> None:
+    watch = HangWatch(pool2._all_ranks, (0, 1), 30.0, 100.0)
+    for now in (100.0, 101.0, 101.9):
+        assert watch.look({0, 1}, set(), now) is None
+    assert watch.where == {}

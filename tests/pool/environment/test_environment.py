@@ -1,0 +1,232 @@
+"""Variables on their way to the ranks: names are shown, values are not, nowhere."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+import gpupool
+from gpupool import OptionsError, Pool, PoolError, SpmdError
+from gpupool.core.wire.masking import MASK
+from gpupool.pool import session
+from tests.support.processes import family, files_in, folder_of, until
+
+CANARY = "canary/Zx81+q7wLm0"
+PROXY = f"http://ada:{CANARY.replace('/', '%2F')}@proxy.invalid:3128"
+GET = "import os; os.environ.get({!r})"
+
+
+@pytest.fixture
+def own_pool() -> Iterator[Pool]:
+    """A pool that was started while the notebook had a secret, which it was not told to send."""
+    session.stop()
+    # With it set, ipykernel leaves descriptors 1 and 2 alone, which it does in no notebook.
+    del os.environ["PYTEST_CURRENT_TEST"]
+    os.environ["GPUPOOL_CANARY_TOKEN"] = CANARY
+    os.environ["GPUPOOL_PLAIN"] = "plain"
+    os.environ["GPUPOOL_PROXY"] = PROXY
+    with gpupool.start(n=1, device="cpu") as pool:
+        yield pool
+        # The next pool starts without.
+        if pool.status().state == "idle":
+            pool.propagate_env("GPUPOOL_*", unset=True)
+
+
+@pytest.fixture
+def sent(pool2: Pool) -> Iterator[Pool]:
+    """Two ranks that have been sent a secret."""
+    os.environ["GPUPOOL_CANARY_TOKEN"] = CANARY
+    pool2.propagate_env("GPUPOOL_CANARY_TOKEN")
+    yield pool2
+    pool2 = session.current_pool(create=True)
+    pool2.propagate_env("GPUPOOL_CANARY_TOKEN", unset=True)
+
+
+def value_on_ranks(pool: Pool, name: str) -> set[str | None]:
+    return set(pool.run(GET.format(name)).values())
+
+
+def test_names_and_globs_arrive_on_every_rank(pool2: Pool) -> None:
+    os.environ.update(GPUPOOL_A1="one", GPUPOOL_A2="two", GPUPOOL_B="three")
+    shown = pool2.propagate_env("GPUPOOL_A*", "GPUPOOL_B")
+    assert list(shown) == ["GPUPOOL_A1", "GPUPOOL_A2", "GPUPOOL_B"]
+    assert all(re.fullmatch("[0-9a-f]{6}", fingerprint) for fingerprint in shown.values())
+    assert shown.items() <= pool2.status().env.items()
+    assert value_on_ranks(pool2, "GPUPOOL_A2") == {"two"}
+    assert pool2.propagate_env("GPUPOOL_A*", "GPUPOOL_B", unset=True) == dict.fromkeys(shown, "")
+    assert value_on_ranks(pool2, "GPUPOOL_A2") == {None}
+    assert not shown.keys() & pool2.status().env.keys()
+
+
+def test_a_changed_value_shows_another_fingerprint(pool2: Pool) -> None:
+    os.environ["GPUPOOL_A"] = "one"
+    before = pool2.propagate_env("GPUPOOL_A")
+    os.environ["GPUPOOL_A"] = "two"
+    assert pool2.propagate_env("GPUPOOL_A") != before
+    assert value_on_ranks(pool2, "GPUPOOL_A") == {"two"}
+    pool2.propagate_env("GPUPOOL_A", unset=True)
+
+
+def test_a_typed_value_is_refused(pool2: Pool) -> None:
+    with pytest.raises(OptionsError) as caught:
+        pool2.propagate_env(f"GPUPOOL_TYPED={CANARY}")
+    assert str(caught.value).startswith("GPUPOOL_TYPED=...: name the variable only")
+    assert CANARY not in str(caught.value)
+
+
+def test_a_name_that_is_not_set_is_an_error_and_nothing_is_sent(pool2: Pool) -> None:
+    os.environ["GPUPOOL_SET"] = "x"
+    with pytest.raises(OptionsError, match="GPUPOOL_NOSUCH is not set in the notebook's"):
+        pool2.propagate_env("GPUPOOL_SET", "GPUPOOL_NOSUCH")
+    assert value_on_ranks(pool2, "GPUPOOL_SET") == {None}
+
+
+def test_engines_do_not_inherit_what_is_named_like_a_secret(own_pool: Pool) -> None:
+    assert own_pool.run(GET.format("GPUPOOL_PLAIN"))[0] == "plain"
+    assert own_pool.run(GET.format("GPUPOOL_CANARY_TOKEN"))[0] is None
+    for process in family(own_pool).values():
+        environ = Path(f"/proc/{process.pid}/environ").read_bytes()
+        assert CANARY.encode() not in environ
+        assert b"GPUPOOL_PROXY" not in environ
+
+
+def test_a_url_with_a_password_is_sent_after_the_start_and_the_password_masked(
+    own_pool: Pool,
+) -> None:
+    assert "GPUPOOL_PROXY" in own_pool.status().env
+    result = own_pool.run(GET.format("GPUPOOL_PROXY") + "\nprint(os.environ['GPUPOOL_PROXY'])")
+    assert result.text(0) == f"http://ada:{MASK}@proxy.invalid:3128\n"
+    assert own_pool.run(GET.format("GPUPOOL_PROXY"))[0] == PROXY
+
+
+def test_what_programs_print_is_masked_in_the_log_too(own_pool: Pool) -> None:
+    own_pool.propagate_env("GPUPOOL_CANARY_TOKEN")
+    # The pipe that ipykernel reads may be behind the cell's end.
+    code = "import subprocess, time; subprocess.run(['env']); time.sleep(0.5)"
+    assert own_pool.run(code).text(0).count(MASK) == 2
+    file = folder_of(own_pool) / "rank0.log"
+    until(lambda: f"GPUPOOL_CANARY_TOKEN={MASK}" in file.read_text(), 5)
+    assert CANARY not in file.read_text()
+
+
+def test_a_sent_secret_lies_in_no_file_log_argument_or_first_environment(own_pool: Pool) -> None:
+    own_pool.propagate_env("GPUPOOL_CANARY_TOKEN")
+    assert own_pool.run(GET.format("GPUPOOL_CANARY_TOKEN"))[0] == CANARY
+    own_pool.run(f"print({CANARY!r})\n!echo $GPUPOOL_CANARY_TOKEN")
+    with pytest.raises(SpmdError):
+        own_pool.run(f"raise ValueError({CANARY!r})")
+    files = dict(files_in(folder_of(own_pool)))
+    assert any(path.suffix == ".log" for path in files)
+    assert any(path.suffix == ".json" for path in files)
+    for path, content in files.items():
+        assert CANARY.encode() not in content, path
+    assert CANARY not in own_pool.log(0)
+    for process in family(own_pool).values():
+        assert CANARY not in " ".join(process.cmdline())
+        assert CANARY.encode() not in Path(f"/proc/{process.pid}/environ").read_bytes()
+
+
+def test_files_of_a_pool_are_for_its_owner_alone(own_pool: Pool) -> None:
+    folder = folder_of(own_pool)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    # IPython copies a README for new profiles and with it its mode. What ranks write later (the
+    # stores of groups) has the mode of the user's files; the folder is what keeps others out.
+    files = [
+        path
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "README" and not path.name[0].isdigit()
+    ]
+    assert len(files) >= 4
+    assert [path for path in files if path.stat().st_mode & 0o077] == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        f"print({CANARY!r})",
+        f"print({CANARY[:7]!r}, end='', flush=True)\nimport time; time.sleep(0.3)\n"
+        f"print({CANARY[7:]!r})",
+        f"import sys; print({CANARY!r}, file=sys.stderr)",
+        "!echo $GPUPOOL_CANARY_TOKEN",
+    ],
+)
+def test_a_printed_secret_is_masked_also_in_pieces(sent: Pool, code: str) -> None:
+    result = sent.run(code)
+    assert result.text(0).strip() == result.text(1).strip() == MASK
+
+
+def test_a_shown_value_is_masked_but_the_value_itself_is_the_value(sent: Pool) -> None:
+    result = sent.run("import os; os.environ['GPUPOOL_CANARY_TOKEN']")
+    assert result.value_text(0) == repr(MASK)
+    assert CANARY not in str(result.outputs[0].displays)
+    assert result[0] == CANARY
+    shown = sent.run(f"from IPython.display import HTML, display; display(HTML({CANARY!r}))")
+    assert shown.outputs[1].displays[0]["data"]["text/html"] == MASK
+
+
+def test_a_secret_in_an_error_is_masked(sent: Pool) -> None:
+    with pytest.raises(SpmdError) as caught:
+        sent.run(f"key = {CANARY!r}\nraise ValueError(f'cannot log in with {{key}}')")
+    error = caught.value
+    assert (
+        str(error)
+        == f"ValueError: cannot log in with {MASK} (the same on 2 of 2 ranks; pool.run, line 2)"
+    )
+    shown = "\n".join([*error._render_traceback_(), *map(repr, error.errors.values())])
+    assert MASK in shown
+    assert CANARY not in shown
+
+
+def test_a_propagated_name_is_remembered_for_the_next_pool(own_pool: Pool) -> None:
+    os.environ["HF_HOME"] = "/models"
+    own_pool.propagate_env("HF_*")
+    own_pool.stop()
+    with gpupool.start(n=1, device="cpu", env=["GPUPOOL_CANARY_TOKEN"]) as pool:
+        assert set(pool.status().env) >= {"GPUPOOL_CANARY_TOKEN", "HF_HOME"}
+        assert pool.run(GET.format("HF_HOME"))[0] == "/models"
+        assert pool.run(f"print({CANARY!r})").text(0) == f"{MASK}\n"
+        pool.propagate_env("HF_HOME", unset=True)
+    with gpupool.start(n=1, device="cpu") as pool:
+        assert "HF_HOME" not in pool.status().env
+
+
+def test_nothing_of_a_pool_listens_beyond_this_machine(pool2: Pool) -> None:
+    listening = [
+        (name, connection.laddr.ip)
+        for name, process in family(pool2).items()
+        for connection in process.net_connections(kind="inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert {name.split()[0] for name, _ in listening} >= {"controller", "rank"}
+    for name, address in listening:
+        assert address in ("127.0.0.1", "::1"), name
+
+
+def test_a_rank_that_is_slow_to_take_a_variable_keeps_neither_status_nor_stop_waiting() -> None:
+    session.stop()
+    pool = gpupool.start(n=2, device="cpu")
+    os.environ["GPUPOOL_A1"] = "one"
+    os.kill(pool.status().pids[1], signal.SIGSTOP)
+
+    def send() -> None:
+        with contextlib.suppress(PoolError):  # the pool is stopped before rank 1 has answered
+            pool.propagate_env("GPUPOOL_A1")
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    until(lambda: "GPUPOOL_A1" in pool.environment.variables, 5.0)
+    began = time.monotonic()
+    assert "GPUPOOL_A1" in pool.status().env
+    assert session.stop()
+    assert time.monotonic() - began < 40  # and not the minute that rank 1 has to answer
+    thread.join(40)
+    assert not thread.is_alive()

@@ -1,0 +1,257 @@
+"""Short-lived AWS credentials on the ranks: new ones come in time, while the ranks compute."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gpupool
+from gpupool import CredentialsError, Pool
+from gpupool.pool import session
+from gpupool.pool.environment import renewal
+from gpupool.pool.environment.credentials import AwsChain, AwsCredentials, ChainError
+from gpupool.pool.environment.renewal import Renewal
+from tests.servers.issuer import Issuer
+from tests.support.processes import until
+
+# One cell: the keys that a rank sees, and those that a botocore session made at its start uses,
+# until there are three.
+WATCH = """
+import os, time
+from botocore.session import Session
+credentials = Session(profile=None).get_credentials()
+seen, used = set(), set()
+end = time.monotonic() + {seconds}
+while min(len(seen), len(used)) < 3 and time.monotonic() < end:
+    seen.add(os.environ["AWS_ACCESS_KEY_ID"][-4:])
+    used.add(credentials.get_frozen_credentials().access_key[-4:])
+    sum(range(20_000))
+def is_same():
+    return credentials.get_frozen_credentials().token == os.environ["AWS_SESSION_TOKEN"]
+while not is_same() and time.monotonic() < end:  # they are just being set, one after the other
+    time.sleep(0.01)
+(len(seen), len(used), is_same())
+"""
+
+
+@pytest.fixture
+def forgetful(pool2: Pool) -> Iterator[Pool]:
+    """Two ranks that lose the AWS credentials of the test at its end."""
+    yield pool2
+    pool = session.find()  # not a new one: that would inherit this test's AWS_PROFILE
+    if pool is not None:
+        pool.propagate_env("AWS_*", unset=True)
+
+
+@pytest.fixture
+def issuer(tmp_path: Path) -> Issuer:
+    """Keys that are good for 8 s, for botocore in this process."""
+    issuer = Issuer(tmp_path, lifetime_s=8)
+    os.environ.update(issuer.env)
+    return issuer
+
+
+def renewal_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name == "gpupool-credentials"]
+
+
+def test_keys_are_renewed_on_every_rank_while_a_cell_runs(forgetful: Pool, issuer: Issuer) -> None:
+    forgetful.propagate_env(aws=True)
+    result = forgetful.run(WATCH.format(seconds=60), timeout_s=100)
+    for rank in (0, 1):
+        num_seen, num_used, same = result[rank]
+        assert num_seen >= 3, "renewed at least twice"
+        assert num_used >= 3, "a session that was made before uses the new ones"
+        assert same
+    assert re.fullmatch(
+        r"AWS credentials until \d\d:\d\d, renewed automatically", forgetful.status().credentials
+    )
+
+
+def test_old_and_new_keys_are_masked_in_a_cell_that_runs_meanwhile(
+    forgetful: Pool, issuer: Issuer
+) -> None:
+    forgetful.propagate_env(aws=True)
+    cell = """
+import os, time
+first = os.environ["AWS_SECRET_ACCESS_KEY"], os.environ["AWS_SESSION_TOKEN"]
+while os.environ["AWS_SECRET_ACCESS_KEY"] == first[0]:
+    time.sleep(0.05)
+print(*first, os.environ["AWS_SECRET_ACCESS_KEY"], os.environ["AWS_SESSION_TOKEN"], end=" ")
+secret = os.environ["AWS_SECRET_ACCESS_KEY"]
+print(secret[:9], end="", flush=True); time.sleep(0.3); print(secret[9:])
+secret
+"""
+    result = forgetful.run(cell, timeout_s=30)
+    assert result.text(0) == result.text(1) == "[hidden] [hidden] [hidden] [hidden] [hidden]\n"
+    assert result.value_text(0) == "'[hidden]'"
+    forgetful.propagate_env("AWS_*", unset=True)
+    assert forgetful.run(f"print({result[0]!r})").text(0) == "[hidden]\n"
+
+
+def test_what_cannot_be_renewed_is_told_once_and_goes_on_when_it_can_be_again(
+    forgetful: Pool, issuer: Issuer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    forgetful.propagate_env(aws=True)
+    issuer.fail("the login has expired")
+    until(lambda: "expired at" in forgetful.status().credentials, 10)
+    time.sleep(1.5)  # more tries fail meanwhile
+    sentence = forgetful.status().credentials
+    assert re.fullmatch(
+        r"AWS credentials expired at \d\d:\d\d, could not be renewed: .*the login has expired\. "
+        r"Log in again \(`aws sso login`\), or send others: `%gpupool env --aws`\.",
+        sentence,
+    )
+    told = capfd.readouterr()
+    assert told.err.startswith("gpupool: AWS credentials ")
+    assert len((told.out + told.err).splitlines()) == 1, "no log of botocore's either"
+    issuer.fail("")
+    until(lambda: "renewed automatically" in forgetful.status().credentials, 10)
+    newest = "import os; os.environ['AWS_ACCESS_KEY_ID'][-1]"
+    # a next one may come at any moment
+    until(lambda: {*forgetful.run(newest).values()} == {str(issuer.num_issued)[-1]}, 10)
+
+
+def test_the_renewal_ends_with_the_pool_and_the_next_pool_resolves_again(
+    forgetful: Pool, issuer: Issuer
+) -> None:
+    forgetful.propagate_env(aws=True)
+    assert renewal_threads()
+    forgetful.stop()
+    until(lambda: not renewal_threads(), 2)
+    num_issued = issuer.num_issued
+    with gpupool.start(n=1, device="cpu") as pool:
+        assert issuer.num_issued > num_issued
+        assert "AWS_SECRET_ACCESS_KEY" in pool.status().env
+        until(lambda: "renewed automatically" in pool.status().credentials, 10)
+        pool.propagate_env("AWS_*", unset=True)
+        assert pool.status().credentials == ""
+        until(lambda: not renewal_threads(), 2)
+    num_issued = issuer.num_issued
+    with gpupool.start(n=1, device="cpu") as pool:
+        assert issuer.num_issued == num_issued
+        assert pool.status().credentials == ""
+
+
+def test_a_pool_starts_without_the_credentials_that_are_not_there_any_more(
+    forgetful: Pool, issuer: Issuer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    forgetful.propagate_env(aws=True)
+    forgetful.stop()
+    issuer.fail("the login has expired")
+    with gpupool.start(n=1, device="cpu") as pool:
+        assert "the login has expired" in pool.status().credentials
+        assert "%gpupool env --aws" in capfd.readouterr().err
+        issuer.fail("")
+        pool.propagate_env(aws=True)
+        until(lambda: "renewed automatically" in pool.status().credentials, 10)
+        pool.propagate_env("AWS_*", unset=True)
+
+
+def test_keys_of_the_users_choice_end_the_renewal(forgetful: Pool, issuer: Issuer) -> None:
+    forgetful.propagate_env(aws=True)
+    os.environ.update(AWS_ACCESS_KEY_ID="AKIDMINE", AWS_SECRET_ACCESS_KEY="mine-alone")
+    forgetful.propagate_env("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+    until(lambda: not renewal_threads(), 2)
+    time.sleep(4.5)  # the next one would have come
+    assert set(forgetful.run("import os; os.environ['AWS_ACCESS_KEY_ID']").values()) == {"AKIDMINE"}
+
+
+def test_a_rank_that_has_just_come_up_gets_all_that_the_others_have(forgetful: Pool) -> None:
+    os.environ.update(GPUPOOL_ONE="1", GPUPOOL_TWO_TOKEN="canary-two")
+    forgetful.propagate_env("GPUPOOL_*")
+    forgetful.run(
+        "import os; [os.environ.pop(name) for name in list(os.environ) if 'POOL_T' in name]"
+    )
+    assert forgetful.environment.variables["GPUPOOL_TWO_TOKEN"] == "canary-two"
+    forgetful.environment.apply_to(1)
+    result = forgetful.run("import os; os.environ.get('GPUPOOL_TWO_TOKEN')")
+    assert dict(result) == {0: None, 1: "canary-two"}
+    forgetful.propagate_env("GPUPOOL_*", unset=True)
+
+
+def test_variables_reach_ranks_that_are_busy(forgetful: Pool) -> None:
+    wait = "import os, time\nwhile 'GPUPOOL_GO' not in os.environ: time.sleep(0.02)\n'gone on'"
+    execution = forgetful.begin(wait, ranks=(0, 1), on_output=lambda *_: None, timeout_s=30)
+    assert not execution.wait(0.3)
+    os.environ["GPUPOOL_GO"] = "1"
+    forgetful.propagate_env("GPUPOOL_GO")
+    assert [reply["text"] for reply in execution.result().values()] == ["'gone on'"] * 2
+    forgetful.propagate_env("GPUPOOL_GO", unset=True)
+
+
+# ---- the chain and the renewal by themselves --------------------------------------------------
+
+
+def test_renewal_is_ahead_of_the_15_minutes_at_which_botocore_looks() -> None:
+    for hours in (1, 2, 12):
+        assert renewal.lead_s(hours * 3600) > 15 * 60
+    assert renewal.lead_s(20) == 10
+    assert renewal.retry_s(3600) == 60
+
+
+class Ranks:
+    """Takes credentials as a pool's environment does."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+
+    def take(self, fresh: AwsCredentials) -> None:
+        self.taken.append(fresh.variables["AWS_ACCESS_KEY_ID"][-2:])
+
+
+def test_the_renewal_goes_with_whom_it_renews_for(issuer: Issuer) -> None:
+    ranks = Ranks()
+    taken = ranks.taken
+    chain = AwsChain()
+    running = Renewal(chain, chain.resolve(), ranks.take, print)
+    until(lambda: len(taken) >= 2, 15)
+    assert taken == sorted(set(taken))
+    del ranks
+    gc.collect()
+    until(lambda: not renewal_threads(), 2)
+    assert running.closed()
+
+
+def test_a_slept_through_end_is_noticed_by_the_clock_on_the_wall(tmp_path: Path) -> None:
+    """Hours of sleep are no time for a waiting thread; only the clock of the day has gone on."""
+    os.environ.update(Issuer(tmp_path, lifetime_s=3600).env)
+    slept_s = 0.0
+    ranks = Ranks()
+    chain = AwsChain()
+    current = chain.resolve()
+    running = Renewal(chain, current, ranks.take, print, clock=lambda: time.time() + slept_s)
+    assert running.due_s == pytest.approx(2400, abs=60)
+    slept_s = 7200.0
+    assert running.due_s < 0
+    running.close()
+
+
+def test_the_chain_keeps_its_profile_and_sees_what_is_new_in_it(tmp_path: Path) -> None:
+    file = tmp_path / "credentials"
+    os.environ.update(AWS_SHARED_CREDENTIALS_FILE=str(file), AWS_PROFILE="lab")
+    text = "[lab]\naws_access_key_id = {}\naws_secret_access_key = {}\n[other]\n"
+    file.write_text(text.format("AKONE", "secret-one"))
+    chain = AwsChain()
+    assert chain.resolve().variables["AWS_SECRET_ACCESS_KEY"] == "secret-one"
+    os.environ["AWS_PROFILE"] = "other"
+    file.write_text(text.format("AKTWO", "secret-two"))
+    found = chain.resolve()
+    assert found.keys == {"AWS_ACCESS_KEY_ID": "AKTWO", "AWS_SECRET_ACCESS_KEY": "secret-two"}
+    assert found.expires_at is None
+    assert "secret-two" not in repr(found)
+
+
+def test_a_chain_that_fails_says_why_in_one_line(issuer: Issuer, pool2: Pool) -> None:
+    issuer.fail("first line\nsecond line")
+    with pytest.raises(ChainError, match=r"custom-process: first line$"):
+        AwsChain().resolve()
+    with pytest.raises(CredentialsError, match=r"^AWS credentials: .*first line\. Log in \(`aws"):
+        pool2.propagate_env(aws=True)

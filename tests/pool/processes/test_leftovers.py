@@ -1,0 +1,128 @@
+"""What a crash can leave: killed together, the notebook and its agent end nothing any more."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gpupool
+from gpupool.core.machine.processes import ProcessId
+from gpupool.pool import session
+from tests.support.processes import folder_of, gone, notebook, until
+
+CRASH = """
+import json, os, subprocess, sys, tempfile, time
+import gpupool
+tempfile.tempdir = sys.argv[1]
+pool = gpupool.start(n=2, device="cpu")
+pool.run("import subprocess")
+pool.run("child = subprocess.Popen(['sleep', '60'], start_new_session=True)", ranks=1)
+from tests.support.processes import family, folder_of
+everyone = {name: process.pid for name, process in family(pool).items()}
+print(json.dumps({"pids": everyone, "folder": str(folder_of(pool).parent)}), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Iterator[Path]:
+    before, tempfile.tempdir = tempfile.tempdir, str(tmp_path)
+    yield tmp_path
+    tempfile.tempdir = before
+
+
+def test_a_crash_of_everything_is_found_named_and_reaped_with_consent_only(scratch: Path) -> None:
+    client = notebook(CRASH, str(scratch))
+    assert client.stdout is not None
+    with client.stdout:
+        told = json.loads(client.stdout.readline())
+    assert list(gpupool.leftovers()) == []  # while its agent lives it is somebody's pool
+    agent = told["pids"]["agent"]
+    for pid in (agent, client.pid):
+        os.kill(pid, signal.SIGSTOP)  # neither sees the other die
+    for pid in (agent, client.pid):
+        os.kill(pid, signal.SIGKILL)
+    client.wait(60)
+    engines = [pid for name, pid in told["pids"].items() if name.startswith("rank")]
+    until(lambda: gone(*engines, agent), 3.0, "the end of the engines by PDEATHSIG")
+    until(lambda: "sleep" in [one.name for one in gpupool.leftovers()], 3.0, "its being found")
+    found = gpupool.leftovers()
+    try:
+        (sleeping,) = [one for one in found if one.name == "sleep"]
+        assert not gone(sleeping.process.pid)  # looking does nothing
+        assert f"sleep, pid {sleeping.process.pid}, since " in repr(found)
+        assert Path(told["folder"]).exists()
+    finally:
+        found.reap()
+    assert gone(*(one.process.pid for one in found))
+    assert gone(*told["pids"].values())
+    assert not Path(told["folder"]).exists()
+    assert repr(gpupool.leftovers()) == "Nothing is left of earlier pools."
+
+
+def test_another_process_that_has_the_pid_by_now_is_left_alone(scratch: Path) -> None:
+    me = ProcessId.of(os.getpid())
+    folder = scratch / "gpupool-dead"
+    folder.mkdir(mode=0o700)
+    state = {"agent": [me.pid, 1], "client": [me.pid, 1], "rank 0": [me.pid, me.started - 1]}
+    (folder / "processes.json").write_text(json.dumps(state))
+    assert list(gpupool.leftovers()) == []
+    assert not folder.exists()  # nothing of that pool lives
+    ProcessId(me.pid, me.started - 1).kill()  # would be the end of this test
+
+
+def test_other_folders_of_the_same_name_stay(scratch: Path) -> None:
+    for name in ("gpupool-notes", "gpupool-fresh"):
+        (scratch / name).mkdir(mode=0o700)
+    (scratch / "gpupool-notes" / "processes.json").write_text("[1, 2]")
+    (scratch / "gpupool-file").write_text("")
+    assert list(gpupool.leftovers()) == []
+    assert len(list(scratch.iterdir())) == 3
+
+
+def test_a_folder_that_others_may_write_to_is_no_agents(scratch: Path) -> None:
+    """What is in it does nothing: neither a state that tells to remove it, nor a pipe."""
+    for name in ("gpupool-state", "gpupool-pipe"):
+        (scratch / name).mkdir()
+        (scratch / name).chmod(0o777)
+    state = {"agent": [1, 1], "client": [1, 1]}
+    (scratch / "gpupool-state" / "processes.json").write_text(json.dumps(state))
+    os.mkfifo(scratch / "gpupool-pipe" / "processes.json")
+    assert list(gpupool.leftovers()) == []
+    assert len(list(scratch.iterdir())) == 2
+
+
+def test_another_users_process_is_neither_named_nor_killed(scratch: Path) -> None:
+    """Root could read its environment, which names a folder of a pool."""
+    if os.getuid() != 0:
+        pytest.skip("needs root, to be another user as well")
+    folder = scratch / "gpupool-dead"
+    folder.mkdir(mode=0o700)
+    (folder / "processes.json").write_text(json.dumps({"agent": [1, 1], "client": [1, 1]}))
+    with subprocess.Popen(
+        ["/bin/sleep", "60"], env={"GPUPOOL_FOLDER": str(folder)}, cwd="/", user=12001, group=12001
+    ) as process:
+        try:
+            assert list(gpupool.leftovers()) == []
+        finally:
+            process.kill()
+
+
+def test_a_pool_in_another_container_that_shares_the_folder_for_temporary_files_stays() -> None:
+    pool = session.find() or gpupool.start(n=1, device="cpu")
+    folder = folder_of(pool).parent
+    look = "import gpupool; print(gpupool.leftovers())"
+    command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", look]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "unshare" in done.stderr:
+        pytest.skip(f"needs a namespace of process ids: {done.stderr.strip()}")
+    assert done.stdout == "Nothing is left of earlier pools.\n"
+    assert folder.exists()

@@ -1,0 +1,89 @@
+"""Two notebooks and one GPU, as far as it goes without one: real agents, real locks."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from gpupool.core.errors import PlacementError
+from gpupool.pool.processes.launch import Launch
+from tests.support.processes import notebook, until
+
+HOLD = """
+import sys, time
+from gpupool.pool.processes.launch import Launch
+launch = Launch(lambda *_: None)
+print(launch.lock_gpus(sys.argv[1:], len(sys.argv) - 1, False), flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def gpus() -> list[str]:
+    """The names of two GPUs that nobody else has."""
+    return [f"GPU-test-{secrets.token_hex(4)}" for _ in range(2)]
+
+
+@pytest.fixture
+def launch() -> Iterator[Launch]:
+    launch = Launch(lambda *_: None)
+    yield launch
+    launch.stop()
+
+
+def test_a_gpu_in_use_is_refused_with_owner_and_the_way_on_until_its_pool_is_gone(
+    launch: Launch, gpus: list[str]
+) -> None:
+    with notebook(HOLD, gpus[0]) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == f"{gpus[:1]}\n"
+        with pytest.raises(PlacementError) as caught:
+            launch.lock_gpus(gpus, 2, False)
+        assert re.fullmatch(
+            rf"2 of 2 GPUs were asked for, of which 1 can be had; other pools use {gpus[0]} by "
+            rf"process {other.pid} of {getpass.getuser()} since \d\d:\d\d on \d\d \w+\. "
+            r"`%gpupool start -n 1` takes those that are free; --force shares them\.",
+            str(caught.value),
+        )
+        assert launch.lock_gpus(gpus, 1, False) == [gpus[1]]
+        assert launch.lock_gpus(gpus, 2, True) == gpus
+        other.kill()
+    until(lambda: taken(launch, gpus[0]), 3.0, "the end of the other notebook's lock")
+
+
+def taken(launch: Launch, gpu: str) -> bool:
+    try:
+        return launch.lock_gpus([gpu], 1, False) == [gpu]
+    except PlacementError:
+        return False
+
+
+def test_a_stopped_pool_gives_its_gpus_back_while_its_agent_stays_warm(gpus: list[str]) -> None:
+    first = Launch(lambda *_: None)
+    agent_folder = first.folder.parent
+    assert first.lock_gpus(gpus, 2, False) == gpus
+    first.stop()
+    second = Launch(lambda *_: None)
+    assert second.folder.parent == agent_folder
+    assert second.lock_gpus(gpus, 2, False) == gpus
+    second.stop()
+
+
+def test_lock_files_that_are_not_ours_to_write_are_an_error_and_cost_no_agent(
+    launch: Launch, gpus: list[str]
+) -> None:
+    from gpupool.core.machine.locks import lock_folder
+
+    trap = lock_folder() / f"gpupool-{gpus[0]}.lock"
+    trap.symlink_to(os.devnull)
+    try:
+        with pytest.raises(PlacementError, match="the GPUs cannot be locked: "):
+            launch.lock_gpus(gpus, 1, False)
+    finally:
+        trap.unlink()
+    assert launch.lock_gpus(gpus, 2, False) == gpus

@@ -1,0 +1,232 @@
+"""What is asked for while ranks are lost and replaced does not wait for ever, nor go astray."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import gpupool
+from gpupool import Pool, SpmdError
+from gpupool.core.wire.masking import Secrets
+from gpupool.core.wire.requests import Where
+from gpupool.pool import session
+from gpupool.pool.status import PoolStatus
+from gpupool.pool.upkeep.health import Health
+from gpupool.pool.upkeep.recovery import Recovery
+from gpupool.pool.upkeep.turns import Turns
+from tests.support.processes import engine_pid, kill, reach, reached, until, wait_for
+
+SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
+SOON_S = 30.0
+
+
+@pytest.fixture
+def pool3() -> Pool:
+    """Three CPU ranks."""
+    pool = session.find()
+    if pool is None or pool.status().state != "idle" or pool.world_size != 3:
+        session.stop()
+        pool = gpupool.start(n=3, device="cpu")
+    return pool
+
+
+@pytest.mark.parametrize("does", ["while True: pass", "dist.barrier()"])
+def test_a_rank_that_is_told_to_end_does_so_in_the_middle_of_anything(
+    pool3: Pool, tmp_path: Path, does: str
+) -> None:
+    code = f"{reach(tmp_path / 'rank')}\nif rank == 1:\n    {does}\n__import__('time').sleep(600)"
+    cell = pool3.begin(code, ranks=range(3), on_output=lambda *_: None)
+    until(lambda: reached(tmp_path / "rank", 0, 1, 2), SOON_S)
+    os.kill(engine_pid(pool3, 1), signal.SIGTERM)
+    assert cell.wait(SOON_S)
+    assert "rank 1 was killed by SIGTERM" in str(cell.error())
+    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+
+
+def test_ranks_that_a_stop_ends_run_what_is_to_run_at_exit(pool3: Pool, tmp_path: Path) -> None:
+    pool3.run(f"import atexit; atexit.register(lambda: {reach(tmp_path / 'rank')})")
+    pool3.stop()
+    assert reached(tmp_path / "rank", 0, 1, 2)
+
+
+def test_a_value_that_is_put_while_a_rank_is_replaced_is_on_the_new_one_too(pool3: Pool) -> None:
+    kill(pool3, 1)
+    pool3["put_meanwhile"] = 5
+    assert dict(pool3.run("put_meanwhile")) == {0: 5, 1: 5, 2: 5}
+
+
+def test_a_rank_is_replaced_while_a_value_waits_to_be_sent(pool3: Pool, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    running = pool3.begin(wait_for(go), ranks=(0, 2), on_output=lambda *_: None)
+    sent: list[object] = []
+    sender = threading.Thread(target=lambda: sent.append(pool3.put(list(range(9)))), daemon=True)
+    sender.start()
+    until(lambda: pool3._all_ranks.turns.are_in_use([1]), SOON_S)  # it waits for ranks 0 and 2
+    kill(pool3, 1)
+    go.touch()
+    sender.join(SOON_S)
+    assert len(sent) == 1
+    assert running.error() is None
+    assert dict(pool3.run(len, sent[0])) == {0: 9, 1: 9, 2: 9}
+
+
+def test_nobody_waits_for_a_replacement_that_cannot_be(caplog: pytest.LogCaptureFixture) -> None:
+    def replace() -> None:
+        raise OSError("no space left")
+
+    recovery = Recovery(Turns(lambda: None), replace)
+    with caplog.at_level(logging.ERROR, "gpupool"):
+        recovery.begin(0, 1)
+        waiting = threading.Thread(target=recovery.wait, daemon=True)
+        waiting.start()
+        waiting.join(SOON_S)
+    assert not waiting.is_alive()
+    assert "no space left" in caplog.text
+
+
+def test_a_question_to_a_rank_that_dies_is_answered(pool3: Pool) -> None:
+    pid = engine_pid(pool3, 1)
+    os.kill(pid, signal.SIGSTOP)
+    answer = pool3.ask(Where(), [1])[1]
+    os.kill(pid, signal.SIGKILL)
+    assert answer.result(SOON_S) == {"status": "died"}
+
+
+def test_a_rank_that_dies_while_the_group_is_formed_is_told(
+    pool3: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool3.wait_until_usable()
+    pid, generation = engine_pid(pool3, 2), pool3.generation
+    os.kill(pid, signal.SIGSTOP)  # the group waits for it
+    kill(pool3, 1)
+    until(lambda: pool3.status().state == "replacing" and 2 in busy(pool3), SOON_S)
+    capsys.readouterr()
+    os.kill(pid, signal.SIGKILL)
+    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+    told = capsys.readouterr().err
+    assert "gpupool: rank 1 was killed by SIGKILL. It has been replaced" in told
+    assert "gpupool: rank 2 was killed by SIGKILL. It has been replaced" in told
+    assert pool3.generation > generation
+
+
+def test_what_is_run_while_a_loss_is_being_told_waits_for_the_new_rank(pool3: Pool) -> None:
+    """Whoever shows the pool may take its time about it."""
+    pool3.wait_until_usable()
+
+    def show(status: PoolStatus) -> None:
+        time.sleep(1.0 * (status.state == "replacing"))
+
+    pool3.add_listener(show)
+    try:
+        os.kill(engine_pid(pool3, 1), signal.SIGKILL)
+        until(lambda: pool3.status().state == "replacing", SOON_S)
+        assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+        kill(pool3, 1)
+        assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+    finally:
+        pool3.forget_listeners()
+
+
+def busy(pool: Pool) -> list[int]:
+    """The ranks that have something to do."""
+    return pool._all_ranks.engines.busy_ranks()
+
+
+def test_a_restart_that_was_asked_for_is_not_told_as_a_loss(
+    pool3: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kill(pool3, 1)
+    pool3.restart()
+    pool3.run("1")
+    assert capsys.readouterr().err == ""
+
+
+def test_the_rank_that_died_first_is_named_first(pool3: Pool) -> None:
+    pool3.wait_until_usable()
+
+    def lose_both() -> None:
+        until(lambda: pool3.status().state == "busy", SOON_S)
+        os.kill(engine_pid(pool3, 0), signal.SIGSTOP)  # it cannot fail by the end of rank 2
+        kill(pool3, 2)
+        kill(pool3, 0)
+
+    threading.Thread(target=lose_both).start()
+    with pytest.raises(SpmdError) as caught:
+        pool3.run("import time\nif rank == 1: time.sleep(600)\ndist.barrier()")
+    errors = caught.value.errors
+    assert {errors[rank].ename for rank in (0, 2)} == {"EngineDiedError"}
+    assert errors[2].failed_at < errors[0].failed_at
+    assert caught.value.first.rank == 2
+
+
+def test_what_the_replacement_waits_for_is_named(pool3: Pool) -> None:
+    pool3.wait_until_usable()
+    running = pool3.begin(
+        "import time; time.sleep(600)", ranks=(0, 2), on_output=lambda *_: None, cell_number=7
+    )
+    kill(pool3, 1)
+    until(lambda: bool(pool3.status().replaced_after), SOON_S)
+    assert pool3.status().replaced_after == ("cell In[7]",)
+    running.interrupt()
+    pool3.wait_until_usable()
+    assert pool3.status().replaced_after == ()
+
+
+def test_one_that_dies_again_before_all_is_well_is_still_lost() -> None:
+    health = Health(Secrets(), lambda: None)
+    health.lose("rank 1 was killed by SIGKILL.", "", 1)
+    num_losses = health.num_losses
+    health.lose("rank 1 was killed by SIGSEGV.", "", 1)  # its replacement
+    health.mark_mended([1], num_losses)
+    assert (health.state, health.lost) == ("replacing", {1: "was killed by SIGSEGV"})
+    health.mark_mended([1], health.num_losses)
+    assert (health.state, health.lost) == ("well", {})
+
+
+def test_one_that_dies_while_only_the_group_is_missing_is_replaced_too() -> None:
+    health = Health(Secrets(), lambda: None)
+    health.give_up("the process group was not formed: another user disturbs.", ())
+    assert health.lacks_group
+    health.lose("rank 1 was killed by SIGKILL.", "", 1)
+    assert (health.state, health.lost) == ("replacing", {1: "was killed by SIGKILL"})
+    health.mark_mended([1], health.num_losses)
+    assert health.state == "well"
+
+
+def test_a_hang_ends_the_cell_where_that_is_wanted_and_is_its_error() -> None:
+    session.stop()
+    pool = gpupool.start(n=2, device="cpu", on_hang="abort", hang_after_s=0.5)
+    with pytest.raises(SpmdError) as caught:
+        pool.run("kept = 3\nif rank == 0: dist.barrier()")
+    error = caught.value.first
+    assert (error.rank, error.ename) == (0, "HangError")
+    assert error.evalue.startswith("waiting for rank 1 for ")
+    assert "rank 1: has finished the cell without it" in error.evalue
+    assert "stop" not in error.evalue  # there is nothing to press any more
+    assert dict(pool.run("kept")) == {0: 3, 1: 3}
+    session.stop()
+
+
+def test_a_frozen_rank_that_a_value_is_sent_to_is_told(
+    pool3: Pool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told: list[str] = []
+
+    def is_told() -> bool:
+        told.append(capsys.readouterr().err)
+        return f"gpupool: Rank 1 (process {pid}) has been stopped for" in "".join(told)
+
+    pid = engine_pid(pool3, 1)
+    os.kill(pid, signal.SIGSTOP)
+    sender = threading.Thread(target=pool3.__setitem__, args=("sent_late", 4), daemon=True)
+    sender.start()
+    until(is_told, SOON_S)
+    os.kill(pid, signal.SIGCONT)
+    sender.join(SOON_S)
+    assert dict(pool3.run("sent_late")) == {0: 4, 1: 4, 2: 4}

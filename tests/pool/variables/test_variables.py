@@ -1,0 +1,434 @@
+"""Values on real ranks: what they cost, what is let go, and what happens when a rank cannot."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpupool import Composite, Pool, PoolError, SpmdError, TransferError
+from gpupool.core.wire.pickles import namespace
+from gpupool.notebook.cells.views import QuietView
+from gpupool.pool.result import SpmdResult
+from gpupool.pool.variables.composite import Constant
+from gpupool.pool.variables.variables import Variables
+from gpupool.spmd.cell import Notebook as At
+from gpupool.spmd.cell import SpmdRun
+from tests.support.processes import engine_pid, open_files, press_when, wait_for
+
+LARGE = 4 << 20  # bytes; beyond what travels in a message
+
+
+def mapped(pid: int) -> set[str]:
+    """Which of our memory files a process has mapped."""
+    with open(f"/proc/{pid}/maps") as maps:
+        return {line.split()[4] for line in maps if "memfd:gpupool" in line}
+
+
+# What earlier tests have left may go at any moment: only what is new counts.
+Held = tuple[set[tuple[int, str]], set[str]]
+
+
+def held(pid: int) -> Held:
+    """The descriptors that a process has open, and the memory files it has mapped."""
+    return set(open_files(pid).items()), mapped(pid)
+
+
+def nothing_new(now: Held, before: Held) -> bool:
+    return now[0] <= before[0] and now[1] <= before[1]
+
+
+def ignore(rank: int, kind: str, content: object) -> None:
+    """Output that nobody looks at."""
+
+
+class Notebook:
+    """The notebook's names, and cells that read and assign them."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.names: dict[str, Any] = {}
+
+    def cell(self, source: str, reads: str = "", assigns: str = "", ranks: str = "all") -> Any:
+        variables, chosen = self.pool.variables, self.pool.select_ranks(ranks)
+        shipment = variables.ship(reads.split(), self.names, chosen)
+        execution = self.pool.begin(
+            source,
+            ranks=chosen,
+            on_output=ignore,
+            shipments=variables.payloads(shipment, chosen, assigns.split()),
+        )
+        succeeded = False
+        try:
+            replies = execution.result()
+            succeeded = True
+        finally:
+            variables.take_back(self.names, assigns.split(), [], execution.names, succeeded)
+        return [reply["text"] for _, reply in sorted(replies.items())]
+
+
+@pytest.fixture
+def notebook(pool2: Pool) -> Notebook:
+    """A notebook without names."""
+    return Notebook(pool2)
+
+
+def test_memory_is_mapped_by_all_ranks_and_given_back(notebook: Notebook, pool2: Pool) -> None:
+    pids = [os.getpid(), engine_pid(pool2, 0), engine_pid(pool2, 1)]
+    notebook.cell("globals().pop('x', None); import gc; gc.collect()")
+    gc.collect()  # what tests before have left
+    before = [held(pid) for pid in pids]
+    for number in range(10):
+        notebook.names["x"] = np.full(LARGE, number, np.uint8)
+        assert notebook.cell("x = x; int(x[-1])", "x") == [str(number)] * 2
+    more = [len(mapped(pid) - was) for pid, (_, was) in zip(pids, before, strict=True)]
+    assert more == [0, 1, 1]
+    del notebook.names["x"]
+    notebook.cell("del x; import gc; gc.collect()")
+    notebook.cell("1")
+    gc.collect()
+    assert all(nothing_new(held(pid), was) for pid, was in zip(pids, before, strict=True))
+
+
+def test_a_cell_frees_what_it_lets_go_of(notebook: Notebook, pool2: Pool) -> None:
+    pid = engine_pid(pool2, 0)
+    before = mapped(pid)
+    notebook.names["x"] = np.zeros(LARGE, np.uint8)
+    notebook.cell("x = int(x.sum())", "x", "x")
+    assert mapped(pid) <= before
+    assert notebook.names["x"].gather() == [0, 0]
+
+
+def test_a_value_is_fetched_through_memory_too(notebook: Notebook, pool2: Pool) -> None:
+    notebook.cell("x = {'w': torch.full((1 << 20,), float(rank)), 'n': rank}", assigns="x")
+    before = held(os.getpid())
+    fetched = notebook.names["x"][1]
+    assert (fetched["n"], fetched["w"].sum().item()) == (1, 1 << 20)
+    fetched["w"][0] = 5  # ours to write
+    assert notebook.names["x"][1]["w"][0] == 1
+    del fetched
+    gc.collect()
+    assert nothing_new(held(os.getpid()), before)
+
+
+def test_a_constant_comes_once_and_goes_with_its_handle(notebook: Notebook, pool2: Pool) -> None:
+    pid = engine_pid(pool2, 1)
+    before = mapped(pid)
+    notebook.names["x"] = pool2.put(np.ones(LARGE, np.uint8))
+    assert notebook.cell("int(x.sum())", "x") == [str(LARGE)] * 2
+    assert notebook.cell("x = x[:2]; x.tolist()", "x", "x") == ["[1, 1]"] * 2
+    del notebook.names["x"]
+    gc.collect()
+    notebook.cell("del x")
+    assert mapped(pid) <= before
+
+
+def test_a_restarted_rank_gets_everything_again(notebook: Notebook, pool2: Pool) -> None:
+    notebook.names |= {"x": np.ones(LARGE, np.uint8), "y": [1], "c": pool2.put("constant")}
+    notebook.cell("x, y, c", "x y c")
+    notebook.cell("y.append(2); z = rank", "y", "z")
+    pool2.restart([1])
+    assert notebook.cell("int(x.sum()), y, c", "x y c") == [
+        f"({LARGE}, [1, 2], 'constant')",
+        f"({LARGE}, [1], 'constant')",
+    ]
+    assert sorted(pool2["z"].info) == [0]
+    with pytest.raises(PoolError, match="z of rank 1 was lost with rank 1, which was rest"):
+        pool2["z"].gather()
+
+
+def test_a_new_rank_gets_what_refers_to_a_value_that_is_no_more(
+    notebook: Notebook, pool2: Pool
+) -> None:
+    model = torch.nn.Linear(1, 1)
+    notebook.names |= {"model": model, "opt": torch.optim.SGD(model.parameters(), lr=0.1)}
+    notebook.cell("model, opt", "model opt")
+    pool2.restart([1])
+    del notebook.names["model"], model
+    gc.collect()
+    assert notebook.cell("len(opt.param_groups[0]['params'])", "opt") == ["2", "2"]
+
+
+def test_a_new_rank_repeats_the_imports_of_earlier_cells(
+    pool2: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fleeting.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    names: dict[str, Any] = {}
+
+    def cell(source: str) -> SpmdResult:
+        return SpmdRun(
+            pool2, source, [0, 1], QuietView("everything"), notebook=At(names, str)
+        ).result()
+
+    cell("import json as j, os.path, string, fleeting\nfrom math import floor as down\nimport csv")
+    cell(
+        "string = 5\ntry:\n    import bz2 as zipper\nexcept ImportError:\n    import zlib as zipper"
+    )
+    cell("del csv\nfrom math import *")
+    (tmp_path / "fleeting.py").unlink()
+    pool2.restart([1])
+    first = cell(
+        "j.dumps(down(2.5)) + os.path.sep, 'csv' in globals(), string if rank == 0 else ''"
+    )
+    assert first[1] == ("2/", False, "")
+    assert first.text(0) == ""
+    assert "rank 1 is new, and `import fleeting` of an earlier cell cannot be rep" in first.text(1)
+    assert cell("j").text(1) == ""  # once
+    for name, way_on in {
+        "fleeting": "fleeting was lost with rank 1, which was restarted; import it there again)",
+        "zipper": "zipper was lost with rank 1, which was restarted; import it there again)",
+        "string": "string was lost with rank 1, which was restarted; pool.sync_from(0, 'string'",
+        "cosh": "by exec, %run or `import *`, was lost with rank 1, which was restarted",
+    }.items():
+        with pytest.raises(SpmdError, match=re.escape(way_on)):
+            cell(name)
+    with pytest.raises(SpmdError, match=r"name 'nowhere' is not defined \(the same on 2 of"):
+        cell("nowhere")
+
+
+class OnlyOnRank:
+    """Can be unpickled on one rank alone."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if int(os.environ["RANK"]) != state["rank"]:
+            raise ValueError("not for this rank")
+
+
+def test_if_one_rank_cannot_read_a_value_none_runs(notebook: Notebook, pool2: Pool) -> None:
+    notebook.cell("ran = 0")
+    notebook.names |= {"x": OnlyOnRank(0), "y": 5}
+    with pytest.raises(TransferError, match=r"x: on rank 1: ValueError: not for this rank"):
+        notebook.cell("ran = 1; y", "x y")
+    assert notebook.cell("ran") == ["0", "0"]
+    assert notebook.cell("y", "y") == ["5", "5"]
+
+
+class Slow:
+    """Takes a while to unpickle."""
+
+    def __reduce__(self) -> Any:
+        return time.sleep, (60,)
+
+
+def test_a_transfer_can_be_interrupted(notebook: Notebook, pool2: Pool) -> None:
+    notebook.names["x"] = Slow()
+    presser = press_when(lambda: pool2.status().state == "busy")
+    with pytest.raises(SpmdError, match="KeyboardInterrupt"):
+        notebook.cell("x", "x")
+    presser.join()
+    notebook.names["x"] = 3
+    assert notebook.cell("x", "x") == ["3", "3"]
+
+
+def test_a_rank_that_has_lost_what_was_sent_says_so_and_gets_it_again(
+    notebook: Notebook, pool2: Pool
+) -> None:
+    notebook.names["x"] = [1]
+    notebook.cell("x", "x")
+    pool2.run("from gpupool.engine.cells import variables\nif rank == 1: variables._kept.clear()")
+    with pytest.raises(SpmdError, match=r"rank 1 has lost values .* Run the cell again"):
+        notebook.cell("x", "x")
+    assert notebook.cell("x", "x") == ["[1]", "[1]"]
+
+
+def test_plain_ipyparallel_may_change_a_name_meanwhile(notebook: Notebook, pool2: Pool) -> None:
+    notebook.names["x"] = np.arange(LARGE // 8)
+    notebook.cell("x", "x")
+    pool2.run("x = 'something else'")  # knows nothing of the notebook
+    assert notebook.cell("int(x[-1])", "x") == [str(LARGE // 8 - 1)] * 2
+
+
+def test_a_cell_in_the_background_takes_large_values_along(pool2: Pool, tmp_path: Path) -> None:
+    names: dict[str, Any] = {"x": np.ones(LARGE, np.uint8)}
+    go = tmp_path / "go"
+    running = pool2.begin(wait_for(go), ranks=(0, 1), on_output=ignore)
+    notebook = At(names, str, at_once=True)
+    run = SpmdRun(pool2, "n = int(x.sum())", (0, 1), QuietView("everything"), notebook=notebook)
+    assert not running.done()  # it was not waited for
+    go.touch()
+    del names["x"]
+    run.result()
+    assert names["n"].gather() == [LARGE, LARGE]
+
+
+def test_a_handle_of_what_was_assigned_anew_says_so(notebook: Notebook, pool2: Pool) -> None:
+    notebook.cell("x = 1", assigns="x")
+    old = notebook.names["x"]
+    notebook.cell("x = 2", assigns="x")
+    with pytest.raises(PoolError, match=r"a later cell has assigned the name anew"):
+        _ = old[0]
+    notebook.names["y"] = {"old": old}
+    with pytest.raises(TransferError, match=r"y: PoolError: this is a handle of an earlier x"):
+        notebook.cell("y", "y")
+
+
+def test_what_a_composite_says_of_itself(notebook: Notebook) -> None:
+    notebook.cell("x = torch.ones(2, 3 + rank)", assigns="x")
+    x = notebook.names["x"]
+    assert (len(x), str(x), repr(x)) == (2, "x", "Composite(x, 2 ranks)")
+    assert [str(x.info[rank]) for rank in (0, 1)] == [
+        "Tensor 2x3 float32 cpu",
+        "Tensor 2x4 float32 cpu",
+    ]
+    assert x.shape.gather() == [torch.Size([2, 3]), torch.Size([2, 4])]
+    assert "reshape" in dir(x)
+    assert (hasattr(x, "nonsense"), hasattr(x, "_repr_html_")) == (False, False)
+    assert torch.equal(x[-1], torch.ones(2, 4))
+    with pytest.raises(IndexError, match=r"one value per rank, 0 to 1. To index the values"):
+        _ = x[2]
+    with pytest.raises(TypeError, match=r"x is on the ranks: call it there, `%spmd x\(...\)`"):
+        x()
+    with pytest.raises(TypeError, match=r"the truth of x may differ"):
+        bool(x)
+
+
+def test_a_value_that_cannot_come_says_why(notebook: Notebook) -> None:
+    notebook.cell("import threading\nx = threading.Lock()", assigns="x")
+    with pytest.raises(PoolError, match=r"rank 0: cannot pickle '_thread.lock' object"):
+        _ = notebook.names["x"][0]
+
+
+def test_while_the_ranks_are_busy_a_composite_does_not_wait(
+    notebook: Notebook, pool2: Pool, tmp_path: Path
+) -> None:
+    notebook.cell("x = [rank]", assigns="x")
+    x = notebook.names["x"]
+    go = tmp_path / "go"
+    running = pool2.begin(wait_for(go), ranks=(0, 1), on_output=ignore)
+    assert pool2.status().state == "busy"
+    assert str(x.info[1]) == "list of 1"  # known already
+    assert "append" not in dir(x)
+    with pytest.raises(PoolError, match="the ranks are busy"):
+        _ = x[0]
+    with pytest.raises(AttributeError, match=r"x.append: the ranks are busy"):
+        _ = x.append
+    go.touch()
+    running.result()
+    assert x.gather() == [[0], [1]]
+
+
+def test_pool_names_are_put_and_got(pool2: Pool) -> None:
+    pool2["x"] = {"a": torch.ones(2)}
+    assert isinstance(pool2["x"], Composite)
+    assert pool2["x"][1]["a"].tolist() == [1, 1]
+    with pytest.raises(PoolError, match="no rank has a variable 'nonsense'"):
+        _ = pool2["nonsense"]
+    with pytest.raises(TransferError, match="lock: TypeError"):
+        pool2["lock"] = threading.Lock()
+
+
+def test_a_function_takes_composites_and_constants(pool2: Pool) -> None:
+    pool2.run("x = rank * 10")
+    big = pool2.put(np.ones(LARGE, np.uint8))
+    result = pool2.run(lambda a, b: (a, int(b.sum())), pool2["x"], big)
+    assert dict(result) == {0: (0, LARGE), 1: (10, LARGE)}
+
+
+def test_a_function_of_the_notebook_leaves_the_ranks_names_alone(pool2: Pool) -> None:
+    exec("def double(x): return x * factor", namespace())
+    namespace()["factor"] = 3
+    try:
+        assert pool2.run(namespace()["double"], 2)[1] == 6
+        namespace()["factor"] = 4
+        assert pool2.run(namespace()["double"], 2)[1] == 8
+    finally:
+        del namespace()["factor"], namespace()["double"]
+
+
+def test_secrets_in_a_shown_value_are_hidden(pool2: Pool) -> None:
+    os.environ["GPUPOOL_TEST_KEY"] = "a-value-that-is-secret"
+    pool2.propagate_env("GPUPOOL_TEST_KEY")
+    pool2.run("import os\nx = [os.environ['GPUPOOL_TEST_KEY']]")
+    (info,) = {str(i.text) for i in pool2.variables.look(pool2["x"], 100).values()}
+    assert info == "['[hidden]']"
+    pool2.propagate_env("GPUPOOL_TEST_KEY", unset=True)
+
+
+def test_a_handle_of_what_the_notebook_has_covered_says_so(notebook: Notebook) -> None:
+    notebook.cell("x = rank", assigns="x")
+    handle = notebook.names["x"]
+    notebook.names["x"] = 5
+    notebook.cell("x", "x")
+    with pytest.raises(PoolError, match="a handle of an earlier x"):
+        handle[0]
+
+
+def test_a_handle_is_not_assigned_to(notebook: Notebook) -> None:
+    notebook.cell("x = {}", assigns="x")
+    handle = notebook.names["x"]
+    with pytest.raises(TypeError, match=r"`x\.lr = \.\.\.` belongs in a %%spmd cell"):
+        handle.lr = 0.1
+    with pytest.raises(TypeError, match="x is on the ranks"):
+        handle[0] = 1
+
+
+@pytest.mark.parametrize("name", ["rank", "_", "a b", "for"])
+def test_names_that_no_value_can_have_are_refused(pool2: Pool, name: str) -> None:
+    with pytest.raises(PoolError, match=name):
+        pool2[name] = 1
+
+
+def test_a_value_whose_repr_fails_is_listed(notebook: Notebook) -> None:
+    notebook.cell("class R:\n    def __repr__(self): return 1 / 0\nx = R()", assigns="x")
+    info = notebook.pool.variables.look(notebook.names["x"], 80)
+    assert [one.text for one in info.values()] == [
+        "<its repr raised ZeroDivisionError: division by zero>"
+    ] * 2
+
+
+def test_a_constant_of_another_pool_is_refused(notebook: Notebook, pool2: Pool) -> None:
+    foreign = Constant(Variables(pool2._all_ranks), pool2.put("ours").number, "str")
+    for value in (foreign, [foreign]):
+        notebook.names["x"] = value
+        with pytest.raises(TransferError, match="a Constant of another pool"):
+            notebook.cell("x", "x")
+    with pytest.raises(PoolError, match="a Constant of another pool"):
+        pool2.run(str, foreign)
+    notebook.names["x"] = 1
+    assert notebook.cell("x", "x") == ["1", "1"]
+
+
+def test_what_was_sent_with_a_cell_that_never_ran_is_sent_again(
+    notebook: Notebook, pool2: Pool
+) -> None:
+    running = pool2.begin("import time; time.sleep(60)", ranks=[0, 1], on_output=ignore)
+    notebook.names["x"] = [7]
+    shipment = pool2.variables.ship(["x"], notebook.names, [0, 1])
+    payloads = pool2.variables.payloads(shipment, [0, 1], [])
+    waiting = pool2.begin("x", ranks=[0, 1], on_output=ignore, shipments=payloads)
+    waiting.interrupt()
+    assert waiting.wait(30)
+    running.interrupt()
+    assert running.wait(30)
+    assert notebook.cell("x", "x") == ["[7]", "[7]"]
+
+
+def test_what_is_sent_again_leaves_the_rest_alone(notebook: Notebook, pool2: Pool) -> None:
+    notebook.names |= {"x": [1], "y": [2]}
+    notebook.cell("x.append(rank)", "x y")
+    pool2.run(
+        "from gpupool.engine.cells import variables\n"
+        "if rank == 1: del variables._kept[variables._bound['y']]"
+    )
+    with pytest.raises(SpmdError, match=r"rank 1 has lost values"):
+        notebook.cell("y", "y")
+    assert notebook.cell("x, y", "x y") == ["([1, 0], [2])", "([1, 1], [2])"]
+
+
+def test_what_cannot_be_made_in_the_notebook_says_so(notebook: Notebook) -> None:
+    notebook.cell("x = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))", "", "x")
+    with pytest.raises(PoolError, match="x of rank 0 cannot be made in the notebook: ValueError"):
+        notebook.names["x"][0]
+    assert isinstance(notebook.names["x"].module[0], torch.nn.Linear)

@@ -1,0 +1,49 @@
+"""Control groups with a limit of their own, where the machine lets one make them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.support.processes import until
+
+
+@contextmanager
+def memory_cgroup(limit_bytes: int) -> Iterator[Path]:
+    """The folder of a control group for `limit_bytes` of memory; skips where none can be made.
+
+    A process joins it by writing 0 into its file `cgroup.procs`, with all that it starts from then
+    on. At the end it waits until all of them have ended.
+    """
+    with _cgroup("memory", "memory.limit_in_bytes", "memory.max", limit_bytes) as folder:
+        yield folder
+
+
+@contextmanager
+def pids_cgroup(limit: int) -> Iterator[Path]:
+    """As above, for so many processes and threads."""
+    with _cgroup("pids", "pids.max", "pids.max", limit) as folder:
+        yield folder
+
+
+@contextmanager
+def _cgroup(kind: str, name_v1: str, name_v2: str, most: int) -> Iterator[Path]:
+    v1, v2 = Path("/sys/fs/cgroup") / kind, Path("/sys/fs/cgroup")
+    parent, limit = (v1, name_v1) if v1.is_dir() else (v2, name_v2)
+    folder = parent / f"gpupool-test-{uuid4().hex}"
+    try:
+        folder.mkdir()
+        (folder / limit).write_text(str(most))
+    except OSError as error:
+        if folder.is_dir():
+            folder.rmdir()
+        pytest.skip(f"no control group with a limit of its {kind} can be made here: {error}")
+    try:
+        yield folder
+    finally:
+        until(lambda: not (folder / "cgroup.procs").read_text(), 20.0, "the end of its processes")
+        folder.rmdir()
