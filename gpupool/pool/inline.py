@@ -255,9 +255,6 @@ class InlineEngines:
         answered.set_result(_call("inline_control", payload))
         return {0: answered}
 
-    def send_comm(self, rank: int, message: dict[str, Any]) -> None:
-        """Nothing: the widgets of this process are the notebook's own."""
-
     def new_file(self, name: str) -> Path:
         """A new path in the private folder."""
         self._num_files += 1

@@ -396,10 +396,6 @@ class Pool:
             self._stops[execution] = on_interrupt
         return execution
 
-    def send_comm(self, rank: int, message: dict[str, Any]) -> None:
-        """Send a message to a widget that a rank has made."""
-        self._all_ranks.engines.send_comm(rank, message)
-
     def ask(
         self, request: ControlRequest, ranks: Iterable[int]
     ) -> dict[int, Future[dict[str, Any]]]:

@@ -13,7 +13,6 @@ from gpupool.core.terminal import DrawnLine, cleared, has_cursor, shows_colours
 from gpupool.notebook.cells.figures import is_rich
 from gpupool.notebook.cells.lines import Lines, Merger, fold_bars
 from gpupool.notebook.cells.shown import Part, mark_shown
-from gpupool.notebook.cells.widgets import Bars, settle_bars
 from gpupool.notebook.own_loop.views import LoopViews
 from gpupool.notebook.page import ansi
 from gpupool.pool.notices import NoticeLines
@@ -45,7 +44,6 @@ class LineView:
         self._show_values = show_values
         self._show_figure = show_figure
         self._lines = Lines()
-        self._bars = Bars()
         self._loops = LoopViews(stop_wish=stop_wish)
         self._queue: deque[tuple[int, str | dict[str, Any]]] = deque(maxlen=MAX_QUEUED_LINES)
         self._merger = Merger(ranks) if fold_equal else None
@@ -60,21 +58,14 @@ class LineView:
 
     def on_output(self, rank: int, kind: str, content: Any) -> None:
         """Queue the complete lines; they are written by the waiting thread, whose cell it is."""
-        if kind == "comm":
-            self._bars.note(content)
-        elif kind == "events":
+        if kind == "events":
             self._loops.take(content)
         elif kind in ("stdout", "stderr"):
             self._queue.extend((rank, line) for line in self._lines.feed(rank, content))
             if self._report is not None:  # nobody waits any more
                 self._write_late(rank)
-        elif kind == "display" or (kind == "result" and self._shows(content)):
-            self._queue.extend((rank, line) for line in self._lines.rest(rank))
-            if self._draws(content):
-                self._queue.append((rank, content))
-            elif self._bars.text(content) is None:  # else it comes when it is complete
-                text = str(content["data"].get("text/plain", ""))
-                self._queue.extend((rank, line) for line in text.split("\n"))
+        elif kind in ("display", "result") and not content.get("widget"):
+            self._add_display(rank, kind, content)
 
     def tick(self) -> None:
         """Write what has come."""
@@ -85,16 +76,24 @@ class LineView:
         """Write the rest, also lines without an end."""
         for rank, output in report.outputs.items():
             self._queue.extend((rank, line) for line in self._lines.rest(rank))
-            texts = [self._bars.text(bundle) for bundle in output.displays]
-            self._queue.extend((rank, text) for text in texts if text)
-            settle_bars(output, self._bars)
+            for bundle in output.displays:
+                if bundle["widget"] and bundle["data"]:  # a bar say, which is complete now
+                    self._add_display(rank, bundle["kind"], bundle)
         self._write(at_end=True)
         self._loops.finish()
         self._report = report
         mark_shown(report.result, self._part)
 
-    def _shows(self, content: Mapping[str, Any]) -> bool:
-        return self._show_values or self._draws(content)
+    def _add_display(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
+        draws = self._draws(content)
+        if kind == "result" and not (self._show_values or draws):
+            return
+        self._queue.extend((rank, line) for line in self._lines.rest(rank))
+        if draws:
+            self._queue.append((rank, dict(content)))
+        else:
+            text = str(content["data"].get("text/plain", ""))
+            self._queue.extend((rank, line) for line in text.split("\n"))
 
     def _draws(self, content: Mapping[str, Any]) -> bool:
         return self._show_figure is not None and is_rich(content)

@@ -19,7 +19,6 @@ from gpupool.notebook.cells.picture import (
     report_text,
 )
 from gpupool.notebook.cells.shown import Part, mark_error_shown, mark_shown
-from gpupool.notebook.cells.widgets import Bars, SendComm, WidgetRelay, is_widget, settle_bars
 from gpupool.notebook.own_loop.views import LoopViews
 from gpupool.notebook.page import ansi, markup
 from gpupool.notebook.page.cell_output import Place
@@ -43,7 +42,6 @@ class LiveView:
     def __init__(
         self,
         look: Look,
-        send_comm: SendComm,
         part: Part = "everything",
         stop_wish: threading.Event | None = None,
     ) -> None:
@@ -51,12 +49,10 @@ class LiveView:
         self._part: Part = part
         self._place = Place()
         self._loops = LoopViews(beside=self._place, stop_wish=stop_wish)
-        self._relay = WidgetRelay(self._place, send_comm)
-        self._bars = Bars()
         self._lines = Lines(MAX_LINE_CHARS, 3 * NUM_TAIL_LINES)
         self._tails: dict[int, deque[tuple[float, str]]] = {}
         self._figures: dict[int, list[dict[str, Any]]] = {}
-        self._beside: list[tuple[Place, Place, int, dict[str, Any]]] = []
+        self._widgets: dict[int, dict[str, str]] = {}  # rank -> widget -> the end of its text
         self._lock = threading.RLock()
         self._began = self._drawn_at = time.monotonic()
         self._drawn_chars = 0
@@ -71,14 +67,8 @@ class LiveView:
             self._loops.take(content)
             return
         with self._lock:
-            if kind == "comm":
-                self._bars.note(content)
-                self._relay.take(rank, content)
-                return
             if self._report is None:
                 self._note(rank, kind, content)
-            if kind in ("display", "result") and is_widget(content):
-                self._show_beside(rank, content)
             self._dirty = True
             if self._report is not None and self._timer is None:
                 self._draw_later()
@@ -108,10 +98,9 @@ class LiveView:
         self._place.bind()
         self._loops.finish()
         with self._lock:
-            self._settle(report)
             self._report = report
-            self._tails.clear()
-            self._figures.clear()
+            for live in (self._tails, self._figures, self._widgets):
+                live.clear()
             self._dirty = False
         if has_something(report, self._look) or self._place.is_shown:
             self._show_report()
@@ -130,6 +119,11 @@ class LiveView:
             self._tails.pop(rank, None)
             self._lines.clear(rank)
             self._figures.pop(rank, None)
+            self._widgets.pop(rank, None)
+        elif kind == "widget" or (kind == "display" and content.get("widget")):
+            lines = str(content["data"].get("text/plain", "")).split("\n")[-NUM_TAIL_LINES:]
+            text = "\n".join(line[:MAX_LINE_CHARS] for line in lines)
+            self._widgets.setdefault(rank, {})[content["widget"]] = text
         elif kind in ("display", "update") and is_embeddable(content):
             display_id = (content.get("transient") or {}).get("display_id")
             mine = self._figures.setdefault(rank, [])
@@ -153,6 +147,7 @@ class LiveView:
         merged = merge(self._tails)[-NUM_TAIL_LINES:]
         lines = [f"[{format_ranks(ranks)}] {line}" for ranks, line in merged]
         lines += fold_bars(self._lines.partial())[-NUM_TAIL_LINES:]
+        lines += self._widget_lines()[-NUM_TAIL_LINES:]
         head = markup.muted(f"running, {shown_time(now - self._began)}")
         figures = {rank: list(mine) for rank, mine in self._figures.items()}
         blocks = [
@@ -166,14 +161,14 @@ class LiveView:
             plain += f"\n{notice_text(self._notice)}"
         return {"text/html": markup.card(head, text, *blocks), "text/plain": plain}
 
-    def _settle(self, report: CellReport) -> None:
-        """Leave the last state of progress bars as text: a saved widget shows nothing."""
-        for output in report.outputs.values():
-            settle_bars(output, self._bars)
-        for label, place, _, bundle in self._beside:
-            if self._bars.text(bundle) is not None:  # it stands among the text now
-                for emptied in (label, place):
-                    emptied.show({"text/html": "", "text/plain": ""})
+    def _widget_lines(self) -> list[str]:
+        """The widgets as they are now: the first of each rank together, then the second, ..."""
+        texts = {rank: list(filter(None, known.values())) for rank, known in self._widgets.items()}
+        lines = []
+        for n in range(max(map(len, texts.values()), default=0)):
+            nth = ((rank, mine[n]) for rank, mine in sorted(texts.items()) if n < len(mine))
+            lines += fold_bars(nth)
+        return lines
 
     def _show_report(self) -> None:
         assert self._report is not None
@@ -185,22 +180,14 @@ class LiveView:
         self._drawn_chars = sum(map(len, data.values()))
         self._place.show(data)
 
-    def _show_beside(self, rank: int, bundle: dict[str, Any]) -> None:
-        """Show a widget at once, in a place of its own: it is of no use later, nor inside HTML."""
-        label, place = Place(self._place), Place(self._place)
-        label.show(named((rank,)))
-        place.show(bundle["data"], bundle.get("metadata"))
-        self._beside.append((label, place, rank, bundle))
-
     def _show_others(self, report: CellReport) -> None:
-        """Show what can stand neither in our HTML nor was shown at once."""
+        """Show what cannot stand in our HTML."""
         others = {
             rank: [
                 bundle
                 for bundle in output.displays
                 if is_rich(bundle)
                 and not is_embeddable(bundle)
-                and not is_widget(bundle)
                 and (self._look.show_values or bundle["kind"] == "display")
             ]
             for rank, output in report.outputs.items()
@@ -220,7 +207,6 @@ class LiveView:
         with self._lock:
             self._timer, self._dirty = None, False
             if self._report is not None:
-                self._settle(self._report)
                 self._show_report()
 
 

@@ -221,7 +221,7 @@ def _text(output: RankOutput) -> str:
         if bundle["kind"] == "display" and not is_rich(bundle)
     ]
     printed = ansi.without_moves(output.text).rstrip("\n")
-    return "\n".join([*([printed] if printed.strip() else []), *shown])
+    return "\n".join(text for text in [printed, *shown] if text.strip())
 
 
 def _values(report: CellReport, look: Look) -> dict[int, str]:

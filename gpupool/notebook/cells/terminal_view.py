@@ -22,7 +22,6 @@ from gpupool.notebook.cells.heading import terminal_heading
 from gpupool.notebook.cells.line_view import LineView
 from gpupool.notebook.cells.picture import Look, said_text
 from gpupool.notebook.cells.shown import Part, mark_shown
-from gpupool.notebook.cells.widgets import settle_bars
 from gpupool.notebook.page import ansi
 from gpupool.spmd.cell import CellReport
 
@@ -68,8 +67,6 @@ class TerminalView(LineView):
             if report.error is None and report.elapsed_s >= LONG_S:
                 _write(terminal_heading(report))
             return
-        for output in report.outputs.values():
-            settle_bars(output, self._bars)
         self._queue.clear()
         said = said_text(report, self._look)
         has_groups = "\n[" in said  # all other lines are indented

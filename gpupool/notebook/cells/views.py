@@ -17,7 +17,6 @@ from gpupool.notebook.cells.notices import UnwaitedView
 from gpupool.notebook.cells.picture import Look, result_html, result_text, values_text
 from gpupool.notebook.cells.shown import Part, mark_shown, part_shown
 from gpupool.notebook.cells.terminal_view import TerminalView
-from gpupool.notebook.cells.widgets import SendComm
 from gpupool.notebook.own_loop.views import LoopViews
 from gpupool.notebook.page.front_end import in_notebook
 from gpupool.pool.notices import NoticeLines
@@ -28,7 +27,6 @@ from gpupool.spmd.cell import CellReport, View
 def make_view(
     name: str,
     ranks: Sequence[int],
-    send_comm: SendComm,
     show_values: bool = True,
     *,
     inline: bool = False,
@@ -40,7 +38,6 @@ def make_view(
     """The view for `--view`: in a notebook a live tail and groups at the end, else lines.
 
     Args:
-        send_comm: sends a widget's message to a rank.
         show_values: whether the value of the last expression belongs to the output.
         inline: the pool is inline: what the cell prints and displays is seen already.
         is_value: the result is a value that the user's code may use or let IPython show, so the
@@ -53,7 +50,6 @@ def make_view(
         view = make_view(
             name,
             ranks,
-            send_comm,
             show_values,
             inline=inline,
             is_value=is_value,
@@ -74,7 +70,7 @@ def make_view(
         figure = show_figure if draws else None
         fold = name == "auto"
         return LineView(ranks, shows, figure, fold_equal=fold, part=part, stop_wish=stop_wish)
-    return LiveView(Look(name == "auto", shows, name=result_name), send_comm, part, stop_wish)
+    return LiveView(Look(name == "auto", shows, name=result_name), part, stop_wish)
 
 
 def ends_quietly(cell: str) -> bool:

@@ -200,7 +200,6 @@ class GpupoolMagics(Magics):
         view = views.make_view(
             view_name,
             chosen,
-            pool.send_comm,
             show_values,
             inline=pool.options.inline,
             is_value=is_value,

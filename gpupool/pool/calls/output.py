@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from gpupool.core.wire.masking import Redactor, Secrets, redact_all
-from gpupool.pool.calls.output_widgets import OutputWidgets
+from gpupool.pool.calls.output_widgets import Widgets
 from gpupool.pool.calls.terminal_text import as_shown
 
 HEAD_CHARS = 1_000_000  # per rank and call, of the beginning
@@ -24,7 +24,8 @@ class RankOutput:
     """What one rank has shown so far: its text in order of arrival, and its figures.
 
     `displays` holds mime bundles: {"kind": "display" or "result", "data": ..., "metadata": ...,
-    "display_id": its name or None}, those of display() and of last values.
+    "display_id": its name or None, "widget": the name of the widget whose text it is, or ""}, those
+    of display() and of last values.
     """
 
     __slots__ = (
@@ -77,6 +78,7 @@ class RankOutput:
                 "data": content["data"],
                 "metadata": content.get("metadata") or {},
                 "display_id": (content.get("transient") or {}).get("display_id"),
+                "widget": content.get("widget", ""),
             }
         )
         if len(self.displays) > MAX_DISPLAYS:
@@ -86,9 +88,9 @@ class RankOutput:
         """Put a mime bundle in the place of those of its name; tells whether there were any."""
         display_id = (content.get("transient") or {}).get("display_id")
         places = [n for n, d in enumerate(self.displays) if d["display_id"] == display_id]
+        new = {key: content.get(key) or {} for key in ("data", "metadata")}
         for n in places:
-            new = {"data": content["data"], "metadata": content.get("metadata") or {}}
-            self.displays[n] = {**self.displays[n], **new}
+            self.displays[n] = {**self.displays[n], **new, "widget": content.get("widget", "")}
         return bool(places)
 
     @property
@@ -142,8 +144,8 @@ class OutputRecorder:
 
     Values that become known during the run are masked from then on.
     `listener(rank, kind, content)` is told of each piece after it was masked and kept; of a
-    display that changes an earlier one as "update", of one that is to be cleared as "clear".
-    Events are passed on to it, masked, and not kept.
+    display that changes an earlier one as "update", of one that is to be cleared as "clear", of a
+    widget whose text has changed as "widget". Events are passed on to it, masked, and not kept.
     """
 
     def __init__(
@@ -159,7 +161,7 @@ class OutputRecorder:
         self._hidden = hidden
         self._listener = listener
         self._to_clear: set[int] = set()
-        self._widgets = OutputWidgets()
+        self._widgets = {rank: Widgets() for rank in ranks}
         self._lock = threading.Lock()
 
     def __call__(self, rank: int, kind: str, content: Any) -> None:
@@ -167,45 +169,61 @@ class OutputRecorder:
         with self._lock:
             if kind in ("stdout", "stderr"):
                 self._text(rank, kind, self._redactors[rank, kind].feed(content))
-            elif kind in ("display", "result", "clear") and self._widgets.is_taking(rank):
-                content = _masked(kind, content, self._hidden)
-                self._notify(rank, "comm", self._widgets.take(rank, kind, content))
-            elif kind in ("display", "result", "update", "clear", "comm"):
-                content = _masked(kind, content, self._hidden)
-                if kind == "comm":
-                    content = self._widgets.note(rank, content)
-                self._take(rank, kind, content)
+                return
+            content, widgets = redact_all(content, self._hidden), self._widgets[rank]
+            if kind == "comm":
+                self._update_widget(rank, widgets.note(content))
+            elif kind in ("display", "result", "clear") and widgets.is_collecting:
+                self._update_widget(rank, widgets.collect(kind, content))
+            elif kind in ("display", "result", "update"):
+                text = widgets.text(content.get("widget", ""))
+                data = content["data"] if text is None else {"text/plain": text}
+                self._show(rank, kind, {**content, "data": data})
+            elif kind in ("clear", "events"):
+                if kind == "clear":
+                    self._clear(rank, wait=bool(content.get("wait")))
                 self._notify(rank, kind, content)
-            elif kind == "events":
-                self._notify(rank, kind, redact_all(content, self._hidden))
 
     def finish(self) -> None:
         """Give out what was held back. What comes later, of threads say, is taken in as well."""
         with self._lock:
             for (rank, kind), redactor in self._redactors.items():
                 self._text(rank, kind, redactor.flush())
-            for output in self.outputs.values():
-                for bundle in output.displays:
-                    if text := self._widgets.text(bundle):  # for where no widget can be shown
-                        bundle["data"] = {**bundle["data"], "text/plain": text}
         _keep_small(self.outputs.values())
 
-    def _take(self, rank: int, kind: str, content: Any) -> None:
-        output = self.outputs[rank]
-        if kind == "clear":
-            if content.get("wait"):  # the next output clears what is there
-                self._to_clear.add(rank)
-            else:
-                output.clear()
-        elif kind == "update":
-            output.update_display(content)
-        elif kind != "comm":
+    def _show(self, rank: int, kind: str, content: dict[str, Any]) -> None:
+        if kind == "update":
+            self.outputs[rank].update_display(content)
+        else:
             self._clear_if_due(rank)
-            output.add_display(kind, content)
+            self.outputs[rank].add_display(kind, content)
+        self._notify(rank, kind, content)
+
+    def _clear(self, rank: int, *, wait: bool) -> None:
+        if wait:  # the next output clears what is there
+            self._to_clear.add(rank)
+        else:
+            self.outputs[rank].clear()
+
+    def _update_widget(self, rank: int, name: str) -> None:
+        """Show where a widget is displayed what it shows now: of an Output each figure."""
+        shown = self._widgets[rank].shown(name)
+        displays = self.outputs[rank].displays
+        if shown is None or not any(bundle["widget"] == name for bundle in displays):
+            return
+        before, displays[:] = list(displays), []
+        for bundle in before:
+            if bundle["widget"] != name:
+                displays.append(bundle)
+            elif not displays or displays[-1]["widget"] != name:
+                # one that shows nothing keeps its place: it may be filled later
+                displays += [{**bundle, "data": data} for data in shown or [{}]]
+        text = {"text/plain": self._widgets[rank].text(name)}
+        self._notify(rank, "widget", {"widget": name, "data": text})
 
     def _text(self, rank: int, kind: str, text: str) -> None:
-        if text and self._widgets.is_taking(rank):
-            self._notify(rank, "comm", self._widgets.take(rank, kind, text))
+        if text and self._widgets[rank].is_collecting:
+            self._update_widget(rank, self._widgets[rank].collect(kind, text))
         elif text:
             self._clear_if_due(rank)
             self.outputs[rank].add_text(text)
@@ -239,9 +257,3 @@ def _keep_small(outputs: Iterable[RankOutput]) -> None:
                     output.shrink()
         while len(_recent) > NUM_WHOLE:
             _recent.pop()
-
-
-def _masked(kind: str, content: Any, hidden: Secrets) -> Any:
-    if kind != "comm":
-        return redact_all(content, hidden)
-    return {**content, "content": redact_all(content["content"], hidden)}  # not the buffers

@@ -1,83 +1,130 @@
-"""What ranks show inside `with output:`, an Output of ipywidgets. Runs on the client.
+"""What the widgets that a rank makes show, as text. Runs on the client.
 
-A front end puts it into the widget: it has the notebook's message by whose name the widget asks for
-it. A rank knows its own call alone, so it is put there here. Live displays of rich are made so.
+A rank's widget has no controls in the notebook: its text is shown. Two kinds of widget change it:
+progress bars (tqdm.auto), and an Output of ipywidgets, which collects what the rank shows inside
+`with output:`. Live displays of rich are such Outputs. The rank knows its own call alone, not the
+notebook's message by whose name an Output collects, so this is done here.
 """
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from typing import Any
 
-WIDGET = "application/vnd.jupyter.widget-view+json"
-MAX_OUTPUTS = 200  # of a widget; beyond, the oldest is let go
+MAX_OUTPUTS = 200  # of an Output; beyond, the oldest is dropped
 MAX_CHARS = 1_000_000  # of a text in it, of which the end is kept
 
+_BAR = ["HTMLModel", "FloatProgressModel", "HTMLModel"]
+# what is kept of a model's state, and its type: user code may send what it likes
+_NOTED: dict[str, Any] = {
+    "value": (str, int, float),
+    "max": (int, float),
+    "min": (int, float),
+    "children": list,
+}
+_SPACES = str.maketrans({"\u2007": " ", "\u00a0": " "})
 
-class OutputWidgets:
-    """The Output widgets of the ranks of a cell, and what stands in them."""
+
+class Widgets:
+    """The widgets of one rank, as far as their text changes."""
 
     def __init__(self) -> None:
-        self._open: dict[int, list[str]] = {}  # rank -> those that take its output, the last first
-        self._outputs: dict[str, list[dict[str, Any]]] = {}
+        self._models: dict[str, dict[str, Any]] = {}
+        self._parents: dict[str, str] = {}  # the box that a widget is in
+        self._outputs: dict[str, list[dict[str, Any]]] = {}  # what stands in each Output
+        self._collecting: list[str] = []  # the Outputs inside whose `with` the rank is, last first
         self._to_clear: set[str] = set()
 
-    def note(self, rank: int, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Take in a widget's message; gives what the front end is to be told."""
+    @property
+    def is_collecting(self) -> bool:
+        """Whether what the rank shows now belongs into an Output."""
+        return bool(self._collecting)
+
+    def note(self, message: Mapping[str, Any]) -> str:
+        """Add a widget's message; returns the name of the widget whose text it may change."""
         content = message["content"]
-        data = content.get("data") or {}
-        state = data.get("state") or {}
-        if not isinstance(state, dict) or "msg_id" not in state:
-            return message
-        comm_id, taking = content["comm_id"], self._open.setdefault(rank, [])
-        if state["msg_id"] and comm_id not in taking:
-            taking.insert(0, comm_id)
-        elif not state["msg_id"] and comm_id in taking:
-            taking.remove(comm_id)
-        state = {key: value for key, value in state.items() if key != "msg_id"}
-        return {**message, "content": {**content, "data": {**data, "state": state}}}
+        name, data = str(content["comm_id"]), content.get("data") or {}
+        state = data.get("state")
+        if message["type"] == "comm_close":
+            self._models.setdefault(name, {})["closed"] = True
+        elif isinstance(state, dict):
+            self._note_state(name, state)
+        return self._parents.get(name, name)
 
-    def is_taking(self, rank: int) -> bool:
-        """Whether what the rank shows now belongs into a widget."""
-        return bool(self._open.get(rank))
+    def _note_state(self, name: str, state: dict[str, Any]) -> None:
+        model = self._models.setdefault(name, {"kind": str(state.get("_model_name", ""))})
+        kept = {key: state[key] for key in _NOTED if isinstance(state.get(key), _NOTED[key])}
+        model.update(kept)
+        for child in kept.get("children", ()):
+            self._parents[_name_of(child)] = name
+        if isinstance(state.get("outputs"), list):
+            self._outputs[name] = [one for one in state["outputs"] if isinstance(one, dict)]
+        if "msg_id" in state:
+            self._collecting = [one for one in self._collecting if one != name]
+            if state["msg_id"]:
+                self._collecting.insert(0, name)
 
-    def take(self, rank: int, kind: str, content: Any) -> dict[str, Any]:
-        """Put output into the widget that takes it; gives the widget's message about that."""
-        comm_id = self._open[rank][0]
-        outputs = self._outputs.setdefault(comm_id, [])
+    def collect(self, kind: str, content: Any) -> str:
+        """Put what the rank shows into the Output that collects it; returns that one's name."""
+        name = self._collecting[0]
+        outputs = self._outputs.setdefault(name, [])
         if kind == "clear" and content.get("wait"):
-            self._to_clear.add(comm_id)
-        elif kind == "clear" or comm_id in self._to_clear:
-            self._to_clear.discard(comm_id)
+            self._to_clear.add(name)
+        elif kind == "clear" or name in self._to_clear:
+            self._to_clear.discard(name)
             outputs.clear()
         if kind in ("stdout", "stderr"):
             last = outputs.pop() if outputs and outputs[-1].get("name") == kind else {"text": ""}
-            text = (last["text"] + content)[-MAX_CHARS:]
-            outputs.append({"output_type": "stream", "name": kind, "text": text})
+            outputs.append({"name": kind, "text": (last["text"] + content)[-MAX_CHARS:]})
         elif kind != "clear":
-            shown = {"data": content["data"], "metadata": content.get("metadata") or {}}
-            outputs.append({"output_type": "display_data", **shown})
+            outputs.append({"data": content["data"]})
         del outputs[:-MAX_OUTPUTS]
-        state = {"outputs": list(outputs)}
-        data = {"method": "update", "state": state, "buffer_paths": []}
-        told = {"comm_id": comm_id, "data": data}
-        return {"type": "comm_msg", "content": told, "metadata": {}, "buffers": []}
+        return self._parents.get(name, name)
 
-    def text(self, bundle: Mapping[str, Any]) -> str | None:
-        """The text of what stands in the widget that a mime bundle shows; None for other ones."""
-        outputs = self._outputs.get(model_id(bundle))
-        return None if outputs is None else text_of(outputs)
+    def text(self, name: str) -> str | None:
+        """What a widget shows; None if its text does not change, "" if it is gone.
+
+        Of a progress bar what tqdm writes in a terminal:
+        " 40%|████      | 2/5 [00:01<00:02,  1.6it/s]"
+        """
+        shown = self.shown(name)
+        if shown is None:
+            return None
+        return "\n".join(str(data.get("text/plain", "")) for data in shown)
+
+    def shown(self, name: str) -> list[dict[str, Any]] | None:
+        """What a widget shows as data of mime bundles; None and [] as for `text`."""
+        model = self._models.get(name, {})
+        if model.get("closed"):  # as by tqdm(leave=False)
+            return []
+        if model.get("kind") == "OutputModel":
+            shown = [_data_of(output) for output in self._outputs.get(name, ())]
+            return [data for data in shown if str(data.get("text/plain", "x")).strip()]
+        parts = [self._models.get(_name_of(child), {}) for child in model.get("children", ())]
+        if [part.get("kind") for part in parts] != _BAR:
+            return None
+        before, bar, after = parts
+        return [{"text/plain": f"{_text_of(before)}|{_drawn(bar)}|{_text_of(after)}"}]
 
 
-def model_id(bundle: Mapping[str, Any]) -> str:
-    """The name of the widget that a mime bundle shows; "" if it shows none."""
-    view = bundle["data"].get(WIDGET)
-    return str(view.get("model_id", "")) if isinstance(view, Mapping) else ""
+def _name_of(child: object) -> str:
+    return str(child).removeprefix("IPY_MODEL_")
 
 
-def text_of(outputs: list[dict[str, Any]]) -> str:
-    """What stands in a widget, as text."""
-    return "\n".join(
-        str(output.get("text") or output.get("data", {}).get("text/plain", "")).rstrip("\n")
-        for output in outputs
+def _data_of(output: Mapping[str, Any]) -> dict[str, Any]:
+    data = output.get("data")
+    return (
+        data if isinstance(data, dict) else {"text/plain": str(output.get("text", "")).rstrip("\n")}
     )
+
+
+def _drawn(bar: Mapping[str, Any]) -> str:
+    low, high, value = (float(bar.get(key) or 0.0) for key in ("min", "max", "value"))
+    share = min(1.0, max(0.0, (value - low) / (high - low))) if high > low else 0.0
+    full = round(10 * share)
+    return "█" * full + " " * (10 - full)
+
+
+def _text_of(label: Mapping[str, Any]) -> str:
+    return html.unescape(str(label.get("value") or "")).translate(_SPACES)

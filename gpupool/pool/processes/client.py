@@ -94,25 +94,6 @@ class EngineClient:
         message.add_done_callback(take)
         return answer
 
-    def send_comm(self, rank: int, message: dict[str, Any]) -> None:
-        """Send a widget's message to its engine: "type", "content", "metadata", "buffers".
-
-        What the engine says because of it comes to the listener of the call that made the widget.
-        """
-        session, engine = self._client.session, self._client._engines.get(rank)
-        if engine is None:  # gone
-            return
-        request = session.msg(message["type"], message["content"], metadata=message["metadata"])
-        request_id = request["header"]["msg_id"]
-        self._router.listen_as_to(message["content"]["comm_id"], request_id)
-        self._client._io_loop.add_callback(
-            session.send,
-            self._client._mux_stream,
-            request,
-            ident=engine.encode(),
-            buffers=message["buffers"],
-        )
-
     def serves_others(self, rank: int) -> bool:
         """Whether the engine of a rank runs what another client has asked for."""
         return bool(self._client.others.get(self._client._engines.get(rank)))

@@ -243,11 +243,6 @@ class Engines:
         self._answer_for(rank for rank in chosen if rank in self._dead)
         return answers
 
-    def send_comm(self, rank: int, message: dict[str, Any]) -> None:
-        """Send a message to a widget that a rank has made: see `EngineClient.send_comm`."""
-        if self._client is not None:
-            self._client.send_comm(rank, message)
-
     def new_file(self, name: str) -> Path:
         """A new path in the private folder, which every rank of this host can read."""
         self._launch.require_folder()

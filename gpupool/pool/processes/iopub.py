@@ -13,8 +13,10 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-# (kind, content): ("stdout" | "stderr", text), ("display" | "result" | "update", mime bundle),
-# ("clear", {"wait": bool}), ("events", list of dicts), ("comm", a widget's message)
+# (kind, content): ("stdout" | "stderr", text),
+# ("display" | "result" | "update", mime bundle, with "widget": the name of the widget it shows),
+# ("clear", {"wait": bool}), ("events", list of dicts),
+# ("comm", "type" and "content" of a widget's message)
 OnMessage = Callable[[str, Any], None]
 
 # (rank, kind, content): of a call on several ranks
@@ -22,6 +24,7 @@ OnOutput = Callable[[int, str, Any], None]
 
 MAX_LISTENERS = 256  # calls whose output goes to its place, also after their end
 MAX_STRAY_TEXTS, MAX_STRAY_CHARS = 256, 1024  # of calls that nobody knows any more, and of each
+WIDGET = "application/vnd.jupyter.widget-view+json"
 PIECES = "gpupool_pieces"  # as in gpupool/engine/output/channel.py
 
 _KINDS = {"display_data": "display", "execute_result": "result", "update_display_data": "update"}
@@ -48,12 +51,6 @@ class Router:
             self._listeners[message_id] = listener
             while len(self._listeners) > MAX_LISTENERS:
                 self._listeners.popitem(last=False)
-
-    def listen_as_to(self, comm_id: str, message_id: str) -> None:
-        """Give the messages of a call to the one who listens to this widget."""
-        listener = self._comms.get(comm_id)
-        if listener is not None:
-            self.listen(message_id, listener)
 
     def route(self, message: Any, deserialize: Callable[[Any], Any]) -> None:
         """Pass a message on; `deserialize` reads what was published as data.
@@ -95,12 +92,6 @@ class Router:
     def _read_comm(
         self, kind: str, message: dict[str, Any], listener: OnMessage | None
     ) -> tuple[OnMessage, list[tuple[str, Any]]]:
-        content = {
-            "type": kind,
-            "content": message["content"],
-            "metadata": _a(dict, message["metadata"]),
-            "buffers": [memoryview(buffer).tobytes() for buffer in message["buffers"]],
-        }
         comm_id = _a(str, message["content"]["comm_id"])
         _a(dict, message["content"].get("data") or {})
         if kind == "comm_open" and listener is not None:
@@ -108,7 +99,7 @@ class Router:
         owner = self._comms.get(comm_id, _nobody)
         if kind == "comm_close":
             self._comms.pop(comm_id, None)
-        return owner, [("comm", content)]
+        return owner, [("comm", {"type": kind, "content": message["content"]})]
 
 
 def unheard_output(rank: int, kind: str, content: Any) -> None:
@@ -144,12 +135,22 @@ def _pieces(
         _a(dict, content["data"])
         _a(dict, content.get("metadata") or {})
         _a(dict, content.get("transient") or {})
-        yield _KINDS[kind], content
+        yield _KINDS[kind], _without_view(content)
     elif kind == "clear_output":
         yield "clear", content
     elif kind == "data_message":
         events = _a(list, deserialize(message["buffers"])["events"])
         yield "events", [_a(dict, event) for event in events]
+
+
+def _without_view(content: dict[str, Any]) -> dict[str, Any]:
+    """The mime bundle without the view of a widget, whose model is on the rank alone."""
+    if WIDGET not in content["data"]:
+        return content
+    view = content["data"][WIDGET]
+    name = str(view.get("model_id", "")) if isinstance(view, dict) else ""
+    data = {mime: shown for mime, shown in content["data"].items() if mime != WIDGET}
+    return {**content, "data": data, "widget": name}
 
 
 def _tell(listener: OnMessage, kind: str, content: Any) -> None:

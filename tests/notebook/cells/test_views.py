@@ -12,7 +12,6 @@ from gpupool.core.errors import RankError, SpmdError
 from gpupool.notebook.cells.lines import FOLD_WITHIN_S, Lines, Merger, fold_bars, merge
 from gpupool.notebook.cells.picture import Look, groups_text, report_html, report_text
 from gpupool.notebook.cells.views import ends_quietly
-from gpupool.notebook.cells.widgets import Bars
 from gpupool.notebook.page import ansi
 from gpupool.pool.calls.output import RankOutput
 from gpupool.pool.calls.terminal_text import as_shown
@@ -242,29 +241,6 @@ def test_colours_are_markup_and_the_rest_is_escaped(text: str) -> None:
     html = ansi.to_html(text)
     assert re.sub(r"<span style=\"[^\"<]*\">|</span>", "", html) == ansi.to_html(ansi.plain(text))
     assert not re.search(r"<(?!/?span)", html)
-
-
-def test_a_bar_made_of_widgets_is_told_by_its_messages() -> None:
-    bars = Bars()
-
-    def opened(name: str, **state: object) -> None:
-        state = {"_model_name": f"{name}Model", **state}
-        content = {"comm_id": name, "data": {"state": state}}
-        bars.note({"type": "comm_open", "content": content})
-
-    opened("HTML", value="")
-    opened("FloatProgress", value=0.0, max=5.0)
-    children = ["IPY_MODEL_HTML", "IPY_MODEL_FloatProgress", "IPY_MODEL_HTML"]
-    opened("HBox", children=children)
-    update = {"method": "update", "state": {"value": 2.5}}
-    bars.note({"type": "comm_msg", "content": {"comm_id": "FloatProgress", "data": update}})
-    view = {"application/vnd.jupyter.widget-view+json": {"model_id": "HBox"}}
-    assert bars.text({"data": view}) == "|█████" + " " * 5 + "|" or "█" in str(
-        bars.text({"data": view})
-    )
-    bars.note({"type": "comm_close", "content": {"comm_id": "HBox"}})
-    assert bars.text({"data": view}) == ""  # leave=False
-    assert bars.text({"data": {"text/plain": "x"}}) is None
 
 
 @pytest.mark.parametrize(
