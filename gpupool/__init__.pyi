@@ -37,7 +37,6 @@ from .notebook.extension import unload_ipython_extension as unload_ipython_exten
 from .notebook.train import train as train
 from .pool.inline import InlinePool as InlinePool
 from .pool.pool import Pool as Pool
-from .pool.processes.leftovers import leftovers as leftovers
 from .pool.result import SpmdResult as SpmdResult
 from .pool.session import current_pool as current_pool
 from .pool.session import gpus as gpus

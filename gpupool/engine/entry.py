@@ -22,7 +22,7 @@ from gpupool.engine import calls, control, inline
 from gpupool.engine.cells import debug, execute, torchrun, variables
 from gpupool.engine.group import forming
 from gpupool.engine.output import log, status
-from gpupool.engine.output.recording import Take
+from gpupool.engine.output.recording import Hear
 from gpupool.engine.process import end_at_once, this_rank
 from gpupool.engine.shell import restoring
 from gpupool.engine.shell.cell_names import name_cells_in_warnings
@@ -223,8 +223,8 @@ def inline_form_group(store_path: str, backend: str) -> dict[str, Any]:
     return execute.guarded(lambda: inline.form_group(store_path, backend))
 
 
-def inline_call(name: str, payload: dict[str, Any], take: Take) -> dict[str, Any]:
-    """Call a function of this page; what is shown meanwhile goes through `take`."""
+def inline_call(name: str, payload: dict[str, Any], hear: Hear) -> dict[str, Any]:
+    """Call a function of this page; `hear` is called with what is shown meanwhile."""
     if name == "run_source":
         this_shell()  # now, so that its displays are seen too
     replaced: dict[str, Any] = {
@@ -232,7 +232,7 @@ def inline_call(name: str, payload: dict[str, Any], take: Take) -> dict[str, Any
         "run_function": inline.run_function,
         "train": inline.keeping_random_state(train),
     }
-    return inline.call(replaced.get(name, globals()[name]), payload, take)
+    return inline.call(replaced.get(name, globals()[name]), payload, hear)
 
 
 def inline_set(name: str, value: object) -> None:

@@ -25,7 +25,7 @@ from gpupool.core.wire.pickles import unpack
 from gpupool.engine import process
 from gpupool.engine.cells import execute
 from gpupool.engine.group import forming
-from gpupool.engine.output.recording import Recording, Take, swap
+from gpupool.engine.output.recording import Hear, Recording, swap
 from gpupool.engine.process import this_rank
 from gpupool.engine.shell.shell import close_own_shell, plan_shell, this_shell
 
@@ -121,12 +121,12 @@ def leave() -> None:
 
 
 def call(
-    work: Callable[..., dict[str, Any]], payload: Mapping[str, Any], take: Take
+    work: Callable[..., dict[str, Any]], payload: Mapping[str, Any], hear: Hear
 ) -> dict[str, Any]:
-    """Call `work(**payload)`; what is shown and published meanwhile goes through `take`."""
+    """Call `work(**payload)`; `hear` is called with what is shown and published meanwhile."""
     outer = process.publish
     try:
-        with Recording(take) as recording, contextlib.ExitStack() as undo:
+        with Recording(hear) as recording, contextlib.ExitStack() as undo:
             _hear_breakpoints(undo)
             process.publish = recording.publish
             return work(**payload)

@@ -16,7 +16,7 @@ from typing import Any
 rank: dict[str, Any] | None = None
 """The notebook's place as rank 0 of 1; None on an engine, which has it from its environment."""
 
-publish: Callable[[str, Any], Any] | None = None
+publish: Callable[[str, Any], None] | None = None
 """While an inline call runs: takes (kind, content), as `OnMessage` of `iopub.py` does."""
 
 

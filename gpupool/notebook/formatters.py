@@ -17,12 +17,6 @@ _SHOWN = (
         "composites.composite_html",
         "composites.composite_text",
     ),
-    (
-        "pool.processes.leftovers",
-        "Leftovers",
-        "pool.tables.leftovers_html",
-        "pool.tables.leftovers_text",
-    ),
     ("pool.status", "PoolStatus", "pool.bar.status_html", "pool.bar.status_text"),
     ("training.confusion", "ConfusionMatrix", "monitor.confusion_view.confusion_html", ""),
     ("training.result", "TrainingPlot", "monitor.picture.plot_html", "monitor.picture.plot_text"),

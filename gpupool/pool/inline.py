@@ -6,18 +6,17 @@ Cells, functions and trainings run in the thread that asks for them, with the en
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any
 
 from gpupool.core.errors import PlacementError, PoolError
@@ -26,9 +25,9 @@ from gpupool.core.machine.private_folders import private_temporary
 from gpupool.core.machine.topology import Rank
 from gpupool.core.options.pool_options import PoolOptions
 from gpupool.core.wire.invoke import invoke
-from gpupool.core.wire.masking import Redactor, Secrets, redact_all
 from gpupool.core.wire.pickles import pack
 from gpupool.core.wire.requests import ControlRequest, SetEnvironment
+from gpupool.pool.calls import presses
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.notices import OnNotice, Progress, unheard
 from gpupool.pool.pool import Pool
@@ -45,7 +44,7 @@ class InlinePool(Pool):
     pool of engines does in the background. In IPython the cells' namespace is the notebook's own:
     rank, world_size, local_rank, device, torch and dist are defined there until `stop`, which also
     leaves the process group and takes RANK, WORLD_SIZE and LOCAL_RANK out of the environment.
-    Variables need not be propagated here; those that are get masked in what is shown.
+    Variables need not be propagated here. What the process shows is not masked: it is the user's.
     """
 
     def __init__(self, options: PoolOptions, progress: Progress = unheard) -> None:
@@ -69,7 +68,10 @@ class InlinePool(Pool):
         on_notice: OnNotice | None = None,
     ) -> Execution:
         """Call an engine function here and now; what is returned is over."""
-        with _Interrupts(on_interrupt, timeout_s, lambda: bool(self._here.busy_ranks())):
+        in_main = threading.current_thread() is threading.main_thread()
+        if timeout_s is not None and not in_main:
+            raise PoolError("timeout_s: an inline pool can end only what its main thread does.")
+        with presses.first_calls(on_interrupt) if on_interrupt else contextlib.nullcontext():
             execution = super().execute(name, payloads, on_output, timeout_s, on_notice=on_notice)
             execution.wait()  # for its thread to take the replies, which are there
             return execution
@@ -94,7 +96,7 @@ class InlinePool(Pool):
         return f"InlinePool({self.ranks[0].device}, {self.backend}, {self.status().state})"
 
     def _make_engines(self, ranks: Ranks) -> RankEngines:
-        self._here = InlineEngines(lambda: ranks.secrets)
+        self._here = InlineEngines()
         return self._here
 
     def _begin_call(
@@ -113,16 +115,14 @@ class InlinePool(Pool):
 class InlineEngines:
     """The engines of an inline pool: calls run here, one at a time, and are over on return.
 
-    `hidden` gives the secret values that are masked in what is shown. `covered` are the names of
-    the user's that mean something else until `stop`.
+    `covered` are the names of the user's that mean something else until `stop`.
     """
 
     rank: Rank
 
-    def __init__(self, hidden: Callable[[], Secrets]) -> None:
+    def __init__(self) -> None:
         self.covered: tuple[str, ...] = ()
         self.last_used = time.monotonic()
-        self._hidden = hidden
         self._pid = os.getpid()
         self._lock = threading.RLock()  # code that runs here may call again
         self._threads: list[int] = []  # one entry for each call that is not over
@@ -195,17 +195,16 @@ class InlineEngines:
         """Call an engine function, in this thread; the future is done."""
         future: Future[Any] = Future()
         with self._lock:
-            shown, depth = _Shown(on_message, self._hidden()), len(self._threads)
+            depth = len(self._threads)
             try:
                 self._numbers.append(number)
                 self._threads.append(threading.get_ident())  # an interrupt may come from here on
-                arguments = {"name": name, "payload": payload, "take": shown}
+                arguments = {"name": name, "payload": payload, "hear": on_message}
                 future.set_result(_call("inline_call", arguments))
             except BaseException as error:  # an interrupt that met our own frames, say
                 future.set_exception(error)
             finally:
                 del self._threads[depth:], self._numbers[depth:]
-                shown.finish()
                 self.last_used = time.monotonic()
         return future
 
@@ -280,98 +279,3 @@ def _call(name: str, payload: dict[str, Any]) -> Any:
     """Call an engine function in this process, which loads the engine's code for it."""
     importlib.import_module("gpupool.engine.entry").serve_calls()
     return invoke(name, payload)
-
-
-class _Shown:
-    """Takes what is shown during a call; gives back what may be shown: secrets are masked."""
-
-    def __init__(self, on_message: OnMessage | None, hidden: Secrets) -> None:
-        self._on_message = on_message
-        self._hidden = hidden
-        self._redactors = {kind: Redactor(hidden) for kind in ("stdout", "stderr")}
-        self._lock = threading.RLock()  # output may come from several threads
-
-    def __call__(self, kind: str, content: Any) -> Any:
-        with self._lock:
-            if self._on_message is not None and kind != "update":
-                self._on_message(kind, content)
-            if kind in self._redactors:
-                return self._redactors[kind].feed(content)
-            return redact_all(content, self._hidden)
-
-    def finish(self) -> None:
-        """Show what was held back because it could have been the beginning of a secret."""
-        for kind, redactor in self._redactors.items():
-            rest = redactor.flush()
-            if rest:
-                getattr(sys, kind).write(rest)
-
-
-class _Interrupts:
-    """Ctrl-C and the time limit of work in the main thread. A context manager.
-
-    The first Ctrl-C calls `on_interrupt`, if there is one; the next one does what it always does.
-    After `timeout_s` the work gets a KeyboardInterrupt, provided that `is_busy()`.
-    """
-
-    def __init__(
-        self,
-        on_interrupt: Callable[[], None] | None,
-        timeout_s: float | None,
-        is_busy: Callable[[], bool],
-    ) -> None:
-        self._on_interrupt = on_interrupt
-        self._timeout_s = timeout_s
-        self._is_busy = is_busy
-        self._is_late = False
-        self._is_over = threading.Event()
-        self._timer: threading.Timer | None = None
-        self._previous: Any = None
-
-    def __enter__(self) -> None:
-        in_main = threading.current_thread() is threading.main_thread()
-        if self._timeout_s is not None and not in_main:
-            raise PoolError("timeout_s: an inline pool can end only what its main thread does.")
-        if not in_main or (self._timeout_s is None and self._on_interrupt is None):
-            return
-        self._previous = signal.signal(signal.SIGINT, self._handle)
-        if self._timeout_s is not None:
-            self._timer = threading.Timer(self._timeout_s, self._end)
-            self._timer.daemon = True
-            self._timer.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        frames: TracebackType | None,
-    ) -> None:
-        self._is_over.set()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer.join()
-        # the user's code may have set a handler meanwhile
-        if signal.getsignal(signal.SIGINT) == self._handle:
-            signal.signal(signal.SIGINT, self._previous)
-
-    def _end(self) -> None:
-        """The time is over; called in the timer's thread."""
-        main = threading.main_thread().ident
-        while not self._is_busy():  # the work is still to begin, or has just ended
-            if self._is_over.wait(0.01):
-                return
-        if main is not None:
-            self._is_late = True
-            signal.pthread_kill(main, signal.SIGINT)  # also wakes a thread that sleeps
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        __tracebackhide__ = True  # the work was interrupted where it was, not here
-        if self._is_late:
-            self._is_late = False
-            if self._is_busy():
-                raise KeyboardInterrupt
-        elif self._on_interrupt is not None:
-            act, self._on_interrupt = self._on_interrupt, None
-            act()
-        elif callable(self._previous):
-            self._previous(number, frame)

@@ -59,8 +59,6 @@ OTHERS = {
 
 _COLLATE = "sequences are padded by the data set: return samples of equal length."
 _TRANSFORM = "give the data set a transform that returns what the network takes."
-_LM = "the solver 'lm' is not here: choose optimizer='lbfgs' for small networks."
-_LBFGS = "give optimizer= a callable, as lambda groups: torch.optim.LBFGS(groups, ...)."
 
 # MATLAB's name -> what to do instead, where there is no option
 ELSEWHERE = {
@@ -74,28 +72,6 @@ ELSEWHERE = {
     "CategoricalTargetEncoding": _TRANSFORM,
     "PreprocessingEnvironment": "reading ahead in the background is always on.",
     "DispatchInBackground": "reading ahead in the background is always on.",
-    **dict.fromkeys(
-        (
-            "GradientTolerance",
-            "StepTolerance",
-            "LineSearchMethod",
-            "HistorySize",
-            "InitialInverseHessianFactor",
-            "MaxNumLineSearchIterations",
-        ),
-        _LBFGS,
-    ),
-    **dict.fromkeys(
-        (
-            "InitialStepSize",
-            "InitialDampingFactor",
-            "MinDampingFactor",
-            "MaxDampingFactor",
-            "DampingIncreaseFactor",
-            "DampingDecreaseFactor",
-        ),
-        _LM,
-    ),
 }
 
 # our option -> MATLAB's word -> ours

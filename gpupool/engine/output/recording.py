@@ -1,7 +1,7 @@
-"""What this process shows, seen on its way out. Runs on engines, for an inline pool.
+"""What this process shows, heard while it is shown. Runs on engines, for an inline pool.
 
 An engine's output reaches the client as messages. In the notebook's own process it goes straight to
-the screen, as a debugger's prompt must, and is noted in passing.
+the screen, as a debugger's prompt must, and is only noted.
 """
 
 from __future__ import annotations
@@ -9,31 +9,33 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-# (kind, content) -> the content as it may be shown; "update" is a display that changes an earlier
-# one, the other kinds are those of `gpupool.pool.processes.iopub.OnMessage`
-Take = Callable[[str, Any], Any]
+# what hears of (kind, content), as `gpupool.pool.processes.iopub.OnMessage`; None: nobody
+Hear = Callable[[str, Any], None] | None
 
 
 class Recording:
-    """While entered, everything shown in this process goes through `take` first.
+    """While entered, `hear` is called with everything that is shown in this process.
 
     The methods of the streams themselves are replaced (as IPython does it), so that whoever holds a
-    stream is heard. What `take` shows itself, in the thread it is called in, is not noted.
+    stream is heard. What `hear` shows itself, in the thread it is called in, is not noted.
     """
 
-    def __init__(self, take: Take) -> None:
-        self._take = take
-        self._thread = threading.local()  # .is_our_own: what this thread shows now is not noted
+    def __init__(self, hear: Hear) -> None:
+        self._hear = hear
+        self._lock = threading.RLock()  # several threads may print
+        self._thread = threading.local()  # .is_deaf: what this thread shows now is not noted
         self._undo = contextlib.ExitStack()
 
-    def publish(self, kind: str, content: Any) -> Any:
-        """Pass something on to `take`; gives what may be shown of it."""
-        return self._as_our_own(lambda: self._take(kind, content))
+    def publish(self, kind: str, content: Any) -> None:
+        """Have `hear` called, unless it is what shows this."""
+        if self._hear is not None and not self._is_deaf():
+            with self._lock, self._deaf():
+                self._hear(kind, content)
 
     def __enter__(self) -> Recording:
         shell: Any = get_ipython()
@@ -48,37 +50,33 @@ class Recording:
     def __exit__(self, *_: object) -> None:
         self._undo.close()
 
-    def _writer(self, kind: str, write: Callable[[str], int]) -> Callable[..., int]:
+    def _writer(self, kind: str, write: Callable[[str], int]) -> Callable[[str], int]:
         def noted(text: str) -> int:
-            if self._is_our_own() or not isinstance(text, str):
-                return write(text)
-            shown = self.publish(kind, text)
-            if shown:
-                write(shown)
-            return len(text)
+            length = write(text)
+            self.publish(kind, text)
+            return length
 
         return noted
 
     def _publisher(self, publish: Callable[..., None]) -> Callable[..., None]:
-        def noted(data: Any, metadata: Any = None, **options: Any) -> Any:
-            if self._is_our_own():
-                return publish(data, metadata, **options)
-            kind = "update" if options.get("update") else "display"
-            shown = self.publish(kind, {"data": data, "metadata": metadata or {}})
-            # a terminal's publisher writes to stdout
-            return self._as_our_own(lambda: publish(shown["data"], shown["metadata"], **options))
+        def noted(data: Any, metadata: Any = None, **options: Any) -> None:
+            if not options.get("update"):
+                self.publish("display", {"data": data, "metadata": metadata or {}})
+            with self._deaf():  # a terminal's publisher writes to stdout
+                publish(data, metadata, **options)
 
         return noted
 
-    def _is_our_own(self) -> bool:
-        return getattr(self._thread, "is_our_own", False)
+    def _is_deaf(self) -> bool:
+        return getattr(self._thread, "is_deaf", False)
 
-    def _as_our_own(self, work: Callable[[], Any]) -> Any:
-        before, self._thread.is_our_own = self._is_our_own(), True
+    @contextlib.contextmanager
+    def _deaf(self) -> Iterator[None]:
+        before, self._thread.is_deaf = self._is_deaf(), True
         try:
-            return work()
+            yield
         finally:
-            self._thread.is_our_own = before
+            self._thread.is_deaf = before
 
 
 def swap(undo: contextlib.ExitStack, place: Any, name: str, value: object) -> None:

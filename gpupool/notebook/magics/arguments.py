@@ -122,13 +122,6 @@ def auto_options(line: str) -> argparse.Namespace:
     return chosen
 
 
-def leftovers_parser() -> MagicParser:
-    """%gpupool leftovers"""
-    parser = MagicParser("%gpupool leftovers")
-    parser.add_argument("--reap", action="store_true", default=False)
-    return parser
-
-
 def bare_parser(command: str) -> Callable[[], MagicParser]:
     """The parser of a command without arguments."""
     return lambda: MagicParser(f"%gpupool {command}")
@@ -162,7 +155,6 @@ COMMANDS: Mapping[str, Callable[[], MagicParser]] = {
     "interrupt": bare_parser("interrupt"),
     "gpus": gpus_parser,
     "auto": auto_parser,
-    "leftovers": leftovers_parser,
     "env": env_parser,
     "log": log_parser,
     "debug": debug_parser,

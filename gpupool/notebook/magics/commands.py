@@ -14,7 +14,6 @@ from gpupool.notebook.page.front_end import in_notebook
 from gpupool.notebook.pool import pool_bar, tables
 from gpupool.pool import session
 from gpupool.pool.calls.presses import ignore_for_a_moment, ignored
-from gpupool.pool.processes.leftovers import Leftovers, leftovers
 from gpupool.pool.session import gpus
 
 _MEANT = {  # words for the same that others use
@@ -54,7 +53,6 @@ class Commands:
             "interrupt": self._interrupt,
             "auto": self._auto,
             "gpus": self._gpus,
-            "leftovers": self._leftovers,
             "env": self._env,
             "log": self._log,
             "debug": self._debug,
@@ -102,9 +100,6 @@ class Commands:
 
     def _start(self, rest: str) -> None:
         options = vars(arguments.start_parser().parse_line(rest))
-        found = leftovers()
-        if found:
-            print(tables.leftovers_text(found))
         with tables.StartProgress() as progress:
             pool = session.start(**options, progress=progress)
             progress.finish(pool)
@@ -157,16 +152,6 @@ class Commands:
 
         gpu_view.Watch(gpus, chosen.every_s).run()
         ignore_for_a_moment()  # a second press of the button that has ended it
-        return None
-
-    def _leftovers(self, rest: str) -> Leftovers | None:
-        chosen = arguments.COMMANDS["leftovers"]().parse_line(rest)
-        found = leftovers()
-        if not chosen.reap:
-            return found
-        found.reap()
-        plural = "" if len(found) == 1 else "es"
-        print(f"{len(found)} process{plural} ended." if found else repr(found))
         return None
 
     def _env(self, rest: str) -> None:

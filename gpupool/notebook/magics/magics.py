@@ -77,8 +77,6 @@ class GpupoolMagics(Magics):
         %gpupool gpus [--watch [SECONDS]]
                                  the GPUs of this machine and who uses them; --watch: live, each
                                  second or so often, until the stop button is pressed
-        %gpupool leftovers [--reap]
-                                 processes that earlier pools have left; --reap ends them
         %gpupool env [NAME|GLOB ...] [--aws] [--unset]
                                  copy environment variables to the ranks, as in
                                  `%gpupool env AWS_*`; without names: tell which are there.

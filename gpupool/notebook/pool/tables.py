@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Any
 from IPython.display import display
 
 from gpupool.core.progress import Progress
-from gpupool.notebook.page import markup
 from gpupool.notebook.page.front_end import in_notebook
 from gpupool.notebook.pool import pool_bar
 from gpupool.notebook.pool.bar import countdown, status_text
 from gpupool.pool import session
 from gpupool.pool.notices import NoticeLines
-from gpupool.pool.processes.leftovers import Leftovers
 from gpupool.pool.status import PoolStatus
 
 if TYPE_CHECKING:
@@ -47,23 +45,7 @@ def env_text(
     return f"On {world_size} ranks:{listed}" + (f"\n{credentials}" if credentials else "")
 
 
-def leftovers_text(found: Leftovers) -> str:
-    """What earlier pools have left, and how it is ended."""
-    return f"{found!r}\n{_REAP}" if found else repr(found)
-
-
-def leftovers_html(found: Leftovers) -> str:
-    """What earlier pools have left as a table, and how it is ended."""
-    if not found:
-        return markup.card(markup.muted(repr(found)))
-    rows = [(one.name, str(one.process.pid), one.since) for one in found]
-    head = f"<b>{repr(found).splitlines()[0].removesuffix(':')}</b>"
-    table = markup.scroller(markup.table(("process", "pid", "since"), rows), "Processes")
-    return markup.card(head, table, markup.muted(_REAP))
-
-
 _NAMES_ON_A_LINE = 4
-_REAP = "`%gpupool leftovers --reap` ends them."
 
 
 class StartProgress:

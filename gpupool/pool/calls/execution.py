@@ -196,7 +196,9 @@ class Execution:
     def _begin(self) -> bool:
         """Wait for the turn, if it has not come at once; tells whether the calls are made."""
         if not self._waits:
-            self._called.wait()
+            while not self._called.wait(0.05):  # an inline pool computes meanwhile
+                if self._all_ranks.engines.busy_ranks() and self._look_at_clock(time.monotonic()):
+                    self._all_ranks.engines.interrupt(dict.fromkeys(self.ranks, self.number))
             return bool(self._futures)
         while self.waits_for and not self._interrupted.wait(0.02):
             self.waits_for = self._all_ranks.turns.begin(self._turn)
@@ -290,11 +292,14 @@ class Execution:
         )
         self.errors.update(settled)
 
-    def _look_at_clock(self, now: float) -> None:
+    def _look_at_clock(self, now: float) -> bool:
+        """Ask for the end if the time is over; returns whether it just was."""
         late = self._timeout_s is not None and now - self._started > self._timeout_s
-        if late and not (self._failures or self._presses):
-            self._limit = "TimeoutError", f"took longer than {self._timeout_s:g} s"
-            self.interrupt()
+        if not late or self._failures or self._presses:
+            return False
+        self._limit = "TimeoutError", f"took longer than {self._timeout_s:g} s"
+        self.interrupt()
+        return True
 
     def _look(self, pending: Collection[int], now: float) -> None:
         """Tell of a hang; act on it only if that is wanted."""

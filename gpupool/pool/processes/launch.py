@@ -23,7 +23,7 @@ from gpupool.core.machine.private_folders import make_private
 from gpupool.core.machine.topology import Rank
 from gpupool.core.wire import environ
 from gpupool.pool.notices import NoticeLines
-from gpupool.pool.processes import agent
+from gpupool.pool.processes import agent, leftovers
 from gpupool.pool.processes.ports import Ports, any_port
 
 _REPLY_TIMEOUT_S = 5.0
@@ -47,6 +47,8 @@ class Launch:
     """
 
     def __init__(self, on_exit: Callable[[str, str, str], None]) -> None:
+        if ended := leftovers.reap():
+            NoticeLines()(ended)
         self._agent = agent.take()
         self._agent.num_pools += 1
         self.folder = self._agent.folder / f"pool{self._agent.num_pools}"
@@ -206,7 +208,7 @@ class Launch:
             name=name,
             target=target,
             argv=[*argv, f"--profile-dir={self.folder / 'profile'}"],
-            # what it starts inherits the folder's name, by which leftovers are told
+            # what it starts inherits the folder's name, by which leftovers are found
             env={
                 **environ.inheritable(os.environ),
                 **env,

@@ -12,93 +12,54 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from gpupool.core.machine.locks import hold_folder
 from gpupool.core.machine.private_folders import temporary_places
 from gpupool.core.machine.processes import ProcessId, command_of, started_with
 
-_REAP_TIMEOUT_S = 5.0
+_TIMEOUT_S = 1.0  # a process in state D may not end at all
 _MAX_STATE_BYTES = 2**20  # of thousands of ranks
 _NAME = re.compile(r"agent|client|controller|fork server|rank [0-9]{1,6}")
 
 
-@dataclass(frozen=True, slots=True)
-class Leftover:
-    """One process; `name` is what its pool called it, or else its command."""
+def reap() -> str:
+    """End what crashed pools of this user have left on this machine; names it, or gives "".
 
-    process: ProcessId
-    name: str
-    folder: Path
-
-    @property
-    def since(self) -> str:
-        """When it began, such as "21 November 14:03"."""
-        return time.strftime("%d %B %H:%M", time.localtime(self.process.start_time))
-
-    def __str__(self) -> str:
-        return f"{self.name}, pid {self.process.pid}, since {self.since}"
-
-
-class Leftovers(tuple[Leftover, ...]):
-    """What is left of earlier pools of this user on this machine; `reap` ends it."""
-
-    __slots__ = ()
-
-    def reap(self) -> None:
-        """Kill these very processes, and remove the folders of their pools.
-
-        A process is known by its pid and the time it started: another one that has its pid by now
-        is left alone.
-        """
-        for leftover in self:
-            leftover.process.kill()
-        deadline = time.monotonic() + _REAP_TIMEOUT_S
-        while any(one.process.is_alive for one in self) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        for folder in {one.folder for one in self if not one.process.is_alive}:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def __repr__(self) -> str:
-        if not self:
-            return "Nothing is left of earlier pools."
-        plural = "es" if len(self) > 1 else ""
-        runs = "run" if len(self) > 1 else "runs"
-        lines = [f"{len(self)} process{plural} of earlier pools still {runs}:"]
-        return "\n".join([*lines, *(f"  {leftover}" for leftover in self)])
-
-
-def leftovers() -> Leftovers:
-    """Processes that pools of this user have left on this machine; nothing is done to them.
-
-    Folders of ended pools of which no process is left are removed.
+    A process is known by its pid and the time it started, or by its pool's folder in its first
+    environment: another one that has its pid by now is left alone.
     """
-    found: list[Leftover] = []
-    for folder, state in _abandoned():
-        alive = [
-            Leftover(process, name, folder) for name, process in state.items() if process.is_alive
-        ]
-        known = {one.process.pid for one in alive}
-        alive += [
-            Leftover(process, command_of(process.pid), folder)
-            for process in started_with("GPUPOOL_FOLDER", str(folder))
-            if process.pid not in known
-        ]
-        if not alive:
+    ended: dict[ProcessId, str] = {}
+    for folder, known in _abandoned():
+        deadline = time.monotonic() + _TIMEOUT_S
+        while (left := _left(folder, known)) and time.monotonic() < deadline:
+            for process in left:
+                process.kill()
+            ended |= left
+            time.sleep(0.01)
+        if not left:
             shutil.rmtree(folder, ignore_errors=True)
-        found += alive
-    return Leftovers(found)
+    listed = ", ".join(f"{name} (pid {process.pid})" for process, name in ended.items())
+    return f"ended what an earlier pool had left in a crash: {listed}." if ended else ""
 
 
-def _abandoned() -> Iterator[tuple[Path, dict[str, ProcessId]]]:
-    """The folders of pools whose agent has ended, and the processes it last had."""
+def _left(folder: Path, known: Mapping[ProcessId, str]) -> dict[ProcessId, str]:
+    """What lives of the pool that had this folder, with the name or command of each."""
+    commands = {one: command_of(one.pid) for one in started_with("GPUPOOL_FOLDER", str(folder))}
+    return commands | {one: name for one, name in known.items() if one.is_alive}
+
+
+def _abandoned() -> Iterator[tuple[Path, dict[ProcessId, str]]]:
+    """The folders of pools whose notebook and agent have ended, and the processes they had."""
     for folder in (one for place in temporary_places() for one in place.glob("gpupool-*")):
         processes = _state(folder)
-        if processes and not processes.pop("agent").is_alive and not _in_use(folder):
-            del processes["client"]
-            yield folder, processes
+        if not processes or os.environ.get("GPUPOOL_FOLDER") == str(folder):
+            continue  # a cell of that pool has started the script that this is
+        # a notebook that lives ends itself what its agent has left
+        owners = processes.pop("agent"), processes.pop("client")
+        if not any(owner.is_alive for owner in owners) and not _in_use(folder):
+            yield folder, {process: name for name, process in processes.items()}
 
 
 def _in_use(folder: Path) -> bool:

@@ -52,7 +52,6 @@ VALID: dict[str, dict[str, tuple[str, st.SearchStrategy[Any]]]] = {
     "debug": {"": ("rank", RANKS)},
     "gpus": {"--watch": ("every_s", SECONDS)},
     "help": {},
-    "leftovers": {"--reap": ("reap", FLAG)},
     "env": {
         "--aws": ("aws", FLAG),
         "--unset": ("unset", FLAG),
@@ -68,7 +67,7 @@ VALID: dict[str, dict[str, tuple[str, st.SearchStrategy[Any]]]] = {
         "--isolate": ("isolate", FLAG),
     },
 }
-WITHOUT_VALUE = {"--force", "--cpu", "--inline", "--reap", "--aws", "--unset"}
+WITHOUT_VALUE = {"--force", "--cpu", "--inline", "--aws", "--unset"}
 WITHOUT_VALUE |= {"--nowait", "--isolate"}
 
 

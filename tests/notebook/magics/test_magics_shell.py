@@ -249,12 +249,6 @@ def test_a_rank_is_restarted_and_the_others_keep_their_variables(terminal: Termi
     assert "write all, 0, 0,2" in terminal.run("%gpupool restart nonsense").stdout
 
 
-def test_leftovers_are_told_and_reaped_by_name_of_the_command_only(terminal: Terminal) -> None:
-    nothing = "Nothing is left of earlier pools."
-    assert nothing in terminal.run("%gpupool leftovers").stdout
-    assert terminal.run("%gpupool leftovers --reap").stdout == f"{nothing}\n"
-
-
 def test_loading_and_unloading_do_not_touch_the_agent_of_a_running_pool(
     terminal: Terminal,
 ) -> None:

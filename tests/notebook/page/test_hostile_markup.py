@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-import os
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +12,6 @@ import torch
 
 import gpupool
 from gpupool import ImageDatastore, Pool, SpmdError, TrainingOptions
-from gpupool.core.machine.processes import ProcessId
 from gpupool.core.progress import Course
 from gpupool.core.wire.monitor_event import MonitorEvent
 from gpupool.notebook import composites, data_view
@@ -25,8 +22,7 @@ from gpupool.notebook.monitor import confusion_view, picture, plan_view, result_
 from gpupool.notebook.own_loop.history import LoopHistory
 from gpupool.notebook.own_loop.picture import loop_html
 from gpupool.notebook.page import progress_view
-from gpupool.notebook.pool import bar, tables
-from gpupool.pool.processes.leftovers import Leftover, Leftovers
+from gpupool.notebook.pool import bar
 from gpupool.training.confusion import ConfusionMatrix
 from gpupool.training.result import TrainingResult
 from tests.data.pictures import image_file
@@ -197,9 +193,7 @@ def test_a_monitor() -> None:
     assert_harmless(loop_html(history))
 
 
-def test_the_pool_and_what_earlier_ones_have_left(pool2: Pool, tmp_path: Path) -> None:
-    one = Leftover(ProcessId.of(os.getpid()), HOSTILE, tmp_path)
-    assert_harmless(tables.leftovers_html(Leftovers([one])))
+def test_the_pool(pool2: Pool) -> None:
     status = pool2.status()
     odd = {"reason": HOSTILE, "credentials": HOSTILE, "why_cpu": HOSTILE, "env": {HOSTILE: HOSTILE}}
     for state in ("idle", "busy", "broken"):

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 import gpupool
+from gpupool import Pool, PoolOptions
 from gpupool.core.machine.processes import ProcessId
 from gpupool.pool import session
+from gpupool.pool.processes.leftovers import reap
 from tests.support.processes import folder_of, gone, notebook, until
 
 CRASH = """
@@ -25,9 +27,11 @@ tempfile.tempdir = sys.argv[1]
 pool = gpupool.start(n=2, device="cpu")
 pool.run("import subprocess")
 pool.run("child = subprocess.Popen(['sleep', '60'], start_new_session=True)", ranks=1)
+sleeping = pool.run("child.pid", ranks=1)[1]
 from tests.support.processes import family, folder_of
 everyone = {name: process.pid for name, process in family(pool).items()}
-print(json.dumps({"pids": everyone, "folder": str(folder_of(pool).parent)}), flush=True)
+told = {"pids": everyone, "sleeping": sleeping, "folder": str(folder_of(pool).parent)}
+print(json.dumps(told), flush=True)
 time.sleep(60)
 """
 
@@ -39,12 +43,14 @@ def scratch(tmp_path: Path) -> Iterator[Path]:
     tempfile.tempdir = before
 
 
-def test_a_crash_of_everything_is_found_named_and_reaped_with_consent_only(scratch: Path) -> None:
+def test_a_crash_of_everything_is_ended_and_named_at_the_next_start(
+    scratch: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     client = notebook(CRASH, str(scratch))
     assert client.stdout is not None
     with client.stdout:
         told = json.loads(client.stdout.readline())
-    assert list(gpupool.leftovers()) == []  # while its agent lives it is somebody's pool
+    assert reap() == ""  # while its agent lives it is somebody's pool
     agent = told["pids"]["agent"]
     for pid in (agent, client.pid):
         os.kill(pid, signal.SIGSTOP)  # neither sees the other die
@@ -53,19 +59,14 @@ def test_a_crash_of_everything_is_found_named_and_reaped_with_consent_only(scrat
     client.wait(60)
     engines = [pid for name, pid in told["pids"].items() if name.startswith("rank")]
     until(lambda: gone(*engines, agent), 3.0, "the end of the engines by PDEATHSIG")
-    until(lambda: "sleep" in [one.name for one in gpupool.leftovers()], 3.0, "its being found")
-    found = gpupool.leftovers()
-    try:
-        (sleeping,) = [one for one in found if one.name == "sleep"]
-        assert not gone(sleeping.process.pid)  # looking does nothing
-        assert f"sleep, pid {sleeping.process.pid}, since " in repr(found)
-        assert Path(told["folder"]).exists()
-    finally:
-        found.reap()
-    assert gone(*(one.process.pid for one in found))
-    assert gone(*told["pids"].values())
-    assert not Path(told["folder"]).exists()
-    assert repr(gpupool.leftovers()) == "Nothing is left of earlier pools."
+    assert not gone(told["sleeping"])
+    assert Path(told["folder"]).exists()
+    with Pool(PoolOptions(n=1, device="cpu")):
+        ended = f"ended what an earlier pool had left in a crash: sleep (pid {told['sleeping']})"
+        assert ended in capfd.readouterr().err
+        assert gone(told["sleeping"], *told["pids"].values())
+        assert not Path(told["folder"]).exists()
+    assert reap() == ""
 
 
 def test_another_process_that_has_the_pid_by_now_is_left_alone(scratch: Path) -> None:
@@ -74,9 +75,22 @@ def test_another_process_that_has_the_pid_by_now_is_left_alone(scratch: Path) ->
     folder.mkdir(mode=0o700)
     state = {"agent": [me.pid, 1], "client": [me.pid, 1], "rank 0": [me.pid, me.started - 1]}
     (folder / "processes.json").write_text(json.dumps(state))
-    assert list(gpupool.leftovers()) == []
+    assert reap() == ""
     assert not folder.exists()  # nothing of that pool lives
     ProcessId(me.pid, me.started - 1).kill()  # would be the end of this test
+
+
+def test_a_script_that_a_crashed_pool_has_started_does_not_end_itself(
+    scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = scratch / "gpupool-dead"
+    folder.mkdir(mode=0o700)
+    me = ProcessId.of(os.getpid())
+    state = {"agent": [1, 1], "client": [1, 1], "rank 0": [me.pid, me.started]}
+    (folder / "processes.json").write_text(json.dumps(state))
+    monkeypatch.setenv("GPUPOOL_FOLDER", str(folder))
+    assert reap() == ""
+    assert folder.exists()
 
 
 def test_other_folders_of_the_same_name_stay(scratch: Path) -> None:
@@ -84,7 +98,7 @@ def test_other_folders_of_the_same_name_stay(scratch: Path) -> None:
         (scratch / name).mkdir(mode=0o700)
     (scratch / "gpupool-notes" / "processes.json").write_text("[1, 2]")
     (scratch / "gpupool-file").write_text("")
-    assert list(gpupool.leftovers()) == []
+    assert reap() == ""
     assert len(list(scratch.iterdir())) == 3
 
 
@@ -96,7 +110,7 @@ def test_a_folder_that_others_may_write_to_is_no_agents(scratch: Path) -> None:
     state = {"agent": [1, 1], "client": [1, 1]}
     (scratch / "gpupool-state" / "processes.json").write_text(json.dumps(state))
     os.mkfifo(scratch / "gpupool-pipe" / "processes.json")
-    assert list(gpupool.leftovers()) == []
+    assert reap() == ""
     assert len(list(scratch.iterdir())) == 2
 
 
@@ -111,7 +125,8 @@ def test_another_users_process_is_neither_named_nor_killed(scratch: Path) -> Non
         ["/bin/sleep", "60"], env={"GPUPOOL_FOLDER": str(folder)}, cwd="/", user=12001, group=12001
     ) as process:
         try:
-            assert list(gpupool.leftovers()) == []
+            assert reap() == ""
+            assert process.poll() is None
         finally:
             process.kill()
 
@@ -119,10 +134,10 @@ def test_another_users_process_is_neither_named_nor_killed(scratch: Path) -> Non
 def test_a_pool_in_another_container_that_shares_the_folder_for_temporary_files_stays() -> None:
     pool = session.find() or gpupool.start(n=1, device="cpu")
     folder = folder_of(pool).parent
-    look = "import gpupool; print(gpupool.leftovers())"
+    look = "from gpupool.pool.processes.leftovers import reap; print(repr(reap()))"
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", look]
     done = subprocess.run(command, capture_output=True, text=True)
     if "unshare" in done.stderr:
         pytest.skip(f"needs a namespace of process ids: {done.stderr.strip()}")
-    assert done.stdout == "Nothing is left of earlier pools.\n"
+    assert done.stdout == "''\n"
     assert folder.exists()
