@@ -18,7 +18,7 @@ import os
 import pickle
 import resource
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -32,6 +32,7 @@ WHOLE = -1  # the index of a parcel's value itself among its parts
 _ALIGNMENT = 64  # bytes; what vector instructions and caches like
 _PIECE_BYTES = 16 << 20
 _NUM_WRITERS = 4
+_MAX_DEPTH = 6  # of what a value holds, where a part is looked for that cannot be pickled
 
 
 class TooLargeError(Exception):
@@ -286,6 +287,55 @@ def pack(value: object, max_bytes: int | None = None) -> bytes:
 def unpack(data: bytes) -> Any:
     """The value that `pack` was given."""
     return Source(pickle.loads(data)).load()  # nosec B301 # made by `pack` in a process of the pool
+
+
+def why_not(
+    error: Exception,
+    value: object,
+    name: str,
+    pack: Callable[[object], object],
+    opaque: tuple[type, ...] = (),
+) -> str:
+    """In words, why `pack` has raised `error` for `value`, and for which part of it.
+
+    The part is looked for in all that `value` holds, but not in objects of types in `opaque`.
+    """
+    where = _culprit(value, name, pack, opaque, _MAX_DEPTH)
+    said = f"{type(error).__name__}: {error}"
+    return said if where == name else f"{said} ({where})"
+
+
+def _culprit(
+    value: object,
+    name: str,
+    pack: Callable[[object], object],
+    opaque: tuple[type, ...],
+    depth: int,
+) -> str:
+    """The innermost part for which `pack` raises, as one would write it."""
+    for path, inner in _parts_of(value) if depth and not isinstance(value, opaque) else ():
+        try:
+            pack(inner)
+        except Exception:
+            return _culprit(inner, name + path, pack, opaque, depth - 1)
+    return name
+
+
+def _parts_of(value: object) -> Iterator[tuple[str, object]]:
+    torch = sys.modules.get("torch")
+    if isinstance(value, Mapping):
+        yield from ((f"[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, (list, tuple)):
+        yield from ((f"[{index}]", item) for index, item in enumerate(value))
+    elif isinstance(value, FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        yield from ((f", which closes over {name}", cell.cell_contents) for name, cell in cells)
+    elif torch is not None and isinstance(value, torch.nn.Module):
+        yield from ((f".{name}", child) for name, child in value.named_children())
+        plain = vars(value).items()
+        yield from ((f".{key}", item) for key, item in plain if not key.startswith("_"))
+    else:
+        yield from ((f".{key}", item) for key, item in getattr(value, "__dict__", {}).items())
 
 
 def _aligned(position: int) -> int:

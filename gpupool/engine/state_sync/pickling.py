@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -87,29 +85,3 @@ _SHARDS = (
     ("torch.distributed.fsdp", "FullyShardedDataParallel"),
     ("torch.distributed.optim", "ZeroRedundancyOptimizer"),
 )
-
-
-def culprit(value: object, name: str, depth: int = 6) -> str:
-    """The innermost part that cannot be pickled, as one would write it."""
-    for path, part in _parts_of(value) if depth else ():
-        try:
-            StatePacker().add(name, part)
-        except Exception:
-            return culprit(part, name + path, depth - 1)
-    return name
-
-
-def _parts_of(value: object) -> Iterator[tuple[str, object]]:
-    if isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", item) for key, item in value.items())
-    elif isinstance(value, (list, tuple)):
-        yield from ((f"[{index}]", item) for index, item in enumerate(value))
-    elif isinstance(value, FunctionType):
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-        yield from ((f", which closes over {name}", cell.cell_contents) for name, cell in cells)
-    elif isinstance(value, nn.Module):
-        yield from ((f".{name}", part) for name, part in value.named_children())
-        plain = vars(value).items()
-        yield from ((f".{key}", item) for key, item in plain if not key.startswith("_"))
-    else:
-        yield from ((f".{key}", item) for key, item in getattr(value, "__dict__", {}).items())

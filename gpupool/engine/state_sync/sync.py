@@ -17,13 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gpupool.core.wire.pickles import why_not
 from gpupool.engine.cells.execute import cell_names
 from gpupool.engine.cells.variables import Unpickler
 from gpupool.engine.process import this_rank
 from gpupool.engine.shell.shell import this_shell
 from gpupool.engine.state_sync import ddp_replicas
 from gpupool.engine.state_sync.in_place import fits, update
-from gpupool.engine.state_sync.pickling import StatePacker, culprit
+from gpupool.engine.state_sync.pickling import StatePacker
 
 PIECE_BYTES = 64 << 20  # what is on its way at a time: memory beside the state itself
 
@@ -69,9 +70,8 @@ def _packed(names: Sequence[str]) -> tuple[StatePacker | None, dict[str, str]]:
         try:
             packer.add(name, space[name])
         except Exception as error:
-            where = culprit(space[name], name)
-            said = f"{type(error).__name__}: {error}"
-            return None, {name: said if where == name else f"{said} ({where})"}
+            value = space[name]
+            return None, {name: why_not(error, value, name, lambda v: StatePacker().add(name, v))}
     return packer, {}
 
 

@@ -7,7 +7,7 @@ again but referred to: an optimizer finds the parameters of the very model that 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from operator import attrgetter
 from types import (
     BuiltinFunctionType,
@@ -30,6 +30,7 @@ from gpupool.core.wire.pickles import (
     namespace,
     part,
     rank_value,
+    why_not,
 )
 from gpupool.pool.variables.composite import Composite, Constant, key_of
 
@@ -148,7 +149,7 @@ def _cannot_fail(obj: Any) -> bool:
     return name.partition(".")[0] in _SAFE
 
 
-def reason(error: BaseException, name: str, value: object) -> str:
+def reason(error: Exception, name: str, value: object) -> str:
     """Why a value cannot be sent, in words; what to do, where it is too large."""
     if isinstance(error, TooLargeError):
         if _is_small_view(value):
@@ -161,9 +162,7 @@ def reason(error: BaseException, name: str, value: object) -> str:
             f"{MAX_VALUE_BYTES >> 20} MiB. Load it in the cell, or bring it to the ranks once: "
             f"`{name} = pool.put({name})`."
         )
-    where = _culprit(value, name)
-    said = f"{type(error).__name__}: {error}"
-    return said if where == name else f"{said} ({where})"
+    return why_not(error, value, name, _pack, (Composite, Constant))
 
 
 def _is_small_view(value: object) -> bool:
@@ -171,29 +170,9 @@ def _is_small_view(value: object) -> bool:
     return torch is not None and isinstance(value, torch.Tensor) and value.nbytes < MAX_VALUE_BYTES
 
 
-def _culprit(value: object, name: str, depth: int = 5) -> str:
-    """The innermost part that cannot be pickled, as one would write it."""
-    for path, part_of in _parts_of(value) if depth else ():
-        try:
-            NotebookPacker(part_of, _any_constant, key_of, MAX_VALUE_BYTES)
-        except Exception:
-            return _culprit(part_of, name + path, depth - 1)
-    return name
+def _pack(value: object) -> None:
+    NotebookPacker(value, _any_constant, key_of, MAX_VALUE_BYTES)
 
 
 def _any_constant(obj: object) -> tuple[int, int] | None:
     return (obj.number, WHOLE) if isinstance(obj, Constant) else None
-
-
-def _parts_of(value: object) -> Iterator[tuple[str, object]]:
-    if isinstance(value, (Composite, Constant)):
-        return
-    if isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", item) for key, item in value.items())
-    elif isinstance(value, (list, tuple)):
-        yield from ((f"[{index}]", item) for index, item in enumerate(value))
-    elif isinstance(value, FunctionType):
-        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
-        yield from ((f", which closes over {name}", cell.cell_contents) for name, cell in cells)
-    else:
-        yield from ((f".{key}", item) for key, item in getattr(value, "__dict__", {}).items())
