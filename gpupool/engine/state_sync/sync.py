@@ -70,9 +70,12 @@ def _packed(names: Sequence[str]) -> tuple[StatePacker | None, dict[str, str]]:
         try:
             packer.add(name, space[name])
         except Exception as error:
-            value = space[name]
-            return None, {name: why_not(error, value, name, lambda v: StatePacker().add(name, v))}
+            return None, {name: why_not(error, space[name], name, _pack_alone)}
     return packer, {}
+
+
+def _pack_alone(value: object) -> None:
+    StatePacker().add("", value)
 
 
 def _header(packer: StatePacker | None, problems: Mapping[str, str]) -> dict[str, Any]:
