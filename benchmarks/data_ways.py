@@ -181,10 +181,7 @@ WAYS: dict[str, Callable[[], Pass]] = {
     "DataLoader + s3fs open": s3fs_open,
 }
 GPU_WAYS: dict[str, Callable[[], Pass]] = {
-    f'gpupool, decoded_on("{place}")': lambda place=place: ours(  # type: ignore[misc]
-        datastore().decoded_on(place), "cuda"
-    )
-    for place in ("cuda", "auto")
+    'gpupool, decoded_on("cuda")': lambda: ours(datastore().decoded_on("cuda"), "cuda"),
 }
 job: dict[str, Any] = {}
 

@@ -247,18 +247,17 @@ class Datastore(Generic[ItemsT]):
         """The same images; in training and prediction their JPEGs are decoded on `place`.
 
         "cpu", the default: a picture is the same bit for bit everywhere. "cuda": by the GPU of the
-        rank (nvJPEG), a batch at a time, which differs from the CPU by small rounding. "auto": the
-        first batches of a reading (an epoch, a validation) are decoded both ways in turn and timed,
-        in the state of the machine as it is, and the faster goes on: runs may differ by as much.
-        Where a rank has no GPU "auto" is the CPU, and "cuda" raises OptionsError in training.
+        rank (nvJPEG), a batch at a time, which differs from the CPU by small rounding; where a rank
+        has no GPU, training raises OptionsError. "auto" is the CPU until it has been measured where
+        a GPU is faster.
 
-        The transform then gets images on the GPU, where those of a batch lie in full size before,
-        from one thread. Its random numbers have the same key, but the generator of a GPU gives
-        others than the CPU's: what it draws on the device of the image (noise) differs; what it
-        draws on the CPU, as torchvision's transforms do for their parameters (where to cut, whether
-        to flip), is the same. What is no plain, upright JPEG is decoded on the CPU and copied, and
-        so is a batch with a damaged file, which is named as ever. `ds[i]`, `read_all`, `check` and
-        `preview` always decode on the CPU.
+        With "cuda" the transform gets images on the GPU, where those of a batch lie in full size
+        before, from one thread. Its random numbers have the same key, but the generator of a GPU
+        gives others than the CPU's: what it draws on the device of the image (noise) differs; what
+        it draws on the CPU, as torchvision's transforms do for their parameters (where to cut,
+        whether to flip), is the same. What is no plain, upright JPEG is decoded on the CPU and
+        copied, and so is a batch with a damaged file, which is named as ever. `ds[i]`, `read_all`,
+        `check` and `preview` always decode on the CPU.
 
         Raises OptionsError for another place, and for samples that are more than an image file.
         """

@@ -45,12 +45,13 @@ def load_batches(
     OptionsError if they shall be decoded on a GPU and `device` is none.
     """
     reading = Reading(depth, torch.device(device), draw, skip, max_bytes)
-    if (asked := getattr(dataset, "decoding", "cpu")) != "cpu":
+    # "auto" is the CPU until somebody has measured on a GPU which one is faster.
+    if getattr(dataset, "decoding", "cpu") == "cuda":
         from gpupool.data.reading.gpu_decode import (  # and with it torchvision
-            allowed_place,
             read_on_gpu,
+            require_decoder,
         )
 
-        if (place := allowed_place(asked, reading.device)) != "cpu":
-            return read_on_gpu(dataset, batches, reading, place)
+        require_decoder(reading.device)
+        return read_on_gpu(dataset, batches, reading)
     return read_on_cpu(dataset, batches, reading)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Iterator
-from itertools import accumulate, chain, repeat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,7 @@ from gpupool.core.errors import DataError, OptionsError, SampleError
 from gpupool.data.datastores.images import ImageDatastore
 from gpupool.data.reading import gpu_decode
 from gpupool.data.reading.collate import Batch
-from gpupool.data.reading.gpu_decode import (
-    NUM_TRIED,
-    allowed_place,
-    decode_many,
-    faster,
-    read_on_gpu,
-)
+from gpupool.data.reading.gpu_decode import decode_many, read_on_gpu, require_decoder
 from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.pipeline import Reading
 from gpupool.data.reading.samples import Draw, Skipped
@@ -113,7 +106,7 @@ def test_batches_are_those_of_the_loader_bit_for_bit(ds: ImageDatastore, depth: 
     wanted = orders(NUM, 16, 16, 17, 33)  # one of them is empty
     for data in (ds, ds.with_transform(noisy)):
         expected = list(load_batches(data, wanted, draw=Draw(0, 3)))
-        found = list(read_on_gpu(data, wanted, Reading(depth, draw=Draw(0, 3)), "cuda"))
+        found = list(read_on_gpu(data, wanted, Reading(depth, draw=Draw(0, 3))))
         assert [batch is None for batch in found] == [False, True, False, False, False]
         assert same(full(iter(found)), full(iter(expected)))
 
@@ -149,20 +142,19 @@ def test_what_is_no_plain_jpeg_is_not_for_the_device() -> None:
 @pytest.mark.parametrize("depth", [0, 2])
 def test_a_damaged_file_in_a_batch_is_named(damaged: ImageDatastore, depth: int) -> None:
     wanted = [np.arange(4), np.arange(4, 12)]
-    reads = read_on_gpu(damaged, wanted, Reading(depth), "cuda")
+    reads = read_on_gpu(damaged, wanted, Reading(depth))
     assert first(reads).num == 4
     with pytest.raises(SampleError, match=r"/a/10\.jpg is damaged") as caught:
         next(reads)
     assert caught.value.url == damaged.paths[5]
     with pytest.raises(SampleError, match=r"/b/05\.jpg is damaged"):
-        next(read_on_gpu(damaged, [np.arange(6, 12)], Reading(depth), "cuda"))
+        next(read_on_gpu(damaged, [np.arange(6, 12)], Reading(depth)))
 
 
-@pytest.mark.parametrize("place", ["cuda", "auto"])
-def test_skipped_are_the_damaged_and_the_missing(damaged: ImageDatastore, place: str) -> None:
+def test_skipped_are_the_damaged_and_the_missing(damaged: ImageDatastore) -> None:
     Path(damaged.paths[7]).unlink()
     wanted = [np.array([0, 5, 1]), np.array([7, 6, 8]), np.array([5, 8, 7]), np.array([2, 3])]
-    found = full(read_on_gpu(damaged, wanted, Reading(skip=True), place))
+    found = full(read_on_gpu(damaged, wanted, Reading(skip=True)))
     assert same(found, full(load_batches(damaged, wanted, skip=True)))
     assert [batch.num for batch in found] == [2, 1, 0, 2]
     assert found[0].skipped == (Skipped(damaged.paths[5], "damaged"),)
@@ -176,19 +168,18 @@ def test_skipped_are_the_damaged_and_the_missing(damaged: ImageDatastore, place:
 def test_an_error_of_the_transform_comes_out_and_sizes_must_agree(ds: ImageDatastore) -> None:
     broken = ds.with_transform(lambda image: image / [])
     with pytest.raises(TypeError, match="unsupported operand"):
-        next(read_on_gpu(broken, [np.arange(5)], Reading(), "cuda"))
+        next(read_on_gpu(broken, [np.arange(5)], Reading()))
     sizes = iter(range(10, 20))
     varied = ds.with_transform(lambda image: image[:, :, : next(sizes)])
     with pytest.raises(DataError, match=r"differ in size \(3 x 24 x 10, 3 x 24 x 11\)"):
-        next(read_on_gpu(varied, [np.arange(5)], Reading(), "cuda"))
+        next(read_on_gpu(varied, [np.arange(5)], Reading()))
 
 
 def test_leaving_early_ends_all_threads(ds: ImageDatastore) -> None:
-    for place in ("cuda", "auto"):
-        reads = read_on_gpu(ds, orders(NUM, *range(2, NUM, 2)), Reading(), place)
-        assert first(reads).num == 2
-        reads.close()
-        join_loaders()
+    reads = read_on_gpu(ds, orders(NUM, *range(2, NUM, 2)), Reading())
+    assert first(reads).num == 2
+    reads.close()
+    join_loaders()
 
 
 def test_small_batches_are_fetched_far_ahead_within_the_memory_allowed(ds: ImageDatastore) -> None:
@@ -198,50 +189,6 @@ def test_small_batches_are_fetched_far_ahead_within_the_memory_allowed(ds: Image
     assert gpu_decode._depth(ds, pairs[:1], Reading(2, max_bytes=5 * two)) in range(5, 64)
     assert gpu_decode._depth(ds, pairs, Reading(2, max_bytes=1)) == 2
     assert gpu_decode._depth(ds, [np.arange(0)], Reading(2)) >= 2
-
-
-@pytest.mark.parametrize(
-    ("cpu_s", "cuda_s", "place"),
-    [
-        ([1, 1, 1], [9, 0.5, 0.5], "cuda"),
-        ([9, 1, 1], [0.1, 1, 1], "cpu"),
-        ([1, 1, 1, 1], [1, 0.5, 0.5, 90], "cuda"),
-        ([1, 1, 9, 1], [1, 2, 2, 2], "cpu"),
-        ([1, 1], [1, 1], "cpu"),
-        ([5, 5], [1], "cpu"),
-        ([], [], "cpu"),
-    ],
-)
-def test_the_faster_place(cpu_s: list[float], cuda_s: list[float], place: str) -> None:
-    assert faster(cpu_s, cuda_s) == place
-
-
-def seconds(cpu: float, cuda: float) -> Callable[[], float]:
-    """A clock that is looked at before and after a batch, the batches being decoded in turn."""
-    steps = chain.from_iterable(repeat((cpu, 0.0, cuda, 0.0)))
-    return accumulate(steps, initial=0.0).__next__
-
-
-@pytest.mark.parametrize("depth", [0, 2])
-@pytest.mark.parametrize(("cpu", "cuda"), [(1.0, 3.0), (3.0, 1.0)])
-def test_the_first_batches_are_decoded_both_ways_in_turn_and_the_faster_goes_on(
-    ds: ImageDatastore, cpu: float, cuda: float, depth: int
-) -> None:
-    wanted = orders(NUM, *range(4, NUM, 4))
-    by_cpu: list[int] = []
-
-    class Watched(ImageDatastore):
-        def decode(self, index: int, fetched: Any, draw: Draw | None = None) -> tuple[Any, Any]:
-            by_cpu.append(index)
-            return super().decode(index, fetched, draw)
-
-    watched = Watched(ds.url, labels=lambda url: url[-6:-4])
-    threads = torch.get_num_threads()
-    reads = read_on_gpu(watched, wanted, Reading(depth), "auto", seconds(cpu, cuda))
-    assert same(full(reads), full(load_batches(ds, wanted)))
-    expected = [*wanted[0:NUM_TRIED:2], *(wanted[NUM_TRIED:] if cpu < cuda else [])]
-    assert sorted(by_cpu) == sorted(np.concatenate(expected).tolist())
-    assert torch.get_num_threads() == threads
 
 
 def test_it_is_a_setting_of_a_datastore(ds: ImageDatastore) -> None:
@@ -262,7 +209,7 @@ def test_parts_of_torch_datasets_are_decoded_so_too(ds: ImageDatastore) -> None:
     nested: Any = opened(ConcatDataset([Subset(data, [3, 1, 4]), Subset(data, [1, 5])]))
     with pytest.raises(OptionsError, match="this rank has no GPU"):
         load_batches(nested, [np.arange(5)])
-    found = full(read_on_gpu(nested, [np.arange(5)], Reading(draw=Draw(0, 1)), "cuda"))
+    found = full(read_on_gpu(nested, [np.arange(5)], Reading(draw=Draw(0, 1))))
     here = [nested.decode(index, nested.fetch(index), Draw(0, 1)) for index in range(5)]
     assert torch.equal(found[0].inputs, torch.stack([image for image, _ in here]))
     with pytest.raises(DataError, match="another decoding each; give them the same by decoded_on"):
@@ -279,7 +226,7 @@ def test_pairs_are_decoded_on_the_cpu(tmp_path: Path) -> None:
         pairs.decoded_on("auto")
 
 
-def test_without_a_gpu_auto_is_the_cpu_and_cuda_an_error(ds: ImageDatastore) -> None:
+def test_auto_is_the_cpu_and_cuda_without_a_gpu_an_error(ds: ImageDatastore) -> None:
     wanted = orders(NUM, 20)
     found = full(load_batches(ds.decoded_on("auto"), wanted))
     assert same(found, full(load_batches(ds, wanted)))
@@ -291,23 +238,18 @@ def test_a_device_that_cannot_decode_says_why() -> None:
     assert gpu_decode.why_not_on(CPU) == ""
     nowhere = torch.device("cuda", 99)
     assert gpu_decode.why_not_on(nowhere).startswith("JPEGs cannot be decoded on cuda:99 (")
-    assert allowed_place("auto", nowhere) == "cpu"
     with pytest.raises(OptionsError, match="JPEGs cannot be decoded on cuda:99"):
-        allowed_place("cuda", nowhere)
+        require_decoder(nowhere)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("place", ["cuda", "auto"])
-def test_a_gpu_makes_the_same_pictures_but_for_rounding(ds: ImageDatastore, place: str) -> None:
-    data = ds.with_transform(v2.RandomCrop(16)).decoded_on(place)  # type: ignore[arg-type]
+def test_a_gpu_makes_the_same_pictures_but_for_rounding(ds: ImageDatastore) -> None:
+    data = ds.with_transform(v2.RandomCrop(16)).decoded_on("cuda")
     wanted = orders(NUM, *range(4, NUM, 4))
     found = full(load_batches(data, wanted, device="cuda", draw=Draw(0, 1)))
-    expected = full(load_batches(data.decoded_on("cpu"), wanted, draw=Draw(0, 1)))
-    kinds = [batch.inputs.device.type for batch in found]
-    assert kinds[:NUM_TRIED] == (["cuda"] if place == "cuda" else ["cpu", "cuda"]) * (
-        NUM_TRIED // (1 if place == "cuda" else 2)
-    )
-    assert all(batch.inputs.is_pinned() for batch in found if not batch.inputs.is_cuda)
+    expected = full(load_batches(data.decoded_on("auto"), wanted, device="cuda", draw=Draw(0, 1)))
+    assert {batch.inputs.device.type for batch in found} == {"cuda"}
+    assert all(batch.inputs.is_pinned() for batch in expected)
     for one, other in zip(found, expected, strict=True):
         differences = (one.inputs.cpu().int() - other.inputs.int()).abs()
         assert differences.float().mean() < 2
