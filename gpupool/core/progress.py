@@ -1,11 +1,11 @@
-"""How far something is that may last: told here, drawn elsewhere. Runs anywhere.
+"""How far something is that may last: counted here, drawn elsewhere. Runs anywhere.
 
     with progress("Listing", unit="files") as bar:
         for done, page in enumerate(pages):
             bar.update(done)
 
-What is over within a second is never drawn. What draws it is said once for a process, by
-`draw_with`: a bar of the notebook or a line of the terminal
+What is over within a second is never drawn, unless that is asked for. What draws is said once for a
+process, by `draw_with`: a bar of the notebook or a line of the terminal
 (`gpupool/notebook/page/progress_view.py`), or on an engine an event to the notebook
 (`gpupool/engine/output/emit.py`).
 """
@@ -33,8 +33,8 @@ class Course:
 
     `what` says what goes on ("Listing"), `note` which part of it ("" if it has none). `total` is
     None where no end is known, `unit` what is counted ("files", `BYTES`, "" for nothing). `end` is
-    "" while it goes on, then "done" or "failed", which includes interrupted. On engines the first
-    rank alone tells, unless it is `on_any_rank`.
+    "" while it goes on, then "done" or "failed", which includes interrupted. On engines only the
+    first rank reports it, unless it is `on_any_rank`.
     """
 
     what: str
@@ -72,8 +72,13 @@ def draw_with(opening: Opening) -> None:
 class Progress:
     """One thing that may last. Any thread may call its methods; they cost next to nothing.
 
-    It may last already for `elapsed_s`; see `Course` for `on_any_rank`. Nothing that goes wrong
-    with the drawing reaches the caller.
+    Nothing that goes wrong with the drawing reaches the caller.
+
+    Args:
+        elapsed_s: so long it lasts already.
+        on_any_rank: see `Course`.
+        after_s: what is over sooner is not drawn.
+        draw: what draws it, in the place of what the process draws with.
     """
 
     def __init__(
@@ -84,14 +89,16 @@ class Progress:
         clock: Callable[[], float] = time.monotonic,
         elapsed_s: float = 0.0,
         on_any_rank: bool = False,
+        after_s: float = AFTER_S,
+        draw: Drawing | None = None,
     ) -> None:
         self._what, self._on_any_rank = what, on_any_rank
         self._done, self._total = 0, total
         self._unit, self._note = unit, ""
         self._clock = clock
         self._began_at = clock() - elapsed_s
-        self._next_at = self._began_at + AFTER_S
-        self._drawing: Drawing | None = None
+        self._next_at = self._began_at + after_s
+        self._drawing = draw
         self._draws = True
         self._lock = threading.Lock()
         self._over = threading.Event()
@@ -107,10 +114,12 @@ class Progress:
         if total is not None:
             self._total = total
 
-    def advance(self, number: int = 1) -> None:
-        """So many more are done."""
+    def advance(self, number: int = 1, *, and_tick: bool = False) -> None:
+        """So many more are done; `and_tick` draws it in this thread, if it is time."""
         with self._lock:
             self._done += number
+        if and_tick:
+            self.tick()
 
     def tell(self, note: str) -> None:
         """What part of it goes on."""
@@ -148,7 +157,7 @@ class Progress:
         elapsed_s = self._clock() - self._began_at
         course = Course(
             self._what,
-            self._done,
+            min(self._done, self._total) if self._total else self._done,  # a last batch is smaller
             self._total,
             self._unit,
             self._note,
@@ -170,15 +179,23 @@ class Progress:
 
 
 @contextlib.contextmanager
-def progress(what: str, total: int | None = None, unit: str = "") -> Iterator[Progress]:
+def progress(
+    what: str,
+    total: int | None = None,
+    unit: str = "",
+    *,
+    after_s: float = AFTER_S,
+    draw: Drawing | None = None,
+) -> Iterator[Progress]:
     """Show how far the block is, if it lasts for more than a second.
 
     Args:
         what: what it does: "Listing", "Sending x".
         total: how many there are to do, if that is known already.
         unit: what is counted: "files"; `BYTES`; "" for what has no number.
+        after_s: see `Progress`, as for `draw`.
     """
-    bar = Progress(what, total, unit)
+    bar = Progress(what, total, unit, after_s=after_s, draw=draw)
     bar.start()
     try:
         yield bar

@@ -6,7 +6,7 @@ Runs on engines. A pickled job comes in; outputs go out as files, numbers as the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,10 @@ from torch import Tensor
 from gpupool.core.errors import TrainingError
 from gpupool.core.options.datasets import is_stream
 from gpupool.core.options.training_options import TrainingOptions
-from gpupool.core.progress import progress
+from gpupool.core.progress import Course, Progress, progress
 from gpupool.data.reading import shards, subsets
 from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.samples import Draw
-from gpupool.engine.batches.advance import Advance
 from gpupool.engine.batches.share import (
     Dataset,
     as_input,
@@ -40,6 +39,7 @@ from gpupool.engine.metrics.named import classes, confusion_counts
 from gpupool.engine.numerics.class_loss import NO_CLASS
 from gpupool.engine.numerics.forward import autocast
 from gpupool.engine.numerics.losses import NO_LOSS, make_loss
+from gpupool.engine.output.emit import emit_progress
 
 
 def predict(job_path: str, result_path: str) -> dict[str, Any]:
@@ -51,10 +51,9 @@ def predict(job_path: str, result_path: str) -> dict[str, Any]:
     world, job = world_here(), load_job(job_path)
     model = job["model"].to(world.device).eval()
     outputs: list[Any] = []
-    advance = Advance("predict", num_samples(job["dataset"]), world)
-    with torch.no_grad():
+    with torch.no_grad(), _counted("predict", job["dataset"], world) as bar:
         for inputs in _inputs(job["dataset"], job["batch_size"], world):
-            advance.add(job["batch_size"])  # about: that of all ranks
+            bar.advance(job["batch_size"])  # about: that of all ranks
             if inputs is None:
                 outputs.append(None)
                 continue
@@ -62,7 +61,6 @@ def predict(job_path: str, result_path: str) -> dict[str, Any]:
                 outputs.append(_plain(model(inputs)))
     with progress("saving the outputs"):
         torch.save(outputs, f"{result_path}.{world.rank}")
-    advance.end()
     return {}
 
 
@@ -72,17 +70,16 @@ def evaluate(job_path: str) -> dict[str, Any]:
     loss = NO_LOSS if job["loss"] is None else make_loss(job["loss"], world.device)
     metrics = make_metrics(job["metrics"], world.device, judged=loss.judged, ignored=loss.ignored)
     options, dataset = _options(job), job["dataset"]
-    advance = Advance("evaluate", num_samples(dataset), world)
-    found = run_evaluation(
-        job["model"].to(world.device),
-        dataset,
-        loss,
-        world,
-        options,
-        metrics=metrics,
-        on_share=lambda share: advance.add(share.num_all),
-    )
-    advance.end()
+    with _counted("evaluate", dataset, world) as bar:
+        found = run_evaluation(
+            job["model"].to(world.device),
+            dataset,
+            loss,
+            world,
+            options,
+            metrics=metrics,
+            on_share=lambda share: bar.advance(share.num_all),
+        )
     sums = world.sum(found.sums).tolist()
     _check_complete(dataset, int(sums[-1]))
     values = {} if job["loss"] is None else {"loss": mean_loss(sums, loss.num_terms)}
@@ -98,10 +95,9 @@ def confusion(job_path: str) -> dict[str, Any]:
     model = job["model"].to(world.device).eval()
     counts: Tensor | None = None
     options = _options(job)
-    advance = Advance("confusion", num_samples(job["dataset"]), world)
-    with torch.no_grad():
+    with torch.no_grad(), _counted("confusion", job["dataset"], world) as bar:
         for share in epoch_shares(job["dataset"], options, world, 1, draw=Draw(options.seed, 0)):
-            advance.add(share.num_all)
+            bar.advance(share.num_all)
             if not share.num_here:
                 continue
             with autocast(world.device, options.precision):
@@ -109,8 +105,17 @@ def confusion(job_path: str) -> dict[str, Any]:
             predicted, actual, num_classes = classes(outputs, share.targets)
             new = confusion_counts(predicted, actual, num_classes, NO_CLASS)
             counts = new if counts is None else counts + new
-    advance.end()
     return {"counts": None if counts is None else counts.long().tolist()}
+
+
+def _counted(what: str, dataset: Dataset, world: World) -> AbstractContextManager[Progress]:
+    """Counts the samples of all ranks; the first rank reports from the start how many are done."""
+    draw = emit_progress if world.rank == 0 else _unseen
+    return progress(what, num_samples(dataset) or None, "samples", after_s=0.0, draw=draw)
+
+
+def _unseen(course: Course) -> None:
+    """Draws nothing."""
 
 
 def _options(job: Mapping[str, Any]) -> TrainingOptions:

@@ -74,6 +74,20 @@ def test_it_is_drawn_five_times_a_second_at_most_and_once_at_its_end(seen: Seen)
     assert (seen.courses[-1], seen.num_opened) == (last, 1)
 
 
+def test_what_is_asked_for_is_drawn_at_once_by_what_is_given(seen: Seen) -> None:
+    clock, mine = Clock(), list[Course]()
+    bar = Progress("validating", 1000, "samples", clock, after_s=0.0, draw=mine.append)
+    for _ in range(101):  # more than there are: the last batch is smaller
+        bar.advance(10, and_tick=True)
+        clock.now += 0.02
+    numbers = [course.done for course in mine]
+    assert numbers == sorted(numbers)
+    assert 10 <= len(numbers) <= 12
+    assert numbers[0] == 10
+    bar.close()
+    assert (mine[-1].done, mine[-1].end, seen.num_opened) == (1000, "done", 0)
+
+
 def test_a_thread_draws_what_does_not_report(seen: Seen) -> None:
     drawn = threading.Event()
     progress.draw_with(lambda course: lambda course: drawn.set())

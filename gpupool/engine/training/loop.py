@@ -18,10 +18,10 @@ from torch import nn
 
 from gpupool.core.options.schedule import lr_factor
 from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.progress import EVERY_S, Progress
 from gpupool.core.wire.events import Event, ProgressEvent, StepEvent
 from gpupool.data.reading import shards
 from gpupool.engine import calls
-from gpupool.engine.batches.advance import EVERY_S, Advance
 from gpupool.engine.batches.share import Dataset, Share, num_samples
 from gpupool.engine.batches.shares import epoch_shares
 from gpupool.engine.group.forming import World
@@ -259,9 +259,11 @@ class _Training:
         share_statistics(run.evaluated, run.world)
         run.ledger.begin_validation(run.step, validation, run.options)
         began = time.perf_counter()
-        advance = Advance("validating", num_samples(validation), run.world, run.ledger.tell_aside)
-        if self.validation_s > EVERY_S:  # as long as the last one: its first batch may last, too
-            advance.begin()
+        # at once if the last one was long: the first batch may be, too
+        after_s = 0.0 if self.validation_s > EVERY_S else EVERY_S
+        total, tell = num_samples(validation), run.ledger.tell_aside
+        bar = Progress("validating", total, "samples", after_s=after_s, draw=tell)
+        bar.tick()
         found = evaluate(
             run.evaluated,
             validation,
@@ -270,7 +272,7 @@ class _Training:
             run.options,
             self.metrics,
             run.normalization,
-            on_share=lambda share: advance.add(share.num_all),
+            on_share=lambda share: bar.advance(share.num_all, and_tick=True),
         )
         self.validation_s = time.perf_counter() - began
         values = self.metrics.compute(run.world)

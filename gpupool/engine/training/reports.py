@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from gpupool.core.options.datasets import is_stream
 from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.progress import Course
 from gpupool.core.wire.events import EndEvent, Event, ProgressEvent, StepEvent, ValidationEvent
 from gpupool.engine.batches.share import Dataset, Share, num_samples
 from gpupool.engine.group.forming import World
@@ -187,9 +187,10 @@ class Ledger:
         if self._world.rank == 0:
             self._emit(events)
 
-    def tell_aside(self, events: Sequence[ProgressEvent]) -> None:
+    def tell_aside(self, course: Course) -> None:
         """Report how far something beside the steps is, and that the time goes on meanwhile."""
-        self.tell(*(replace(event, elapsed_s=self.elapsed_s) for event in events))
+        total = course.total or 0
+        self.tell(ProgressEvent(course.what, course.done, total, course.unit, self.elapsed_s))
 
     def _rows(self) -> Tensor:
         """The noted steps of this rank as rows of `table`."""

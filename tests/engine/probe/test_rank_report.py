@@ -15,7 +15,6 @@ from torch.utils.data import Dataset
 
 from gpupool import Pool, PoolOptions, TrainingOptions, TrainingRun
 from gpupool.core.wire.events import Event, ProgressEvent, RankEvent
-from gpupool.engine.batches.advance import Advance
 from gpupool.engine.group.forming import World
 from gpupool.engine.probe.device_stats import CpuProbe
 from gpupool.engine.probe.rank_report import RankReport
@@ -250,34 +249,6 @@ def test_cpu_time_is_a_share_of_all_threads() -> None:
     assert probe().utilization == pytest.approx(0.5 / torch.get_num_threads())
     now[0], cpu[0] = 3.0, 100.0
     assert probe().utilization == 1.0
-
-
-# ---- evaluate, predict, confusion ----------------------------------------------------------------
-
-
-def test_progress_comes_five_times_a_second_and_at_the_end() -> None:
-    now = [0.0]
-    told: list[Event] = []
-    advance = Advance("predict", 1000, ALONE, told.extend, lambda: now[0])
-    for _ in range(101):  # more than there are: the last batch is smaller
-        now[0] += 0.02
-        advance.add(10)
-    advance.end()
-    numbers = [event.done for event in told if isinstance(event, ProgressEvent)]
-    assert numbers == sorted(numbers)
-    assert 10 <= len(numbers) <= 12
-    assert told[-1] == ProgressEvent("predict", 1000, 1000)
-    other = Advance("predict", 10, World(1, 2, CPU), told.extend)
-    other.end()
-    assert told[-1] == ProgressEvent("predict", 1000, 1000)  # ranks but the first say nothing
-
-
-def test_a_stream_has_its_total_in_the_end() -> None:
-    told: list[Event] = []
-    advance = Advance("evaluate", 0, ALONE, told.extend)
-    advance.add(7)
-    advance.end()
-    assert told == [ProgressEvent("evaluate", 7, 7)]
 
 
 # ---- validation ----------------------------------------------------------------------------------
