@@ -8,7 +8,7 @@
     │   ├── PoolStartError        the pool did not come up; nothing was left running
     │   ├── GroupError            the process group was not formed; the next run tries again
     │   ├── EngineDiedError       an engine process is gone
-    │   ├── UnansweredError       an engine does not answer: .ranks
+    │   ├── UnansweredError       an engine does not answer
     │   ├── ParcelsLostError      a rank does not have what was sent to it before
     │   └── StillRunningError (TimeoutError)  a result was waited for, but not for long enough
     ├── TransferError             a variable cannot be sent to the ranks; none has run
@@ -16,10 +16,12 @@
     ├── DataError                 a datastore cannot be listed or read
     │   ├── DataNotFoundError     nothing there
     │   ├── CredentialsError      the store refused the credentials
-    │   └── SampleError           one sample cannot be read: .url, .reason
+    │   └── SampleError           one sample cannot be read: .reason
     │       └── MissingSampleError (DataNotFoundError)  it is gone
     └── TrainingError             train() or predict() cannot go on
 
+All have attributes for programs, which stay while the wording of messages may change: `kind`,
+`names`, `ranks` and `url`; see `GpuPoolError`.
 In IPython these show as their message alone: the user's own line is the cell just above it,
 and none of our frames would help. `RankError` is not raised: it is what `SpmdError` holds.
 """
@@ -39,7 +41,25 @@ FREED = "freed from a collective"  # what is said of a rank that waited for one 
 
 
 class GpuPoolError(Exception):
-    """Base of all errors that gpupool raises on purpose; its text is one complete message."""
+    """Base of all errors that gpupool raises on purpose; its text is one complete message.
+
+    Its attributes say the same to programs, whatever the wording: `kind` is what happened, in one
+    or two words, such as "range" or "no key"; `names` are the options, variables or classes that
+    are at fault; `ranks` those concerned; `url` the printable URL of what could not be read or
+    written. They are empty where the class says it all.
+    """
+
+    def __init__(
+        self,
+        message: str = "",
+        kind: str = "",
+        *names: str,
+        ranks: Iterable[int] = (),
+        url: str = "",
+    ) -> None:
+        super().__init__(message)  # alone, so that it can be pickled: the rest is in __dict__
+        self.kind, self.names = kind, names
+        self.ranks, self.url = tuple(ranks), url
 
     def _render_traceback_(self) -> list[str]:
         """What IPython prints instead of a traceback (its documented hook for exceptions)."""
@@ -81,10 +101,6 @@ class EngineDiedError(PoolError):
 class UnansweredError(PoolError):
     """Engines that live do not answer; `ranks` are theirs."""
 
-    def __init__(self, message: str, ranks: Iterable[int]) -> None:
-        super().__init__(message)
-        self.ranks = tuple(ranks)
-
 
 class StillRunningError(PoolError, TimeoutError):
     """A result was waited for, but not for long enough."""
@@ -97,7 +113,7 @@ class ParcelsLostError(PoolError):
 class TransferError(GpuPoolError):
     """Variables of the notebook cannot be sent to the ranks; no rank has run.
 
-    `reasons` maps each name to what is wrong with its value.
+    `reasons` maps each name, of `names`, to what is wrong with its value.
     """
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
@@ -106,7 +122,9 @@ class TransferError(GpuPoolError):
         super().__init__(
             f"no rank has run, because what the cell reads cannot be sent to the ranks:\n{listed}\n"
             "Make it in the cell, so that each rank has its own, or run the cell with --isolate, "
-            "which sends nothing."
+            "which sends nothing.",
+            "",
+            *self.reasons,
         )
 
     def __reduce__(self) -> tuple[type[TransferError], tuple[dict[str, str]]]:
@@ -122,7 +140,8 @@ class RankError:
     because another rank had failed before. `where` is the innermost line of the notebook, such as
     "Cell In[12], line 3", if there is one. `was` says where the rank was when it was freed or
     killed: "in all_reduce #5 (Cell In[12], line 3)" or "at Cell In[12], line 7"; "" if unknown.
-    `hint` are lines that say more than the message, such as what fills the memory.
+    `hint` are lines that say more than the message, such as what fills the memory. `kind` and
+    `names` are those of an error of gpupool, else empty.
     """
 
     rank: int
@@ -134,6 +153,8 @@ class RankError:
     where: str = ""
     was: str = ""
     hint: str = ""
+    kind: str = ""
+    names: tuple[str, ...] = ()
 
     @property
     def freed_from(self) -> str:
@@ -152,7 +173,8 @@ class SpmdError(GpuPoolError):
     """A cell or function raised on one or more ranks.
 
     `errors` maps rank to `RankError`; `first` is the one that failed first, which is shown in full.
-    `num_ranks` is how many ranks ran it.
+    `num_ranks` is how many ranks ran it; `kind` and `names` are those of `first`, `ranks` all that
+    have failed.
     """
 
     def __init__(self, errors: Mapping[int, RankError], num_ranks: int) -> None:
@@ -160,7 +182,8 @@ class SpmdError(GpuPoolError):
         self.num_ranks = num_ranks
         self.first = min(self.errors.values(), key=_by_importance)
         self.is_shown = False  # a view has shown the tracebacks just now
-        super().__init__(self._message())
+        first = self.first
+        super().__init__(self._message(), first.kind, *first.names, ranks=self.errors)
         # Python's own excepthook, pytest and logging print notes below the message.
         self.add_note(_ANSI.sub("", "\n".join(self.details())))
 
@@ -262,8 +285,10 @@ def _is_ours(frame: TracebackType) -> bool:
 class DataError(GpuPoolError):
     """A datastore cannot be listed or read. Its text quotes names and contents of files."""
 
-    def __init__(self, message: str = "") -> None:
-        super().__init__(plain(message))
+    def __init__(
+        self, message: str = "", *facts: str, ranks: Iterable[int] = (), url: str = ""
+    ) -> None:
+        super().__init__(plain(message), *facts, ranks=ranks, url=url)
 
 
 class DataNotFoundError(DataError):
@@ -277,13 +302,12 @@ class CredentialsError(DataError):
 class SampleError(DataError):
     """One sample cannot be read, and others can: what `on_error="skip"` may leave out.
 
-    `url` is its printable URL; `reason` is "missing", "changed", "empty", "damaged", "animated",
-    "too large", or "too small" for a patch.
+    `url` is its printable URL; `reason`, which is its `kind` too, is "missing", "changed", "empty",
+    "damaged", "animated", "too large", or "too small" for a patch.
     """
 
     def __init__(self, message: str, url: str = "", reason: str = "damaged") -> None:
-        super().__init__(message)  # alone, so that it can be pickled
-        self.url = url
+        super().__init__(message, reason, url=url)
         self.reason = reason
 
 

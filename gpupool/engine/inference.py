@@ -166,5 +166,6 @@ def _check_complete(dataset: Dataset, num_counted: int) -> None:
     if not is_stream(dataset) and num_counted != num_samples(dataset):
         raise TrainingError(
             f"{num_counted:,} samples were counted of {num_samples(dataset):,}; this is a fault of "
-            "gpupool, please report it."
+            "gpupool, please report it.",
+            "miscounted",
         )

@@ -139,13 +139,15 @@ class InlineEngines:
         """
         taken, others = self._locks.take(uuids, number, force)
         if len(taken) < number:
-            raise PlacementError(locked_text(others, len(uuids), number))
+            raise PlacementError(locked_text(others, len(uuids), number), "locked")
         return taken
 
     @property
     def client_file(self) -> Path:
         """There is none: raises a PoolError."""
-        raise PoolError("an inline pool is this process, and has no engines to connect to.")
+        raise PoolError(
+            "an inline pool is this process, and has no engines to connect to.", "inline"
+        )
 
     def of_others(self, ranks: Iterable[int]) -> list[int]:
         """None: only this process asks."""
@@ -210,7 +212,9 @@ class InlineEngines:
 
     def restart(self, ranks: Sequence[int], timeout_s: float, progress: Progress) -> None:
         """There is nothing to start anew but the notebook's kernel."""
-        raise PoolError("an inline pool is this process: restart the notebook's kernel instead.")
+        raise PoolError(
+            "an inline pool is this process: restart the notebook's kernel instead.", "inline"
+        )
 
     def call_all(
         self,

@@ -63,7 +63,9 @@ class SpmdResult(Mapping[int, Any]):
                 raise PoolError(
                     f"the value of rank {rank} stays there: it cannot be pickled, or is larger "
                     "than a cell sends along. Its text is result.value_text(rank); pool.run with a "
-                    "function returns values of any size."
+                    "function returns values of any size.",
+                    "no value",
+                    ranks=[rank],
                 )
             pickled = reply["value"]
             self._values[rank] = None if pickled is None else unpack(pickled)
@@ -107,7 +109,11 @@ class SpmdResult(Mapping[int, Any]):
         replies = self._all_replies()
         if rank not in replies:
             listed = ", ".join(map(str, replies))
-            raise PoolError(f"rank {rank} did not take part in this run; these did: {listed}.")
+            raise PoolError(
+                f"rank {rank} did not take part in this run; these did: {listed}.",
+                "no part",
+                ranks=[rank],
+            )
         return replies[rank]
 
     def __repr__(self) -> str:

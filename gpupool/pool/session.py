@@ -39,7 +39,8 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
         if running is not None:
             raise PoolError(
                 f"a pool of {running.world_size} ranks runs already. Go on with it "
-                "(gpupool.current_pool()), or stop it first: `%gpupool stop`."
+                "(gpupool.current_pool()), or stop it first: `%gpupool stop`.",
+                "running",
             )
         for name in ("gpus", "env"):
             if options.get(name) is not None:

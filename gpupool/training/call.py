@@ -37,7 +37,9 @@ def ask(name: str, pool: Pool | None, job: dict[str, Any], **payload: Any) -> li
     TrainingOptions(batch_size=job["batch_size"], precision=job["precision"])  # checks them
     pool = current_pool(create=True) if pool is None else pool
     if not isinstance(pool, Pool):
-        raise TrainingError(f"pool={pool!r}: give what gpupool.start() returns, or leave it out.")
+        raise TrainingError(
+            f"pool={pool!r}: give what gpupool.start() returns, or leave it out.", "type", "pool"
+        )
     path = write_job(pool, job)
     ranks = pool.training_ranks
     payloads = {rank: {"job_path": str(path), **payload} for rank in ranks}

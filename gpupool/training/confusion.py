@@ -54,7 +54,9 @@ class ConfusionMatrix:
     def normalized(self, by: str = "true") -> NDArray[np.float64]:
         """Shares of each row ("true"), each column ("predicted"), or of all ("all")."""
         if by not in ("true", "predicted", "all"):
-            raise TrainingError(f"by={by!r}: normalize by 'true', 'predicted' or 'all'.")
+            raise TrainingError(
+                f"by={by!r}: normalize by 'true', 'predicted' or 'all'.", "unknown", "by"
+            )
         axis = {"true": 1, "predicted": 0, "all": None}[by]
         return _shares(self.counts, self.counts.sum(axis=axis, keepdims=True))
 
@@ -112,7 +114,9 @@ def confusion(
     names = _class_names(dataset) if classes is None else [str(name) for name in classes]
     if classes is not None and len(names) != len(total):
         raise TrainingError(
-            f"classes= has {len(names)} names, the network tells {len(total)} classes apart."
+            f"classes= has {len(names)} names, the network tells {len(total)} classes apart.",
+            "too few",
+            "classes",
         )
     if len(names) != len(total):  # the network may know more classes than occur here
         names = names[: len(total)] + [str(i) for i in range(len(names), len(total))]

@@ -33,7 +33,9 @@ def replace_head(model: nn.Module, num_classes: int) -> nn.Module:
     """
     require_module(model)
     if isinstance(num_classes, bool) or not isinstance(num_classes, int) or num_classes < 1:
-        raise TrainingError(f"num_classes={num_classes!r}: must be a whole number above 0.")
+        raise TrainingError(
+            f"num_classes={num_classes!r}: must be a whole number above 0.", "range", "num_classes"
+        )
     changed: Any = copy.deepcopy(model)
     if callable(getattr(changed, "reset_classifier", None)):
         changed.reset_classifier(num_classes)
@@ -42,7 +44,9 @@ def replace_head(model: nn.Module, num_classes: int) -> nn.Module:
     if not found:
         raise TrainingError(
             f"{type(model).__name__} has no linear or convolution layer to replace; put "
-            f"nn.Linear(..., {num_classes}) at its end yourself."
+            f"nn.Linear(..., {num_classes}) at its end yourself.",
+            "no layer",
+            "model",
         )
     for name, old in found:
         if not name:  # the network is that layer
@@ -60,7 +64,9 @@ def require_module(model: object) -> None:
 
     if not isinstance(model, nn.Module):
         hint = " Call it: the class itself is not a network." if isinstance(model, type) else ""
-        raise TrainingError(f"model is a {type(model).__name__}, not a torch.nn.Module.{hint}")
+        raise TrainingError(
+            f"model is a {type(model).__name__}, not a torch.nn.Module.{hint}", "type", "model"
+        )
 
 
 def _heads(model: Any) -> list[tuple[str, Any]]:

@@ -43,7 +43,9 @@ def checked(
     if validation is not None:
         require_dataset("validation", validation)
     if not isinstance(options, TrainingOptions):
-        raise OptionsError(f"options={options!r}: give a gpupool.TrainingOptions(...).")
+        raise OptionsError(
+            f"options={options!r}: give a gpupool.TrainingOptions(...).", "type", "options"
+        )
     check_loss(loss)
     check_metrics(options.metrics)
     where = choose_execution(options.execution, pool.ranks, pool.training_ranks, pool.why_cpu)
@@ -74,7 +76,9 @@ def write_job(pool: Pool, job: dict[str, Any]) -> Path:
             pickled = dumps(job)
         except Exception as error:  # pickling runs arbitrary code of the objects' classes
             name = next(n for n, part in job.items() if not _can_pickle(part))
-            raise TrainingError(f"{name} cannot be sent to the ranks: {error}") from None
+            raise TrainingError(
+                f"{name} cannot be sent to the ranks: {error}", "cannot send", name
+            ) from None
         path = pool.new_file("job.pkl")
         path.write_bytes(pickle.dumps(notebook_place()["sys_path"]) + pickled)
     return path

@@ -8,7 +8,18 @@ from dataclasses import replace
 import pytest
 
 from gpupool.core import errors
-from gpupool.core.errors import GpuPoolError, OptionsError, PoolError, RankError, SpmdError
+from gpupool.core.errors import (
+    DataError,
+    EngineDiedError,
+    GpuPoolError,
+    OptionsError,
+    PoolError,
+    RankError,
+    SampleError,
+    SpmdError,
+    TransferError,
+    UnansweredError,
+)
 
 
 def failed(rank: int, evalue: str = "bad", at: float = 0.0, freed: bool = False) -> RankError:
@@ -117,6 +128,24 @@ def test_an_spmd_error_survives_pickling() -> None:
     copy = pickle.loads(pickle.dumps(error))
     assert (copy.errors, copy.num_ranks, copy.first) == (error.errors, 4, error.first)
     assert str(copy) == str(error)
+
+
+def test_attributes_say_what_happened_whatever_the_wording_and_survive_pickling() -> None:
+    url = "s3://b/1"
+    for error, facts in (
+        (OptionsError("lr=0: ...", "range", "lr"), ("range", ("lr",), (), "")),
+        (PoolError("stopped."), ("", (), (), "")),
+        (UnansweredError("no.", ranks=[2, 1]), ("", (), (2, 1), "")),
+        (EngineDiedError("dead", 3.5), ("", (), (), "")),
+        (DataError("busy", "busy", url=url), ("busy", (), (), url)),
+        (SampleError("large", url, "too large"), ("too large", (), (), url)),
+        (TransferError({"x": "a lock"}), ("", ("x",), (), "")),
+        (spmd(failed(1), replace(failed(3, at=1.0), kind="range")), ("", (), (1, 3), "")),
+        (spmd(replace(failed(1), kind="range", names=("lr",))), ("range", ("lr",), (1,), "")),
+    ):
+        for one in (error, pickle.loads(pickle.dumps(error))):
+            assert (one.kind, one.names, one.ranks, one.url) == facts
+            assert vars(one).keys() == vars(error).keys()
 
 
 def test_errors_are_in_the_order_of_ranks() -> None:

@@ -24,7 +24,8 @@ def private_temporary(prefix: str) -> Path:
     if reason := open_to_others(place):
         raise PoolStartError(
             f"{reason}, so the pool's files are not safe there; set TMPDIR to a folder of yours "
-            "before the notebook's kernel starts"
+            "before the notebook's kernel starts",
+            "unsafe folder",
         )
     return Path(tempfile.mkdtemp(prefix=prefix, dir=place))
 

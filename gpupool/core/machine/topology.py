@@ -167,12 +167,16 @@ def choose(found: Discovery, wanted: Sequence[str] | None) -> list[Gpu]:
     for name in wanted:
         gpus = _find(found.gpus, name)
         if not gpus:
-            raise PlacementError(f"GPU {name!r} {_why_not(found, name)}")
+            raise PlacementError(f"GPU {name!r} {_why_not(found, name)}", "unknown", name)
         for gpu in gpus:
             if gpu.unavailable:
-                raise PlacementError(f"GPU {name!r} cannot be used: {gpu.unavailable}.")
+                raise PlacementError(
+                    f"GPU {name!r} cannot be used: {gpu.unavailable}.", "unusable", name
+                )
             if gpu in chosen:
-                raise PlacementError(f"GPU {name!r} is named twice; each rank needs its own.")
+                raise PlacementError(
+                    f"GPU {name!r} is named twice; each rank needs its own.", "twice", name
+                )
         chosen += gpus
     return chosen
 

@@ -52,7 +52,9 @@ def refuse_unknown(names: Iterable[str], known: Sequence[str]) -> None:
     """Raise OptionsError for the first name that is no option, with what was meant."""
     for name in names:
         if name not in known:
-            raise OptionsError(f"{name!r} is not an option. {suggest(name, known)}")
+            raise OptionsError(
+                f"{name!r} is not an option. {suggest(name, known)}", "no option", name
+            )
 
 
 def check_values(options: TrainingFields) -> None:
@@ -71,7 +73,11 @@ def check_values(options: TrainingFields) -> None:
     if options.compile not in (True, False):
         _word("compile", options.compile, COMPILE_MODES)
     if not isinstance(options.channels_last, bool):
-        raise OptionsError(f"channels_last={options.channels_last!r}: must be True or False.")
+        raise OptionsError(
+            f"channels_last={options.channels_last!r}: must be True or False.",
+            "type",
+            "channels_last",
+        )
 
 
 def warmup_of(value: str | int) -> tuple[int, str]:
@@ -82,13 +88,21 @@ def warmup_of(value: str | int) -> tuple[int, str]:
     """
     match = re.fullmatch(r"\s*(\d+)\s*(epoch|step)?s?\s*", str(value))
     if isinstance(value, bool) or not match or int(match[1]) < 1:
-        raise OptionsError(f"warmup={value!r}: write '1 epoch', '500 steps' or a number of steps.")
+        raise OptionsError(
+            f"warmup={value!r}: write '1 epoch', '500 steps' or a number of steps.",
+            "form",
+            "warmup",
+        )
     return int(match[1]), match[2] or "step"
 
 
 def _check_optimizer(value: object) -> None:
     if value == "lm":
-        raise OptionsError("optimizer='lm' is not here: choose 'lbfgs', or one of the others.")
+        raise OptionsError(
+            "optimizer='lm' is not here: choose 'lbfgs', or one of the others.",
+            "unknown",
+            "optimizer",
+        )
     _word("optimizer", value, OPTIMIZERS)
 
 
@@ -96,31 +110,35 @@ def _check_numbers(options: TrainingFields) -> None:
     for name in (*_COUNTS, "seed"):
         value = _given(options, name, whole=True)
         if value is not None and name != "seed" and value < 1:
-            raise OptionsError(f"{name}={value}: must be above 0.")
+            raise OptionsError(f"{name}={value}: must be above 0.", "range", name)
     if not 0 <= options.seed < 2**64:
-        raise OptionsError(f"seed={options.seed}: must be in 0..2**64-1.")
+        raise OptionsError(f"seed={options.seed}: must be in 0..2**64-1.", "range", "seed")
     for name in (*_ABOVE_0, *_FROM_0, *_BELOW_1, *_BETWEEN, "max_skipped"):
         value = _given(options, name)
         if value is None:
             continue
         if name in _ABOVE_0 and not value > 0:
-            raise OptionsError(f"{name}={value:g}: must be above 0.")
+            raise OptionsError(f"{name}={value:g}: must be above 0.", "range", name)
         if name in _FROM_0 and not value >= 0:
-            raise OptionsError(f"{name}={value:g}: must not be negative.")
+            raise OptionsError(f"{name}={value:g}: must not be negative.", "range", name)
         if name in _BELOW_1 and not 0 <= value < 1:
-            raise OptionsError(f"{name}={value:g}: must be at least 0 and below 1.")
+            raise OptionsError(f"{name}={value:g}: must be at least 0 and below 1.", "range", name)
         if name in _BETWEEN and not 0 < value < 1:
-            raise OptionsError(f"{name}={value:g}: must be above 0 and below 1.")
+            raise OptionsError(f"{name}={value:g}: must be above 0 and below 1.", "range", name)
         if math.isinf(value):
-            raise OptionsError(f"{name}={value:g}: must be finite.")
+            raise OptionsError(f"{name}={value:g}: must be finite.", "not finite", name)
         if name == "max_skipped" and not 0 < value <= 1:
             raise OptionsError(
-                f"max_skipped={value:g}: must be a share of the samples, above 0 and at most 1."
+                f"max_skipped={value:g}: must be a share of the samples, above 0 and at most 1.",
+                "range",
+                name,
             )
     if options.accumulate > options.batch_size:
         raise OptionsError(
             f"accumulate={options.accumulate}: a batch of {options.batch_size} cannot be computed "
-            "in more parts than it has samples."
+            "in more parts than it has samples.",
+            "range",
+            "accumulate",
         )
 
 
@@ -128,14 +146,20 @@ def _check_factors(options: TrainingFields) -> None:
     for name in ("learn_rate_factors", "weight_decay_factors"):
         factors = getattr(options, name)
         if not isinstance(factors, Mapping):
-            raise OptionsError(f"{name}={factors!r}: give a dict, as {{'head.*': 10}}.")
+            raise OptionsError(
+                f"{name}={factors!r}: give a dict, as {{'head.*': 10}}.", "type", name
+            )
         for pattern, factor in factors.items():
             if not isinstance(pattern, str):
-                raise OptionsError(f"{name}: {pattern!r} is no pattern of parameter names.")
+                raise OptionsError(
+                    f"{name}: {pattern!r} is no pattern of parameter names.", "pattern", name
+                )
             number(f"{name}[{pattern!r}]", factor)
         bad = {pattern: f for pattern, f in factors.items() if not 0 <= f < math.inf}
         if bad:
-            raise OptionsError(f"{name}={bad}: a factor must be finite and not negative.")
+            raise OptionsError(
+                f"{name}={bad}: a factor must be finite and not negative.", "range", name
+            )
         _put(options, name, {pattern: float(factor) for pattern, factor in factors.items()})
 
 
@@ -153,16 +177,20 @@ def _check_schedule(options: TrainingFields) -> None:
     except (TypeError, ValueError):
         raise OptionsError(
             f"schedule={schedule!r}: give a name, a callable (step, epoch) -> factor, or pairs, as "
-            "[('cosine', 20), ('none', 10)]."
+            "[('cosine', 20), ('none', 10)].",
+            "form",
+            "schedule",
         ) from None
     for name, epochs in pieces:
         _word("schedule", name, SCHEDULES)
-        number(f"schedule: epochs of {name!r}", epochs, whole=True)
+        number(f"schedule[{name!r}]", epochs, whole=True)
     num_epochs = sum(epochs for _, epochs in pieces)
     if num_epochs != options.epochs or any(epochs < 1 for _, epochs in pieces):
         raise OptionsError(
             f"schedule={list(pieces)}: has {num_epochs} epochs, the training {options.epochs}; "
-            "each piece needs at least one, and all together as many as the training."
+            "each piece needs at least one, and all together as many as the training.",
+            "length",
+            "schedule",
         )
     _put(options, "schedule", tuple((name, int(epochs)) for name, epochs in pieces))
 
@@ -181,10 +209,12 @@ def _check_intervals(options: TrainingFields) -> None:
                 pass
         if isinstance(value, str):
             also = ", or a time such as '10m'" if times else ""
-            raise OptionsError(f"{name}={value!r}: write 'epoch' or a number of steps{also}.")
+            raise OptionsError(
+                f"{name}={value!r}: write 'epoch' or a number of steps{also}.", "form", name
+            )
         number(name, value, whole=True)
         if value < 1:
-            raise OptionsError(f"{name}={value}: must be above 0.")
+            raise OptionsError(f"{name}={value}: must be above 0.", "range", name)
         _put(options, name, int(value))
 
 
@@ -197,7 +227,9 @@ def _check_places(options: TrainingFields) -> None:
     profile = options.profile
     if profile is not None and not isinstance(profile, Profile):
         shown = without_passwords(repr(profile))
-        raise OptionsError(f"profile={shown}: give gpupool.Profile(url='s3://bucket/traces').")
+        raise OptionsError(
+            f"profile={shown}: give gpupool.Profile(url='s3://bucket/traces').", "type", "profile"
+        )
 
 
 def _check_sequences(options: TrainingFields) -> None:
@@ -209,26 +241,38 @@ def _check_sequences(options: TrainingFields) -> None:
         _put(options, name, dict(value) if is_by_output else (value,) if is_one else tuple(value))
     for callback in options.callbacks:
         if not callable(callback):
-            raise OptionsError(f"callbacks: {callback!r} cannot be called; give functions of info.")
+            raise OptionsError(
+                f"callbacks: {callback!r} cannot be called; give functions of info.",
+                "type",
+                "callbacks",
+            )
     if not isinstance(options.objective, str):
-        raise OptionsError(f"objective={options.objective!r}: give the name of a metric.")
+        raise OptionsError(
+            f"objective={options.objective!r}: give the name of a metric.", "type", "objective"
+        )
     if options.betas is not None:
         _put(options, "betas", _numbers("betas", options.betas, num=2))
         if not all(0 <= beta < 1 for beta in options.betas):
-            raise OptionsError(f"betas={options.betas}: must be at least 0 and below 1.")
+            raise OptionsError(
+                f"betas={options.betas}: must be at least 0 and below 1.", "range", "betas"
+            )
     if options.rank_load is not None:
         load = _numbers("rank_load", options.rank_load)
         if not all(0 <= share < math.inf for share in load) or not sum(load) > 0:
-            raise OptionsError(f"rank_load={load}: must not be negative, and one must be above 0.")
+            raise OptionsError(
+                f"rank_load={load}: must not be negative, and one must be above 0.",
+                "range",
+                "rank_load",
+            )
         _put(options, "rank_load", load)
 
 
 def _numbers(name: str, values: Any, num: int | None = None) -> tuple[float, ...]:
     if isinstance(values, str) or not isinstance(values, Iterable):
-        raise OptionsError(f"{name}={values!r}: must be {num or 'some'} numbers.")
+        raise OptionsError(f"{name}={values!r}: must be {num or 'some'} numbers.", "type", name)
     values = tuple(values)
     if num is not None and len(values) != num:
-        raise OptionsError(f"{name}={values}: must be {num} numbers.")
+        raise OptionsError(f"{name}={values}: must be {num} numbers.", "length", name)
     for value in values:
         number(name, value)
     return tuple(float(value) for value in values)
@@ -237,7 +281,9 @@ def _numbers(name: str, values: Any, num: int | None = None) -> tuple[float, ...
 def _word(name: str, value: object, allowed: tuple[str, ...]) -> None:
     meant = matlab_names.WORDS.get(name, {}).get(value) if isinstance(value, str) else None
     if meant is not None:
-        raise OptionsError(f"{name}={value!r} is unknown. Did you mean {name}={meant!r}?")
+        raise OptionsError(
+            f"{name}={value!r} is unknown. Did you mean {name}={meant!r}?", "unknown", name
+        )
     one_of(name, value, allowed)
 
 

@@ -36,22 +36,28 @@ def require_dataset(name: str, dataset: Any) -> None:
     if "DataLoader" in _class_names(dataset):
         raise TrainingError(
             f"{name} is a {kind}: give its data set, {name}.dataset, and its batch size as "
-            "TrainingOptions(batch_size=...), which is that of all ranks together."
+            "TrainingOptions(batch_size=...), which is that of all ranks together.",
+            "loader",
+            name,
         )
     if hasattr(dataset, "__next__"):
         raise TrainingError(
             f"{name} is a {kind}, which can be walked through once: give a "
-            "torch.utils.data.IterableDataset, whose __iter__ begins anew each epoch."
+            "torch.utils.data.IterableDataset, whose __iter__ begins anew each epoch.",
+            "iterator",
+            name,
         )
     if is_stream(dataset):
         return
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
         raise TrainingError(
             f"{name} is a {kind}: a data set needs len() and indexing, like "
-            "gpupool.ImageDatastore or torch.utils.data.TensorDataset, or to be an IterableDataset."
+            "gpupool.ImageDatastore or torch.utils.data.TensorDataset, or an IterableDataset.",
+            "no dataset",
+            name,
         )
     if len(dataset) == 0:
-        raise TrainingError(f"{name} is empty.")
+        raise TrainingError(f"{name} is empty.", "empty", name)
 
 
 def _class_names(dataset: Any) -> set[str]:

@@ -87,12 +87,16 @@ def check_effects(options: TrainingFields) -> None:
             if is_given(options, name) and not effect.works(other):
                 raise OptionsError(
                     f"{name}={getattr(options, name)!r} does nothing while {effect.other} is "
-                    f"{_shown(other)}: did you mean {effect.other}={effect.meant}?"
+                    f"{_shown(other)}: did you mean {effect.other}={effect.meant}?",
+                    "no effect",
+                    name,
                 )
     if options.resume in (True, "auto") and options.checkpoint is None:
         raise OptionsError(
             f"resume={options.resume!r} does nothing while checkpoint is None: did you mean "
-            "checkpoint='s3://bucket/run1', the folder to go on from?"
+            "checkpoint='s3://bucket/run1', the folder to go on from?",
+            "no effect",
+            "resume",
         )
     _check_lbfgs(options)
     _check_drops(options)
@@ -100,7 +104,9 @@ def check_effects(options: TrainingFields) -> None:
     if options.bn_statistics == "population" and options.batch_norm == "frozen":
         raise OptionsError(
             "bn_statistics='population' does nothing while batch_norm is 'frozen', which keeps the "
-            "statistics as they are: leave one of them out."
+            "statistics as they are: leave one of them out.",
+            "no effect",
+            "bn_statistics",
         )
     _check_objective(options)
 
@@ -131,7 +137,9 @@ def check_for(
     if options.rank_load is not None and num_ranks not in (None, len(options.rank_load)):
         raise OptionsError(
             f"rank_load={options.rank_load}: has {len(options.rank_load)} shares, and {num_ranks} "
-            f"rank{'s train' if num_ranks != 1 else ' trains'}: give one share for each."
+            f"rank{'s train' if num_ranks != 1 else ' trains'}: give one share for each.",
+            "length",
+            "rank_load",
         )
     if is_stream:
         check_for_stream(options)
@@ -152,7 +160,9 @@ def is_given(options: Any, name: str) -> bool:
 def _refuse_without_validation(options: TrainingFields, name: str) -> None:
     raise OptionsError(
         f"{name}={getattr(options, name)!r} does nothing without validation: did you mean "
-        "train(..., validation=...)?"
+        "train(..., validation=...)?",
+        "no effect",
+        name,
     )
 
 
@@ -165,7 +175,9 @@ def _check_objective(options: TrainingFields) -> None:
     if options.objective not in known:
         raise OptionsError(
             f"objective={options.objective!r} is not measured: choose one of {', '.join(known)}, "
-            f"or add it: metrics=[{options.objective!r}]."
+            f"or add it: metrics=[{options.objective!r}].",
+            "not measured",
+            "objective",
         )
 
 
@@ -176,11 +188,16 @@ def _check_lbfgs(options: TrainingFields) -> None:
     if between:
         raise OptionsError(
             f"learn_rate_factors={between} do nothing while optimizer is 'lbfgs', which has one "
-            "learning rate for all: only 0 (frozen) can be had."
+            "learning rate for all: only 0 (frozen) can be had.",
+            "no effect",
+            "learn_rate_factors",
         )
     if options.precision == "fp16":
         raise OptionsError(
-            "precision='fp16' scales the loss, which optimizer='lbfgs' cannot do: choose 'bf16'."
+            "precision='fp16' scales the loss, which optimizer='lbfgs' cannot do: choose 'bf16'.",
+            "conflict",
+            "precision",
+            "optimizer",
         )
 
 
@@ -194,7 +211,9 @@ def _check_drops(options: TrainingFields) -> None:
         if name == "piecewise" and period >= epochs:
             raise OptionsError(
                 f"schedule='piecewise' does nothing while drop_period is {period} and it lasts "
-                f"{_many(epochs, 'epoch')}: the first drop would come after its end."
+                f"{_many(epochs, 'epoch')}: the first drop would come after its end.",
+                "no effect",
+                "schedule",
             )
 
 
@@ -211,7 +230,9 @@ def _check_warmup(options: TrainingFields) -> None:
 def _refuse_warmup(options: TrainingFields, length: str) -> None:
     raise OptionsError(
         f"warmup={options.warmup!r}: the whole training has {length}, so the learning rate would "
-        "never be reached; make it shorter."
+        "never be reached; make it shorter.",
+        "too long",
+        "warmup",
     )
 
 
@@ -223,7 +244,9 @@ def _check_lengths(options: TrainingFields, steps_per_epoch: int) -> None:
         raise OptionsError(
             f"max_steps={options.max_steps} does nothing while epochs is {options.epochs}, which "
             f"are {_many(planned, 'step')}: did you mean "
-            f"epochs={-(-options.max_steps // steps_per_epoch)}?"
+            f"epochs={-(-options.max_steps // steps_per_epoch)}?",
+            "no effect",
+            "max_steps",
         )
     if options.warmup is not None:
         number, unit = warmup_of(options.warmup)
@@ -232,7 +255,9 @@ def _check_lengths(options: TrainingFields, steps_per_epoch: int) -> None:
     if options.profile is not None and options.profile.skip >= steps:
         raise OptionsError(
             f"profile.skip={options.profile.skip}: the whole training has "
-            f"{_many(steps, 'step')}, so nothing would be traced; make it smaller."
+            f"{_many(steps, 'step')}, so nothing would be traced; make it smaller.",
+            "too long",
+            "profile",
         )
 
 
@@ -243,15 +268,23 @@ def _check_model(options: TrainingFields, model: ModelFacts) -> None:
         if is_given(options, name)
     ]
     if norms and not model.has_batch_norm:
-        raise OptionsError(f"{norms[0]} does nothing: the model has no batch norm. Leave it out.")
+        raise OptionsError(
+            f"{norms[0]} does nothing: the model has no batch norm. Leave it out.",
+            "no effect",
+            norms[0].split("=")[0],
+        )
     if options.channels_last and not model.has_convolutions:
         raise OptionsError(
-            "channels_last=True does nothing: the model has no convolutions. Leave it out."
+            "channels_last=True does nothing: the model has no convolutions. Leave it out.",
+            "no effect",
+            "channels_last",
         )
     if options.precision != "float32" and not model.has_float32:
         raise OptionsError(
             f"precision={options.precision!r} does nothing: the model has no float32 parameters. "
-            "Give model.float(), or leave it out."
+            "Give model.float(), or leave it out.",
+            "no effect",
+            "precision",
         )
 
 

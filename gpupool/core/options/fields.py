@@ -33,7 +33,9 @@ class Profile:
             value = getattr(self, name)
             number(f"profile.{name}", value, whole=True)
             if value < least:
-                raise OptionsError(f"profile.{name}={value}: must be at least {least}.")
+                raise OptionsError(
+                    f"profile.{name}={value}: must be at least {least}.", "range", "profile"
+                )
             object.__setattr__(self, name, int(value))
 
 

@@ -35,7 +35,9 @@ class ModelFacts:
             if type(parameter).__name__ == "UninitializedParameter":
                 raise TrainingError(
                     f"the model's {name} has no shape yet, as its module is lazy: call the model "
-                    "once with a batch of inputs before."
+                    "once with a batch of inputs before.",
+                    "lazy",
+                    name,
                 )
         match_factors("weight_decay_factors", parameters, options.weight_decay_factors)
         factors = match_factors("learn_rate_factors", parameters, options.learn_rate_factors)
@@ -70,7 +72,9 @@ def match_factors(
         if not matched:
             some = names if len(names) <= 8 else [*names[:4], "...", *names[-3:]]
             raise OptionsError(
-                f"{option}: {pattern!r} matches no parameter. The model has: {', '.join(some)}."
+                f"{option}: {pattern!r} matches no parameter. The model has: {', '.join(some)}.",
+                "no parameter",
+                option,
             )
         found.update(dict.fromkeys(matched, float(factor)))
     return found

@@ -66,15 +66,23 @@ def check_loss(loss: object) -> None:
     """Raises TrainingError, with what there is, if `loss` is not one; see `train`."""
     if isinstance(loss, Mapping):
         if not loss:
-            raise TrainingError("loss={}: name an output of the network, as {'mask': 'mse'}.")
+            raise TrainingError(
+                "loss={}: name an output of the network, as {'mask': 'mse'}.",
+                "no name",
+                "loss",
+            )
         for part in loss.values():
             check_loss(part[0] if isinstance(part, tuple) and len(part) == 2 else part)
     elif isinstance(loss, type):
-        raise TrainingError(f"loss={loss.__name__} is a class: call it, {loss.__name__}().")
+        raise TrainingError(
+            f"loss={loss.__name__} is a class: call it, {loss.__name__}().", "class", "loss"
+        )
     elif not callable(loss) and loss not in LOSSES:
         raise TrainingError(
             f"loss={loss!r} is unknown.{_meant(loss, LOSSES)} There are "
-            f"{', '.join(map(repr, LOSSES))}, and any function (outputs, targets) -> mean."
+            f"{', '.join(map(repr, LOSSES))}, and any function (outputs, targets) -> mean.",
+            "unknown",
+            "loss",
         )
 
 
@@ -83,12 +91,16 @@ def check_metrics(metrics: object) -> None:
     for metric in listed(metrics):
         if isinstance(metric, type):
             name = metric.__name__
-            raise TrainingError(f"metrics: {name} is a class: call it, {name}(...).")
+            raise TrainingError(
+                f"metrics: {name} is a class: call it, {name}(...).", "class", "metrics"
+            )
         if not callable(metric) and metric not in METRICS:
             raise TrainingError(
                 f"metrics: {metric!r} is unknown.{_meant(metric, METRICS)} There are "
                 f"{', '.join(map(repr, METRICS))}, any function (outputs, targets) -> mean, and "
-                "the metrics of torchmetrics."
+                "the metrics of torchmetrics.",
+                "unknown",
+                "metrics",
             )
 
 

@@ -69,18 +69,33 @@ class PoolOptions:
         number("timeout_s", self.timeout_s)
         number("hang_after_s", self.hang_after_s)
         if self.n is not None and self.n < 1:
-            raise OptionsError(f"n={self.n}: a pool needs at least one rank.")
+            raise OptionsError(f"n={self.n}: a pool needs at least one rank.", "range", "n")
         for name in ("timeout_s", "hang_after_s"):
             if not getattr(self, name) > 0:  # also true of nan
-                raise OptionsError(f"{name}={getattr(self, name)}: must be above 0 seconds.")
+                raise OptionsError(
+                    f"{name}={getattr(self, name)}: must be above 0 seconds.", "range", name
+                )
         if self.device == "cpu" and self.gpus:
-            raise OptionsError("device='cpu' and gpus= exclude each other; leave one of them out.")
+            raise OptionsError(
+                "device='cpu' and gpus= exclude each other; leave one of them out.",
+                "conflict",
+                "device",
+                "gpus",
+            )
         if self.device == "cpu" and self.force:
             raise OptionsError(
-                "device='cpu' and force exclude each other: there is no GPU to take."
+                "device='cpu' and force exclude each other: there is no GPU to take.",
+                "conflict",
+                "device",
+                "force",
             )
         if self.device == "cpu" and self.backend == "nccl":
-            raise OptionsError("backend='nccl' needs GPUs; on CPU ranks use 'gloo' or 'auto'.")
+            raise OptionsError(
+                "backend='nccl' needs GPUs; on CPU ranks use 'gloo' or 'auto'.",
+                "conflict",
+                "backend",
+                "device",
+            )
         parse_duration_s(self.idle_timeout)
         if self.inline:
             self._check_inline()
@@ -89,10 +104,16 @@ class PoolOptions:
         """What an inline pool cannot do, or what would have no effect."""
         if self.n not in (None, 1):
             raise OptionsError(
-                f"n={self.n}: an inline pool is this process alone, one rank. Leave n out."
+                f"n={self.n}: an inline pool is this process alone, one rank. Leave n out.",
+                "range",
+                "n",
             )
         if self.gpus is not None and len(self.gpus) != 1:
-            raise OptionsError(f"gpus={','.join(self.gpus)}: an inline pool uses one GPU; name it.")
+            raise OptionsError(
+                f"gpus={','.join(self.gpus)}: an inline pool uses one GPU; name it.",
+                "range",
+                "gpus",
+            )
         # An idle timeout frees GPUs that are held for nobody; this process is the user's.
         # Its one rank waits for no other.
         without_effect: dict[str, tuple[object, ...]] = {
@@ -106,7 +127,9 @@ class PoolOptions:
             if value not in quiet:
                 raise OptionsError(
                     f"{name}={value!r} has no effect on an inline pool, which starts no processes: "
-                    "leave it out."
+                    "leave it out.",
+                    "no effect",
+                    name,
                 )
 
     @property
@@ -124,7 +147,9 @@ def make_options(cls: type[_T], values: Mapping[str, Any]) -> _T:
     known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
     for name in values:
         if name not in known:
-            raise OptionsError(f"{name!r} is not an option. {suggest(name, known)}")
+            raise OptionsError(
+                f"{name!r} is not an option. {suggest(name, known)}", "no option", name
+            )
     return cls(**values)
 
 
@@ -150,7 +175,7 @@ def parse_duration_s(value: str | float | None) -> float | None:
         return None
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", str(value))
     if not match or float(match[1]) <= 0:
-        raise OptionsError(f"{value!r} is not a time. Write '90s', '30m', '2h' or 'never'.")
+        raise OptionsError(f"{value!r} is not a time. Write '90s', '30m', '2h' or 'never'.", "form")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
@@ -167,7 +192,9 @@ def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:
         except (ValueError, IndexError):
             raise OptionsError(
                 f"ranks {text!r}: write all, 0, 0,2, 0:4, ::2 or -1; this pool has "
-                f"ranks 0 to {world_size - 1}."
+                f"ranks 0 to {world_size - 1}.",
+                "ranks",
+                "ranks",
             ) from None
     return tuple(sorted(ranks))
 
@@ -187,15 +214,18 @@ def _parse_part(part: str, world_size: int) -> Iterable[int]:
 def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     """Raise OptionsError if `value` is none of the words `allowed`."""
     if value not in allowed:
-        raise OptionsError(f"{name}={value!r} is unknown: choose one of {', '.join(allowed)}.")
+        raise OptionsError(
+            f"{name}={value!r} is unknown: choose one of {', '.join(allowed)}.", "unknown", name
+        )
 
 
 def number(name: str, value: object, *, whole: bool = False) -> None:
     """Raise OptionsError if `value` is no (whole) number; True and False are none."""
+    option = name.split("[")[0]  # of a mapping's value
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
-        raise OptionsError(f"{name}={value!r}: must be a number.")
+        raise OptionsError(f"{name}={value!r}: must be a number.", "type", option)
     if whole and not isinstance(value, numbers.Integral):  # 2.0 is no number of steps to Python
-        raise OptionsError(f"{name}={value}: must be a whole number.")
+        raise OptionsError(f"{name}={value}: must be a whole number.", "not whole", option)
 
 
 def folder_url(name: str, value: object) -> str:
@@ -203,5 +233,7 @@ def folder_url(name: str, value: object) -> str:
     path = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(path, str) or not path.strip():
         shown = without_passwords(repr(value))
-        raise OptionsError(f"{name}={shown}: must be a folder, as 's3://bucket/run1'.")
+        raise OptionsError(
+            f"{name}={shown}: must be a folder, as 's3://bucket/run1'.", "form", name
+        )
     return path

@@ -192,5 +192,7 @@ def _require_known(options: TrainingFields, steps_per_epoch: int, what: str = ""
         raise OptionsError(
             f"{what} needs the number of steps in an epoch, which a stream of samples does not "
             "tell: give warmup= in steps, max_steps= for 'cosine' and 'polynomial', or a callable "
-            "schedule."
+            "schedule.",
+            "unknown length",
+            what.split("=")[0],
         )

@@ -24,13 +24,17 @@ def to_json(options: Any) -> str:
                 raise OptionsError(
                     f"{name}: {without_passwords(str(part))} has a password in it, which would "
                     "stay in the JSON: give keys by the environment (`%gpupool env --aws`), or "
-                    f"write the options without it (dataclasses.replace(options, {name}=...))."
+                    f"write the options without it (dataclasses.replace(options, {name}=...)).",
+                    "password",
+                    name,
                 )
             if not _is_plain(part):
                 raise OptionsError(
                     f"{name}: {_name_of(part)} is code, which JSON cannot hold: write the options "
                     f"without it (dataclasses.replace(options, {name}=...)), and give it again "
-                    "when they are read."
+                    "when they are read.",
+                    "code",
+                    name,
                 )
     return json.dumps(_values(options), indent=2, allow_nan=False)
 
@@ -44,14 +48,18 @@ def from_json(text: str, profile: type) -> dict[str, Any]:
     try:
         values = json.loads(text)
     except ValueError as error:
-        raise OptionsError(f"these are no options: not JSON ({error}).") from None
+        raise OptionsError(f"these are no options: not JSON ({error}).", "not JSON") from None
     if not isinstance(values, dict):
-        raise OptionsError("these are no options: the JSON is no object of names and values.")
+        raise OptionsError(
+            "these are no options: the JSON is no object of names and values.", "not JSON"
+        )
     if isinstance(values.get("profile"), dict):
         try:
             values["profile"] = profile(**values["profile"])
         except TypeError as error:
-            raise OptionsError(f"these are no options: profile: {error}.") from None
+            raise OptionsError(
+                f"these are no options: profile: {error}.", "form", "profile"
+            ) from None
     return values
 
 

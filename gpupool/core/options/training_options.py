@@ -31,7 +31,8 @@ class TrainingOptions(TrainingFields):
         if args:
             raise OptionsError(
                 f"TrainingOptions({args[0]!r}, ...): options are given by name, as "
-                "TrainingOptions(optimizer='sgdm', lr=0.01)."
+                "TrainingOptions(optimizer='sgdm', lr=0.01).",
+                "by position",
             )
         checks.refuse_unknown(values, list(cls.__dataclass_fields__))
         return object.__new__(cls)

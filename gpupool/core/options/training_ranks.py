@@ -53,7 +53,9 @@ def choose_execution(
         reason = f" ({why_cpu})" if why_cpu else ""
         raise OptionsError(
             f"execution={execution!r}: none of the pool's {len(everyone)} ranks has a GPU{reason}; "
-            "choose 'auto' or 'parallel-cpu', or start a pool where there are GPUs."
+            "choose 'auto' or 'parallel-cpu', or start a pool where there are GPUs.",
+            "no GPU",
+            "execution",
         )
     if execution == "gpu":
         return _chosen(everyone, list(with_gpu)[:1], True, one)
@@ -61,7 +63,9 @@ def choose_execution(
     if execution == "multi-gpu" and num_hosts > 1:
         raise OptionsError(
             f"execution='multi-gpu' means the GPUs of one machine, and the pool has some on "
-            f"{num_hosts}: choose 'parallel-gpu' for all of them."
+            f"{num_hosts}: choose 'parallel-gpu' for all of them.",
+            "several hosts",
+            "execution",
         )
     return _chosen(everyone, list(with_gpu), True, "has no GPU of its own")
 
@@ -91,7 +95,11 @@ def bounds(size: int, load: tuple[float, ...]) -> tuple[int, ...]:
     """
     exact = [Fraction(share) for share in load]
     if not exact or min(exact) < 0 or not sum(exact):
-        raise OptionsError(f"rank_load={load}: must not be negative, and one must be above 0.")
+        raise OptionsError(
+            f"rank_load={load}: must not be negative, and one must be above 0.",
+            "range",
+            "rank_load",
+        )
     total = sum(exact)
     return (0, *(int(size * so_far / total) for so_far in accumulate(exact)))
 

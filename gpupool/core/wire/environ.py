@@ -62,11 +62,17 @@ def select(
             raise OptionsError(
                 f"{plain(name)}=...: name the variable only, its value is taken from the "
                 "notebook's environment. A value typed into a cell stays in the "
-                "notebook: delete it there."
+                "notebook: delete it there.",
+                "value",
+                plain(name),
             )
         found = {k: v for k, v in environ.items() if fnmatchcase(k, pattern)}
         if strict and not found and not any(c in pattern for c in "*?["):
-            raise OptionsError(f"{plain(pattern)} is not set in the notebook's environment.")
+            raise OptionsError(
+                f"{plain(pattern)} is not set in the notebook's environment.",
+                "not set",
+                plain(pattern),
+            )
         chosen.update(found)
     return dict(sorted(chosen.items()))
 

@@ -223,8 +223,10 @@ def write_file(
             raise
         most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         raise PoolError(
-            f"{position:,} bytes go through memory that counts as a file, and files of {most:,} "
-            "bytes are allowed here: raise the limit with `ulimit -f` where the notebook is started"
+            f"{position:,} bytes go through memory that counts as a file, and files of "
+            f"{most:,} bytes are allowed here: raise the limit with `ulimit -f` where the notebook "
+            "is started",
+            "file limit",
         ) from None
 
 

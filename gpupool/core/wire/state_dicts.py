@@ -95,7 +95,9 @@ def check_extra_state(model: nn.Module, *, in_checkpoints: bool) -> None:
         if not _overrides(module, "set_extra_state"):
             raise TrainingError(
                 f"{what} has get_extra_state, and no set_extra_state that takes it back; add one, "
-                "or the trained network cannot be given what it kept."
+                "or the trained network cannot be given what it kept.",
+                "no set_extra_state",
+                name,
             )
         state = module.get_extra_state()
         try:
@@ -103,13 +105,17 @@ def check_extra_state(model: nn.Module, *, in_checkpoints: bool) -> None:
         except Exception as error:  # it runs arbitrary code of the objects' classes
             raise TrainingError(
                 f"{what} gives from get_extra_state what cannot be copied "
-                f"({type(error).__name__}: {error}); give there what can be pickled."
+                f"({type(error).__name__}: {error}); give there what can be pickled.",
+                "no copy",
+                name,
             ) from None
         if in_checkpoints and (found := refused(state)):
             raise TrainingError(
                 f"{what} gives from get_extra_state what no checkpoint can hold ({found}, which is "
                 "not read without running code); give tensors, numbers, strings, bytes, lists or "
-                "dicts of them there, or train without checkpoint."
+                "dicts of them there, or train without checkpoint.",
+                "extra state",
+                name,
             )
 
 

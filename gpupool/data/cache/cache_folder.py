@@ -31,7 +31,8 @@ def private_folder(path: Path) -> Path:
     if reason := open_to_others(path.parent):
         raise DataError(
             f"{reason}, so nothing is kept in {path}; give a folder of yours, or set "
-            "XDG_CACHE_HOME to one"
+            "XDG_CACHE_HOME to one",
+            "unsafe folder",
         )
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -39,13 +40,15 @@ def private_folder(path: Path) -> Path:
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             raise DataError(
                 f"{path} is not a folder of this user's, so nothing is kept there; remove it, give "
-                "a folder of yours, or set XDG_CACHE_HOME to one"
+                "a folder of yours, or set XDG_CACHE_HOME to one",
+                "no folder",
             )
         if stat.S_IMODE(found.st_mode) != 0o700:
             path.chmod(0o700)
     except OSError as error:
         raise DataError(
             f"{path} cannot be made ({error.strerror}); give a folder of yours, or set "
-            "XDG_CACHE_HOME to one, best on a local disk"
+            "XDG_CACHE_HOME to one, best on a local disk",
+            "cannot make",
         ) from None
     return path

@@ -164,7 +164,9 @@ class Datastore(Generic[ItemsT]):
         if chosen.size == 0:
             chosen = chosen.astype(np.int64)
         if chosen.ndim != 1 or chosen.dtype.kind not in "iub":
-            raise OptionsError("indices must be a flat list of integers, or one bool per image")
+            raise OptionsError(
+                "indices must be a flat list of integers, or one bool per image", "type", "indices"
+            )
         # a part does not list anew: which images belong to it, only the whole can tell
         return self._with(_manifest=self._manifest.take(chosen), _list_again=None, _note="")
 
@@ -212,12 +214,14 @@ class Datastore(Generic[ItemsT]):
             if type(other) is not type(self):
                 raise OptionsError(
                     f"concat takes datastores of the same kind; {type(self).__name__} and "
-                    f"{type(other).__name__} can be put together by torch.utils.data.ConcatDataset"
+                    f"{type(other).__name__} can be put together by torch.utils.data.ConcatDataset",
+                    "other kind",
                 )
             if other._settings != self._settings:
                 raise OptionsError(
                     "concat: these datastores have another transform, normalization or decoding "
-                    "each; concat first, then call with_transform, with_normalization, decoded_on"
+                    "each; concat first, then call with_transform, with_normalization, decoded_on",
+                    "other settings",
                 )
             manifest = manifest.join(other._manifest)
         return self._with(_manifest=manifest, _list_again=None, _note="")
@@ -228,7 +232,11 @@ class Datastore(Generic[ItemsT]):
         It gets a uint8 RGB tensor (3, height, width), on an engine, from several threads at once.
         """
         if transform is not None and not callable(transform):
-            raise OptionsError(f"transform={transform!r} must be a function of one image, or None")
+            raise OptionsError(
+                f"transform={transform!r} must be a function of one image, or None",
+                "type",
+                "transform",
+            )
         return self._with(_transform=transform)
 
     def with_normalization(
@@ -262,11 +270,15 @@ class Datastore(Generic[ItemsT]):
         Raises OptionsError for another place, and for samples that are more than an image file.
         """
         if place not in get_args(Decoding):
-            raise OptionsError(f'decoded_on({place!r}): give "cpu", "cuda" or "auto"')
+            raise OptionsError(
+                f'decoded_on({place!r}): give "cpu", "cuda" or "auto"', "unknown", "place"
+            )
         if place != "cpu" and type(self).decode is not Datastore.decode:
             raise OptionsError(
                 f"decoded_on({place!r}): a {type(self).__name__} decodes its samples on the CPU; "
-                "an ImageDatastore or TarDatastore can do so on a GPU"
+                "an ImageDatastore or TarDatastore can do so on a GPU",
+                "no effect",
+                "place",
             )
         return self._with(_decoding=place)
 
@@ -309,7 +321,8 @@ class Datastore(Generic[ItemsT]):
         if self._list_again is None:
             raise OptionsError(
                 f"{self!r} cannot be listed anew: it is a part of another one, put together from "
-                "several, or was made in another process; make it again from its URL"
+                "several, or was made in another process; make it again from its URL",
+                "no URL",
             )
         new: Self = self._list_again()
         if self._wrap is not None:

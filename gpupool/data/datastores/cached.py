@@ -53,7 +53,8 @@ def check_cached(manifest: Manifest[ItemsT]) -> None:
         shown = " + ".join(source.shown_url for source in manifest.items.sources)
         raise OptionsError(
             f"{shown} tells no versions (ETags) of its files, so a cache could not see that one "
-            "has changed; read it without cached()"
+            "has changed; read it without cached()",
+            "no versions",
         )
     for source in manifest.items.sources:
         if isinstance(source, Cached):
@@ -117,7 +118,9 @@ def _cache_of(manifest: Manifest[ItemsT]) -> Cached:
     for source in manifest.items.sources:
         if not isinstance(source, Cached):
             raise OptionsError(
-                f"{source.shown_url} is read without a cache; ds.cached(limit_gib=...) gives it one"
+                f"{source.shown_url} is read without a cache; "
+                "ds.cached(limit_gib=...) gives it one",
+                "no cache",
             )
     source = manifest.items.sources[0]
     assert isinstance(source, Cached)

@@ -95,7 +95,9 @@ def labelled(labels: Sequence[str | None], shown_url: str) -> list[int]:
     """The places that have a label. Raises DataError if none has."""
     kept = [place for place, label in enumerate(labels) if label is not None]
     if not kept:
-        raise DataError(f"{shown_url}: labels= gave None for all {len(labels):,} images")
+        raise DataError(
+            f"{shown_url}: labels= gave None for all {len(labels):,} images", "no labels", "labels"
+        )
     return kept
 
 
@@ -125,7 +127,7 @@ def _images(folder: Folder, extensions: tuple[str, ...], check_folders: bool) ->
     images = [file for file in listing.files if file.path.lower().endswith(endings)]
     if not images:
         raise DataNotFoundError(
-            f"{folder.shown_url} holds no images with extension {', '.join(extensions)}"
+            f"{folder.shown_url} holds no images with extension {', '.join(extensions)}", "nothing"
         )
     if check_folders:
         _check_folders(folder, listing, images)
@@ -140,5 +142,6 @@ def _check_folders(folder: Folder, listing: Listing, images: Sequence[FileInfo])
         more = f" (nor do {len(empty) - 1} other folders)" if len(empty) > 1 else ""
         raise DataError(
             f"{folder.name(empty[0])} holds no images{more}; "
-            "remove it, or pass labels= a function from an image's URL to its label"
+            "remove it, or pass labels= a function from an image's URL to its label",
+            "empty class",
         )

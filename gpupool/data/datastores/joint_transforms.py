@@ -27,7 +27,9 @@ def transformed(
     if not isinstance(made, (tuple, list)) or len(made) != 2:
         raise DataError(
             f"the transform gave {type(made).__name__}; a transform of image and mask must give "
-            "a pair (image, mask)"
+            "a pair (image, mask)",
+            "type",
+            "transform",
         )
     first, second = map(_plain, made)
     return first, second

@@ -61,7 +61,7 @@ def label_files(
         return _look_up(_rows(table, columns), paths, url_of)
     if callable(labels):
         return [_one(labels(url), url) for url in map(url_of, range(len(paths)))]
-    raise OptionsError(_WHAT.format(labels))
+    raise OptionsError(_WHAT.format(labels), "type", "labels")
 
 
 def class_names(
@@ -75,16 +75,20 @@ def class_names(
     found = {label for label in labels if label is not None}
     odd = next((label for label in found if without_controls(label) != label), None)
     if odd is not None:
-        raise DataError(f"there are images of {odd!r}; a class is named in one line of text")
+        raise DataError(
+            f"there are images of {odd!r}; a class is named in one line of text", "class name"
+        )
     if wanted is None:
         return tuple(sorted(found, key=int if by_number and all(map(_is_number, found)) else None))
     names = tuple(wanted)
     if len(set(names)) != len(names) or not all(isinstance(name, str) for name in names):
-        raise OptionsError(f"classes={list(names)!r} must be names, each once")
+        raise OptionsError(f"classes={list(names)!r} must be names, each once", "names", "classes")
     unknown = sorted(found - set(names))
     if unknown:
         raise DataError(
-            f"there are images of {_some(unknown)}, which classes={list(names)!r} does not hold"
+            f"there are images of {_some(unknown)}, which classes={list(names)!r} does not hold",
+            "unknown class",
+            *unknown,
         )
     return names
 
@@ -100,7 +104,9 @@ def _is_number(text: str) -> bool:
 def _one(label: object, url: str) -> str | None:
     if label is None or isinstance(label, str):
         return label
-    raise OptionsError(f"labels= gave {label!r} for {url}; it must give a str, or None")
+    raise OptionsError(
+        f"labels= gave {label!r} for {url}; it must give a str, or None", "label type", "labels"
+    )
 
 
 def _look_up(
@@ -110,14 +116,18 @@ def _look_up(
     for path, label in rows:
         known, text = label_of.setdefault(str(path), _text(label, path)), _text(label, path)
         if known != text:
-            raise DataError(f"labels= has two labels for {path}: {known!r} and {text!r}")
+            raise DataError(
+                f"labels= has two labels for {path}: {known!r} and {text!r}", "two labels", "labels"
+            )
     keys = [_key(path, url_of(place), label_of) for place, path in enumerate(paths)]
     used = set(keys)
     missing = [path for path in label_of if path not in used]
     if missing:
         raise DataError(
             f"labels= has {len(missing):,} of {len(label_of):,} rows without an image: "
-            f"{_some(missing)}; there is {url_of(0)}, for example"
+            f"{_some(missing)}; there is {url_of(0)}, for example",
+            "no image",
+            "labels",
         )
     return [None if key is None else label_of[key] for key in keys]
 
@@ -135,7 +145,9 @@ def _text(label: object, path: object) -> str:
     if hasattr(label, "__index__") and not isinstance(label, bool):
         return str(label.__index__())
     raise OptionsError(
-        f"labels= has {label!r} for {plain(str(path))}; a label must be a text or an integer"
+        f"labels= has {label!r} for {plain(str(path))}; a label must be a text or an integer",
+        "label type",
+        "labels",
     )
 
 
@@ -146,7 +158,9 @@ def _rows(table: Columns, columns: tuple[str, str] | None) -> Iterable[tuple[Any
     if not {path, label} <= set(table):
         raise OptionsError(
             f"the table of labels has the columns {plain(', '.join(table))}; "
-            "say which hold path and label: label_columns=(..., ...)"
+            "say which hold path and label: label_columns=(..., ...)",
+            "columns",
+            "label_columns",
         )
     return zip(table[path], table[label], strict=True)
 
@@ -164,13 +178,14 @@ def _read_table(
     except ImportError:
         raise OptionsError(
             f"reading {folder.name(file)} needs pyarrow: pip install pyarrow, or give the table as "
-            "a data frame"
+            "a data frame",
+            "no pyarrow",
         ) from None
     try:
         table = parquet.read_table(io.BytesIO(data), columns=list(columns) if columns else None)
         return {column: table[column].to_pylist() for column in table.column_names}
     except Exception as error:  # of damaged files pyarrow raises whatever it likes
-        raise DataError(f"{folder.name(file)} is no Parquet file: {error}") from None
+        raise DataError(f"{folder.name(file)} is no Parquet file: {error}", "no table") from None
 
 
 def _csv(data: bytes, name: str) -> Columns:
@@ -178,13 +193,14 @@ def _csv(data: bytes, name: str) -> Columns:
     try:
         rows = list(csv.reader(io.StringIO(data.decode("utf-8-sig"), newline="")))
     except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{name} is no CSV file in UTF-8: {error}") from None
+        raise DataError(f"{name} is no CSV file in UTF-8: {error}", "no table") from None
     header, *body = [row for row in rows if row] or [[]]
     uneven = next((row for row in body if len(row) != len(header)), None)
     if uneven is not None:
         raise DataError(
             f"{name}: the row {','.join(uneven)!r} has {len(uneven)} columns, "
-            f"the header {len(header)}"
+            f"the header {len(header)}",
+            "uneven row",
         )
     return {column: [row[place] for row in body] for place, column in enumerate(header)}
 

@@ -17,14 +17,16 @@ def read_all(dataset: Samples, limit_gib: float) -> tuple[torch.Tensor, torch.Te
     """All inputs and all targets, stacked; see `Datastore.read_all`."""
     total = len(dataset)
     if total == 0:
-        raise OptionsError(f"{dataset!r} is empty: there is nothing to read")
+        raise OptionsError(f"{dataset!r} is empty: there is nothing to read", "empty")
     first = [_tensor(part) for part in read_samples(dataset, [0])[0]]
     needed_gib = total * sum(part.nbytes for part in first) / 2**30
     if needed_gib > limit_gib:
         raise OptionsError(
             f"{total:,} samples of {_shape(first[0])} would take {needed_gib:,.1f} GiB, above "
             f"limit_gib={limit_gib:g}; take a subset, make them smaller with with_transform, or "
-            "raise limit_gib"
+            "raise limit_gib",
+            "too large",
+            "limit_gib",
         )
     inputs, targets = (torch.empty((total, *part.shape), dtype=part.dtype) for part in first)
     with progress("Reading", total, "images") as bar:
@@ -42,7 +44,8 @@ def _put(stacked: torch.Tensor, place: int, value: Any) -> None:
     if row.shape != stacked.shape[1:] or row.dtype != stacked.dtype:
         raise DataError(
             f"sample {place} is {_shape(row)}, sample 0 was {_shape(stacked[0])}; give them one "
-            "size with ds.with_transform(torchvision.transforms.v2.Resize((height, width)))"
+            "size with ds.with_transform(torchvision.transforms.v2.Resize((height, width)))",
+            "sizes",
         )
     stacked[place] = row
 
@@ -53,7 +56,8 @@ def _tensor(value: Any) -> torch.Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise DataError(
             f"read_all puts tensors, arrays and numbers together, not {type(value).__name__}; "
-            f"change what the transform returns ({error})"
+            f"change what the transform returns ({error})",
+            "type",
         ) from None
 
 

@@ -16,7 +16,9 @@ from gpupool.data.reading.shards import Indices, keyed_generator
 def partition(num_samples: int, num_parts: int, index: int) -> Indices:
     """Every `num_parts`-th index, beginning with `index`."""
     if not 0 <= index < num_parts:
-        raise OptionsError(f"index={index} must be in 0..num_parts-1, with num_parts={num_parts}")
+        raise OptionsError(
+            f"index={index} must be in 0..num_parts-1, with num_parts={num_parts}", "range", "index"
+        )
     return np.arange(index, num_samples, num_parts)
 
 
@@ -43,7 +45,7 @@ def split(
     if len(chosen) < 2 or any(len(part) == 0 for part in chosen):
         shown = ", ".join(map(str, sizes))
         raise OptionsError(
-            f"split_each_label({shown}) of {len(labels):,} images leaves a part empty"
+            f"split_each_label({shown}) of {len(labels):,} images leaves a part empty", "empty part"
         )
     return chosen
 
@@ -63,13 +65,17 @@ def balance(
     counts = np.bincount(labels, minlength=len(classes))
     empty = [name for name, count in zip(classes, counts, strict=True) if count == 0]
     if empty:
-        raise OptionsError(f"classes without images cannot be balanced: {', '.join(empty)}")
+        raise OptionsError(
+            f"classes without images cannot be balanced: {', '.join(empty)}", "empty class", *empty
+        )
     if target == "over" or target == "under":
         number = int(counts.max() if target == "over" else counts.min())
     elif isinstance(target, Integral) and not isinstance(target, bool) and target >= 1:
         number = int(target)
     else:
-        raise OptionsError(f'balanced({target!r}): give "over", "under" or a number of images')
+        raise OptionsError(
+            f'balanced({target!r}): give "over", "under" or a number of images', "unknown", "target"
+        )
     chosen = []
     for index, count in enumerate(counts.tolist()):
         own = np.flatnonzero(labels == index)
@@ -87,7 +93,9 @@ def _check_sizes(sizes: Sequence[float]) -> None:
     shown = ", ".join(map(repr, sizes))
     raise OptionsError(
         f"split_each_label({shown}): give fractions between 0 and 1 that add up to at most 1, "
-        "or whole numbers of images per label"
+        "or whole numbers of images per label",
+        "form",
+        "sizes",
     )
 
 
@@ -97,7 +105,9 @@ def _cuts(sizes: Sequence[float], num_images: int, label: str) -> list[int]:
         if sum(sizes) > num_images:
             raise OptionsError(
                 f"split_each_label asks for {sum(sizes)} images per label, "
-                f"but {label!r} has {num_images}"
+                f"but {label!r} has {num_images}",
+                "too few",
+                label,
             )
         return [int(cut) for cut in np.cumsum(sizes)]
     # The small term makes 0.1 + 0.2 of 10 images three of them, whatever floats add up to.

@@ -128,14 +128,15 @@ def _find_tars(url: str, options: Mapping[str, Any]) -> tuple[Folder, list[FileI
     if missing:
         raise DataNotFoundError(
             f"{folder.name(missing[0])} does not exist ({len(missing):,} of the {len(patterns):,} "
-            f"tars that {last} names are missing)"
+            f"tars that {last} names are missing)",
+            "missing",
         )
     return folder, [there[name] for name in sorted(patterns)]
 
 
 def _required(tars: list[FileInfo], otherwise: str) -> list[FileInfo]:
     if not tars:
-        raise DataNotFoundError(f"{otherwise}; compressed ones must be unpacked first")
+        raise DataNotFoundError(f"{otherwise}; compressed ones must be unpacked first", "nothing")
     return tars
 
 
@@ -158,7 +159,9 @@ def _member_and_field(labels: Labels) -> tuple[str, str]:
         return "", ""
     member, _, field = labels.partition(":")
     if (member.lower() == ".json") != bool(field):
-        raise OptionsError(f'labels={labels!r} must be ".cls" or the like, or ".json:field"')
+        raise OptionsError(
+            f'labels={labels!r} must be ".cls" or the like, or ".json:field"', "form", "labels"
+        )
     return member.lower(), field
 
 
@@ -176,7 +179,8 @@ def _index(
     if not images:
         raise DataNotFoundError(
             f"the {len(tars):,} tars at {folder.shown_url} hold no images with extension "
-            f"{', '.join(extensions)}"
+            f"{', '.join(extensions)}",
+            "nothing",
         )
     return images
 
@@ -191,7 +195,9 @@ def _images(
         if len(found) > 1:
             raise DataError(
                 f"{url}: the sample {key} has {len(found)} images, {index.names[found[0]]} and "
-                f"{index.names[found[1]]}; say which: extensions=[...]"
+                f"{index.names[found[1]]}; say which: extensions=[...]",
+                "several images",
+                url=url,
             )
         text = names.get(f"{key}{member}".lower()) if member else None
         for row in found:
@@ -233,22 +239,32 @@ def _label(image: _Image, member: str, field: str) -> str:
     if image.text is None:
         raise DataError(
             f"the sample of {image.url} has no {member}, only {', '.join(image.others)}; "
-            'say where the labels are: labels=".cls", ".json:field", "foldernames", ...'
+            'say where the labels are: labels=".cls", ".json:field", "foldernames", ...',
+            "no member",
+            member,
+            url=image.url,
         )
     if not field and not image.text.strip():
-        raise DataError(f"the {member} beside {image.url} is empty")
+        raise DataError(f"the {member} beside {image.url} is empty", "empty", member, url=image.url)
     if not field:
         return image.text.strip()
     try:
         label = json.loads(image.text)[field]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(
-            f"the .json beside {image.url} has no field {field!r} ({type(error).__name__}: {error})"
+            f"the .json beside {image.url} has no field {field!r} "
+            f"({type(error).__name__}: {error})",
+            "no field",
+            field,
+            url=image.url,
         ) from None
     if isinstance(label, bool) or not isinstance(label, (str, int)):
         raise DataError(
             f"the .json beside {image.url} has {field}={reprlib.repr(label)}; a label must be a "
-            "text or an integer"
+            "text or an integer",
+            "label type",
+            field,
+            url=image.url,
         )
     return str(label)
 

@@ -98,10 +98,18 @@ def read_index(source: Source, tar: FileRef, suffix: str) -> TarIndex:
                 if not member.isreg():
                     continue
                 if member.sparse is not None:
-                    raise DataError(f"{name} holds a sparse file, {member.name}; pack it anew")
+                    raise DataError(
+                        f"{name} holds a sparse file, {member.name}; pack it anew",
+                        "sparse",
+                        url=name,
+                    )
                 is_text = suffix and member.name.lower().endswith(suffix)
                 if is_text and member.size > _MAX_TEXT_BYTES:
-                    raise DataError(f"{name}: the label {member.name} has {member.size:,} bytes")
+                    raise DataError(
+                        f"{name}: the label {member.name} has {member.size:,} bytes",
+                        "too large",
+                        url=name,
+                    )
                 names.append(member.name)
                 starts.append(member.offset_data)
                 sizes.append(member.size)
@@ -115,7 +123,9 @@ def read_index(source: Source, tar: FileRef, suffix: str) -> TarIndex:
     except Exception as error:  # of hostile headers tarfile raises whatever they lead to
         reason = str(error) or type(error).__name__
         raise DataError(
-            f"{name} is damaged or no tar file ({reason}); compressed ones must be unpacked first"
+            f"{name} is damaged or no tar file ({reason}); compressed ones must be unpacked first",
+            "no tar",
+            url=name,
         ) from None
     return TarIndex(
         Texts.of(names), np.array(starts, np.int64), np.array(sizes, np.int64), Texts.of(texts)

@@ -173,7 +173,8 @@ def checked_pair(sample: Any) -> Any:
     if not isinstance(sample, (tuple, list)) or len(sample) != 2:
         raise DataError(
             f"a sample must be a pair (input, target), not {type(sample).__name__}; "
-            "change what the dataset's __getitem__ returns"
+            "change what the dataset's __getitem__ returns",
+            "no pair",
         )
     return sample
 
@@ -184,7 +185,8 @@ def _pair_of_columns(row: Mapping[str, Any]) -> tuple[Any, Any]:
     if len(named) != 1 or not others:
         raise DataError(
             f"a sample is a dict of {', '.join(map(repr, row))}; with one of {', '.join(_TARGETS)} "
-            "in it, that is the target; change what the dataset's __getitem__ returns"
+            "in it, that is the target; change what the dataset's __getitem__ returns",
+            "no target",
         )
     return next(iter(others.values())) if len(others) == 1 else others, row[named[0]]
 
@@ -199,7 +201,8 @@ def _collated(name: str, values: Sequence[Any]) -> Any:
         kinds = ", ".join(sorted({type(value).__name__ for value in values}))
         raise DataError(
             f"no batch can be made of these {name} ({kinds}); change what the transform or the "
-            f"data set returns: {error}"
+            f"data set returns: {error}",
+            "no batch",
         ) from None
 
 
@@ -210,14 +213,16 @@ def _differing(name: str, shapes: set[tuple[int, ...]]) -> DataError:
     what = "images" if name == "inputs" else name
     return DataError(
         f"the {what} of one batch differ in size ({', '.join(shown)}{more}); give them one size "
-        "with ds.with_transform(torchvision.transforms.v2.Resize((height, width)))"
+        "with ds.with_transform(torchvision.transforms.v2.Resize((height, width)))",
+        "sizes",
     )
 
 
 def _mixed(name: str, kinds: set[str]) -> DataError:
     return DataError(
         f"the {name} of one batch differ in type ({', '.join(sorted(kinds))}); "
-        "change what the transform returns"
+        "change what the transform returns",
+        "types",
     )
 
 

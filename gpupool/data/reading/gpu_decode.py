@@ -43,7 +43,9 @@ def require_decoder(device: torch.device) -> None:
     """Raises OptionsError if `device` is no GPU that decodes JPEGs."""
     why_not = "this rank has no GPU" if device.type != "cuda" else why_not_on(device)
     if why_not:
-        raise OptionsError(f'decoded_on("cuda"): {why_not}; use decoded_on("auto") or "cpu"')
+        raise OptionsError(
+            f'decoded_on("cuda"): {why_not}; use decoded_on("auto") or "cpu"', "no GPU", "place"
+        )
 
 
 def why_not_on(device: torch.device) -> str:

@@ -87,7 +87,9 @@ class Nested:
         if len(asked) > 1:
             raise DataError(
                 f"the parts of a ConcatDataset have another {setting} each; give them the same "
-                f"by {method}"
+                f"by {method}",
+                "other settings",
+                setting,
             )
         return asked.pop()
 

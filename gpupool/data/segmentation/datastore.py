@@ -165,20 +165,25 @@ class SegmentationDatastore(Datastore[FilePairs]):
 
     def split_each_label(self, *sizes: float, seed: int | None = None) -> tuple[Self, ...]:
         """Not of pairs, which have a class for each pixel: see `split`. Raises OptionsError."""
-        raise OptionsError("pairs of image and mask have no label each; use split(0.9, seed=0)")
+        raise OptionsError(
+            "pairs of image and mask have no label each; use split(0.9, seed=0)", "no labels"
+        )
 
     def balanced(self, how: Literal["over", "under"] | int = "over", *, seed: int = 0) -> Self:
         """Not of pairs, which have a class for each pixel. Raises OptionsError."""
         raise OptionsError(
             "pairs of image and mask have no label each to balance; weight the classes in the "
-            "loss, from count_each_label()"
+            "loss, from count_each_label()",
+            "no labels",
         )
 
     def concat(self, *others: Self) -> Self:
         """The pairs of this and others with the same classes, one after the other."""
         for other in others:
             if getattr(other, "_mask_classes", None) != self._mask_classes:
-                raise OptionsError("concat takes datastores with the same classes=")
+                raise OptionsError(
+                    "concat takes datastores with the same classes=", "other classes", "classes"
+                )
         return super().concat(*others)
 
     def count_each_label(self, on_progress: OnProgress | None = None) -> dict[str, int]:
@@ -222,7 +227,9 @@ class SegmentationDatastore(Datastore[FilePairs]):
 def _height_and_width(size: object) -> tuple[int, int]:
     sides: list[Any] = list(size) if isinstance(size, Sequence) else [size, size]
     if len(sides) != 2 or not all(isinstance(side, Integral) for side in sides):
-        raise OptionsError(f"size={size!r} must be a number of pixels, or (height, width)")
+        raise OptionsError(
+            f"size={size!r} must be a number of pixels, or (height, width)", "type", "size"
+        )
     return int(sides[0]), int(sides[1])
 
 
@@ -231,6 +238,6 @@ def _files(folder: Folder, extensions: Sequence[str], what: str) -> list[FileInf
     files = [file for file in folder.list_files().files if file.path.lower().endswith(endings)]
     if not files:
         raise DataNotFoundError(
-            f"{folder.shown_url} holds no {what} with extension {', '.join(extensions)}"
+            f"{folder.shown_url} holds no {what} with extension {', '.join(extensions)}", "nothing"
         )
     return files

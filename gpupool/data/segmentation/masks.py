@@ -55,18 +55,24 @@ class MaskClasses:
             return cls("as is")
         if not isinstance(classes, Mapping) or not classes:
             raise OptionsError(
-                f"classes={classes!r} must map names of classes to ids or to colours, or be None"
+                f"classes={classes!r} must map names of classes to ids or to colours, or be None",
+                "type",
+                "classes",
             )
         listed = {name: _listed(name, value) for name, value in classes.items()}
         kinds = {_kind_of(name, one) for name, several in listed.items() for one in several}
         if len(kinds) > 1:
-            raise OptionsError("classes= must map all names to ids, or all of them to colours")
+            raise OptionsError(
+                "classes= must map all names to ids, or all of them to colours", "mixed", "classes"
+            )
         pairs = [(_code(one), place) for place, own in enumerate(listed.values()) for one in own]
         values = tuple(value for value, _ in pairs)
         if len(set(values)) < len(values):
             twice = next(value for value in values if values.count(value) > 1)
             shown = twice if kinds == {"ids"} else _colour(twice)
-            raise OptionsError(f"classes= gives {shown} to two classes; give it to one")
+            raise OptionsError(
+                f"classes= gives {shown} to two classes; give it to one", "twice", "classes"
+            )
         return cls(kinds.pop(), tuple(listed), values, tuple(place for _, place in pairs))
 
     def class_of(self, values: _Values) -> _Values:
@@ -131,7 +137,11 @@ def _joined(colours: _Values) -> _Values:
 def _listed(name: str, value: Any) -> Sequence[Any]:
     several = list(value) if isinstance(value, list) else [value]
     if not isinstance(name, str) or not several:
-        raise OptionsError(f"classes={{{name!r}: {value!r}}} must map a name to an id or a colour")
+        raise OptionsError(
+            f"classes={{{name!r}: {value!r}}} must map a name to an id or a colour",
+            "id type",
+            "classes",
+        )
     return several
 
 
@@ -142,7 +152,9 @@ def _kind_of(name: str, value: Any) -> str:
         return "colours"
     raise OptionsError(
         f"classes={{{name!r}: {value!r}}}: give an id in 0..65535 or a colour (red, green, blue) "
-        "in 0..255, or a list of several"
+        "in 0..255, or a list of several",
+        "range",
+        "classes",
     )
 
 

@@ -82,7 +82,9 @@ def matched(
     if isinstance(key, str):
         raise OptionsError(
             f'match={match!r} must be "stem" (the path without its extension) or a function from '
-            "the path of an image or mask to what both have in common"
+            "the path of an image or mask to what both have in common",
+            "type",
+            "match",
         )
     image_of = _by_key(images, key, image_name)
     mask_of = _by_key(masks, key, mask_name)
@@ -92,7 +94,8 @@ def matched(
     if lacking:
         raise DataError(
             f"{'; '.join(lacking)}. Remove them, or pass match= a function from the path of an "
-            "image or mask to what both have in common"
+            "image or mask to what both have in common",
+            "no partner",
         )
     return list(image_of.values()), [mask_of[own] for own in image_of]
 
@@ -111,7 +114,8 @@ def _by_key(
         if other is not file:
             raise DataError(
                 f"{name(other.path)} and {name(file.path)} both match {own!r}; remove one, or "
-                "pass match= a function that tells them apart"
+                "pass match= a function that tells them apart",
+                "two partners",
             )
     return found
 

@@ -66,7 +66,7 @@ class RandomPatches:
         numbers = {"per_image": per_image, "open_pairs": open_pairs, "size": min(size)}
         for name, value in numbers.items():
             if value < 1:
-                raise OptionsError(f"{name}={value} must be at least 1")
+                raise OptionsError(f"{name}={value} must be at least 1", "range", name)
         self._pairs, self._size, self._per_image = pairs, size, per_image
         self._seed, self._num_open, self._transform = seed, open_pairs, transform
         capacity = 2 * open_pairs + NUM_FETCH_THREADS // per_image + 1

@@ -71,7 +71,9 @@ class Folder:
         """
         found = self._ask("", lambda store: store.list_files(on_progress))
         if not found.files:
-            raise DataNotFoundError(store_errors.nothing_at(self.shown_url))
+            raise DataNotFoundError(
+                store_errors.nothing_at(self.shown_url), "missing", url=self.shown_url
+            )
         return found
 
     def read(

@@ -168,7 +168,7 @@ def _listing(root: str, found: Mapping[str, Mapping[str, Any]]) -> Listing:
         is_folder = info.get("type") == "directory" or full.endswith("/")
         if not path and not is_folder and len(found) == 1:  # http has the page itself in it
             shown = without_passwords(full)
-            raise DataError(f"{shown} is a file; give the folder that holds it")
+            raise DataError(f"{shown} is a file; give the folder that holds it", "file", url=shown)
         if path and not is_folder:
             etag = str(info.get("ETag") or info.get("etag") or "").strip('"')
             files.append(FileInfo(path, int(info.get("size") or 0), etag))

@@ -156,7 +156,7 @@ class Objects:
         except FileNotFoundError:
             return
         url = f"s3://{self._bucket.name}/{self._root.rstrip('/')}"
-        raise DataError(f"{url} is a file; give the folder that holds it")
+        raise DataError(f"{url} is a file; give the folder that holds it", "file", url=url)
 
     def _call(self, operation: Callable[[Any], T], doing: str = "reading") -> T:
         """What `operation` gives; what may pass is tried again. An interrupt ends it at once."""

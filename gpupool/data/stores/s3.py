@@ -181,7 +181,7 @@ def check_process() -> None:
     if _used_by is None:
         _used_by = os.getpid()
     elif _used_by != os.getpid():
-        raise DataError(_FORKED)
+        raise DataError(_FORKED, "forked")
 
 
 def resolve(session: Any, name: str, options: S3Options, region: str | None) -> Settings:
@@ -252,7 +252,8 @@ def _certificates(path: str) -> bytes:
     except OSError as error:  # no object's fault
         raise DataError(
             f"the file with certificates {path} cannot be read ({error.strerror}); check "
-            "AWS_CA_BUNDLE, ca_bundle in the AWS profile, or the option verify="
+            "AWS_CA_BUNDLE, ca_bundle in the AWS profile, or the option verify=",
+            "certificates",
         ) from None
 
 

@@ -64,24 +64,32 @@ def store_error(
     if isinstance(error, KeysEndedError):
         return CredentialsError(
             f"{where}: the access key expired at {_shown(error.ended.timestamp())}, "
-            f"and there is no newer one. {_SET_AWS_KEYS}"
+            f"and there is no newer one. {_SET_AWS_KEYS}",
+            "expired",
+            url=where,
         )
     if found.kind == "no key":
-        return CredentialsError(f"{where}: no access key was found ({text}). {_SET_AWS_KEYS}")
+        return CredentialsError(
+            f"{where}: no access key was found ({text}). {_SET_AWS_KEYS}", "no key", url=where
+        )
     if found.kind == "refused":
         return CredentialsError(
             f"{where}: the store refused the access key ({code}{_ended(expires_at)}). "
-            f"{_SET_AWS_KEYS}"
+            f"{_SET_AWS_KEYS}",
+            "refused",
+            url=where,
         )
     if found.kind == "denied":
         return CredentialsError(
             f"{name}: this access key may not read here ({code}{_ended(expires_at)}). "
-            f"Allow it to list and read, or use another one. {_SET_AWS_KEYS}"
+            f"Allow it to list and read, or use another one. {_SET_AWS_KEYS}",
+            "denied",
+            url=name,
         )
     if found.kind == "missing":
         if path and code != "NoSuchBucket":
             return MissingSampleError(f"{name} does not exist", name, "missing")
-        return DataNotFoundError(nothing_at(where))
+        return DataNotFoundError(nothing_at(where), "missing", url=where)
     if found.kind == "ended" and path:
         return changed(name, "it is shorter now")
     if found.kind == "unreachable":
@@ -89,24 +97,36 @@ def store_error(
         at = f" at {host.group()}" if host else ""
         return DataError(
             f"{name}: the store{at} does not answer; "
-            "check the network and, for s3, AWS_ENDPOINT_URL"
+            "check the network and, for s3, AWS_ENDPOINT_URL",
+            "unreachable",
+            url=name,
         )
     if found.kind == "busy":
         long = f"{tries.failed} times in {tries.passed_s:.0f} s" if tries else "once"
         return DataError(
-            f"{name}: {doing} failed {long}, at last by: {found.what}; try again later"
+            f"{name}: {doing} failed {long}, at last by: {found.what}; try again later",
+            "busy",
+            url=name,
         )
     if found.kind == "no listing":
         return DataError(
             f"{name}: the store's answer is cut off, or no listing of S3 ({text}); check the "
-            "endpoint (AWS_ENDPOINT_URL), or try again later"
+            "endpoint (AWS_ENDPOINT_URL), or try again later",
+            "no listing",
+            url=name,
         )
     if found.kind == "clock":
         return DataError(
             f"{where}: the clock of this machine is wrong{_by(error)}, so the store refuses what "
-            f"it signs ({code}); set the clock, as by `timedatectl set-ntp true`"
+            f"it signs ({code}); set the clock, as by `timedatectl set-ntp true`",
+            "clock",
+            url=where,
         )
-    return DataError(f"{name}: {type(error).__name__}: {text}" if text else f"{name}: {error!r}")
+    return DataError(
+        f"{name}: {type(error).__name__}: {text}" if text else f"{name}: {error!r}",
+        "other",
+        url=name,
+    )
 
 
 def shown_name(url: str, path: str) -> str:

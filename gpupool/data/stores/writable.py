@@ -121,7 +121,11 @@ class Target:
         probe = f"{_PROBE}-{secrets.token_hex(4)}"
         self.put(probe, b"probe")
         if self.get(probe) != b"probe":
-            raise DataError(f"{self.name(probe)} does not hold what was written; check the store")
+            raise DataError(
+                f"{self.name(probe)} does not hold what was written; check the store",
+                "not kept",
+                url=self.name(probe),
+            )
         self.remove(probe)
         self._do("", _remove_parts)
 
@@ -154,12 +158,18 @@ class Target:
         if found.kind == "denied":
             return CredentialsError(
                 f"{name}: this access key may not write here; allow it to list, read, write and "
-                "delete, or use another one"
+                "delete, or use another one",
+                "read only",
+                url=name,
             )
         if found.kind == "missing" and "://" in self.url:
-            return DataError(f"{name}: there is no such bucket or folder; make it, or correct it")
+            return DataError(
+                f"{name}: there is no such bucket or folder; make it, or correct it",
+                "missing",
+                url=name,
+            )
         if isinstance(error, OSError) and error.errno in _DISK:
-            return DataError(f"{name} cannot be written: {_DISK[error.errno]}")
+            return DataError(f"{name} cannot be written: {_DISK[error.errno]}", "disk", url=name)
         return store_errors.store_error(error, self.url, self.storage_options, path)
 
 

@@ -53,7 +53,8 @@ def epoch_batches(
         if not shards.is_permutation(order, len(dataset)):
             raise TrainingError(
                 f"epoch_order() of the {type(dataset).__name__} does not name each of its "
-                f"{len(dataset):,} samples once; correct it, or take it away."
+                f"{len(dataset):,} samples once; correct it, or take it away.",
+                "epoch order",
             )
     else:
         order = shards.epoch_order(len(dataset), options.seed, shuffled_epoch, shuffle=shuffles)
@@ -131,5 +132,6 @@ def _one_sample(dataset: Dataset, batch: Indices, device: torch.device, *, skip:
             return loaded
     raise TrainingError(
         f"none of {len(tried):,} samples could be read, so there is nothing to train on; "
-        "on_error='raise' tells what is wrong with the first of them."
+        "on_error='raise' tells what is wrong with the first of them.",
+        "all skipped",
     )

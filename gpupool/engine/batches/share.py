@@ -79,7 +79,9 @@ def moved(name: str, batch: Any, device: torch.device) -> Any:
     if first_tensor(batch) is None:
         raise DataError(
             f"the {name} of a batch are a {type(batch).__name__}, not a tensor; change what the "
-            "transform or the data set returns"
+            "transform or the data set returns",
+            "no tensor",
+            name,
         )
     return map_tensors(partial(Tensor.to, device=device, non_blocking=True), batch)
 
@@ -101,7 +103,8 @@ def as_input(images: Any, scaling: Scaling | None = None) -> Any:
         raise DataError(
             f"the normalization has {len(scaling[0])} channels, the images have "
             f"{images.shape[1]}; give with_normalization one number each, or as many as the images "
-            "have channels"
+            "have channels",
+            "channels",
         )
     mean, std = (one.to(images.dtype).view(-1, *[1] * (images.ndim - 2)) for one in scaling)
     return (images - mean).div_(std)

@@ -85,7 +85,8 @@ def stream_shares(
                 if is_empty:
                     raise TrainingError(
                         f"the stream {type(dataset).__name__} gave no sample; if it was walked "
-                        "through before, let its __iter__ begin anew each time."
+                        "through before, let its __iter__ begin anew each time.",
+                        "no sample",
                     )
                 return
             is_empty = False
@@ -144,7 +145,8 @@ def _cuts(
             spare = _batch(read[:1], (), reading)
         if not spare.num:
             raise TrainingError(
-                f"none of the first {len(chunk):,} samples of the stream could be read."
+                f"none of the first {len(chunk):,} samples of the stream could be read.",
+                "all skipped",
             )
         places, num_parts = np.arange(len(chunk)), share.parts_of_batch(options)
         mine, sizes = shards.shard_in_parts(places, world.rank, world.size, num_parts, load)
@@ -192,7 +194,8 @@ def _compare(cut: _Cut | None, world: World, epoch: int) -> None:
     raise TrainingError(
         f"epoch {epoch}: the stream is not the same on every rank, {what}. Let it "
         "shuffle by the epoch (set_epoch) or by torch's random numbers, and not split itself by "
-        "rank: gpupool does that."
+        "rank: gpupool does that.",
+        "ranks differ",
     )
 
 

@@ -15,6 +15,7 @@ from itertools import pairwise
 from types import TracebackType
 from typing import Any
 
+from gpupool.core.errors import GpuPoolError
 from gpupool.engine import calls, process
 from gpupool.engine.cells import debug, error_hints
 from gpupool.engine.group import forming
@@ -64,6 +65,8 @@ def describe(error: BaseException) -> dict[str, Any]:
         "collective": collective and not earlier,
         "hint": hint,
     }
+    if isinstance(error, GpuPoolError):
+        described |= {"kind": error.kind, "names": error.names}
     if error_hints.memory_is_out(error) and not process.is_inline():
         error_hints.release(frames)
     else:

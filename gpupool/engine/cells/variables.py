@@ -144,7 +144,7 @@ def around(work: Callable[[], dict[str, Any]], **shipment: Any) -> dict[str, Any
     failed = receive(**{key: shipment[key] for key in told})
     if failed:
         raise ParcelsLostError(
-            f"what the notebook sent cannot be read: {'; '.join(failed.values())}"
+            f"what the notebook sent cannot be read: {'; '.join(failed.values())}", "unreadable"
         )
     for module in shipment["modules"]:
         with contextlib.suppress(Exception):  # the cell tells, if it really needs it
@@ -163,7 +163,8 @@ def bind(numbers: Mapping[str, int], aliases: Aliases) -> None:
     if lost(numbers.values()):
         raise ParcelsLostError(
             f"rank {this_rank()['rank']} has lost values that the notebook had sent. Run the cell "
-            "again: they are sent anew."
+            "again: they are sent anew.",
+            "lost",
         )
     with _remembering([*numbers, *aliases]):
         _let_mean(numbers, aliases)

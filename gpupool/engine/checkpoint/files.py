@@ -89,12 +89,14 @@ class Checkpoints:
             own = [name for name in self.names() if self._is_sealed(name)]
             later = [name for name in own if step_of(name) > step and self._is_whole(name)]
         except DataError as error:
-            raise TrainingError(f"checkpoint: {error}") from None
+            raise TrainingError(f"checkpoint: {error}", error.kind, url=error.url) from None
         if later:
             raise TrainingError(
                 f"checkpoint: {self._target.name(later[-1])} is there already, and this training "
                 f"begins after step {step}; resume='auto' goes on from it. To begin anew, give "
-                "another folder, or remove what is in that one."
+                "another folder, or remove what is in that one.",
+                "exists",
+                url=self._target.name(later[-1]),
             )
         self._own.update(own)
 
@@ -170,13 +172,19 @@ class Checkpoints:
         if name is None:
             found = self.load_newest()
             if found is None:
-                raise TrainingError(f"{self._target.name('')} holds no checkpoint; check the URL.")
+                raise TrainingError(
+                    f"{self._target.name('')} holds no checkpoint; check the URL.",
+                    "missing",
+                    url=self._target.name(""),
+                )
             return found[1]
         content = unsealed(self._target.get(name))
         if content is None:
             raise TrainingError(
                 f"{self._target.name(name)} is cut short, damaged, or no checkpoint of gpupool; "
-                "take another one."
+                "take another one.",
+                "damaged",
+                url=self._target.name(name),
             )
         return _loaded(content, self.url(name))
 
@@ -288,13 +296,19 @@ def sealed(state: Mapping[str, Any]) -> bytes:
 def _loaded(content: memoryview, url: str) -> dict[str, Any]:
     found = read_without_code(content, url, "state of a training")
     if not isinstance(found, dict):
-        raise DataError(f"{url} holds a {type(found).__name__}, not the state of a training")
+        raise DataError(
+            f"{url} holds a {type(found).__name__}, not the state of a training",
+            "no checkpoint",
+            url=url,
+        )
     return found
 
 
 def _of_state(url: str, error: Exception) -> DataError:
     text = str(error).split("\n")[0]
-    return DataError(f"{url}: the state cannot be saved ({type(error).__name__}: {text})")
+    return DataError(
+        f"{url}: the state cannot be saved ({type(error).__name__}: {text})", "cannot save", url=url
+    )
 
 
 def unsealed(data: bytes) -> memoryview | None:

@@ -57,7 +57,9 @@ def load_weights(
         changed.load_state_dict(weights)
     except RuntimeError as error:  # sparse ones for dense ones, say
         reason = " ".join(str(error).split())
-        raise DataError(f"the weights in {shown} cannot be loaded: {reason}") from None
+        raise DataError(
+            f"the weights in {shown} cannot be loaded: {reason}", "other weights", url=shown
+        ) from None
     return changed
 
 
@@ -76,7 +78,9 @@ def read_without_code(content: bytes | memoryview, shown: str, what: str) -> Any
     except Exception as error:  # the readers of archives and pickles raise what they like
         reason = _plain(error)
         raise DataError(
-            f"{shown} holds no {what} that can be read without running code in it: {reason}"
+            f"{shown} holds no {what} that can be read without running code in it: {reason}",
+            "not safe",
+            url=shown,
         ) from None
 
 
@@ -110,7 +114,9 @@ def _state_dict(content: bytes, shown: str) -> dict[str, Any]:
         isinstance(v, torch.Tensor) for v in found.values()
     ):
         raise DataError(
-            f"{shown} holds a {type(found).__name__}, not the weights of a network by name"
+            f"{shown} holds a {type(found).__name__}, not the weights of a network by name",
+            "no weights",
+            url=shown,
         )
     return same_kind(found, {str(name): value for name, value in found.items()})
 
@@ -119,12 +125,16 @@ def _safetensors(content: bytes, shown: str) -> dict[str, Tensor]:
     try:
         from safetensors.torch import load
     except ImportError:
-        raise DataError(f"to read {shown}, install safetensors: pip install safetensors") from None
+        raise DataError(
+            f"to read {shown}, install safetensors: pip install safetensors", "no safetensors"
+        ) from None
     try:
         return dict(load(content))
     except Exception as error:  # of its header
         reason = _plain(error)
-        raise DataError(f"{shown} holds no weights of safetensors: {reason}") from None
+        raise DataError(
+            f"{shown} holds no weights of safetensors: {reason}", "no weights", url=shown
+        ) from None
 
 
 def _unprefixed(weights: dict[str, Any], model: nn.Module) -> dict[str, Any]:
@@ -172,4 +182,8 @@ def _require_same(own: Mapping[str, Any], weights: Mapping[str, Any], shown: str
             f"; it has {old} classes, the network {new}: make it with {old}, load the weights, and "
             f"then replace_head(model, {new})"
         )
-    raise DataError(f"the weights in {shown} are of another network: {'; '.join(faults)}{hint}")
+    raise DataError(
+        f"the weights in {shown} are of another network: {'; '.join(faults)}{hint}",
+        "other network",
+        url=shown,
+    )

@@ -93,15 +93,15 @@ class Metrics:
         seen = [rank for rank, states in enumerate(by_rank) if states[0] is not None]
         if not seen:
             return dict.fromkeys(self.names, float("nan"))
-        told: dict[str, float] | str | None = None
+        told: dict[str, float] | TrainingError | None = None
         if world.rank == seen[0]:
             told = self._values([by_rank[rank] for rank in seen])
         values = world.gather(told)[seen[0]]
-        if isinstance(values, str):
-            raise TrainingError(values)
+        if isinstance(values, TrainingError):
+            raise values
         return dict(values)
 
-    def _values(self, states: list[list[Any]]) -> dict[str, float] | str:
+    def _values(self, states: list[list[Any]]) -> dict[str, float] | TrainingError:
         """The values; or what is wrong with one of them, which all ranks must learn."""
         values: dict[str, float] = {}
         for number, entry in enumerate(self._entries):
@@ -109,7 +109,8 @@ class Metrics:
                 found = entry.metric.merged([state[number] for state in states])
                 values |= _numbers(entry.name, found)
             except Exception as error:  # of the user's metric; raised again on every rank
-                return f"the metric {entry.name!r} cannot be computed: {error}"
+                text = f"the metric {entry.name!r} cannot be computed: {error}"
+                return TrainingError(text, "not computed", entry.name)
         return values
 
 
@@ -139,7 +140,10 @@ def make_metrics(
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise TrainingError(
-            f"metrics: there are two of the name {twice!r}; wrap one in a function of another name."
+            f"metrics: there are two of the name {twice!r}; wrap one in a function of "
+            "another name.",
+            "twice",
+            twice,
         )
     return Metrics(entries)
 

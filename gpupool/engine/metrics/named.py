@@ -93,7 +93,8 @@ def classes(outputs: Any, targets: Any) -> tuple[Tensor, Tensor, int]:
     if outputs.shape != targets.shape or (outputs.ndim > 1 and outputs.ndim < 3):
         raise TrainingError(
             f"outputs {tuple(outputs.shape)} and targets {tuple(targets.shape)} are not scores of "
-            "classes and classes: a metric of classes needs (N, C, ...) and (N, ...)."
+            "classes and classes: a metric of classes needs (N, C, ...) and (N, ...).",
+            "no classes",
         )
     return (outputs > 0).long(), targets.round().long(), 2
 
@@ -133,7 +134,8 @@ def confusion_counts(predicted: Tensor, actual: Tensor, num_classes: int, ignore
         wrong = sorted(set(actual[counts].tolist()) - set(range(num_classes)))[:3]
         raise TrainingError(
             f"the targets have class {', '.join(map(str, wrong))}, the network has {num_classes} "
-            f"outputs: classes are 0 to {num_classes - 1}."
+            f"outputs: classes are 0 to {num_classes - 1}.",
+            "unknown class",
         )
     place = (actual * num_classes + predicted).where(counts, num_classes**2)
     flat = torch.zeros(num_classes**2 + 1, dtype=torch.float64, device=actual.device)
@@ -267,5 +269,7 @@ def _require_tensors(outputs: Any, targets: Any) -> None:
         if not isinstance(value, Tensor):
             raise TrainingError(
                 f"the {what} are a {type(value).__name__}, not a tensor: name the output that a "
-                "metric is of, metrics={'mask': 'mean_iou'}."
+                "metric is of, metrics={'mask': 'mean_iou'}.",
+                "no tensor",
+                "metrics",
             )

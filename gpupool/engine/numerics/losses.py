@@ -104,7 +104,9 @@ class _Counted:
             found = f"shape {tuple(mean.shape)}" if isinstance(mean, Tensor) else type(mean)
             raise TrainingError(
                 f"the loss {name_of(self.function)} gave {found}: it must give the mean over the "
-                "samples as a tensor of one number."
+                "samples as a tensor of one number.",
+                "no number",
+                "loss",
             )
         return mean
 
@@ -180,7 +182,8 @@ def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         else:
             raise TrainingError(
                 f"the network gives {_shape(outputs)}, the targets are {_shape(targets)}: they "
-                "must have the same shape."
+                "must have the same shape.",
+                "shapes",
             )
     return outputs, targets.to(outputs.dtype)
 
@@ -218,7 +221,11 @@ def _of_outputs(losses: Mapping[Any, Any], device: torch.device | str) -> Loss:
         loss, weight = asked if isinstance(asked, tuple) else (asked, 1.0)
         parts.append((name, make_loss(loss, device), float(weight)))
     if any(loss.num_terms > 1 for _, loss, _ in parts):
-        raise TrainingError("loss: a dict of losses in a dict of losses; give one, of all outputs.")
+        raise TrainingError(
+            "loss: a dict of losses in a dict of losses; give one, of all outputs.",
+            "nested",
+            "loss",
+        )
     counts_samples = all(isinstance(p, _Counted) and p.counts is None for _, p, _ in parts)
     ignored = next((p.ignored for _, p, _ in parts if isinstance(p, ClassLoss)), NO_CLASS)
     return _OfOutputs(tuple(parts), 1 if counts_samples else len(parts), ignored)
@@ -236,11 +243,15 @@ def _check_module(loss: nn.Module) -> None:
     if type(loss).__module__.startswith("torch.nn.") and reduction not in ("mean", "batchmean"):
         raise TrainingError(
             f"loss={name}(reduction={reduction!r}) is no mean over the samples, which training "
-            "on several ranks needs: leave reduction out."
+            "on several ranks needs: leave reduction out.",
+            "no mean",
+            "loss",
         )
     trains = [key for key, parameter in loss.named_parameters() if parameter.requires_grad]
     if trains:
         raise TrainingError(
             f"loss={name} has parameters of its own that would not be trained ({trains[0]}): make "
-            "them a part of the model, and give a loss that takes them from its outputs."
+            "them a part of the model, and give a loss that takes them from its outputs.",
+            "parameters",
+            "loss",
         )

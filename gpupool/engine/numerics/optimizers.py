@@ -33,7 +33,9 @@ def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Op
         if not isinstance(made, torch.optim.Optimizer):
             raise OptionsError(
                 f"optimizer={options.optimizer!r} gave a {type(made).__name__}: it must make a "
-                "torch.optim.Optimizer of the parameter groups that it gets."
+                "torch.optim.Optimizer of the parameter groups that it gets.",
+                "type",
+                "optimizer",
             )
         for group in made.param_groups:
             group.setdefault("lr_factor", 1.0)
@@ -76,7 +78,8 @@ def parameter_groups(model: nn.Module, options: TrainingOptions) -> Groups:
             groups.setdefault((rates[name], decays[name]), []).append(parameter)
     if not groups:
         raise TrainingError(
-            "the model has no parameter that trains: all are frozen, or it has none."
+            "the model has no parameter that trains: all are frozen, or it has none.",
+            "nothing trains",
         )
     found: Groups = []
     for (rate, decay), parameters in groups.items():

@@ -204,7 +204,9 @@ class Monitor:
                 known = ", ".join(map(repr, self._metrics))
                 raise OptionsError(
                     f"{name!r} is no metric of this monitor, which has {known}; name it in "
-                    "gpupool.monitor(metrics=[...])."
+                    "gpupool.monitor(metrics=[...]).",
+                    "no metric",
+                    name,
                 )
 
 
@@ -232,11 +234,17 @@ def monitor(
         OptionsError: an argument that makes no sense.
     """
     if isinstance(metrics, str) or not metrics:
-        raise OptionsError(f'metrics={metrics!r}: give a list of names, such as ["loss"].')
+        raise OptionsError(
+            f'metrics={metrics!r}: give a list of names, such as ["loss"].', "type", "metrics"
+        )
     if num_steps < 0:
-        raise OptionsError(f"num_steps={num_steps}: must not be negative; 0 means unknown.")
+        raise OptionsError(
+            f"num_steps={num_steps}: must not be negative; 0 means unknown.", "range", "num_steps"
+        )
     if report_every is not None and report_every < 1:
-        raise OptionsError(f"report_every={report_every}: must be at least 1.")
+        raise OptionsError(
+            f"report_every={report_every}: must be at least 1.", "range", "report_every"
+        )
     control.clear_stop()
     made = Monitor(world_of(group), metrics, num_steps, title, report_every, _way_out())
     for name, members in (groups or {}).items():

@@ -118,10 +118,12 @@ def shard_batches(
     chosen = words[shuffle] if isinstance(shuffle, bool) else shuffle
     options = TrainingOptions(batch_size=batch_size, seed=seed, shuffle=chosen)
     if epoch < 1:
-        raise OptionsError(f"epoch={epoch}: epochs are counted from 1.")
+        raise OptionsError(f"epoch={epoch}: epochs are counted from 1.", "range", "epoch")
     most = num_samples(dataset)
     if samples_done < 0 or (most and samples_done > most):
-        raise OptionsError(f"samples_done={samples_done}: must be in 0..{most or 'all'}.")
+        raise OptionsError(
+            f"samples_done={samples_done}: must be in 0..{most or 'all'}.", "range", "samples_done"
+        )
     return ShardedBatches(dataset, options, epoch, samples_done, world_of(group, device))
 
 

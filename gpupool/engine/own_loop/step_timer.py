@@ -136,7 +136,8 @@ class StepTimer:
             raise TrainingError(
                 f"StepTimer.summary: {[num for num, _, _ in told]} steps by rank after the first "
                 f"{skip}, with the phases {[list(host) for _, host, _ in told]}; every rank needs "
-                "at least one, and the same phases."
+                "at least one, and the same phases.",
+                "no steps",
             )
         return StepTimes(
             num_steps, _over_ranks([h for _, h, _ in told]), _over_ranks([d for _, _, d in told])

@@ -45,7 +45,9 @@ class Keeping:
         if run.options.objective not in values:
             raise OptionsError(
                 f"objective={run.options.objective!r} is not among what a validation gives here: "
-                f"{', '.join(values)}. Name it in metrics, or choose one of these."
+                f"{', '.join(values)}. Name it in metrics, or choose one of these.",
+                "not measured",
+                "objective",
             )
         if not run.judge.validated(event.step, values):
             return event

@@ -50,7 +50,9 @@ def fit_normalization(dataset: Dataset, options: TrainingOptions, world: World) 
     """
     if getattr(dataset, "normalization", None) is not None:
         raise OptionsError(
-            "normalize='fit' for data that has with_normalization already: leave one of them out."
+            "normalize='fit' for data that has with_normalization already: leave one of them out.",
+            "conflict",
+            "normalize",
         )
     found = Population()
     options = replace(options, shuffle="never")
@@ -58,7 +60,9 @@ def fit_normalization(dataset: Dataset, options: TrainingOptions, world: World) 
         if not isinstance(share.inputs, Tensor) or share.inputs.ndim < 2:
             raise OptionsError(
                 "normalize='fit' needs inputs that are one tensor of channels, such as images; "
-                "normalize others in a transform."
+                "normalize others in a transform.",
+                "no channels",
+                "normalize",
             )
         if share.num_here:
             inputs = share.inputs.double()

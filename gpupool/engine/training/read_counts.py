@@ -86,7 +86,8 @@ class Reads:
         if self._num_samples and num_counted + len(self._skipped) != self._num_samples:
             raise TrainingError(
                 f"{self._name}: {num_counted:,} samples were counted and {len(self._skipped):,} "
-                f"skipped of {self._num_samples:,}; this is a fault of gpupool, please report it."
+                f"skipped of {self._num_samples:,}; this is a fault of gpupool, please report it.",
+                "miscounted",
             )
 
     def _too_many(self) -> TrainingError:
@@ -95,5 +96,7 @@ class Reads:
         return TrainingError(
             f"{self._name}: {len(self._skipped):,} of {self._num_samples:,} samples could not be "
             f"read so far, more than the {self._most_skipped:,} that max_skipped allows: "
-            f"{named}{more}. Repair them, or raise max_skipped."
+            f"{named}{more}. Repair them, or raise max_skipped.",
+            "too many",
+            "max_skipped",
         )

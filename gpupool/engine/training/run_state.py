@@ -67,7 +67,10 @@ def restore(run: Run, dataset: Dataset, state: Mapping[str, Any], url: str) -> N
     if state.get("format") != FORMAT:
         raise TrainingError(
             f"resume: {url} has format {state.get('format')}, this version of gpupool reads "
-            f"{FORMAT}; resume with the version that has written it."
+            f"{FORMAT}; resume with the version that has written it.",
+            "format",
+            "resume",
+            url=url,
         )
     now = _identity(run, dataset)
     _check_identity(state, now, dataset, url)
@@ -79,7 +82,10 @@ def restore(run: Run, dataset: Dataset, state: Mapping[str, Any], url: str) -> N
         text = str(error).split("\n")[0]
         raise TrainingError(
             f"resume: {url} is of another network or optimizer ({text}); give those it was made "
-            "with, or start anew without resume."
+            "with, or start anew without resume.",
+            "other network",
+            "resume",
+            url=url,
         ) from None
     for name, part in (("scaler", run.scaler), ("ema", run.ema)):
         if (part is None) != (state[name] is None):
@@ -87,7 +93,11 @@ def restore(run: Run, dataset: Dataset, state: Mapping[str, Any], url: str) -> N
             had = "without" if state[name] is None else "with"
             raise TrainingError(
                 f"resume: {url} was made {had} {option}, which this training differs in; give the "
-                f"same {option}."
+                f"same {option}.",
+                "other option",
+                "resume",
+                option,
+                url=url,
             )
         if part is not None:
             _load_part(part, state[name])
@@ -149,7 +159,11 @@ def _check_identity(
             raise TrainingError(
                 f"resume: {url} was made with {_words(name, before[name])}, and now it is "
                 f"{_words(name, now[name])}; a training that goes on needs the same data in the "
-                "same order. Give those, or start anew without resume."
+                "same order. Give those, or start anew without resume.",
+                "other data",
+                "resume",
+                name,
+                url=url,
             )
 
 

@@ -175,14 +175,17 @@ class Saving:
             text = str(error).split("\n")[0]
             raise TrainingError(
                 f"resume: {url} holds no whole state of a training ({type(error).__name__}: "
-                f"{text}); take another checkpoint."
+                f"{text}); take another checkpoint.",
+                "damaged",
+                "resume",
+                url=url,
             ) from None
 
     def _save_last(self, within_s: float | None) -> None:
         checkpoints, run = self._checkpoints, self._run
         assert checkpoints is not None
         if within_s is not None and not checkpoints.is_written(within_s):
-            raise DataError(f"the one before is still being written after {within_s:g} s")
+            raise DataError(f"the one before is still being written after {within_s:g} s", "late")
         is_new = run.step > max(self._saved_step, 0)
         if is_new and run.is_whole and not run.has_diverged:
             self._reasons[run.step] = run_state.epoch_of(run), "failure"
@@ -190,7 +193,7 @@ class Saving:
             fixed = run_state.facts(run, self._told, self._dataset, unreported)
             checkpoints.save(run_state.capture(run), run.step, fixed=fixed)
         if within_s is not None and not checkpoints.is_written(within_s):
-            raise DataError(f"it is still being written after {within_s:g} s")
+            raise DataError(f"it is still being written after {within_s:g} s", "late")
         checkpoints.finish()
 
 
@@ -230,7 +233,12 @@ def _find(
         name = world.gather(newest and newest[0])[0]
         if name is None and options.resume is True:
             where = checkpoints.url("")
-            raise TrainingError(f"resume: {where} holds no checkpoint; 'auto' begins anew then.")
+            raise TrainingError(
+                f"resume: {where} holds no checkpoint; 'auto' begins anew then.",
+                "missing",
+                "resume",
+                url=where,
+            )
         if name is None:
             return None
     else:
@@ -243,14 +251,14 @@ def _find(
 
 def agreed(world: World, work: Callable[[], T]) -> T:
     """What `work` gives on this rank. Raises TrainingError on all ranks if it fails on one."""
-    value, problem = None, ""
+    value, problem = None, None
     try:
         value = work()
     except GpuPoolError as error:
-        problem = str(error)
+        problem = TrainingError(str(error), error.kind, *error.names, url=error.url)
     first = next(filter(None, world.gather(problem)), None)
     if first is not None:
-        raise TrainingError(first)
+        raise first
     return value  # type: ignore[return-value]
 
 

@@ -76,7 +76,7 @@ class Commands:
         if word not in self._commands:
             meant = _MEANT.get(word.lower().lstrip("-"))
             hint = f"Did you mean {meant!r}?" if meant else suggest(word, self._commands)
-            raise OptionsError(f"%gpupool has no command {word!r}. {hint}")
+            raise OptionsError(f"%gpupool has no command {word!r}. {hint}", "unknown", word)
         if word in ("env", "start"):
             typed_secrets.refuse_typed_value(self.shell, rest)
         try:
@@ -124,7 +124,9 @@ class Commands:
         if not chosen.variables:
             raise OptionsError(
                 "%gpupool sync: name a rank, and what of it the others are to have, as in "
-                "`%gpupool sync 0 model optimizer`."
+                "`%gpupool sync 0 model optimizer`.",
+                "incomplete",
+                "sync",
             )
         ranks = session.current_pool().sync_from(chosen.rank, *chosen.variables, ranks=chosen.ranks)
         names, listed = ", ".join(chosen.variables), ", ".join(map(str, ranks))
@@ -158,13 +160,17 @@ class Commands:
         chosen = arguments.env_parser().parse_line(rest)
         pool = session.current_pool()
         if chosen.aws and chosen.unset:
-            raise OptionsError("%gpupool env: --aws and --unset exclude each other.")
+            raise OptionsError(
+                "%gpupool env: --aws and --unset exclude each other.", "conflict", "aws", "unset"
+            )
         if chosen.names or chosen.aws:
             changed = pool.propagate_env(*chosen.names, aws=chosen.aws, unset=chosen.unset)
             credentials = pool.status().credentials if chosen.aws else ""
             print(tables.env_text(changed, pool.world_size, chosen.unset, credentials))
         elif chosen.unset:
-            raise OptionsError("%gpupool env --unset: name the variables to remove.")
+            raise OptionsError(
+                "%gpupool env --unset: name the variables to remove.", "incomplete", "unset"
+            )
         else:
             status = pool.status()
             credentials = status.credentials

@@ -38,24 +38,32 @@ def post_mortem(pool: Pool, chosen: str | None) -> None:
             _say(pool, rank, "q")
             raise PoolError(
                 "%gpupool debug asks for commands, and this front end cannot ask for input. The "
-                "traceback of each rank is in the error: error.errors[rank].traceback."
+                "traceback of each rank is in the error: error.errors[rank].traceback.",
+                "no input",
             ) from None
         is_open = _say(pool, rank, line)
 
 
 def _choose(pool: Pool, chosen: str | None) -> int:
     if pool.options.inline:
-        raise PoolError("an inline pool is this process: %debug opens the debugger.")
+        raise PoolError("an inline pool is this process: %debug opens the debugger.", "inline")
     pool.wait_until_usable()
     if pool.status().state == "busy":
-        raise PoolError("a cell is still running. Wait for it, or end it: `%gpupool interrupt`.")
+        raise PoolError(
+            "a cell is still running. Wait for it, or end it: `%gpupool interrupt`.", "busy"
+        )
     if chosen is None:
         if pool.last_error is None:
-            raise PoolError("nothing has failed on the ranks of this pool: nothing to look at.")
+            raise PoolError(
+                "nothing has failed on the ranks of this pool: nothing to look at.",
+                "nothing failed",
+            )
         return pool.last_error.first.rank
     ranks = pool.select_ranks(chosen)
     if len(ranks) != 1:
-        raise PoolError(f"%gpupool debug looks at one rank, and {chosen} means {len(ranks)}.")
+        raise PoolError(
+            f"%gpupool debug looks at one rank, and {chosen} means {len(ranks)}.", "one rank"
+        )
     return ranks[0]
 
 

@@ -169,7 +169,7 @@ class GpupoolMagics(Magics):
         """
         __tracebackhide__ = True
         if not line.strip():
-            raise OptionsError("%spmd needs an expression, as in `%spmd rank * 2`.")
+            raise OptionsError("%spmd needs an expression, as in `%spmd rank * 2`.", "incomplete")
         source = on_its_line(line, self.shell)
         return self._begin(source, "auto", notebook=self._notebook(), is_value=True).result()
 

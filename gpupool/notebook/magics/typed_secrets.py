@@ -32,7 +32,9 @@ def refuse_typed_value(shell: Any, line: str) -> None:
     raise OptionsError(
         f"{name}=...: name the variable only, its value is taken from the notebook's environment: "
         f'os.environ["{name}"] = getpass.getpass() asks for it and keeps it nowhere else. '
-        f"The typed value is still in this cell{where}: delete it there."
+        f"The typed value is still in this cell{where}: delete it there.",
+        "value",
+        name,
     )
 
 

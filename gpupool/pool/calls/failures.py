@@ -40,7 +40,8 @@ class Failure:
             text = redact(str(failure), hidden)  # the end of a log may hold anything
             name = type(failure).__name__
             failed_at = getattr(failure, "died_at", None) or time.time()
-            return cls(RankError(rank, name, text, failed_at=failed_at))
+            kind = getattr(failure, "kind", "")  # of one of ours
+            return cls(RankError(rank, name, text, failed_at=failed_at, kind=kind))
         if not isinstance(future.result(), dict) or "error" not in future.result():
             return None
         told = dict(future.result()["error"])

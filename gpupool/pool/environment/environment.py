@@ -189,7 +189,9 @@ class Environment:
             try:
                 self._check(rank, future.result(_TIMEOUT_S))
             except TimeoutError:
-                raise PoolError(f"rank {rank} did not take the environment variables.") from None
+                raise PoolError(
+                    f"rank {rank} did not take the environment variables.", "late", ranks=[rank]
+                ) from None
 
     def close(self) -> None:
         """End the renewal, with the pool."""
@@ -205,7 +207,7 @@ class Environment:
             current = chain.resolve()
         except ChainError as error:
             reason = redact(str(error), self.secrets)
-            raise CredentialsError(f"AWS credentials: {reason}. {_HOW_TO}") from None
+            raise CredentialsError(f"AWS credentials: {reason}. {_HOW_TO}", "no key") from None
         with self._lock:
             self._end_renewal()
             missing = [name for name in AWS_NAMES if name not in current.variables]
@@ -251,10 +253,14 @@ class Environment:
             ranks = ", ".join(map(str, sorted(missing)))
             raise PoolError(
                 f"rank {ranks} did not take the environment variables within {_TIMEOUT_S:.0f} s: "
-                "stopped, or in code that does not return to Python."
+                "stopped, or in code that does not return to Python.",
+                "late",
+                ranks=sorted(missing),
             )
 
     def _check(self, rank: int, reply: Mapping[str, object]) -> None:
         if reply.get("error"):
             text = redact(str(reply["error"]), self.secrets)
-            raise PoolError(f"rank {rank} has the new variables, but: {text}")
+            raise PoolError(
+                f"rank {rank} has the new variables, but: {text}", "partly", ranks=[rank]
+            )

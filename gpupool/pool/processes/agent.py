@@ -210,7 +210,8 @@ def _require_surroundings() -> None:
         if limit < needed and not is_free:
             raise PoolStartError(
                 f"{limit} {what} are allowed here, and a pool of two ranks needs {needed}: raise "
-                f"the limit with `{command}` where the notebook is started."
+                f"the limit with `{command}` where the notebook is started.",
+                "limit",
             )
     folder = temporary_places()[-1]
     try:
@@ -218,7 +219,8 @@ def _require_surroundings() -> None:
     except UnicodeEncodeError:
         raise PoolStartError(
             f"the name of the folder for temporary files, {str(folder)!r}, is no UTF-8 here, and "
-            "torch cannot open files there: set TMPDIR to another one, or LC_ALL to C.UTF-8."
+            "torch cannot open files there: set TMPDIR to another one, or LC_ALL to C.UTF-8.",
+            "folder name",
         ) from None
 
 

@@ -207,7 +207,7 @@ class Engines:
             silent = sorted(ranks_of[future] for future in pending)
             listed = ", ".join(map(str, silent))
             raise UnansweredError(
-                f"rank {listed} did not answer {name} within {timeout_s:.0f} s.", silent
+                f"rank {listed} did not answer {name} within {timeout_s:.0f} s.", ranks=silent
             )
         return replies
 
@@ -324,7 +324,8 @@ class Engines:
         end = "" if self._up else "; nothing was left running"
         return PoolStartError(
             f"{missing} did not come up within {deadline.timeout_s:g} s{end}. "
-            "A larger timeout_s (--timeout) gives a slow machine more time."
+            "A larger timeout_s (--timeout) gives a slow machine more time.",
+            "late",
         )
 
     def _answer(self, rank: int, future: Future[Any], reply: Future[Any]) -> None:

@@ -120,7 +120,8 @@ class Launch:
         except OSError as error:
             raise PoolError(
                 f"the pool's private folder, {self.folder}, was removed and cannot be made again "
-                f"({error.strerror}). `%gpupool stop`, then `%gpupool start`, makes a new pool."
+                f"({error.strerror}). `%gpupool stop`, then `%gpupool start`, makes a new pool.",
+                "folder removed",
             ) from None
         self._hold()
         NoticeLines()(
@@ -143,9 +144,9 @@ class Launch:
         self._wait(lambda: self._locked is not None, "did not answer")
         assert self._locked is not None
         if self._locked["error"]:
-            raise PlacementError(f"the GPUs cannot be locked: {self._locked['error']}.")
+            raise PlacementError(f"the GPUs cannot be locked: {self._locked['error']}.", "no locks")
         if len(self._locked["devices"]) < number:
-            raise PlacementError(locked_text(self._locked["others"], len(uuids), number))
+            raise PlacementError(locked_text(self._locked["others"], len(uuids), number), "locked")
         return list(self._locked["devices"])
 
     def start_controller(self) -> None:
@@ -202,7 +203,7 @@ class Launch:
 
     def _spawn(self, name: str, target: str, argv: Sequence[str], env: dict[str, str]) -> None:
         if self._released:  # the agent may have another pool by now
-            raise PoolError("the pool was stopped.")
+            raise PoolError("the pool was stopped.", "stopped")
         self._agent.command(
             op="spawn",
             name=name,
@@ -224,7 +225,7 @@ class Launch:
             while not holds() and time.monotonic() < deadline and not self._stopped.is_set():
                 self._changed.wait(0.1)
         if not holds():
-            raise PoolError(f"the host agent (pid {self._agent.pid}) {failure}.")
+            raise PoolError(f"the host agent (pid {self._agent.pid}) {failure}.", "agent lost")
 
     def _on_event(self, event: dict[str, Any]) -> None:
         """Take in what the agent tells; called from its reader thread."""

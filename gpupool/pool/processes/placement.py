@@ -65,12 +65,16 @@ def place_ranks(
         gpus = choose(found, options.gpus or None)
         why_cpu = found.why_none
     if not gpus and options.device == "gpu":
-        raise PlacementError(f"device='gpu': {why_cpu}. `%gpupool start --cpu` starts CPU ranks.")
+        raise PlacementError(
+            f"device='gpu': {why_cpu}. `%gpupool start --cpu` starts CPU ranks.", "no GPU", "device"
+        )
     size = options.n or len(gpus)
     if options.backend == "nccl" and (not gpus or size > len(gpus)):
         have = f"{len(gpus)} can be used" if gpus else why_cpu
         raise OptionsError(
-            f"backend='nccl' needs a GPU for every rank; {have}. Use 'gloo' or 'auto'."
+            f"backend='nccl' needs a GPU for every rank; {have}. Use 'gloo' or 'auto'.",
+            "no GPU",
+            "backend",
         )
     if gpus:
         gpus = _locked(gpus[:size] if options.gpus else gpus, min(size, len(gpus)), lock)

@@ -110,19 +110,31 @@ class Health:
         """Raise the PoolError that says why nothing can run, if so."""
         if self.stopped:
             raise PoolError(
-                "this pool was stopped. `%gpupool start` (gpupool.start()) makes a new one."
+                "this pool was stopped. `%gpupool start` (gpupool.start()) makes a new one.",
+                "stopped",
             )
         if self.reason:
             ranks = ",".join(map(str, sorted(self.lost)))
             if self._beyond_repair:
-                way_on = NEW_POOL
+                kind, way_on = "lost", NEW_POOL
             elif self.lacks_group:
-                way_on = "The ranks keep their variables, and the next run tries again."
+                kind, way_on = (
+                    "no group",
+                    "The ranks keep their variables, and the next run tries again.",
+                )
             elif self._is_given_up:
-                way_on = f"`%gpupool restart {ranks}` replaces it; the other ranks keep theirs."
+                kind, way_on = (
+                    "given up",
+                    f"`%gpupool restart {ranks}` replaces it; the other ranks keep theirs.",
+                )
             else:
-                way_on = f"Rank {ranks} is being replaced: run it again in a moment."
-            raise PoolError(with_log(f"{self.reason} {way_on}", self._log_tail))
+                kind, way_on = (
+                    "replacing",
+                    f"Rank {ranks} is being replaced: run it again in a moment.",
+                )
+            raise PoolError(
+                with_log(f"{self.reason} {way_on}", self._log_tail), kind, ranks=sorted(self.lost)
+            )
 
     def require_restartable(self) -> None:
         """Raise the PoolError that says why no restart of ranks is enough, if so."""

@@ -160,7 +160,8 @@ class Composite:
     def __reduce__(self) -> Any:
         raise PoolError(
             f"{self} is a handle of values on the ranks and means nothing elsewhere; "
-            f"{self}.gather() fetches them."
+            f"{self}.gather() fetches them.",
+            "handle",
         )
 
     def __str__(self) -> str:
@@ -201,7 +202,7 @@ class Constant:
             variables.let_go(self.number)
 
     def __reduce__(self) -> Any:
-        raise PoolError(f"{self!r} means something on the ranks of its pool only.")
+        raise PoolError(f"{self!r} means something on the ranks of its pool only.", "handle")
 
     def __repr__(self) -> str:
         return f"Constant({self._kind}, on {self._variables.world_size} ranks)"

@@ -140,7 +140,8 @@ class Parcels:
         if not self._is_ours(constant) or constant.number not in self._parcels:
             raise PoolError(
                 "it is a Constant of another pool, whose ranks had the value; `pool.put` brings "
-                "the value to the ranks of this one."
+                "the value to the ranks of this one.",
+                "other pool",
             )
         return constant.number
 

@@ -68,7 +68,10 @@ class RemoteValues:
                 raise PoolError(
                     f"{shown} of rank {rank} cannot be made in the notebook: "
                     f"{type(error).__name__}: {error} An attribute of it may be, as in "
-                    f"`{shown}.attribute[{rank}]`."
+                    f"`{shown}.attribute[{rank}]`.",
+                    "no value",
+                    shown,
+                    ranks=[rank],
                 ) from error
 
     def _ask(
@@ -83,7 +86,9 @@ class RemoteValues:
         What is `wanted`, in words, may be lost.
         """
         if self._all_ranks.state == "busy":
-            raise PoolError("the ranks are busy: ask again when the running cell has ended.")
+            raise PoolError(
+                "the ranks are busy: ask again when the running cell has ended.", "busy"
+            )
         chosen = self._all_ranks.engines.alive_ranks() if ranks is None else ranks
         payloads = dict.fromkeys(chosen, payload)
         try:
@@ -92,5 +97,7 @@ class RemoteValues:
             first = error.first
             lost = self._losses.sentence(payload["name"], first.rank, wanted)
             if lost and first.ename == "LookupError":
-                raise PoolError(lost) from None
-            raise PoolError(of_rank(first.rank, first.evalue)) from None
+                raise PoolError(lost, "lost", payload["name"], ranks=[first.rank]) from None
+            raise PoolError(
+                of_rank(first.rank, first.evalue), first.kind, *first.names, ranks=[first.rank]
+            ) from None

@@ -214,7 +214,9 @@ class Variables:
         composite = Composite(self, name, self._versions.of(name))
         if not composite.info:
             hint = self.losses.sentence(name)
-            raise PoolError(f"no rank has a variable {name!r}{f': {hint}' if hint else '.'}")
+            raise PoolError(
+                f"no rank has a variable {name!r}{f': {hint}' if hint else '.'}", "unknown", name
+            )
         self._versions.seen(name)
         self.losses.note(
             name, {rank: composite.info.get(rank) for rank in self._all_ranks.engines.alive_ranks()}
@@ -453,11 +455,15 @@ class Variables:
         """
         name, path, version = key_of(composite)
         if pool_variables(composite) is not self:
-            raise PoolError(f"{composite} is of another pool, whose ranks had the values.")
+            raise PoolError(
+                f"{composite} is of another pool, whose ranks had the values.", "other pool"
+            )
         if version != self._versions.of(name):
             raise PoolError(
                 f"this is a handle of an earlier {name}: a later cell has assigned the name anew, "
-                f"and pool[{name!r}] is what the ranks have now."
+                f"and pool[{name!r}] is what the ranks have now.",
+                "earlier value",
+                name,
             )
         return name, path
 
