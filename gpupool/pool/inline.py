@@ -70,7 +70,9 @@ class InlinePool(Pool):
         """Call an engine function here and now; what is returned is over."""
         in_main = threading.current_thread() is threading.main_thread()
         if timeout_s is not None and not in_main:
-            raise PoolError("timeout_s: an inline pool can end only what its main thread does.")
+            raise PoolError(
+                "timeout_s: an inline pool can end only what its main thread does.", "inline"
+            )
         with presses.first_calls(on_interrupt) if on_interrupt else contextlib.nullcontext():
             execution = super().execute(name, payloads, on_output, timeout_s, on_notice=on_notice)
             execution.wait()  # for its thread to take the replies, which are there

@@ -167,7 +167,8 @@ def choose(found: Discovery, wanted: Sequence[str] | None) -> list[Gpu]:
     for name in wanted:
         gpus = _find(found.gpus, name)
         if not gpus:
-            raise PlacementError(f"GPU {name!r} {_why_not(found, name)}", "unknown", name)
+            kind, what = _why_not(found, name)
+            raise PlacementError(f"GPU {name!r} {what}", kind, name)
         for gpu in gpus:
             if gpu.unavailable:
                 raise PlacementError(
@@ -232,9 +233,12 @@ def _identity(gpu: Gpu, name: str) -> str:
     return gpu.uuid if gpu.uuid.startswith(name) else gpu.parent_uuid or gpu.uuid
 
 
-def _why_not(found: Discovery, name: str) -> str:
+def _why_not(found: Discovery, name: str) -> tuple[str, str]:
+    """Why no GPU is meant by a name: the error's kind, and what it says."""
     if any(_is_called(gpu, name) for gpu in found.gpus):
-        return "is ambiguous: write more of the UUID. `%gpupool gpus` shows them."
+        return "ambiguous", "is ambiguous: write more of the UUID. `%gpupool gpus` shows them."
     if not found.gpus:
-        return f"is not there: {found.why_none}. `%gpupool start --cpu` starts CPU ranks."
-    return f"is not there: there are {', '.join(f'{g.label} ({g.name})' for g in found.gpus)}."
+        what = f"is not there: {found.why_none}. `%gpupool start --cpu` starts CPU ranks."
+        return "no GPU", what
+    known = ", ".join(f"{gpu.label} ({gpu.name})" for gpu in found.gpus)
+    return "unknown", f"is not there: there are {known}."

@@ -100,7 +100,7 @@ def _check_optimizer(value: object) -> None:
     if value == "lm":
         raise OptionsError(
             "optimizer='lm' is not here: choose 'lbfgs', or one of the others.",
-            "unknown",
+            "not here",
             "optimizer",
         )
     _word("optimizer", value, OPTIMIZERS)

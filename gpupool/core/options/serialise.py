@@ -51,7 +51,7 @@ def from_json(text: str, profile: type) -> dict[str, Any]:
         raise OptionsError(f"these are no options: not JSON ({error}).", "not JSON") from None
     if not isinstance(values, dict):
         raise OptionsError(
-            "these are no options: the JSON is no object of names and values.", "not JSON"
+            "these are no options: the JSON is no object of names and values.", "no object"
         )
     if isinstance(values.get("profile"), dict):
         try:

@@ -16,6 +16,7 @@ from gpupool.core.options.pool_options import (
     parse_ranks,
 )
 from gpupool.core.options.training_options import TrainingOptions
+from tests.support.raising import raises
 
 
 def test_the_defaults_of_a_pool() -> None:
@@ -27,61 +28,48 @@ def test_the_defaults_of_a_pool() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
+    ("values", "kind", "names"),
     [
-        ({"profile": "slurm"}, "profile='slurm' is unknown: choose one of local."),
-        ({"device": "tpu"}, "device='tpu' is unknown: choose one of auto, cpu, gpu."),
-        ({"backend": "mpi"}, "backend='mpi' is unknown: choose one of auto, nccl, gloo."),
-        ({"n": 0}, "n=0: a pool needs at least one rank."),
-        ({"n": 1.5}, "n=1.5: must be a whole number."),
-        ({"n": "two"}, "n='two': must be a number."),
-        ({"timeout_s": 0}, "timeout_s=0: must be above 0 seconds."),
-        ({"timeout_s": "1m"}, "timeout_s='1m': must be a number."),
-        ({"on_hang": "kill"}, "on_hang='kill' is unknown: choose one of tell, abort."),
-        ({"hang_after_s": 0}, "hang_after_s=0: must be above 0 seconds."),
-        ({"hang_after_s": float("nan")}, "hang_after_s=nan: must be above 0 seconds."),
-        ({"hang_after_s": "30s"}, "hang_after_s='30s': must be a number."),
-        (
-            {"device": "cpu", "gpus": ("0",)},
-            "device='cpu' and gpus= exclude each other; leave one of them out.",
-        ),
-        (
-            {"device": "cpu", "force": True},
-            "device='cpu' and force exclude each other: there is no GPU to take.",
-        ),
-        (
-            {"device": "cpu", "backend": "nccl"},
-            "backend='nccl' needs GPUs; on CPU ranks use 'gloo' or 'auto'.",
-        ),
-        (
-            {"idle_timeout": "soon"},
-            "'soon' is not a time. Write '90s', '30m', '2h' or 'never'.",
-        ),
+        ({"profile": "slurm"}, "unknown", {"profile"}),
+        ({"device": "tpu"}, "unknown", {"device"}),
+        ({"backend": "mpi"}, "unknown", {"backend"}),
+        ({"n": 0}, "range", {"n"}),
+        ({"n": 1.5}, "not whole", {"n"}),
+        ({"n": "two"}, "type", {"n"}),
+        ({"timeout_s": 0}, "range", {"timeout_s"}),
+        ({"timeout_s": "1m"}, "type", {"timeout_s"}),
+        ({"on_hang": "kill"}, "unknown", {"on_hang"}),
+        ({"hang_after_s": 0}, "range", {"hang_after_s"}),
+        ({"hang_after_s": float("nan")}, "range", {"hang_after_s"}),
+        ({"hang_after_s": "30s"}, "type", {"hang_after_s"}),
+        ({"device": "cpu", "gpus": ("0",)}, "conflict", {"device", "gpus"}),
+        ({"device": "cpu", "force": True}, "conflict", {"device", "force"}),
+        ({"device": "cpu", "backend": "nccl"}, "conflict", {"backend", "device"}),
+        ({"idle_timeout": "soon"}, "form", set()),
     ],
 )
-def test_a_wrong_pool_option_is_answered_with(values: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(OptionsError) as caught:
+def test_a_wrong_pool_option_is_refused(values: dict[str, Any], kind: str, names: set[str]) -> None:
+    with raises(OptionsError, kind, *names):
         PoolOptions(**values)
-    assert str(caught.value) == sentence
 
 
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
-        ("batchsize", "Did you mean 'batch_size'?"),
-        ("epoch", "Did you mean 'epochs'?"),
-        ("InitialLearnRate", "Did you mean 'lr'?"),
-        ("MiniBatchSize", "Did you mean 'batch_size'?"),
-        ("MaxEpochs", "Did you mean 'epochs'?"),
-        ("L2Regularization", "Did you mean 'weight_decay'?"),
-        ("VerboseFrequency", "Did you mean 'log_every'?"),
-        ("xyzzy", "There are: optimizer, lr, momentum, "),
+        ("batchsize", " 'batch_size'?"),
+        ("epoch", " 'epochs'?"),
+        ("InitialLearnRate", " 'lr'?"),
+        ("MiniBatchSize", " 'batch_size'?"),
+        ("MaxEpochs", " 'epochs'?"),
+        ("L2Regularization", " 'weight_decay'?"),
+        ("VerboseFrequency", " 'log_every'?"),
+        ("xyzzy", " optimizer, lr, momentum, "),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_right_one(name: str, answer: str) -> None:
-    with pytest.raises(OptionsError) as caught:
+    with raises(OptionsError, "no option", name) as caught:
         make_options(TrainingOptions, {name: 1})
-    assert str(caught.value).startswith(f"{name!r} is not an option. {answer}")
+    assert answer in str(caught.value)
 
 
 def test_known_names_make_the_options() -> None:
@@ -109,7 +97,7 @@ def test_a_duration_in_seconds(text: str | float | None, seconds: float | None) 
 
 @pytest.mark.parametrize("text", ["", "0", "0s", "-5", "5 minutes", "m", "1h30m", "inf"])
 def test_what_is_not_a_duration_is_refused(text: str) -> None:
-    with pytest.raises(OptionsError, match="is not a time"):
+    with raises(OptionsError, "form"):
         parse_duration_s(text)
 
 
@@ -137,11 +125,9 @@ def test_ranks_of_a_text_in_a_pool_of_four(text: str, ranks: tuple[int, ...]) ->
 
 @pytest.mark.parametrize("text", ["", "4", "-5", "a", "0,", "4:", "3:1", "::0", "0:1:2:3", "0.5"])
 def test_ranks_that_are_not_there_are_answered_with_those_that_are(text: str) -> None:
-    with pytest.raises(OptionsError) as caught:
+    with raises(OptionsError, "ranks", "ranks") as caught:
         parse_ranks(text, 4)
-    assert str(caught.value) == (
-        f"ranks {text!r}: write all, 0, 0,2, 0:4, ::2 or -1; this pool has ranks 0 to 3."
-    )
+    assert str(caught.value).endswith(" 0 to 3.")
 
 
 @given(st.integers(1, 16).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))

@@ -21,12 +21,13 @@ from gpupool.core.options.fields import Profile
 from gpupool.core.options.model_facts import ModelFacts
 from gpupool.core.options.serialise import describe
 from gpupool.core.options.training_options import TrainingOptions
+from tests.support.raising import raises
 
 FIELDS = [field.name for field in dataclasses.fields(TrainingOptions)]
 
 
-def refusal(**values: Any) -> str:
-    with pytest.raises(OptionsError) as caught:
+def refusal(kind: str, *names: str, **values: Any) -> str:
+    with raises(OptionsError, kind, *names) as caught:
         TrainingOptions(**values)
     return str(caught.value)
 
@@ -86,245 +87,167 @@ OPTIMIZERS = "sgdm, adam, adamw, rmsprop, lbfgs, lars, muon"
 
 
 @pytest.mark.parametrize(
-    ("values", "sentence"),
+    ("values", "kind", "name"),
     [
-        ({"optimizer": "sgd"}, "optimizer='sgd' is unknown. Did you mean optimizer='sgdm'?"),
-        ({"optimizer": "lion"}, f"optimizer='lion' is unknown: choose one of {OPTIMIZERS}."),
-        (
-            {"optimizer": "lm"},
-            "optimizer='lm' is not here: choose 'lbfgs', or one of the others.",
-        ),
-        ({"shuffle": "yes"}, "shuffle='yes' is unknown: choose one of every-epoch, once, never."),
-        (
-            {"keep": "best-validation"},
-            "keep='best-validation' is unknown. Did you mean keep='best'?",
-        ),
-        (
-            {"execution": "parallel"},
-            "execution='parallel' is unknown. Did you mean execution='parallel-auto'?",
-        ),
-        ({"on_error": "ignore"}, "on_error='ignore' is unknown: choose one of raise, skip."),
-        ({"lr": 0}, "lr=0: must be above 0."),
-        ({"lr": float("nan")}, "lr=nan: must be above 0."),
-        ({"lr": float("inf")}, "lr=inf: must be finite."),
-        ({"lr": "0.1"}, "lr='0.1': must be a number."),
-        ({"lr": None}, "lr=None: must be a number."),
-        ({"epochs": -1}, "epochs=-1: must be above 0."),
-        ({"epochs": 1.5}, "epochs=1.5: must be a whole number."),
-        ({"epochs": float("inf")}, "epochs=inf: must be a whole number."),
-        ({"batch_size": 8.0}, "batch_size=8.0: must be a whole number."),
-        ({"batch_size": 0}, "batch_size=0: must be above 0."),
-        ({"log_every": 0}, "log_every=0: must be above 0."),
-        ({"max_steps": 0}, "max_steps=0: must be above 0."),
-        ({"patience": 0}, "patience=0: must be above 0."),
-        ({"accumulate": 0}, "accumulate=0: must be above 0."),
-        (
-            {"accumulate": 9, "batch_size": 8},
-            "accumulate=9: a batch of 8 cannot be computed in more parts than it has samples.",
-        ),
-        ({"seed": -1}, "seed=-1: must be in 0..2**64-1."),
-        ({"seed": None}, "seed=None: must be a number."),
-        ({"seed": True}, "seed=True: must be a number."),
-        ({"weight_decay": -0.1}, "weight_decay=-0.1: must not be negative."),
-        ({"momentum": 1.0}, "momentum=1: must be at least 0 and below 1."),
-        ({"ema": 1}, "ema=1: must be above 0 and below 1."),
-        ({"ema": 0}, "ema=0: must be above 0 and below 1."),
-        ({"clip": 0}, "clip=0: must be above 0."),
-        (
-            {"optimizer": "adam", "betas": (0.9, 1.0)},
-            "betas=(0.9, 1.0): must be at least 0 and below 1.",
-        ),
-        ({"optimizer": "adam", "betas": 0.9}, "betas=0.9: must be 2 numbers."),
-        ({"optimizer": "adam", "betas": (1, 2, 3)}, "betas=(1, 2, 3): must be 2 numbers."),
-        (
-            {"rank_load": (0, 0)},
-            "rank_load=(0.0, 0.0): must not be negative, and one must be above 0.",
-        ),
-        ({"rank_load": 2}, "rank_load=2: must be some numbers."),
-        (
-            {"on_error": "skip", "max_skipped": 0},
-            "max_skipped=0: must be a share of the samples, above 0 and at most 1.",
-        ),
-        (
-            {"learn_rate_factors": {"fc.*": 1.0, "conv*": -1}},
-            "learn_rate_factors={'conv*': -1}: a factor must be finite and not negative.",
-        ),
-        (
-            {"learn_rate_factors": [("fc", 1)]},
-            "learn_rate_factors=[('fc', 1)]: give a dict, as {'head.*': 10}.",
-        ),
-        (
-            {"warmup": "soon"},
-            "warmup='soon': write '1 epoch', '500 steps' or a number of steps.",
-        ),
-        ({"warmup": 0}, "warmup=0: write '1 epoch', '500 steps' or a number of steps."),
-        ({"validate_every": "10m"}, "validate_every='10m': write 'epoch' or a number of steps."),
-        (
-            {"checkpoint": "c", "checkpoint_every": "often"},
-            "checkpoint_every='often': write 'epoch' or a number of steps, or a time such as "
-            "'10m'.",
-        ),
-        ({"checkpoint": ""}, "checkpoint='': must be a folder, as 's3://bucket/run1'."),
-        ({"callbacks": 3}, "callbacks: 3 cannot be called; give functions of info."),
-        (
-            {"compile": "fast"},
-            "compile='fast' is unknown: choose one of default, reduce-overhead, "
-            "max-autotune, max-autotune-no-cudagraphs.",
-        ),
-        ({"channels_last": "yes"}, "channels_last='yes': must be True or False."),
-        (
-            {"profile": "s3://b"},
-            "profile='s3://b': give gpupool.Profile(url='s3://bucket/traces').",
-        ),
-        (
-            {"schedule": [("cosine", 3)]},
-            "schedule=[('cosine', 3)]: has 3 epochs, the training 10; each piece needs at least "
-            "one, and all together as many as the training.",
-        ),
-        (
-            {"schedule": ["cosine"]},
-            "schedule=['cosine']: give a name, a callable (step, epoch) -> factor, or pairs, as "
-            "[('cosine', 20), ('none', 10)].",
-        ),
-        (
-            {"objective": "f1"},
-            "objective='f1' is not measured: choose one of loss, accuracy, or add it: "
-            "metrics=['f1'].",
-        ),
+        ({"optimizer": "sgd"}, "unknown", "optimizer"),
+        ({"optimizer": "lion"}, "unknown", "optimizer"),
+        ({"optimizer": "lm"}, "not here", "optimizer"),
+        ({"shuffle": "yes"}, "unknown", "shuffle"),
+        ({"keep": "best-validation"}, "unknown", "keep"),
+        ({"execution": "parallel"}, "unknown", "execution"),
+        ({"on_error": "ignore"}, "unknown", "on_error"),
+        ({"lr": 0}, "range", "lr"),
+        ({"lr": float("nan")}, "range", "lr"),
+        ({"lr": float("inf")}, "not finite", "lr"),
+        ({"lr": "0.1"}, "type", "lr"),
+        ({"lr": None}, "type", "lr"),
+        ({"epochs": -1}, "range", "epochs"),
+        ({"epochs": 1.5}, "not whole", "epochs"),
+        ({"epochs": float("inf")}, "not whole", "epochs"),
+        ({"batch_size": 8.0}, "not whole", "batch_size"),
+        ({"batch_size": 0}, "range", "batch_size"),
+        ({"log_every": 0}, "range", "log_every"),
+        ({"max_steps": 0}, "range", "max_steps"),
+        ({"patience": 0}, "range", "patience"),
+        ({"accumulate": 0}, "range", "accumulate"),
+        ({"accumulate": 9, "batch_size": 8}, "range", "accumulate"),
+        ({"seed": -1}, "range", "seed"),
+        ({"seed": None}, "type", "seed"),
+        ({"seed": True}, "type", "seed"),
+        ({"weight_decay": -0.1}, "range", "weight_decay"),
+        ({"momentum": 1.0}, "range", "momentum"),
+        ({"ema": 1}, "range", "ema"),
+        ({"ema": 0}, "range", "ema"),
+        ({"clip": 0}, "range", "clip"),
+        ({"optimizer": "adam", "betas": (0.9, 1.0)}, "range", "betas"),
+        ({"optimizer": "adam", "betas": 0.9}, "type", "betas"),
+        ({"optimizer": "adam", "betas": (1, 2, 3)}, "length", "betas"),
+        ({"rank_load": (0, 0)}, "range", "rank_load"),
+        ({"rank_load": 2}, "type", "rank_load"),
+        ({"on_error": "skip", "max_skipped": 0}, "range", "max_skipped"),
+        ({"learn_rate_factors": {"fc.*": 1.0, "conv*": -1}}, "range", "learn_rate_factors"),
+        ({"learn_rate_factors": [("fc", 1)]}, "type", "learn_rate_factors"),
+        ({"warmup": "soon"}, "form", "warmup"),
+        ({"warmup": 0}, "form", "warmup"),
+        ({"validate_every": "10m"}, "form", "validate_every"),
+        ({"checkpoint": "c", "checkpoint_every": "often"}, "form", "checkpoint_every"),
+        ({"checkpoint": ""}, "form", "checkpoint"),
+        ({"callbacks": 3}, "type", "callbacks"),
+        ({"compile": "fast"}, "unknown", "compile"),
+        ({"channels_last": "yes"}, "type", "channels_last"),
+        ({"profile": "s3://b"}, "type", "profile"),
+        ({"schedule": [("cosine", 3)]}, "length", "schedule"),
+        ({"schedule": ["cosine"]}, "form", "schedule"),
+        ({"objective": "f1"}, "not measured", "objective"),
     ],
 )
-def test_a_wrong_training_option_is_answered_with(values: dict[str, Any], sentence: str) -> None:
-    assert refusal(**values) == sentence
+def test_a_wrong_training_option_is_refused(values: dict[str, Any], kind: str, name: str) -> None:
+    assert refusal(kind, name, **values).startswith(name)
 
 
 WITHOUT_EFFECT = [
-    ({"drop_factor": 0.1}, "schedule is 'none': did you mean schedule='piecewise'?"),
-    ({"drop_period": 20}, "schedule is 'none': did you mean schedule='piecewise'?"),
+    ({"drop_factor": 0.1}, "schedule='piecewise'"),
+    ({"drop_period": 20}, "schedule='piecewise'"),
     ({"drop_period": 2, "schedule": "cosine"}, "schedule is 'cosine': did you mean"),
-    ({"power": 2.0}, "schedule is 'none': did you mean schedule='polynomial'?"),
-    ({"min_factor": 0.1}, "schedule is 'none': did you mean schedule='cosine'?"),
-    ({"cycle_period": 3}, "schedule is 'none': did you mean schedule='cyclical'?"),
-    ({"warmup_factor": 0.1}, "warmup is None: did you mean warmup='1 epoch'?"),
-    ({"momentum": 0.9, "optimizer": "adam"}, "optimizer is 'adam': did you mean optimizer='sgdm'?"),
-    ({"betas": (0.8, 0.9)}, "optimizer is 'sgdm': did you mean optimizer='adam'?"),
-    ({"alpha": 0.9}, "optimizer is 'sgdm': did you mean optimizer='rmsprop'?"),
-    ({"eps": 1e-6}, "optimizer is 'sgdm': did you mean optimizer='adam'?"),
-    ({"eps": 1e-6, "optimizer": dict}, "optimizer is dict: did you mean optimizer='adam'?"),
-    ({"trust_coefficient": 0.01}, "optimizer is 'sgdm': did you mean optimizer='lars'?"),
+    ({"power": 2.0}, "schedule='polynomial'"),
+    ({"min_factor": 0.1}, "schedule='cosine'"),
+    ({"cycle_period": 3}, "schedule='cyclical'"),
+    ({"warmup_factor": 0.1}, "warmup='1 epoch'"),
+    ({"momentum": 0.9, "optimizer": "adam"}, "optimizer='sgdm'"),
+    ({"betas": (0.8, 0.9)}, "optimizer='adam'"),
+    ({"alpha": 0.9}, "optimizer='rmsprop'"),
+    ({"eps": 1e-6}, "optimizer='adam'"),
+    ({"eps": 1e-6, "optimizer": dict}, " dict: "),
+    ({"trust_coefficient": 0.01}, "optimizer='lars'"),
     ({"weight_decay": 0.1, "optimizer": "lbfgs"}, "optimizer is 'lbfgs': did you mean"),
-    ({"weight_decay_factors": {"*": 0.0}}, "weight_decay is 0.0: did you mean weight_decay=1e-4?"),
-    ({"max_skipped": 0.1}, "on_error is 'raise': did you mean on_error='skip'?"),
-    ({"clip_method": "l2norm"}, "clip is None: did you mean clip=1.0?"),
-    ({"checkpoint_every": 10}, "checkpoint is None: did you mean checkpoint='s3://bucket/run1'?"),
-    ({"num_checkpoints": 5}, "checkpoint is None: did you mean checkpoint='s3://bucket/run1'?"),
-    ({"on_failure": "resume"}, "checkpoint is None: did you mean checkpoint='s3://bucket/run1'?"),
-    ({"resume": "auto"}, "checkpoint is None: did you mean checkpoint='s3://bucket/run1', the"),
-    ({"resume": True}, "checkpoint is None: did you mean checkpoint='s3://bucket/run1', the"),
+    ({"weight_decay_factors": {"*": 0.0}}, "weight_decay=1e-4"),
+    ({"max_skipped": 0.1}, "on_error='skip'"),
+    ({"clip_method": "l2norm"}, "clip=1.0"),
+    ({"checkpoint_every": 10}, "checkpoint='s3://bucket/run1'"),
+    ({"num_checkpoints": 5}, "checkpoint='s3://bucket/run1'"),
+    ({"on_failure": "resume"}, "checkpoint='s3://bucket/run1'"),
+    ({"resume": "auto"}, "checkpoint='s3://bucket/run1'"),
+    ({"resume": True}, "checkpoint='s3://bucket/run1'"),
     ({"schedule": "piecewise", "drop_period": 10}, "drop_period is 10 and it lasts 10 epochs"),
     ({"schedule": "piecewise", "epochs": 1}, "drop_period is 1 and it lasts 1 epoch:"),
     ({"bn_statistics": "population", "batch_norm": "frozen"}, "batch_norm is 'frozen'"),
 ]
 
 
-@pytest.mark.parametrize(("values", "reason"), WITHOUT_EFFECT)
+@pytest.mark.parametrize(("values", "meant"), WITHOUT_EFFECT)
 def test_an_option_without_effect_is_answered_with_what_was_meant(
-    values: dict[str, Any], reason: str
+    values: dict[str, Any], meant: str
 ) -> None:
     name = next(iter(values))
-    sentence = refusal(**values)
-    assert sentence.startswith(f"{name}={values[name]!r} does nothing while {reason}")
+    assert meant in refusal("no effect", name, **values)
 
 
 def test_a_warm_up_that_never_ends_is_refused() -> None:
-    never = "so the learning rate would never be reached; make it shorter."
-    assert refusal(warmup="10 epochs") == (
-        f"warmup='10 epochs': the whole training has 10 epochs, {never}"
-    )
-    assert refusal(warmup=7, max_steps=7) == f"warmup=7: the whole training has 7 steps, {never}"
+    assert " 10 epochs, " in refusal("too long", "warmup", warmup="10 epochs")
+    assert " 7 steps, " in refusal("too long", "warmup", warmup=7, max_steps=7)
 
 
 def test_what_lbfgs_cannot_do_is_refused() -> None:
     assert TrainingOptions(optimizer="lbfgs", learn_rate_factors={"a": 0}).lr == 0.01
-    factors = refusal(optimizer="lbfgs", learn_rate_factors={"a": 10})
-    assert factors.startswith(
-        "learn_rate_factors={'a': 10.0} do nothing while optimizer is 'lbfgs'"
-    )
-    assert "choose 'bf16'" in refusal(optimizer="lbfgs", precision="fp16")
+    refusal("no effect", "learn_rate_factors", optimizer="lbfgs", learn_rate_factors={"a": 10})
+    refusal("conflict", "precision", "optimizer", optimizer="lbfgs", precision="fp16")
 
 
 PLAIN = ModelFacts(100, 0, 400, has_batch_norm=False, has_convolutions=False)
 
 
 @pytest.mark.parametrize(
-    ("values", "facts", "sentence"),
+    ("values", "facts", "kind", "name"),
     [
-        ({"patience": 4}, {}, "patience=4 does nothing without validation: did you mean"),
-        ({"keep": "best"}, {}, "keep='best' does nothing without validation: did you mean"),
-        ({"objective": "accuracy"}, {}, "objective='accuracy' does nothing without validation"),
-        ({"validate_every": 5}, {}, "validate_every=5 does nothing without validation"),
-        ({"metrics": ["f1"]}, {}, "metrics=('f1',) does nothing without validation"),
-        (
-            {"rank_load": (1, 2, 3)},
-            {"num_ranks": 2},
-            "rank_load=(1.0, 2.0, 3.0): has 3 shares, and 2 ranks train: give one share for each.",
-        ),
-        (
-            {"max_steps": 101, "batch_size": 10},
-            {"num_samples": 100},
-            "max_steps=101 does nothing while epochs is 10, which are 100 steps: did you mean "
-            "epochs=11?",
-        ),
-        (
-            {"warmup": 30, "batch_size": 40},
-            {"num_samples": 100},
-            "warmup=30: the whole training has 30 steps, so the learning rate would never be "
-            "reached; make it shorter.",
-        ),
-        (
-            {"schedule": "cosine"},
-            {"is_stream": True},
-            "schedule='cosine' needs the number of steps in an epoch, which a stream of samples",
-        ),
+        ({"patience": 4}, {}, "no effect", "patience"),
+        ({"keep": "best"}, {}, "no effect", "keep"),
+        ({"objective": "accuracy"}, {}, "no effect", "objective"),
+        ({"validate_every": 5}, {}, "no effect", "validate_every"),
+        ({"metrics": ["f1"]}, {}, "no effect", "metrics"),
+        ({"rank_load": (1, 2, 3)}, {"num_ranks": 2}, "length", "rank_load"),
+        ({"max_steps": 101, "batch_size": 10}, {"num_samples": 100}, "no effect", "max_steps"),
+        ({"warmup": 30, "batch_size": 40}, {"num_samples": 100}, "too long", "warmup"),
+        ({"schedule": "cosine"}, {"is_stream": True}, "unknown length", "schedule"),
         (
             {"schedule": [("none", 5), ("exponential", 5)]},
             {"is_stream": True},
-            "schedule=(('none', 5), ('exponential', 5)) needs the number of steps in an epoch",
+            "unknown length",
+            "schedule",
         ),
         (
             {"profile": Profile(url="traces", skip=10), "batch_size": 100},
             {"num_samples": 100},
-            "profile.skip=10: the whole training has 10 steps, so nothing would be traced; make it "
-            "smaller.",
+            "too long",
+            "profile",
         ),
-        (
-            {"batch_norm": "sync"},
-            {"model": PLAIN},
-            "batch_norm='sync' does nothing: the model has no batch norm. Leave it out.",
-        ),
-        (
-            {"bn_statistics": "population"},
-            {"model": PLAIN},
-            "bn_statistics='population' does nothing: the model has no batch norm. Leave it out.",
-        ),
+        ({"batch_norm": "sync"}, {"model": PLAIN}, "no effect", "batch_norm"),
+        ({"bn_statistics": "population"}, {"model": PLAIN}, "no effect", "bn_statistics"),
         (
             {"precision": "bf16"},
             {"model": dataclasses.replace(PLAIN, has_float32=False)},
-            "precision='bf16' does nothing: the model has no float32 parameters. Give",
+            "no effect",
+            "precision",
         ),
-        (
-            {"channels_last": True},
-            {"model": PLAIN},
-            "channels_last=True does nothing: the model has no convolutions. Leave it out.",
-        ),
+        ({"channels_last": True}, {"model": PLAIN}, "no effect", "channels_last"),
     ],
 )
 def test_what_does_nothing_with_this_data_model_and_ranks_is_refused(
-    values: dict[str, Any], facts: dict[str, Any], sentence: str
+    values: dict[str, Any], facts: dict[str, Any], kind: str, name: str
 ) -> None:
     options = TrainingOptions(**values)
-    with pytest.raises(OptionsError) as caught:
+    with raises(OptionsError, kind, name):
         options.check_for(**{"has_validation": False, **facts})
-    assert str(caught.value).startswith(sentence)
+
+
+def test_what_does_nothing_is_answered_with_numbers_of_the_data_and_the_ranks() -> None:
+    for values, facts, numbers in (
+        ({"rank_load": (1, 2, 3)}, {"num_ranks": 2}, (" 3 shares", " 2 ranks")),
+        ({"max_steps": 101, "batch_size": 10}, {"num_samples": 100}, (" 100 steps", " epochs=11?")),
+        ({"warmup": 30, "batch_size": 40}, {"num_samples": 100}, (" 30 steps",)),
+    ):
+        with pytest.raises(OptionsError) as caught:
+            TrainingOptions(**values).check_for(**{"has_validation": False, **facts})
+        assert all(number in str(caught.value) for number in numbers)
 
 
 def test_what_works_with_data_model_and_ranks_is_let_through() -> None:
@@ -366,26 +289,24 @@ def test_a_share_of_the_samples_may_be_skipped_and_always_one() -> None:
 def test_every_name_of_matlab_is_answered_with_ours_or_with_what_to_do() -> None:
     for name, ours in matlab_names.NAMES.items():
         assert ours in FIELDS
-        assert refusal(**{name: 1}) == f"{name!r} is not an option. Did you mean {ours!r}?"
+        assert refusal("no option", name, **{name: 1}).endswith(f" {ours!r}?")
     for name, advice in matlab_names.ELSEWHERE.items():
-        assert refusal(**{name: 1}) == f"{name!r} is not an option. It is not needed: {advice}"
+        assert refusal("no option", name, **{name: 1}).endswith(advice)
 
 
 def test_the_words_that_are_meant_are_words_of_ours() -> None:
     for name, meant in matlab_names.WORDS.items():
         for word, ours in meant.items():
-            assert refusal(**{name: word}) == (
-                f"{name}={word!r} is unknown. Did you mean {name}={ours!r}?"
-            )
+            assert refusal("unknown", name, **{name: word}).endswith(f" {name}={ours!r}?")
             TrainingOptions(**{name: ours})
 
 
 def test_other_names_are_answered_too_and_a_value_needs_one() -> None:
-    assert refusal(learning_rate=1) == "'learning_rate' is not an option. Did you mean 'lr'?"
-    assert "Did you mean 'batch_size'?" in refusal(batchsize=1)
-    assert refusal(xyzzy=1).startswith("'xyzzy' is not an option. There are: optimizer, lr, ")
+    assert refusal("no option", "learning_rate", learning_rate=1).endswith(" 'lr'?")
+    assert refusal("no option", "batchsize", batchsize=1).endswith(" 'batch_size'?")
+    assert " optimizer, lr, " in refusal("no option", "xyzzy", xyzzy=1)
     assert set(matlab_names.OTHERS.values()) <= {*FIELDS}
-    with pytest.raises(OptionsError, match=r"options are given by name, as TrainingOptions\(opt"):
+    with raises(OptionsError, "by position"):
         TrainingOptions("sgdm")  # type: ignore[misc]
 
 
@@ -446,7 +367,7 @@ def test_code_is_refused_by_json_and_described_by_its_name() -> None:
     code = {"optimizer": dict, "schedule": max, "callbacks": [print], "metrics": ["f1", min]}
     for name, value in code.items():
         options = TrainingOptions(**{name: value})
-        with pytest.raises(OptionsError, match=rf"^{name}: \w+ is code, which JSON cannot hold"):
+        with raises(OptionsError, "code", name):
             options.to_json()
     named = describe(TrainingOptions(**code))
     assert {name: named[name] for name in code} == {
@@ -458,16 +379,15 @@ def test_code_is_refused_by_json_and_described_by_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"),
+    ("text", "kind", "names"),
     [
-        ("{", "these are no options: not JSON"),
-        ("[1]", "these are no options: the JSON is no object"),
-        ('{"profile": {"url": "x", "stepz": 3}}', "these are no options: profile:"),
-        ('{"MaxEpochs": 3}', "'MaxEpochs' is not an option. Did you mean 'epochs'?"),
-        ('{"lr": -1}', "lr=-1: must be above 0."),
+        ("{", "not JSON", []),
+        ("[1]", "no object", []),
+        ('{"profile": {"url": "x", "stepz": 3}}', "form", ["profile"]),
+        ('{"MaxEpochs": 3}', "no option", ["MaxEpochs"]),
+        ('{"lr": -1}', "range", ["lr"]),
     ],
 )
-def test_text_that_is_no_options_is_refused(text: str, sentence: str) -> None:
-    with pytest.raises(OptionsError) as caught:
+def test_text_that_is_no_options_is_refused(text: str, kind: str, names: list[str]) -> None:
+    with raises(OptionsError, kind, *names):
         TrainingOptions.from_json(text)
-    assert str(caught.value).startswith(sentence)

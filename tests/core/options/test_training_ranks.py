@@ -10,6 +10,7 @@ from gpupool.core.errors import OptionsError
 from gpupool.core.machine.topology import Gpu, Rank, place, training_ranks
 from gpupool.core.options.checks import WORDS
 from gpupool.core.options.training_ranks import choose_execution
+from tests.support.raising import raises
 
 NO_GPU = "has no GPU of its own"
 
@@ -40,12 +41,10 @@ def test_who_trains_in_a_pool_of_three_with_no_gpu_and_with_two(
     for num_gpus, expected in ((0, on_cpus), (2, on_gpus)):
         ranks = ranks_of(num_gpus, 3)
         if expected is None:
-            with pytest.raises(OptionsError) as caught:
+            with raises(OptionsError, "no GPU", "execution") as caught:
                 choose_execution(execution, ranks, training_ranks(ranks), "no NVIDIA driver")
-            assert str(caught.value) == (
-                f"execution={execution!r}: none of the pool's 3 ranks has a GPU (no NVIDIA "
-                "driver); choose 'auto' or 'parallel-cpu', or start a pool where there are GPUs."
-            )
+            assert " 3 ranks " in str(caught.value)
+            assert " (no NVIDIA driver); " in str(caught.value)
             continue
         chosen = choose_execution(execution, ranks, training_ranks(ranks))
         assert (chosen.ranks, chosen.on_gpu) == expected
@@ -60,6 +59,6 @@ def test_every_word_of_the_option_is_known_here() -> None:
 
 def test_the_gpus_of_two_machines_are_not_those_of_one() -> None:
     ranks = [replace(rank, node_rank=rank.rank) for rank in ranks_of(2, 2)]
-    with pytest.raises(OptionsError, match="the pool has some on 2: choose 'parallel-gpu'"):
+    with raises(OptionsError, "several hosts", "execution"):
         choose_execution("multi-gpu", ranks, (0, 1))
     assert choose_execution("parallel-gpu", ranks, (0, 1)).ranks == (0, 1)

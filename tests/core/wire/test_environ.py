@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.wire import environ
+from tests.support.raising import raises
 
 ENVIRON = {
     "AWS_REGION": "eu",
@@ -36,15 +37,14 @@ def test_names_and_globs_select(patterns: list[str], names: list[str]) -> None:
 
 
 def test_a_plain_name_that_is_not_set_is_an_error_unless_remembered() -> None:
-    with pytest.raises(OptionsError, match=r"^NOSUCH is not set in the notebook's environment\.$"):
+    with raises(OptionsError, "not set", "NOSUCH"):
         environ.select(["NOSUCH"], ENVIRON)
     assert environ.select(["NOSUCH", "HOME"], ENVIRON, strict=False) == {"HOME": "/"}
 
 
 def test_a_typed_value_is_refused_and_not_repeated() -> None:
-    with pytest.raises(OptionsError) as caught:
+    with raises(OptionsError, "value", "HF_TOKEN") as caught:
         environ.select(["HF_TOKEN=hf_typed"], ENVIRON)
-    assert str(caught.value).startswith("HF_TOKEN=...: name the variable only")
     assert "hf_typed" not in str(caught.value)
 
 
