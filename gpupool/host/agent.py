@@ -2,28 +2,13 @@
 
 Runs on the host as `python -m gpupool.host.agent FOLDER CLIENT_PID WARM_S MODULE ...`: one thread,
 the standard library only. Its first child, the fork server (`forkserver.py`), imports the modules
-and forks all others. The client writes JSON commands to its stdin and reads events, one a line:
+and forks all others. The client writes commands to its stdin and reads events from its stdout, one
+a line: `gpupool/core/wire/agent.py` lists them.
 
-    -> {"op": "open", "folder": "FOLDER/pool1"}
-    -> {"op": "lock", "devices": ["GPU-..."], "number": 1, "force": false}
-    -> {"op": "spawn", "name": "rank 0", "target": "...", "argv": [...], "env": {...}, "log": "..."}
-    -> {"op": "signal", "name": "rank 0", "number": 2}
-    -> {"op": "kill", "names": ["rank 0"]}          also those that are still to come
-    -> {"op": "hold", "files": [...]}               these are there, FOLDER maybe once more
-    -> {"op": "stop"}
-    <- {"event": "ready"}                           the fork server has imported its modules
-    <- {"event": "locked", "devices": ["GPU-..."], "others": {"GPU-...": {...}}, "error": ""}
-    <- {"event": "spawned", "name": "rank 0", "pid": 4711}
-    <- {"event": "killed"}                          answers "kill"; their ends are told after it
-    <- {"event": "exited", "name": "rank 0", "status": -9, "cause": "...", "log_tail": "..."}
-    <- {"event": "continued", "name": "controller", "pid": 4712}   it was stopped by a signal
-    <- {"event": "removed"}                         one of these files is gone
-    <- {"event": "stopped"}
-
-It serves one pool at a time, from "open" to "stop", and ends by itself when none has been open for
-WARM_S seconds. stdin is the lifeline: when it closes or the client dies, by whatever means, all
+It serves one pool at a time, from `Open` to `Stop`, and ends automatically when none has been open
+for WARM_S seconds. stdin is the lifeline: when it closes or the client dies, by whatever means, all
 that the agent started is killed and FOLDER, which holds keys, removed. Should the agent itself be
-killed, the kernel ends its children (PR_SET_PDEATHSIG). `env` never holds a secret.
+killed, the kernel ends its children (PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -40,9 +25,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from gpupool.core.machine.json_lines import JsonLines
 from gpupool.core.machine.locks import DeviceLocks, hold_folder, lock_folder
 from gpupool.core.machine.processes import (
     ProcessId,
@@ -52,11 +35,12 @@ from gpupool.core.machine.processes import (
     set_process_name,
     started_with,
 )
+from gpupool.core.wire import agent as lines
+from gpupool.core.wire.json_lines import JsonLines, encode
 from gpupool.host.endings import cause_of_end, log_tail, shorten
 from gpupool.host.memory import OutOfMemoryWatch
 from gpupool.host.spawner import Spawner
 
-FORK_SERVER, CONTROLLER = "fork server", "controller"
 STOP_GRACE_S = 0.4  # from SIGHUP to SIGKILL: an engine has nothing to save that it could in time
 _TEND_S = 4.0  # while a pool is open: how often its files are looked at
 _YOUNG_S = 600.0  # cleaners of temporary files remove what is older, by hours at least
@@ -86,7 +70,7 @@ class Agent:
         self._children: dict[int, Child] = {}
         self._log_starts: dict[str, int] = {}
         self._unclaimed: dict[int, int] = {}  # pid -> status, ended before their name was told
-        self._forked: dict[int, dict[str, Any]] = {}  # pid -> what it will say when it is up
+        self._forked: dict[int, lines.Forked] = {}  # pid -> who is not up yet
         self._locks = DeviceLocks(lock_folder())
         self._memory = OutOfMemoryWatch()
         self._spawner = Spawner(folder, modules)
@@ -100,7 +84,7 @@ class Agent:
     def serve(self) -> None:
         """Serve commands until the client is gone or nobody wants a pool; then nothing is left."""
         wake = _wake_on_child_death()
-        commands = JsonLines(sys.stdin.buffer)
+        commands = JsonLines(sys.stdin.buffer, lines.COMMANDS)
         client = os.pidfd_open(self._client.pid)  # readable when it has ended
         self._watch(commands.descriptor, lambda: self._read_commands(commands))
         self._watch(client, self._leave)
@@ -129,7 +113,7 @@ class Agent:
                 shorten(log)
         if not all(map(os.path.exists, self._needed)):
             self._needed = []
-            _tell(event="removed")
+            _tell(lines.Removed())
         if now >= self._renew_at:
             self._renew_at = now + _YOUNG_S
             for path in (self._folder, *self._folder.rglob("*")):
@@ -142,54 +126,68 @@ class Agent:
     def _leave(self) -> None:
         self._serving = False
 
-    def _read_commands(self, commands: JsonLines) -> None:
+    def _read_commands(self, commands: JsonLines[lines.Command]) -> None:
         for command in commands.read():
-            getattr(self, "_op_" + command.pop("op"))(**command)
+            self._do(command)
         if commands.closed:
             self._leave()
 
     # ---- what the client asks for --------------------------------------------------------
 
-    def _op_open(self, folder: str) -> None:
-        self._pool_folder = Path(folder)
+    def _do(self, command: lines.Command) -> None:
+        match command:
+            case lines.Open(folder):
+                self._open(Path(folder))
+            case lines.Lock():
+                self._lock(command)
+            case lines.Spawn():
+                self._spawn(command)
+            case lines.Signal(name, number):
+                for pid in self._pids_of({name}):
+                    os.kill(pid, number)
+            case lines.Kill(names):
+                self._kill(names)
+            case lines.Hold(files):
+                self._hold([Path(file) for file in files])
+            case lines.Stop():
+                self._stop()
+
+    def _open(self, folder: Path) -> None:
+        self._pool_folder = folder
         self._need_server()
         if self._spawner.ready:
-            _tell(event="ready")
+            _tell(lines.Ready())
 
-    def _op_lock(self, devices: list[str], number: int, force: bool) -> None:
+    def _lock(self, asked: lines.Lock) -> None:
         try:
-            taken, others = self._locks.take(devices, number, force)
+            taken, others = self._locks.take(asked.devices, asked.number, asked.force)
         except OSError as error:  # of the lock files: told, for it must not cost the agent
             self._locks.release()
-            _tell(event="locked", devices=[], others={}, error=str(error))
+            _tell(lines.Locked([], {}, str(error)))
         else:
-            _tell(event="locked", devices=taken, others=others, error="")
+            _tell(lines.Locked(taken, others))
 
-    def _op_spawn(self, **request: Any) -> None:
+    def _spawn(self, request: lines.Spawn) -> None:
         if not self._need_server():
             return
-        log = Path(request["log"])
-        self._log_starts[request["name"]] = log.stat().st_size if log.exists() else 0
+        log = Path(request.log)
+        self._log_starts[request.name] = log.stat().st_size if log.exists() else 0
         self._spawner.ask(request)
 
-    def _op_signal(self, name: str, number: int) -> None:
-        for pid in self._pids_of({name}):
-            os.kill(pid, number)
-
-    def _op_kill(self, names: list[str]) -> None:
+    def _kill(self, names: Collection[str]) -> None:
         self._spawner.forget(names)
         for pid in self._pids_of(names):
             _signal_group(pid, signal.SIGKILL)  # with all it forked
-        _tell(event="killed")
+        _tell(lines.Killed())
 
-    def _op_hold(self, files: list[str]) -> None:
-        self._needed = [Path(file) for file in files]
+    def _hold(self, files: list[Path]) -> None:
+        self._needed = files
         if self._holding is not None:
             os.close(self._holding)
         self._holding = hold_folder(self._folder)
         self._write_state()
 
-    def _op_stop(self) -> None:
+    def _stop(self) -> None:
         self._spawner.forget_all()
         self._log_starts.clear()
         for pid in self._pool_pids():
@@ -204,7 +202,7 @@ class Agent:
             shutil.rmtree(self._pool_folder, ignore_errors=True)
             self._pool_folder, self._needed = None, []
         self._write_state()
-        _tell(event="stopped")
+        _tell(lines.Stopped())
 
     # ---- the fork server -----------------------------------------------------------------
 
@@ -214,7 +212,7 @@ class Agent:
             if self._spawner.pid is None:
                 self._start_server()
         except OSError as error:  # no more processes or files: told, for the others go on
-            _tell(event="exited", name=FORK_SERVER, status=1, cause=str(error), log_tail="")
+            _tell(lines.Exited(lines.FORK_SERVER, 1, str(error), log_tail=""))
             return False
         return True
 
@@ -222,36 +220,33 @@ class Agent:
         said = self._spawner.start()
         assert self._spawner.pid is not None
         process = ProcessId.of(self._spawner.pid)
-        self._children[process.pid] = Child(FORK_SERVER, process, self._spawner.log)
+        self._children[process.pid] = Child(lines.FORK_SERVER, process, self._spawner.log)
         self._watch(said.descriptor, lambda: self._hear_server(said))
         self._write_state()
 
-    def _hear_server(self, said: JsonLines) -> None:
+    def _hear_server(self, said: JsonLines[lines.Answer]) -> None:
         for line in said.read():
-            if pid := line.pop("forked", 0):
-                if pid in self._unclaimed:  # it never came up
-                    self._claim(pid, **line)
-                elif pid not in self._children:  # else its own line has come before this one
-                    self._forked[pid] = line
-            elif pid := line.pop("pid", 0):
-                self._forked.pop(pid, None)
-                self._claim(pid, **line)
-            else:
-                self._spawner.hear(**line)
+            if isinstance(line, lines.Ready):
+                self._spawner.hear(line)
                 if self._spawner.ready:  # else it has ended since
-                    _tell(event="ready")
+                    _tell(line)
+            elif line.is_up or line.pid in self._unclaimed:  # the latter never came up
+                self._forked.pop(line.pid, None)
+                self._claim(line)
+            elif line.pid not in self._children:  # else its own line has come before this one
+                self._forked[line.pid] = line
         if said.closed:
             self._selector.unregister(said.descriptor)
             said.close()
 
-    def _claim(self, pid: int, name: str, number: int, log: str) -> None:
-        if self._spawner.hear(name=name, number=number):
-            self._adopt(name, pid, Path(log))
-        elif self._unclaimed.pop(pid, None) is None:
-            _signal_group(pid, signal.SIGKILL)
+    def _claim(self, line: lines.Forked) -> None:
+        if self._spawner.hear(line):
+            self._adopt(line.name, line.pid, Path(line.log))
+        elif self._unclaimed.pop(line.pid, None) is None:
+            _signal_group(line.pid, signal.SIGKILL)
 
     def _adopt(self, name: str, pid: int, log: Path) -> None:
-        _tell(event="spawned", name=name, pid=pid)
+        _tell(lines.Spawned(name, pid))
         self._memory.renew()
         start = self._log_starts.pop(name, 0)
         if pid in self._unclaimed:
@@ -272,7 +267,7 @@ class Agent:
             elif self._spawner.expects:
                 self._unclaimed[pid] = status
                 if pid in self._forked:
-                    self._claim(pid, **self._forked.pop(pid))
+                    self._claim(self._forked.pop(pid))
         self._write_state()
 
     def _kill_sessions(self, name: str) -> None:
@@ -303,14 +298,14 @@ class Agent:
     def _continue(self, pid: int) -> None:
         """Let a controller go on: without it nothing reaches a rank, not even an interrupt."""
         child = self._children.get(pid)
-        if child is not None and child.name == CONTROLLER:
+        if child is not None and child.name == lines.CONTROLLER:
             os.kill(pid, signal.SIGCONT)
-            _tell(event="continued", name=child.name, pid=pid)
+            _tell(lines.Continued(child.name, pid))
 
     def _tell_end(self, name: str, log: Path, log_start: int, status: int) -> None:
         tail = log_tail(log, log_start)
         cause = cause_of_end(status, log.parent, tail, self._memory)
-        _tell(event="exited", name=name, status=status, cause=cause, log_tail=tail)
+        _tell(lines.Exited(name, status, cause, tail))
 
     # ---- the end -------------------------------------------------------------------------
 
@@ -338,7 +333,7 @@ class Agent:
 
     def _write_state(self) -> None:
         """Who is alive, for the next client of this user, should all of us be killed at once."""
-        processes = {"agent": self._self, "client": self._client}
+        processes = {lines.AGENT: self._self, lines.CLIENT: self._client}
         processes |= {child.name: child.process for child in self._children.values()}
         state = {name: [p.pid, p.started] for name, p in processes.items()}
         new = self._folder / "processes.json.new"
@@ -368,9 +363,9 @@ def main() -> None:
             agent.serve()
 
 
-def _tell(**event: Any) -> None:
-    sys.stdout.write(json.dumps(event) + "\n")
-    sys.stdout.flush()
+def _tell(event: lines.Event) -> None:
+    sys.stdout.buffer.write(encode(event))
+    sys.stdout.buffer.flush()
 
 
 def _wake_on_child_death() -> int:

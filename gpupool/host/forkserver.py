@@ -3,13 +3,8 @@
 `python -m gpupool.host.forkserver AGENT_PID STEP ...` is a child of the agent. A step is a module
 to import, or `=TARGET`: that target can be forked from here on. After the last of these, or after
 all modules, it says that it is ready for any other target. The modules that are left are imported
-while nobody asks for anything. Each line of stdin is a request:
-
-    -> {"number": 3, "name": "rank 0", "target": "gpupool.engine.boot:main",
-        "argv": ["--file=..."], "env": {...}, "log": "/run/.../rank0.log"}
-    <- {"ready": true}
-    <- {"number": 3, "name": "rank 0", "log": "/run/.../rank0.log", "forked": 4711}
-    <- {"number": 3, "name": "rank 0", "log": "/run/.../rank0.log", "pid": 4711}  by itself, when up
+while nobody asks for anything. Each line of stdin is a `Spawn`; it answers with `Ready` once, and
+twice with `Forked` for each process (`gpupool/core/wire/agent.py`).
 
 What it forks becomes a child of the agent, which tells of its end, and has the environment and the
 log of its own request. Nothing here may start a thread, open a zmq context or touch CUDA: none of
@@ -21,17 +16,16 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
-import json
 import os
 import resource
 import select
 import signal
 import sys
 import time
-from typing import Any
 
-from gpupool.core.machine.json_lines import JsonLines
 from gpupool.core.machine.processes import process_name, set_process_name
+from gpupool.core.wire.agent import Answer, Forked, Ready, Spawn
+from gpupool.core.wire.json_lines import JsonLines, encode
 
 _PR_SET_PDEATHSIG = 1
 _NEW_PARENT_TIMEOUT_S = 5.0
@@ -47,10 +41,10 @@ def main() -> None:
     leave_no_core()
     os.chdir("/")  # the notebook's folder may be deleted any time
     gc.disable()  # a collection takes its time, and keeps nearly all of what is imported
-    request = _serve(JsonLines(sys.stdin.buffer), sys.argv[2:])
+    request = _serve(JsonLines(sys.stdin.buffer, [Spawn]), sys.argv[2:])
     gc.enable()
     if request is not None:
-        _become(agent_pid, **request)
+        _become(agent_pid, request)
 
 
 def die_with(parent_pid: int) -> None:
@@ -72,18 +66,18 @@ def leave_no_core() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (most, hard))
 
 
-def _serve(asked: JsonLines, steps: list[str]) -> dict[str, Any] | None:
+def _serve(asked: JsonLines[Spawn], steps: list[str]) -> Spawn | None:
     """A request, in the child forked for it; None in the server itself, at the end."""
     targets = [number for number, step in enumerate(steps, 1) if step.startswith("=")]
     num_needed = targets[-1] if targets else len(steps)
     num_done, is_ready = 0, False
     able: set[str] = set()
-    waiting: list[dict[str, Any]] = []
+    waiting: list[Spawn] = []
     while not asked.closed:
         if not is_ready and num_done >= num_needed:
             is_ready = True
-            _tell({"ready": True})
-        now = [one for one in waiting if is_ready or one["target"] in able][:_FORKED_AT_ONCE]
+            _tell(Ready())
+        now = [one for one in waiting if is_ready or one.target in able][:_FORKED_AT_ONCE]
         if now:
             mine = _fork(now)
             if mine is not None:
@@ -101,7 +95,7 @@ def _serve(asked: JsonLines, steps: list[str]) -> dict[str, Any] | None:
     return None
 
 
-def _fork(requests: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _fork(requests: list[Spawn]) -> Spawn | None:
     """Fork one process for each of these; a request in the child forked for it, None here."""
     gc.freeze()  # a collection in a child would write to, and so copy, the pages shared with it
     # The go-between ends at once, and the kernel hands its children to the agent, which is the
@@ -111,49 +105,41 @@ def _fork(requests: list[dict[str, Any]]) -> dict[str, Any] | None:
             pid = os.fork()
             if pid == 0:
                 return request
-            _tell({**_name_of(**request), "forked": pid})  # it may die before it says so
+            _tell_fork(request, pid, is_up=False)  # it may die before it says so
         os._exit(0)
     if os.wait()[1] != 0:  # it has left the reason in the log
         raise OSError("the go-between could not fork")
     return None
 
 
-def _become(
-    agent_pid: int,
-    number: int,
-    name: str,
-    target: str,
-    argv: list[str],
-    env: dict[str, str],
-    log: str,
-) -> None:
+def _become(agent_pid: int, request: Spawn) -> None:
     deadline = time.monotonic() + _NEW_PARENT_TIMEOUT_S
     while os.getppid() != agent_pid and time.monotonic() < deadline:
         time.sleep(0.001)
     die_with(agent_pid)
     os.setsid()  # its own process group: killed with all it forked
-    _tell({**_name_of(number, name, log), "pid": os.getpid()})
-    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    _tell_fork(request, os.getpid(), is_up=True)
+    output = os.open(request.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, descriptor in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(source, descriptor)
     os.close(output)
     os.close(nothing)
     os.environ.clear()
-    os.environ.update(env)
-    set_process_name(process_name(name))
-    sys.argv = [f"gpupool {name}", *argv]
-    module, _, function = target.partition(":")
+    os.environ.update(request.env)
+    set_process_name(process_name(request.name))
+    sys.argv = [f"gpupool {request.name}", *request.argv]
+    module, _, function = request.target.partition(":")
     getattr(importlib.import_module(module), function)()
 
 
-def _name_of(number: int, name: str, log: str, **_: Any) -> dict[str, Any]:
-    return {"number": number, "name": name, "log": log}
+def _tell_fork(request: Spawn, pid: int, *, is_up: bool) -> None:
+    _tell(Forked(request.number, request.name, request.log, pid, is_up))
 
 
-def _tell(event: dict[str, Any]) -> None:
+def _tell(answer: Answer) -> None:
     """One line in one write: lines of several children do not mix in a pipe (PIPE_BUF)."""
-    os.write(1, (json.dumps(event) + "\n").encode())
+    os.write(1, encode(answer))
 
 
 if __name__ == "__main__":

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
 import os
 import subprocess
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from gpupool.core.machine.json_lines import JsonLines
 from gpupool.core.machine.processes import command_for
+from gpupool.core.wire.agent import ANSWERS, Answer, Ready, Spawn
+from gpupool.core.wire.json_lines import JsonLines, encode
 
 
 class Spawner:
@@ -42,7 +42,7 @@ class Spawner:
         """Whether a process of this name is still to come."""
         return name in self._expected
 
-    def start(self) -> JsonLines:
+    def start(self) -> JsonLines[Answer]:
         """Start the fork server; what it says is to be read and given to `hear`."""
         with self.log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -65,26 +65,26 @@ class Spawner:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdin.fileno(), False)
-        return JsonLines(self._process.stdout)
+        return JsonLines(self._process.stdout, ANSWERS)
 
-    def ask(self, request: dict[str, Any]) -> None:
+    def ask(self, request: Spawn) -> None:
         """Ask for a process; it comes when the fork server has imported what it needs."""
         number = next(self._numbers)
-        self._expected[request["name"]] = number
-        self._unsent += json.dumps({**request, "number": number}).encode() + b"\n"
+        self._expected[request.name] = number
+        self._unsent += encode(replace(request, number=number))
         self._pass_on()
 
-    def hear(self, ready: bool = False, name: str = "", number: int = 0) -> bool:
-        """Take in what the fork server said; tells whether it is a process that is wanted."""
+    def hear(self, said: Answer) -> bool:
+        """Receive what the fork server said; returns whether it is a process that is wanted."""
         if self._process is None:  # it said so before it ended, and has been reaped first
             return False
-        self.ready = self.ready or ready
         self._pass_on()
-        if ready:
+        if isinstance(said, Ready):
+            self.ready = True
             return False
-        if self._expected.get(name) != number:  # whoever asked for it has gone or was given up
+        if self._expected.get(said.name) != said.number:  # who asked has gone or was given up
             return False
-        del self._expected[name]
+        del self._expected[said.name]
         return True
 
     def forget(self, names: Collection[str]) -> None:

@@ -5,30 +5,41 @@ from __future__ import annotations
 import json
 import os
 import threading
-from typing import Any
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpupool.core.machine.json_lines import JsonLines
+from gpupool.core.wire.agent import EVENTS, Event, Exited, Killed, Ready, Spawned
+from gpupool.core.wire.json_lines import JsonLines, encode
 from tests.fuzz.limits import fuzzed, only_our_errors
 
+MESSAGES: st.SearchStrategy[Event] = (
+    st.sampled_from([Ready(), Killed()])
+    | st.builds(Spawned, st.text(), st.integers())
+    | st.builds(Exited, st.text(), st.integers(), st.text(), st.text())
+)
 OBJECTS = st.dictionaries(
-    st.text(), st.none() | st.integers() | st.text() | st.lists(st.integers())
+    st.text() | st.sampled_from(["kind", "name", "pid"]),
+    st.none() | st.integers() | st.text() | st.lists(st.integers()) | st.just("spawned"),
 )
-NONSENSE = (st.binary() | st.sampled_from([b"5", b"[1]", b"null", b"[" * 9999, b"9" * 9999])).map(
-    lambda line: line.replace(b"\n", b"")
-)
+NONSENSE = (
+    st.binary()
+    | st.sampled_from([b"5", b"[1]", b"null", b"[" * 9999, b"9" * 9999])
+    | OBJECTS.map(lambda one: json.dumps(one).encode())
+).map(lambda line: line.replace(b"\n", b""))
 
 
-def is_object(line: bytes) -> bool:
+def is_message(line: bytes) -> bool:
+    """Whether chance has made one."""
     try:
-        return isinstance(json.loads(line), dict)
+        found = json.loads(line)
     except (ValueError, RecursionError):
         return False
+    fields = set(found) if isinstance(found, dict) else set()
+    return fields in ({"kind"}, {"kind", "name", "pid"})
 
 
-def what_comes_of(content: bytes) -> list[dict[str, Any]]:
+def what_comes_of(content: bytes) -> list[Event]:
     reader, writer = os.pipe()
 
     def write() -> None:
@@ -39,7 +50,7 @@ def what_comes_of(content: bytes) -> list[dict[str, Any]]:
     thread.start()
     found = []
     with os.fdopen(reader, "rb") as pipe, only_our_errors():
-        lines = JsonLines(pipe)
+        lines = JsonLines(pipe, EVENTS)
         while not lines.closed:
             found += lines.read()
     thread.join()
@@ -47,15 +58,15 @@ def what_comes_of(content: bytes) -> list[dict[str, Any]]:
 
 
 @fuzzed
-@given(st.lists(OBJECTS | NONSENSE.filter(lambda line: not is_object(line))))
-@example([b"\xff\xfe", {"event": "ready"}, b"{", {"event": "killed"}])
-def test_every_object_comes_in_order_and_nothing_else(lines: list[dict[str, Any] | bytes]) -> None:
-    content = [json.dumps(one).encode() if isinstance(one, dict) else one for one in lines]
-    expected = [one for one in lines if isinstance(one, dict)]
+@given(st.lists(MESSAGES | NONSENSE.filter(lambda line: not is_message(line))))
+@example([b"\xff\xfe", Ready(), b"{", b"{}", b'{"kind": []}', b'{"kind": "spawned"}', Killed()])
+def test_every_message_comes_in_order_and_nothing_else(lines: list[Event | bytes]) -> None:
+    content = [one if isinstance(one, bytes) else encode(one).rstrip(b"\n") for one in lines]
+    expected = [one for one in lines if not isinstance(one, bytes)]
     assert what_comes_of(b"\n".join([*content, b""])) == expected
 
 
 def test_a_line_without_an_end_takes_neither_time_nor_memory() -> None:
     """The next one is read."""
     endless = b"x" * 2**28
-    assert what_comes_of(endless + b"\n{}\n") == [{}]
+    assert what_comes_of(endless + b"\n" + encode(Ready())) == [Ready()]

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from gpupool.core.wire.agent import Answer, Ready
 from gpupool.host.spawner import Spawner
 from tests.support.processes import PATIENCE, gone, until
 
@@ -54,12 +55,12 @@ class AgentUnderTest:
         target = f"tests.host.children:{function}"
         log = str(self.log_path(name))
         env = {"PATH": os.environ["PATH"], **env}
-        self.send(op="spawn", name=name, target=target, argv=["--an-option"], env=env, log=log)
+        self.send(kind="spawn", name=name, target=target, argv=["--an-option"], env=env, log=log)
 
     def spawn(self, function: str, name: str = "rank 0", **env: str) -> int:
         self.ask(function, name, **env)
         event = self.event()
-        assert (event["event"], event["name"]) == ("spawned", name)
+        assert (event["kind"], event["name"]) == ("spawned", name)
         self.pids[name] = event["pid"]
         return int(event["pid"])
 
@@ -97,8 +98,8 @@ class AgentUnderTest:
 @pytest.fixture
 def agent(tmp_path: Path) -> Iterator[AgentUnderTest]:
     agent = AgentUnderTest(tmp_path / "agent", os.getpid(), "tests.host.children")
-    agent.send(op="open", folder=str(agent.pool_folder))
-    assert agent.event() == {"event": "ready"}
+    agent.send(kind="open", folder=str(agent.pool_folder))
+    assert agent.event() == {"kind": "ready"}
     yield agent
     agent.end()
 
@@ -135,8 +136,8 @@ def test_a_dead_client_is_noticed_though_a_child_it_forked_holds_the_pipe_open(
 ) -> None:
     with subprocess.Popen(["sleep", "60"]) as client:
         agent = AgentUnderTest(tmp_path / "agent", client.pid)  # this process holds the pipe
-        agent.send(op="open", folder=str(agent.pool_folder))
-        assert agent.event() == {"event": "ready"}
+        agent.send(kind="open", folder=str(agent.pool_folder))
+        assert agent.event() == {"kind": "ready"}
         pid = agent.spawn("sleep")
         client.kill()
         client.wait()
@@ -147,7 +148,7 @@ def test_a_dead_client_is_noticed_though_a_child_it_forked_holds_the_pipe_open(
 
 def test_a_client_that_dies_during_the_start_leaves_nothing(tmp_path: Path) -> None:
     agent = AgentUnderTest(tmp_path / "agent", os.getpid(), "torch")
-    agent.send(op="open", folder=str(agent.pool_folder))
+    agent.send(kind="open", folder=str(agent.pool_folder))
     for rank in range(4):
         agent.ask("sleep", f"rank {rank}")
     until(lambda: (agent.folder / "processes.json").exists(), 5.0)
@@ -183,20 +184,20 @@ def test_a_pool_whose_folder_is_gone_still_ends(agent: AgentUnderTest) -> None:
     for path in agent.pool_folder.iterdir():
         path.unlink()
     agent.pool_folder.rmdir()
-    agent.send(op="stop")
-    assert agent.event() == {"event": "stopped"}
+    agent.send(kind="stop")
+    assert agent.event() == {"kind": "stopped"}
     assert gone(pid)
 
 
 def test_an_agent_that_nobody_uses_goes_away_by_itself(tmp_path: Path) -> None:
     agent = AgentUnderTest(tmp_path / "agent", os.getpid(), warm_s=4.0)
-    agent.send(op="open", folder=str(agent.pool_folder))
-    assert agent.event() == {"event": "ready"}
+    agent.send(kind="open", folder=str(agent.pool_folder))
+    assert agent.event() == {"kind": "ready"}
     server = agent.fork_server()
     time.sleep(5.0)
     assert agent.process.poll() is None  # while a pool is open it stays
-    agent.send(op="stop")
-    assert agent.event() == {"event": "stopped"}
+    agent.send(kind="stop")
+    assert agent.event() == {"kind": "stopped"}
     agent.process.wait(PATIENCE * GONE_S)
     until(lambda: gone(server), GONE_S)
     assert not agent.folder.exists()
@@ -209,7 +210,7 @@ def test_an_agent_that_nobody_uses_goes_away_by_itself(tmp_path: Path) -> None:
 def test_an_end_is_told_with_its_status_and_the_end_of_the_log(agent: AgentUnderTest) -> None:
     agent.spawn("end_with_three")
     event = agent.event()
-    assert (event["event"], event["name"], event["status"]) == ("exited", "rank 0", 3)
+    assert (event["kind"], event["name"], event["status"]) == ("exited", "rank 0", 3)
     lines = event["log_tail"].splitlines()
     assert (len(lines), lines[-1]) == (20, "line 99")
 
@@ -227,7 +228,7 @@ def test_a_death_by_signal_is_told_at_once(agent: AgentUnderTest) -> None:
     os.kill(pid, signal.SIGKILL)
     event = agent.event()
     assert event.pop("log_tail") == "up"
-    assert event == {"event": "exited", "name": "rank 0", "status": -9, "cause": ""}
+    assert event == {"kind": "exited", "name": "rank 0", "status": -9, "cause": ""}
 
 
 def test_of_a_crash_the_innermost_frames_are_told(agent: AgentUnderTest) -> None:
@@ -276,8 +277,8 @@ def test_what_a_dead_child_had_started_in_other_sessions_goes_too(agent: AgentUn
     assert agent.event()["status"] == -9
     until(lambda: gone(*started["rank 0"]), GONE_S)
     assert not any(map(gone, started["rank 1"]))
-    agent.send(op="stop")
-    assert agent.event() == {"event": "stopped"}
+    agent.send(kind="stop")
+    assert agent.event() == {"kind": "stopped"}
     assert gone(*started["rank 1"])
 
 
@@ -300,7 +301,7 @@ def test_files_of_a_pool_in_use_do_not_become_old(agent: AgentUnderTest) -> None
     agent.process.wait()
     until(lambda: gone(server), GONE_S)
     again = AgentUnderTest(agent.folder, os.getpid())
-    again.send(op="open", folder=str(agent.pool_folder))
+    again.send(kind="open", folder=str(agent.pool_folder))
     until(lambda: all(path.stat().st_mtime > time.time() - 600 for path in old), GONE_S)
     again.end()
 
@@ -309,7 +310,7 @@ def test_a_controller_that_is_stopped_goes_on_and_this_is_told(agent: AgentUnder
     pid, rank = agent.spawn("sleep", "controller"), agent.spawn("sleep")
     os.kill(rank, signal.SIGSTOP)  # somebody's, for a debugger perhaps
     os.kill(pid, signal.SIGSTOP)
-    assert agent.event() == {"event": "continued", "name": "controller", "pid": pid}
+    assert agent.event() == {"kind": "continued", "name": "controller", "pid": pid}
     until(lambda: psutil.Process(pid).status() == psutil.STATUS_SLEEPING, GONE_S)
     assert psutil.Process(rank).status() == psutil.STATUS_STOPPED
 
@@ -321,13 +322,13 @@ def test_what_a_client_has_blocked_its_agent_and_their_children_hear(tmp_path: P
         agent = AgentUnderTest(tmp_path / "agent", os.getpid())
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    agent.send(op="open", folder=str(agent.pool_folder))
-    assert agent.event() == {"event": "ready"}
+    agent.send(kind="open", folder=str(agent.pool_folder))
+    assert agent.event() == {"kind": "ready"}
     agent.spawn("wait_for_interrupt")
     agent.log("up")
-    agent.send(op="signal", name="rank 0", number=int(signal.SIGINT))
+    agent.send(kind="signal", name="rank 0", number=int(signal.SIGINT))
     agent.log("interrupted")
-    assert agent.event()["event"] == "exited"
+    assert agent.event()["kind"] == "exited"
     agent.end()
 
 
@@ -347,10 +348,10 @@ def test_a_child_killed_for_lack_of_memory_is_told_as_such(tmp_path: Path) -> No
         # Its fork server may have been started outside: another one is started inside.
         until(lambda: (agent.folder / "processes.json").exists(), 5.0)
         os.kill(agent.fork_server(), signal.SIGKILL)
-        while agent.event()["event"] != "exited":
+        while agent.event()["kind"] != "exited":
             pass
-        agent.send(op="open", folder=str(agent.pool_folder))
-        assert agent.event() == {"event": "ready"}
+        agent.send(kind="open", folder=str(agent.pool_folder))
+        assert agent.event() == {"kind": "ready"}
         agent.spawn("eat_memory")
         event = agent.event()
         assert (event["name"], event["status"]) == ("rank 0", -9)
@@ -373,35 +374,35 @@ def test_stop_ends_what_hears_and_kills_what_does_not(agent: AgentUnderTest) -> 
         agent.log("up", "rank 1")
         copy = agent.folder.parent / f"log{number}"
         os.link(agent.log_path("rank 0"), copy)  # the pool's folder goes with it
-        agent.send(op="stop")
-        assert agent.event() == {"event": "stopped"}
+        agent.send(kind="stop")
+        assert agent.event() == {"kind": "stopped"}
         assert gone(deaf, hearing)
         assert not agent.pool_folder.exists()
         if "told" in copy.read_text():
             break
         agent.pool_folder.mkdir()
-        agent.send(op="open", folder=str(agent.pool_folder))
-        assert agent.event() == {"event": "ready"}
+        agent.send(kind="open", folder=str(agent.pool_folder))
+        assert agent.event() == {"kind": "ready"}
     assert "told" in copy.read_text()  # it was asked first
 
 
 def test_stop_ends_what_a_child_started_in_a_session_of_its_own(agent: AgentUnderTest) -> None:
     agent.spawn("fork_in_a_session_of_its_own")
     child = grandchild(agent, "rank 0")
-    agent.send(op="stop")
-    assert agent.event() == {"event": "stopped"}
+    agent.send(kind="stop")
+    assert agent.event() == {"kind": "stopped"}
     assert gone(child)
 
 
 def test_after_a_stop_the_agent_is_warm_for_the_next_pool(agent: AgentUnderTest) -> None:
     server = agent.fork_server()
     first = agent.spawn("sleep")
-    agent.send(op="stop")
-    assert agent.event() == {"event": "stopped"}
+    agent.send(kind="stop")
+    assert agent.event() == {"kind": "stopped"}
     agent.pool_folder = agent.folder / "pool2"
     agent.pool_folder.mkdir()
-    agent.send(op="open", folder=str(agent.pool_folder))
-    assert agent.event() == {"event": "ready"}
+    agent.send(kind="open", folder=str(agent.pool_folder))
+    assert agent.event() == {"kind": "ready"}
     second = agent.spawn("sleep")
     assert agent.fork_server() == server
     assert gone(first)
@@ -411,9 +412,9 @@ def test_after_a_stop_the_agent_is_warm_for_the_next_pool(agent: AgentUnderTest)
 def test_a_stop_while_processes_are_on_their_way_leaves_none(agent: AgentUnderTest) -> None:
     for number in range(20):
         agent.ask("sleep", f"rank {number}")
-    agent.send(op="stop")
+    agent.send(kind="stop")
     told = [agent.event()]
-    while told[-1]["event"] != "stopped":
+    while told[-1]["kind"] != "stopped":
         told.append(agent.event())
     server = psutil.Process(agent.fork_server())
     parent = psutil.Process(agent.process.pid)
@@ -427,14 +428,14 @@ def test_a_kill_also_ends_what_is_on_its_way_and_the_name_is_free_again(
     for _ in range(3):
         for name in names:
             agent.ask("sleep", name)
-        agent.send(op="kill", names=names)
+        agent.send(kind="kill", names=names)
     for name in names:
         agent.ask("sleep", name)
     told, alive = [], {}
     while len(alive) < 5:  # the end of an earlier one of the same name may be told after it
         event = agent.event()
-        told.append(event["event"])
-        if event["event"] == "spawned" and told.count("killed") == 3:
+        told.append(event["kind"])
+        if event["kind"] == "spawned" and told.count("killed") == 3:
             alive[event["name"]] = event["pid"]
     server = agent.fork_server()
     parent = psutil.Process(agent.process.pid)
@@ -449,15 +450,15 @@ def test_what_a_fork_server_said_before_it_ended_may_be_read_after_that(tmp_path
     """Its end and that of a rank, a moment earlier, are one signal to the agent."""
     spawner = Spawner(tmp_path, [])
     lines = spawner.start()
-    said: list[dict[str, Any]] = []
+    said: list[Answer] = []
     while not said:
         said = lines.read()
     assert spawner.pid is not None
     os.kill(spawner.pid, signal.SIGKILL)
     os.waitpid(spawner.pid, 0)
     spawner.lost(-signal.SIGKILL)
-    assert said == [{"ready": True}]
-    assert not spawner.hear(**said[0])
+    assert said == [Ready()]
+    assert not spawner.hear(said[0])
     assert not spawner.ready  # the next one is another
     lines.close()
 
@@ -467,10 +468,10 @@ def test_a_killed_fork_server_is_told_and_started_again(agent: AgentUnderTest) -
     before = agent.fork_server()
     os.kill(before, signal.SIGKILL)
     event = agent.event()
-    assert (event["event"], event["name"], event["status"]) == ("exited", "fork server", -9)
+    assert (event["kind"], event["name"], event["status"]) == ("exited", "fork server", -9)
     agent.ask("sleep", "rank 1")
-    assert agent.event() == {"event": "ready"}
-    assert agent.event()["event"] == "spawned"
+    assert agent.event() == {"kind": "ready"}
+    assert agent.event()["kind"] == "spawned"
     assert agent.fork_server() != before
     assert not gone(survivor)
 
@@ -493,20 +494,20 @@ def test_a_fork_server_that_cannot_be_started_costs_the_others_nothing(
     os.kill(agent.fork_server(), signal.SIGKILL)
     assert agent.event()["name"] == "fork server"
     until(lambda: num_pipes(process.pid) == before - 2, 5.0)  # those to the server are closed
-    agent.send(op="kill", names=[])
-    assert agent.event() == {"event": "killed"}  # it has done all else: it has no file open
+    agent.send(kind="kill", names=[])
+    assert agent.event() == {"kind": "killed"}  # it has done all else: it has no file open
     limits = process.rlimit(psutil.RLIMIT_NOFILE)
     taken = sorted(map(int, os.listdir(f"/proc/{process.pid}/fd")))
     free = [number for number in range(1000) if number not in taken]
     process.rlimit(psutil.RLIMIT_NOFILE, (free[1] + 1, limits[1]))  # room for two files
     agent.ask("sleep", "rank 1")
     event = agent.event()
-    assert (event["event"], event["name"]) == ("exited", "fork server")
+    assert (event["kind"], event["name"]) == ("exited", "fork server")
     assert "Too many open files" in event["cause"]
     process.rlimit(psutil.RLIMIT_NOFILE, limits)
     agent.ask("sleep", "rank 1")
-    assert agent.event() == {"event": "ready"}
-    assert agent.event()["event"] == "spawned"
+    assert agent.event() == {"kind": "ready"}
+    assert agent.event()["kind"] == "spawned"
     assert not gone(survivor)
 
 
@@ -522,7 +523,7 @@ def test_a_fork_that_fails_is_told_with_the_reason(agent: AgentUnderTest, room: 
         (group / "cgroup.procs").write_text(str(agent.fork_server()))
         agent.ask("sleep")
         event = agent.event()
-        assert (event["event"], event["name"], event["status"]) == ("exited", "fork server", 1)
+        assert (event["kind"], event["name"], event["status"]) == ("exited", "fork server", 1)
         assert "Resource temporarily unavailable" in event["log_tail"]
     finally:
         until(lambda: not (group / "cgroup.procs").read_text(), 5.0)
@@ -532,7 +533,7 @@ def test_a_fork_that_fails_is_told_with_the_reason(agent: AgentUnderTest, room: 
 def test_a_module_that_cannot_be_imported_is_told_with_the_reason(tmp_path: Path) -> None:
     agent = AgentUnderTest(tmp_path / "agent", os.getpid(), "no_such_module")
     event = agent.event()
-    assert (event["event"], event["name"], event["status"]) == ("exited", "fork server", 1)
+    assert (event["kind"], event["name"], event["status"]) == ("exited", "fork server", 1)
     assert "No module named 'no_such_module'" in event["log_tail"]
     agent.end()
 
@@ -541,7 +542,7 @@ def test_the_fork_server_has_one_thread_and_leaves_the_compiler_out(tmp_path: Pa
     from gpupool.pool.processes.agent import PRELOADED
 
     agent = AgentUnderTest(tmp_path / "agent", os.getpid(), *PRELOADED)
-    assert agent.event() == {"event": "ready"}
+    assert agent.event() == {"kind": "ready"}
     assert psutil.Process(agent.fork_server()).num_threads() == 1  # others do not survive a fork
     seen = set()
     while "gpupool.engine.inference" not in seen:  # what is left is imported when all is quiet
@@ -568,7 +569,7 @@ def test_a_target_is_forked_before_what_it_does_not_need_is_imported(tmp_path: P
     agent.spawn("tell_modules")
     assert not {"slow_module", "colorsys"} & set(agent.event()["log_tail"].split())
     go.touch()
-    assert agent.event() == {"event": "ready"}
+    assert agent.event() == {"kind": "ready"}
     assert agent.event()["name"] == "rank 1"
     agent.end()
 
@@ -604,7 +605,7 @@ def test_the_end_of_a_child_that_has_said_nothing_yet_is_told(agent: AgentUnderT
             pass
         os.kill(int(*new), signal.SIGKILL)
         told = [agent.event(), agent.event()]
-        assert [one["event"] for one in told] == ["spawned", "exited"]
+        assert [one["kind"] for one in told] == ["spawned", "exited"]
         assert (told[0]["pid"], told[1]["status"]) == (int(*new), -signal.SIGKILL)
 
 
@@ -612,8 +613,8 @@ def test_a_signal_reaches_the_child_it_is_meant_for(agent: AgentUnderTest) -> No
     agent.spawn("wait_for_interrupt", "rank 0")
     other = agent.spawn("sleep", "rank 1")
     agent.log("up")
-    agent.send(op="signal", name="rank 7", number=signal.SIGINT)  # not there: nothing happens
-    agent.send(op="signal", name="rank 0", number=signal.SIGINT)
+    agent.send(kind="signal", name="rank 7", number=signal.SIGINT)  # not there: nothing happens
+    agent.send(kind="signal", name="rank 0", number=signal.SIGINT)
     event = agent.event()
     assert (event["name"], event["status"], event["log_tail"]) == ("rank 0", 0, "up\ninterrupted")
     assert not gone(other)

@@ -14,7 +14,7 @@ import re
 import stat
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -39,7 +39,7 @@ class Owner(TypedDict, total=False):
     since: float
 
 
-def locked_text(others: dict[str, Owner], num_gpus: int, number: int) -> str:
+def locked_text(others: Mapping[str, Owner], num_gpus: int, number: int) -> str:
     """Why `number` of `num_gpus` GPUs cannot be had: who has them, since when, and what to do."""
     owners: dict[str, list[str]] = {}
     for uuid, owner in others.items():

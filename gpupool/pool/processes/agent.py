@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import resource
 import select
@@ -17,13 +16,14 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 from gpupool.core.errors import PoolStartError
-from gpupool.core.machine.json_lines import JsonLines
 from gpupool.core.machine.private_folders import private_temporary, temporary_places
 from gpupool.core.machine.processes import command_for, started_with
+from gpupool.core.wire import agent as lines
 from gpupool.core.wire import environ
+from gpupool.core.wire.json_lines import JsonLines, encode
 
 # What the fork server imports, and from where on it can fork a target: see host/forkserver.py.
 # Reading these opens no zmq context. The controller needs no torch, and is up when the engines are.
@@ -72,20 +72,27 @@ _LIMITS = (
     (resource.RLIMIT_NPROC, 0, 64, "processes", "ulimit -u"),  # all of a user's; not for root
 )
 
-OnEvent = Callable[[dict[str, Any]], None]
+
+@dataclass(frozen=True)
+class Gone:
+    """The agent itself has ended; the last event."""
+
+    status: int
+
+
+Event = lines.Event | Gone
 _warm: HostAgent | None = None
 
 
 class HostAgent:
     """A running agent and the line to it; `folder` is private, and goes with the agent.
 
-    `on_event` is called from a background thread with each event, and with one more, "gone", that
-    has the agent's exit status when it has ended.
+    `on_event` is called from a background thread with each event.
     """
 
     def __init__(self) -> None:
         self.folder = private_temporary("gpupool-")  # the agent's umask does the rest
-        self.on_event: OnEvent = lambda event: None
+        self.on_event: Callable[[Event], None] = lambda event: None
         self.num_pools = 0
         self._client_pid = os.getpid()
         self._read_at_start = _read_at_start()
@@ -118,14 +125,14 @@ class HostAgent:
         """Whether this process has started it; a child that the notebook forks has no say."""
         return os.getpid() == self._client_pid
 
-    def command(self, **command: Any) -> None:
+    def command(self, command: lines.Command) -> None:
         """Send one command. A dead agent is told of by an event; here nobody is left to hear.
 
         One that does not read its commands any more is killed.
         """
         if not self.is_ours:
             return
-        data = json.dumps(command).encode() + b"\n"
+        data = encode(command)
         with self._write_lock, contextlib.suppress(BrokenPipeError, ValueError):
             assert self._process.stdin is not None
             pipe = self._process.stdin.fileno()
@@ -164,7 +171,7 @@ class HostAgent:
     def _read_events(self) -> None:
         assert self._process.stdout is not None
         with self._process.stdout as pipe:
-            events = JsonLines(pipe)
+            events = JsonLines(pipe, lines.EVENTS)
             while not events.closed:
                 for event in events.read():
                     self.on_event(event)
@@ -173,7 +180,7 @@ class HostAgent:
             for process in started_with("GPUPOOL_FOLDER", str(self.folder)):
                 process.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.on_event({"event": "gone", "status": status})
+        self.on_event(Gone(status))
 
 
 def warm() -> None:

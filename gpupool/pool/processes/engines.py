@@ -18,11 +18,12 @@ from typing import Any
 
 from gpupool.core.errors import EngineDiedError, PoolError, PoolStartError, UnansweredError
 from gpupool.core.machine.topology import Rank
+from gpupool.core.wire.agent import FORK_SERVER, process_of, rank_of
 from gpupool.core.wire.requests import ControlRequest, Interrupt
 from gpupool.pool.notices import Progress
 from gpupool.pool.processes.client import EngineClient, load_ipyparallel
 from gpupool.pool.processes.iopub import OnMessage
-from gpupool.pool.processes.launch import FORK_SERVER, Launch
+from gpupool.pool.processes.launch import Launch
 
 _CALL_ALL_TIMEOUT_S = 60.0
 _ASK_AGAIN_S = 0.5  # for engines that the controller has and we have not heard of
@@ -124,7 +125,7 @@ class Engines:
     @property
     def pids(self) -> dict[int, int]:
         """Rank -> process id of its engine; 0 before it was started."""
-        return {rank: self._launch.pids.get(f"rank {rank}", 0) for rank in self.alive_ranks()}
+        return {rank: self._launch.pids.get(process_of(rank), 0) for rank in self.alive_ranks()}
 
     @property
     def client_file(self) -> Path:
@@ -253,7 +254,7 @@ class Engines:
     def log(self, rank: int) -> str:
         """The log of a rank's engine so far, and late text of calls that nobody knows any more."""
         try:
-            text = self._launch.log_path(f"rank {rank}").read_text(errors="replace")
+            text = self._launch.log_path(process_of(rank)).read_text(errors="replace")
         except FileNotFoundError:
             text = "the log was removed, with the pool's private folder or from it.\n"
         stray = self._client.stray_text(rank) if self._client is not None else ""
@@ -345,12 +346,13 @@ class Engines:
         died_at = time.time()
         if self._stopped:
             return
-        if name.startswith("rank "):
-            lost = [int(name.removeprefix("rank "))]
-            if lost[0] in self._leaving:
+        rank = rank_of(name)
+        if rank is not None:
+            lost = [rank]
+            if rank in self._leaving:
                 return
             with self._lock:
-                reason = self._killed.pop(lost[0], reason)
+                reason = self._killed.pop(rank, reason)
             sentence = f"{name} {reason}."
             long = f"{name} {reason}; its variables are lost. {_REPLACED}"
         elif name == FORK_SERVER:
@@ -367,7 +369,7 @@ class Engines:
         with self._lock:
             self._losses.append((sentence, log_tail))
             is_heard = any(n is not None for rank in lost for n in self._open[rank].values())
-        self._on_loss(sentence, log_tail, lost[0] if name.startswith("rank ") else None, is_heard)
+        self._on_loss(sentence, log_tail, rank, is_heard)
         # Now: whoever sees that a rank is gone may count on its replacement. That cannot be there
         # before, as it needs an answer of the agent, which this thread reads.
         with self._lock:

@@ -15,20 +15,19 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from gpupool.core.errors import PlacementError, PoolError
 from gpupool.core.machine.locks import locked_text
 from gpupool.core.machine.private_folders import make_private
 from gpupool.core.machine.topology import Rank
+from gpupool.core.wire import agent as lines
 from gpupool.core.wire import environ
+from gpupool.core.wire.agent import CONTROLLER, process_of
 from gpupool.pool.notices import NoticeLines
 from gpupool.pool.processes import agent, leftovers
 from gpupool.pool.processes.ports import Ports, any_port
 
 _REPLY_TIMEOUT_S = 5.0
-FORK_SERVER = "fork server"  # as in gpupool/host/agent.py
-
 _CONTROLLER_PORTS = 20  # it takes 16 to 20; more of its own choice if these are not enough
 # The agent tells of deaths, sends signals and outlives nobody: neither ipyparallel's nanny (2 s a
 # start) nor an engine's own watch on the controller is needed.
@@ -63,13 +62,13 @@ class Launch:
         self._on_exit = on_exit
         self._running: dict[str, int] = {}
         self._changed = threading.Condition()
-        self._locked: dict[str, Any] | None = None
+        self._locked: list[lines.Locked] = []  # the answer to the last `Lock`
         self._making = threading.Lock()  # the folder again
         self._killed = False
         self._stopped = threading.Event()
         self._released = False  # the agent is no longer ours
         self._agent.on_event = self._on_event
-        self._agent.command(op="open", folder=str(self.folder))
+        self._agent.command(lines.Open(str(self.folder)))
         # The last one is for what users' scripts listen at, at any time.
         self._ports = Ports(_CONTROLLER_PORTS + 1)
         self._port = self._ports.ports[-1] if self._ports.ports else any_port()
@@ -94,7 +93,7 @@ class Launch:
         self._hold()
 
     def _hold(self) -> None:
-        self._agent.command(op="hold", files=[str(path) for path in self._connections])
+        self._agent.command(lines.Hold([str(path) for path in self._connections]))
 
     def require_folder(self) -> None:
         """Make the private folder again if it, or what new ranks read in it, was removed.
@@ -139,21 +138,21 @@ class Launch:
         Raises:
             PlacementError: other pools have locked too many of them; it names their owners.
         """
-        self._locked = None
-        self._agent.command(op="lock", devices=list(uuids), number=number, force=force)
-        self._wait(lambda: self._locked is not None, "did not answer")
-        assert self._locked is not None
-        if self._locked["error"]:
-            raise PlacementError(f"the GPUs cannot be locked: {self._locked['error']}.", "no locks")
-        if len(self._locked["devices"]) < number:
-            raise PlacementError(locked_text(self._locked["others"], len(uuids), number), "locked")
-        return list(self._locked["devices"])
+        self._locked.clear()
+        self._agent.command(lines.Lock(list(uuids), number, force))
+        self._wait(lambda: bool(self._locked), "did not answer")
+        (locked,) = self._locked
+        if locked.error:
+            raise PlacementError(f"the GPUs cannot be locked: {locked.error}.", "no locks")
+        if len(locked.devices) < number:
+            raise PlacementError(locked_text(locked.others, len(uuids), number), "locked")
+        return list(locked.devices)
 
     def start_controller(self) -> None:
         """Start ipyparallel's controller, on loopback."""
         ports = ",".join(map(str, self._ports.ports[:_CONTROLLER_PORTS]))
         arguments = [f"--ports={ports}"] if ports else []
-        self._spawn("controller", "gpupool.host.controller:main", arguments, {})
+        self._spawn(CONTROLLER, "gpupool.host.controller:main", arguments, {})
 
     def start_engines(self, ranks: Iterable[Rank]) -> None:
         """Start one engine per rank. They wait for the controller by themselves."""
@@ -162,20 +161,21 @@ class Launch:
         for rank in ranks:
             arguments = [f"--file={engine_file}", f"--IPEngine.id={rank.rank}", *_ENGINE_ARGS]
             environment = engine_environment(rank, self._port)
-            self._spawn(f"rank {rank.rank}", "gpupool.engine.boot:main", arguments, environment)
+            name = process_of(rank.rank)
+            self._spawn(name, "gpupool.engine.boot:main", arguments, environment)
 
     def signal(self, rank: int, number: int = signal.SIGINT) -> None:
         """Send a signal to the engine of a rank."""
-        self._agent.command(op="signal", name=f"rank {rank}", number=int(number))
+        self._agent.command(lines.Signal(process_of(rank), int(number)))
 
     def kill_engines(self, ranks: Iterable[int]) -> None:
         """Kill the engines of these ranks and wait until they are gone.
 
         `on_exit` is not told of them.
         """
-        names = {f"rank {rank}" for rank in ranks}
+        names = set(map(process_of, ranks))
         self._killed = False
-        self._agent.command(op="kill", names=sorted(names))
+        self._agent.command(lines.Kill(sorted(names)))
         # none can come after the answer, also not one whose start was cut off by an interrupt
         self._wait(lambda: self._killed, "did not answer")
         self._wait(lambda: not names & self._running.keys(), "could not end the engines")
@@ -186,7 +186,7 @@ class Launch:
             return
         self._released = True
         self._ports.close()
-        self._agent.command(op="stop")
+        self._agent.command(lines.Stop())
         if self._stopped.wait(_REPLY_TIMEOUT_S):
             self._agent.on_event = lambda event: None  # else it would keep this pool in memory
             agent.give_back(self._agent)
@@ -204,20 +204,17 @@ class Launch:
     def _spawn(self, name: str, target: str, argv: Sequence[str], env: dict[str, str]) -> None:
         if self._released:  # the agent may have another pool by now
             raise PoolError("the pool was stopped.", "stopped")
-        self._agent.command(
-            op="spawn",
+        # what it starts inherits the folder's name, by which leftovers are found
+        folder = str(self._agent.folder)
+        ours = {"GPUPOOL_FOLDER": folder, "GPUPOOL_PROCESS": f"{folder} {name}"}
+        command = lines.Spawn(
             name=name,
             target=target,
             argv=[*argv, f"--profile-dir={self.folder / 'profile'}"],
-            # what it starts inherits the folder's name, by which leftovers are found
-            env={
-                **environ.inheritable(os.environ),
-                **env,
-                "GPUPOOL_FOLDER": str(self._agent.folder),
-                "GPUPOOL_PROCESS": f"{self._agent.folder} {name}",  # by which the agent tells them
-            },
+            env={**environ.inheritable(os.environ), **env, **ours},
             log=str(self.log_path(name)),
         )
+        self._agent.command(command)
 
     def _wait(self, holds: Callable[[], bool], failure: str) -> None:
         with self._changed:
@@ -227,40 +224,40 @@ class Launch:
         if not holds():
             raise PoolError(f"the host agent (pid {self._agent.pid}) {failure}.", "agent lost")
 
-    def _on_event(self, event: dict[str, Any]) -> None:
-        """Take in what the agent tells; called from its reader thread."""
+    def _on_event(self, event: agent.Event) -> None:
+        """Hear what the agent reports; called from its reader thread."""
         with self._changed:
             match event:
-                case {"event": "ready"}:
+                case lines.Ready():
                     self.preloaded.set()
-                case {"event": "locked"}:
-                    self._locked = event
-                case {"event": "killed"}:
+                case lines.Locked():
+                    self._locked.append(event)
+                case lines.Killed():
                     self._killed = True
-                case {"event": "spawned", "name": name, "pid": pid}:
+                case lines.Spawned(name, pid):
                     self.pids[name] = self._running[name] = pid
-                case {"event": "exited", "name": name}:
+                case lines.Exited(name):
                     self._running.pop(name, None)
-                case {"event": "stopped"}:
+                case lines.Stopped():
                     self._running.clear()
                     self._stopped.set()
             self._changed.notify_all()
-        if event["event"] == "exited":
-            reason = exit_reason(event["status"], event["cause"])
-            self._on_exit(event["name"], reason, event["log_tail"])
-        elif event["event"] == "continued":
-            stopped = f"the {event['name']} of the pool (process {event['pid']}) was stopped by"
-            NoticeLines()(f"{stopped} a signal, and was told to go on; nothing is lost.")
-        elif event["event"] == "removed" and not self._released:
-            try:
-                self.require_folder()
-            except PoolError as error:
-                NoticeLines()(str(error))
-        elif event["event"] == "gone":
-            self._kill_groups()
-            if not self._stopped.is_set():
-                self._stopped.set()
-                self._on_exit("agent", exit_reason(event["status"]), "")
+        match event:
+            case lines.Exited(name, status, cause, log_tail):
+                self._on_exit(name, exit_reason(status, cause), log_tail)
+            case lines.Continued(name, pid):
+                stopped = f"the {name} of the pool (process {pid}) was stopped by"
+                NoticeLines()(f"{stopped} a signal, and was told to go on; nothing is lost.")
+            case lines.Removed() if not self._released:
+                try:
+                    self.require_folder()
+                except PoolError as error:
+                    NoticeLines()(str(error))
+            case agent.Gone(status):
+                self._kill_groups()
+                if not self._stopped.is_set():
+                    self._stopped.set()
+                    self._on_exit(lines.AGENT, exit_reason(status), "")
 
     def _kill_groups(self) -> None:
         """The agent was killed and its children died with it: end what those had started."""

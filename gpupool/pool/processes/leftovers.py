@@ -18,10 +18,11 @@ from pathlib import Path
 from gpupool.core.machine.locks import hold_folder
 from gpupool.core.machine.private_folders import temporary_places
 from gpupool.core.machine.processes import ProcessId, command_of, started_with
+from gpupool.core.wire.agent import AGENT, CLIENT, CONTROLLER, FORK_SERVER, RANK
 
 _TIMEOUT_S = 1.0  # a process in state D may not end at all
 _MAX_STATE_BYTES = 2**20  # of thousands of ranks
-_NAME = re.compile(r"agent|client|controller|fork server|rank [0-9]{1,6}")
+_NAME = re.compile(f"{AGENT}|{CLIENT}|{CONTROLLER}|{FORK_SERVER}|{RANK}[0-9]{{1,6}}")
 
 
 def reap() -> str:
@@ -57,7 +58,7 @@ def _abandoned() -> Iterator[tuple[Path, dict[ProcessId, str]]]:
         if not processes or os.environ.get("GPUPOOL_FOLDER") == str(folder):
             continue  # a cell of that pool has started the script that this is
         # a notebook that lives ends itself what its agent has left
-        owners = processes.pop("agent"), processes.pop("client")
+        owners = processes.pop(AGENT), processes.pop(CLIENT)
         if not any(owner.is_alive for owner in owners) and not _in_use(folder):
             yield folder, {process: name for name, process in processes.items()}
 
@@ -86,7 +87,7 @@ def _state(folder: Path) -> dict[str, ProcessId] | None:
             state = json.loads(file.read(_MAX_STATE_BYTES))
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(state, dict) or not {"agent", "client"} <= state.keys():
+    if not isinstance(state, dict) or not {AGENT, CLIENT} <= state.keys():
         return None
     if not all(_NAME.fullmatch(name) and _is_process(of) for name, of in state.items()):
         return None
