@@ -162,6 +162,18 @@ def collate(samples: Iterable[Any]) -> tuple[Any, Any]:
     return _collated("inputs", inputs), _collated("targets", targets)
 
 
+def batch_of(read: Sequence[Any], *, pin: bool) -> Batch:
+    """The batch of samples and, among them, `Skipped` ones, in the order in which they came."""
+    samples = [sample for sample in read if not isinstance(sample, Skipped)]
+    skipped = tuple(sample for sample in read if isinstance(sample, Skipped))
+    if not samples:
+        return Batch(None, None, 0, skipped)
+    inputs, targets = collate(samples)
+    if pin:
+        inputs, targets = pinned(inputs), pinned(targets)
+    return Batch(inputs, targets, len(samples), skipped)
+
+
 def checked_pair(sample: Any) -> Any:
     """A sample as a pair (input, target); raises DataError if it is none.
 

@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from gpupool.core.errors import SampleError
 from gpupool.data.reading.augmentation import keyed_draws
-from gpupool.data.reading.collate import Batch, collate, pinned
+from gpupool.data.reading.collate import Batch, batch_of
 from gpupool.data.reading.pipeline import (
     THREAD_NAME,
     Owner,
@@ -137,14 +137,7 @@ def _read(dataset: Any, indices: Indices, reading: Reading, is_ours: bool) -> Ba
         read = _read_one_by_one(dataset, places, reading, is_ours)
     else:
         read = _read_at_once(dataset, places, reading)
-    samples = [sample for sample in read if not isinstance(sample, Skipped)]
-    skipped = tuple(sample for sample in read if isinstance(sample, Skipped))
-    if not samples:
-        return Batch(None, None, 0, skipped)
-    inputs, targets = collate(samples)
-    if reading.pin:
-        inputs, targets = pinned(inputs), pinned(targets)
-    return Batch(inputs, targets, len(samples), skipped)
+    return batch_of(read, pin=reading.pin)
 
 
 def _read_at_once(dataset: Any, places: list[int], reading: Reading) -> list[Any]:

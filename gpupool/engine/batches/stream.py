@@ -24,7 +24,7 @@ from gpupool.core.errors import SampleError, TrainingError
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading import shards
 from gpupool.data.reading.augmentation import keyed_draws
-from gpupool.data.reading.collate import Batch, checked_pair, collate, pinned
+from gpupool.data.reading.collate import Batch, batch_of, checked_pair
 from gpupool.data.reading.cpu_loader import read_ahead
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.pipeline import MAX_BYTES_IN_FLIGHT, Reading
@@ -142,7 +142,7 @@ def _cuts(
         chunk, ahead = ahead, list(islice(samples, batch_size))
         read = [checked_pair(sample) for sample in chunk if not isinstance(sample, Skipped)]
         if read:
-            spare = _batch(read[:1], (), reading)
+            spare = batch_of(read[:1], pin=reading.pin)
         if not spare.num:
             raise TrainingError(
                 f"none of the first {len(chunk):,} samples of the stream could be read.",
@@ -151,21 +151,10 @@ def _cuts(
         places, num_parts = np.arange(len(chunk)), share.parts_of_batch(options)
         mine, sizes = shards.shard_in_parts(places, world.rank, world.size, num_parts, load)
         here = [chunk[place] for place in mine]
-        skipped = tuple(sample for sample in here if isinstance(sample, Skipped))
-        kept = [sample for sample in here if not isinstance(sample, Skipped)]
-        batch = _batch(kept, skipped, reading)
+        batch = batch_of(here, pin=reading.pin)
         yield _Cut(batch, spare, len(chunk), _checksum(read), not ahead, sizes)
     while True:
         yield None
-
-
-def _batch(samples: list[Any], skipped: tuple[Skipped, ...], reading: Reading) -> Batch:
-    if not samples:
-        return Batch(None, None, 0, skipped)
-    inputs, targets = collate(samples)
-    if reading.pin:
-        inputs, targets = pinned(inputs), pinned(targets)
-    return Batch(inputs, targets, len(samples), skipped)
 
 
 def _checksum(samples: list[Any]) -> int:
