@@ -51,5 +51,5 @@ def _watch(reference: weakref.ref[Stoppable], reason: str) -> None:
         if left <= 0:
             pool.stop(reason)
             return
-        del pool
+        del pool  # else a pool that nobody holds would live until the next look
         time.sleep(min(_LOOK_S, max(0.05, left)))

@@ -91,7 +91,7 @@ class InlinePool(Pool):
         *,
         progress: Progress = unheard,
     ) -> None:
-        """There is nothing to start anew but the notebook's kernel: raises a PoolError."""
+        """Raises a PoolError: only the notebook's kernel could be restarted."""
         self._here.restart(self.select_ranks(ranks), self.options.timeout_s, progress)
 
     def __repr__(self) -> str:
@@ -213,7 +213,7 @@ class InlineEngines:
         return future
 
     def restart(self, ranks: Sequence[int], timeout_s: float, progress: Progress) -> None:
-        """There is nothing to start anew but the notebook's kernel."""
+        """Raises a PoolError: only the notebook's kernel could be restarted."""
         raise PoolError(
             "an inline pool is this process: restart the notebook's kernel instead.", "inline"
         )
@@ -266,7 +266,7 @@ class InlineEngines:
         return self._folder / f"{self._num_files}-{name}"
 
     def log(self, rank: int) -> str:
-        """There is no log; tells where the output is."""
+        """There is no log; says where the output is."""
         return (
             "Rank 0 is this process (an inline pool): it has no log of its own, and what it prints "
             "outside of cells is where you see everything else this process prints."

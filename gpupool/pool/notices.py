@@ -35,16 +35,16 @@ class NoticeLines:
     def __init__(self, about: str = "", stream: TextIO | None = None) -> None:
         self._stream = stream
         self._about = f"{about}: " if about else ""
-        self._told: set[str] = set()
+        self._written: set[str] = set()
 
     def __call__(self, text: str | None) -> None:
         """Write "gpupool: TEXT"."""
         if text is None:
-            self._told.clear()
+            self._written.clear()
             return
         form = _TIME.sub("", text)
-        if form not in self._told:
-            self._told.add(form)
+        if form not in self._written:
+            self._written.add(form)
             with cleared(self._stream or sys.stderr) as stream:
                 print(f"gpupool: {self._about}{text}", file=stream, flush=True)
 
@@ -55,7 +55,7 @@ def unheard(line: str) -> None:
 
 @contextmanager
 def with_bar(progress: Progress, what: str) -> Iterator[Progress]:
-    """`progress` itself; a bar named `what` that tells the stages if that is `unheard`."""
+    """`progress` itself; a bar named `what` that shows the stages if that is `unheard`."""
     if progress is not unheard:
         yield progress
         return

@@ -62,8 +62,8 @@ class Pool:
             raise
         except PoolError as error:
             # of a rank that has died: how, and not what would become of it in a pool that is up
-            told = self._all_ranks.health.told
-            reason = told or redact(str(error), self.hidden_values())
+            full = self._all_ranks.health.full_reason
+            reason = full or redact(str(error), self.hidden_values())
             if why := lack_of_processes(reason):
                 reason += f" ({why})"
             self.stop()
@@ -213,7 +213,7 @@ class Pool:
         one of them writes to it.
 
         Returns:
-            A `Constant`; the ranks let the value go with it.
+            A `Constant`; the ranks release the value with it.
 
         Raises:
             TransferError: it cannot be sent.
@@ -243,7 +243,7 @@ class Pool:
         A training is asked to stop and to keep its network the first time.
 
         Args:
-            calls: only those of these numbers, as `status` told them, without any those that have
+            calls: only those of these numbers, as in `status().calls`; if empty, those that have
                 none: what has begun since then is left alone.
 
         Returns:
@@ -342,7 +342,7 @@ class Pool:
         """End every process of the pool. May be called again.
 
         Args:
-            reason: told by the status from then on.
+            reason: what the status says from then on.
         """
         with presses.ignored():  # it would be half stopped, and not be stopped again
             if not self._all_ranks.health.end(reason):

@@ -62,7 +62,7 @@ class Ranks:
         self._changing = threading.RLock()  # one at a time changes engines or their group
         self._recovery = Recovery(self.turns, self._replace_lost)
         self._is_up = False
-        self._untold: dict[int, str] = {}  # of ranks whose end no cell has told
+        self._unreported: dict[int, str] = {}  # of ranks whose end no cell has reported
 
     def start(self, variables: Mapping[str, str], progress: Progress) -> None:
         """Place the ranks, start their engines, send `variables` and form the group.
@@ -148,8 +148,8 @@ class Ranks:
         if self.health.lacks_group:  # another user has disturbed, say, and may have ended
             self.reform_group()
         self.health.require_usable()
-        untold, self._untold = self._untold, {}
-        for text in untold.values():
+        unreported, self._unreported = self._unreported, {}
+        for text in unreported.values():
             NoticeLines()(text)
 
     def wait_for_restart(self) -> None:
@@ -180,8 +180,8 @@ class Ranks:
         chosen = tuple(ranks)
         with self._changing:
             self.health.require_restartable()
-            for rank in chosen:  # what it had is let go on purpose
-                self._untold.pop(rank, None)
+            for rank in chosen:  # what it had is given up on purpose
+                self._unreported.pop(rank, None)
             late = time.monotonic() + self.options.timeout_s
             try:
                 for attempt in range(_NUM_REPLACEMENTS):
@@ -189,8 +189,8 @@ class Ranks:
                     chosen = tuple(sorted({*chosen, *self.health.lost}))
                     listed = ", ".join(map(str, chosen))
                     try:
-                        with with_bar(progress, f"Starting rank {listed} again") as told:
-                            ungrouped = self._replace(chosen, told)
+                        with with_bar(progress, f"Starting rank {listed} again") as stage:
+                            ungrouped = self._replace(chosen, stage)
                         break
                     except PoolError as error:  # of one that has died meanwhile, say
                         is_last = attempt == _NUM_REPLACEMENTS - 1 or time.monotonic() > late
@@ -216,7 +216,7 @@ class Ranks:
         """Hear of the end of a process: see `Engines`."""
         if rank is not None and not is_heard:
             lost = "It has been replaced; its variables are lost, the other ranks have theirs."
-            self._untold[rank] = redact(f"{sentence} {lost}", self.secrets)
+            self._unreported[rank] = redact(f"{sentence} {lost}", self.secrets)
         self._lose(sentence, log_tail, rank)
 
     # ---- inside --------------------------------------------------------------------------

@@ -49,8 +49,8 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
         from gpupool.pool.inline import InlinePool  # `%load_ext gpupool` does not wait for them
         from gpupool.pool.pool import Pool
 
-        with with_bar(progress, "Starting the pool") as told:
-            _current = InlinePool(chosen, told) if chosen.inline else Pool(chosen, told)
+        with with_bar(progress, "Starting the pool") as stage:
+            _current = InlinePool(chosen, stage) if chosen.inline else Pool(chosen, stage)
         return _current
 
 
@@ -94,7 +94,7 @@ current.find_pool = find
 
 
 def stop() -> bool:
-    """Stop the pool of this notebook; tells whether there was one."""
+    """Stop the pool of this notebook; returns whether there was one."""
     pool = find()
     if pool is not None:
         with bar("Stopping the pool"):
@@ -137,7 +137,7 @@ def _names(value: Any) -> tuple[str, ...]:
 def gpus() -> GpuTable:
     """The GPUs and MIG instances of this machine, as a table: memory, load, who holds them.
 
-    "available" tells whether a pool of this notebook can use it, "selected" which rank of it does.
+    "available": whether a pool of this notebook can use it; "selected": which rank of it does.
     """
     found = discover()
     pool = find()

@@ -43,7 +43,7 @@ class View(Protocol):
         """A piece of output; called in a background thread."""
 
     def notice(self, text: str | None) -> None:
-        """Something to know while it runs: in place of what was told before; None: it is over.
+        """What the user should know while it runs, instead of the last notice; None: it is over.
 
         Called in a background thread.
         """
@@ -108,6 +108,7 @@ class SpmdRun:
             shipments=self._ship(source, ranks),
             on_notice=view.notice,
         )
+        # The ranks read these files when the cell's turn comes, which may be later.
         self._execution.keeps, self._files = self._files, []
         self._expected: dict[str, Composite] = {}
         if self._notebook is not None and self._notebook.at_once:
@@ -168,7 +169,7 @@ class SpmdRun:
                 yield from asyncio.sleep(0.05).__await__()
         except asyncio.CancelledError:
             # The notebook's stop button does this to an async cell. It means the ranks, and how
-            # they end (within seconds) tells more than our frames would.
+            # they end (within seconds) says more than our frames would.
             self._press_stop()
         return self.result()
 
@@ -184,18 +185,18 @@ class SpmdRun:
         self._heed_button()
 
     def _press_stop(self) -> None:
-        """The user wants the end: a loop that heeds it ends by itself, anything else at once."""
+        """The user wants the end: a loop that asks for it ends gracefully, the rest at once."""
         if not self._stop_loops(STOPPING):
             self.interrupt()
 
     def _heed_button(self) -> None:
         """Stop the loops whose button was pressed; a press that comes too late does nothing."""
         if self._stop_wish.is_set():
-            self._stop_wish.clear()
+            self._stop_wish.clear()  # else a loop that begins later would end for this press
             self._stop_loops(STOPPING_BY_BUTTON)
 
     def _stop_loops(self, notice: str) -> bool:
-        """Have the loops that heed it end after their next report; tells whether there are any."""
+        """Have the loops that ask for it end after their next report; whether there are any."""
         if not self._loops.take_press():
             return False
         self._pool.ask(Stop(), self._ranks)
@@ -203,9 +204,10 @@ class SpmdRun:
         return True
 
     def _ship(self, source: str, ranks: Sequence[int]) -> dict[int, dict[str, Any]] | None:
-        """Bring what the cell reads to the ranks; gives what they have to be told with it."""
+        """Bring what the cell reads to the ranks; returns what goes to each rank with the cell."""
         if self._notebook is None:
             return None
+        # Here and not on a rank: only the notebook's IPython knows its magics and transformers.
         self._names = names_in_cell(source, self._notebook.transform)
         variables = self._pool.variables
         shipment = variables.ship(
@@ -213,6 +215,7 @@ class SpmdRun:
             self._notebook.names,
             ranks,
             attributes=self._names.attributes,
+            # A cell in the background must not hold the notebook until the ranks are free.
             waits=not self._notebook.at_once,
         )
         self._files = shipment.files
@@ -221,7 +224,7 @@ class SpmdRun:
         return variables.payloads(shipment, ranks, bound, self._names.statements)
 
     def _take_back(self, succeeded: bool) -> None:
-        """Bind the notebook's names to what the cell has left on the ranks."""
+        """Bind the notebook's names to what the cell has left on the ranks, also if it failed."""
         if self._notebook is None:
             return
         self._pool.variables.take_back(
@@ -266,7 +269,7 @@ class SpmdRun:
 def in_its_place(body: str, shell: Any) -> str:
     """The body of a cell magic with an empty line for each line above it in the notebook's cell.
 
-    So lines have the numbers that the notebook shows beside them.
+    So the line numbers in tracebacks are those that the notebook shows.
     """
     cell = _running_cell(shell).rstrip("\n")
     tail = body.rstrip("\n")

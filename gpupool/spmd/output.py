@@ -92,6 +92,7 @@ def fold_alike(texts: Mapping[int, str]) -> list[Group]:
     >>> fold_alike({0: "<A at 0x7f0011> in 1.02 s", 1: "<A at 0x7f3344> in 1.05 s"})
     [Group(ranks=(0, 1), text='<A at 0x7f0011> in 1.02 s')]
     """
+    # Texts are compared after equal ones were folded: with 64 ranks that is one text mostly.
     merged: list[tuple[NormalText | None, list[Group]]] = []
     for group in fold(texts):
         normal = NormalText.of(group.text) if len(group.text) <= MAX_ALIKE_CHARS else None
@@ -102,6 +103,7 @@ def fold_alike(texts: Mapping[int, str]) -> list[Group]:
         else:
             merged.append((normal, [group]))
     groups = []
+    # Each group shows the text of its lowest rank: the same cell then reads the same next time.
     for _, members in merged:
         ranks = tuple(sorted(rank for group in members for rank in group.ranks))
         groups.append(Group(ranks, texts[ranks[0]], alike=len(members) > 1))
@@ -195,6 +197,7 @@ def tail(lines: Iterable[tuple[int, str]], num_lines: int) -> list[tuple[tuple[i
 def _line_pairs(ours: Sequence[str], theirs: Sequence[str]) -> dict[int, int | None]:
     """Line of ours that theirs do not have -> the line of theirs in its place, if there is one."""
     pairs: dict[int, int | None] = {}
+    # autojunk would ignore lines that are frequent in long texts, as an epoch's are
     matcher = SequenceMatcher(None, theirs, ours, autojunk=False)
     for kind, start, end, our_start, our_end in matcher.get_opcodes():
         if kind in ("replace", "insert"):
@@ -215,4 +218,4 @@ def _different_words(line: str, reference: str) -> list[tuple[int, int]]:
         for kind, _, _, start, end in matcher.get_opcodes()
         if kind in ("replace", "insert") and "".join(ours[start:end]).strip()
     ]
-    return spans or [(0, len(line))]
+    return spans or [(0, len(line))]  # only white space differs: mark the line

@@ -28,7 +28,7 @@ from gpupool.pool.environment.credentials import (
     AwsCredentials,
     ChainError,
 )
-from gpupool.pool.environment.renewal import Renewal, Tell
+from gpupool.pool.environment.renewal import Notify, Renewal
 from gpupool.pool.processes.interface import RankEngines
 
 _TIMEOUT_S = 60.0
@@ -51,7 +51,7 @@ class _Remembered:
 _remembered = _Remembered()
 
 
-def _tell(sentence: str) -> None:
+def _notify(sentence: str) -> None:
     print(f"gpupool: {sentence}", file=sys.stderr)
 
 
@@ -90,13 +90,13 @@ class Environment:
     """What the ranks of one pool have been sent. Any thread may call it.
 
     `secrets` are the values to mask; it grows while the pool lives and never shrinks.
-    `tell` is called, in a background thread, with a sentence that the user should see.
+    `notify` is called, in a background thread, with a sentence that the user should see.
     """
 
-    def __init__(self, engines: RankEngines, tell: Tell = _tell) -> None:
+    def __init__(self, engines: RankEngines, notify: Notify = _notify) -> None:
         self.secrets = Secrets()
         self._engines = engines
-        self._tell = tell
+        self._notify = notify
         self._lock = threading.RLock()
         self._renewal: Renewal | None = None
         self._trouble = ""
@@ -105,7 +105,7 @@ class Environment:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Name -> value of everything that the ranks were sent and have not been told to unset."""
+        """Name -> value of everything that the ranks were sent and that was not unset since."""
         # Without the lock: a status must not wait for a rank that is slow to take what is sent.
         return dict(self._variables)  # never changed, only replaced
 
@@ -128,7 +128,7 @@ class Environment:
                 self._send_aws()
             except CredentialsError as error:  # no reason to be without a pool
                 self._trouble = f"{error} Then `%gpupool env --aws`."
-                self._tell(self.credentials)
+                self._notify(self.credentials)
 
     def propagate(self, names_or_globs: Sequence[str], aws: bool) -> dict[str, str]:
         """Send variables of the notebook, and its AWS credentials; remember both.
@@ -210,15 +210,16 @@ class Environment:
             raise CredentialsError(f"AWS credentials: {reason}. {_HOW_TO}", "no key") from None
         with self._lock:
             self._end_renewal()
+            # Else a rank would mix the new key with the token or the region of an earlier login.
             missing = [name for name in AWS_NAMES if name not in current.variables]
             self.set(current.variables, unset=missing)
-            self._renewal = Renewal(chain, current, self._renew, self._tell)
-            if self._closed:
+            self._renewal = Renewal(chain, current, self._renew, self._notify)
+            if self._closed:  # the pool has stopped while the chain was asked
                 self._renewal.close()
         return current.variables
 
     def _renew(self, fresh: AwsCredentials) -> None:
-        """Called by the renewal's thread. The ranks' botocore finds the new variables by itself."""
+        """Called by the renewal's thread. The ranks' botocore finds the new variables itself."""
         with self._lock:
             if self._renewal is None or self._renewal.closed():
                 return
@@ -236,6 +237,7 @@ class Environment:
 
     def _control(self, request: SetEnvironment) -> None:
         """Have every rank that lives do it; asked again until each has answered."""
+        # A rank that is replaced meanwhile gets all variables from `apply_to`.
         deadline = time.monotonic() + _TIMEOUT_S
         asked: dict[Future[dict[str, Any]], int] = {}
         missing = set(self._engines.alive_ranks())

@@ -2,7 +2,7 @@
 
 The ranks compute meanwhile, one cell for ten hours perhaps: what is sent goes over the control
 channel. botocore reads the variables again when less than 15 minutes are left, so boto3 and s3fs
-sessions on the ranks go on by themselves, if the new ones are there by then.
+sessions on the ranks go on, if the new ones are there by then.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LEAD_S = 20 * 60  # before the 15 minutes at which botocore looks for new ones
 _SLICE_S = 30.0  # a longer wait would not notice that the machine has slept
 
 Send = Callable[[AwsCredentials], None]
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 def lead_s(lifetime_s: float) -> float:
@@ -44,8 +44,8 @@ class Renewal:
     """Keeps the ranks of one pool in AWS credentials; a thread while they have an expiry.
 
     `send` takes new ones to the ranks and raises a GpuPoolError where that fails. It is a method,
-    held weakly: with its object the renewal ends. `tell` is called once for each expiry that comes
-    nearer without a renewal. `clock` gives seconds since 1970.
+    held weakly: with its object the renewal ends. `notify` is called once for each expiry that
+    comes nearer without a renewal. `clock` gives seconds since 1970.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class Renewal:
         chain: AwsChain,
         current: AwsCredentials,
         send: Send,
-        tell: Tell,
+        notify: Notify,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._chain = chain
-        self._tell = tell
+        self._notify = notify
         self._clock = clock
         self._closed = threading.Event()
         self._send = weakref.WeakMethod(send, lambda _: self._closed.set())
@@ -102,7 +102,7 @@ class Renewal:
 
     def _renew(self) -> None:
         try:
-            fresh = self._chain.resolve()
+            fresh = self._chain.resolve()  # may run a program, and take seconds
             if fresh.keys == self._current.keys:
                 self._not_new()
                 return
@@ -133,7 +133,7 @@ class Renewal:
             return
         self._reason = reason
         if self._num_failures == 2 and not self._closed.is_set():
-            self._tell(self.sentence)
+            self._notify(self.sentence)
 
 
 def clock_time(moment: float, now: float) -> str:

@@ -1,8 +1,8 @@
 """The process group of all ranks, one generation after the other. Runs on the client.
 
-Two phases: all ranks join, and are then told to connect, so that a fast rank cannot break the group
+Two phases: all ranks join, and only then connect, so that a fast rank cannot break the group
 of a slow one. What a rank holds of earlier groups is asked first: where torch can give a group new
-connections, it is told which groups all their members still have, and those go on.
+connections, the groups go on that all their members still have.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpupool.core.errors import EngineDiedError, GroupError, PoolError, Unanswer
 from gpupool.core.wire.requests import Abort, Counts
 from gpupool.pool.processes.interface import RankEngines
 
-_ABORT_TIMEOUT_S = 2.0  # a rank that has not answered by then is stuck, and told as such
+_ABORT_TIMEOUT_S = 2.0  # a rank that has not answered by then is stuck, and reported as such
 _FORM_TIMEOUT_S = (
     30.0  # longer than torch waits (engine/group/reconnect.py) for what takes milliseconds
 )
@@ -52,7 +52,7 @@ class Forming:
         for attempt in range(_NUM_ATTEMPTS):
             self._wait_for_aborts()
             try:
-                self._form(plan, anew=attempt > 0)
+                self._form(plan, new_store=attempt > 0)
                 return
             except EngineDiedError:  # there is no group without it
                 self.abort(None)
@@ -117,9 +117,9 @@ class Forming:
         wait_futures(self._aborting, timeout=_ABORT_TIMEOUT_S)
         self._aborting.clear()
 
-    def _form(self, plan: dict[str, Any], *, anew: bool) -> None:
+    def _form(self, plan: dict[str, Any], *, new_store: bool) -> None:
         generation = self.generation + 1
-        if self._store is None or anew or not self._store.exists():
+        if self._store is None or new_store or not self._store.exists():
             self._store = self._engines.new_file("group")
         plan = {**plan, "store_path": str(self._store)}
         replies = self._engines.call_all("join_group", plan, timeout_s=_FORM_TIMEOUT_S)

@@ -31,7 +31,7 @@ class Health:
 
     @property
     def state(self) -> str:
-        """ "stopped", "broken", "replacing" (lost ranks, by itself) or "well"."""
+        """ "stopped", "broken", "replacing" (lost ranks) or "well"."""
         if self.stopped:
             return "stopped"
         if not self.reason:
@@ -44,7 +44,7 @@ class Health:
         return self._is_given_up and not (self.stopped or self._beyond_repair or self._lost)
 
     @property
-    def told(self) -> str:
+    def full_reason(self) -> str:
         """The reason, with the end of a log below it; "" while all is well."""
         return with_log(self.reason, self._log_tail)
 
@@ -55,7 +55,7 @@ class Health:
             return {rank: how for rank, (_, how) in self._lost.items()}
 
     def end(self, reason: str) -> bool:
-        """The pool is being stopped; tells whether it was not so before."""
+        """The pool is being stopped; returns whether it was not so before."""
         with self._lock:
             first, self.stopped = not self.stopped, True
             if first:
@@ -65,7 +65,7 @@ class Health:
     def lose(self, sentence: str, log_tail: str, rank: int | None) -> None:
         """A process has ended: the engine of a rank, or for None one that all ranks need.
 
-        Whoever notes it tells of it, when it has done what is to be done about it.
+        Calls nobody: whoever notes it reports it, when it has acted on it.
         """
         with self._lock:
             if rank is None:
@@ -99,6 +99,7 @@ class Health:
             num_losses: how many there had been when it began; one that has died since is lost.
         """
         with self._lock:
+            # One that has died during its replacement has a higher number, and stays lost.
             for rank in ranks:
                 if rank in self._lost and self._lost[rank][0] <= num_losses:
                     del self._lost[rank]

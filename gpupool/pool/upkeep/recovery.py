@@ -15,7 +15,7 @@ from gpupool.pool.upkeep.turns import Turn, Turns
 
 
 class Recovery:
-    """Calls `replace()`, which replaces all lost ranks, whenever one is told to be lost."""
+    """Calls `replace()`, which replaces all lost ranks, whenever one is reported as lost."""
 
     def __init__(self, turns: Turns, replace: Callable[[], None]) -> None:
         self._turns = turns
@@ -31,7 +31,7 @@ class Recovery:
         with self._lock:
             self._is_wanted = True
             if self._works:
-                return  # it comes to it
+                return  # the thread that works looks again before it ends
             self._works = True
             self._rests.clear()
         name = f"the replacement of rank {rank}"

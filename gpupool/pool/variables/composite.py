@@ -54,7 +54,7 @@ class Variables(Protocol):
     def look(self, composite: Composite, text_chars: int = 0) -> dict[int, ValueInfo]: ...
     def attributes(self, composite: Composite) -> list[str]: ...
     def fetch(self, composite: Composite, rank: int) -> Any: ...
-    def let_go(self, number: int) -> None: ...
+    def release(self, number: int) -> None: ...
 
 
 class Composite:
@@ -124,6 +124,7 @@ class Composite:
     def __getattr__(self, name: str) -> Composite:
         if name.startswith("_"):  # protocols of Python and IPython: they mean the handle itself
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        # Asked now, not when it is used: a typo would else be an error far from its line.
         attribute = Composite(self._variables, self._name, self._version, path=(*self._path, name))
         try:
             found = attribute.info
@@ -187,8 +188,8 @@ def pool_variables(handle: Composite | Constant) -> Variables:
 class Constant:
     """A value that every rank has, made by `pool.put`: in a cell its name means the value itself.
 
-    The ranks of a host share its memory until one of them writes to it. It is let go when nothing
-    in the notebook refers to it any more.
+    The ranks of a host share its memory until one of them writes to it. It is released when
+    nothing in the notebook refers to it any more.
     """
 
     def __init__(self, variables: Variables, number: int, kind: str) -> None:
@@ -197,9 +198,9 @@ class Constant:
         self._kind = kind
 
     def __del__(self) -> None:
-        variables = self.__dict__.get("_variables")
+        variables = self.__dict__.get("_variables")  # `__init__` may have failed
         if variables is not None:
-            variables.let_go(self.number)
+            variables.release(self.number)
 
     def __reduce__(self) -> Any:
         raise PoolError(f"{self!r} means something on the ranks of its pool only.", "handle")

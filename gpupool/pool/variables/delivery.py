@@ -22,7 +22,7 @@ _MAX_NAMED = 3
 
 
 class Delivery:
-    """What each rank has been sent, and has not been told yet."""
+    """What each rank has been sent, and what it has yet to hear."""
 
     def __init__(self, all_ranks: Ranks, parcels: Parcels) -> None:
         self._all_ranks = all_ranks
@@ -30,7 +30,7 @@ class Delivery:
         self._there: dict[int, set[int]] = {}  # rank -> parcels that it has
         self._forget: dict[int, set[int]] = {}  # rank -> parcels that it need not keep
         self._sources: dict[int, set[str]] = {}  # rank -> names of cells' code that it knows
-        self._places: dict[int, dict[str, Any]] = {}  # rank -> what it was told of the notebook's
+        self._places: dict[int, dict[str, Any]] = {}  # rank -> what it knows of the notebook's
 
     def send(
         self,
@@ -48,6 +48,7 @@ class Delivery:
         """
         needed = self._parcels.in_order(shipment.numbers, needs)
         place = {number: index for index, number in enumerate(needed)}
+        # The ranks bind in this order: a name comes after those that its methods read.
         shipment.numbers = dict(sorted(shipment.numbers.items(), key=lambda item: place[item[1]]))
         lacking = {r: [n for n in needed if n not in self._there.get(r, ())] for r in ranks}
         numbers = [n for n in needed if any(n in missing for missing in lacking.values())]
@@ -67,6 +68,7 @@ class Delivery:
         wires = {number: self._parcels.wire(number, bar.advance) for number in parcels}
         files = [file for _, file in wires.values() if file is not None]
         per_rank = {r: [(n, wires[n][0]) for n in numbers] for r, numbers in lacking.items()}
+        # A value that cannot be read must fail the cell before any rank has begun it.
         if first is None:
             first = bool(files) or not all(self._parcels.is_plain(number) for number in wires)
         if first:
@@ -112,12 +114,12 @@ class Delivery:
     def news(
         self, rank: int, place: Mapping[str, Any], filenames: Iterable[str] = ()
     ) -> dict[str, Any]:
-        """What a rank has not been told yet: which parcels to forget, where the notebook is now
+        """What a rank does not know yet: which parcels to forget, where the notebook is now
         (`place`), and the text of the cells that code from these files is of."""
         known = self._sources.setdefault(rank, set())
         sources = sources_of(set(filenames) - known)
         known.update(sources)
-        if self._places.get(rank) == place:
+        if self._places.get(rank) == place:  # a search path may have hundreds of entries
             place = {}
         else:
             self._places[rank] = dict(place)
@@ -133,7 +135,7 @@ class Delivery:
         self._there.get(rank, set()).difference_update(numbers)
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """The ranks need these no more; they are told with the next call."""
+        """The ranks need these no more; they hear it with the next call."""
         for rank, there in self._there.items():
             unwanted = there.intersection(numbers)
             there -= unwanted

@@ -29,6 +29,7 @@ class Imports:
 
     def lose(self, rank: int) -> list[str]:
         """A rank is new; gives the names that its cells had imported."""
+        # `_made` stays: a rank that is replaced again before a cell came needs the same.
         made = self._made.get(rank, {})
         self._missing[rank] = dict(made)
         return list(made)

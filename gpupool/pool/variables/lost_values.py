@@ -1,6 +1,6 @@
 """Which values went with ranks that were replaced, and how to say it. Pure; on the client.
 
-Says why a value is not there; that it is not there only its rank can tell.
+Says why a value is not there; that it is not there only its rank knows.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Losses:
     def note(self, name: str, infos: Mapping[int, object]) -> None:
         """What ranks have by a name now; None stands for nothing."""
         self.found([name], [rank for rank, info in infos.items() if info is not None])
+        # A rank that never had the name has lost nothing when it is replaced.
         without = {rank for rank, info in infos.items() if info is None} - self.of(name).keys()
         self._without.setdefault(name, set()).update(without)
 
@@ -75,7 +76,7 @@ class Losses:
         if name in self._imported:
             way_on = "import it there again."
         elif source is None:
-            way_on = "no other rank has it: make it anew."
+            way_on = "no other rank has it: recreate it."
         else:
             way_on = f"pool.sync_from({source}, {name!r}, ranks={ranks}) copies it."
         return f"{what or name} was lost with {ended}; {way_on}"

@@ -53,7 +53,7 @@ def require_name(name: str) -> None:
 
 
 class Versions:
-    """Counts how often each name has been bound anew on the ranks, by a cell or for one.
+    """Counts how often each name has been bound on the ranks, by a cell or for one.
 
     A handle of an earlier version means a value that is not there any more.
     """

@@ -18,14 +18,14 @@ from gpupool.core.wire.pickles import INLINE_BYTES, WHOLE, MemoryFile, to_wire
 from gpupool.pool.variables.composite import Constant, key_of
 from gpupool.pool.variables.value_pickler import MAX_VALUE_BYTES, FindPart, KeyOf, NotebookPacker
 
-_GONE: Any = object()  # stands for a value that the notebook has let go of
+_GONE: Any = object()  # the placeholder of a value that the notebook has released
 _UNBOUND: Any = object()
 _IMMUTABLE = {int, float, complex, bool, str, bytes, type(None)}
 
 
 @dataclass(slots=True)
 class Parcel:
-    """A value that was or will be sent. Its `value()` is `_GONE` when the notebook has let it go.
+    """A value that was or will be sent. Its `value()` is `_GONE` when the notebook has released it.
 
     `needs` are the numbers of the earlier parcels that it refers to.
     """
@@ -84,7 +84,7 @@ class Parcels:
         self._dropped: list[int] = []
 
     def begin(self, names: Mapping[str, object]) -> list[int]:
-        """Start a round: let go of what `names`, the notebook's, have let go of.
+        """Start a round: release what `names`, the notebook's, do not mean any more.
 
         Returns:
             The numbers of the parcels that the ranks may forget.
@@ -97,13 +97,14 @@ class Parcels:
             if names.get(name, _UNBOUND) is self._parcels[number].value()
         }
         live |= {number for number, parcel in self._parcels.items() if parcel.file is not None}
+        # One that a living parcel refers to stays, whatever its own name means by now.
         for number in set(self._parcels) - self.with_needs(live):
             self.drop(number)
         dropped, self._dropped = self._dropped, []
         return dropped
 
     def end(self) -> None:
-        """Let go of the packed data: arrays of the notebook are locked while it is there."""
+        """Release the packed data: arrays of the notebook are locked while it is there."""
         self._packed.clear()
 
     def parcel(self, name: str, value: object) -> Parcel:
@@ -113,6 +114,7 @@ class Parcels:
             Exception: whatever its class raises when it cannot be pickled.
         """
         known = self._known(name, value)
+        # Anything else may have been changed in place: only its digest can say.
         if known is None or not (type(value) in _IMMUTABLE or self._is_current(known.number)):
             known = self._new(value, MAX_VALUE_BYTES)
         self._by_name[name] = known.number
@@ -121,7 +123,7 @@ class Parcels:
     def constant(self, value: object, bar: Progress | None = None) -> Parcel:
         """A parcel that stays what it is, of any size, until it is dropped.
 
-        `bar` is told how many of its bytes are where the ranks read them.
+        `bar` counts the bytes that are where the ranks read them.
         """
         parcel = self._new(value, None)
         parcel.file = MemoryFile()
@@ -228,7 +230,7 @@ class Parcels:
         if parcel is None:
             return
         self._dropped.append(number)
-        self._checked[number] = False
+        self._checked[number] = False  # who asks again in this round must not count on it
         if parcel.file is not None:
             parcel.file.close()
         for name in [name for name, other in self._by_name.items() if other == number]:
@@ -266,6 +268,7 @@ class Parcels:
         self._by_value[id(value)] = number
         self._packed[number] = packer
         self._checked[number] = True
+        # By id, with a weak reference to check it: ids are used again.
         for index, part in enumerate(packer.parts):
             self._parts[id(part)] = weakref.ref(part), number, index
         return parcel
@@ -278,7 +281,7 @@ class Parcels:
         if number not in self._checked:
             parcel = self._parcels[number]
             value = parcel.value()
-            self._checked[number] = True
+            self._checked[number] = True  # before it is packed: it may refer to itself
             if value is not _GONE and parcel.file is None:
                 packer = self._pack(value, number, MAX_VALUE_BYTES)
                 if packer.digest == parcel.digest and number in self._parcels:

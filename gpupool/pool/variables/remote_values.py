@@ -58,7 +58,7 @@ class RemoteValues:
         """
         shown = ".".join((name, *path))
         with ExitStack() as closing:
-            file = MemoryFile()
+            file = MemoryFile()  # the rank writes to it, so that large values are copied once
             closing.callback(file.close)
             payload = {"name": name, "path": path, "out_path": file.path}
             reply = self._ask("fetch", payload, [rank], f"{shown} of rank {rank}")[rank]

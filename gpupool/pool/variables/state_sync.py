@@ -34,7 +34,7 @@ def sync_state(
     everyone = all_ranks.select(None)
     space, chosen = namespace(), list(dict.fromkeys(names))
     # What the notebook has by these names means that on every rank first, as in a cell: the copy of
-    # a rank is changed then, and is not sent anew by the next cell.
+    # a rank is changed then, and is not sent again by the next cell.
     shipment = variables.ship(chosen, space, everyone)
     shipments = variables.payloads(shipment, everyone, chosen)
     common = {"source": source, "names": chosen, "ranks": list(targets)}
@@ -77,6 +77,7 @@ def _targets(
 def _require_no_problem(
     all_ranks: Ranks, variables: Variables, source: int, replies: Mapping[int, dict[str, Any]]
 ) -> None:
+    # The source's problem first: that of the others may follow from it.
     for rank, reply in sorted(replies.items(), key=lambda item: (item[0] != source, item[0])):
         for name, text in reply["problems"].items():
             lost = variables.losses.sentence(name, rank)

@@ -61,7 +61,7 @@ class NotebookPacker(Packer):
 
     Afterwards `names_read` are the global names that its functions read and by which its classes
     are found, `names_bound` those that they bind, and `filenames` where they were compiled; `needs`
-    the parcels it refers to. `plain` tells that nothing but data and functions is in it, so that to
+    the parcels it refers to. `plain` says that nothing but data and functions is in it, so that to
     unpickle it runs no code of anybody's and cannot fail; `runs_notebook`, that it may run methods
     of the notebook's classes, which read names.
     """
@@ -84,7 +84,7 @@ class NotebookPacker(Packer):
 
     def reducer_override(self, obj: Any) -> Any:
         """How a part is pickled."""
-        if isinstance(obj, _Parts):
+        if isinstance(obj, _Parts):  # pickled last
             return tuple, (list(self.parts),)
         if obj is NAMESPACE:
             return super().reducer_override(obj)
@@ -109,6 +109,7 @@ class NotebookPacker(Packer):
         return super().reducer_override(obj)
 
     def _digest(self) -> bytes:
+        # Sizes go in too: two buffers of 1 byte are not one of 2.
         digest = xxhash.xxh3_128(self.stream())
         for buffer in self.buffers:
             digest.update(buffer.nbytes.to_bytes(8, "little"))

@@ -44,7 +44,7 @@ class Variables:
         self._lock = threading.RLock()
         self._parcels = Parcels(self._key_of, lambda constant: pool_variables(constant) is self)
         self._delivery = Delivery(all_ranks, self._parcels)
-        self._unwanted: list[int] = []  # constants
+        self._unwanted: list[int] = []  # constants that the notebook has released
         self._new_ranks: list[int] = []  # of which the delivery does not know yet
         self._versions = Versions()
         self.losses = Losses(lambda: self.world_size)
@@ -98,7 +98,7 @@ class Variables:
         names: Iterable[str],
         statements: Statements = _NO_STATEMENTS,
     ) -> dict[int, dict[str, Any]]:
-        """rank -> what `gpupool.engine.cells.variables.around` is told.
+        """rank -> what `gpupool.engine.cells.variables.around` is given.
 
         Args:
             names: what the code binds, to be reported on.
@@ -156,14 +156,15 @@ class Variables:
             names: the notebook's namespace.
             assigned, deleted: names that the cell binds and unbinds.
             reports: rank -> its answer, from those that gave one.
-            succeeded: of a failed cell, only what it has bound anew counts.
+            succeeded: of a failed cell, only names count that have got another value.
             expected: what `expect` gave: the notebook may call something else by these names now.
         """
-        told = {name for report in reports.values() for name in report["info"]}
-        for name in sorted(told.union(expected)):
+        reported = {name for report in reports.values() for name in report["info"]}
+        for name in sorted(reported.union(expected)):
             changed = any(name in report["changed"] for report in reports.values())
             infos = {rank: report["info"].get(name) for rank, report in reports.items()}
             is_there = any(info is not None for info in infos.values())
+            # `x = x` changes nothing, and yet the cell has decided what x is from now on.
             is_bound = is_there and (changed or (succeeded and name in assigned))
             if name in expected and (is_bound or name not in deleted):
                 self._fulfil(expected[name], names, infos if is_bound else None)
@@ -172,7 +173,7 @@ class Variables:
             elif not is_there and name in deleted and self._is_gone(name, names.get(name), infos):
                 del names[name]
                 self.losses.end(name)
-        for name in told:
+        for name in reported:
             self.losses.note(name, {rank: r["info"].get(name) for rank, r in reports.items()})
 
     def expect(self, names: dict[str, Any], assigned: Iterable[str]) -> dict[str, Composite]:
@@ -212,6 +213,7 @@ class Variables:
             PoolError: none has anything.
         """
         composite = Composite(self, name, self._versions.of(name))
+        # By `exec` or `%run`, ranks may have names that no cell was seen to bind: ask them.
         if not composite.info:
             hint = self.losses.sentence(name)
             raise PoolError(
@@ -263,7 +265,7 @@ class Variables:
                 self._parcels.end()
         return Constant(self, parcel.number, kind)
 
-    def let_go(self, number: int) -> None:
+    def release(self, number: int) -> None:
         """Nobody refers to a constant any more. Takes no lock: any thread may be collecting."""
         self._unwanted.append(number)
 
@@ -303,6 +305,7 @@ class Variables:
             names = namespace()
             self._begin(names, ranks)
             try:
+                # Not kept as a parcel: the arguments of the next call are other ones.
                 packer = self._parcels.pack_once(call)
                 shipment = self._gather(packer.names_read, names)
                 shipment.filenames |= packer.filenames
@@ -349,6 +352,7 @@ class Variables:
             value = names[name]
             if is_of_shell(name, value):
                 continue
+            # `torch.optim` in a cell needs the submodule, which `import torch` alone may not load.
             if isinstance(value, ModuleType):
                 shipment.modules.update(_submodules(value.__name__, attributes))
             if name in RANK_NAMES and not isinstance(value, Composite):
@@ -356,6 +360,7 @@ class Variables:
                     shipment.covered.add(name)
             elif isinstance(value, Composite):
                 self._alias(shipment, name, value)
+                # A function that lives on the ranks may read names that only the notebook has.
                 queue += self._rank_reads.get(key_of(value)[0], ())
             elif isinstance(value, Constant):
                 try:
@@ -368,7 +373,7 @@ class Variables:
             else:
                 try:
                     parcel = self._parcels.parcel(name, value)
-                except Exception as error:
+                except Exception as error:  # all names are tried: one message lists the problems
                     shipment.problems[name] = reason(error, name, value)
                 else:
                     shipment.numbers[name] = parcel.number
@@ -407,6 +412,7 @@ class Variables:
         version = self._versions.assigned(name)
         self.losses.end(name)
         previous = replaced
+        # One back only: a chain of handles would keep every value the name has ever had.
         if isinstance(replaced, Composite) and key_of(replaced)[:2] == (name, ()):
             previous = replaced.previous
         info = None
@@ -427,7 +433,7 @@ class Variables:
         """A cell has bound what it was expected to, or has not (None)."""
         name, _, version = key_of(handle)
         if infos is not None:
-            if version == self._versions.of(name):
+            if version == self._versions.of(name):  # else a later cell has bound it since
                 self._note_reads(name, infos)
         elif names.get(name) is handle and handle.previous is not None:
             names[name] = handle.previous
@@ -440,7 +446,7 @@ class Variables:
         """Whether a deleted name is left on no rank; of ranks that took no part, ask them."""
         own = isinstance(bound, Composite) and key_of(bound)[:2] == (name, ())
         if not own or self._all_ranks.state == "busy":
-            return False
+            return False  # the user's own, or ranks that would have to end a cell to answer
         others = set(self._all_ranks.engines.alive_ranks()) - set(infos)
         return not self._remote.look(name, (), 0, sorted(others))
 
@@ -460,7 +466,7 @@ class Variables:
             )
         if version != self._versions.of(name):
             raise PoolError(
-                f"this is a handle of an earlier {name}: a later cell has assigned the name anew, "
+                f"this is a handle of an earlier {name}: a later cell has assigned the name again, "
                 f"and pool[{name!r}] is what the ranks have now.",
                 "earlier value",
                 name,

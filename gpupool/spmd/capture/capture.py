@@ -22,7 +22,7 @@ class CellNames:
     """The global names of a cell, `get_ipython` aside. A name can be in several of the sets."""
 
     reads: frozenset[str] = frozenset()
-    """The cell may see what the notebook has bound to these. Builtins are not told apart."""
+    """The cell may see what the notebook has bound to these. Builtins count too."""
     assigns: frozenset[str] = frozenset()
     """Bound by the cell other than by `import`, on some way through it or in a function of it."""
     imports: frozenset[str] = frozenset()
@@ -56,6 +56,7 @@ def names_in_cell(source: str, transform: Callable[[str], str]) -> CellNames:
             compiled = compile(tree, "<cell>", "exec", flags=flags, dont_inherit=True)
         except Exception:
             return CellNames()
+        # The tree and not the compiled code: that has lost which way leads where.
         flow = Flow(transform)
         try:
             flow.run(tree.body)
@@ -69,6 +70,7 @@ def names_in_cell(source: str, transform: Callable[[str], str]) -> CellNames:
 def _statements(flow: Flow) -> dict[str, tuple[str, ...]]:
     found = {}
     for name, lines in flow.statements.items():
+        # `import a.b` and `import a.c` both bind `a`, and a new rank needs both.
         is_certain = len(lines) == 1 or all(line.startswith(f"import {name}.") for line in lines)
         is_certain = is_certain and name not in flow.assigns | flow.deletes
         found[name] = tuple(lines) if is_certain else ()

@@ -25,9 +25,9 @@ class Flow(Names):
             for node in body
         )
         self.visit_all(body)
-        if self._settled is None:
-            self._settled = join(*self._exits)
-        for key in list(self._functions):
+        if self._bound is None:
+            self._bound = join(*self._exits)
+        for key in list(self._functions):  # a later cell may call them
             self._mention(key)
 
     # --- expressions
@@ -35,7 +35,7 @@ class Flow(Names):
     def _test(self, node: ast.expr) -> tuple[State, State]:
         """The states after a condition that is true and one that is false."""
         if isinstance(node, ast.Constant):
-            return (self._settled, None) if node.value else (None, self._settled)
+            return (self._bound, None) if node.value else (None, self._bound)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return self._test(node.operand)[::-1]
         if isinstance(node, ast.BoolOp):
@@ -43,27 +43,27 @@ class Flow(Names):
             left: list[State] = []
             for value in node.values:
                 states = self._test(value)
-                self._settled = states[goes_on]
+                self._bound = states[goes_on]
                 left.append(states[1 - goes_on])
             end = join(*left)
-            return (self._settled, end) if goes_on == 0 else (end, self._settled)
+            return (self._bound, end) if goes_on == 0 else (end, self._bound)
         self.visit(node)
-        return self._settled, self._settled
+        return self._bound, self._bound
 
     def on_boolop(self, node: ast.BoolOp) -> None:
-        self._settled = join(*self._test(node))
+        self._bound = join(*self._test(node))
 
     def on_ifexp(self, node: ast.IfExp) -> None:
         true, false = self._test(node.test)
-        self._settled = true
+        self._bound = true
         self.visit(node.body)
-        true, self._settled = self._settled, false
+        true, self._bound = self._bound, false
         self.visit(node.orelse)
-        self._settled = join(true, self._settled)
+        self._bound = join(true, self._bound)
 
     def on_compare(self, node: ast.Compare) -> None:
         self.visit_all([node.left, node.comparators[0]])
-        with self._maybe():
+        with self._maybe():  # `a < b < c` looks at `c` only if `a < b`
             self.visit_all(node.comparators[1:])
 
     def on_namedexpr(self, node: ast.NamedExpr) -> None:
@@ -72,6 +72,7 @@ class Flow(Names):
             self._store(node.target.id, self.assigns)
 
     def on_dict(self, node: ast.Dict) -> None:
+        # In the order of evaluation; the tree lists all keys first. `**value` has no key.
         for key, value in zip(node.keys, node.values, strict=True):
             self.visit_all([value] if key is None else [key, value])
 
@@ -84,14 +85,14 @@ class Flow(Names):
         self._comprehension(node.generators, node.key, node.value)
 
     def _comprehension(self, generators: list[ast.comprehension], *elements: ast.expr) -> None:
-        self.visit(generators[0].iter)
+        self.visit(generators[0].iter)  # evaluated outside, before anything else
         scope = comprehension_scope(generators, self._scope)
         with self._inside(), self._in(scope), self._maybe():
             for number, generator in enumerate(generators):
                 self.visit_all([generator.iter] if number else [])
                 self.visit(generator.target)
                 for condition in generator.ifs:
-                    self._settled, _ = self._test(condition)
+                    self._bound, _ = self._test(condition)
             self.visit_all(elements)
 
     def on_call(self, node: ast.Call) -> None:
@@ -100,8 +101,8 @@ class Flow(Names):
             self.children(node)
             return
         for piece in pieces:
-            before = self._settled
-            if piece.how == "inside":
+            before = self._bound
+            if piece.how == "inside":  # %timeit makes a function of it
                 with self._in(body_scope("function", piece.body, self._scope)):
                     self.visit_all(piece.body)
             elif self._scope.kind == "module":
@@ -110,12 +111,12 @@ class Flow(Names):
                 with self._in(body_scope("class", piece.body, self._scope)):
                     self.visit_all(piece.body)
             if piece.how != "here":
-                self._settled = before
+                self._bound = before
 
     # --- statements: those that bind
 
     def on_assign(self, node: ast.Assign) -> None:
-        self.visit_all([node.value, *node.targets])
+        self.visit_all([node.value, *node.targets])  # in the order of evaluation
 
     def on_augassign(self, node: ast.AugAssign) -> None:
         if isinstance(node.target, ast.Name):
@@ -147,15 +148,15 @@ class Flow(Names):
     # --- statements: ways that part and meet
 
     def on_if(self, node: ast.If) -> None:
-        self._settled, false = self._test(node.test)
+        self._bound, false = self._test(node.test)
         self.visit_all(node.body)
-        true, self._settled = self._settled, false
+        true, self._bound = self._bound, false
         self.visit_all(node.orelse)
-        self._settled = join(true, self._settled)
+        self._bound = join(true, self._bound)
 
     def on_for(self, node: ast.For | ast.AsyncFor) -> None:
         def begin_round() -> State:
-            over = self._settled
+            over = self._bound
             self.visit(node.target)
             return over
 
@@ -166,7 +167,7 @@ class Flow(Names):
 
     def on_while(self, node: ast.While) -> None:
         def begin_round() -> State:
-            self._settled, over = self._test(node.test)
+            self._bound, over = self._test(node.test)
             return over
 
         self._loop(node, begin_round)
@@ -187,48 +188,49 @@ class Flow(Names):
             self.visit_all(node.body)
             self._loops.pop()
             breaks += left[0]
-            self._settled = join(self._settled, *left[1])
-        self._settled = join(*ends)
+            self._bound = join(self._bound, *left[1])
+        self._bound = join(*ends)
         self.visit_all(node.orelse)
-        self._settled = join(self._settled, *breaks)
+        self._bound = join(self._bound, *breaks)
 
     def on_break(self, _node: ast.Break) -> None:
-        self._loops[-1][0].append(self._settled)
-        self._settled = None
+        self._loops[-1][0].append(self._bound)
+        self._bound = None
 
     def on_continue(self, _node: ast.Continue) -> None:
-        self._loops[-1][1].append(self._settled)
-        self._settled = None
+        self._loops[-1][1].append(self._bound)
+        self._bound = None
 
     def on_return(self, node: ast.Return) -> None:
         self.children(node)
-        self._settled = None
+        self._bound = None
 
     def on_raise(self, node: ast.Raise) -> None:
         self.children(node)
         if self._later is None:
-            self._exits.append(self._settled)
-        self._settled = None
+            self._exits.append(self._bound)
+        self._bound = None
 
     def on_assert(self, node: ast.Assert) -> None:
-        true, self._settled = self._test(node.test)
+        true, self._bound = self._test(node.test)
         if node.msg is not None:
             self.visit(node.msg)
-        self._settled = true
+        self._bound = true
 
     def on_try(self, node: ast.Try | ast.TryStar) -> None:
-        start = self._settled
+        start = self._bound
         self.visit_all(node.body)
         self.visit_all(node.orelse)
-        ends = [self._settled]
+        ends = [self._bound]
         for handler in node.handlers:
-            self._settled = start  # the exception may have come at once
+            self._bound = start  # the exception may have come at once
             self.visit(handler)
-            ends.append(self._settled)
-        end, self._settled = join(*ends), start
+            ends.append(self._bound)
+        # `finally` may begin at any point of the others, but what it binds is bound after all.
+        end, self._bound = join(*ends), start
         self.visit_all(node.finalbody)
-        reached = end is not None and self._settled is not None
-        self._settled = end | self._settled if reached else None  # type: ignore[operator]
+        reached = end is not None and self._bound is not None
+        self._bound = end | self._bound if reached else None  # type: ignore[operator]
 
     on_trystar = on_try
 
@@ -240,15 +242,15 @@ class Flow(Names):
         self.visit_all(node.body)
 
     def on_with(self, node: ast.With | ast.AsyncWith) -> None:
-        before = self._settled
+        before = self._bound
         for item in node.items:
             self.visit(item.context_expr)
             if item.optional_vars is not None:
                 self.visit(item.optional_vars)
         self.visit_all(node.body)
         # After a `raise` the way goes on only if the exception is swallowed.
-        if self._settled is None or any(_swallows(item.context_expr) for item in node.items):
-            self._settled = before
+        if self._bound is None or any(_swallows(item.context_expr) for item in node.items):
+            self._bound = before
 
     on_asyncwith = on_with
 
@@ -256,15 +258,15 @@ class Flow(Names):
         self.visit(node.subject)
         ends: list[State] = []
         for case in node.cases:
-            before = self._settled
+            before = self._bound  # a pattern that fails may have bound names, or not
             self.visit(case.pattern)
             if case.guard is not None:
-                self._settled, _ = self._test(case.guard)
+                self._bound, _ = self._test(case.guard)
             self.visit_all(case.body)
-            ends.append(self._settled)
+            ends.append(self._bound)
             always = case.guard is None and _always_matches(case.pattern)
-            self._settled = None if always else before
-        self._settled = join(self._settled, *ends)
+            self._bound = None if always else before
+        self._bound = join(self._bound, *ends)
 
     def on_matchas(self, node: ast.MatchAs | ast.MatchStar) -> None:
         self.children(node)

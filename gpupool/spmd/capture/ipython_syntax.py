@@ -1,6 +1,6 @@
 """The code inside what IPython makes of its own syntax: magics, `!command`, `x?`. Client, pure.
 
-Private to `capture`. What each magic does with its line is told by IPython's documentation.
+Private to `capture`. What each magic does with its line is in IPython's documentation.
 """
 
 from __future__ import annotations

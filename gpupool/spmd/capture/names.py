@@ -14,12 +14,12 @@ from typing import TypeAlias
 from gpupool.spmd.capture.ipython_syntax import Transform
 from gpupool.spmd.capture.scopes import Key, Scope, Walker, body_scope, function_scope, type_scope
 
-# Names that are settled; None: this point is never reached.
+# Names that are surely bound; None: this point is never reached.
 State: TypeAlias = "frozenset[Key] | None"
 
 
 def join(*states: State) -> State:
-    """The state where ways meet: what is settled on all that get here."""
+    """The state where ways meet: what is bound on all that get here."""
     reached = [state for state in states if state is not None]
     return frozenset.intersection(*reached) if reached else None
 
@@ -36,7 +36,7 @@ class Names(Walker):
         self.statements: dict[str, dict[str, None]] = {}  # imported name -> its statements
         self._transform = transform
         self._scope = Scope("module")
-        self._settled: State = frozenset()
+        self._bound: State = frozenset()
         self._exits: list[State] = []  # where the cell raises
         self._loops: list[tuple[list[State], list[State]]] = []  # states at break, at continue
         self._later: set[str] | None = None  # in a function: what its body reads when it is called
@@ -51,13 +51,13 @@ class Names(Walker):
 
     def _use(self, name: str) -> None:
         """A global is looked up."""
-        if self._settled is None:
+        if self._bound is None:
             return
         if self._later is not None:
-            if name not in self._settled:
+            if name not in self._bound:
                 self._later.add(name)
             return
-        if name not in self._settled:
+        if name not in self._bound:
             self.reads.add(name)
         self._mention(name)
 
@@ -66,7 +66,7 @@ class Names(Walker):
         if self._num_inside:
             self._mentioned_inside.add(key)
         if key in self._active or key not in self._functions:
-            return
+            return  # functions may call each other in a circle
         self._active.add(key)
         with self._inside():
             for reads in self._functions[key]:
@@ -81,7 +81,7 @@ class Names(Walker):
         key = self._scope.key(name)
         if isinstance(key, tuple):
             self._mention(key)
-            if self._settled is None or (key in self._settled and name not in key[0].unsure):
+            if self._bound is None or (key in self._bound and name not in key[0].unsure):
                 return
             key = self._scope.global_name(name)
         if key is not None and key != "get_ipython":
@@ -92,19 +92,19 @@ class Names(Walker):
         key = self._scope.key(name)
         if isinstance(key, str) and into is not None:
             into.add(key)
-        self._settle(key)
+        self._mark_bound(key)
 
-    def _settle(self, key: Key | None) -> None:
-        if key is not None and self._settled is not None:
-            self._settled |= {key}
+    def _mark_bound(self, key: Key | None) -> None:
+        if key is not None and self._bound is not None:
+            self._bound |= {key}
 
     def _delete(self, name: str) -> None:
         key = self._scope.key(name)
         if isinstance(key, str):
-            if self._settled is not None and key not in self._settled:
+            if self._bound is not None and key not in self._bound:
                 (self.reads if self._later is None else self._later).add(key)
             self.deletes.add(key)
-            self._settle(key)
+            self._mark_bound(key)
 
     def on_name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Load):
@@ -120,10 +120,10 @@ class Names(Walker):
 
     @contextmanager
     def _maybe(self) -> Iterator[None]:
-        """What stands in this block may not be run: it settles nothing."""
-        before = self._settled
+        """What stands in this block may not be run: what it binds is not sure."""
+        before = self._bound
         yield
-        self._settled = before
+        self._bound = before
 
     # --- functions and classes
 
@@ -141,18 +141,20 @@ class Names(Walker):
 
     def _reads_later(self, scope: Scope, visit: Callable[[], None]) -> frozenset[str]:
         """What a body reads when it is called, whenever that is."""
-        outer = self._settled, self._later, self._loops
-        self._settled, self._later, self._loops = frozenset(), set(), []
+        outer = self._bound, self._later, self._loops
+        # Nobody knows what is bound when it is called.
+        self._bound, self._later, self._loops = frozenset(), set(), []
         with self._in(scope):
             visit()
         reads = frozenset(self._later)
-        self._settled, self._later, self._loops = outer
+        self._bound, self._later, self._loops = outer
         return reads
 
     def _define(self, name: str, reads: frozenset[str], *, now: bool) -> None:
         """A name is bound to something that reads globals later, or may do so now."""
         self._store(name, self.assigns)
         key = self._scope.key(name)
+        # It may be called here, by a decorator or by what was defined before and has named it.
         if now or key is None or self._later is not None or key in self._mentioned_inside:
             with self._inside():
                 self._use_all(reads)
@@ -175,6 +177,7 @@ class Names(Walker):
 
     def on_lambda(self, node: ast.Lambda) -> None:
         self._visit_defaults(node.args)
+        # A lambda may be called at once, and it may never be.
         with self._inside(), self._in(function_scope(node, self._scope)), self._maybe():
             self.visit(node.body)
 
@@ -197,6 +200,7 @@ class Names(Walker):
             scope = body_scope("class", node.body, self._scope, class_name=node.name)
             with self._in(scope):
                 self.visit_all(node.body)
+        # The body has run now; its methods run when somebody has the class.
         methods = [key for key in self._functions if isinstance(key, tuple) and key[0] is scope]
         reads = [read for key in methods for read in self._functions.pop(key)]
         self._define(node.name, frozenset().union(*reads), now=bool(node.decorator_list))

@@ -369,9 +369,9 @@ def test_values_that_went_with_all_ranks_say_so(pool3: Pool, names: dict[str, An
     for ask in (lambda: pool3["x"], x.gather):
         with pytest.raises(PoolError, match="was lost with rank 0, which was restarted"):
             ask()
-    with pytest.raises(AttributeError, match=r"was lost with rank 0.*make it anew"):
+    with pytest.raises(AttributeError, match=r"was lost with rank 0.*recreate it"):
         _ = x.shape
-    with pytest.raises(PoolError, match=r"no such variable.*no other rank has it: make it anew"):
+    with pytest.raises(PoolError, match=r"no such variable.*no other rank has it: recreate it"):
         pool3.sync_from(0, "x")
 
 

@@ -267,7 +267,7 @@ def test_a_handle_of_what_was_assigned_anew_says_so(notebook: Notebook, pool2: P
     notebook.cell("x = 1", assigns="x")
     old = notebook.names["x"]
     notebook.cell("x = 2", assigns="x")
-    with pytest.raises(PoolError, match=r"a later cell has assigned the name anew"):
+    with pytest.raises(PoolError, match=r"a later cell has assigned the name again"):
         _ = old[0]
     notebook.names["y"] = {"old": old}
     with pytest.raises(TransferError, match=r"y: PoolError: this is a handle of an earlier x"):
