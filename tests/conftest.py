@@ -16,7 +16,7 @@ from gpupool.pool import session
 from gpupool.pool.pool import Pool
 from tests.servers.s3 import SeaweedServer
 
-pytest_plugins = ["tests.support.trainings"]  # its fixtures
+pytest_plugins = ["tests.support.shells", "tests.support.trainings"]  # its fixtures
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -6,7 +6,6 @@ The notebook's environment has the S3 keys; its ranks do not, until `%gpupool en
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -23,11 +22,11 @@ once = gpupool.TrainingOptions(epochs=1)
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Iterator[Kernel]:
+def kernel(clean_kernel: Kernel) -> Kernel:
     """A kernel without a GPU in sight, and without a pool."""
-    with Kernel(CUDA_VISIBLE_DEVICES="", AWS_EC2_METADATA_DISABLED="true") as kernel:
-        assert kernel.run("%load_ext gpupool\nimport gpupool, torch").status == "ok"
-        yield kernel
+    hide = "import os\nos.environ['CUDA_VISIBLE_DEVICES'] = ''"
+    assert clean_kernel.run(f"{hide}\n%load_ext gpupool\nimport gpupool, torch").status == "ok"
+    return clean_kernel
 
 
 @pytest.fixture(scope="module")
@@ -172,11 +171,11 @@ def test_a_wrong_key_on_the_ranks_is_one_error_and_stays_hidden(
 
 
 @pytest.fixture(scope="module")
-def wrong_key(s3: SeaweedServer) -> Iterator[Kernel]:
+def wrong_key(kernel: Kernel, s3: SeaweedServer) -> Kernel:
     """A kernel whose environment has a wrong key."""
-    with Kernel(**{**s3.env, "AWS_SECRET_ACCESS_KEY": "wrong-key-0123456789"}) as kernel:
-        assert kernel.run("import gpupool, os").status == "ok"
-        yield kernel
+    env = {**s3.env, "AWS_SECRET_ACCESS_KEY": "wrong-key-0123456789"}
+    assert kernel.run(f"os.environ.update({env!r})").status == "ok"
+    return kernel
 
 
 def test_a_wrong_key_in_the_notebook_is_one_sentence(wrong_key: Kernel, photos_url: str) -> None:

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
@@ -61,11 +61,10 @@ while run.history.status == "starting":
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Iterator[Kernel]:
-    with Kernel() as kernel:
-        assert kernel.run(START).status == "ok"
-        kernel.run("%%spmd\nkept = rank + 10")
-        yield kernel
+def kernel(clean_kernel: Kernel) -> Kernel:
+    assert clean_kernel.run(START).status == "ok"
+    clean_kernel.run("%%spmd\nkept = rank + 10")
+    return clean_kernel
 
 
 def press(kernel: Kernel, code: str, *moments: float | Callable[[], bool]) -> Cell:

@@ -90,6 +90,11 @@ def draws(words: str) -> Condition:
     )
 
 
+def inherited() -> dict[str, str]:
+    """The environment without pytest's variable, with which ipykernel leaves descriptors alone."""
+    return {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
+
+
 class Kernel:
     """A kernel with an empty profile of its own; a context manager.
 
@@ -100,7 +105,7 @@ class Kernel:
         self._options = list(options)
         self.manager = KernelManager()
         self._folder = tempfile.TemporaryDirectory(prefix="gpupool-test-")
-        self._env = {**os.environ, "IPYTHONDIR": self._folder.name, **variables}
+        self._env = {**inherited(), "IPYTHONDIR": self._folder.name, **variables}
 
     @property
     def folder(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -14,7 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from gpupool.notebook.cells.terminal_view import SOON_S
-from tests.notebook.kernel import plain
+from tests.notebook.kernel import inherited, plain
 
 _SHELL = """
 import json, sys
@@ -52,7 +51,7 @@ class Terminal:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "IPYTHONDIR": self._folder.name, **self._variables},
+            env={**inherited(), "IPYTHONDIR": self._folder.name, **self._variables},
         )
         return self
 

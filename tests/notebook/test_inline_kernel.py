@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import nbclient
@@ -33,15 +31,11 @@ def train(data, epochs):
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Iterator[Kernel]:
+def kernel(clean_kernel: Kernel) -> Kernel:
     """A kernel that is its own pool; every test leaves it usable."""
-    # With it set, ipykernel leaves descriptors 1 and 2 alone, which it does in no notebook.
-    test = os.environ.pop("PYTEST_CURRENT_TEST")
-    with Kernel() as kernel:
-        os.environ["PYTEST_CURRENT_TEST"] = test
-        assert kernel.run(START).status == "ok"
-        assert kernel.run(DATA).status == "ok"
-        yield kernel
+    assert clean_kernel.run(START).status == "ok"
+    assert clean_kernel.run(DATA).status == "ok"
+    return clean_kernel
 
 
 def test_the_status_says_inline(kernel: Kernel) -> None:
@@ -255,29 +249,31 @@ def test_without_waiting_it_is_over_at_once(kernel: Kernel) -> None:
 # ---- the notebook itself ---------------------------------------------------------------------
 
 
-def test_the_notebook_gets_back_what_it_had() -> None:
-    with Kernel() as kernel:
-        kernel.run("rank, torch = 'my rank', 'my torch'")
-        state = (
-            "import os, sys, signal; k = get_ipython().kernel; "
-            "print(sorted(k.control_handlers), signal.getsignal(signal.SIGINT), "
-            "get_ipython().ask_exit.__func__, 'RANK' in os.environ)"
-        )
-        before = kernel.run(state).text
-        started = kernel.run(START)
-        assert "what you had as rank, torch is put aside" in started.text
-        assert kernel.run("print(rank, torch.__name__, os.environ['RANK'])").text == "0 torch 0"
-        kernel.run("world_size = 'changed by the user'")
-        assert kernel.run("%gpupool stop").text == "Pool stopped."
-        assert kernel.run("print(rank, torch, world_size)").text == (
-            "my rank my torch changed by the user"
-        )
-        assert "NameError" in kernel.run("device").error_text
-        assert kernel.run(state).text == before
-        refused = kernel.run("import gpupool; gpupool.current_pool()")
-        assert "no pool runs" in refused.error_text
+def test_the_notebook_gets_back_what_it_had(kernel: Kernel) -> None:
+    assert kernel.run("%gpupool stop").status == "ok"
+    kernel.run("rank, torch = 'my rank', 'my torch'")
+    state = (
+        "import os, sys, signal; k = get_ipython().kernel; "
+        "print(sorted(k.control_handlers), signal.getsignal(signal.SIGINT), "
+        "get_ipython().ask_exit.__func__, 'RANK' in os.environ)"
+    )
+    before = kernel.run(state).text
+    started = kernel.run(START)
+    assert "what you had as rank, torch is put aside" in started.text
+    assert kernel.run("print(rank, torch.__name__, os.environ['RANK'])").text == "0 torch 0"
+    kernel.run("world_size = 'changed by the user'")
+    assert kernel.run("%gpupool stop").text == "Pool stopped."
+    assert kernel.run("print(rank, torch, world_size)").text == (
+        "my rank my torch changed by the user"
+    )
+    assert "NameError" in kernel.run("device").error_text
+    assert kernel.run(state).text == before
+    refused = kernel.run("import gpupool; gpupool.current_pool()")
+    assert "no pool runs" in refused.error_text
+    assert kernel.run(START).status == "ok"
 
 
+@pytest.mark.long
 def test_run_all_stops_at_a_failing_cell() -> None:
     cells = [
         START,
@@ -294,20 +290,18 @@ def test_run_all_stops_at_a_failing_cell() -> None:
     assert never == []
 
 
-def test_in_a_terminal() -> None:
-    with Terminal() as terminal:
-        terminal.run("%load_ext gpupool\nx = 5")
-        started = terminal.run("%gpupool start --inline --cpu").stdout
-        assert started.startswith(
-            "Pool of 1: idle, inline (this process), CPU, gloo\n  rank 0  CPU"
-        )
-        shown = terminal.run("%%spmd -o r\nprint('hello', x)\nx + rank")
-        assert shown.stdout == "hello 5\n5\n"
-        assert terminal.run("print(repr(r.text(0)), r[0])").stdout == "'hello 5\\n' 5\n"
-        failed = terminal.run("%%spmd\nimport asyncio\nawait asyncio.sleep(0)\n1 / 0").stdout
-        assert failed.startswith("SpmdError: rank 0: ZeroDivisionError")
-        figure = "%%spmd -o r\nfrom IPython.display import HTML\ndisplay(HTML('x'))"
-        assert terminal.run(figure).stdout == "<IPython.core.display.HTML object>\n"
-        assert terminal.run("print(repr(r.text(0)))").stdout == "''\n"
-        assert terminal.run("%gpupool stop").stdout == "Pool stopped.\n"
-        assert "NameError" in terminal.run("rank").stdout
+def test_in_a_terminal(clean_terminal: Terminal) -> None:
+    terminal = clean_terminal
+    terminal.run("%load_ext gpupool\nx = 5")
+    started = terminal.run("%gpupool start --inline --cpu").stdout
+    assert started.startswith("Pool of 1: idle, inline (this process), CPU, gloo\n  rank 0  CPU")
+    shown = terminal.run("%%spmd -o r\nprint('hello', x)\nx + rank")
+    assert shown.stdout == "hello 5\n5\n"
+    assert terminal.run("print(repr(r.text(0)), r[0])").stdout == "'hello 5\\n' 5\n"
+    failed = terminal.run("%%spmd\nimport asyncio\nawait asyncio.sleep(0)\n1 / 0").stdout
+    assert failed.startswith("SpmdError: rank 0: ZeroDivisionError")
+    figure = "%%spmd -o r\nfrom IPython.display import HTML\ndisplay(HTML('x'))"
+    assert terminal.run(figure).stdout == "<IPython.core.display.HTML object>\n"
+    assert terminal.run("print(repr(r.text(0)))").stdout == "''\n"
+    assert terminal.run("%gpupool stop").stdout == "Pool stopped.\n"
+    assert "NameError" in terminal.run("rank").stdout

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
@@ -20,6 +19,11 @@ loss = model(torch.full((4, 2), rank + 1.0)).sum()
 loss.backward()
 optimizer.step()
 """
+SECRET = """import os
+os.environ["GPUPOOL_TEST_TOKEN"] = "tok-5ecret-5ecret"
+%gpupool env GPUPOOL_TEST_TOKEN
+x = 1
+%spmd x"""
 KILLED = """import os, signal, time, gpupool
 pool = gpupool.current_pool()
 lost = pool.status().pids[1]
@@ -29,16 +33,12 @@ pool.restart([1])"""
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Iterator[Kernel]:
+def kernel(clean_kernel: Kernel) -> Kernel:
     """A kernel whose pool has trained for one step and then lost rank 1."""
-    with Kernel(GPUPOOL_TEST_TOKEN="tok-5ecret-5ecret") as kernel:
-        for code in ("%load_ext gpupool\n%gpupool start -n 2 --cpu", TRAINED, STEP):
-            assert kernel.run(code).status == "ok"
-        assert kernel.run("%gpupool env GPUPOOL_TEST_TOKEN").status == "ok"
-        assert kernel.run("x = 1\n%spmd x").status == "ok"
-        cell = kernel.run(KILLED)
+    for code in ("%load_ext gpupool\n%gpupool start -n 2 --cpu", TRAINED, STEP, SECRET, KILLED):
+        cell = clean_kernel.run(code)
         assert cell.status == "ok", cell.error_text
-        yield kernel
+    return clean_kernel
 
 
 def last_line(cell: Cell) -> str:

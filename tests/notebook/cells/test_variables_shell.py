@@ -742,12 +742,11 @@ REFUSED = [
 
 
 @pytest.fixture(scope="module")
-def shell() -> Iterator[Terminal]:
+def shell(clean_terminal: Terminal) -> Terminal:
     """A shell with a pool of two ranks."""
-    with Terminal() as terminal:
-        assert terminal.run("%load_ext gpupool\n%gpupool start --cpu -n 2").success
-        assert terminal.run("__keep = {*globals(), '__keep', 'In', 'Out'}").success
-        yield terminal
+    assert clean_terminal.run("%load_ext gpupool\n%gpupool start --cpu -n 2").success
+    assert clean_terminal.run("__keep = {*globals(), '__keep', 'In', 'Out'}").success
+    return clean_terminal
 
 
 @pytest.fixture

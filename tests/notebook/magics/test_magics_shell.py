@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +15,11 @@ WHY_CPU = "no NVIDIA driver|CUDA_VISIBLE_DEVICES='' hides all GPUs"
 
 
 @pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Terminal]:
+def fresh(clean_terminal: Terminal) -> Terminal:
     """A shell with the magics, without a pool at first; pools of others leave nothing for it."""
-    with Terminal(TMPDIR=str(tmp_path_factory.mktemp("tmp"))) as terminal:
-        shown = terminal.run("%load_ext gpupool")
-        assert (shown.stdout, shown.stderr, shown.success) == ("", "", True)
-        yield terminal
+    shown = clean_terminal.run("%load_ext gpupool")
+    assert (shown.stdout, shown.stderr, shown.success) == ("", "", True)
+    return clean_terminal
 
 
 @pytest.fixture

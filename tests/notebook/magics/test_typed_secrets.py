@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,10 +12,9 @@ TYPED = "hf_typed81q7wLm0"
 
 
 @pytest.fixture(scope="module")
-def kernel() -> Iterator[Kernel]:
-    with Kernel() as kernel:
-        kernel.run("%load_ext gpupool")
-        yield kernel
+def kernel(clean_kernel: Kernel) -> Kernel:
+    assert clean_kernel.run("%load_ext gpupool").status == "ok"
+    return clean_kernel
 
 
 @pytest.mark.parametrize(

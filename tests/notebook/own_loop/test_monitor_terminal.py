@@ -15,11 +15,10 @@ with gpupool.monitor(["loss"], num_steps=3, title="Mine") as monitor:
 
 
 @pytest.mark.parametrize(("start", "mean"), [("-n 2 --cpu", "1.5"), ("--inline", "1")])
-def test_a_loop_in_a_terminal_writes_lines(start: str, mean: str) -> None:
-    with Terminal() as terminal:
-        assert terminal.run(f"%load_ext gpupool\n%gpupool start {start}").success
-        shown = terminal.run(LOOP)
-        terminal.run("%gpupool stop")
+def test_a_loop_in_a_terminal_writes_lines(clean_terminal: Terminal, start: str, mean: str) -> None:
+    assert clean_terminal.run(f"%load_ext gpupool\n%gpupool start {start}").success
+    shown = clean_terminal.run(LOOP)
+    assert clean_terminal.run("%gpupool stop").success
     assert shown.success
     first, *_, last = [line for line in shown.stderr.splitlines() if line.startswith("Mine")]
     assert first.startswith(f"Mine: step 1 of 3, loss {mean}, ")
