@@ -6,9 +6,11 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadGroupScheduling
 
 from demo import photos
 from gpupool.core.machine.gpus import discover
@@ -48,32 +50,57 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"needs an NVIDIA GPU: {why_none}")
 
 
-# What has the longest files comes first, so that no process is left with one at the end; a folder's
-# files follow each other, as they share servers, browsers, kernels and pools.
+# What takes longest comes first, so that no process is left with it at the end; a folder's files
+# follow each other, as they share servers and pools.
 FOLDERS = (
     "browser",
+    "notebook",
     "chaos",
     "faults",
     "e2e",
     "pool",
-    "notebook",
     "training",
     "engine",
     "spmd",
     "host",
     "data",
 )
+# Files that use one of these run in one process, one after the other: it takes long to start.
+SHARED = ("shared_browser", "clean_kernel", "clean_terminal")
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests by folder; within one the order stays."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark files that share what is long to start; sort the tests by folder."""
+    groups = {
+        item.path: name
+        for item in items
+        for name in SHARED
+        if name in getattr(item, "fixturenames", ())
+    }
+    for item in items:
+        if item.path in groups:
+            item.add_marker(pytest.mark.xdist_group(groups[item.path]))
+    yield
 
     def place(item: pytest.Item) -> int:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
         return FOLDERS.index(folder) if folder in FOLDERS else len(FOLDERS)
 
     items.sort(key=place)
+
+
+class FilesAndGroups(LoadGroupScheduling):
+    """Runs the tests of a group in one process, and those of any other file in one, too."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        scope: str = super()._split_scope(nodeid)
+        return nodeid.split("::")[0] if scope == nodeid else scope
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadGroupScheduling:
+    """With `--dist=loadgroup` alone, each test without a group may come into another process."""
+    return FilesAndGroups(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

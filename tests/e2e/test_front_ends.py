@@ -161,6 +161,7 @@ def as_text(outputs: list[dict[str, Any]]) -> str:
     return plain("\n".join(part.rstrip("\n") for part in parts))
 
 
+@pytest.mark.long  # papermill's error has it too
 def test_nbmake_fails_with_the_cause(tmp_path: Path) -> None:
     pytest.importorskip("nbmake")
     sources = cells_in(tmp_path, [START, "PEERS", BAD, "print('never')"])
@@ -238,7 +239,8 @@ class Typist:
         return plain(self._process.before).replace("\r", "")
 
 
-@pytest.fixture(params=["IPython", "jupyter_console"])
+# (what the console shows, kernels send: tests/notebook)
+@pytest.fixture(params=["IPython", pytest.param("jupyter_console", marks=pytest.mark.long)])
 def typist(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Typist]:
     pytest.importorskip(request.param)
     typist = Typist(request.param, tmp_path)

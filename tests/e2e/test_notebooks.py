@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -13,9 +14,10 @@ from typing import Any
 import nbformat
 import pytest
 
-from demo.notebooks import ALL, NOTEBOOK, execute, traces
-from tests.notebook.kernel import plain, without_progress
+from demo.notebooks import ALL, NOTEBOOK, traces
+from tests.notebook.kernel import Kernel, plain, without_progress
 from tests.servers.s3 import SeaweedServer
+from tests.support.shells import leave_clean
 
 NAMES = [path.stem for path in ALL]
 NUM_FAILING = {"03_faults": 3}  # cells that are meant to fail
@@ -38,16 +40,10 @@ def text_of(output: dict[str, Any]) -> str:
     return plain(output.get("text") or output["data"].get("text/plain", ""))
 
 
-def as_cells(path: Path) -> Cells:
-    return [
-        (
-            cell.source,
-            "\n".join(map(text_of, outputs)),
-            "\n".join(o.get("data", {}).get("text/html", "") for o in outputs),
-        )
-        for cell in code_cells(path)
-        for outputs in [without_progress(cell.outputs)]
-    ]
+def as_read(source: str, outputs: list[dict[str, Any]]) -> tuple[str, str, str]:
+    outputs = without_progress(outputs)
+    html = "\n".join(o.get("data", {}).get("text/html", "") for o in outputs)
+    return source, "\n".join(map(text_of, outputs)), html
 
 
 # ---- as they are kept ------------------------------------------------------------------------
@@ -107,21 +103,29 @@ Run = Callable[[str], Cells]
 
 
 @pytest.fixture(scope="module")
-def run(
-    s3: SeaweedServer, photos_url: str, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Cells]:
-    """Executes the notebook with that number, headless, on small data."""
-    build = tmp_path_factory.mktemp("build")
+def run(clean_kernel: Kernel, s3: SeaweedServer, photos_url: str) -> Callable[[str], Cells]:
+    """Runs the cells of the notebook with that number, on small data.
 
-    def execute_it(number: str) -> Cells:
-        os.environ.update(s3.env, GPUPOOL_DEMO_URL=photos_url, OMP_NUM_THREADS="1")
-        os.environ["XDG_CACHE_HOME"] = str(build / "cache")
+    In one kernel for all: `demo.notebooks.execute` has its tests in test_quickstart.py.
+    """
+    env = {**s3.env, "GPUPOOL_DEMO_URL": photos_url}
+
+    def run_it(number: str) -> Cells:
         (path,) = [path for path in ALL if path.name.startswith(number)]
-        executed = execute(path, build)
-        assert s3.env["AWS_SECRET_ACCESS_KEY"] not in executed.read_text()
-        return as_cells(executed)
+        begun = clean_kernel.run(f"import os\nos.environ.update({env!r})\n%cd -q {path.parent}")
+        assert begun.status == "ok"
+        read = []
+        for cell in code_cells(path):
+            ran = clean_kernel.run(cell.source)
+            may_fail = "raises-exception" in cell.metadata.get("tags", [])
+            assert (ran.status == "error") == may_fail, ran.error_text
+            assert s3.env["AWS_SECRET_ACCESS_KEY"] not in json.dumps(ran.outputs)
+            outputs = [{"output_type": one["type"], **one} for one in ran.outputs]
+            read.append(as_read(cell.source, outputs))
+        leave_clean(clean_kernel)
+        return read
 
-    return execute_it
+    return run_it
 
 
 def find(cells: Cells, in_source: str) -> tuple[str, str]:

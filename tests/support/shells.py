@@ -2,37 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.notebook.kernel import Kernel
+from tests.notebook.kernel import Cell, Kernel
 from tests.notebook.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
-REMEMBER = "import os\nos.first_environ = dict(os.environ)"
+REMEMBER = "import os\nos.first_environ, os.first_folder = dict(os.environ), os.getcwd()"
 # as %unload_ext does it, but that the agent stays, with torch imported
 UNLOAD = """
-import os
+import os, sys
+if "ipywidgets" in sys.modules:
+    sys.modules["ipywidgets"].Widget.close_all()
 from gpupool.notebook.magics import magics
 magics.unregister(get_ipython())
 get_ipython().extension_manager.loaded.discard("gpupool")
 os.environ.clear()
 os.environ.update(os.first_environ)
+os.chdir(os.first_folder)
 """
 CLEAN = ["%load_ext gpupool", "%gpupool auto off\n%gpupool stop", UNLOAD, "%reset -f"]
 
 
 def variables(tmp: Path) -> dict[str, str]:
-    """A folder of its own, so that a start reports nothing that others' pools leave behind."""
-    return {"TMPDIR": str(tmp), "PYTHONPATH": str(ROOT), "AWS_EC2_METADATA_DISABLED": "true"}
+    """Folders of their own, so that a start reports nothing that others' pools leave behind."""
+    folders = {"TMPDIR": str(tmp), "XDG_CACHE_HOME": str(tmp / "cache"), "PYTHONPATH": str(ROOT)}
+    return {**folders, "AWS_EC2_METADATA_DISABLED": "true"}
 
 
-def clean(ran_well: Callable[[str], bool]) -> None:
+def leave_clean(shell: Kernel | Terminal) -> None:
     """Leave a shell as it was before its first cell, but that modules stay imported."""
     for code in CLEAN:
-        assert ran_well(code), code
+        ran = shell.run(code)
+        assert ran.status == "ok" if isinstance(ran, Cell) else ran.success, code
 
 
 @pytest.fixture(scope="session")
@@ -50,7 +55,7 @@ def clean_kernel(_lasting_kernel: Kernel) -> Iterator[Kernel]:
     the namespace.
     """
     yield _lasting_kernel
-    clean(lambda code: _lasting_kernel.run(code).status == "ok")
+    leave_clean(_lasting_kernel)
 
 
 @pytest.fixture(scope="session")
@@ -64,4 +69,4 @@ def _lasting_terminal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Term
 def clean_terminal(_lasting_terminal: Terminal) -> Iterator[Terminal]:
     """The same of IPython without a kernel."""
     yield _lasting_terminal
-    clean(lambda code: _lasting_terminal.run(code).success)
+    leave_clean(_lasting_terminal)

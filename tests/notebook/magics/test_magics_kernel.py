@@ -249,6 +249,7 @@ def test_an_interrupted_restart_is_not_called_a_start_that_failed(kernel: Kernel
     assert kernel.run("%spmd rank").status == "ok"  # and so it does
 
 
+@pytest.mark.long  # tests/e2e/test_front_ends.py, tests/faults/test_lifetime.py
 def test_run_all_stops_at_a_failing_cell_and_no_process_is_left() -> None:
     cells = [
         START,
