@@ -20,6 +20,7 @@ from jupyter_client.manager import KernelManager
 from gpupool.notebook.page import progress_view
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_TOOK = re.compile(r"\d+ ranks? · ✓ \d+ ok · [\d.]+ m?s")
 
 
 @dataclass
@@ -195,9 +196,19 @@ class Kernel:
 
 
 def without_progress(outputs: Sequence[Any]) -> list[Any]:
-    """Outputs but for the lines about what lasted over a second, which it may on a busy machine."""
+    """Outputs but for those that say how long it took, which only come on a busy machine.
+
+    They are lines about what lasted over a second, and what is left of the live view of an
+    expression: its value has an output of its own.
+    """
     sign = f'<div class="{progress_view.CLASS}"'
-    return [o for o in outputs if not o.get("data", {}).get("text/html", "").startswith(sign)]
+    return [
+        output
+        for output in outputs
+        for data in [output.get("data", {})]
+        if not data.get("text/html", "").startswith(sign)
+        and ("execution_count" in output or not _TOOK.fullmatch(data.get("text/plain", "")))
+    ]
 
 
 def plain(text: str) -> str:
