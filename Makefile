@@ -17,7 +17,7 @@ TEST_PACKAGES := $(DEMO_PACKAGES) chromium ghostscript iproute2
 
 # Most tests wait more than they compute. A file's tests stay together, as they share pools, and so
 # do groups of files; tests/conftest.py has the groups and the order.
-SIDE_BY_SIDE := --numprocesses=3 --dist=loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE := --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 
 # Kernels behave differently with widgets: the tests take those of older versions from here.
 OTHER_KERNELS := build/ipykernel-6.31.0 build/ipykernel-7.3.0

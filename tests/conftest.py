@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.scheduler import LoadGroupScheduling
+from xdist.scheduler import LoadFileScheduling
 
 from demo import photos
 from gpupool.core.machine.gpus import discover
@@ -65,23 +66,14 @@ FOLDERS = (
     "host",
     "data",
 )
-# Files that use one of these run in one process, one after the other: it takes long to start.
-SHARED = ("shared_browser", "clean_kernel", "clean_terminal")
+# The files of which path or text has one of these run in one process: it takes long to start.
+# (With xdist's own groups pytest 9.2 runs the tests of a file anywhere.)
+SHARED = ("tests/browser/", "clean_kernel", "clean_terminal")
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
-    """Mark files that share what is long to start; sort the tests by folder."""
-    groups = {
-        item.path: name
-        for item in items
-        for name in SHARED
-        if name in getattr(item, "fixturenames", ())
-    }
-    for item in items:
-        if item.path in groups:
-            item.add_marker(pytest.mark.xdist_group(groups[item.path]))
-    yield
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the tests by folder; within one the order stays."""
 
     def place(item: pytest.Item) -> int:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
@@ -90,17 +82,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     items.sort(key=place)
 
 
-class FilesAndGroups(LoadGroupScheduling):
-    """Runs the tests of a group in one process, and those of any other file in one, too."""
+class FilesTogether(LoadFileScheduling):
+    """Runs the tests of a file in one process, and those of files that share something."""
 
     def _split_scope(self, nodeid: str) -> str:
-        scope: str = super()._split_scope(nodeid)
-        return nodeid.split("::")[0] if scope == nodeid else scope
+        file: str = super()._split_scope(nodeid)
+        return _scope(self.config.rootpath, file)
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadGroupScheduling:
-    """With `--dist=loadgroup` alone, each test without a group may come into another process."""
-    return FilesAndGroups(config, log)
+@functools.cache
+def _scope(root: Path, file: str) -> str:
+    about = f"{file}\n{(root / file).read_text()}"
+    return next((name for name in SHARED if name in about), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    """How tests are dealt out, whatever `--dist` says."""
+    return FilesTogether(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
