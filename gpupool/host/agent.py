@@ -49,7 +49,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A process the agent has to tell the end of."""
+    """A process whose end the agent has to report."""
 
     name: str
     process: ProcessId
@@ -69,7 +69,7 @@ class Agent:
         self._pool_folder: Path | None = None
         self._children: dict[int, Child] = {}
         self._log_starts: dict[str, int] = {}
-        self._unclaimed: dict[int, int] = {}  # pid -> status, ended before their name was told
+        self._unclaimed: dict[int, int] = {}  # pid -> status, ended before their name was known
         self._forked: dict[int, lines.Forked] = {}  # pid -> who is not up yet
         self._locks = DeviceLocks(lock_folder())
         self._memory = OutOfMemoryWatch()
@@ -161,7 +161,7 @@ class Agent:
     def _lock(self, asked: lines.Lock) -> None:
         try:
             taken, others = self._locks.take(asked.devices, asked.number, asked.force)
-        except OSError as error:  # of the lock files: told, for it must not cost the agent
+        except OSError as error:  # of the lock files: reported, it must not end the agent
             self._locks.release()
             _tell(lines.Locked([], {}, str(error)))
         else:
@@ -207,11 +207,11 @@ class Agent:
     # ---- the fork server -----------------------------------------------------------------
 
     def _need_server(self) -> bool:
-        """Start the fork server if there is none; tells whether there is one."""
+        """Start the fork server if there is none; returns whether there is one."""
         try:
             if self._spawner.pid is None:
                 self._start_server()
-        except OSError as error:  # no more processes or files: told, for the others go on
+        except OSError as error:  # no more processes or files: reported, the others live on
             _tell(lines.Exited(lines.FORK_SERVER, 1, str(error), log_tail=""))
             return False
         return True
@@ -272,11 +272,11 @@ class Agent:
 
     def _kill_sessions(self, name: str) -> None:
         """Kill what a dead process has started in sessions of its own."""
-        if self._spawner.is_coming(name):  # the next of its name, which cannot be told from those
+        if self._spawner.is_coming(name):  # the next of its name looks like those
             return
         for process in started_with("GPUPOOL_FOLDER", str(self._folder)):
             if process.pid not in self._children and command_of(process.pid) == process_name(name):
-                process.kill()  # forked; what runs another program tells itself:
+                process.kill()  # forked; another program has another variable:
         for process in started_with("GPUPOOL_PROCESS", f"{self._folder} {name}"):
             process.kill()
 
@@ -353,7 +353,7 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # Ctrl-C in a terminal is for the client to handle. Not SIG_IGN: children would inherit that.
     signal.signal(signal.SIGINT, lambda *_: None)
-    with contextlib.suppress(BrokenPipeError):  # the client died while it was being told something
+    with contextlib.suppress(BrokenPipeError):  # the client died while something was sent to it
         folder, client_pid, warm_s, *modules = sys.argv[1:]
         try:
             agent = Agent(Path(folder), int(client_pid), float(warm_s), modules)

@@ -60,9 +60,9 @@ def _serve() -> None:
             self.heartmonitor_process = threading.Thread(target=target, kwargs=options, daemon=True)
 
         def init_signal(self) -> None:
-            signal.signal(signal.SIGINT, signal.SIG_DFL)  # who ends it is told by the kernel alone
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # the exit status names the signal
 
-    # Else it tells of each new rank, each late beat and each event of a training, for as long as
+    # Else it logs each new rank, each late beat and each event of a training, for as long as
     # the pool lives.
     logging.disable(logging.ERROR)
     config = Config()

@@ -1,4 +1,4 @@
-"""What a process left behind that tells why it ended. Runs in the agent."""
+"""What a process left behind that shows why it ended. Runs in the agent."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def log_tail(log: Path, start: int) -> str:
             begin = start if start <= size else 0  # it was shortened since
             file.seek(max(begin, size - _LOG_TAIL_BYTES))
             lines = file.read(_LOG_TAIL_BYTES).decode(errors="replace").splitlines()
-    except OSError:  # the log is gone with its folder; the death still has to be told
+    except OSError:  # the log is gone with its folder; the death still has to be reported
         return ""
     crashes = [i for i, line in enumerate(lines) if line.startswith(_CRASH)]
     if crashes:

@@ -6,7 +6,7 @@ all modules, it says that it is ready for any other target. The modules that are
 while nobody asks for anything. Each line of stdin is a `Spawn`; it answers with `Ready` once, and
 twice with `Forked` for each process (`gpupool/core/wire/agent.py`).
 
-What it forks becomes a child of the agent, which tells of its end, and has the environment and the
+What it forks becomes a child of the agent, which reports its end, and has the environment and the
 log of its own request. Nothing here may start a thread, open a zmq context or touch CUDA: none of
 them survives a fork. torch is only ever imported here because the agent names it.
 """

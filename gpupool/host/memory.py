@@ -2,8 +2,8 @@
 
 SIGKILL does not say who sent it. The kernel counts its out-of-memory kills for each cgroup (the
 container, the job): those of its processes, whether its own limit was reached or the machine had no
-memory left. A count that has risen tells. Only where a cgroup's count cannot be read that of the
-machine is looked at, which counts the processes of others, too.
+memory left. A count that has risen proves it. Only where a cgroup's count cannot be read, that of
+the machine is looked at, which counts the processes of others, too.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Spawner:
                 stdout=subprocess.PIPE,
                 stderr=output,
                 # OpenBLAS would start its threads when imported, and no thread survives a fork.
-                # All that is forked inherits the folder's name: it tells leftovers of this pool.
+                # All that is forked inherits the folder's name, by which leftovers are found.
                 # torch makes a folder for compiled code already when it is imported; that of the
                 # ranks is chosen in `engine/boot.py`.
                 env={
@@ -112,7 +112,7 @@ class Spawner:
         """Write what the pipe takes now; the rest when the fork server has read some of it."""
         assert self._process is not None
         assert self._process.stdin is not None
-        # a pipe that is full: the agent must not wait; a killed server is told when it is reaped
+        # a pipe that is full: the agent must not wait; a killed server is reported when reaped
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             while self._unsent:
                 written = os.write(self._process.stdin.fileno(), self._unsent)

@@ -2,7 +2,7 @@
 
 A rank waits in a collective for the members of its group that are not in the same one. It waits for
 ever if one of these never comes: it has finished, is stopped, or waits for ever itself. Whoever
-computes may still come: that is told, and is no hang.
+computes may still come: that is reported, and is no hang.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gpupool.core.wire.whereabouts import Collective, Whereabouts
 
-WARN_FROZEN_S = 5.0  # a process that stands still is told
+WARN_FROZEN_S = 5.0  # a process that stands still is reported
 OFFER_FROZEN_S = 15.0  # and that it can be replaced
 _SETTLED_S = 2.0  # answers of the ranks are not of the same moment
 _LEFT_S = 0.5  # the same where a rank has left on purpose, and is known not to come
@@ -23,7 +23,7 @@ _ADVICE = "Press stop to free the ranks; they keep their variables."
 class Diagnosis:
     """What is wrong, in words.
 
-    `is_hang`: it cannot end by itself. `ranks` are those that others wait for, or that stand still.
+    `is_hang`: it cannot end without help. `ranks`: those that others wait for, or that stand still.
     `advice` is what the user can do about a hang. `by_exit`: it hangs since one of these has left.
     """
 
@@ -35,7 +35,7 @@ class Diagnosis:
 
     @property
     def text(self) -> str:
-        """All that is told while it lasts."""
+        """All that the user reads while it lasts."""
         return f"{self.finding} {self.advice}".rstrip()
 
 
@@ -77,7 +77,7 @@ class Observed:
 
 
 def diagnose(seen: Mapping[int, Observed], hang_after_s: float) -> Diagnosis | None:
-    """What is to be told of these ranks; None if all is well as far as can be seen."""
+    """What the user should know of these ranks; None if all is well as far as can be seen."""
     late = {rank: _late(rank, seen) for rank in seen}
     odds = {rank: _at_odds(rank, seen) for rank in seen}
     by_exit = {rank for rank in seen if any(seen[other].left for other in late[rank])}

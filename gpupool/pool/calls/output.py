@@ -13,8 +13,8 @@ from gpupool.pool.calls.output_widgets import Widgets
 from gpupool.pool.calls.terminal_text import as_shown
 
 HEAD_CHARS = 1_000_000  # per rank and call, of the beginning
-LAST_CHARS = 9_000_000  # and of the end; what lies between is let go
-MAX_DISPLAYS = 200  # per rank and call; beyond, the oldest is let go
+LAST_CHARS = 9_000_000  # and of the end; what lies between is dropped
+MAX_DISPLAYS = 200  # per rank and call; beyond, the oldest is dropped
 NUM_WHOLE = 32  # the last runs, whose texts and figures are whole, if not too large together:
 MAX_WHOLE_CHARS = 200_000_000
 SHRUNK_CHARS = 100_000  # of head and end each, and of figures, of older runs
@@ -85,7 +85,7 @@ class RankOutput:
             del self.displays[0]
 
     def update_display(self, content: Mapping[str, Any]) -> bool:
-        """Put a mime bundle in the place of those of its name; tells whether there were any."""
+        """Put a mime bundle in the place of those of its name; returns whether there were any."""
         display_id = (content.get("transient") or {}).get("display_id")
         places = [n for n, d in enumerate(self.displays) if d["display_id"] == display_id]
         new = {key: content.get(key) or {} for key in ("data", "metadata")}
@@ -143,7 +143,7 @@ class OutputRecorder:
     """Collects what every rank shows during a run, with the hidden values masked.
 
     Values that become known during the run are masked from then on.
-    `listener(rank, kind, content)` is told of each piece after it was masked and kept; of a
+    `listener(rank, kind, content)` is called with each piece after it was masked and kept; of a
     display that changes an earlier one as "update", of one that is to be cleared as "clear", of a
     widget whose text has changed as "widget". Events are passed on to it, masked, and not kept.
     """

@@ -32,20 +32,20 @@ def line_as_shown(line: str) -> str:
 
 
 def _on_screen(text: str) -> str:
-    lines, row, anew = [list[str]()], 0, False  # of each line its parts: joined once
+    lines, row, rewrites = [list[str]()], 0, False  # of each line its parts: joined once
     for n, part in enumerate(_MOVES.split(text)):
         is_move = n % 2 == 1
         if is_move and part == "\n":
-            row, anew = row + 1, False
+            row, rewrites = row + 1, False
             if row == len(lines):
                 lines.append([])
         elif is_move and part == "\r":
-            anew = True
+            rewrites = True
         elif is_move and part.endswith("A"):
             row = max(0, row - int(part[2:-1][:9] or 1))
         elif part and not is_move:
-            if anew:
+            if rewrites:
                 lines[row].clear()
             lines[row].append(part)
-            anew = False
+            rewrites = False
     return "\n".join(map("".join, lines))

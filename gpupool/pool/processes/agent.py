@@ -126,7 +126,7 @@ class HostAgent:
         return os.getpid() == self._client_pid
 
     def command(self, command: lines.Command) -> None:
-        """Send one command. A dead agent is told of by an event; here nobody is left to hear.
+        """Send one command. An event reports a dead agent; here nobody is left to hear.
 
         One that does not read its commands any more is killed.
         """
@@ -186,7 +186,7 @@ class HostAgent:
 def warm() -> None:
     """Start an agent in the background, if none is waiting; returns at once.
 
-    Nobody has to use it: it ends by itself after `WARM_S` seconds without a pool.
+    Nobody has to use it: it ends after `WARM_S` seconds without a pool.
     """
     global _warm
     if _warm is None:

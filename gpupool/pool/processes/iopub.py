@@ -1,6 +1,6 @@
 """What engines publish, to the call that caused it, also after its end. Runs on the client.
 
-ipyparallel would keep all text of a call in a string that it builds anew with every piece, and
+ipyparallel would keep all text of a call in a string that it rebuilds with every piece, and
 would lose what comes after the reply. Here nothing is kept but a bounded list of who listens.
 """
 

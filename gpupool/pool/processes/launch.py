@@ -29,7 +29,7 @@ from gpupool.pool.processes.ports import Ports, any_port
 
 _REPLY_TIMEOUT_S = 5.0
 _CONTROLLER_PORTS = 20  # it takes 16 to 20; more of its own choice if these are not enough
-# The agent tells of deaths, sends signals and outlives nobody: neither ipyparallel's nanny (2 s a
+# The agent reports deaths, sends signals and outlives nobody: neither ipyparallel's nanny (2 s a
 # start) nor an engine's own watch on the controller is needed.
 _ENGINE_ARGS = (
     "--IPEngine.enable_nanny=False",
@@ -171,7 +171,7 @@ class Launch:
     def kill_engines(self, ranks: Iterable[int]) -> None:
         """Kill the engines of these ranks and wait until they are gone.
 
-        `on_exit` is not told of them.
+        `on_exit` is not called for them.
         """
         names = set(map(process_of, ranks))
         self._killed = False
@@ -247,7 +247,7 @@ class Launch:
                 self._on_exit(name, exit_reason(status, cause), log_tail)
             case lines.Continued(name, pid):
                 stopped = f"the {name} of the pool (process {pid}) was stopped by"
-                NoticeLines()(f"{stopped} a signal, and was told to go on; nothing is lost.")
+                NoticeLines()(f"{stopped} a signal, and was continued; nothing is lost.")
             case lines.Removed() if not self._released:
                 try:
                     self.require_folder()

@@ -343,7 +343,9 @@ def test_the_engine_keeps_nothing_of_what_cells_have_shown(pool2: Pool) -> None:
 def test_nothing_of_late_text_is_kept_by_ipyparallel(pool2: Pool) -> None:
     client = pool2._all_ranks.engines._client._client  # type: ignore[attr-defined]
     before = set(client._futures)  # calls that an engine took along when it was killed
-    first = pool2.run("threading.Timer(0.3, lambda: print('late')).start()", ranks=0)
+    first = pool2.run(
+        "import threading; threading.Timer(0.3, lambda: print('late')).start()", ranks=0
+    )
     until(lambda: first.text(0) == "late\n", 10, "the late text")
     done = threading.Event()
     client._io_loop.add_callback(done.set)
