@@ -15,11 +15,10 @@ from xdist.scheduler import LoadFileScheduling
 
 from demo import photos
 from gpupool.core.machine.gpus import discover
-from gpupool.pool import session
-from gpupool.pool.pool import Pool
 from tests.servers.s3 import SeaweedServer
+from tests.support.environment import environment, plain_environment
 
-pytest_plugins = ["tests.support.shells", "tests.support.trainings"]  # its fixtures
+pytest_plugins = ["tests.support.pools", "tests.support.shells", "tests.support.trainings"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -136,38 +135,8 @@ def _own_ipython_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(autouse=True)
 def clean_environ() -> Iterator[None]:
     """No test sees this machine's AWS settings and folders, nor what another test has set."""
-    before = dict(os.environ)
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        del os.environ[name]
-    os.environ["AWS_CONFIG_FILE"] = os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
-    os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
-    os.environ.pop("XDG_RUNTIME_DIR", None)  # where TMPDIR says pools are to be
-    yield
-    os.environ.clear()
-    os.environ.update(before)
+    test = os.environ["PYTEST_CURRENT_TEST"]
+    with environment({**plain_environment(), "PYTEST_CURRENT_TEST": test}):
+        yield
     if "s3fs" in sys.modules:
         sys.modules["s3fs"].S3FileSystem.clear_instance_cache()
-
-
-@pytest.fixture(scope="session")
-def _stop_last_pool() -> Iterator[None]:
-    yield
-    session.stop()
-
-
-@pytest.fixture
-def pool2(_stop_last_pool: None) -> Pool:
-    """Two CPU ranks, the same from test to test; new ones if a test broke or stopped them.
-
-    Variables of earlier tests may be left on the ranks.
-    """
-    pool = session.find()
-    usable = pool is not None and pool.status().state == "idle" and pool.world_size == 2
-    if pool is not None and usable and pool.backend == "gloo":
-        return pool
-    session.stop()
-    test = os.environ.pop("PYTEST_CURRENT_TEST")
-    try:
-        return session.start(n=2, device="cpu")
-    finally:
-        os.environ["PYTEST_CURRENT_TEST"] = test

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-import gpupool
-from gpupool.pool import session
+from gpupool import Pool
+from gpupool.pool.calls import ladder
 from tests.faults.invariants import CANARY, SECRET, SUM, Faulty, Footprint
 
 # of each process, when a file of tests first saw it: other files use ours, too
@@ -15,17 +16,21 @@ _first: dict[tuple[str, int], Footprint] = {}
 
 
 @pytest.fixture
-def faulty(request: pytest.FixtureRequest) -> Faulty:
+def faulty(request: pytest.FixtureRequest, pool3: Pool, tmp_path: Path) -> Faulty:
     """Three CPU ranks, each with a variable `kept` and a secret."""
     os.environ[SECRET] = CANARY
-    pool = session.find()
-    if pool is None or pool.world_size != 3 or pool.status().state in ("broken", "stopped"):
-        session.stop()
-        pool = gpupool.start(n=3, device="cpu")
-        pool.propagate_env(SECRET)
-        pool.run(SUM)
-    pool.run("kept = 10 + rank")
-    pids = [os.getpid(), *pool.status().pids.values()]
+    if SECRET not in pool3.status().env:
+        pool3.propagate_env(SECRET)
+        pool3.run(SUM)
+    pool3.run("kept = 10 + rank")
+    pids = [os.getpid(), *pool3.status().pids.values()]
     file = request.node.path.name
     before = {pid: _first.setdefault((file, pid), Footprint.of(pid)) for pid in pids}
-    return Faulty(pool, before)
+    return Faulty(pool3, before, tmp_path)
+
+
+@pytest.fixture
+def short_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step against a rank that does not react comes after a quarter of its time."""
+    for name in ("GRACE_S", "ABORT_S", "AGAIN_S", "WARN_S", "KILL_S"):
+        monkeypatch.setattr(ladder, name, getattr(ladder, name) / 4)

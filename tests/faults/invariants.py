@@ -6,12 +6,23 @@ import contextlib
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
+from uuid import uuid4
 
 import psutil
 
 from gpupool import Pool, SpmdError
 from gpupool.pool.calls.execution import Execution
-from tests.support.processes import engine_pid, family, files_in, folder_of, gone, until
+from tests.support.processes import (
+    engine_pid,
+    family,
+    files_in,
+    folder_of,
+    gone,
+    reach,
+    reached,
+    until,
+)
 
 DEADLINE_S = 30.0  # far from what is promised, also on a machine that others use
 CANARY = "c4n4ry-value-of-a-secret"
@@ -54,6 +65,7 @@ class Faulty:
 
     pool: Pool
     before: dict[int, Footprint]
+    folder: Path  # for files of the test
     pids: dict[int, int] = field(default_factory=dict)
     generation: int = 0
     notices: list[str] = field(default_factory=list)
@@ -71,6 +83,14 @@ class Faulty:
             timeout_s=timeout_s,
         )
 
+    def begun(self, source: str, after_s: float = 0.1) -> Execution:
+        """Begin a cell; returns so long after all ranks have come to its first line."""
+        path = self.folder / uuid4().hex
+        execution = self.begin(f"{reach(path)}\n{source}")
+        until(lambda: reached(path, *range(self.pool.world_size)), DEADLINE_S, "its beginning")
+        time.sleep(after_s)
+        return execution
+
     def fails(self, source: str, timeout_s: float | None = None) -> SpmdError:
         """The error of a cell, which has to come."""
         return self.ended(self.begin(source, timeout_s))
@@ -82,10 +102,9 @@ class Faulty:
         assert error is not None, "no error"
         return error
 
-    def stopped(self, source: str, after_s: float = 0.3) -> SpmdError:
+    def stopped(self, source: str, after_s: float = 0.1) -> SpmdError:
         """The error of a cell that is interrupted once."""
-        execution = self.begin(source)
-        time.sleep(after_s)
+        execution = self.begun(source, after_s)
         execution.interrupt()
         return self.ended(execution)
 

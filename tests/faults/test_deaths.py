@@ -22,8 +22,7 @@ WAIT = "import time\nif rank == {rank}: time.sleep(600)\ndist.all_reduce(torch.o
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_is_killed_while_the_others_wait_for_it(faulty: Faulty, rank: int) -> None:
-    execution = faulty.begin(WAIT.format(rank=rank))
-    time.sleep(0.3)
+    execution = faulty.begun(WAIT.format(rank=rank))
     kill(faulty.pool, rank)
     error = faulty.ended(execution)
     assert error.first.rank == rank
@@ -37,8 +36,7 @@ def test_a_rank_is_killed_while_the_others_wait_for_it(faulty: Faulty, rank: int
 def test_a_rank_is_killed_whose_child_holds_its_connections_open(faulty: Faulty) -> None:
     """The others do not hear of it from the connection, which ends with the child."""
     fork = "import os, time\nif rank == 1 and os.fork() == 0:\n    time.sleep(600); os._exit(0)\n"
-    execution = faulty.begin(fork + WAIT.format(rank=1))
-    time.sleep(0.5)
+    execution = faulty.begun(fork + WAIT.format(rank=1), after_s=0.3)
     kill(faulty.pool, 1)
     error = faulty.ended(execution)
     assert error.first.rank == 1
@@ -46,8 +44,7 @@ def test_a_rank_is_killed_whose_child_holds_its_connections_open(faulty: Faulty)
 
 
 def test_two_ranks_are_killed_at_once(faulty: Faulty) -> None:
-    execution = faulty.begin(WAIT.format(rank=0))
-    time.sleep(0.3)
+    execution = faulty.begun(WAIT.format(rank=0))
     kill(faulty.pool, 0, 2)
     error = faulty.ended(execution)
     assert {rank for rank, one in error.errors.items() if not one.freed} == {0, 2}
@@ -110,9 +107,8 @@ def test_a_rank_is_killed_right_after_the_others_were_freed(faulty: Faulty) -> N
 
 
 def test_a_cell_that_was_to_follow_runs_on_the_new_rank(faulty: Faulty) -> None:
-    first = faulty.begin(WAIT.format(rank=1))
+    first = faulty.begun(WAIT.format(rank=1))
     second = faulty.begin(SUM)
-    time.sleep(0.3)
     kill(faulty.pool, 1)
     assert "SIGKILL" in str(faulty.ended(first))
     assert second.wait(DEADLINE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -29,9 +30,9 @@ def gpu_pool() -> Iterator[Pool]:
 
 
 @pytest.fixture
-def faulty(gpu_pool: Pool) -> Faulty:
+def faulty(gpu_pool: Pool, tmp_path: Path) -> Faulty:
     gpu_pool.run("kept = 10 + rank")
-    return Faulty(gpu_pool, {})
+    return Faulty(gpu_pool, {}, tmp_path)
 
 
 def test_a_group_of_one_is_aborted_while_a_kernel_runs(faulty: Faulty) -> None:

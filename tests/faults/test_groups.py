@@ -45,14 +45,10 @@ SUB = "y = torch.ones(1)\nif rank != {}: dist.all_reduce(y, group={})\ny.item()"
 
 
 @pytest.fixture
-def pool3() -> Pool:
+def pool3(pool3: Pool) -> Pool:
     """Three CPU ranks with a DDP model, a sharded one, a mesh and sub-groups."""
-    pool = session.find()
-    if pool is None or pool.status().state != "idle" or pool.world_size != 3:
-        session.stop()
-        pool = gpupool.start(n=3, device="cpu")
-    pool.run(HOLDERS)
-    return pool
+    pool3.run(HOLDERS)
+    return pool3
 
 
 lasting = pytest.mark.skipif(

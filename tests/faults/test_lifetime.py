@@ -23,7 +23,16 @@ from jupyter_client.blocking.client import BlockingKernelClient
 import gpupool
 from gpupool.pool import session
 from tests.notebook.kernel import Kernel
-from tests.support.processes import PATIENCE, family, folder_of, gone, notebook, until
+from tests.support.processes import (
+    PATIENCE,
+    family,
+    folder_of,
+    gone,
+    notebook,
+    reach,
+    reached,
+    until,
+)
 
 START = "%load_ext gpupool\n%gpupool start --cpu -n 2"
 FAMILY = """
@@ -71,17 +80,11 @@ def pid_of(kernel: Kernel) -> int:
 # ---- the kernel ends -------------------------------------------------------------------------
 
 
-# idle pools end in many tests
-@pytest.mark.parametrize(
-    "busy", [pytest.param(False, marks=pytest.mark.long), True], ids=["idle", "in-a-collective"]
-)
-def test_a_killed_kernel_takes_all_along(kernel: Kernel, busy: bool) -> None:
+# busy: `test_two_notebooks_have_two_pools_and_one_end_is_no_matter_of_the_other`
+@pytest.mark.long
+def test_a_killed_kernel_takes_all_along(kernel: Kernel) -> None:
     kernel.run(START)
     pids, kernel_pid = family_in(kernel), pid_of(kernel)
-    assert {"agent", "fork server", "controller", "rank 0", "rank 1"} <= pids.keys()
-    if busy:
-        kernel.client.execute("%%spmd\nif rank == 0:\n    dist.barrier()\nelse:\n    while 1: pass")
-        time.sleep(1.0)
     os.kill(kernel_pid, signal.SIGKILL)
     until(lambda: gone(*pids.values()), GONE_S, "the end of all processes")
 
@@ -153,16 +156,27 @@ def test_a_machine_that_slept_goes_on(fresh: Kernel) -> None:
     assert "2.0" in total.text
 
 
-def test_two_notebooks_have_two_pools_and_one_end_is_no_matter_of_the_other() -> None:
-    with Kernel(PYTHONPATH=str(ROOT)) as one, Kernel(PYTHONPATH=str(ROOT)) as other:
-        one.run(START)
-        other.run(START)
-        first, second = family_in(one), family_in(other)
-        assert not set(first.values()) & set(second.values())
-        os.kill(pid_of(one), signal.SIGKILL)
-        until(lambda: gone(*first.values()), GONE_S, "the end of all processes")
-        assert other.run("%spmd rank").status == "ok"
-        assert family_in(other) == second
+def test_two_notebooks_have_two_pools_and_one_end_is_no_matter_of_the_other(
+    kernel: Kernel, fresh: Kernel, tmp_path: Path
+) -> None:
+    """The one is killed while one of its ranks stands still and the other computes."""
+    kernel.run(START)
+    fresh.run(START)
+    first, second, killed = family_in(kernel), family_in(fresh), pid_of(kernel)
+    folder = Path(json.loads(kernel.run(FAMILY).text)["folder"])
+    assert {"agent", "fork server", "controller", "rank 0", "rank 1"} <= first.keys()
+    assert not set(first.values()) & set(second.values())
+    begun = tmp_path / "rank"
+    kernel.client.execute(
+        f"%%spmd\n{reach(begun)}\nif rank == 0:\n    dist.barrier()\nelse:\n    while 1: pass"
+    )
+    until(lambda: reached(begun, 0, 1), 20.0, "its beginning")
+    os.kill(first["rank 0"], signal.SIGSTOP)
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: gone(*first.values()), GONE_S, "the end of all processes")
+    until(lambda: not folder.exists(), GONE_S, "the folder's removal")
+    assert fresh.run("%spmd rank").status == "ok"
+    assert family_in(fresh) == second
 
 
 # ---- the Jupyter server ----------------------------------------------------------------------
@@ -265,12 +279,12 @@ def test_an_idle_pool_warns_stops_and_says_so_in_its_bar_and_to_the_next_cell(
 
 
 def test_a_pool_that_is_used_does_not_stop(fresh: Kernel) -> None:
-    fresh.run("%gpupool start --cpu -n 1 --idle-timeout 8s")
+    fresh.run("%gpupool start --cpu -n 1 --idle-timeout 4s")
     fresh.run("%%spmd\nkept = 1")
-    for _ in range(5):
-        time.sleep(2.0)
+    for _ in range(3):
+        time.sleep(1.5)
         assert "1" in fresh.run("%spmd kept").text
-    fresh.run("%%spmd\nimport time; time.sleep(10)")  # to be busy is to be used
+    fresh.run("%%spmd\nimport time; time.sleep(5)")  # to be busy is to be used
     assert "1" in fresh.run("%spmd kept").text
 
 

@@ -27,6 +27,7 @@ def on_rank_1(code: str, begun: Path) -> str:
     return f"if rank == 1:\n{code}\ndist.all_reduce(torch.ones(1))"
 
 
+@pytest.mark.usefixtures("short_ladder")
 @pytest.mark.parametrize("code", [BARE, HOLDS_THE_GIL], ids=["bare except", "GIL"])
 def test_it_is_said_and_to_stop_again_kills(faulty: Faulty, tmp_path: Path, code: str) -> None:
     execution = faulty.begin(on_rank_1(code, tmp_path / "rank"))
@@ -43,6 +44,7 @@ def test_it_is_said_and_to_stop_again_kills(faulty: Faulty, tmp_path: Path, code
     faulty.check(lost=[1])
 
 
+@pytest.mark.usefixtures("short_ladder")
 def test_after_a_while_it_is_killed_without_being_asked(faulty: Faulty, tmp_path: Path) -> None:
     begun = tmp_path / "rank"
     wait = textwrap.indent(wait_for(Path(f"{begun}1")), "    ")
@@ -54,11 +56,10 @@ def test_after_a_while_it_is_killed_without_being_asked(faulty: Faulty, tmp_path
     faulty.check(lost=[1])
 
 
+@pytest.mark.usefixtures("short_ladder")
 def test_a_rank_that_is_stopped_is_replaced_and_its_end_meets_nobody(faulty: Faulty) -> None:
-    execution = faulty.begin("dist.all_reduce(torch.ones(1)) if rank != 1 else SLEEP".replace(
-        "SLEEP", "__import__('time').sleep(600)"
-    ))  # fmt: skip
-    time.sleep(0.3)
+    source = "if rank != 1: dist.all_reduce(torch.ones(1))\n__import__('time').sleep(600)"
+    execution = faulty.begun(source)
     stopped = faulty.pid(1)
     os.kill(stopped, signal.SIGSTOP)
     execution.interrupt()
@@ -71,8 +72,7 @@ def test_a_rank_that_is_stopped_is_replaced_and_its_end_meets_nobody(faulty: Fau
 
 
 def test_a_rank_that_goes_on_in_time_is_not_replaced(faulty: Faulty) -> None:
-    execution = faulty.begin("if rank != 1: dist.barrier()\n__import__('time').sleep(600)")
-    time.sleep(0.3)
+    execution = faulty.begun("if rank != 1: dist.barrier()\n__import__('time').sleep(600)")
     os.kill(faulty.pid(1), signal.SIGSTOP)
     execution.interrupt()
     until(lambda: any("rank 1 does not react" in text for text in faulty.notices), 10.0)

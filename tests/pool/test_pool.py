@@ -429,9 +429,9 @@ def test_two_pools_of_one_process_do_not_touch_each_other(pool2: Pool) -> None:
 
 
 def test_a_pool_that_nobody_uses_stops_itself(no_pool: None) -> None:
-    pool = gpupool.start(n=1, device="cpu", idle_timeout="4s")
+    pool = gpupool.start(n=1, device="cpu", idle_timeout="2s")
     pid = engine_pid(pool, 0)
-    pool.run("import time; time.sleep(5)")  # being busy is use
+    pool.run("import time; time.sleep(3)")  # being busy is use
     assert pool.status().state == "idle"
     until(lambda: gone(pid), SOON_S, "the idle pool's end")
     assert session.find() is None
@@ -602,6 +602,8 @@ print(json.dumps({"pids": pids, "folder": str(folder_of(pool))}))
 """
 
 
+# a kernel that is killed: tests/faults/test_lifetime.py
+@pytest.mark.long
 def test_a_killed_notebook_leaves_nothing(no_pool: None) -> None:
     client = notebook(START_AND_WAIT + "pool.run('while True: pass')")
     assert client.stdout is not None

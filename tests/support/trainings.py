@@ -1,4 +1,4 @@
-"""Pools of 1, 2 and 3 ranks side by side, small data, and a way to train on any of them."""
+"""Small data, small networks, and a way to train on any pool."""
 
 from __future__ import annotations
 
@@ -12,22 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from gpupool import Pool, PoolOptions, TrainingOptions, TrainingResult, TrainingRun
+from gpupool import Pool, TrainingOptions, TrainingResult, TrainingRun
 from gpupool.core import progress
 from gpupool.core.progress import Course
 from gpupool.core.wire.requests import Counts
 from gpupool.training.head import require_module
 
 DEADLINE_S = 60.0
-
-
-@pytest.fixture(scope="session")
-def pools() -> Iterator[dict[int, Pool]]:
-    """Real pools by their number of ranks."""
-    made = {n: Pool(PoolOptions(n=n, device="cpu")) for n in (1, 2, 3)}
-    yield made
-    for pool in made.values():
-        pool.stop()
 
 
 @pytest.fixture

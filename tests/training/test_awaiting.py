@@ -15,6 +15,7 @@ from gpupool.core.options.training_options import TrainingOptions
 from gpupool.pool.calls.presses import SAME_WISH_S, heard_by
 from gpupool.pool.pool import Pool
 from gpupool.training.run import TrainingRun
+from tests.support.pools import Pools
 from tests.support.trainings import Slow, network
 
 
@@ -32,7 +33,7 @@ def press() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_a_press_stops_an_awaited_training_and_the_network_is_kept(pools: dict[int, Pool]) -> None:
+def test_a_press_stops_an_awaited_training_and_the_network_is_kept(pools: Pools) -> None:
     run = long_run(pools[2], sample_s=0.001)
 
     async def awaited() -> Any:
@@ -45,7 +46,7 @@ def test_a_press_stops_an_awaited_training_and_the_network_is_kept(pools: dict[i
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_presses_at_once_mean_one_and_a_later_one_ends_it_at_once(pools: dict[int, Pool]) -> None:
+def test_presses_at_once_mean_one_and_a_later_one_ends_it_at_once(pools: Pools) -> None:
     run = long_run(pools[2], sample_s=2.0)  # the first step is far away
 
     async def awaited() -> Any:

@@ -11,6 +11,7 @@ import gpupool
 from gpupool import OptionsError, Pool, TrainingError, TrainingOptions
 from gpupool.pool import session
 from tests.engine.metrics.tables import Table
+from tests.support.pools import Pools
 from tests.support.trainings import network, samples
 
 
@@ -57,7 +58,7 @@ def test_images_are_normalized_as_for_training(pool2: Pool) -> None:
     assert torch.allclose(outputs, expected[:, None].expand(-1, 8))
 
 
-def test_several_outputs_come_in_dicts_and_lists(pools: dict[int, Pool]) -> None:
+def test_several_outputs_come_in_dicts_and_lists(pools: Pools) -> None:
     rows = {"a": torch.randn(7, 2), "b": torch.randn(7, 3, 4)}
     data = TensorDataset(torch.arange(7).double(), torch.zeros(7))
     for pool in pools.values():
@@ -66,12 +67,12 @@ def test_several_outputs_come_in_dicts_and_lists(pools: dict[int, Pool]) -> None
         assert all(torch.equal(found[name], rows[name]) for name in rows)
 
 
-def test_fewer_samples_than_ranks_are_enough(pools: dict[int, Pool]) -> None:
+def test_fewer_samples_than_ranks_are_enough(pools: Pools) -> None:
     outputs = gpupool.predict(network(), samples(2), pool=pools[3])
     assert torch.allclose(outputs, network()(samples(2).tensors[0]), atol=1e-6)
 
 
-def test_less_precision_is_asked_for_and_seen(pools: dict[int, Pool]) -> None:
+def test_less_precision_is_asked_for_and_seen(pools: Pools) -> None:
     data, model = samples(40), network()
     with torch.no_grad():
         exact = model(data.tensors[0])
@@ -92,12 +93,15 @@ def test_bad_input_is_refused(pool2: Pool) -> None:
 
 
 def test_train_starts_a_pool_if_none_runs_and_says_so_in_a_line(
-    pool2: Pool, capsys: pytest.CaptureFixture[str]
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     session.stop()
-    result = gpupool.train(network(), samples(8), options=TrainingOptions(epochs=1))
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("gpupool: no pool was running; started ")
-    assert result.stopped_by == "epochs"
-    assert session.current_pool().status().state == "idle"
+    try:
+        result = gpupool.train(network(), samples(8), options=TrainingOptions(epochs=1))
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) == 1
+        assert lines[0].startswith("gpupool: no pool was running; started ")
+        assert result.stopped_by == "epochs"
+        assert session.current_pool().status().state == "idle"
+    finally:
+        session.stop()

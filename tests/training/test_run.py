@@ -20,7 +20,6 @@ from gpupool import (
     DataError,
     GpuPoolError,
     OptionsError,
-    Pool,
     SpmdError,
     TrainingError,
     TrainingOptions,
@@ -28,6 +27,7 @@ from gpupool import (
     predict,
 )
 from gpupool.training.history import TrainingHistory
+from tests.support.pools import Pools
 from tests.support.trainings import Held, Slow, network, samples, train_on, wait_until, weights
 
 
@@ -48,7 +48,7 @@ class FailsAt(Dataset[Any]):
         return self.samples[index]
 
 
-def test_the_result_is_a_new_module_on_the_cpu(pools: dict[int, Pool]) -> None:
+def test_the_result_is_a_new_module_on_the_cpu(pools: Pools) -> None:
     model = network()
     before = weights(model).clone()
     result = train_on(pools[2], model, samples(32), epochs=2, batch_size=8)
@@ -62,7 +62,7 @@ def test_the_result_is_a_new_module_on_the_cpu(pools: dict[int, Pool]) -> None:
 
 
 def test_ranks_find_the_modules_that_the_notebook_finds_since_a_moment_ago(
-    pools: dict[int, Pool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pools: Pools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "users_networks.py").write_text(
         "from torch import nn\nclass Mine(nn.Linear): ...\n"
@@ -75,7 +75,7 @@ def test_ranks_find_the_modules_that_the_notebook_finds_since_a_moment_ago(
     assert predict(network, data, pool=pools[2]).shape == (8, 3)
 
 
-def test_a_parametrized_network_and_a_loss_with_a_cache_are_trained(pools: dict[int, Pool]) -> None:
+def test_a_parametrized_network_and_a_loss_with_a_cache_are_trained(pools: Pools) -> None:
     network = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 3)))
     weight_of = functools.cache(lambda count: 1 / count)
 
@@ -90,7 +90,7 @@ def test_a_parametrized_network_and_a_loss_with_a_cache_are_trained(pools: dict[
     assert not torch.equal(result.model[0].weight, network[0].weight)
 
 
-def test_the_history_tells_what_was_done(pools: dict[int, Pool]) -> None:
+def test_the_history_tells_what_was_done(pools: Pools) -> None:
     history = train_on(pools[2], network(), samples(32), epochs=2, batch_size=8).history
     start = history.start
     assert start is not None
@@ -102,7 +102,7 @@ def test_the_history_tells_what_was_done(pools: dict[int, Pool]) -> None:
     assert times == sorted(times)
 
 
-def test_uint8_images_reach_the_network_as_floats_up_to_1(pools: dict[int, Pool]) -> None:
+def test_uint8_images_reach_the_network_as_floats_up_to_1(pools: Pools) -> None:
     images = torch.full((8, 3, 4, 4), 255, dtype=torch.uint8)
     data = torch.utils.data.TensorDataset(images, torch.zeros(8, dtype=torch.int64))
 
@@ -119,7 +119,7 @@ def test_uint8_images_reach_the_network_as_floats_up_to_1(pools: dict[int, Pool]
     assert history.loss == [pytest.approx(1.0)]
 
 
-def test_a_regression_has_a_loss_and_no_accuracy(pools: dict[int, Pool]) -> None:
+def test_a_regression_has_a_loss_and_no_accuracy(pools: Pools) -> None:
     data = torch.utils.data.TensorDataset(torch.randn(16, 8), torch.randn(16, 3))
     history = train_on(pools[2], network(), data, loss="mse", batch_size=4, epochs=1).history
     assert history.accuracy == [None] * 4
@@ -127,7 +127,7 @@ def test_a_regression_has_a_loss_and_no_accuracy(pools: dict[int, Pool]) -> None
 
 
 def test_stop_ends_all_ranks_after_the_same_step_and_keeps_the_network(
-    pools: dict[int, Pool],
+    pools: Pools,
 ) -> None:
     options = TrainingOptions(batch_size=4, epochs=10_000, log_every=2)
     run = TrainingRun(pools[2], network(), Slow(40, 0.002), "cross_entropy", options, None)
@@ -142,9 +142,7 @@ def test_stop_ends_all_ranks_after_the_same_step_and_keeps_the_network(
     assert train_on(pools[2], network(), samples(8), epochs=1).stopped_by == "epochs"
 
 
-def test_stop_means_one_training_also_before_it_has_its_turn(
-    pools: dict[int, Pool], tmp_path: Path
-) -> None:
+def test_stop_means_one_training_also_before_it_has_its_turn(pools: Pools, tmp_path: Path) -> None:
     options = TrainingOptions(batch_size=4, epochs=2, log_every=2)
     goes_on = tmp_path / "goes on"
     first, second = (
@@ -157,9 +155,7 @@ def test_stop_means_one_training_also_before_it_has_its_turn(
     assert second.result().stopped_by == "user"
 
 
-def test_a_listener_that_fails_harms_nobody(
-    pools: dict[int, Pool], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_listener_that_fails_harms_nobody(pools: Pools, caplog: pytest.LogCaptureFixture) -> None:
     options = TrainingOptions(batch_size=4, epochs=1)
     heard: list[str] = []
 
@@ -173,7 +169,7 @@ def test_a_listener_that_fails_harms_nobody(
     assert "a listener of a training has failed" in caplog.text
 
 
-def test_the_first_interrupt_is_a_stop(pools: dict[int, Pool]) -> None:
+def test_the_first_interrupt_is_a_stop(pools: Pools) -> None:
     options = TrainingOptions(batch_size=4, epochs=10_000, log_every=2)
     run = TrainingRun(pools[2], network(), Slow(40, 0.002), "cross_entropy", options, None)
     wait_until(lambda: len(run.history.steps) > 4)
@@ -188,7 +184,7 @@ def test_the_first_interrupt_is_a_stop(pools: dict[int, Pool]) -> None:
 
 
 def test_the_first_interrupt_of_the_pool_is_a_stop_and_the_second_ends_it(
-    pools: dict[int, Pool],
+    pools: Pools,
 ) -> None:
     options = TrainingOptions(batch_size=4, epochs=10_000, log_every=2)
     run = TrainingRun(pools[2], network(), Slow(40, 0.002), "cross_entropy", options, None)
@@ -205,7 +201,7 @@ def test_the_first_interrupt_of_the_pool_is_a_stop_and_the_second_ends_it(
         slow.result()
 
 
-def test_listeners_hear_of_every_event_and_of_the_end(pools: dict[int, Pool]) -> None:
+def test_listeners_hear_of_every_event_and_of_the_end(pools: Pools) -> None:
     seen: list[tuple[str, int]] = []
     options = TrainingOptions(batch_size=4, epochs=2, log_every=1)
 
@@ -239,7 +235,7 @@ class CannotBeSaved(nn.Linear):
         """There is nothing to set."""
 
 
-def test_it_is_over_when_the_network_is_there_and_not_before(pools: dict[int, Pool]) -> None:
+def test_it_is_over_when_the_network_is_there_and_not_before(pools: Pools) -> None:
     def seen_of(model: nn.Module, *, stops: bool) -> tuple[TrainingRun, list[str]]:
         seen: list[str] = []
 
@@ -269,7 +265,7 @@ def test_it_is_over_when_the_network_is_there_and_not_before(pools: dict[int, Po
 
 @pytest.mark.parametrize("index", [0, 31])
 def test_a_sample_that_cannot_be_read_ends_training_on_all_ranks_with_one_error(
-    pools: dict[int, Pool], index: int
+    pools: Pools, index: int
 ) -> None:
     with pytest.raises(SpmdError) as caught:
         train_on(pools[2], network(), FailsAt(index), batch_size=8, epochs=1, shuffle="never")
@@ -281,7 +277,7 @@ def test_a_sample_that_cannot_be_read_ends_training_on_all_ranks_with_one_error(
 
 
 def test_learn_rate_factors_scale_the_step_of_the_parameters_they_name(
-    pools: dict[int, Pool],
+    pools: Pools,
 ) -> None:
     settings = {"batch_size": 32, "lr": 1e-3, "epochs": 1, "shuffle": "never"}
     start = network()
@@ -295,7 +291,7 @@ def test_learn_rate_factors_scale_the_step_of_the_parameters_they_name(
         assert torch.allclose(scaled.get_parameter(name) - before, factor * step, atol=1e-6)
 
 
-def test_a_factor_of_0_freezes_also_the_statistics_of_batch_norm(pools: dict[int, Pool]) -> None:
+def test_a_factor_of_0_freezes_also_the_statistics_of_batch_norm(pools: Pools) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     trained = train_on(
@@ -307,7 +303,7 @@ def test_a_factor_of_0_freezes_also_the_statistics_of_batch_norm(pools: dict[int
 
 
 def test_a_frozen_parameter_beside_others_freezes_no_module_below_it(
-    pools: dict[int, Pool],
+    pools: Pools,
 ) -> None:
     """As the table of positions of many a network is, at its root."""
     torch.manual_seed(0)
@@ -319,13 +315,13 @@ def test_a_frozen_parameter_beside_others_freezes_no_module_below_it(
 
 
 def test_a_pattern_that_matches_nothing_is_an_error_that_names_parameters(
-    pools: dict[int, Pool],
+    pools: Pools,
 ) -> None:
     with pytest.raises(OptionsError, match=r"'fc\.\*' matches no parameter.*0\.weight"):
         train_on(pools[2], network(), samples(8), learn_rate_factors={"fc.*": 10})
 
 
-def test_bad_input_is_refused_before_any_rank_starts(pools: dict[int, Pool]) -> None:
+def test_bad_input_is_refused_before_any_rank_starts(pools: Pools) -> None:
     cases: list[tuple[Any, Any, type[GpuPoolError], str]] = [
         (nn.Linear, samples(8), TrainingError, "Call it"),
         (None, samples(8), TrainingError, "NoneType, not a torch.nn.Module"),
@@ -337,28 +333,26 @@ def test_bad_input_is_refused_before_any_rank_starts(pools: dict[int, Pool]) -> 
             TrainingRun(pools[2], model, data, "cross_entropy", TrainingOptions(), None)
 
 
-def test_what_cannot_be_pickled_is_named(pools: dict[int, Pool]) -> None:
+def test_what_cannot_be_pickled_is_named(pools: Pools) -> None:
     data = Slow(8, 0.0)
     data.lock = threading.Lock()  # type: ignore[attr-defined]
     with pytest.raises(TrainingError, match="dataset cannot be sent to the ranks"):
         train_on(pools[2], network(), data)
 
 
-def test_an_unknown_loss_is_refused_with_the_names_there_are(pools: dict[int, Pool]) -> None:
+def test_an_unknown_loss_is_refused_with_the_names_there_are(pools: Pools) -> None:
     with pytest.raises(TrainingError, match=r"loss='crossentropy'.*'cross_entropy'"):
         train_on(pools[2], network(), samples(8), loss="crossentropy")
 
 
-def test_files_of_a_training_do_not_pile_up(pools: dict[int, Pool]) -> None:
+def test_files_of_a_training_do_not_pile_up(pools: Pools) -> None:
     folder = pools[2].new_file("x").parent
     train_on(pools[2], network(), samples(8), epochs=1)
     left = [path.name for path in folder.iterdir() if path.suffix in (".pkl", ".pt")]
     assert left == []
 
 
-def test_a_run_can_be_awaited_while_other_code_goes_on(
-    pools: dict[int, Pool], tmp_path: Path
-) -> None:
+def test_a_run_can_be_awaited_while_other_code_goes_on(pools: Pools, tmp_path: Path) -> None:
     options = TrainingOptions(batch_size=4, epochs=2, log_every=2)
     goes_on = tmp_path / "goes on"
     run = TrainingRun(pools[2], network(), Held(40, goes_on), "cross_entropy", options, None)
@@ -385,7 +379,7 @@ def test_a_run_can_be_awaited_while_other_code_goes_on(
 
 
 def test_an_error_comes_out_of_await_and_to_cancel_it_leaves_the_training_alone(
-    pools: dict[int, Pool], tmp_path: Path
+    pools: Pools, tmp_path: Path
 ) -> None:
     options = TrainingOptions(batch_size=8, epochs=1, shuffle="never")
     fails = tmp_path / "fails"

@@ -22,6 +22,7 @@ from torch.utils.data import TensorDataset
 from gpupool import Pool, PoolOptions, SpmdError, TrainingOptions, TrainingRun
 from gpupool.pool.result import OutputRecorder
 from gpupool.training.job import write_job
+from tests.support.pools import Pools
 from tests.support.trainings import network, samples, train_on, wait_until, weights
 
 ALL = "x = torch.ones(1); dist.all_reduce(x); x.item()"
@@ -40,7 +41,7 @@ def spare() -> Iterator[Pool]:
         yield pool
 
 
-def test_the_result_is_that_of_one_process(spare: Pool, pools: dict[int, Pool]) -> None:
+def test_the_result_is_that_of_one_process(spare: Pool, pools: Pools) -> None:
     data, held_out = samples(50, DOUBLE), samples(17, DOUBLE, seed=1)
     ours = train_on(spare, network(DOUBLE), data, validation=held_out, **SETTINGS)
     alone = train_on(pools[1], network(DOUBLE), data, validation=held_out, **SETTINGS)
@@ -51,7 +52,7 @@ def test_the_result_is_that_of_one_process(spare: Pool, pools: dict[int, Pool]) 
     assert (ours.history.start.world_size, ours.history.start.backend) == (2, "gloo")
 
 
-def test_all_ranks_train_on_their_cpus_if_asked(spare: Pool, pools: dict[int, Pool]) -> None:
+def test_all_ranks_train_on_their_cpus_if_asked(spare: Pool, pools: Pools) -> None:
     result = train_on(
         spare, network(DOUBLE), samples(50, DOUBLE), execution="parallel-cpu", **SETTINGS
     )
@@ -61,7 +62,7 @@ def test_all_ranks_train_on_their_cpus_if_asked(spare: Pool, pools: dict[int, Po
     assert torch.equal(weights(result.model), weights(same.model))
 
 
-def test_one_rank_trains_alone_if_asked(spare: Pool, pools: dict[int, Pool]) -> None:
+def test_one_rank_trains_alone_if_asked(spare: Pool, pools: Pools) -> None:
     result = train_on(spare, network(DOUBLE), samples(50, DOUBLE), execution="cpu", **SETTINGS)
     alone = train_on(pools[1], network(DOUBLE), samples(50, DOUBLE), **SETTINGS)
     assert result.history.start is not None
@@ -194,7 +195,7 @@ forming.leave()
 """
 
 
-def test_three_processes_without_a_pool(pools: dict[int, Pool], tmp_path: Path) -> None:
+def test_three_processes_without_a_pool(pools: Pools, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(PROCESS)
     root = str(Path(__file__).parents[2])

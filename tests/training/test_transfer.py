@@ -17,7 +17,8 @@ from torchvision.transforms import v2
 
 import gpupool
 from demo import photos
-from gpupool import Pool, SegmentationDatastore, replace_head
+from gpupool import SegmentationDatastore, replace_head
+from tests.support.pools import Pools
 from tests.support.trainings import train_on
 
 NUM_TRAIN, NUM_TEST, SIDE = 160, 100, 64
@@ -55,7 +56,7 @@ HEAD_FASTER = {"_fc.weight": 10, "_fc.bias": 20}
 
 
 def test_pretrained_features_tell_clothes_apart_better_than_random_ones(
-    pools: dict[int, Pool], clothes: tuple[TensorDataset, TensorDataset]
+    pools: Pools, clothes: tuple[TensorDataset, TensorDataset]
 ) -> None:
     train, test = clothes
     found = {}
@@ -83,7 +84,7 @@ def test_pretrained_features_tell_clothes_apart_better_than_random_ones(
 
 
 def test_the_whole_network_learns_the_head_faster_with_frozen_batch_norm(
-    pools: dict[int, Pool], clothes: tuple[TensorDataset, TensorDataset]
+    pools: Pools, clothes: tuple[TensorDataset, TensorDataset]
 ) -> None:
     train, test = clothes
     model = efficientnet(pretrained=True)
@@ -103,7 +104,7 @@ def test_the_whole_network_learns_the_head_faster_with_frozen_batch_norm(
 
 
 def test_too_high_a_learning_rate_is_reported_at_once(
-    pools: dict[int, Pool], clothes: tuple[TensorDataset, TensorDataset]
+    pools: Pools, clothes: tuple[TensorDataset, TensorDataset]
 ) -> None:
     """With frozen batch norm the loss only grows, and stays finite."""
     train, _ = clothes
@@ -137,7 +138,7 @@ def shelves(tmp_path: Path) -> SegmentationDatastore:
 
 
 def test_deeplab_learns_from_random_patches(
-    pools: dict[int, Pool], shelves: SegmentationDatastore, tmp_path: Path
+    pools: Pools, shelves: SegmentationDatastore, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
     model = replace_head(

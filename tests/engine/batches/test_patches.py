@@ -16,6 +16,7 @@ from gpupool import Pool, SegmentationDatastore, TrainingOptions
 from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.samples import Draw
 from gpupool.engine.batches.map_style import epoch_batches
+from tests.support.pools import Pools
 from tests.support.trainings import train_on, weights
 
 NUM_PAIRS = 8
@@ -61,7 +62,7 @@ def num_reads(pool: Pool) -> int:
 
 
 def test_ranks_together_train_as_one_and_read_each_pair_once(
-    pools: dict[int, Pool], streets: SegmentationDatastore
+    pools: Pools, streets: SegmentationDatastore
 ) -> None:
     flipped = streets.with_transform(v2.RandomHorizontalFlip(0.5))
     patches = flipped.random_patches(16, per_image=6, open_pairs=4)
@@ -84,7 +85,7 @@ def test_ranks_together_train_as_one_and_read_each_pair_once(
 
 
 def test_pixels_without_a_class_count_nowhere_at_any_number_of_ranks(
-    pools: dict[int, Pool], tmp_path: Path
+    pools: Pools, tmp_path: Path
 ) -> None:
     streets = make_streets(tmp_path, no_class=True)
     patches = streets.random_patches(8, per_image=3)
@@ -110,9 +111,7 @@ def test_pixels_without_a_class_count_nowhere_at_any_number_of_ranks(
         assert math.isfinite(result.history.validations[-1].loss)
 
 
-def test_one_image_may_be_skipped_with_all_its_patches(
-    pools: dict[int, Pool], tmp_path: Path
-) -> None:
+def test_one_image_may_be_skipped_with_all_its_patches(pools: Pools, tmp_path: Path) -> None:
     patches = make_streets(tmp_path).random_patches(8, per_image=3)
     damaged = tmp_path / "images" / "5.png"
     damaged.write_bytes(bytes(damaged.stat().st_size))

@@ -12,10 +12,11 @@ from IPython.core.interactiveshell import InteractiveShell
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import gpupool
-from gpupool import ConfusionMatrix, Pool, TrainingError
+from gpupool import ConfusionMatrix, TrainingError
 from gpupool.notebook import formatters
 from gpupool.notebook.monitor import confusion_view
 from tests.engine.metrics.tables import Table, Targets
+from tests.support.pools import Pools
 
 NUM, CLASSES = 31, 4
 SCORES = torch.randn(NUM, CLASSES, generator=torch.Generator().manual_seed(0))
@@ -37,7 +38,7 @@ def dataset(num: int = NUM) -> Named:
 
 
 @pytest.mark.parametrize("num", [NUM, 2, 1])
-def test_counts_are_those_of_one_process(pools: dict[int, Pool], num: int) -> None:
+def test_counts_are_those_of_one_process(pools: Pools, num: int) -> None:
     expected = counted(SCORES[:num].argmax(1), LABELS[:num], CLASSES)
     for pool in pools.values():
         matrix = gpupool.confusion(Table(SCORES), dataset(num), batch_size=8, pool=pool)
@@ -46,7 +47,7 @@ def test_counts_are_those_of_one_process(pools: dict[int, Pool], num: int) -> No
         assert matrix.classes == ("cat", "dog", "<b>", "3")
 
 
-def test_pixels_are_counted_where_they_have_a_class(pools: dict[int, Pool]) -> None:
+def test_pixels_are_counted_where_they_have_a_class(pools: Pools) -> None:
     maps = torch.randn(5, 3, 2, 2, generator=torch.Generator().manual_seed(2))
     masks = torch.tensor([0, 1, 2, -100]).view(1, 2, 2).repeat(5, 1, 1)
     matrix = gpupool.confusion(
@@ -59,7 +60,7 @@ def test_pixels_are_counted_where_they_have_a_class(pools: dict[int, Pool]) -> N
     assert matrix.num_samples == 15
 
 
-def test_one_output_tells_two_classes_apart(pools: dict[int, Pool]) -> None:
+def test_one_output_tells_two_classes_apart(pools: Pools) -> None:
     data = TensorDataset(torch.arange(4).double(), torch.tensor([0, 1, 1, 0]))
     logits = torch.tensor([[-1.0], [2.0], [-3.0], [4.0]])
     matrix = gpupool.confusion(Table(logits), data, classes=["no", "yes"], pool=pools[1])
@@ -68,7 +69,7 @@ def test_one_output_tells_two_classes_apart(pools: dict[int, Pool]) -> None:
         gpupool.confusion(Table(logits), data, classes=["no", "yes", "?"], pool=pools[1])
 
 
-def test_names_come_from_what_a_data_set_is_a_part_of(pools: dict[int, Pool]) -> None:
+def test_names_come_from_what_a_data_set_is_a_part_of(pools: Pools) -> None:
     part = ConcatDataset([Subset(dataset(), range(9)), Subset(dataset(), range(9, NUM))])
     assert gpupool.confusion(Table(SCORES), part, pool=pools[1]).classes[:2] == ("cat", "dog")
     data = Targets(label=LABELS)

@@ -14,11 +14,12 @@ from torch.utils.data import TensorDataset
 from torchmetrics import classification, regression
 
 import gpupool
-from gpupool import Pool, SpmdError, TrainingError
+from gpupool import SpmdError, TrainingError
 from gpupool.core.options.named_measures import METRICS, check_metrics, listed
 from gpupool.engine.group.forming import World
 from gpupool.engine.metrics.metrics import Metrics, make_metrics
 from tests.engine.metrics.tables import Table, Targets, is_sure
+from tests.support.pools import Pools
 
 NUM, CLASSES = 31, 7
 ALONE = World(0, 1, torch.device("cpu"))
@@ -122,7 +123,7 @@ def of_torchmetrics() -> list[Any]:
 
 
 @pytest.mark.parametrize("num", [NUM, 2])
-def test_metrics_of_torchmetrics_are_put_together(pools: dict[int, Pool], num: int) -> None:
+def test_metrics_of_torchmetrics_are_put_together(pools: Pools, num: int) -> None:
     one = make_metrics(of_torchmetrics())
     one.update(SCORES[:num], LABELS[:num])
     expected = one.compute(ALONE)
@@ -133,9 +134,7 @@ def test_metrics_of_torchmetrics_are_put_together(pools: dict[int, Pool], num: i
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_named_metrics_are_the_same_on_any_number_of_ranks(
-    pools: dict[int, Pool], size: int
-) -> None:
+def test_named_metrics_are_the_same_on_any_number_of_ranks(pools: Pools, size: int) -> None:
     asked = ["accuracy", "top5", "precision", "recall", "f1", "mean_iou"]
     settings = {"loss": "cross_entropy", "batch_size": 4, "pool": pools[size]}
     values = gpupool.evaluate(Table(SCORES), numbered(LABELS), asked, **settings)
@@ -146,7 +145,7 @@ def test_named_metrics_are_the_same_on_any_number_of_ranks(
     assert values["loss"] == pytest.approx(expected, abs=1e-6)
 
 
-def test_outputs_have_metrics_by_name(pools: dict[int, Pool]) -> None:
+def test_outputs_have_metrics_by_name(pools: Pools) -> None:
     model = Table({"mask": MAPS, "size": NUMBERS})
     data = Targets(mask=MASKS, size=WANTED)
     asked = {"mask": ["mean_iou", "pixel_accuracy"], "size": regression.MeanSquaredError()}
@@ -165,7 +164,7 @@ def test_outputs_have_metrics_by_name(pools: dict[int, Pool]) -> None:
 
 
 def test_a_metric_that_keeps_means_and_spreads_is_put_together_as_torchmetrics_does(
-    pools: dict[int, Pool],
+    pools: Pools,
 ) -> None:
     alone = regression.PearsonCorrCoef()
     alone.update(LOGITS, BINARY.float())
@@ -223,7 +222,7 @@ def test_a_class_that_the_network_does_not_know_is_named() -> None:
         make_metrics("f1").update(NUMBERS, WANTED)
 
 
-def test_a_metric_that_fails_is_named_by_every_rank(pools: dict[int, Pool]) -> None:
+def test_a_metric_that_fails_is_named_by_every_rank(pools: Pools) -> None:
     by_class = classification.MulticlassAccuracy(CLASSES, average=None)
     with pytest.raises(SpmdError, match=r"'MulticlassAccuracy' cannot be computed.*\(7,\)"):
         gpupool.evaluate(Table(SCORES), numbered(LABELS), [by_class], pool=pools[3])

@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from gpupool import Pool, TrainingError
+from gpupool import TrainingError
 from gpupool.engine.numerics.batch_norm import SyncBatchNorm, plain_batch_norm, sync_batch_norm
 from tests.engine.numerics import norms
+from tests.support.pools import Pools
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
 def test_outputs_gradients_and_statistics_are_those_of_the_whole_batch(
-    pools: dict[int, Pool], num_ranks: int
+    pools: Pools, num_ranks: int
 ) -> None:
     found = pools[num_ranks].run(
         "from tests.engine.numerics.norms import *\n{kind: differences(kind) for kind in KINDS}"
@@ -26,7 +27,7 @@ def test_outputs_gradients_and_statistics_are_those_of_the_whole_batch(
         assert max(differences.values()) < 1e-10, differences
 
 
-def test_statistics_of_the_population_are_exact(pools: dict[int, Pool]) -> None:
+def test_statistics_of_the_population_are_exact(pools: Pools) -> None:
     for pool in pools.values():
         found = dict(pool.run("from tests.engine.numerics import norms\nnorms.population()"))
         assert max(found.values()) < 1e-10, found

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gpupool import Pool
+from tests.support.pools import Pools
 from tests.support.trainings import network, samples, train_on
 
 DOUBLE = torch.float64
@@ -36,7 +36,7 @@ def counting_network(dtype: torch.dtype) -> nn.Module:
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.int16, torch.complex64])
 def test_what_gloo_has_no_name_for_is_shared_too(
-    pools: dict[int, Pool], num_ranks: int, dtype: torch.dtype
+    pools: Pools, num_ranks: int, dtype: torch.dtype
 ) -> None:
     """As whole numbers of 64 bits are, by DDP itself."""
     settings: dict[str, Any] = {"epochs": 2, "batch_size": 12, "accumulate": 2}

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import TensorDataset
 
-from gpupool import Pool, TrainingError
+from gpupool import TrainingError
 from gpupool.core.options.named_measures import LOSSES, check_loss
 from gpupool.engine.metrics.evaluation import right_classes
 from gpupool.engine.numerics.losses import make_loss
+from tests.support.pools import Pools
 from tests.support.trainings import train_on, weights
 
 DOUBLE = torch.float64
@@ -155,7 +156,7 @@ class TwoTargets(torch.utils.data.Dataset[Any]):
 
 
 def test_terms_that_are_means_over_different_things_are_exact_over_ranks(
-    pools: dict[int, Pool],
+    pools: Pools,
 ) -> None:
     loss = {"mask": "cross_entropy", "number": ("mse", 0.25)}
     settings = {"loss": loss, "batch_size": 4, "epochs": 2, "lr": 0.1, "shuffle": "never"}
@@ -197,7 +198,7 @@ def whole_accuracy(model: nn.Module, data: TwoTargets) -> float:
     return float((found == targets["mask"])[counts].double().mean())
 
 
-def test_classes_that_weigh_differently_are_exact_over_ranks(pools: dict[int, Pool]) -> None:
+def test_classes_that_weigh_differently_are_exact_over_ranks(pools: Pools) -> None:
     data = TensorDataset(numbers(NUM, 4), labels(NUM, ignored=3))
     settings = {"batch_size": 4, "epochs": 2, "lr": 1.0, "validation": data}
     results = []

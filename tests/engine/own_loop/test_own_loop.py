@@ -16,6 +16,7 @@ from gpupool.core.wire.monitor_event import MonitorEvent, MonitorLines
 from gpupool.engine.group.forming import World
 from gpupool.engine.own_loop.monitor import Monitor
 from gpupool.engine.own_loop.step_timer import StepTimer, StepTimes
+from tests.support.pools import Pools
 from tests.support.trainings import network, samples, train_on, weights
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -48,7 +49,7 @@ def own_loop(num_samples: int, batch_size: int, epochs: int) -> list[float]:
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize(("num_samples", "batch_size"), [(50, 12), (7, 3), (10, 2)])
 def test_a_loop_of_these_pieces_equals_train(
-    pools: dict[int, Pool], n: int, num_samples: int, batch_size: int
+    pools: Pools, n: int, num_samples: int, batch_size: int
 ) -> None:
     own = pools[n].run(own_loop, num_samples, batch_size, 3)[0]
     double = torch.float64
@@ -58,7 +59,7 @@ def test_a_loop_of_these_pieces_equals_train(
     assert own == pytest.approx(expected, abs=1e-12)
 
 
-def test_pixels_that_have_a_class_are_weighed_over_the_ranks(pools: dict[int, Pool]) -> None:
+def test_pixels_that_have_a_class_are_weighed_over_the_ranks(pools: Pools) -> None:
     def gradient() -> list[float]:
         import torch.distributed as dist
 
@@ -130,7 +131,7 @@ def on_pool(pool: Pool, source: str) -> tuple[dict[int, Any], list[MonitorEvent]
     return values, [event for _, event in told]
 
 
-def test_what_ranks_record_is_weighed_and_summed(pools: dict[int, Pool]) -> None:
+def test_what_ranks_record_is_weighed_and_summed(pools: Pools) -> None:
     values, events = on_pool(
         pools[3],
         "import gpupool\n"
@@ -155,7 +156,7 @@ def test_what_ranks_record_is_weighed_and_summed(pools: dict[int, Pool]) -> None
     assert set(values.values()) == {"False"}
 
 
-def test_a_wish_of_one_rank_stops_all_at_the_same_step(pools: dict[int, Pool]) -> None:
+def test_a_wish_of_one_rank_stops_all_at_the_same_step(pools: Pools) -> None:
     values, events = on_pool(
         pools[3],
         "import gpupool\n"
@@ -231,7 +232,7 @@ def test_lines_are_not_written_too_often() -> None:
 # ---- the step timer --------------------------------------------------------------------------
 
 
-def test_the_timer_tells_median_p95_and_slowest_rank(pools: dict[int, Pool]) -> None:
+def test_the_timer_tells_median_p95_and_slowest_rank(pools: Pools) -> None:
     def timed() -> StepTimes:
         import torch.distributed as dist
 
@@ -287,7 +288,7 @@ def test_on_a_gpu_the_stream_is_timed_without_waiting() -> None:
     assert times.host[0].median_ms < multiply.median_ms
 
 
-def test_batch_norm_over_all_ranks_does_not_count_the_stand_in(pools: dict[int, Pool]) -> None:
+def test_batch_norm_over_all_ranks_does_not_count_the_stand_in(pools: Pools) -> None:
     def statistics() -> list[float]:
         model = gpupool.sync_batch_norm(torch.nn.BatchNorm1d(8, dtype=torch.float64))
         for batch in gpupool.shard_batches(samples(2, torch.float64), 2):
@@ -299,7 +300,7 @@ def test_batch_norm_over_all_ranks_does_not_count_the_stand_in(pools: dict[int, 
         assert rank_has == pytest.approx(alone, abs=1e-12)
 
 
-def test_metrics_are_those_of_one_process(pools: dict[int, Pool]) -> None:
+def test_metrics_are_those_of_one_process(pools: Pools) -> None:
     def measured() -> dict[str, float]:
         metrics = gpupool.Metrics(["accuracy", "f1"])
         for batch in gpupool.shard_batches(samples(7, torch.float64), 2, shuffle=False):
@@ -321,7 +322,7 @@ class Endless(torch.utils.data.IterableDataset):
         return iter((torch.full((2,), float(i)), i) for i in range(7))
 
 
-def test_a_stream_is_shared_too(pools: dict[int, Pool]) -> None:
+def test_a_stream_is_shared_too(pools: Pools) -> None:
     def seen() -> list[int]:
         batches = gpupool.shard_batches(Endless(), 3, shuffle=False)
         with pytest.raises(TypeError, match=r"no len\(\)"):

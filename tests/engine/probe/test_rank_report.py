@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from gpupool import Pool, PoolOptions, TrainingOptions, TrainingRun
+from gpupool import PoolOptions, TrainingOptions, TrainingRun
 from gpupool.core.wire.events import Event, ProgressEvent, RankEvent
 from gpupool.engine.group.forming import World
 from gpupool.engine.probe.device_stats import CpuProbe
@@ -22,6 +22,7 @@ from gpupool.engine.probe.step_pace import EVERY_S, Pace
 from gpupool.engine.training.loop import fit
 from gpupool.pool.inline import InlinePool
 from gpupool.training.history import TrainingHistory
+from tests.support.pools import Pools
 from tests.support.trainings import network, samples, train_on
 
 CPU = torch.device("cpu")
@@ -70,7 +71,7 @@ def slow_network(where: str, seconds: float = 0.1) -> nn.Module:
 
 
 @pytest.mark.parametrize("where", ["forward", "backward", "data"])
-def test_the_rank_that_is_slow_is_told_and_only_it(pools: dict[int, Pool], where: str) -> None:
+def test_the_rank_that_is_slow_is_told_and_only_it(pools: Pools, where: str) -> None:
     # long sleeps: on a busy machine each rank may take some tenths of a second for its own work
     data = SlowReads(SLOW_RANK, 0.15) if where == "data" else samples(120)
     model = network() if where == "data" else slow_network(where, 0.5)
@@ -85,7 +86,7 @@ def test_the_rank_that_is_slow_is_told_and_only_it(pools: dict[int, Pool], where
     assert max(work[0], work[2]) < 0.7 * work[SLOW_RANK]
 
 
-def test_a_rank_on_cpu_tells_its_time_and_memory(pools: dict[int, Pool]) -> None:
+def test_a_rank_on_cpu_tells_its_time_and_memory(pools: Pools) -> None:
     history = train_on(pools[2], slow_network("forward"), samples(48), batch_size=8).history
     start = history.start
     assert start is not None
@@ -121,7 +122,7 @@ def test_the_thread_ends_with_an_error_too() -> None:
     assert "gpupool-sampler" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_a_resumed_training_tells_all_of_it_again(pools: dict[int, Pool], tmp_path: Path) -> None:
+def test_a_resumed_training_tells_all_of_it_again(pools: Pools, tmp_path: Path) -> None:
     """A resumed training tells again of all ranks, and of what is still ahead."""
     first = TrainingOptions(
         batch_size=8, epochs=4, max_steps=6, schedule="piecewise", drop_period=1,
@@ -173,7 +174,7 @@ def test_checkpoints_hold_nothing_of_it(tmp_path: Path) -> None:
 # ---- the pace ------------------------------------------------------------------------------------
 
 
-def test_ddp_waits_after_our_callback(pools: dict[int, Pool]) -> None:
+def test_ddp_waits_after_our_callback(pools: Pools) -> None:
     """Guards `Variable._execution_engine.queue_callback`: what is queued first is called first."""
 
     def moments() -> list[float]:

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import gpupool
-from gpupool import Pool, TrainingError
+from gpupool import TrainingError
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.events import Event, WarningEvent
 from gpupool.core.wire.state_dicts import copied, load, packed, refused, unpacked
 from gpupool.engine.checkpoint.files import Checkpoints
 from gpupool.engine.group.forming import World
 from gpupool.engine.training.loop import fit
+from tests.support.pools import Pools
 from tests.support.trainings import network, samples, train_on, weights
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -108,7 +109,7 @@ def batches(model: nn.Module) -> int:
     "settings", [{"keep": "best"}, {"keep": "last"}, {"ema": 0.5, "keep": "last"}], ids=str
 )
 def test_what_is_kept_is_of_the_step_that_is_kept(
-    pools: dict[int, Pool], num: int, settings: dict[str, Any]
+    pools: Pools, num: int, settings: dict[str, Any]
 ) -> None:
     # too fast, so that the first validation is the best
     model = counting()
@@ -123,7 +124,7 @@ def test_what_is_kept_is_of_the_step_that_is_kept(
 
 @pytest.mark.parametrize("num", [1, 2])
 def test_it_goes_on_from_a_checkpoint_as_if_never_interrupted(
-    pools: dict[int, Pool], num: int, tmp_path: Path
+    pools: Pools, num: int, tmp_path: Path
 ) -> None:
     settings: dict[str, Any] = {"batch_size": 8, "ema": 0.5, "seed": 3}
     whole = train_on(pools[num], counting(), samples(40), max_steps=9, epochs=2, **settings)
@@ -148,7 +149,7 @@ def test_an_error_within_a_step_leaves_the_state_before_it(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("num", [1, 2])
-def test_an_object_of_the_users_comes_back_from_training(pools: dict[int, Pool], num: int) -> None:
+def test_an_object_of_the_users_comes_back_from_training(pools: Pools, num: int) -> None:
     model = nn.Sequential(network(), Configured(from_start=False))
     result = train_on(
         pools[num], model, samples(24), validation=samples(9), batch_size=8, epochs=1, keep="best"
@@ -166,7 +167,7 @@ def test_an_object_of_the_users_comes_back_from_training(pools: dict[int, Pool],
     ids=["in a checkpoint", "one way"],
 )  # fmt: skip
 def test_what_cannot_be_kept_is_said_before_training(
-    pools: dict[int, Pool], module: nn.Module, options: Any, words: str, tmp_path: Path
+    pools: Pools, module: nn.Module, options: Any, words: str, tmp_path: Path
 ) -> None:
     name = type(module).__name__
     model = nn.Sequential(network(), module)
@@ -232,7 +233,7 @@ class Masked(nn.Module):
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_buffer_that_is_made_while_training_comes_back(
-    pools: dict[int, Pool], num_ranks: int, tmp_path: Path
+    pools: Pools, num_ranks: int, tmp_path: Path
 ) -> None:
     def train(**more: Any) -> nn.Module:
         torch.manual_seed(0)
@@ -251,7 +252,7 @@ def test_a_buffer_that_is_made_while_training_comes_back(
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
 def test_a_buffer_that_is_made_while_training_is_averaged_with_its_own(
-    pools: dict[int, Pool], num_ranks: int, tmp_path: Path
+    pools: Pools, num_ranks: int, tmp_path: Path
 ) -> None:
     """And not with what has its place among the others': as if it had been there before."""
 
@@ -275,7 +276,7 @@ def test_a_buffer_that_is_made_while_training_is_averaged_with_its_own(
 
 
 def test_a_buffer_that_grows_while_training_is_averaged_from_then_on(
-    pools: dict[int, Pool],
+    pools: Pools,
 ) -> None:
     class Growing(nn.Module):
         """Makes its buffer anew, as a table of positions for a longer text."""

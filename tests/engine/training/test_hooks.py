@@ -25,6 +25,7 @@ from gpupool.data.stores.writable import Target
 from gpupool.engine.training.callbacks import EVENTS, CallbackInfo
 from gpupool.engine.training.tensorboard import Board
 from tests.servers.s3 import SeaweedServer
+from tests.support.pools import Pools
 from tests.support.trainings import network, samples, train_on
 
 
@@ -54,7 +55,7 @@ class StopsAt:
         return (info.event, info.step, info.rank) == (self.event, self.step, self.rank)
 
 
-def test_callbacks_hear_of_six_events_on_every_rank(pools: dict[int, Pool], tmp_path: Path) -> None:
+def test_callbacks_hear_of_six_events_on_every_rank(pools: Pools, tmp_path: Path) -> None:
     notes = Notes(tmp_path)
     result = train_on(
         pools[2],
@@ -91,7 +92,7 @@ def test_callbacks_hear_of_six_events_on_every_rank(pools: dict[int, Pool], tmp_
     ],
 )
 def test_true_from_one_rank_ends_training_on_all(
-    pools: dict[int, Pool], tmp_path: Path, event: str, step: int, ends_after: int
+    pools: Pools, tmp_path: Path, event: str, step: int, ends_after: int
 ) -> None:
     result = train_on(
         pools[2],
@@ -110,7 +111,7 @@ def test_true_from_one_rank_ends_training_on_all(
     assert result.history.status == "stopped"
 
 
-def test_an_error_in_a_callback_names_it(pools: dict[int, Pool]) -> None:
+def test_an_error_in_a_callback_names_it(pools: Pools) -> None:
     def watches_loss(info: CallbackInfo) -> None:
         if info.step == 2:
             raise ValueError("not what I want")
@@ -124,7 +125,7 @@ def test_an_error_in_a_callback_names_it(pools: dict[int, Pool]) -> None:
 
 @pytest.mark.parametrize("event", ["start", "end"])
 def test_what_fails_at_either_end_leaves_nothing_running(
-    pools: dict[int, Pool], tmp_path: Path, event: str
+    pools: Pools, tmp_path: Path, event: str
 ) -> None:
     def fails(info: CallbackInfo) -> None:
         if info.event == event:
@@ -180,7 +181,7 @@ def test_the_rate_of_a_training_that_goes_on_is_that_of_its_own_time(tmp_path: P
     assert [s.value for s in board_of(tmp_path).Scalars("train/samples_per_s")] == [64.0]
 
 
-def test_tensorboard_reads_what_was_told(pools: dict[int, Pool], tmp_path: Path) -> None:
+def test_tensorboard_reads_what_was_told(pools: Pools, tmp_path: Path) -> None:
     settings: dict[str, Any] = {
         "validation": samples(8),
         "batch_size": 4,
@@ -204,9 +205,7 @@ def test_without_tensorboard_the_package_is_named_and_no_password() -> None:
     assert "canary" not in done.stderr.splitlines()[-1]
 
 
-def test_tensorboard_and_traces_in_s3(
-    pools: dict[int, Pool], tmp_path: Path, s3: SeaweedServer
-) -> None:
+def test_tensorboard_and_traces_in_s3(pools: Pools, tmp_path: Path, s3: SeaweedServer) -> None:
     os.environ.update(s3.env)
     url = s3.make_bucket(f"board-{uuid4().hex}")
     pools[2].set_environment(s3.env)
@@ -232,9 +231,7 @@ def test_tensorboard_and_traces_in_s3(
         assert any("linear" in name for name in named)
 
 
-def test_a_trace_that_is_not_what_was_asked_for_is_a_warning(
-    pools: dict[int, Pool], tmp_path: Path
-) -> None:
+def test_a_trace_that_is_not_what_was_asked_for_is_a_warning(pools: Pools, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"epochs": 1, "batch_size": 4}
     late = Profile(url=str(tmp_path / "late"), skip=3)
     stops = StopsAt("step", 1, rank=0)
@@ -250,7 +247,7 @@ def test_a_trace_that_is_not_what_was_asked_for_is_a_warning(
     assert len(list((tmp_path / "short").iterdir())) == 2
 
 
-def test_what_can_no_longer_be_written_is_a_warning(pools: dict[int, Pool], tmp_path: Path) -> None:
+def test_what_can_no_longer_be_written_is_a_warning(pools: Pools, tmp_path: Path) -> None:
     folder = tmp_path / "run"
 
     def spoils(info: CallbackInfo) -> None:
@@ -276,7 +273,7 @@ def test_what_can_no_longer_be_written_is_a_warning(pools: dict[int, Pool], tmp_
 
 
 def test_a_place_for_traces_that_cannot_be_written_to_is_told_before_training(
-    pools: dict[int, Pool], tmp_path: Path
+    pools: Pools, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
     for option in (

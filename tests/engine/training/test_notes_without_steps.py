@@ -23,6 +23,7 @@ from gpupool.notebook.monitor.words import headline
 from gpupool.training.call import ask
 from tests.servers.s3 import SeaweedServer
 from tests.servers.slow_s3 import SlowS3
+from tests.support.pools import Pools
 from tests.support.trainings import network, samples, wait_until
 
 SLOW_MS = (2500, 2500)  # of every answer: what is over within a second is not told
@@ -67,7 +68,7 @@ def begun(pool: Pool, options: TrainingOptions, num: int = 64) -> tuple[Training
 
 
 def test_who_waits_for_a_trace_or_for_tensorboard_is_told_so(
-    pools: dict[int, Pool], tmp_path: Path, s3: SeaweedServer
+    pools: Pools, tmp_path: Path, s3: SeaweedServer
 ) -> None:
     url, waits = s3.make_bucket(f"aside-{uuid4().hex}"), Waits(tmp_path, 1)
     with SlowS3(s3.endpoint) as slow:
@@ -99,7 +100,7 @@ def test_who_waits_for_a_trace_or_for_tensorboard_is_told_so(
 
 
 def test_a_stop_is_heard_with_the_next_report_and_said_until_then(
-    pools: dict[int, Pool], tmp_path: Path
+    pools: Pools, tmp_path: Path
 ) -> None:
     """Asked after every fifth step, known on all ranks a step later."""
     waits = Waits(tmp_path, 7)
@@ -121,7 +122,7 @@ def test_a_stop_is_heard_with_the_next_report_and_said_until_then(
 
 
 def test_who_waits_for_outputs_is_told_that_they_are_saved(
-    pools: dict[int, Pool], tmp_path: Path, drawn: list[Course]
+    pools: Pools, tmp_path: Path, drawn: list[Course]
 ) -> None:
     job = {"model": network(), "dataset": samples(20_000), "batch_size": 4096}
     path = tmp_path / "outputs.0"

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from gpupool import Pool, Profile, SampleError, TrainingError, TrainingOptions
+from gpupool import Profile, SampleError, TrainingError, TrainingOptions
 from gpupool.core.wire.events import (
     CheckpointEvent,
     Event,
@@ -29,6 +29,7 @@ from gpupool.core.wire.events import (
 from gpupool.engine.group.forming import World
 from gpupool.engine.training.loop import fit
 from gpupool.engine.training.run import FitResult
+from tests.support.pools import Pools
 from tests.support.trainings import network, samples, train_on, weights
 
 DOUBLE = torch.float64
@@ -436,7 +437,7 @@ class Shares(nn.Module):
 
 
 def test_loads_change_the_shares_and_not_the_result(
-    pools: dict[int, Pool], tmp_path: Path, plain: Seen
+    pools: Pools, tmp_path: Path, plain: Seen
 ) -> None:
     values = {**BASE, "rank_load": (2, 1, 1)}
     result = train_on(pools[3], Shares(tmp_path), DATA, **values)
@@ -445,7 +446,7 @@ def test_loads_change_the_shares_and_not_the_result(
     assert (weights(result.model) - plain.weights).abs().max() < 1e-12
 
 
-def test_linear_scaling_trains_as_those_numbers_do(pools: dict[int, Pool]) -> None:
+def test_linear_scaling_trains_as_those_numbers_do(pools: Pools) -> None:
     scaled = train_on(pools[2], network(DOUBLE), DATA, **BASE, scale="linear", warmup=2)
     given = {**BASE, "batch_size": 32, "lr": 0.2, "warmup": 2, "warmup_factor": 0.5}
     same = train_on(pools[2], network(DOUBLE), DATA, **given)
@@ -453,14 +454,14 @@ def test_linear_scaling_trains_as_those_numbers_do(pools: dict[int, Pool]) -> No
     assert (scaled.options.batch_size, scaled.options.lr) == (32, 0.2)
 
 
-def test_compressed_gradients_are_rounded_and_no_more(pools: dict[int, Pool], plain: Seen) -> None:
+def test_compressed_gradients_are_rounded_and_no_more(pools: Pools, plain: Seen) -> None:
     for compress, most in (("bf16", 0.1), ("fp16", 0.01)):
         result = train_on(pools[2], network(DOUBLE), DATA, **BASE, compress=compress)
         difference = (weights(result.model) - plain.weights).abs().max()
         assert 1e-9 < difference < most
 
 
-def test_the_plan_says_what_the_ranks_then_do(pools: dict[int, Pool]) -> None:
+def test_the_plan_says_what_the_ranks_then_do(pools: Pools) -> None:
     options = TrainingOptions(**BASE, scale="linear")
     plan = options.explain(network(DOUBLE), DATA, pool=pools[3])
     result = train_on(pools[3], network(DOUBLE), DATA, **BASE, scale="linear")

@@ -13,6 +13,7 @@ import pytest
 
 from gpupool import Pool, TrainingOptions, TrainingRun
 from tests.engine.training import twin
+from tests.support.pools import Pools
 
 ROOT = Path(__file__).parents[3]
 
@@ -35,15 +36,11 @@ def on_pool(pool: Pool, options: TrainingOptions) -> dict[str, Any]:
     return twin.outcome(result.history.loss, result.model)
 
 
-def test_losses_and_weights_are_those_of_train(
-    pools: dict[int, Pool], results: dict[str, Any]
-) -> None:
+def test_losses_and_weights_are_those_of_train(pools: Pools, results: dict[str, Any]) -> None:
     assert results["plain"] == on_pool(pools[2], twin.PLAIN)
 
 
-def test_so_they_are_with_all_that_makes_up_a_step(
-    pools: dict[int, Pool], results: dict[str, Any]
-) -> None:
+def test_so_they_are_with_all_that_makes_up_a_step(pools: Pools, results: dict[str, Any]) -> None:
     assert results["rich"] == on_pool(pools[2], twin.RICH)
 
 

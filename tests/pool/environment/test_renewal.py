@@ -33,6 +33,7 @@ while min(len(seen), len(used)) < 3 and time.monotonic() < end:
     seen.add(os.environ["AWS_ACCESS_KEY_ID"][-4:])
     used.add(credentials.get_frozen_credentials().access_key[-4:])
     sum(range(20_000))
+    time.sleep(0.02)
 def is_same():
     return credentials.get_frozen_credentials().token == os.environ["AWS_SESSION_TOKEN"]
 while not is_same() and time.monotonic() < end:  # they are just being set, one after the other
@@ -52,8 +53,8 @@ def forgetful(pool2: Pool) -> Iterator[Pool]:
 
 @pytest.fixture
 def issuer(tmp_path: Path) -> Issuer:
-    """Keys that are good for 8 s, for botocore in this process."""
-    issuer = Issuer(tmp_path, lifetime_s=8)
+    """Keys that are good for 4 s, for botocore in this process."""
+    issuer = Issuer(tmp_path, lifetime_s=4)
     os.environ.update(issuer.env)
     return issuer
 
@@ -160,7 +161,7 @@ def test_keys_of_the_users_choice_end_the_renewal(forgetful: Pool, issuer: Issue
     os.environ.update(AWS_ACCESS_KEY_ID="AKIDMINE", AWS_SECRET_ACCESS_KEY="mine-alone")
     forgetful.propagate_env("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     until(lambda: not renewal_threads(), 2)
-    time.sleep(4.5)  # the next one would have come
+    time.sleep(2.5)  # the next one would have come
     assert set(forgetful.run("import os; os.environ['AWS_ACCESS_KEY_ID']").values()) == {"AKIDMINE"}
 
 

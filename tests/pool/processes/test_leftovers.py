@@ -13,10 +13,8 @@ from pathlib import Path
 
 import pytest
 
-import gpupool
 from gpupool import Pool, PoolOptions
 from gpupool.core.machine.processes import ProcessId
-from gpupool.pool import session
 from gpupool.pool.processes.leftovers import reap
 from tests.support.processes import folder_of, gone, notebook, until
 
@@ -131,9 +129,10 @@ def test_another_users_process_is_neither_named_nor_killed(scratch: Path) -> Non
             process.kill()
 
 
-def test_a_pool_in_another_container_that_shares_the_folder_for_temporary_files_stays() -> None:
-    pool = session.find() or gpupool.start(n=1, device="cpu")
-    folder = folder_of(pool).parent
+def test_a_pool_in_another_container_that_shares_the_folder_for_temporary_files_stays(
+    pool2: Pool,
+) -> None:
+    folder = folder_of(pool2).parent
     look = "from gpupool.pool.processes.leftovers import reap; print(repr(reap()))"
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", look]
     done = subprocess.run(command, capture_output=True, text=True)

@@ -26,16 +26,6 @@ SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 SOON_S = 30.0
 
 
-@pytest.fixture
-def pool3() -> Pool:
-    """Three CPU ranks."""
-    pool = session.find()
-    if pool is None or pool.status().state != "idle" or pool.world_size != 3:
-        session.stop()
-        pool = gpupool.start(n=3, device="cpu")
-    return pool
-
-
 @pytest.mark.parametrize("does", ["while True: pass", "dist.barrier()"])
 def test_a_rank_that_is_told_to_end_does_so_in_the_middle_of_anything(
     pool3: Pool, tmp_path: Path, does: str

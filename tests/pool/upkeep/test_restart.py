@@ -16,9 +16,7 @@ import pytest
 import zmq
 from ipyparallel.util import connect
 
-import gpupool
 from gpupool import Pool, PoolError, SpmdError
-from gpupool.pool import session
 from tests.support.processes import (
     engine_pid,
     family,
@@ -37,14 +35,10 @@ SOON_MS = 30_000
 
 
 @pytest.fixture
-def pool3() -> Pool:
+def pool3(pool3: Pool) -> Pool:
     """Three CPU ranks, each with a variable `kept`."""
-    pool = session.find()
-    if pool is None or pool.status().state != "idle" or pool.world_size != 3:
-        session.stop()
-        pool = gpupool.start(n=3, device="cpu")
-    pool.run("kept = 10 + rank")
-    return pool
+    pool3.run("kept = 10 + rank")
+    return pool3
 
 
 def test_one_rank_is_replaced_and_the_others_keep_their_variables(pool3: Pool) -> None:

@@ -23,16 +23,6 @@ from tests.support.processes import reach, reached, until
 
 
 @pytest.fixture
-def pool3() -> Pool:
-    """Three CPU ranks, the same from test to test."""
-    pool = session.find()
-    if pool is None or pool.status().state != "idle" or pool.world_size != 3:
-        session.stop()
-        pool = gpupool.start(n=3, device="cpu")
-    return pool
-
-
-@pytest.fixture
 def names() -> Iterator[dict[str, Any]]:
     """The notebook's names, as they were before when the test is over."""
     space = namespace()

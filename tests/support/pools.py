@@ -1,0 +1,81 @@
+"""Pools of CPU ranks that all tests of a process share, by their number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from gpupool import Pool, PoolOptions
+from gpupool.core.errors import PoolError
+from gpupool.pool import session
+from tests.support.environment import environment, plain_environment
+
+EXACT_SIZES = (1, 3)  # what is the same on one rank and on three does not depend on their number
+
+
+class Pools(Mapping[int, Pool]):
+    """`pools[n]` is a pool of `n` ranks, started when a test first asks for it.
+
+    A pool that a test broke or stopped is replaced by a new one. Variables of earlier tests may be
+    left on the ranks. Who iterates gets one pool of each size that exactness is shown with.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[int, Pool] = {}
+        self._environment = plain_environment()  # what a test has set, later ones do not want
+
+    def __getitem__(self, n: int) -> Pool:
+        pool = self._made.get(n)
+        if pool is not None and _is_usable(pool):
+            return pool
+        if pool is not None:
+            pool.stop()
+        with environment(self._environment):
+            self._made[n] = Pool(PoolOptions(n=n, device="cpu"))
+        return self._made[n]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(EXACT_SIZES)
+
+    def __len__(self) -> int:
+        return len(EXACT_SIZES)
+
+    def stop(self) -> None:
+        """Stop them all."""
+        for pool in self._made.values():
+            pool.stop()
+
+
+def _is_usable(pool: Pool) -> bool:
+    """Whether nothing runs and nothing is missing, once lost ranks are replaced."""
+    try:
+        pool.wait_until_usable()
+    except PoolError:
+        return False
+    return pool.status().state == "idle"
+
+
+@pytest.fixture(scope="session")
+def pools() -> Iterator[Pools]:
+    """The shared pools."""
+    pools = Pools()
+    yield pools
+    pools.stop()
+
+
+@pytest.fixture
+def pool2(pools: Pools, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    """The shared pool of two, which is the pool of this notebook while the test runs."""
+    session.stop()
+    pool = pools[2]
+    monkeypatch.setattr(session, "_current", pool)
+    yield pool
+    if session.find() is not pool:  # the test has started another one
+        session.stop()
+
+
+@pytest.fixture
+def pool3(pools: Pools) -> Pool:
+    """The shared pool of three."""
+    return pools[3]
