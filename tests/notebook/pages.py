@@ -27,6 +27,7 @@ class Page:
         self._comm_id = ""
         self._subshell_id = self._new_subshell() if subshell else ""
         self.view: dict[str, Any] = {}
+        self.status = ""
         self.html = ""  # that was drawn last
         self.is_closed = False
 
@@ -37,7 +38,9 @@ class Page:
             self._comm_id, self.is_closed = content["comm_id"], False
         if content.get("comm_id") == self._comm_id:
             self.is_closed |= kind == "comm_close"
-            self.view = state.get("view", self.view)
+            news = content.get("data", {}).get("content", {}).get("view", {})
+            self.view = {**state.get("view", self.view), **news}
+            self.status = state.get("status", self.status)
         html = content.get("data", {}).get("text/html", "")
         if self._name in html:
             self.html = html

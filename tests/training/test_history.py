@@ -21,7 +21,7 @@ from gpupool.core.wire.events import (
     WarningEvent,
 )
 from gpupool.notebook.monitor.curves import Curves
-from gpupool.notebook.monitor.picture import training_html, training_text
+from gpupool.notebook.monitor.picture import history_html, training_text
 from gpupool.notebook.monitor.text import TextProgress
 from gpupool.notebook.monitor.words import headline, remaining
 from gpupool.training.history import TrainingHistory, fitting_line
@@ -102,7 +102,7 @@ def test_pictures_tell_warnings_metrics_the_best_and_checkpoints() -> None:
     )
     history.restarts = ["rank 1 was killed by SIGKILL; it was replaced"]
     assert history.best is history.validations[0]
-    for shown in (training_text(history).lower(), training_html(history).lower()):
+    for shown in (training_text(history).lower(), history_html(history).lower()):
         for part in ("the loss is nan in step 2", "rank 1 was killed by sigkill", "0.75"):
             assert part in shown
         assert shown.count("after step 2") == 2  # the best one, the checkpoint
@@ -132,7 +132,7 @@ def test_a_stream_has_no_number_of_steps() -> None:
     history.add(EndEvent("epochs", 1, 0.1))
     assert history.progress == 1.0
     assert "step 1/?" in history.line()
-    assert "Step" in training_html(history)
+    assert "Step" in history_html(history)
 
 
 def test_it_goes_on_after_a_death_while_there_is_progress() -> None:

@@ -13,7 +13,7 @@ from gpupool.core.terminal import DrawnLine, cleared, has_cursor, shows_colours
 from gpupool.notebook.cells.figures import is_rich
 from gpupool.notebook.cells.lines import Lines, Merger, fold_bars
 from gpupool.notebook.cells.shown import Part, mark_shown
-from gpupool.notebook.own_loop.views import LoopViews
+from gpupool.notebook.monitor.loop_views import LoopViews
 from gpupool.notebook.page import ansi
 from gpupool.pool.notices import NoticeLines
 from gpupool.spmd.cell import CellReport

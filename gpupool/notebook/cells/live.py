@@ -19,7 +19,7 @@ from gpupool.notebook.cells.picture import (
     report_text,
 )
 from gpupool.notebook.cells.shown import Part, mark_error_shown, mark_shown
-from gpupool.notebook.own_loop.views import LoopViews
+from gpupool.notebook.monitor.loop_views import LoopViews
 from gpupool.notebook.page import ansi, markup
 from gpupool.notebook.page.cell_output import Place
 from gpupool.spmd.cell import CellReport

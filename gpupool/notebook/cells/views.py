@@ -17,7 +17,7 @@ from gpupool.notebook.cells.notices import UnwaitedView
 from gpupool.notebook.cells.picture import Look, result_html, result_text, values_text
 from gpupool.notebook.cells.shown import Part, mark_shown, part_shown
 from gpupool.notebook.cells.terminal_view import TerminalView
-from gpupool.notebook.own_loop.views import LoopViews
+from gpupool.notebook.monitor.loop_views import LoopViews
 from gpupool.notebook.page.front_end import in_notebook
 from gpupool.pool.notices import NoticeLines
 from gpupool.pool.result import SpmdResult

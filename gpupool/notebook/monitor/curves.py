@@ -1,4 +1,4 @@
-"""The curves of a training as bounded plain data, with their axes. Pure; runs on the client.
+"""Curves as bounded plain data, with their axes, and those of a training. Pure; on the client.
 
 The live monitor (`widget.py`) sends them to the browser, the final picture (`picture.py`) turns
 them into SVG; both only scale to pixels.
@@ -15,10 +15,10 @@ from gpupool.notebook.monitor import words
 from gpupool.training.history import TrainingHistory, smooth
 
 Point = tuple[int, float]
-# plot ("accuracy" in percent, "loss") -> line ("raw", "smooth", "validation") -> points
+# plot -> line -> points; of a training "accuracy" (in percent) and "loss", each with `LINES`
 Lines = dict[str, dict[str, list[Point]]]
 
-PLOTS = ("accuracy", "loss")
+TITLES = {"accuracy": "Accuracy (%)", "loss": "Loss"}
 LINES = ("raw", "smooth", "validation")
 MAX_LABEL_CHARS = 6  # what there is room for beside a plot
 MAX_BANDS = 12
@@ -81,8 +81,8 @@ class Curves:
 
     def _begin(self) -> None:
         max_points = self._max_points
-        self._curves = {plot: {line: Curve(max_points) for line in LINES} for plot in PLOTS}
-        self._smooth: dict[str, float | None] = dict.fromkeys(PLOTS)
+        self._curves = {plot: {line: Curve(max_points) for line in LINES} for plot in TITLES}
+        self._smooth: dict[str, float | None] = dict.fromkeys(TITLES)
         self._num_steps = 0
         self._num_validations = 0
 
@@ -94,7 +94,7 @@ class Curves:
         if self.is_of_another(history):
             self._begin()
         self._start = history.start
-        new: Lines = {plot: {line: [] for line in LINES} for plot in PLOTS}
+        new: Lines = {plot: {line: [] for line in LINES} for plot in TITLES}
         steps = history.steps[self._num_steps :]
         validations = history.validations[self._num_validations :]
         self._num_steps += len(steps)
@@ -127,11 +127,17 @@ class Curves:
         high = max((high for _, high in lows_highs), default=1.0)
         return {
             "steps": step_axis(max(history.num_steps, self._num_steps, 1)),
-            "accuracy": {"low": 0, "high": 100, "ticks": ACCURACY_TICKS},
-            "loss": nice_axis(low, high),
+            "y": {
+                "accuracy": {"low": 0, "high": 100, "ticks": ACCURACY_TICKS},
+                "loss": nice_axis(low, high),
+            },
             "bands": self._bands(history),
             "best": best_point(history.best),
         }
+
+    def has(self, plot: str) -> bool:
+        """Whether a plot has a point."""
+        return any(curve.low <= curve.high for curve in self._curves[plot].values())
 
     def _bands(self, history: TrainingHistory) -> list[tuple[int, int, str]]:
         """Those of `epoch_bands`, made once a start."""

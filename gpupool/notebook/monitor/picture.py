@@ -1,4 +1,4 @@
-"""The picture of a training that stays: HTML for the notebook, text for a terminal.
+"""The picture of a training or loop that stays: HTML for the notebook, text for a terminal.
 
 Pure functions; they run on the client. The HTML needs no script, no kernel and no network. Where
 styles and SVG are taken out of it (GitHub) the plots, the tables and all words remain.
@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING
 
 from gpupool.core.formatting import NONE
 from gpupool.notebook.monitor import svg, words
+from gpupool.notebook.monitor.loop_history import LoopHistory, LoopState
 from gpupool.notebook.monitor.plots import COLORS, Plots
 from gpupool.notebook.monitor.rank_words import RankRow
-from gpupool.notebook.monitor.widget_state import file_name
+from gpupool.notebook.monitor.widget_state import MonitorState, TrainingState, View
 from gpupool.notebook.page import markup
 from gpupool.training.history import TrainingHistory
 
 if TYPE_CHECKING:
     from gpupool.training.result import TrainingPlot
 
-HINT = "To stop, press the stop button of the notebook."
+History = TrainingHistory | LoopHistory
+
+MAX_POINTS = 400  # of a curve
 MEMORY = "#4f9a1b"
 TRACK = "background:rgba(128,128,128,.25);border-radius:4px;overflow:hidden;height:8px"
 CELL = (
@@ -46,24 +49,45 @@ font-variant-numeric:tabular-nums}}
 """
 
 
-def training_html(history: TrainingHistory) -> str:
+def history_html(history: History) -> str:
     """Plots, tables and the strip of ranks as one self-contained piece of HTML.
 
     Its size is bounded, however long the training is. The plots of one that is over can be saved
     as a file from there.
     """
-    plots = Plots(history)
+    state = state_of(history)
+    plots, view = Plots(state), state.view
+    end = svg.DARK_STYLE if history.is_over else markup.muted(view["hint"]) if view["hint"] else ""
     return (
         '<div class="gpupool-training" style="border:1px solid rgba(128,128,128,.45);'
         "border-radius:6px;padding:10px 14px;max-width:1360px;font-size:13px;"
         'font-family:var(--jp-ui-font-family,system-ui,sans-serif);line-height:1.5">'
-        f"{_header(history, plots)}{_notice(history)}"
+        f"{_header(view, plots, can_save=history.is_over)}{_notice(view)}"
         '<div style="display:flex;flex-wrap:wrap;gap:8px 24px">'
         '<div style="flex:3 1 420px;min-width:0;max-width:820px">'
         f"{plots.html(as_picture=history.is_over)}</div>"
-        f"{_table(words.table(history))}</div>{_ranks(history)}"
-        f"{svg.DARK_STYLE if history.is_over else markup.muted(HINT)}</div>"
+        f"{_table(view['table'])}</div>{_ranks(history)}{end}</div>"
     )
+
+
+def state_of(history: History, max_points: int = MAX_POINTS) -> MonitorState:
+    """All that there is to draw of a history."""
+    if isinstance(history, LoopHistory):
+        state: MonitorState = LoopState(history)
+    else:
+        state = TrainingState(max_points)
+    state.take(history, history.status)
+    return state
+
+
+def notice_of(history: History) -> str:
+    """What should be known at once: hangs, restarts, warnings."""
+    return "" if isinstance(history, LoopHistory) else words.notice(history)
+
+
+def history_text(history: History) -> str:
+    """How it went, as text."""
+    return history.line() if isinstance(history, LoopHistory) else training_text(history)
 
 
 def training_text(history: TrainingHistory) -> str:
@@ -84,7 +108,7 @@ def training_text(history: TrainingHistory) -> str:
 
 def plot_html(plot: TrainingPlot) -> str:
     """What `TrainingResult.plot` gives, in a notebook."""
-    return training_html(plot.history)
+    return history_html(plot.history)
 
 
 def plot_text(plot: TrainingPlot) -> str:
@@ -92,36 +116,35 @@ def plot_text(plot: TrainingPlot) -> str:
     return training_text(plot.history)
 
 
-def _header(history: TrainingHistory, plots: Plots) -> str:
-    share = int(100 * history.progress)
-    bar = (
-        f'<span style="flex:1 1 120px;{TRACK}"><span style="display:block;height:8px;'
-        f'width:{share}%;background:{COLORS["accuracy"]}"></span></span>'
-    )
+def _header(view: View, plots: Plots, *, can_save: bool) -> str:
+    bar = ""
+    if view["progress"] is not None:
+        bar = (
+            f'<span style="flex:1 1 120px;{TRACK}"><span style="display:block;height:8px;'
+            f'width:{int(100 * view["progress"])}%;background:{COLORS["accuracy"]}"></span></span>'
+        )
+    save = _save_link(view, plots) if can_save and plots.has_points else ""
     return (
         '<div style="display:flex;flex-wrap:wrap;gap:4px 14px;align-items:center;'
-        f'margin-bottom:6px"><b>{escape(words.headline(history))}</b>{bar}'
-        f"{markup.muted(words.remaining(history))}{_save_link(history, plots)}</div>"
+        f'margin-bottom:6px"><b>{escape(view["headline"])}</b>{bar}'
+        f"{markup.muted(view['remaining'])}{save}</div>"
     )
 
 
-def _save_link(history: TrainingHistory, plots: Plots) -> str:
-    if not history.is_over or not history.steps:
-        return ""
+def _save_link(view: View, plots: Plots) -> str:
     style = (
         "border:1px solid currentColor;border-radius:4px;padding:2px 12px;color:inherit;"
         "text-decoration:none;white-space:nowrap"
     )
     return (
-        f'<a style="{style}" download="{escape(file_name(history))}.svg" '
+        f'<a style="{style}" download="{escape(view["file_name"])}.svg" '
         f'href="{plots.data_url()}">Save plot</a>'
     )
 
 
-def _notice(history: TrainingHistory) -> str:
-    return "".join(
-        markup.bar(markup.code(line), markup.AMBER) for line in words.notice(history).splitlines()
-    )
+def _notice(view: View) -> str:
+    lines = view["notice"].splitlines()
+    return "".join(markup.bar(markup.code(line), markup.AMBER) for line in lines)
 
 
 def _table(table: words.Table) -> str:
@@ -147,11 +170,11 @@ def _table(table: words.Table) -> str:
     )
 
 
-def _ranks(history: TrainingHistory) -> str:
+def _ranks(history: History) -> str:
     """The strip: how each rank fared last. Many ranks scroll."""
-    rows = words.rank_rows(history)
-    if not rows or not history.ranks:
+    if isinstance(history, LoopHistory) or not history.ranks:
         return ""
+    rows = words.rank_rows(history)
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in words.RANK_COLUMNS)
     title = f"<b>{words.rank_title(history)}</b> {markup.muted(words.rank_summary(history))}"
     return (

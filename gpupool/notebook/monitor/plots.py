@@ -1,36 +1,45 @@
-"""Accuracy and loss of a training as one drawing, with titles and legend. Pure; on the client."""
+"""The plots of a monitor as one drawing, with titles and legend. Pure; runs on the client."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gpupool.notebook.monitor import svg, words
-from gpupool.notebook.monitor.curves import PLOTS, Curves, Point
-from gpupool.training.history import TrainingHistory
+from gpupool.notebook.monitor import svg
+from gpupool.notebook.monitor.curves import Point
+from gpupool.notebook.monitor.styles import Style
+from gpupool.notebook.monitor.widget_state import MonitorState
 
-COLORS = {"accuracy": "#1a85d6", "loss": "#e0632a"}
-TITLES = {"accuracy": "Accuracy (%)", "loss": "Loss"}
-WIDTH, BLOCK, LEGEND = 660, 252, 26
-LEFT, RIGHT, TOP, BOTTOM = 46, WIDTH - svg.MARGIN, 38, 214
-MAX_POINTS = 400
+COLORS = {"accuracy": "#1a85d6", "loss": "#e0632a", "text": "currentColor"}
+WIDTH, NARROW, GAP = 660, 420, 24  # more than two plots stand in two columns
+BLOCK, LEGEND = 252, 26
+LEFT, TOP, BOTTOM = 46, 38, 214
 
 Lines = dict[str, list[Point]]
 
 
 class Plots:
-    """The plots of a training: `inner` is SVG of `width` by `height` pixels, `label` its words."""
+    """The plots of a state: `inner` is SVG of `width` by `height` pixels, `label` its words."""
 
-    def __init__(self, history: TrainingHistory) -> None:
-        curves = Curves(MAX_POINTS)
-        curves.take(history)
-        whole, axes, latest = curves.whole(), curves.axes(history), words.latest(history)
-        plots = [p for p in PLOTS if p == "loss" or any(whole[p].values())]
-        drawn = [_plot(p, n * BLOCK, whole[p], axes) for n, p in enumerate(plots)]
-        validated = any(whole[p]["validation"] for p in plots)
-        legend = _legend(plots, len(plots) * BLOCK, validated, axes["best"] is not None)
-        self.width, self.height = WIDTH, len(plots) * BLOCK + LEGEND
+    def __init__(self, state: MonitorState) -> None:
+        view, whole = state.view, state.whole()
+        plots = view["plots"]
+        num_columns, width = (1, WIDTH) if len(plots) <= 2 else (2, NARROW)
+        num_rows = -(-len(plots) // num_columns)
+        drawn = [
+            _plot(
+                plot,
+                (n % num_columns * (width + GAP), n // num_columns * BLOCK, width),
+                whole[plot["name"]],
+                view["axes"],
+            )
+            for n, plot in enumerate(plots)
+        ]
+        self.width = num_columns * (width + GAP) - GAP
+        legend, num_lines = _legend(view["legend"], num_rows * BLOCK, self.width)
+        self.height = num_rows * BLOCK + LEGEND * num_lines
         self.inner = "".join([*drawn, legend])
-        self.label = "; ".join(latest[p] for p in plots)
+        self.has_points = any(any(lines.values()) for lines in whole.values())
+        self.label = "; ".join(view["latest"][plot["name"]] for plot in plots)
 
     def html(self, *, as_picture: bool) -> str:
         """For a page: what is drawn again and again as itself, what stays as a picture."""
@@ -42,53 +51,58 @@ class Plots:
         return svg.data_url(self.inner, self.width, self.height)
 
 
-def _plot(plot: str, top: int, lines: Lines, axes: dict[str, Any]) -> str:
-    area = svg.Area(LEFT, RIGHT, top + TOP, top + BOTTOM)
-    x_axis, y_axis, color = axes["steps"], axes[plot], COLORS[plot]
+def _plot(plot: Style, place: tuple[int, int, int], lines: Lines, axes: dict[str, Any]) -> str:
+    left, top, width = place
+    area = svg.Area(left + LEFT, left + width - svg.MARGIN, top + TOP, top + BOTTOM)
+    x_axis, y_axis = axes["steps"], axes["y"][plot["name"]]
     x = svg.scale(x_axis, area.left, area.right)
     y = svg.scale(y_axis, area.bottom, area.top)
-    title = svg.text(0, top + 14, TITLES[plot], "start", ' font-weight="600" font-size="13"')
-    return "".join(
-        [
-            title,
-            svg.bands(area, axes["bands"], x),
-            svg.ticks(area, x_axis, y_axis, x, y),
-            svg.polyline(lines["raw"], x, y, f'stroke="{color}" stroke-opacity=".45"'),
-            svg.polyline(lines["smooth"], x, y, f'stroke="{color}" stroke-width="2"'),
-            svg.polyline(lines["validation"], x, y, 'stroke="currentColor" stroke-dasharray="5 4"'),
-            svg.markers(lines["validation"], x, y),
-            _dot(lines["raw"], x, y, color),
-            svg.best(area, plot, axes["best"], x, y),
-        ]
-    )
-
-
-def _dot(points: list[Point], x: svg.Scale, y: svg.Scale, color: str) -> str:
-    """The only step so far, of which no line can be drawn."""
-    return f'<g color="{color}">{svg.markers(points, x, y)}</g>' if len(points) == 1 else ""
-
-
-def _legend(plots: list[str], top: int, validated: bool, has_best: bool) -> str:
-    entries = [
-        ("training (smoothed)", _samples(plots, 'stroke-width="2.5"')),
-        ("training", _samples(plots, 'stroke-opacity=".5"')),
+    out = [
+        svg.text(left, top + 14, plot["title"], "start", ' font-weight="600" font-size="13"'),
+        svg.bands(area, axes["bands"], x),
+        svg.ticks(area, x_axis, y_axis, x, y),
     ]
-    if validated:
-        dashes = '<line x2="24" stroke="currentColor" stroke-dasharray="5 4"/>'
-        entries.append(("validation", dashes + '<circle cx="12" r="3"/>'))
-    if has_best:
-        entries.append(("best", svg.ring(12, 0, 5.5)))
-    out, left = [], 0.0
-    for label, sign in entries:
-        words_ = svg.text(30, 4, label, "start", ' font-size="12"')
-        out.append(f'<g transform="translate({left:.0f},{top + 14})">{sign}{words_}</g>')
-        left += 56 + 6.6 * len(label)
-    return "".join(out)
+    for line in plot["lines"]:
+        points, color = lines[line["name"]], _color(line["color"])
+        out.append(svg.polyline(points, x, y, _stroke(line, color)))
+        if 0 < len(points) <= line["dots"]:
+            out.append(f'<g color="{color}">{svg.markers(points, x, y)}</g>')
+    return "".join([*out, svg.best(area, plot["name"], axes["best"], x, y)])
 
 
-def _samples(plots: list[str], style: str) -> str:
-    size = 24 / len(plots)
-    return "".join(
-        f'<line x1="{n * size:g}" x2="{(n + 1) * size:g}" stroke="{COLORS[plot]}" {style}/>'
-        for n, plot in enumerate(plots)
+def _legend(entries: list[Style], top: int, width: int) -> tuple[str, int]:
+    """The signs of the lines with their labels, and how many rows that takes."""
+    out, left, row = [], 0.0, 0
+    for one in entries:
+        wide = 56 + 6.6 * len(one["label"])
+        if left and left + wide > width:
+            left, row = 0.0, row + 1
+        label = svg.text(30, 4, one["label"], "start", ' font-size="12"')
+        place = f"translate({left:.0f},{top + 14 + LEGEND * row})"
+        out.append(f'<g transform="{place}">{_sign(one)}{label}</g>')
+        left += wide
+    return "".join(out), row + 1 if entries else 0
+
+
+def _sign(one: Style) -> str:
+    if one["ring"]:
+        return svg.ring(12, 0, 5.5)
+    size = 24 / len(one["colors"])
+    samples = [
+        f'<line x1="{n * size:g}" x2="{(n + 1) * size:g}" {_stroke(one, _color(color))}/>'
+        for n, color in enumerate(one["colors"])
+    ]
+    dot = '<circle cx="12" r="3"/>' if one["dots"] > 1000 else ""  # always, not of few points only
+    return "".join(samples) + dot
+
+
+def _stroke(style: Style, color: str) -> str:
+    drawn = (
+        f'stroke="{color}" stroke-width="{style["width"]:g}" stroke-opacity="{style["alpha"]:g}"'
     )
+    dash = " ".join(map(str, style["dash"]))
+    return f'{drawn} stroke-dasharray="{dash}"' if dash else drawn
+
+
+def _color(name: str) -> str:
+    return COLORS.get(name, name)

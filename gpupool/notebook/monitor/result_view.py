@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from gpupool.notebook.monitor import svg
+from gpupool.notebook.monitor.picture import state_of
 from gpupool.notebook.monitor.plots import Plots
 from gpupool.notebook.page import markup
 from gpupool.training.result import Summary, TrainingResult
@@ -28,7 +29,7 @@ def result_html(result: TrainingResult) -> str:
 def _curves(result: TrainingResult) -> str:
     if not result.history.steps:
         return ""
-    drawn = Plots(result.history).html(as_picture=True)
+    drawn = Plots(state_of(result.history)).html(as_picture=True)
     return (
         '<details style="margin-top:8px"><summary style="cursor:pointer">Curves</summary>'
         f'<div style="max-width:720px">{drawn}</div>{svg.DARK_STYLE}</details>'

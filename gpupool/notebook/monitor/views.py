@@ -1,4 +1,4 @@
-"""Which picture a training gets here: widget, HTML or text. Runs on the client."""
+"""Which picture a training or a loop gets here: widget, HTML or text. Runs on the client."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from IPython.display import display
-
 from gpupool.core.errors import OptionsError
-from gpupool.notebook.monitor import words
-from gpupool.notebook.monitor.picture import training_html, training_text
+from gpupool.notebook.monitor.picture import History, history_html, history_text, notice_of
 from gpupool.notebook.monitor.text import HINT, TextProgress
+from gpupool.notebook.page.cell_output import Place
 from gpupool.notebook.page.front_end import has_prompt, has_widgets, in_notebook
 from gpupool.training.history import TrainingHistory
 
@@ -62,19 +60,31 @@ def show_training(run: Run, how: str = "auto", *, waits: bool = True) -> None:
         draws = waits or not has_prompt()
         view = TextProgress(stream, draws=draws, hint=HINT if waits else "")
     else:
-        view = _live_view(run)
+        view = live_view(run.history, run.stop)
     view(run.history)  # before the thread of the run may call it too
     run.add_listener(view)
 
 
-def _live_view(run: Run) -> Listener:
-    """The widget; HTML where widgets are not installed, or the kernel has no comms for them."""
-    if not has_widgets():
-        return HtmlView()
-    try:
-        return WidgetView(run.stop)
-    except ImportError:
-        return HtmlView()
+def live_view(
+    history: History,
+    on_stop: Callable[[], None],
+    place: Place | None = None,
+    every_s: float = HTML_EVERY_S,
+) -> Callable[[History], None]:
+    """What shows `history` from now on; HTML without widgets, or where the kernel has no comms.
+
+    Args:
+        on_stop: called when Stop is pressed; see `TrainingMonitor`.
+        place: the output that it takes; of the running cell unless given.
+        every_s: HTML is drawn again after so many seconds.
+    """
+    place = Place() if place is None else place
+    if has_widgets():
+        try:
+            return WidgetView(on_stop, history, place)
+        except ImportError:
+            pass
+    return HtmlView(history, place, every_s)
 
 
 class WidgetView:
@@ -83,44 +93,58 @@ class WidgetView:
     Widgets do not survive in a saved notebook ("model not found"); plain HTML does.
     """
 
-    def __init__(self, on_stop: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        on_stop: Callable[[], None],
+        history: History | None = None,
+        place: Place | None = None,
+    ) -> None:
         from gpupool.notebook.monitor.widget import TrainingMonitor  # ipywidgets may be missing
 
-        self.monitor = TrainingMonitor(on_stop)
-        self._handle = display(self.monitor, display_id=True)
+        self.monitor = TrainingMonitor(on_stop, history=history)
+        self._place = Place() if place is None else place
+        self._place.show(*self.monitor._repr_mimebundle_())
+        self._is_still = False
 
-    def __call__(self, history: TrainingHistory) -> None:
+    def __call__(self, history: History) -> None:
         """Pass the news on; at the end put the still picture in the place of the widget.
 
         The widget stays open, for pages that were reloaded meanwhile: they learn the end from it.
+        A loop may report even after the end of its cell: then the picture is drawn again.
         """
         self.monitor.update(history)
-        if history.is_over:
+        if history.is_over or self._is_still:
+            self._is_still = True
             picture = still_picture(history)
-            self._handle.update(picture, raw=True)
+            self._place.show(picture)
             self.monitor.leave(picture)
 
 
 class HtmlView:
-    """The still picture, drawn anew twice a second: for kernels without widgets."""
+    """The still picture, drawn again every `every_s` seconds: for kernels without widgets."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        history: History,
+        place: Place,
+        every_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock, self._place, self._every_s = clock, place, every_s
         self._drawn_at = clock()
-        first = still_picture(TrainingHistory())
-        self._handle = display(first, display_id=True, raw=True)
         self._notice = ""
+        place.show(still_picture(history))
 
-    def __call__(self, history: TrainingHistory) -> None:
+    def __call__(self, history: History) -> None:
         """Draw the picture again, if it is time."""
-        now = self._clock()
-        is_news = history.is_over or words.notice(history) != self._notice
-        if not is_news and now - self._drawn_at < HTML_EVERY_S:
+        now, notice = self._clock(), notice_of(history)
+        is_news = history.is_over or notice != self._notice
+        if not is_news and now - self._drawn_at < self._every_s:
             return
-        self._drawn_at, self._notice = now, words.notice(history)
-        self._handle.update(still_picture(history), raw=True)
+        self._drawn_at, self._notice = now, notice
+        self._place.show(still_picture(history))
 
 
-def still_picture(history: TrainingHistory) -> dict[str, Any]:
+def still_picture(history: History) -> dict[str, Any]:
     """The picture as the display data that a notebook keeps."""
-    return {"text/html": training_html(history), "text/plain": training_text(history)}
+    return {"text/html": history_html(history), "text/plain": history_text(history)}

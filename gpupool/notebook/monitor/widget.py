@@ -1,4 +1,4 @@
-"""The live picture of a training: the kernel's half of a widget. Runs on the client.
+"""The live picture of a training or of a loop: the kernel's half of a widget. Runs on the client.
 
 The browser's half is `static/plots.js` and `static/monitor.js`. What has changed travels as small
 custom messages; two synced traits, refreshed now and then, hold the whole picture for pages that
@@ -16,10 +16,10 @@ from typing import Any
 import anywidget
 import traitlets
 
-from gpupool.notebook.monitor import words
-from gpupool.notebook.monitor.widget_state import MonitorState
+from gpupool.notebook.monitor.picture import History, notice_of, state_of
 from gpupool.training.history import OVER, TrainingHistory
 
+MAX_POINTS = 600  # of a curve, when all of it is sent
 MESSAGE_EVERY_S = 0.1
 WORDS_EVERY_S = 0.5
 WHOLE_EVERY_S = 5.0
@@ -27,7 +27,7 @@ STATIC = Path(__file__).parents[1] / "static"
 
 
 class TrainingMonitor(anywidget.AnyWidget):
-    """Plots, table, progress bar and Stop button of one training.
+    """Plots, table, progress bar and Stop button of one training or loop.
 
     Feed it with `update`. `on_stop` is called when Stop is pressed, in whichever thread the kernel
     happens to handle messages (it differs from version to version), perhaps while the main
@@ -50,18 +50,19 @@ class TrainingMonitor(anywidget.AnyWidget):
         self,
         on_stop: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        history: History | None = None,
     ) -> None:
+        self._history = TrainingHistory() if history is None else history
         self._on_stop = on_stop
         self._clock = clock
         self._lock = threading.RLock()
-        self._state = MonitorState()
+        self._state = state_of(self._history, MAX_POINTS)
         self._stop_pressed = False
         self._sent_at = self._words_at = self._whole_at = -WHOLE_EVERY_S
-        self._history = TrainingHistory()
-        super().__init__(view=self._state.view)
+        super().__init__(view=self._state.view, lines=self._state.lines())
         self.on_msg(self._receive)
 
-    def update(self, history: TrainingHistory) -> None:
+    def update(self, history: History) -> None:
         """Show the state of `history`: from any thread, at any rate.
 
         At most ten messages a second leave the kernel, and one for each change of the status or of
@@ -81,20 +82,20 @@ class TrainingMonitor(anywidget.AnyWidget):
             else:
                 self._send_news(history, status, now)
 
-    def _is_urgent(self, history: TrainingHistory, status: str) -> bool:
-        """Whether there is more to tell than numbers."""
-        notice = words.notice(history)
-        is_new_start = self._state.is_of_another(history)
-        return is_new_start or status != self.status or notice != self._state.view["notice"]
+    def _is_urgent(self, history: History, status: str) -> bool:
+        """Whether there is more to show than numbers."""
+        notice = notice_of(history)
+        is_another = self._state.is_of_another(history)
+        return is_another or status != self.status or notice != self._state.view["notice"]
 
-    def _send_whole(self, history: TrainingHistory, status: str, now: float) -> None:
+    def _send_whole(self, history: History, status: str, now: float) -> None:
         self._state.take(history, status)
         self._whole_at = self._words_at = now
         with self.hold_sync():  # one message instead of three
             self.status = status
             self._refresh()
 
-    def _send_news(self, history: TrainingHistory, status: str, now: float) -> None:
+    def _send_news(self, history: History, status: str, now: float) -> None:
         if now - self._words_at < WORDS_EVERY_S:
             changed, new = self._state.take_points(history)
         else:
@@ -131,7 +132,7 @@ class TrainingMonitor(anywidget.AnyWidget):
         super().open()
         self._answer_on_any_shell()
 
-    def _status_of(self, history: TrainingHistory) -> str:
+    def _status_of(self, history: History) -> str:
         """The status to show: Stop has been pressed before the training can have noticed it."""
         return history.status if history.is_over or not self._stop_pressed else "stopping"
 

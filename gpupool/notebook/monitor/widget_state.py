@@ -1,37 +1,36 @@
-"""What the live monitor of a training sends to the browser, as plain data. Pure; client.
+"""What a monitor shows, as plain data: for the browser and the picture that stays. Pure; client.
 
-The view is everything but the points: words, shares and axes that are ready to draw.
+The view is everything but the points: words, shares, styles and axes that are ready to draw.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from abc import ABC, abstractmethod
 from dataclasses import asdict
 from typing import Any
 
 from gpupool.core.wire.events import RankEvent, StartEvent
 from gpupool.notebook.monitor import words
-from gpupool.notebook.monitor.curves import Curves, Lines
+from gpupool.notebook.monitor.curves import TITLES, Curves, Lines
+from gpupool.notebook.monitor.styles import training_legend, training_plot
 from gpupool.training.history import TrainingHistory
 
 View = dict[str, Any]
 
 
-class MonitorState:
-    """The picture of one training so far, and what has changed since it was last taken.
+class MonitorState(ABC):
+    """The picture of one history so far, and what has changed since it was last taken.
 
-    What a call costs does not grow with the length of the training.
+    What a call costs does not grow with the length of the history.
     """
 
     def __init__(self) -> None:
-        self._curves = Curves()
-        self._ranks_told: tuple[StartEvent | None, bool, dict[int, RankEvent]] | None = None
         self.view: View = {}
-        self.take(TrainingHistory(), "starting")
 
-    def take(self, history: TrainingHistory, status: str) -> tuple[View, Lines]:
-        """Take in what is new in `history`.
+    def take(self, history: Any, status: str) -> tuple[View, Lines]:
+        """Add what is new in `history`.
 
         Returns:
             The entries of the view that are different now, and the new points.
@@ -39,16 +38,74 @@ class MonitorState:
         changed, new = self.take_points(history)
         return changed | self._changed(self._words(history, status)), new
 
-    def take_points(self, history: TrainingHistory) -> tuple[View, Lines]:
+    def take_points(self, history: Any) -> tuple[View, Lines]:
         """The same for the plots alone: nobody reads words that change ten times a second."""
-        new = self._curves.take(history)
-        axes = self._curves.axes(history)
-        return self._changed({"axes": axes, "progress": history.progress}), new
+        new = self._points(history)
+        return self._changed({"progress": history.progress, **self._plots(history)}), new
+
+    @abstractmethod
+    def is_of_another(self, history: Any) -> bool:
+        """Whether the points so far do not belong to `history`, or to other plots: send all."""
+
+    @abstractmethod
+    def whole(self) -> Lines:
+        """All curves, each in a bounded number of points."""
+
+    def lines(self) -> str:
+        """All curves as JSON."""
+        return json.dumps(self.whole(), separators=(",", ":"), allow_nan=False)
+
+    @abstractmethod
+    def _points(self, history: Any) -> Lines:
+        """The new points."""
+
+    @abstractmethod
+    def _plots(self, history: Any) -> View:
+        """The entries "plots", "legend" and "axes" of the view."""
+
+    @abstractmethod
+    def _words(self, history: Any, status: str) -> View:
+        """All other entries of the view."""
 
     def _changed(self, now: View) -> View:
-        changed = {name: entry for name, entry in now.items() if entry != self.view.get(name)}
+        before = self.view
+        changed = {
+            name: entry
+            for name, entry in now.items()
+            if name not in before or entry != before[name]
+        }
         self.view = {**self.view, **changed}
         return changed
+
+
+class TrainingState(MonitorState):
+    """The picture of a `train()`."""
+
+    def __init__(self, max_points: int = 600) -> None:
+        super().__init__()
+        self._curves = Curves(max_points)
+        self._ranks_seen: tuple[StartEvent | None, bool, dict[int, RankEvent]] | None = None
+
+    def is_of_another(self, history: TrainingHistory) -> bool:
+        """Whether `history` has begun again since it was last taken."""
+        return self._curves.is_of_another(history)
+
+    def whole(self) -> Lines:
+        """All curves, each in a bounded number of points."""
+        return self._curves.whole()
+
+    def _points(self, history: TrainingHistory) -> Lines:
+        return self._curves.take(history)
+
+    def _plots(self, history: TrainingHistory) -> View:
+        axes, curves = self._curves.axes(history), self._curves
+        # Without class labels there is no accuracy, and no empty plot of it.
+        names = [name for name in TITLES if curves.has(name) or not curves.has("loss")]
+        plots = [training_plot(name, TITLES[name]) for name in names]
+        legend = training_legend(
+            plots, validated=bool(history.validations), has_best=axes["best"] is not None
+        )
+        return {"plots": plots, "legend": legend, "axes": axes}
 
     def _words(self, history: TrainingHistory, status: str) -> View:
         return {
@@ -58,24 +115,17 @@ class MonitorState:
             "table": words.table(history),
             "latest": words.latest(history),
             "stop_label": words.stop_label(history),
+            "hint": "" if history.is_over else words.HINT,
             "file_name": file_name(history),
             **self._ranks(history),
         }
 
-    def is_of_another(self, history: TrainingHistory) -> bool:
-        """Whether `history` has begun anew since it was last taken."""
-        return self._curves.is_of_another(history)
-
-    def lines(self) -> str:
-        """All curves as JSON, each in a bounded number of points."""
-        return json.dumps(self._curves.whole(), separators=(",", ":"), allow_nan=False)
-
     def _ranks(self, history: TrainingHistory) -> View:
-        """The strip of ranks: made anew only when one of them has told something."""
-        told = history.start, history.is_over, dict(history.ranks)
-        if told == self._ranks_told:
+        """The strip of ranks: made again only when one of them has reported something."""
+        seen = history.start, history.is_over, dict(history.ranks)
+        if seen == self._ranks_seen:
             return {}
-        self._ranks_told = told
+        self._ranks_seen = seen
         return {
             "ranks": [asdict(row) for row in words.rank_rows(history)],
             "rank_title": words.rank_title(history),

@@ -32,6 +32,7 @@ Rows = list[tuple[str, str]]
 Table = list[tuple[str, Rows]]
 
 MAX_WARNINGS = 3
+HINT = "To stop, press the stop button of the notebook."
 
 
 def headline(history: TrainingHistory, status: str | None = None) -> str:

@@ -1,12 +1,12 @@
-// The live picture of a training: the browser's half of gpupool/notebook/monitor/widget.py. It draws with
-// plots.js, which stands before it in the same module.
+// The live picture of a training or a loop: the browser's half of gpupool/notebook/monitor/widget.py. It
+// draws with plots.js, which stands before it in the same module.
 //
 // `view` and `lines` are the whole picture, refreshed now and then; custom messages {view, new}
 // carry what has changed since. One course a model is kept, which all its views draw: they are in
 // step, and a view that is opened later is complete.
 
 const WIDGET = "application/vnd.jupyter.widget-view+json";
-const OVER = ["finished", "stopped", "failed"];
+const OVER = ["finished", "stopped", "failed", "ended"];
 const BUSY = "kernel is busy: press the stop button of the notebook";
 const PAGE = `
   <div class="gpm-header">
@@ -23,18 +23,8 @@ const PAGE = `
   <div class="gpm-notice" role="status" aria-live="polite"></div>
   <div class="gpm-body">
     <div class="gpm-plots">
-      <figure><figcaption>${TITLES.accuracy}</figcaption><canvas role="img"></canvas></figure>
-      <figure><figcaption>${TITLES.loss}</figcaption><canvas role="img"></canvas></figure>
-      <div class="gpm-legend">
-        <span>${sample('stroke-width="2.5"')} training (smoothed)</span>
-        <span>${sample('stroke-opacity=".5"')} training</span>
-        <span class="gpm-validated"><svg width="24" height="10" aria-hidden="true">
-          <line x2="24" y1="5" y2="5" stroke="currentColor" stroke-dasharray="5 4"/>
-          <circle cx="12" cy="5" r="3"/></svg> validation</span>
-        <span class="gpm-best"><svg width="16" height="14" aria-hidden="true">
-          <circle cx="8" cy="7" r="5.5" fill="none" stroke="currentColor" stroke-width="1.5"/>
-          </svg> best</span>
-      </div>
+      <div class="gpm-figures"></div>
+      <div class="gpm-legend"></div>
     </div>
     <div class="gpm-tables"></div>
   </div>
@@ -44,10 +34,40 @@ const PAGE = `
       <thead><tr></tr></thead><tbody></tbody></table></div>
   </details>`;
 
-function sample(style) {
-  return `<svg width="24" height="10" aria-hidden="true">
-    <line class="gpm-sample-accuracy" x2="12" y1="5" y2="5" stroke="var(--gpm-accuracy)" ${style}/>
-    <line x1="12" x2="24" y1="5" y2="5" stroke="var(--gpm-loss)" ${style}/></svg>`;
+// The line of an entry of the legend; styles come from the kernel's tables, and no words of users.
+function sample({ colors, width, alpha, dash, ring, ...style }) {
+  const ink = (color) =>
+    color === "text" ? "currentColor" : THEMED.includes(color) ? `var(--gpm-${color})` : color;
+  const lines = ring ? [] : colors.map((color, index) => {
+    const [from, to] = [index, index + 1].map((end) => (24 * end) / colors.length);
+    return `<line x1="${from}" x2="${to}" y1="7" y2="7" stroke="${ink(color)}"
+      stroke-width="${width}" stroke-opacity="${alpha}" stroke-dasharray="${dash.join(" ")}"/>`;
+  });
+  if (ring) lines.push('<circle class="gpm-ring" cx="12" cy="7" r="5.5"/>');
+  if (hasDot({ ring, ...style })) lines.push('<circle cx="12" cy="7" r="3"/>');
+  return `<svg width="24" height="14" aria-hidden="true">${lines.join("")}</svg>`;
+}
+
+function drawLegendOf(parent, entries) {
+  parent.replaceChildren(...entries.map((entry) => {
+    const made = element("span");
+    made.innerHTML = sample(entry);
+    made.append(` ${entry.label}`);
+    return made;
+  }));
+}
+
+function drawFigures(parent, plots) {
+  const titles = JSON.stringify(plots.map((plot) => plot.title));
+  if (parent.dataset.titles === titles) return;  // a canvas that is replaced would flicker
+  parent.dataset.titles = titles;
+  parent.classList.toggle("gpm-many", plots.length > 2);
+  parent.replaceChildren(...plots.map((plot) => {
+    const figure = element("figure"), canvas = element("canvas");
+    canvas.setAttribute("role", "img");
+    figure.append(element("figcaption", "", plot.title), canvas);
+    return figure;
+  }));
 }
 
 // Elements are filled with textContent: nothing from the kernel is taken for HTML.
@@ -118,24 +138,23 @@ function paint(el, { view, lines }, shown) {
   for (const [region, words] of [[".gpm-status", view.headline], [".gpm-notice", view.notice]]) {
     if (find(region).textContent !== words) find(region).textContent = words;
   }
-  find("progress").value = view.progress;
+  find("progress").value = view.progress ?? 0;
+  find("progress").hidden = view.progress === null;  // nobody knows how much there is
   find(".gpm-remaining").textContent = view.remaining;
-  const plots = plotsOf(lines);
-  find(".gpm-validated").hidden = !plots.some((plot) => lines[plot].validation.length);
-  find(".gpm-best").hidden = !view.axes.best;
-  el.classList.toggle("gpm-no-accuracy", !plots.includes("accuracy"));
+  if (shown.plots !== view.plots) drawFigures(find(".gpm-figures"), view.plots);
+  if (shown.legend !== view.legend) drawLegendOf(find(".gpm-legend"), view.legend);
   if (shown.table !== view.table) drawTables(find(".gpm-tables"), view.table);
   if (shown.ranks !== view.ranks) drawRanks(find(".gpm-ranks"), view);
   find(".gpm-rank-summary").textContent = view.rank_summary;
-  Object.assign(shown, { table: view.table, ranks: view.ranks });
+  const { table, ranks, plots, legend } = view;
+  Object.assign(shown, { table, ranks, plots, legend });
   const colors = colorsOf(el), figures = el.querySelectorAll("figure");
-  PLOTS.forEach((plot, index) => {
-    const canvas = figures[index].querySelector("canvas");
-    figures[index].hidden = !plots.includes(plot);
+  plots.forEach((plot, index) => {
+    const canvas = figures[index].querySelector("canvas"), points = lines[plot.name] ?? {};
     const surface = surfaceOf(canvas, colors);
-    if (surface) drawPlot(surface, plot, lines[plot], view.axes);
-    canvas.setAttribute("aria-label", view.latest[plot]);
-    canvas.dataset.points = lines[plot].raw.length;
+    if (surface) drawPlot(surface, plot, points, view.axes);
+    canvas.setAttribute("aria-label", view.latest[plot.name]);
+    canvas.dataset.points = points[plot.lines[0]?.name]?.length ?? 0;
   });
 }
 
@@ -159,7 +178,7 @@ function connectStop(model, course, el) {
     const status = model.get("status"), over = OVER.includes(status);
     const heard = over || status === "stopping";
     if (heard) hint.textContent = "";
-    button.hidden = over;
+    button.hidden = over || !course.view.stop_label;
     button.disabled = pressed || heard;
     label.textContent = button.disabled ? "Stopping…" : course.view.stop_label;
     return heard;
@@ -192,10 +211,9 @@ function watchPage(el, redraw) {
   };
 }
 
-function wholeLines(model) {
-  const whole = JSON.parse(model.get("lines"));
-  const empty = () => Object.fromEntries(LINES.map((line) => [line, []]));
-  return Object.fromEntries(PLOTS.map((plot) => [plot, whole[plot] ?? empty()]));
+// The points of a line, a new list where there is none yet.
+function pointsOf(lines, plot, line) {
+  return ((lines[plot] ??= {})[line] ??= []);
 }
 
 // Puts the still picture in this widget's place in the notebook's own outputs. The kernel does so
@@ -215,7 +233,7 @@ function leaveStill(model) {
 function follow(model, course) {
   const tell = () => course.views.forEach((redraw) => redraw());
   const takeView = () => { course.view = model.get("view"); tell(); };
-  const takeLines = () => { course.lines = wholeLines(model); tell(); };
+  const takeLines = () => { course.lines = JSON.parse(model.get("lines")); tell(); };
   takeView();
   takeLines();
   model.on("change:view", takeView);
@@ -225,8 +243,10 @@ function follow(model, course) {
   model.on("msg:custom", (message) => {
     if (!message.new) return;
     course.view = { ...course.view, ...message.view };
-    for (const plot of PLOTS) {
-      for (const line of LINES) course.lines[plot][line].push(...message.new[plot][line]);
+    for (const [plot, lines] of Object.entries(message.new)) {
+      for (const [line, points] of Object.entries(lines)) {
+        pointsOf(course.lines, plot, line).push(...points);
+      }
     }
     tell();
   });

@@ -1,21 +1,14 @@
-// Draws the plots of a training on a canvas: the first half of the module of the live monitor,
+// Draws the plots of a monitor on a canvas: the first half of the module of the live monitor,
 // which gpupool/notebook/monitor/widget.py puts before monitor.js.
 //
-// Data come ready to draw (axes with labelled ticks, bands, the best checkpoint); here they are only
-// scaled to pixels. A surface is {context, box, colors}: where to draw, within which plot area.
+// Data come ready to draw (styles of lines, axes with labelled ticks, bands, the best checkpoint); here
+// they are only scaled to pixels. A surface is {context, box, colors}: where to draw, within which plot
+// area. A colour is that of the theme ("text", "accuracy", "loss") or the style's own.
 
-const PLOTS = ["accuracy", "loss"];
-const LINES = ["raw", "smooth", "validation"];
-const TITLES = { accuracy: "Accuracy (%)", loss: "Loss" };
+const THEMED = ["accuracy", "loss"];
 const MARGIN = { left: 46, right: 22, top: 20, bottom: 36 };
 const RING = 6.5;
 const PICTURE = { width: 900, plot: 260, edge: 20, line: 26, ratio: 2 };
-const LEGEND = [
-  ["training (smoothed)", { width: 2.5 }],
-  ["training", { alpha: 0.5 }],
-  ["validation", { isText: true, dash: [5, 4] }],
-  ["best", { isText: true, isRing: true }],
-];
 
 function boxWithin(left, top, width, height) {
   return {
@@ -33,7 +26,7 @@ function colorsOf(element) {
     ground: /^rgba\(.*, 0\)$|^transparent$/.test(ground) ? "" : ground,
     font: style.fontFamily,
     ...Object.fromEntries(
-      PLOTS.map((plot) => [plot, style.getPropertyValue(`--gpm-${plot}`).trim()])),
+      THEMED.map((plot) => [plot, style.getPropertyValue(`--gpm-${plot}`).trim()])),
   };
 }
 
@@ -141,54 +134,62 @@ function drawBest({ context, box, colors }, plot, best, x, y) {
 function drawPlot(surface, plot, lines, axes) {
   const { context, box, colors } = surface;
   const x = scale(axes.steps, box.left, box.right);
-  const y = scale(axes[plot], box.bottom, box.top);
+  const y = scale(axes.y[plot.name], box.bottom, box.top);
   context.font = `11px ${colors.font}`;
   context.fillStyle = colors.text;
   drawBands(surface, axes.bands, x);
-  drawTicks(surface, axes.steps, axes[plot], x, y);
-  drawLine(context, lines.raw, x, y, { color: colors[plot], alpha: 0.35 });
-  drawLine(context, lines.smooth, x, y, { color: colors[plot], width: 2 });
-  drawLine(context, lines.validation, x, y, { color: colors.text, dash: [5, 4] });
-  drawMarkers(surface, lines.validation, x, y);
-  if (lines.raw.length === 1) drawMarkers(surface, lines.raw, x, y, colors[plot]);  // no line yet
-  drawBest(surface, plot, axes.best, x, y);
+  drawTicks(surface, axes.steps, axes.y[plot.name], x, y);
+  for (const line of plot.lines) {
+    const points = lines?.[line.name] ?? [], color = colors[line.color] ?? line.color;
+    drawLine(context, points, x, y, { ...line, color });
+    if (points.length <= line.dots) drawMarkers(surface, points, x, y, color);
+  }
+  drawBest(surface, plot.name, axes.best, x, y);
 }
 
-function isEmpty(lines) {
-  return LINES.every((line) => lines[line].length === 0);
+// Where each entry of the legend stands: {entry, left, row}.
+function placesOf(context, entries, font, width) {
+  context.font = `13px ${font}`;
+  let left = 0, row = 0;
+  return entries.map((entry) => {
+    const wide = 54 + context.measureText(entry.label).width;
+    if (left && left + wide > width) { left = 0; row += 1; }
+    const place = { entry, left, row };
+    left += wide;
+    return place;
+  });
 }
 
-// Without class labels there is no accuracy, and no empty plot of it.
-function plotsOf(lines) {
-  return PLOTS.filter((plot) => plot === "loss" || isEmpty(lines.loss) || !isEmpty(lines[plot]));
-}
-
-function drawLegend(context, plots, hasValidation, hasBest, colors, left, y) {
-  const entries = LEGEND.filter(
-    (_, index) => index < 2 || (index === 2 && hasValidation) || (index === 3 && hasBest));
+function drawLegend(context, places, colors, x, y) {
   context.font = `13px ${colors.font}`;
-  for (const [label, style] of entries) {
-    const inks = style.isText ? [colors.text] : plots.map((plot) => colors[plot]);
+  for (const { entry, left, row } of places) {
+    const start = x + left, middle = y - 4 + 20 * row;
+    const inks = entry.colors.map((color) => colors[color] ?? color);
     inks.forEach((color, index) => {
-      const from = left + (24 * index) / inks.length, to = left + (24 * (index + 1)) / inks.length;
-      if (style.isRing) drawRing(context, left + 12, y - 4, color);
-      else drawLine(context, [[from, y - 4], [to, y - 4]], (v) => v, (v) => v, { color, ...style });
+      const [from, to] = [0, 1].map((end) => start + (24 * (index + end)) / inks.length);
+      if (entry.ring) drawRing(context, start + 12, middle, color);
+      else drawLine(context, [[from, middle], [to, middle]], (v) => v, (v) => v, { ...entry, color });
     });
-    if (style.dash) drawMarkers({ context }, [[left + 12, y - 4]], (v) => v, (v) => v);
-    text(context, label, left + 30, y, "left");
-    left += 54 + context.measureText(label).width;
+    if (hasDot(entry)) drawMarkers({ context }, [[start + 12, middle]], (v) => v, (v) => v);
+    text(context, entry.label, start + 30, middle + 4, "left");
   }
 }
 
-// Both plots with title and legend on a canvas of their own, for a file.
+// Dots that are there however many points there are belong to the line's sign.
+function hasDot(style) {
+  return !style.ring && style.dots > 1000;
+}
+
+// All plots with title and legend on a canvas of their own, for a file.
 function pictureOf(view, lines, pageColors) {
-  const plots = plotsOf(lines), { width, edge, line, ratio } = PICTURE;
+  const { plots } = view, { width, edge, line, ratio } = PICTURE;
   const colors = pageColors.ground ? pageColors : { ...pageColors, text: "#222", ground: "#fff" };
   const canvas = document.createElement("canvas");
-  const block = line + PICTURE.plot;
+  const block = line + PICTURE.plot, context = canvas.getContext("2d");
+  const places = placesOf(context, view.legend, colors.font, width - 2 * edge);
+  const below = 20 * (places.at(-1)?.row ?? 0);
   canvas.width = width * ratio;
-  canvas.height = (2 * edge + 2 * line + plots.length * block) * ratio;
-  const context = canvas.getContext("2d");
+  canvas.height = (2 * edge + 2 * line + plots.length * block + below) * ratio;
   context.scale(ratio, ratio);
   context.fillStyle = colors.ground;
   context.fillRect(0, 0, canvas.width, canvas.height);
@@ -198,12 +199,11 @@ function pictureOf(view, lines, pageColors) {
   plots.forEach((plot, index) => {
     const top = edge + line + index * block;
     context.font = `600 13px ${colors.font}`;
-    text(context, TITLES[plot], edge, top + 16, "left");
+    text(context, plot.title, edge, top + 16, "left");
     const box = boxWithin(edge, top + line, width - 2 * edge, PICTURE.plot);
-    drawPlot({ context, box, colors }, plot, lines[plot], view.axes);
+    drawPlot({ context, box, colors }, plot, lines[plot.name], view.axes);
   });
-  const hasValidation = plots.some((plot) => lines[plot].validation.length);
   const bottom = edge + line + plots.length * block + 18;
-  drawLegend(context, plots, hasValidation, Boolean(view.axes.best), colors, edge, bottom);
+  drawLegend(context, places, colors, edge, bottom);
   return canvas;
 }

@@ -12,7 +12,7 @@ from gpupool.notebook.cells.line_view import LineView
 from gpupool.notebook.cells.notices import UnwaitedView
 from gpupool.notebook.cells.views import make_view
 from gpupool.notebook.magics.arguments import start_parser
-from gpupool.notebook.monitor.picture import training_html, training_text
+from gpupool.notebook.monitor.picture import history_html, training_text
 from gpupool.notebook.monitor.text import TextProgress
 from gpupool.pool.notices import NoticeLines
 from gpupool.spmd.cell import CellReport
@@ -67,9 +67,9 @@ def test_a_training_shows_its_notice_until_it_is_over(
     history_of: Callable[..., TrainingHistory],
 ) -> None:
     history = history_of()
-    assert "hangs" not in training_html(history) + training_text(history)
+    assert "hangs" not in history_html(history) + training_text(history)
     history.notice = "rank 1 <hangs>."
-    assert "rank 1 &lt;hangs&gt;." in training_html(history)
+    assert "rank 1 &lt;hangs&gt;." in history_html(history)
     assert training_text(history).splitlines()[1] == "  rank 1 <hangs>."
 
 

@@ -15,7 +15,7 @@ from gpupool.core.wire.events import EndEvent, StartEvent, StepEvent
 from gpupool.notebook import formatters
 from gpupool.notebook.monitor import words
 from gpupool.notebook.monitor.curves import Curve, Curves, epoch_bands, nice_axis, step_ticks
-from gpupool.notebook.monitor.picture import training_html, training_text
+from gpupool.notebook.monitor.picture import history_html, training_text
 from gpupool.training.history import TrainingHistory
 from gpupool.training.result import TrainingPlot
 from tests.notebook.feed import full_events
@@ -49,7 +49,7 @@ def lines(html: str) -> list[list[tuple[float, float]]]:
 
 
 def test_a_reader_sees_the_outcome(history_of: HistoryOf) -> None:
-    page = read(training_html(history_of()))
+    page = read(history_html(history_of()))
     assert page.startswith("Finished: 6 epochs in 14 s 100 % Save plot Results")
     for part in (
         "Accuracy (%) Epoch 1 2 3 4 5 6",
@@ -65,7 +65,7 @@ def test_a_reader_sees_the_outcome(history_of: HistoryOf) -> None:
 def test_two_plots_each_with_three_lines_and_the_latest_values_in_words(
     history_of: HistoryOf,
 ) -> None:
-    html = training_html(history_of())
+    html = history_html(history_of())
     assert [len(line) > 0 for line in lines(html)] == [True] * 6
     dots = [path.get("d", "").count("M") for path in drawing(html).iter(f"{SVG}path")]
     assert dots == [6, 6]
@@ -78,7 +78,7 @@ def test_two_plots_each_with_three_lines_and_the_latest_values_in_words(
 
 
 def test_without_accuracy_there_is_only_the_loss(history_of: HistoryOf) -> None:
-    html = training_html(history_of(with_accuracy=False))
+    html = history_html(history_of(with_accuracy=False))
     assert len(lines(html)) == 3
     assert "ccuracy" not in read(html)
 
@@ -92,7 +92,7 @@ def full(**arguments: int) -> TrainingHistory:
 
 def test_the_best_is_ringed_in_both_plots_and_its_label_stays_inside() -> None:
     for num_epochs in (2, 3, 6):
-        html = training_html(full(num_epochs=num_epochs))
+        html = history_html(full(num_epochs=num_epochs))
         rings = [c for c in drawing(html).iter(f"{SVG}circle") if c.get("r") == "6.5"]
         assert len(rings) == 2
         labels = [t for t in drawing(html).iter(f"{SVG}text") if (t.text or "").startswith("best ")]
@@ -106,7 +106,7 @@ def test_the_best_is_ringed_in_both_plots_and_its_label_stays_inside() -> None:
 
 
 def test_the_strip_shows_how_each_rank_fared() -> None:
-    page = ET.fromstring(training_html(full()))
+    page = ET.fromstring(history_html(full()))
     rows = [" ".join(row.itertext()) for row in page.findall(".//details//tbody/tr")]
     words_ = " ".join(rows[2].split())
     assert words_ == "2 cuda:2 H200 71 % 57 of 139 GiB 60 °C 71 ms slowest +37 %"
@@ -115,7 +115,7 @@ def test_the_strip_shows_how_each_rank_fared() -> None:
 
 
 def test_a_training_that_goes_on_is_drawn_in_the_page_and_cannot_be_saved_yet() -> None:
-    html = training_html(full(num_steps=200))
+    html = history_html(full(num_steps=200))
     assert "<img" not in html
     assert "Save plot" not in html
     assert len(lines(html)) == 6
@@ -125,7 +125,7 @@ def test_a_training_that_goes_on_is_drawn_in_the_page_and_cannot_be_saved_yet() 
 def test_unfinished_trainings_are_drawn_too(history_of: HistoryOf, state: str) -> None:
     history = history_of(num_steps=400) if state == "half way" else TrainingHistory(status=state)
     history.error = "ValueError: <b>no</b> images & no labels"
-    page = read(training_html(history))
+    page = read(history_html(history))
     expected = {
         "starting": "Starting",
         "failed": "Failed: ValueError: <b>no</b> images & no labels",
@@ -136,18 +136,18 @@ def test_unfinished_trainings_are_drawn_too(history_of: HistoryOf, state: str) -
 
 def test_a_long_training_stays_small_and_keeps_its_spike(history_of: HistoryOf) -> None:
     history = history_of(num_epochs=40, steps_per_epoch=250, spike_at=7777)
-    html = training_html(history)
+    html = history_html(history)
     assert len(html.encode()) < 130_000
     heights = [y for _, y in lines(html)[3]]  # of the loss
     assert min(heights) < 310 < sorted(heights)[1]  # one point alone near the top
 
 
 def test_the_picture_of_64_ranks_and_many_steps_is_bounded() -> None:
-    assert len(training_html(full(num_epochs=200, num_ranks=64)).encode()) < 200_000
+    assert len(history_html(full(num_epochs=200, num_ranks=64)).encode()) < 200_000
 
 
 def test_the_picture_needs_nothing_from_elsewhere(history_of: HistoryOf) -> None:
-    html = training_html(history_of())
+    html = history_html(history_of())
     assert "<script" not in html
     assert "http" not in html
     assert "url(" not in html
@@ -249,10 +249,10 @@ def test_the_only_step_is_seen_and_the_last_number_of_steps_is_not_cut() -> None
     def first(num_steps: int) -> ET.Element:
         start = StartEvent(1, num_steps, 32, 8, 1, "CPU", "none")
         step = StepEvent(1, 1, 0.5, 0.2, 0.1, 8, 0.1, 0.0)
-        return drawing(training_html(TrainingHistory(start, [step], status="training")))
+        return drawing(history_html(TrainingHistory(start, [step], status="training")))
 
     dots = [path.get("d", "").count("M") for path in first(1).iter(f"{SVG}path")]
-    assert dots == [0, 1, 0, 1]  # after that of validation, in both plots
+    assert dots == [1, 1]  # in both plots
     [*_, last] = [t for t in first(1_000_000).iter(f"{SVG}text") if t.text == words.number(1e6)]
     assert float(last.get("x", "")) + 9 * 7 / 2 <= 660
 
@@ -262,5 +262,5 @@ def test_what_plot_gives_is_shown_as_the_picture(history_of: HistoryOf) -> None:
     formatters.register(shell)
     history = history_of()
     bundle, _ = shell.display_formatter.format(TrainingPlot(history))  # type: ignore[union-attr]
-    assert bundle["text/html"] == training_html(history)
+    assert bundle["text/html"] == history_html(history)
     assert bundle["text/plain"] == training_text(history)

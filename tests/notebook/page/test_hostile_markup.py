@@ -19,8 +19,7 @@ from gpupool.notebook.cells import notices
 from gpupool.notebook.cells.errors import errors_html
 from gpupool.notebook.cells.picture import result_html
 from gpupool.notebook.monitor import confusion_view, picture, plan_view, result_view
-from gpupool.notebook.own_loop.history import LoopHistory
-from gpupool.notebook.own_loop.picture import loop_html
+from gpupool.notebook.monitor.loop_history import LoopHistory
 from gpupool.notebook.page import progress_view
 from gpupool.notebook.pool import bar
 from gpupool.training.confusion import ConfusionMatrix
@@ -166,7 +165,7 @@ def test_a_training_and_its_plan(pool2: Pool, data: ImageDatastore) -> None:
     result = gpupool.train(Net(), data, options=options)
     assert isinstance(result, TrainingResult)
     assert_harmless(result_view.result_html(result))
-    assert_harmless(picture.training_html(result.history))
+    assert_harmless(picture.history_html(result.history))
 
 
 @pytest.mark.parametrize("end", ["", "done", "failed"])
@@ -190,7 +189,7 @@ def test_a_monitor() -> None:
     )
     history = LoopHistory(event)
     history.add(event)
-    assert_harmless(loop_html(history))
+    assert_harmless(picture.history_html(history))
 
 
 def test_the_pool(pool2: Pool) -> None:

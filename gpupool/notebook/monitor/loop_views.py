@@ -12,24 +12,23 @@ from gpupool.core.wire.events import ProgressEvent, from_dict
 from gpupool.core.wire.monitor_event import MonitorEvent, MonitorLines
 from gpupool.notebook.monitor.rank_bars import RankBars
 from gpupool.notebook.page.cell_output import Place
-from gpupool.notebook.page.front_end import has_widgets, in_notebook
+from gpupool.notebook.page.front_end import in_notebook
 
 if TYPE_CHECKING:
-    from gpupool.notebook.own_loop.history import LoopHistory
-    from gpupool.notebook.own_loop.stop_button import LoopStop
+    from gpupool.notebook.monitor.loop_history import LoopHistory
 
 REDRAW_EVERY_S = 0.5
 
 
 class LoopViews:
-    """Shows the monitors of a cell: a picture for each, drawn anew twice a second; else lines.
+    """Shows the monitors of a cell: each as the monitor of `train()`, in a terminal as lines.
 
     Events may come in any thread; what is shown is shown in `tick` and `finish`.
 
     Args:
         at_once: what comes is shown when it comes, as nobody calls `tick`.
-        beside: the output whose cell the pictures belong to.
-        stop_wish: set when the Stop button of a picture is pressed; without it there is none.
+        beside: the output whose cell the monitors belong to.
+        stop_wish: set when Stop is pressed; without it there is no button.
     """
 
     def __init__(
@@ -46,18 +45,17 @@ class LoopViews:
         self._bars = RankBars()
         self._new: list[MonitorEvent] = []
         self._histories: dict[int, LoopHistory] = {}
-        self._places: dict[int, Place] = {}
-        self._stops: dict[int, LoopStop] = {}
+        self._views: dict[int, Callable[[LoopHistory], None]] = {}
         self._lines: dict[int, MonitorLines] = {}
         self._drawn_at: dict[int, float] = {}
         self._undrawn: set[int] = set()
 
     def take(self, events: Sequence[dict[str, Any]]) -> None:
-        """Take in what a rank has told."""
-        told = list(map(from_dict, events))
+        """Add what a rank has reported."""
+        reported = list(map(from_dict, events))
         with self._lock:
-            self._new += [event for event in told if isinstance(event, MonitorEvent)]
-            self._bars.take(event for event in told if isinstance(event, ProgressEvent))
+            self._new += [event for event in reported if isinstance(event, MonitorEvent)]
+            self._bars.take(event for event in reported if isinstance(event, ProgressEvent))
         if self._at_once:
             self.tick()
 
@@ -73,10 +71,9 @@ class LoopViews:
         with self._showing:
             self._show_new()
             for number, history in self._histories.items():
-                if not history.is_over:
-                    history.end()
-                    self._undrawn.add(number)
-                if number in self._undrawn:
+                is_shown = history.is_over and number not in self._undrawn
+                history.end()
+                if not is_shown:
                     self._draw(number, self._clock())
             self._at_once, self._stop_wish = True, None  # nobody is there to heed it
 
@@ -85,11 +82,7 @@ class LoopViews:
             new, self._new = self._new, []
         for event in new:
             if in_notebook():
-                from gpupool.notebook.own_loop.history import (
-                    LoopHistory,  # a cell without one is quicker
-                )
-
-                self._histories.setdefault(event.number, LoopHistory(event)).add(event)
+                self._history_of(event).add(event)
                 self._undrawn.add(event.number)
             else:
                 self._lines.setdefault(event.number, MonitorLines(sys.stderr))(event)
@@ -99,26 +92,22 @@ class LoopViews:
             if is_over or now - self._drawn_at.get(number, -REDRAW_EVERY_S) >= REDRAW_EVERY_S:
                 self._draw(number, now)
 
+    def _history_of(self, event: MonitorEvent) -> LoopHistory:
+        # imported here: a cell without a monitor is quicker
+        from gpupool.notebook.monitor.loop_history import LoopHistory
+
+        if event.number not in self._histories:
+            hears_stop = self._stop_wish is not None
+            self._histories[event.number] = LoopHistory(event, hears_stop=hears_stop)
+        return self._histories[event.number]
+
     def _draw(self, number: int, now: float) -> None:
-        from gpupool.notebook.own_loop.picture import loop_html, loop_text
+        from gpupool.notebook.monitor.views import live_view
 
         self._drawn_at[number] = now
         self._undrawn.discard(number)
-        place = self._places.setdefault(number, Place(self._beside))
         history = self._histories[number]
-        uid = self._stop_of(number).uid if self._has_stop(history) else ""
-        place.show({"text/html": loop_html(history, uid), "text/plain": loop_text(history)})
-        if not uid and number in self._stops:
-            self._stops.pop(number).close()
-
-    def _has_stop(self, history: LoopHistory) -> bool:
-        return self._stop_wish is not None and history.can_stop and has_widgets()
-
-    def _stop_of(self, number: int) -> LoopStop:
-        """The button of a picture, made when it is first needed."""
-        from gpupool.notebook.own_loop.stop_button import LoopStop  # anywidget may be missing
-
-        if number not in self._stops:
-            assert self._stop_wish is not None
-            self._stops[number] = LoopStop(self._stop_wish)
-        return self._stops[number]
+        if number not in self._views:
+            wish = self._stop_wish or threading.Event()
+            self._views[number] = live_view(history, wish.set, Place(self._beside), every_s=0.0)
+        self._views[number](history)
