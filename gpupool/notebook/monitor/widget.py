@@ -10,23 +10,21 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import anywidget
 import traitlets
 
 from gpupool.notebook.monitor.picture import History, notice_of, state_of
+from gpupool.notebook.page.live_widget import LiveWidget, static_text
 from gpupool.training.history import OVER, TrainingHistory
 
 MAX_POINTS = 600  # of a curve, when all of it is sent
 MESSAGE_EVERY_S = 0.1
 WORDS_EVERY_S = 0.5
 WHOLE_EVERY_S = 5.0
-STATIC = Path(__file__).parents[1] / "static"
 
 
-class TrainingMonitor(anywidget.AnyWidget):
+class TrainingMonitor(LiveWidget):
     """Plots, table, progress bar and Stop button of one training or loop.
 
     Feed it with `update`. `on_stop` is called when Stop is pressed, in whichever thread the kernel
@@ -34,9 +32,8 @@ class TrainingMonitor(anywidget.AnyWidget):
     thread is in the middle of something: it may only set an Event.
     """
 
-    # One module: it is loaded from a blob, from where it could import nothing of ours.
-    _esm = "\n".join((STATIC / name).read_text("utf-8") for name in ("plots.js", "monitor.js"))
-    _css = (STATIC / "monitor.css").read_text("utf-8")
+    _esm = static_text("plots.js", "monitor.js")
+    _css = static_text("monitor.css")
 
     status = traitlets.Unicode("starting").tag(sync=True)
     view = traitlets.Dict().tag(sync=True)
@@ -127,11 +124,6 @@ class TrainingMonitor(anywidget.AnyWidget):
         """
         self.still = {"model_id": self.model_id, "data": picture}
 
-    def open(self) -> None:
-        """Register the widget with the browser."""
-        super().open()
-        self._answer_on_any_shell()
-
     def _status_of(self, history: History) -> str:
         """The status to show: Stop has been pressed before the training can have noticed it."""
         return history.status if history.is_over or not self._stop_pressed else "stopping"
@@ -145,21 +137,6 @@ class TrainingMonitor(anywidget.AnyWidget):
             self._stop_pressed = True
             if self.status not in OVER:
                 self.status = "stopping"  # the browser takes this for the acknowledgement
-
-    def _send(self, *args: Any, **kwargs: Any) -> None:
-        super()._send(*args, **kwargs)
-        self._answer_on_any_shell()
-
-    def _answer_on_any_shell(self) -> None:
-        """Keep the Stop button working while a cell runs.
-
-        ipykernel 7.4 answers a comm on the shell that last sent on it. That would be the main
-        shell, busy with the cell, and the press of Stop would wait until the cell has ended.
-        Without this note the press arrives on the subshell that JupyterLab sent it to. Other
-        versions do not have the note.
-        """
-        if self.comm is not None:
-            self.comm.__dict__.pop("_reply_subshell_id", None)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         bundle = super()._repr_mimebundle_(**kwargs)

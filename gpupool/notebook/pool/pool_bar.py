@@ -24,8 +24,7 @@ from gpupool.notebook.pool.bar import bar_of, status_html, status_text
 from gpupool.pool.status import PoolStatus
 
 if TYPE_CHECKING:
-    from gpupool.notebook.page.page_buttons import Meant
-    from gpupool.notebook.pool.pool_buttons import PoolButtons
+    from gpupool.notebook.pool.pool_buttons import Meant, PoolButtons
     from gpupool.pool.pool import Pool
 
     Press = tuple[str, Meant]
