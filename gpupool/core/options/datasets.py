@@ -19,7 +19,7 @@ def is_stream(dataset: Any) -> bool:
 
 
 def num_samples(dataset: Any) -> int | None:
-    """How many samples it has; None where only walking through would tell.
+    """How many samples it has; None where only a whole pass would show it.
 
     >>> num_samples([1, 2]), num_samples(None)
     (2, None)

@@ -289,7 +289,7 @@ def _check_model(options: TrainingFields, model: ModelFacts) -> None:
 
 
 def _shown(value: Any) -> str:
-    """A value as it is told: a callable by its name."""
+    """A value as it is shown: a callable by its name."""
     return getattr(value, "__name__", repr(value)) if callable(value) else repr(value)
 
 

@@ -1,7 +1,7 @@
 """What can be chosen of a training: names, defaults, and what each means. Runs anywhere.
 
-Fields that are None take the value that their docstring names; whether one was given can so be
-told, and one that would have no effect is an error. `TrainingOptions` checks them.
+Fields that are None take the value that their docstring names: so it is known whether one was
+given, and one that would have no effect is an error. `TrainingOptions` checks them.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class TrainingFields:
     """Ends training when so many validations in a row were no better than the best before."""
     on_divergence: str = "stop"
     """When loss is NaN or infinite: "stop" ends training with the last weights that were good,
-    "tell" only says so. A spike of the loss is only told."""
+    "tell" only reports it. A spike of the loss is only reported."""
 
     # ---- checkpoints
     checkpoint: str | None = None
@@ -172,13 +172,13 @@ class TrainingFields:
     num_checkpoints: int = 2
     """Newest checkpoints that are kept."""
     resume: str | bool = False
-    """"auto" goes on from the newest checkpoint in `checkpoint`, if there is one; True, if there is
-    none, is an error; the URL of one checkpoint goes on from that; False starts anew."""
+    """"auto" resumes from the newest checkpoint in `checkpoint`, if there is one; True, if there is
+    none, is an error; the URL of one checkpoint resumes from that; False starts at step 0."""
     on_failure: str = "raise"
-    """When a rank dies: "raise", or "resume": it is replaced, and training goes on from the newest
+    """When a rank dies: "raise", or "resume": it is replaced, and training resumes from the newest
     checkpoint."""
 
-    # ---- what is told
+    # ---- what is shown
     log_every: int = 10
     """Steps between two reports; each report carries every step since the last."""
     progress: str = "auto"

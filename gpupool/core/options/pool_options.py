@@ -53,7 +53,7 @@ class PoolOptions:
     on_hang: str = "tell"
     """What happens when the ranks wait for each other and none gets on: "tell" says where each one
     is, below the running cell; "abort" ends the cell as well, with that as its error. Where a rank
-    may still come to the others, because it sleeps or computes, that is told and nothing ends."""
+    may still come to the others, because it sleeps or computes, that is said and nothing ends."""
     hang_after_s: float = 30.0
     """Seconds without progress after which ranks in a collective count as hanging; inf: never."""
     inline: bool = False

@@ -138,7 +138,7 @@ def _pieces(options: TrainingFields) -> list[_Piece]:
 
 
 def _piece(options: TrainingFields, epoch: int) -> _Piece:
-    """The piece that `epoch` (from 1) is in; the last one goes on for ever."""
+    """The piece that `epoch` (from 1) is in; the last one never ends."""
     *earlier, last = _pieces(options)
     return next((p for p in earlier if epoch <= p.first_epoch + p.num_epochs), last)
 

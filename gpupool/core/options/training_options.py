@@ -94,7 +94,7 @@ class TrainingOptions(TrainingFields):
         """What `train` would do with these arguments and options; shows itself in a notebook.
 
         Args:
-            model, dataset, validation: as for `train`; what depends on one left out is not told.
+            model, dataset, validation: as for `train`; what depends on one left out is not shown.
             pool: the pool to train on, or a number of CPU ranks; the one of this notebook if left
                 out.
 

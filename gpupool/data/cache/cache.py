@@ -5,7 +5,7 @@
     source.read(file)        # from the disk, in this process or any other of the host
 
 What is kept belongs to one version of a file: a changed file is read from the store again. Files of
-a store that tells no versions (no ETag) are always read from the store.
+a store without versions (no ETag) are always read from the store.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Cached:
     The cache lies in a private folder below `folder`, or `cache_folder()`; make it a local disk.
     It is shared by all processes of the user on the host, and stays when they end. It also leaves
     5 % of the disk, or 2 GiB, to others. If the disk cannot be written to, or read, that is said
-    once in the log, and reading goes on without.
+    once in the log, and reading continues without.
 
     Raises OptionsError for a limit too small or infinite, DataError if the folder cannot be made.
     """
@@ -169,7 +169,7 @@ class DiskCache:
         return interruptible(lambda: self._on_disk(self.records.count, (0, 0)))
 
     def close_files(self) -> None:
-        """Let go of the files it writes to."""
+        """Close the files it writes to."""
         self._writer.close_files()
 
     def _read_shared(self, key: Key, fetch: Callable[[], bytes], limit: int) -> bytes:
@@ -198,23 +198,23 @@ class DiskCache:
             return data
         damaged = self.records.knows(key)
         data = fetch()
-        self._keep(key, data, limit, anew=damaged)
+        self._keep(key, data, limit, replace=damaged)
         return data
 
     def _read_fresh(self, key: Key, fetch: Callable[[], bytes], limit: int) -> bytes:
         data = fetch()
         known = self._on_disk(lambda: self.records.find(key), None)
-        self._keep(key, data, limit, anew=known != data)
+        self._keep(key, data, limit, replace=known != data)
         self._refresh()  # this process knows the record before, and would find that
         return data
 
-    def _keep(self, key: Key, data: bytes, limit: int, *, anew: bool) -> None:
-        """Write a record if there is none, or `anew`: the newest of a key counts."""
+    def _keep(self, key: Key, data: bytes, limit: int, *, replace: bool) -> None:
+        """Write a record if there is none, or to `replace` one: the newest of a key counts."""
         if self.stopped:
             return
         try:
             self.records.refresh()
-            if anew or not self.records.knows(key):
+            if replace or not self.records.knows(key):
                 self._writer.write(key, data, limit)
         except (OSError, DataError) as error:
             self._stop(error)

@@ -15,9 +15,9 @@ def cache_folder(*parts: str) -> Path:
 
     Its owner alone may enter it (mode 0700). Raises DataError if it cannot be made.
     """
-    told = os.environ.get("XDG_CACHE_HOME", "")
+    chosen = os.environ.get("XDG_CACHE_HOME", "")
     # The standard says that a relative path is to be ignored.
-    base = Path(told) if os.path.isabs(told) else Path.home() / ".cache"
+    base = Path(chosen) if os.path.isabs(chosen) else Path.home() / ".cache"
     private_folder(base / "gpupool")
     return private_folder(base.joinpath("gpupool", *parts))
 

@@ -3,9 +3,9 @@
 A folder holds pairs of files. `NAME.data` is records one after another; `NAME.index` has one entry
 of 40 bytes for each: key, place, length, checksum. Both only grow; a finished pair is read-only.
 One process at a time writes to a pair, the one that holds the flock(2) on its index; all read all.
-An entry follows the record it tells of, so what a killed process leaves behind is a record without
+An entry follows its record, so what a killed process leaves behind is a record without
 an entry, which nobody sees. Whatever else may be torn, by a crash of the machine say, does not have
-the checksum that its entry tells, and is not served.
+the checksum in its entry, and is not served.
 
 Nothing here is a name, a URL or a key of a store: records are found by the hash of what they are.
 
@@ -50,12 +50,12 @@ def key_of(*parts: object) -> Key:
 
 
 def checksum(data: bytes) -> int:
-    """What an entry tells of its record."""
+    """The checksum of a record, for its entry."""
     return xxhash.xxh3_64_intdigest(data)
 
 
 def is_finished(found: os.stat_result) -> bool:
-    """Whether nothing will be added to the pair of files one of which this is."""
+    """Whether this file belongs to a finished (read-only) pair."""
     return not found.st_mode & stat.S_IWUSR
 
 
@@ -206,7 +206,7 @@ class _Table:
         return int(places[after - 1]) if after and int(keys[after - 1]) == high else None
 
     def add(self, new: Sequence[tuple[_Numbers, _Numbers]], alive: Collection[int]) -> None:
-        """Take in (keys, places) of newer records; those outside the pairs `alive` may go."""
+        """Add (keys, places) of newer records; those outside the pairs `alive` may go."""
         size = max(10_000, len(self._sorted[0]) // 4)
         if sum(len(keys) for keys, _ in new) + len(self._recent) < size:
             for keys, places in new:

@@ -106,7 +106,7 @@ class Writer:
             return True
 
     def close_files(self) -> None:
-        """Let go of the files; another writer may go on with them."""
+        """Close the files; another writer may continue them."""
         if self._open is not None:
             self._open.close()
         self._open = None
@@ -251,7 +251,7 @@ def _free(folder: Path) -> int:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """Hold the lock of a file; gives False if another process has not let go of it for seconds."""
+    """Hold the lock of a file; gives False if another process has not released it for seconds."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         yield _flock(descriptor, time.monotonic() + _LOCK_WAIT_S)

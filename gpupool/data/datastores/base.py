@@ -55,7 +55,7 @@ class Datastore(Generic[ItemsT]):
 
     @property
     def manifest(self) -> Manifest[ItemsT]:
-        """Which samples there are; `manifest.id` tells them from all others."""
+        """Which samples there are; `manifest.id` distinguishes them from all others."""
         return self._manifest
 
     @property
@@ -167,7 +167,7 @@ class Datastore(Generic[ItemsT]):
             raise OptionsError(
                 "indices must be a flat list of integers, or one bool per image", "type", "indices"
             )
-        # a part does not list anew: which images belong to it, only the whole can tell
+        # a part cannot list again: only the whole knows which images belong to it
         return self._with(_manifest=self._manifest.take(chosen), _list_again=None, _note="")
 
     def shuffle(self, seed: int = 0) -> Self:
@@ -207,7 +207,7 @@ class Datastore(Generic[ItemsT]):
         """The images of this and other datastores of the same kind, one after the other.
 
         Classes of the same name become one. Ours keep their indices, new ones follow, so that a
-        network trained on ours goes on to mean the same.
+        network trained on ours keeps its meaning.
         """
         manifest = self._manifest
         for other in others:
@@ -313,7 +313,7 @@ class Datastore(Generic[ItemsT]):
         return read_all(self, limit_gib)
 
     def relist(self) -> Self:
-        """The same datastore with the files that are there now, listed anew.
+        """The same datastore with the files that are there now, listed again.
 
         Only of a whole datastore as it was made (a transform, normalization and cache stay), in the
         process that made it; raises OptionsError otherwise, and what making one raises.
@@ -336,7 +336,7 @@ class Datastore(Generic[ItemsT]):
         next time. It lies below `folder`, best on a local disk; by default below
         `$XDG_CACHE_HOME/gpupool` (`~/.cache/gpupool`). See `Cached`.
 
-        Raises OptionsError if the store tells no versions (ETags), as a local disk, or if the limit
+        Raises OptionsError if the store has no versions (ETags), as a local disk, or if the limit
         is too small; DataError if the folder cannot be made here.
         """
         new = self.through(partial(cached, limit_gib=limit_gib, folder=folder))

@@ -75,14 +75,14 @@ def fill(manifest: Manifest[ItemsT], on_progress: OnProgress | None = None) -> C
     """Read what the cache does not hold; see `Datastore.fill_cache`."""
     cache, total = _cache_of(manifest), len(manifest)
     num_held, num_unread, unread = 0, 0, dict[str, str]()
-    with progress_to(on_progress, "Caching", total, "samples") as tell:
+    with progress_to(on_progress, "Caching", total, "samples") as report:
         for done, outcome in enumerate(_filled(manifest), start=1):
             if isinstance(outcome, SampleError):
                 unread[outcome.url] = outcome.reason
                 num_unread += 1
             else:
                 num_held += outcome
-            tell(done, total)
+            report(done, total)
     return CacheFill(total, num_held, cache.state(), unread, num_unread)
 
 

@@ -107,10 +107,10 @@ def check(dataset: Labelled, on_progress: OnProgress | None = None) -> CheckResu
     """Read and decode every sample once, many at a time; see `Datastore.check`."""
     total = len(dataset)
     found: list[BadSample] = []
-    with progress_to(on_progress, "Checking", total, "images") as tell:
+    with progress_to(on_progress, "Checking", total, "images") as report:
         for done, bad in enumerate(_tried(dataset), start=1):
             found += [bad] if bad is not None else []
-            tell(done, total)
+            report(done, total)
     return CheckResult(found, total)
 
 

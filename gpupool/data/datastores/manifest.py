@@ -57,7 +57,7 @@ class Items(Protocol):
         """The same items, read through what `wrap` makes of each source."""
 
     def facts(self, rows: Indices) -> Iterable[bytes]:
-        """All that tells these rows from others, apart from their sources."""
+        """All that distinguishes these rows from others, apart from their sources."""
 
 
 ItemsT = TypeVar("ItemsT", bound=Items)

@@ -57,7 +57,7 @@ def index_tars(
     were read before.
 
     `suffix` of the members whose contents are kept too (".cls"; "" for none). Warns if the cache
-    folder cannot be used, and goes on without. Raises DataError for a damaged tar, and what
+    folder cannot be used, and continues without. Raises DataError for a damaged tar, and what
     `Source.read` raises.
     """
     try:
@@ -209,7 +209,7 @@ def _load(path: Path) -> TarIndex | None:
                 arrays["sizes"],
                 Texts(arrays["texts"].tobytes(), arrays["text_offsets"]),
             )
-    except Exception:  # not there, or cut off by a crash of the machine: it is made anew
+    except Exception:  # not there, or cut off by a crash of the machine: it is recreated
         return None
 
 

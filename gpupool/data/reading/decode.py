@@ -3,7 +3,7 @@
 JPEG goes through simplejpeg where it is installed (`pip install gpupool[fast]`), which takes less
 time than torchvision and gives the same picture; other JPEG and WebP go through torchvision, all
 else through Pillow. PNG too: torchvision's decoder ends the process on a damaged one. And GIF, of
-which torchvision decodes every frame before it tells that there are several.
+which torchvision decodes every frame before it says that there are several.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ except ImportError:  # an extra
 def decode(data: bytes, name: str, strict: bool = False) -> torch.Tensor:
     """An image file as a uint8 tensor of shape (3, height, width), RGB, upright.
 
-    The orientation that EXIF tells is applied; grey images get three equal channels, CMYK becomes
+    The orientation in EXIF is applied; grey images get three equal channels, CMYK becomes
     RGB, transparency is dropped, 16 bits become 8.
 
     Raises SampleError naming `name`: "empty" (0 bytes), "too large" (over `headers.MAX_PIXELS`,
     as its header says, before memory is taken), "animated", or "damaged": cut off, or of none of
     `headers.FORMATS`. If it is `strict`, "damaged" also for a JPEG that can be decoded, with a
-    warning, such as of bytes that do not belong there; simplejpeg alone tells of it.
+    warning, such as of bytes that do not belong there; simplejpeg alone reports it.
     """
     with decoding(data, name, "an image"):
         header = read_header(data)

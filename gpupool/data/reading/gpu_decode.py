@@ -71,7 +71,7 @@ def decode_many(
 ) -> list[torch.Tensor | SampleError]:
     """For each image file its picture on `device`, as `decode` makes it, or what is wrong with it.
 
-    Plain JPEGs in one call. If that fails, the CPU decodes all: the device does not tell which of
+    Plain JPEGs in one call. If that fails, the CPU decodes all: the device does not say which of
     them is damaged. Raises what else the device raises, such as torch.OutOfMemoryError.
     """
     plain = [place for place, data in enumerate(contents) if _is_for_device(data)]
@@ -96,7 +96,7 @@ def decode_many(
 
 
 def _is_for_device(data: bytes) -> bool:
-    """A plain, upright JPEG that is not cut off: nvJPEG need not tell what is missing."""
+    """A plain, upright JPEG that is not cut off: nvJPEG need not report what is missing."""
     try:
         header = read_header(data)
     except ValueError:

@@ -1,7 +1,7 @@
 """What the first bytes of an image file say, before anything is decoded. Runs anywhere; no torch.
 
 A file of a few KB may claim to be larger than all memory, lie on its side, be a film, or a program
-(PostScript, which Pillow has Ghostscript run); decoders tell of it too late or not at all.
+(PostScript, which Pillow has Ghostscript run); decoders report it too late or not at all.
 """
 
 from __future__ import annotations

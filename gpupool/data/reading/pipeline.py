@@ -1,6 +1,6 @@
 """Reads samples with many threads, decodes with a few, delivers in order. Runs on engines.
 
-    tickets ──> fetch threads ──> fetched ──> decode threads ──> batches, each ready by itself
+    tickets ──> fetch threads ──> fetched ──> decode threads ──> batches, each ready on its own
 
 Which samples are under way is decided in the thread that asks for batches, a batch at a time: the
 window. Two things bound memory besides: the bytes that are fetched and not yet decoded, and, where
@@ -228,7 +228,7 @@ def use_device(device: torch.device) -> None:
 
 
 def work_alone(device: torch.device) -> None:
-    """Have this thread compute by itself, for `device`.
+    """Have this thread compute without helper threads, for `device`.
 
     As torch's own loader does: each image is worked on by one thread, there are more.
     """

@@ -43,7 +43,7 @@ def num_batches(num_samples: int, batch_size: int) -> int:
 def global_batches(order: Indices, batch_size: int, samples_done: int = 0) -> list[Indices]:
     """What is left of an epoch after its first `samples_done` samples, cut into global batches.
 
-    Any epoch goes on from these two integers, its number and `samples_done`: with other ranks, and
+    Any epoch resumes from these two integers, its number and `samples_done`: with other ranks, and
     with another `batch_size` too, each sample still comes once.
     """
     num_batches(len(order), batch_size)  # refuses a batch size of nothing

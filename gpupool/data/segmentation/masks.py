@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from PIL import Image
 
-NO_CLASS = -100  # what torch's cross_entropy leaves out without being told
+NO_CLASS = -100  # what torch's cross_entropy leaves out by default
 _Values = NDArray[Any]
 _GREY_MODES = ("1", "L", "P", "I", "I;16", "I;16L", "I;16B", "LA", "PA")
 _NUM_IDS = 2**16

@@ -60,7 +60,7 @@ class FilePairs:
         return FilePairs(self.images.through(wrap), self.masks.through(wrap))
 
     def facts(self, rows: Indices) -> Iterator[bytes]:
-        """What tells these pairs from others."""
+        """What distinguishes these pairs from others."""
         yield from self.images.facts(rows)
         yield from self.masks.facts(rows)
 

@@ -37,12 +37,12 @@ def count_pixels(
             pixels = mask.numpy().ravel()
             return np.bincount(pixels[pixels != NO_CLASS])
 
-    with progress_to(on_progress, "Counting pixels", len(masks), "masks") as tell:
-        return _added(count, len(masks), tell)
+    with progress_to(on_progress, "Counting pixels", len(masks), "masks") as report:
+        return _added(count, len(masks), report)
 
 
 def _added(
-    count: Callable[[int], NDArray[np.int64]], number: int, tell: OnProgress
+    count: Callable[[int], NDArray[np.int64]], number: int, report: OnProgress
 ) -> NDArray[np.int64]:
     """The sum of the counts of all masks."""
     total, done = np.zeros(0, np.int64), 0
@@ -53,5 +53,5 @@ def _added(
                 total = longer.copy()
                 total[: len(shorter)] += shorter
                 done += 1
-                tell(done, number)
+                report(done, number)
     return total

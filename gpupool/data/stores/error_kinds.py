@@ -107,7 +107,7 @@ _REGION = re.compile(
 )
 _PATIENT = Budget(seconds=120.0)
 _EXPIRED = Budget(seconds=20.0)  # a renewal takes seconds
-_BRIEF = Budget(tries=6, seconds=10.0)  # what may be a wrong address is told soon
+_BRIEF = Budget(tries=6, seconds=10.0)  # what may be a wrong address is reported soon
 _served: set[str] = set()  # the addresses of stores that this process has had something from
 
 
@@ -127,7 +127,7 @@ class KeysEndedError(Exception):
 
 
 class NoKeysFileError(Exception):
-    """The credential chain is told of a file that cannot be read."""
+    """The credential chain reports a file that cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ class Folder:
         """A whole file, or `length` bytes of it from `start` (fewer at its end).
 
         Raises SampleError naming the file if it is missing, empty, or other than `file` says;
-        CredentialsError, and DataError when the store goes on failing.
+        CredentialsError, and DataError when the store keeps failing.
         """
         if file.size and (start or length is not None):
             left = max(0, file.size - start)

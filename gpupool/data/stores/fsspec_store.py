@@ -97,7 +97,7 @@ def refresh_filesystems() -> None:
     """Make every file system of this process use the credentials that are now set.
 
     An s3fs instance keeps the keys that it found first, and fsspec hands the same instance out
-    again. Instances that can connect anew do so in place, so that those a user holds work too;
+    again. Instances that can reconnect do so in place, so that those a user holds work too;
     the others are forgotten, and the next use makes new ones. So do the connections that
     datastores hold. No object store is asked anything.
 

@@ -29,7 +29,7 @@ class FileRef(NamedTuple):
 class FileInfo(NamedTuple):
     """One file of a listing: path below the folder, size in bytes, ETag ("" where there is none).
 
-    A store that does not tell sizes gives 0.
+    A store that knows no sizes gives 0.
     """
 
     path: str
@@ -58,7 +58,7 @@ class Listing(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What a store gave: bytes; size and ETag of the whole file, None and "" where not told."""
+    """What a store gave: bytes; size and ETag of the whole file, None and "" where unknown."""
 
     data: bytes
     size: int | None
@@ -83,7 +83,7 @@ class Source(Protocol):
         `fresh`: from the store itself, past all caches.
 
         Raises SampleError (missing, empty, or changed since it was listed), CredentialsError, and
-        DataError when the store goes on failing.
+        DataError when the store keeps failing.
         """
 
 

@@ -28,14 +28,14 @@ class _Noted(threading.local):
 
 
 noted = _Noted()
-"""`noted.doubt`: what a decoder has warned of last in this thread, of bytes that were settled."""
+"""`noted.doubt`: the last warning of a decoder in this thread, of bytes that are confirmed."""
 
 
 def whole(part: Part, data: bytes, make: Callable[[bytes, bool], T]) -> T:
-    """What `make(data, strict)` gives, of bytes that are the store's as far as can be told.
+    """What `make(data, strict)` gives, of bytes that are the store's as far as can be known.
 
     A strict one raises SampleError "damaged" also for what can be decoded, with a warning. Then the
-    bytes are settled; what still is so is made without being strict. Raises what `make` raises.
+    bytes are confirmed; what still is so is made without being strict. Raises what `make` raises.
     """
     for _ in range(2):
         try:
@@ -44,7 +44,7 @@ def whole(part: Part, data: bytes, make: Callable[[bytes, bool], T]) -> T:
             if error.reason != "damaged":
                 raise
             doubt = error
-        again = settled(part, data)
+        again = confirmed(part, data)
         if again is data:
             break
         data = again
@@ -53,7 +53,7 @@ def whole(part: Part, data: bytes, make: Callable[[bytes, bool], T]) -> T:
     return made
 
 
-def settled(part: Part, data: bytes) -> bytes:
+def confirmed(part: Part, data: bytes) -> bytes:
     """`data` if its ETag proves it, or another read gives the same; else what that gave.
 
     Raises what reading raises.
@@ -84,12 +84,12 @@ class Verifier:
         self._num_proven = self._num_alike = 0
 
     def __call__(self, part: Part, data: bytes) -> bytes:
-        """See `settled`."""
+        """See `confirmed`."""
         if not part.file.version or part.start or part.length is not None:
             return data
         if not self._num_proven and self._num_alike >= _ENOUGH:
             return data
-        found = settled(part, data)
+        found = confirmed(part, data)
         if is_proven(part, found):
             self._num_proven += 1
         elif found is data:

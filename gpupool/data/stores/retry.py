@@ -92,7 +92,7 @@ _chance = random.SystemRandom().random  # others seed Python's own, alike on all
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long to go on: no try begins `seconds` after the first; at most `tries` (None: any).
+    """How long to continue: no try begins `seconds` after the first; at most `tries` (None: any).
 
     The waits between them double from `first_wait_s` to `longest_wait_s`.
     """
@@ -130,7 +130,7 @@ class _Notices:
         self._line: Progress | None = None
 
     def begin(self, tries: Tries, what: str) -> None:
-        """It has failed for a while, for the reason in `what`; tell it until `end`."""
+        """It has failed for a while, for the reason in `what`; report it until `end`."""
         with self._lock:
             left = self._line if all(one.is_over() for one in self._tries) else None
             if left is not None:  # of a training that is over
@@ -234,8 +234,8 @@ def persist(
     """What `operation` gives, tried again while `passes` says of its error that this may help.
 
     `passes` gives the reason in a few words and the budget, or None: then the error is raised.
-    What lasts is told, with `doing`: "reading is tried again (503 SlowDown)". Raises GaveUpError at
-    the end of the budget.
+    What lasts is reported, with `doing`: "reading is tried again (503 SlowDown)". Raises
+    GaveUpError at the end of the budget.
     """
     tries = Tries(doing)
     _under_way.add(tries)

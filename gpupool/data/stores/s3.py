@@ -99,7 +99,7 @@ class Bucket:
         return live.settings.endpoint if live is not None else ""
 
     def connection(self) -> Connection:
-        """The connection, made anew where AWS_* variables have changed. Asks no store.
+        """The connection, recreated where AWS_* variables have changed. Asks no store.
 
         Raises what botocore raises without credentials, DataError in a forked process.
         """
@@ -163,7 +163,7 @@ def plain_options(options: Mapping[str, Any]) -> S3Options | None:
 
 
 def forget_connections() -> None:
-    """Have every bucket connect anew, with the settings of now.
+    """Have every bucket reconnect, with the current settings.
 
     Raises what botocore raises where a profile is not there.
     """

@@ -55,7 +55,7 @@ class Keys:
             if self.expires_at is None or self._clock() >= self.expires_at - _LAST_MOMENT_S:
                 self.failure = self._told(error)
                 raise self.failure from None
-            # those at hand are still good: told when they are not
+            # those at hand are still good; an error comes when they are not
             self._ask_at = ask_again_at(self._clock(), self.expires_at)
             return
         self._frozen, self.expires_at, self.failure = frozen, expires, None

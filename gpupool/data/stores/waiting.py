@@ -16,7 +16,7 @@ _since: float | None = None  # when the training of this process began to wait f
 
 
 def awaited(batches: Iterator[T]) -> Iterator[T]:
-    """The same batches; `waited_s` tells how long the next one has been waited for."""
+    """The same batches; `waited_s` is how long the consumer has waited for the next one."""
     global _since
     while True:
         _since = time.monotonic()

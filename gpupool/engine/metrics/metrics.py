@@ -36,7 +36,7 @@ class Metric(Protocol):
         """Forget everything."""
 
     def update(self, outputs: Any, targets: Any) -> None:
-        """Take in a batch."""
+        """Add a batch."""
 
     def state(self) -> Any:
         """What this rank has seen, as something to pickle; None if nothing."""
@@ -77,7 +77,7 @@ class Metrics:
             entry.metric.reset()
 
     def update(self, outputs: Any, targets: Any) -> None:
-        """Take in what the network gave for samples, each of which comes once, on one rank."""
+        """Add what the network gave for samples, each of which comes once, on one rank."""
         with torch.no_grad():
             for entry in self._entries:
                 entry.metric.update(*entry.pick(outputs, targets))
@@ -93,10 +93,10 @@ class Metrics:
         seen = [rank for rank, states in enumerate(by_rank) if states[0] is not None]
         if not seen:
             return dict.fromkeys(self.names, float("nan"))
-        told: dict[str, float] | TrainingError | None = None
+        computed: dict[str, float] | TrainingError | None = None
         if world.rank == seen[0]:
-            told = self._values([by_rank[rank] for rank in seen])
-        values = world.gather(told)[seen[0]]
+            computed = self._values([by_rank[rank] for rank in seen])
+        values = world.gather(computed)[seen[0]]
         if isinstance(values, TrainingError):
             raise values
         return dict(values)

@@ -35,7 +35,7 @@ class Sums:
         self._sums = None
 
     def update(self, outputs: Any, targets: Any) -> None:
-        """Take in a batch; nothing is read from the device."""
+        """Add a batch; nothing is read from the device."""
         sums = self.measure(outputs, targets)
         self._sums = sums if self._sums is None else self.combine(self._sums, sums)
 

@@ -41,12 +41,12 @@ class TorchMetric:
         self._is_untouched = True
 
     def update(self, outputs: Any, targets: Any) -> None:
-        """Take in a batch."""
+        """Add a batch."""
         self._metric.update(outputs, targets)
         self._is_untouched = False
 
     def state(self) -> State | None:
-        """All that it knows, on the CPU."""
+        """Its states, on the CPU."""
         if self._is_untouched:
             return None
         return [

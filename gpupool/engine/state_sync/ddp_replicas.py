@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-# What belongs to the process: made anew where the state arrives.
+# What belongs to the process: recreated where the state arrives.
 _OWN = ("process_group", "reducer", "logger")
 # Of a static graph: whether the first backward, which learns its order, has been.
 _LEARNT = "_static_graph_delay_allreduce_enqueued"

@@ -21,7 +21,7 @@ _SHARED = (torch.Tensor, torch.UntypedStorage, nn.Module, Optimizer, LRScheduler
 class StatePacker(Packer):
     """One pickle of several named values: what they share is in it once.
 
-    Afterwards `names` are in their order in it, `has_replicas` tells of DDP models.
+    Afterwards `names` are in their order in it, `has_replicas` says whether there are DDP models.
     """
 
     def __init__(self) -> None:

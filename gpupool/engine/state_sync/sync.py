@@ -34,7 +34,7 @@ def sync(source: int, names: Sequence[str], ranks: Sequence[int]) -> dict[str, A
 
     Returns:
         "num_bytes" of the state; "problems": what -> why nothing was changed anywhere, empty if all
-        went well. Only who has a problem of its own, or the source, tells it.
+        went well. Only a rank with a problem of its own, or the source, has some.
     """
     here = this_rank()["rank"]
     packer, problems = _packed(names) if here == source else (None, {})

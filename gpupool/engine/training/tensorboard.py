@@ -1,7 +1,7 @@
 """TensorBoard's event files, at any URL, written by the first rank as events pass. Runs on engines.
 
 Needs the package `tensorboard` (extra "tensorboard"), which is imported when it is used. A file on
-a local disk grows; in a store, which can only replace files, it is written anew now and then.
+a local disk grows; in a store, which can only replace files, it is replaced now and then.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FLUSH_EVERY_S = 15.0
 
 
 class Board:
-    """An event file below `url`. A thread writes it; `failures` are told by whoever asks.
+    """An event file below `url`. A thread writes it; the caller reports its `failures`.
 
     Raises TrainingError if `tensorboard` is not installed, or nothing can be written there.
     """
@@ -70,9 +70,9 @@ class Board:
             self.flush()
 
     def go_on(self, step: int, elapsed_s: float) -> None:
-        """Training goes on after this step, which has come after so many seconds.
+        """Training resumes after this step, which came after so many seconds.
 
-        What older files have of later steps counts no more.
+        TensorBoard then ignores what older files have of later steps.
         """
         self._seconds = elapsed_s
         from tensorboard.compat.proto.event_pb2 import SessionLog
@@ -155,5 +155,5 @@ class Board:
                 else:
                     with Path(self._target.url, self._name).open("ab") as file:
                         file.write(part)
-            except (DataError, OSError) as error:  # training goes on without it
+            except (DataError, OSError) as error:  # training continues without it
                 self._failures.put(f"TensorBoard's file could not be written: {error}")
