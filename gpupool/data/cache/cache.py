@@ -120,6 +120,7 @@ class Cached:
         return key_of(self.source.name(file.path), file.size, file.version, start, length)
 
     def _store(self) -> DiskCache:
+        # Every read comes here: without the lock once it is open.
         return _opened.get(self.folder) or _open(self.folder)
 
 
@@ -153,6 +154,7 @@ class DiskCache:
         """
         if fresh:
             return interruptible(lambda: self._read_fresh(key, fetch, limit))
+        # The usual case changes nothing, so an interrupt may end it anywhere.
         data = self._find(key)
         if data is not None:
             return data
@@ -196,6 +198,7 @@ class DiskCache:
         data = self._find(key)
         if data is not None:
             return data
+        # There is an entry, but its record is not what was written.
         damaged = self.records.knows(key)
         data = fetch()
         self._keep(key, data, limit, replace=damaged)
@@ -213,6 +216,7 @@ class DiskCache:
         if self.stopped:
             return
         try:
+            # Another process may have written it while this one fetched.
             self.records.refresh()
             if replace or not self.records.knows(key):
                 self._writer.write(key, data, limit)

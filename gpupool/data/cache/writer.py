@@ -92,6 +92,7 @@ class Writer:
 
         Raises OSError or DataError if the disk cannot be written to, or is nearly full.
         """
+        # One object must not push out everything else.
         if len(data) > limit // 4:
             return False
         with self._lock:
@@ -100,6 +101,7 @@ class Writer:
             assert self._open is not None
             try:
                 self._open.append(key, data)
+            # Half an entry may be there: whoever takes the pair over cuts it off.
             except BaseException:
                 self.close_files()
                 raise
@@ -115,8 +117,10 @@ class Writer:
         """Whether a pair with room for `size` bytes is open, after opening one."""
         if self._open is not None:
             end = self._open.end()
+            # A record larger than a pair is the only one in its pair.
             if end is not None and (end == 0 or end + size <= pair_bytes(limit)):
                 return True
+        # Looking for room lists the folder: not for every record that finds none.
         if self._clock() < self._full_until:
             return False
         if self._open is not None:
@@ -138,6 +142,7 @@ class Writer:
                 taken_over = _OpenPair.take_over(self._folder, pair.name)
                 if taken_over is not None:
                     return taken_over
+        # All that the pair may grow to is reserved now: ranks that write at once keep to the limit.
         needed = max(size, pair_bytes(limit))
         free = _free(self._folder)
         removed = to_remove(pairs, needed, limit, free, now - self._in_use_s)

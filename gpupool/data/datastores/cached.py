@@ -58,6 +58,7 @@ def check_cached(manifest: Manifest[ItemsT]) -> None:
         )
     for source in manifest.items.sources:
         if isinstance(source, Cached):
+            # Now, so that a folder that cannot be made is an error of this call, not of a rank.
             source.state()
 
 
@@ -109,6 +110,7 @@ def _filled(manifest: Manifest[ItemsT]) -> Iterator[bool | SampleError]:
             for outcome in pool.map(read, rows[start : start + _CHUNK]):
                 counts[outcome if isinstance(outcome, bool) else None] += 1
                 yield outcome
+            # A whole chunk found no room: the rest would be read for nothing.
             if not counts[True] and counts[False] > counts[None]:
                 return
 

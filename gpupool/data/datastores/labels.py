@@ -49,6 +49,7 @@ def label_files(
     if isinstance(labels, os.PathLike):
         labels = os.fspath(labels)
     if isinstance(labels, str) and labels == "foldernames":
+        # A file at the top has the name of the datastore itself as its folder.
         return [_folder(path if "/" in path else url_of(i)) for i, path in enumerate(paths)]
     if isinstance(labels, Mapping):
         return _look_up(labels.items(), paths, url_of)
@@ -73,6 +74,7 @@ def class_names(
     ImageFolder does; or, with `by_number` and if all are whole numbers, so that "10" follows "9".
     """
     found = {label for label in labels if label is not None}
+    # Names are printed in tables, plots and errors.
     odd = next((label for label in found if without_controls(label) != label), None)
     if odd is not None:
         raise DataError(
@@ -98,6 +100,7 @@ def _folder(path: str) -> str:
 
 
 def _is_number(text: str) -> bool:
+    # "007" stays a text: it would come back as "7". `int` of a very long text takes long.
     return len(text) < 20 and text.isascii() and text.isdigit() and str(int(text)) == text
 
 
@@ -195,6 +198,7 @@ def _csv(data: bytes, name: str) -> Columns:
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{name} is no CSV file in UTF-8: {error}", "no table") from None
     header, *body = [row for row in rows if row] or [[]]
+    # A comma in an unquoted path shifts what follows; better an error than a wrong label.
     uneven = next((row for row in body if len(row) != len(header)), None)
     if uneven is not None:
         raise DataError(

@@ -147,6 +147,7 @@ class Files(Packed):
     def facts(self, rows: Indices) -> Iterator[bytes]:
         """Paths, sizes, versions and sources of these files."""
         paths = self.paths.take(rows)
+        # With the offsets: the paths "ab", "c" and "a", "bc" have the same bytes.
         for part in (paths.offsets, self.sizes[rows], self.versions[rows], self.source_of[rows]):
             yield part.tobytes()
         yield paths.blob
@@ -196,6 +197,7 @@ class Manifest(Generic[ItemsT]):
         Made of URLs (never of credentials), paths, sizes, versions, labels and class names.
         """
         hasher = xxhash.xxh3_128()
+        # Labels are indices, so the names that they mean belong to the id.
         urls = [source.shown_url for source in self.items.sources]
         hasher.update(repr((urls, self.classes, len(self))).encode())
         for start in range(0, len(self), _CHUNK):
@@ -221,11 +223,13 @@ class Manifest(Generic[ItemsT]):
 
         Ours keep their indices, those that only `other` has follow.
         """
+        # Parts of one datastore: there is nothing to copy.
         if self.items is other.items and self.labels is other.labels:
             return replace(self, rows=np.concatenate([self.rows, other.rows]))
         ours, others = self.compact(), other.compact()
         classes = [*self.classes, *(name for name in other.classes if name not in self.classes)]
         place = {name: index for index, name in enumerate(classes)}
+        # The same name may have another index in the other one.
         relabel = np.array([place[name] for name in other.classes], np.int32)
         return replace(
             self,
@@ -240,6 +244,7 @@ class Manifest(Generic[ItemsT]):
         return replace(self, items=self.items.through(wrap))
 
     def __getstate__(self) -> dict[str, Any]:
+        # A part of a large datastore must not send all of it to every rank.
         small = self.compact()
         return {
             "items": small.items,

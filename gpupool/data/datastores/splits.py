@@ -33,6 +33,7 @@ def split(
     _check_sizes(sizes)
     members = [np.flatnonzero(labels == index) for index in range(len(classes))]
     if seed is not None:
+        # A key for each class: how one is drawn does not depend on the others.
         members = [keyed_generator(seed, i).permutation(own) for i, own in enumerate(members)]
     parts: list[list[Indices]] = [[] for _ in range(len(sizes) + 1)]
     for label, own in zip(classes, members, strict=True):
@@ -40,6 +41,7 @@ def split(
         for part, piece in zip(parts, pieces, strict=True):
             part.append(piece)
     chosen = [np.sort(np.concatenate(part)) for part in parts]
+    # Nothing is left for the rest.
     if len(chosen[-1]) == 0:
         chosen.pop()
     if len(chosen) < 2 or any(len(part) == 0 for part in chosen):
@@ -79,6 +81,7 @@ def balance(
     chosen = []
     for index, count in enumerate(counts.tolist()):
         own = np.flatnonzero(labels == index)
+        # Who comes once more is drawn, or the first files would count more.
         drawn = keyed_generator(seed, index).permutation(own)[: number % count]
         chosen += [np.repeat(own, number // count), drawn]
     return np.sort(np.concatenate(chosen))
@@ -88,6 +91,7 @@ def _check_sizes(sizes: Sequence[float]) -> None:
     counts = [isinstance(size, Integral) and not isinstance(size, bool) for size in sizes]
     if sizes and all(counts) and min(sizes) >= 1:
         return
+    # Fractions that add up to 1 may come to slightly more as floats.
     if sizes and not any(counts) and all(0 < size < 1 for size in sizes) and sum(sizes) < 1 + 1e-9:
         return
     shown = ", ".join(map(repr, sizes))

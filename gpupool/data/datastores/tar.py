@@ -31,7 +31,9 @@ from gpupool.data.datastores.tar_members import Members
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileInfo
 
+# The name up to the first dot of its last part, and the rest.
 _KEY = re.compile(r"((?:.*/|)[^.]+)[.]([^/]*)", re.DOTALL)
+# Members that belong to no sample.
 _META = re.compile(r"__[^/]*__(/|$)")
 _BRACES = re.compile(r"(.*?)\{(\d+)\.\.(\d+)\}(.*)")
 
@@ -118,6 +120,7 @@ def _find_tars(url: str, options: Mapping[str, Any]) -> tuple[Folder, list[FileI
         tars = [file for file in list_folder(folder).files if file.path.lower().endswith(".tar")]
         return folder, _required(tars, f"{folder.shown_url} holds no .tar files")
     folder = Folder(parent or ("/" if url.startswith("/") else "."), options)
+    # One listing has sizes and versions of all; asking for each tar would take a request each.
     files = list_folder(folder).files
     patterns = _expand(last)
     if len(patterns) == 1:
@@ -190,6 +193,7 @@ def _images(
 ) -> Iterator[_Image]:
     """The image of each sample of one tar."""
     for key, rows in group(index.names):
+        # Extensions count in any case.
         names = {index.names[row].lower(): row for row in rows}
         found = [row for name, row in names.items() if name.endswith(endings)]
         if len(found) > 1:
@@ -226,6 +230,7 @@ def group(names: Iterable[str]) -> Iterator[tuple[str, list[int]]]:
         match = _KEY.fullmatch(name)
         if match is None or _META.match(name):
             continue
+        # Only neighbours belong together: the same key further on is another sample.
         if match[1] != key and rows:
             yield key, rows
             rows = []
@@ -258,6 +263,7 @@ def _label(image: _Image, member: str, field: str) -> str:
             field,
             url=image.url,
         ) from None
+    # A bool is an int for Python, but nobody means a class "True".
     if isinstance(label, bool) or not isinstance(label, (str, int)):
         raise DataError(
             f"the .json beside {image.url} has {field}={reprlib.repr(label)}; a label must be a "

@@ -82,6 +82,7 @@ class SegmentationDatastore(Datastore[FilePairs]):
             mask_folder.name,
         )
         pairs = FilePairs(Files.of(image_folder, images), Files.of(mask_folder, masks))
+        # A manifest has a label for each sample; here all have the one without a name.
         rows, no_labels = np.arange(len(pairs)), np.zeros(len(pairs), np.int32)
         super().__init__(Manifest(pairs, rows, no_labels, ("",)))
         self._list_again = partial(
@@ -144,6 +145,7 @@ class SegmentationDatastore(Datastore[FilePairs]):
 
         image, mask = self.pixels(index, fetched)
         with keyed_draws(draw, index):
+            # int16 takes a quarter of the memory up to here; torch's losses want int64.
             return transformed(self._transform, self.name(index), image, mask.long())
 
     def with_transform(self, transform: Callable[..., Any] | None) -> Self:
@@ -180,6 +182,7 @@ class SegmentationDatastore(Datastore[FilePairs]):
     def concat(self, *others: Self) -> Self:
         """The pairs of this and others with the same classes, one after the other."""
         for other in others:
+            # The same index would mean another class.
             if getattr(other, "_mask_classes", None) != self._mask_classes:
                 raise OptionsError(
                     "concat takes datastores with the same classes=", "other classes", "classes"
@@ -197,6 +200,7 @@ class SegmentationDatastore(Datastore[FilePairs]):
         items, rows = self._manifest.items, self._manifest.rows
         counts = count_pixels(items.masks.take(rows), self._mask_classes, on_progress)
         names = self.classes or [str(index) for index in range(len(counts))]
+        # Classes that no pixel has are counted too, as 0.
         counts = np.append(counts, np.zeros(max(0, len(names) - len(counts)), np.int64))
         return dict(zip(names, counts.tolist(), strict=True))
 
@@ -220,6 +224,7 @@ class SegmentationDatastore(Datastore[FilePairs]):
         to the patches, after cutting.
         """
         height, width = _height_and_width(size)
+        # Cut first: a transform of the whole picture would compute what no patch shows.
         whole = self.with_transform(None)
         return RandomPatches(whole, (height, width), per_image, seed, open_pairs, self._transform)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 NO_CLASS = -100  # what torch's cross_entropy leaves out by default
 _Values = NDArray[Any]
+# Pillow's modes of one channel, and of one with alpha, which means nothing in a mask.
 _GREY_MODES = ("1", "L", "P", "I", "I;16", "I;16L", "I;16B", "LA", "PA")
 _NUM_IDS = 2**16
 _NUM_COLOURS = 2**24
@@ -78,6 +79,7 @@ class MaskClasses:
     def class_of(self, values: _Values) -> _Values:
         """The class of each pixel, NO_CLASS for values of none; int16 unless ids are larger."""
         if self.kind == "as is":
+            # int16 holds ids of 8 bits, but not all of 16.
             return values.astype(np.int16 if values.dtype.itemsize == 1 else np.int32)
         table: _Values = _table(self)[values]
         return table
@@ -110,6 +112,7 @@ def _values(image: Image.Image, classes: MaskClasses) -> _Values:
         if image.mode == "P":  # 256 colours to look up instead of millions of pixels
             palette = np.zeros((256, 3), np.int32)
             own = np.array(image.getpalette("RGB"), np.int32).reshape(-1, 3)
+            # A file may hold fewer than 256 colours.
             palette[: len(own)] = own
             looked_up: _Values = _joined(palette)[np.asarray(image)]
             return looked_up
@@ -121,8 +124,10 @@ def _values(image: Image.Image, classes: MaskClasses) -> _Values:
             "or store ids as a grey or palette PNG"
         )
     values = np.asarray(image.getchannel(0) if image.mode in ("LA", "PA") else image)
+    # Of mode "1".
     if values.dtype.kind == "b":
         return values.astype(np.uint8)
+    # Mode "I" has 32 bits: such an id would lie outside of the table.
     if values.size and not 0 <= int(values.min()) <= int(values.max()) < _NUM_IDS:
         raise ValueError("its ids are not in 0..65535")
     return values
@@ -159,6 +164,7 @@ def _kind_of(name: str, value: Any) -> str:
 
 
 def _is_int(value: Any, below: int) -> bool:
+    # True and False are ints for Python, but nobody means them as ids.
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < below
 
 

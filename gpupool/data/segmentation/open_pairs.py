@@ -21,6 +21,7 @@ class OpenPair:
         self.raw: Future[Any] = Future()
         self.decoded: Future[Any] = Future()
         self.num_used = 0
+        # Never released: a flag that only one thread can set.
         self._claim = threading.Lock()
 
     def claim(self) -> bool:
@@ -66,6 +67,7 @@ class OpenPairs:
                 pair = self._pairs[number] = OpenPair(number)
             self._pairs.move_to_end(number)
             while len(self._pairs) > self._capacity:
+                # Whoever uses it keeps it; only its next patch reads it again.
                 self._pairs.popitem(last=False)
         raw = pair.raw  # a fresh one once it is decoded
         if not is_mine:

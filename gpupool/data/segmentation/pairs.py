@@ -79,6 +79,7 @@ def matched(
     files that have no partner, or several.
     """
     key = _stem if match == "stem" else match
+    # Another word than "stem".
     if isinstance(key, str):
         raise OptionsError(
             f'match={match!r} must be "stem" (the path without its extension) or a function from '
@@ -101,6 +102,7 @@ def matched(
 
 
 def _stem(path: str) -> str:
+    # Of the last part: dots in the names of folders stay.
     return os.path.splitext(path)[0]
 
 

@@ -39,13 +39,16 @@ def patch_order(
             raise OptionsError(f"{name}={value} must be at least 1", "range", name)
     total = num_pairs * per_image
     num_full, last = divmod(total, batch_size) if num_batches(total, batch_size) else (0, 0)
+    # More lanes than a batch has samples, or than there are pairs, would be empty.
     lanes = min(open_pairs, batch_size, num_pairs)
     if lanes == 0:
         return np.empty(0, np.int64)
+    # Where a batch cannot be cut evenly, lanes differ by one sample.
     cuts, last_cuts = (size * np.arange(lanes + 1) // lanes for size in (batch_size, last))
     widths, last_widths = np.diff(cuts), np.diff(last_cuts)
     queues = _queues(num_pairs, per_image, seed, epoch, num_full * widths + last_widths)
     order = np.empty(total, np.int64)
+    # A view: what is written to it stands in `order`.
     full = order[: num_full * batch_size].reshape(num_full, batch_size)
     for lane, queue in enumerate(queues):
         ready = num_full * widths[lane]
@@ -60,9 +63,11 @@ def _queues(
 ) -> list[Indices]:
     """What each lane takes, in order; `lengths` add up to all patches."""
     pairs = keyed_generator(seed, epoch).permutation(num_pairs).astype(np.int64)
+    # Heads share the first pairs, whole pairs follow, tails share those that are left over.
     heads = _heads(per_image, lengths)
     whole = (lengths - heads) // per_image
     tails = lengths - heads - whole * per_image
+    # The heads of two neighbours add up to a pair.
     num_heads, num_whole = int(heads.sum()) // per_image, int(whole.sum())
     first, middle, left = (
         _patches(part, per_image) for part in np.split(pairs, [num_heads, num_heads + num_whole])
@@ -76,7 +81,9 @@ def _heads(per_image: int, lengths: Indices) -> Indices:
     """How many patches each lane takes of a first pair that it shares with its neighbour."""
     heads = np.zeros(len(lengths), np.int64)
     num_shared = len(lengths) // 2
+    # A lane shorter than a pair has no room for a head.
     if int(lengths.min()) >= per_image:
+        # Evenly spread over a pair, so that lanes need their next pair in different batches.
         shares = per_image * (2 * np.arange(num_shared) + 1) // (2 * len(lengths))
         heads[0 : 2 * num_shared : 2] = shares
         heads[1 : 2 * num_shared : 2] = per_image - shares

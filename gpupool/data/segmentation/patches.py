@@ -69,6 +69,8 @@ class RandomPatches:
                 raise OptionsError(f"{name}={value} must be at least 1", "range", name)
         self._pairs, self._size, self._per_image = pairs, size, per_image
         self._seed, self._num_open, self._transform = seed, open_pairs, transform
+        # Of each lane the pair in use and the next one. Where a pair gives few patches, the fetch
+        # threads are further ahead.
         capacity = 2 * open_pairs + NUM_FETCH_THREADS // per_image + 1
         self._open = OpenPairs(capacity, per_image, pairs.fetch, pairs.pixels)
 
@@ -123,6 +125,7 @@ class RandomPatches:
 
         image, mask = self._open.decode(fetched)
         seed, epoch = (draw.seed, draw.epoch) if draw is not None else (0, 0)
+        # Both seeds count: other patches in another training, and with another seed of theirs.
         own = Draw(Draw(self._seed, seed).key(epoch), epoch)
         with keyed_draws(own, self._at(index)):
             rows, columns = self._box(image.shape[1:], fetched.number)

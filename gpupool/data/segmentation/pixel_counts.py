@@ -27,6 +27,7 @@ def count_pixels(
     """
     import torch
 
+    # Many threads wait for the store, but no more decode than there are cores.
     permits = threading.BoundedSemaphore(torch.get_num_threads())
 
     def count(row: int) -> NDArray[np.int64]:
@@ -49,6 +50,7 @@ def _added(
     with reading_threads(NUM_FETCH_THREADS, "gpupool-count") as pool:
         for start in range(0, number, _CHUNK):
             for one in pool.map(count, range(start, min(start + _CHUNK, number))):
+                # `bincount` ends at the largest class that a mask has.
                 longer, shorter = (one, total) if len(one) > len(total) else (total, one)
                 total = longer.copy()
                 total[: len(shorter)] += shorter

@@ -94,6 +94,7 @@ class Metrics:
         if not seen:
             return dict.fromkeys(self.names, float("nan"))
         computed: dict[str, float] | TrainingError | None = None
+        # Computed once and sent: sums in another order would differ in the last bit.
         if world.rank == seen[0]:
             computed = self._values([by_rank[rank] for rank in seen])
         values = world.gather(computed)[seen[0]]

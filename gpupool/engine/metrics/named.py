@@ -18,6 +18,8 @@ from gpupool.core.errors import TrainingError
 from gpupool.engine.batches.trees import first_tensor
 from gpupool.engine.numerics.losses import aligned
 
+# Not by torchmetrics, which is not exact here: its R2 subtracts large squares, its Jaccard index
+# counts in float32, and its AUC squashes some batches and not others, and has 0 for absent classes.
 Measured = Callable[[Any, Any], Tensor]
 
 
@@ -102,7 +104,8 @@ def classes(outputs: Any, targets: Any) -> tuple[Tensor, Tensor, int]:
 def _right(outputs: Any, targets: Any, ignored: int) -> Tensor:
     """[right, all]."""
     predicted, actual, _ = classes(outputs, targets)
-    return torch.stack([(predicted == actual).sum(), (actual != ignored).sum()]).double()
+    counts = actual != ignored  # also where the network can predict that class
+    return torch.stack([((predicted == actual) & counts).sum(), counts.sum()]).double()
 
 
 def _among_five(outputs: Any, targets: Any, ignored: int) -> Tensor:
@@ -111,8 +114,9 @@ def _among_five(outputs: Any, targets: Any, ignored: int) -> Tensor:
     if num_classes == 2:
         return _right(outputs, targets, ignored)
     highest = outputs.topk(min(5, num_classes), dim=1).indices
-    found = (highest == actual.unsqueeze(1)).any(1)
-    return torch.stack([found.sum(), (actual != ignored).sum()]).double()
+    counts = actual != ignored
+    found = (highest == actual.unsqueeze(1)).any(1) & counts
+    return torch.stack([found.sum(), counts.sum()]).double()
 
 
 def _by_class(outputs: Any, targets: Any, ignored: int) -> Tensor:
@@ -137,6 +141,8 @@ def confusion_counts(predicted: Tensor, actual: Tensor, num_classes: int, ignore
             f"outputs: classes are 0 to {num_classes - 1}.",
             "unknown class",
         )
+    # What is left out is counted in a place of its own: selecting the others would need their
+    # number, which is read from the device.
     place = (actual * num_classes + predicted).where(counts, num_classes**2)
     flat = torch.zeros(num_classes**2 + 1, dtype=torch.float64, device=actual.device)
     flat.scatter_add_(
@@ -155,6 +161,7 @@ def _macro(share: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]], sum
     occurs = (sums[1] + sums[2]) > 0
     if not occurs.any():
         return float("nan")
+    # `clamp`: a class that is never predicted (or never true) counts as 0, not as NaN.
     return float((above / below.clamp(min=1))[occurs].mean())
 
 
@@ -180,6 +187,7 @@ def _scores(outputs: Any, targets: Any) -> Tensor:
     _, actual, num_classes = classes(outputs, targets)
     scores = outputs.detach().double()
     if num_classes == 2:
+        # Two scores order the samples by their difference, as softmax does.
         scores = scores[:, 1] - scores[:, 0] if scores.shape[1:] == (2,) else scores.flatten()
         return torch.stack([actual.double().flatten(), scores], dim=1)
     return torch.cat([actual.double()[:, None], scores.softmax(1)], dim=1)
@@ -251,6 +259,7 @@ def _joint_moments(one: Tensor, other: Tensor) -> Tensor:
 def _r2(moments: Tensor) -> float:
     """The mean of the outputs' 1 - errors / deviations; 0 where a target does not vary."""
     num, _, spread, error = moments
+    # One sample has no spread.
     if num[0] < 2:
         return float("nan")
     constant = torch.where(error == 0, 1.0, 0.0)  # as scikit-learn has it

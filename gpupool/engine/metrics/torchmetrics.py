@@ -30,6 +30,7 @@ class TorchMetric:
 
     def __init__(self, metric: Any, device: torch.device | str) -> None:
         self._metric = metric.to(device)
+        # A rank without samples gives no state: its default would count in a mean or a minimum.
         self._is_untouched = True
         for part in self._parts():
             part.distributed_available_fn = _never

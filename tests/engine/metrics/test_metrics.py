@@ -97,6 +97,16 @@ def test_a_named_metric_is_that_of_scikit_learn(what: str) -> None:
         assert measured(name, outputs, targets, parts)[name] == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize("name", ["accuracy", "pixel_accuracy", "top5", "recall"])
+def test_an_ignored_class_counts_nowhere(name: str) -> None:
+    """Also one that the network can predict, such as 255 of 256."""
+    metric, expected = make_metrics(name, ignored=2), make_metrics(name)
+    metric.update(SCORES, LABELS)
+    others = LABELS != 2
+    expected.update(SCORES[others], LABELS[others])
+    assert metric.compute(ALONE) == expected.compute(ALONE)
+
+
 def test_every_name_is_compared_with_scikit_learn() -> None:
     assert {name for name, *_ in NAMED.values()} == set(METRICS)
 
