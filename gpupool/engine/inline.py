@@ -63,7 +63,7 @@ def join(rank: Mapping[str, Any], gpu_uuid: str | None, folder: Path) -> dict[st
     """
     global _before
     if dist.is_initialized():
-        raise PoolError(_HAS_GROUP)
+        raise PoolError(_HAS_GROUP, "group")
     before = _Before()
     device = "cpu"
     if gpu_uuid is not None:
@@ -86,7 +86,7 @@ def form_group(store_path: str, backend: str) -> dict[str, Any]:
     """Form the process group of this process alone; leaves the one formed here before."""
     assert _before is not None
     if dist.is_initialized() and dist.group.WORLD is not _before.group:
-        raise PoolError(_HAS_GROUP)
+        raise PoolError(_HAS_GROUP, "group")
     place = {"rank": 0, "world_size": 1, "training_ranks": [0], "device": this_rank()["device"]}
     forming.form(
         forming.Plan(store_path=store_path, backend=backend, training_backend=backend, **place)

@@ -39,6 +39,7 @@ from tests.support.processes import (
     until,
     wait_for,
 )
+from tests.support.raising import raises
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 SOON_S = 30.0  # what takes well under a second here, on a machine that has other things to do
@@ -94,7 +95,7 @@ def test_a_cell_without_a_value(pool2: Pool) -> None:
 def test_a_value_that_cannot_travel_stays_and_says_so(pool2: Pool) -> None:
     result = pool2.run("import threading; threading.Lock()")
     assert "lock object" in result.value_text(0)
-    with pytest.raises(PoolError, match="the value of rank 0 stays there"):
+    with raises(PoolError, "no value", ranks=(0,)):
         result[0]
 
 
@@ -109,17 +110,17 @@ def test_a_function_travels_with_what_it_closes_over(pool2: Pool) -> None:
 
 def test_a_function_returns_more_than_a_cell_sends_along(pool2: Pool) -> None:
     assert len(pool2.run(lambda: bytes(3_000_000))[1]) == 3_000_000
-    with pytest.raises(PoolError, match="larger than a cell sends along"):
+    with raises(PoolError, "no value", ranks=(0,)):
         pool2.run("bytes(3_000_000)")[1]
 
 
 def test_only_the_ranks_asked_for_run(pool2: Pool) -> None:
     result = pool2.run("rank", ranks="-1")
     assert dict(result) == {1: 1}
-    with pytest.raises(PoolError, match=r"rank 0 did not take part in this run; these did: 1\."):
+    with raises(PoolError, "no part", ranks=(0,), shown=" 1."):
         result.text(0)
     assert dict(pool2.run("rank", ranks=[0])) == {0: 0}
-    with pytest.raises(OptionsError, match="this pool has ranks 0 to 1"):
+    with raises(OptionsError, "ranks", "ranks", shown=" 0 to 1"):
         pool2.run("rank", ranks=2)
 
 
@@ -406,7 +407,7 @@ def test_stop_leaves_no_process_and_no_folder_and_may_be_repeated(pool2: Pool) -
     assert not folder.exists()
     pool2.stop()
     assert pool2.status().state == "stopped"
-    with pytest.raises(PoolError, match=r"this pool was stopped. `%gpupool start`"):
+    with raises(PoolError, "stopped"):
         pool2.run("1")
     with pytest.raises(NoPoolError, match=r"`%gpupool start` \(gpupool.start\(\)\) starts one"):
         gpupool.current_pool()
@@ -452,11 +453,11 @@ def test_a_start_without_enough_time_leaves_nothing(scratch: Path, timeout_s: fl
 
 def test_bad_input_starts_nothing(scratch: Path) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    with pytest.raises(OptionsError, match="Did you mean 'device'"):
+    with raises(OptionsError, "no option", "devise", shown=" 'device'?"):
         gpupool.start(devices="cpu")
-    with pytest.raises(PlacementError, match=r"device='gpu': .+ --cpu` starts CPU ranks\."):
+    with raises(PlacementError, "no GPU", "device"):
         gpupool.start(device="gpu")
-    with pytest.raises(OptionsError, match="NOSUCH_VARIABLE is not set"):
+    with raises(OptionsError, "not set", "NOSUCH_VARIABLE"):
         gpupool.start(n=1, device="cpu", env=["NOSUCH_VARIABLE"])
     assert list(scratch.iterdir()) == []
     assert session.find() is None

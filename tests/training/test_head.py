@@ -13,6 +13,7 @@ from torch import nn
 import gpupool
 from gpupool import DataError, TrainingError, replace_head
 from tests.servers.s3 import SeaweedServer
+from tests.support.raising import raises
 
 CLASSIFIERS = torchvision.models.list_models(module=torchvision.models)
 SEGMENTATION = torchvision.models.list_models(module=torchvision.models.segmentation)
@@ -134,11 +135,11 @@ def test_a_network_that_replaces_its_own_head_is_asked_to() -> None:
 
 
 def test_a_network_without_a_layer_to_replace_is_refused() -> None:
-    with pytest.raises(TrainingError, match="no linear or convolution layer"):
+    with raises(TrainingError, "no layer", "model"):
         replace_head(nn.Sequential(nn.ReLU()), 7)
-    with pytest.raises(TrainingError, match="Call it"):
+    with raises(TrainingError, "type", "model"):
         replace_head(nn.Linear, 7)  # type: ignore[arg-type]
-    with pytest.raises(TrainingError, match="num_classes=0"):
+    with raises(TrainingError, "range", "num_classes"):
         replace_head(nn.Linear(2, 2), 0)
 
 
@@ -189,26 +190,26 @@ def test_weights_come_from_a_bucket_and_as_safetensors(s3: SeaweedServer, tmp_pa
 def test_weights_of_another_network_are_named(tmp_path: Path) -> None:
     path = tmp_path / "w.pth"
     torch.save(small(1000).state_dict(), path)
-    with pytest.raises(DataError, match=r"2\.weight.*1000 classes, the network 3.*replace_head"):
+    with raises(DataError, "other network", shown=("2.weight", " 1000 ", " 3", "replace_head")):
         gpupool.load_weights(small(), path)
     torch.save(nn.Linear(4, 5).state_dict(), path)
-    with pytest.raises(DataError, match=r"missing \(0\.weight.*2 are not in the network \(weight"):
+    with raises(DataError, "other network", shown=("(0.weight", " 2 ", "(weight")):
         gpupool.load_weights(small(), path)
 
 
 @pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")
 def test_weights_that_are_no_tensors_of_their_kind_are_named(tmp_path: Path) -> None:
     model, path = nn.BatchNorm1d(4), tmp_path / "w.pth"
-    for odd, text in (
-        (torch.zeros(1), "1 have another shape .num_batches_tracked.$"),
-        ("text", "1 have another shape .num_batches_tracked.$"),
-        (torch.zeros(()).to_sparse(), "cannot be loaded: .*num_batches_tracked"),
+    for odd, kind in (
+        (torch.zeros(1), "other network"),
+        ("text", "other network"),
+        (torch.zeros(()).to_sparse(), "other weights"),
     ):
         torch.save({**model.state_dict(), "num_batches_tracked": odd}, path)
-        with pytest.raises(DataError, match=text):
+        with raises(DataError, kind, shown="num_batches_tracked"):
             gpupool.load_weights(model, path)
     (tmp_path / "w.safetensors").write_bytes(b"\xff" * 100)
-    with pytest.raises(DataError, match=r"w.safetensors holds no weights of safetensors: "):
+    with raises(DataError, "no weights", shown="w.safetensors "):
         gpupool.load_weights(model, tmp_path / "w.safetensors")
 
 
@@ -217,11 +218,10 @@ class Anything:
 
 
 @pytest.mark.parametrize(
-    ("content", "text"),
-    [(Anything(), "without running code"), ([1, 2], "holds a list"), (None, "w.pth")],
+    ("content", "kind"), [(Anything(), "not safe"), ([1, 2], "no weights"), (None, "missing")]
 )
-def test_a_file_without_weights_is_named(tmp_path: Path, content: Any, text: str) -> None:
+def test_a_file_without_weights_is_named(tmp_path: Path, content: Any, kind: str) -> None:
     if content is not None:
         torch.save(content, tmp_path / "w.pth")
-    with pytest.raises(DataError, match=text):
+    with raises(DataError, kind, shown="w.pth"):
         gpupool.load_weights(small(), tmp_path / "w.pth")

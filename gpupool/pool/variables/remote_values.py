@@ -96,8 +96,7 @@ class RemoteValues:
         except SpmdError as error:
             first = error.first
             lost = self._losses.sentence(payload["name"], first.rank, wanted)
-            if lost and first.ename == "LookupError":
-                raise PoolError(lost, "lost", payload["name"], ranks=[first.rank]) from None
-            raise PoolError(
-                of_rank(first.rank, first.evalue), first.kind, *first.names, ranks=[first.rank]
-            ) from None
+            is_gone = first.ename == "LookupError"
+            kind = "lost" if is_gone and lost else "unknown" if is_gone else first.kind
+            text = lost if kind == "lost" else of_rank(first.rank, first.evalue)
+            raise PoolError(text, kind, payload["name"], ranks=[first.rank]) from None

@@ -217,7 +217,9 @@ class Variables:
         if not composite.info:
             hint = self.losses.sentence(name)
             raise PoolError(
-                f"no rank has a variable {name!r}{f': {hint}' if hint else '.'}", "unknown", name
+                f"no rank has a variable {name!r}{f': {hint}' if hint else '.'}",
+                "lost" if hint else "unknown",
+                name,
             )
         self._versions.seen(name)
         self.losses.note(

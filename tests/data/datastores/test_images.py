@@ -24,6 +24,7 @@ from gpupool.data.datastores.images import ImageDatastore
 from gpupool.data.reading.decode import decode
 from tests.data.pictures import image_file
 from tests.servers.s3 import SeaweedServer
+from tests.support.raising import raises
 
 
 @pytest.fixture
@@ -108,32 +109,30 @@ def test_it_pickles_small_and_without_credentials(train: ImageDatastore, s3: Sea
 
 def test_wrong_credentials_show_when_it_is_made(photos_url: str, s3: SeaweedServer) -> None:
     os.environ.update(s3.env, AWS_ACCESS_KEY_ID="WRONG")
-    with pytest.raises(CredentialsError, match="s3://photos/train: the store refused the access"):
+    with raises(CredentialsError, "refused", shown="s3://photos/train"):
         ImageDatastore(f"{photos_url}/train")
 
 
 def test_a_folder_marker_without_images_is_named(s3: SeaweedServer) -> None:
     url = s3.make_bucket("marker")
     s3.put_objects("marker", {"a/1.png": image_file(), "b/": b"", "c/notes.txt": b"text"})
-    with pytest.raises(
-        DataError, match=r"^s3://marker/b holds no images \(nor do 1 other folders\)"
-    ):
+    with raises(DataError, "empty class", shown=("s3://marker/b", " 1 other folders)")):
         ImageDatastore(url, storage_options=s3.storage_options)
 
 
 def test_a_class_folder_without_images_says_what_to_do(folder: Path) -> None:
     (folder / "d").mkdir()
     (folder / "d" / "notes.txt").write_text("text")
-    with pytest.raises(DataError, match=r"/d holds no images; remove it, or pass labels="):
+    with raises(DataError, "empty class", shown="/d "):
         ImageDatastore(str(folder))
     assert len(ImageDatastore(str(folder), labels=lambda path: "any")) == 16
 
 
 def test_a_place_without_images_names_the_extensions(tmp_path: Path) -> None:
-    with pytest.raises(DataNotFoundError, match="does not exist or holds no files"):
+    with raises(DataNotFoundError, "missing", url=str(tmp_path / "none")):
         ImageDatastore(str(tmp_path / "none"))
     (tmp_path / "notes.txt").write_text("text")
-    with pytest.raises(DataNotFoundError, match=r"holds no images with extension .jpg, .jpeg, "):
+    with raises(DataNotFoundError, "nothing", shown=".jpg, .jpeg, "):
         ImageDatastore(str(tmp_path))
 
 
@@ -144,11 +143,11 @@ def test_labels_can_be_a_function_and_leave_images_out(folder: Path) -> None:
 
     ds = ImageDatastore(str(folder), labels=odd_or_nine)
     assert ds.count_each_label() == {"nine": 1, "odd": 6}
-    with pytest.raises(DataError, match="gave None for all 16 images"):
+    with raises(DataError, "no labels", "labels", shown="16"):
         ImageDatastore(str(folder), labels=lambda path: None)
-    with pytest.raises(OptionsError, match=r"labels= gave 7 for .*a/00.png; it must give a str"):
+    with raises(OptionsError, "label type", "labels", shown="a/00.png"):
         ImageDatastore(str(folder), labels=lambda path: 7)  # type: ignore[arg-type, return-value]
-    with pytest.raises(OptionsError, match="labels='folders'"):
+    with raises(OptionsError, "type", "labels", shown="'folders'"):
         ImageDatastore(str(folder), labels="folders")  # type: ignore[arg-type]
 
 
@@ -221,23 +220,23 @@ def test_split_takes_the_first_images_unless_seeded(ds: ImageDatastore) -> None:
 
 @pytest.mark.parametrize("sizes", [(), (0.0,), (1.0,), (1.5,), (0.6, 0.6), (0.5, 2), (0,), (True,)])
 def test_impossible_splits_say_what_to_give(ds: ImageDatastore, sizes: tuple[float, ...]) -> None:
-    with pytest.raises(OptionsError, match="give fractions between 0 and 1 that add up"):
+    with raises(OptionsError, "form", "sizes"):
         ds.split_each_label(*sizes)
 
 
 def test_splits_that_the_images_do_not_allow(ds: ImageDatastore) -> None:
-    with pytest.raises(OptionsError, match=r"asks for 3 images per label, but 'c' has 1"):
+    with raises(OptionsError, "too few", "c", shown="'c'"):
         ds.split_each_label(1, 2)
-    with pytest.raises(OptionsError, match="leaves a part empty"):
+    with raises(OptionsError, "empty part"):
         ds.subset([0]).split_each_label(0.9)
 
 
 def test_other_impossible_arguments(ds: ImageDatastore) -> None:
-    with pytest.raises(OptionsError, match="num_parts=3"):
+    with raises(OptionsError, "range", "index"):
         ds.partition(3, 3)
-    with pytest.raises(OptionsError, match="flat list of integers"):
+    with raises(OptionsError, "type", "indices"):
         ds.subset([0.5])
-    with pytest.raises(OptionsError, match="transform=7"):
+    with raises(OptionsError, "type", "transform"):
         ds.with_transform(7)  # type: ignore[arg-type]
 
 
@@ -259,16 +258,16 @@ def test_what_a_transform_raises_comes_out_and_names_the_image(ds: ImageDatastor
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "kind"),
     [
-        (b"", r"/b/bad.png is empty \(0 bytes\)"),
-        (b"this is text, not an image", r"/b/bad.png is damaged or not an image: "),
-        (image_file(size=(64, 64), kind="JPEG")[:300], r"/b/bad.png is damaged or not an image: "),
+        (b"", "empty"),
+        (b"this is text, not an image", "damaged"),
+        (image_file(size=(64, 64), kind="JPEG")[:300], "damaged"),
     ],
 )
-def test_a_bad_image_is_named(folder: Path, content: bytes, message: str) -> None:
+def test_a_bad_image_is_named(folder: Path, content: bytes, kind: str) -> None:
     (folder / "b" / "bad.png").write_bytes(content)
-    with pytest.raises(DataError, match=message):
+    with raises(DataError, kind, shown="/b/bad.png "):
         ImageDatastore(str(folder)).__getitems__(range(17))
 
 
@@ -287,7 +286,7 @@ def test_an_animation_is_refused() -> None:
     file = io.BytesIO()
     frames = [Image.new("L", (4, 4), value) for value in (0, 255)]
     frames[0].save(file, "GIF", save_all=True, append_images=frames[1:])
-    with pytest.raises(DataError, match="x is an animation"):
+    with raises(DataError, "animated"):
         decode(file.getvalue(), "x")
 
 

@@ -20,6 +20,7 @@ from gpupool.data.reading.decode import decode
 from gpupool.data.reading.image_headers import read_header
 from gpupool.data.segmentation.masks import MaskClasses, decode_mask
 from tests.fuzz.limits import only_our_errors
+from tests.support.raising import raises
 
 WIDTH, HEIGHT = 48, 32
 
@@ -197,7 +198,7 @@ def test_a_long_animation_is_refused_before_it_is_decoded() -> None:
     frames = [Image.new("P", (1000, 1000), place % 2) for place in range(60)]
     stored = file(frames[0], "GIF", save_all=True, append_images=frames[1:])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(SampleError, match="is an animation"):
+    with raises(SampleError, "animated"):
         decode(stored, "x")
     grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown_kib < 60_000  # all frames would take 180 MB

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 
@@ -13,6 +12,7 @@ from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw, Samples
 from gpupool.data.reading.subsets import opened
 from tests.data.reading.points import Points, open_when
+from tests.support.raising import raises
 
 
 class Noisy(Points):
@@ -52,7 +52,7 @@ def test_random_numbers_are_those_of_the_sample_and_differ_between_parts() -> No
 
 def test_the_normalization_is_that_of_the_parts() -> None:
     assert opened(Subset(Noisy(3), [0])).normalization == Noisy.normalization
-    with pytest.raises(DataError, match="another normalization each"):
+    with raises(DataError, "other settings", "normalization"):
         _ = opened(ConcatDataset([Noisy(3), Points(3)])).normalization
 
 

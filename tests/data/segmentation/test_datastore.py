@@ -25,6 +25,7 @@ from gpupool.data.segmentation.datastore import SegmentationDatastore
 from gpupool.data.segmentation.patches import RandomPatches
 from gpupool.data.stores.retry import counts
 from tests.servers.s3 import SeaweedServer
+from tests.support.raising import raises
 
 HEIGHT, WIDTH = 40, 60
 NUM_PAIRS = 6
@@ -176,7 +177,7 @@ def test_where_a_transform_fills_pixels_have_no_class(ds: SegmentationDatastore)
     turn = v2.RandomRotation((45, 45), fill={tv_tensors.Image: 0, tv_tensors.Mask: -100})
     image, mask = ds.with_transform(turn)[0]
     assert (mask[0, 0], mask.dtype, image[:, 0, 0].sum()) == (-100, torch.int64, 0)
-    with pytest.raises(DataError, match="must give a pair"):
+    with raises(DataError, "type", "transform"):
         ds.with_transform(lambda image, mask: image)[0]
 
 
@@ -184,14 +185,15 @@ def test_files_without_a_partner_are_named(folder: Path) -> None:
     for number in range(4):
         (folder / "images" / f"more{number}.png").write_bytes(png(image_of(0)))
     (folder / "masks" / "0" / "1.png").unlink()
-    with pytest.raises(
+    with raises(
         DataError,
-        match=r"^5 images have no mask: .*/images/0/1.png, .*/more0.png, .*/more1.png, \.\.\.\. Re",
+        "no partner",
+        shown=("5 images ", "/images/0/1.png", "/more0.png", "/more1.png"),
     ):
         on_disk(folder)
     (folder / "masks" / "0" / "1.tif").write_bytes(b"")
     (folder / "masks" / "alone.png").write_bytes(b"")
-    with pytest.raises(DataError, match=r"more2.png, \.\.\.; 1 mask has no image: .*/alone.png\. "):
+    with raises(DataError, "no partner", shown=("more2.png, ...; 1 mask ", "/alone.png")):
         on_disk(folder)
 
 
@@ -207,18 +209,18 @@ def test_a_function_can_say_which_mask_belongs_to_an_image(tmp_path: Path) -> No
 
     ds = on_disk(tmp_path, match=number)
     assert [Path(path).name for path in ds.mask_paths] == ["a_1_ids.png", "b_1_ids.png"]
-    with pytest.raises(DataError, match=r"both match 'x'; remove one, or pass match="):
+    with raises(DataError, "two partners", shown="'x'"):
         on_disk(tmp_path, match=lambda path: "x")
-    with pytest.raises(OptionsError, match="match='name' must be"):
+    with raises(OptionsError, "type", "match", shown="'name'"):
         on_disk(tmp_path, match="name")
 
 
 def test_what_cannot_be_made_says_why(folder: Path, ds: SegmentationDatastore) -> None:
-    with pytest.raises(DataNotFoundError, match=r"holds no masks with extension \.tif"):
+    with raises(DataNotFoundError, "nothing", shown=(" masks ", ".tif")):
         on_disk(folder, mask_extensions=[".tif"])
-    with pytest.raises(OptionsError, match="classes="):
+    with raises(OptionsError, "range", "classes"):
         on_disk(folder, classes={"a": -1})
-    with pytest.raises(OptionsError, match="with the same classes="):
+    with raises(OptionsError, "other classes", "classes"):
         ds.concat(on_disk(folder))
 
 
@@ -233,9 +235,7 @@ def test_bad_pairs_are_found(folder: Path) -> None:
         (1, "damaged"),
         (3, "damaged"),
     ]
-    with pytest.raises(
-        SampleError, match=r"masks/0/1.png has 10 x 60 pixels, its image .*0/1.png "
-    ):
+    with raises(SampleError, "damaged", shown=("masks/0/1.png", "10 x 60", "0/1.png ")):
         ds[1]
     assert len(ds.subset(result.good).check(lambda done, total: None)) == 0
 
@@ -313,9 +313,7 @@ def test_pairs_and_patches_come_from_the_cache(ds: SegmentationDatastore, tmp_pa
 
 
 def test_an_image_smaller_than_the_patch_is_named(ds: SegmentationDatastore) -> None:
-    with pytest.raises(
-        SampleError, match=r"0/0.png has 40 x 60 pixels, fewer than a patch of 41 x"
-    ):
+    with raises(SampleError, "too small", shown=("0/0.png", "40 x 60", "41 x")):
         ds.random_patches((41, 20), 2)[0]
     assert ds.random_patches([HEIGHT, WIDTH], 1)[0][0].shape == (3, HEIGHT, WIDTH)
 

@@ -23,6 +23,7 @@ from gpupool.data.stores.interface import FileInfo, FileRef
 from gpupool.data.stores.store_errors import store_error
 from tests.data.stores_read import read_many
 from tests.servers.s3 import SeaweedServer
+from tests.support.raising import raises
 
 OBJECTS = {"in/a/1.txt": b"one", "in/a/[1].txt": b"brackets", "in/b/2.txt": b"two", "in/void/": b""}
 
@@ -101,84 +102,74 @@ def test_an_overwritten_object_is_read_whole(in_s3: Folder, s3: SeaweedServer) -
 
 def test_a_wrong_key_is_one_sentence(in_s3: Folder) -> None:
     os.environ["AWS_ACCESS_KEY_ID"] = "WRONG"
-    expected = (
-        "s3://fetch/in: the store refused the access key (InvalidAccessKeyId). "
-        "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
-        "then `%gpupool env AWS_*` sends them to every rank."
-    )
-    with pytest.raises(CredentialsError) as caught:
+    with raises(CredentialsError, "refused", shown="(InvalidAccessKeyId)") as caught:
         in_s3.list_files()
-    assert str(caught.value) == expected
+    assert caught.value.url == "s3://fetch/in"
     assert caught.value.__suppress_context__
-    with pytest.raises(CredentialsError, match=r"s3://fetch/in: the store refused"):
+    with raises(CredentialsError, "refused", shown="s3://fetch/in"):
         read_many(in_s3, ["a/1.txt"])
 
 
 def test_a_wrong_secret_is_named_but_not_shown(in_s3: Folder) -> None:
     os.environ["AWS_SECRET_ACCESS_KEY"] = "not-the-secret"
-    with pytest.raises(CredentialsError, match="SignatureDoesNotMatch") as caught:
+    with raises(CredentialsError, "refused", shown="SignatureDoesNotMatch") as caught:
         in_s3.list_files()
     assert "not-the-secret" not in str(caught.value)
 
 
 def test_a_missing_key_is_one_sentence(in_s3: Folder) -> None:
     del os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"]
-    with pytest.raises(
-        CredentialsError, match=r"in: no access key was found \(Unable .*\). Set AWS_ACC"
-    ):
+    with raises(CredentialsError, "no key", shown=("in: ", "(Unable ")):
         in_s3.list_files()
 
 
 def test_a_missing_profile_is_one_sentence(in_s3: Folder) -> None:
     os.environ["AWS_PROFILE"] = "work"
     for use in (in_s3.list_files, refresh_filesystems):
-        with pytest.raises(CredentialsError, match=r"no access key .*profile \(work\)"):
+        with raises(CredentialsError, "no key", shown="profile (work)"):
             use()
 
 
 @pytest.mark.parametrize("url", ["s3://no-such-bucket/in", "s3://no-such-bucket", "s3://fetch/on"])
 def test_a_wrong_bucket_or_folder_is_one_sentence(in_s3: Folder, url: str) -> None:
-    with pytest.raises(DataNotFoundError) as caught:
+    with raises(DataNotFoundError, "missing", url=url):
         Folder(url).list_files()
-    assert str(caught.value) == f"{url} does not exist or holds no files; check the URL"
 
 
 def test_a_missing_bucket_is_no_missing_sample(in_s3: Folder) -> None:
-    expected = "^s3://no-such-bucket/in does not exist or holds no files; check the URL$"
-    with pytest.raises(DataNotFoundError, match=expected) as caught:
+    with raises(DataNotFoundError, "missing", url="s3://no-such-bucket/in") as caught:
         Folder("s3://no-such-bucket/in").read(FileRef("a.txt", 1))
     assert not isinstance(caught.value, SampleError)
 
 
 def test_the_one_missing_object_of_a_batch_is_named(in_s3: Folder) -> None:
-    with pytest.raises(DataNotFoundError, match=r"^s3://fetch/in/a/3.txt does not exist$"):
+    with raises(DataNotFoundError, "missing", shown="s3://fetch/in/a/3.txt"):
         read_many(in_s3, ["a/1.txt", "a/3.txt", "b/2.txt"])
 
 
 def test_a_store_that_does_not_answer_is_one_sentence(in_s3: Folder) -> None:
     os.environ["AWS_ENDPOINT_URL"] = "http://127.0.0.1:9"
     os.environ["AWS_MAX_ATTEMPTS"] = "1"
-    expected = r"in: the store at http://127.0.0.1:9 does not answer; check the network and, for s3"
-    with pytest.raises(DataError, match=expected):
+    with raises(DataError, "unreachable", url="s3://fetch/in", shown=" http://127.0.0.1:9 "):
         in_s3.list_files()
 
 
 @pytest.mark.parametrize(
-    ("url", "message"),
+    ("url", "kind", "shown"),
     [
-        ("memory://nowhere", "memory://nowhere does not exist or holds no files"),
-        ("/no/such/folder", "/no/such/folder does not exist or holds no files"),
-        ("s4://bucket", "s4://bucket: ValueError: Protocol not known: s4"),
-        (__file__, "is a file; give the folder that holds it"),
+        ("memory://nowhere", "missing", ""),
+        ("/no/such/folder", "missing", ""),
+        ("s4://bucket", "other", "ValueError: Protocol not known: s4"),
+        (__file__, "file", ""),
     ],
 )
-def test_other_faults_are_one_sentence_too(url: str, message: str) -> None:
-    with pytest.raises(DataError, match=message):
+def test_other_faults_are_one_sentence_too(url: str, kind: str, shown: str) -> None:
+    with raises(DataError, kind, url=url, shown=shown):
         Folder(url).list_files()
 
 
 def test_secrets_are_neither_printed_nor_in_messages() -> None:
-    with pytest.raises(DataError, match=r"^s4://\*\*\*@host/in: ValueError"):
+    with raises(DataError, "other", url="s4://***@host/in", shown="ValueError"):
         Folder("s4://user:password@host/in").list_files()
     options = {
         "key": "hidden-0",
@@ -187,7 +178,7 @@ def test_secrets_are_neither_printed_nor_in_messages() -> None:
     }
     os.environ["AWS_SESSION_TOKEN"] = "hidden-2"
     folder = Folder("s3://fetch/in", options)
-    with pytest.raises(DataError, match=r"ValueError: Invalid endpoint: \[hidden\] \[hidden\]"):
+    with raises(DataError, "other", shown="ValueError: Invalid endpoint: [hidden] [hidden]"):
         folder.list_files()
     assert "hidden" not in repr(folder)
 
@@ -317,7 +308,7 @@ def test_those_after_one_that_cannot_connect_anew_do_so(in_s3: Folder, tmp_path:
         filesystem.connect()
     (tmp_path / "config").write_text("")
     os.environ["AWS_ACCESS_KEY_ID"] = "WRONG"
-    with pytest.raises(CredentialsError, match=r"profile \(p\) could not be found"):
+    with raises(CredentialsError, "no key", shown="profile (p)"):
         refresh_filesystems()
     with pytest.raises(PermissionError):
         held.ls("fetch/in")

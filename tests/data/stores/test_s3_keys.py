@@ -27,6 +27,7 @@ from tests.data.stores_read import profile
 from tests.servers.proxy import Fault
 from tests.servers.s3 import SeaweedServer
 from tests.servers.slow_s3 import SlowS3
+from tests.support.raising import raises
 
 CANARY = "canary-secret-9f8e7d"
 
@@ -50,7 +51,7 @@ def test_changed_variables_are_noticed_at_the_next_use(
         os.environ.update(s3.env)
         assert folder.read(A) == b"one"
         os.environ["AWS_SECRET_ACCESS_KEY"] = CANARY
-        with pytest.raises(CredentialsError, match="SignatureDoesNotMatch") as caught:
+        with raises(CredentialsError, "refused", shown="SignatureDoesNotMatch") as caught:
             folder.read(A)
         assert CANARY not in str(caught.value)
     assert folder._store() is folder._store()
@@ -88,8 +89,8 @@ def test_expired_keys_are_told_with_their_end(s3: SeaweedServer, bucket: str) ->
         os.environ["AWS_ENDPOINT_URL"] = slow.endpoint
         assert folder.read(A) == b"one"
         slow.inject(Fault("expired"))
-        told = f"ExpiredToken; it is good until {end:%Y-%m-%d %H:%M:%S} UTC"
-        with pytest.raises(CredentialsError, match=told):
+        ends = f" {end:%Y-%m-%d %H:%M:%S} UTC"
+        with raises(CredentialsError, "refused", shown=("(ExpiredToken; ", ends)):
             folder.read(A)
 
 
@@ -101,11 +102,8 @@ def test_keys_that_end_are_told_and_new_ones_found(s3: SeaweedServer, bucket: st
     folder = Folder(f"{bucket}/in")
     assert folder.read(A) == b"one"
     time.sleep(max(0.0, end.timestamp() - time.time()))
-    told = (
-        f"in: the access key expired at {end:%Y-%m-%d %H:%M:%S} UTC, and there is no newer one. Set"
-    )
     for _ in range(2):
-        with pytest.raises(CredentialsError, match=told):
+        with raises(CredentialsError, "expired", shown=f" {end:%Y-%m-%d %H:%M:%S} UTC"):
             folder.read(A)
     new = datetime.now(UTC) + timedelta(hours=1)
     os.environ["AWS_CREDENTIAL_EXPIRATION"] = new.isoformat()
@@ -117,7 +115,7 @@ def test_keys_that_botocore_cannot_renew_are_told(tmp_path: Path, s3: SeaweedSer
         f"[profile x]\ncredential_process = {sys.executable} -c 'raise SystemExit(\"{CANARY}\")'"
     )
     os.environ.update(profile(tmp_path, fails), AWS_PROFILE="x", AWS_SECRET_ACCESS_KEY=CANARY)
-    with pytest.raises(CredentialsError, match="no access key was found") as caught:
+    with raises(CredentialsError, "no key") as caught:
         Folder("s3://keys/in").list_files()
     assert CANARY not in str(caught.value)
 
@@ -164,9 +162,9 @@ def test_a_process_forked_in_a_refresh_can_refresh() -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "error", "said"),
+    ("variables", "error", "kind"),
     [
-        ({"AWS_CA_BUNDLE": "/no/file"}, DataError, "the file with certificates /no/file cannot be"),
+        ({"AWS_CA_BUNDLE": "/no/file"}, DataError, "certificates"),
         (
             {
                 "AWS_ACCESS_KEY_ID": "",
@@ -174,15 +172,15 @@ def test_a_process_forked_in_a_refresh_can_refresh() -> None:
                 "AWS_WEB_IDENTITY_TOKEN_FILE": "/no/file",
             },
             CredentialsError,
-            r"no access key was found \(.* '/no/file'\)",
+            "no key",
         ),
     ],
 )
 def test_a_file_of_settings_that_is_not_there_is_no_missing_sample(
-    s3: SeaweedServer, bucket: str, variables: dict[str, str], error: type, said: str
+    s3: SeaweedServer, bucket: str, variables: dict[str, str], error: type, kind: str
 ) -> None:
     os.environ.update(s3.env, **variables)
-    with pytest.raises(error, match=said) as raised:
+    with raises(error, kind, shown="/no/file") as raised:
         Folder(f"{bucket}/in").read(A)
     assert not isinstance(raised.value, DataNotFoundError)
 

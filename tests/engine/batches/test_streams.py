@@ -26,6 +26,7 @@ from tests.engine.batches.streams import (
     points,
 )
 from tests.support.pools import Pools
+from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on, weights
 
 DOUBLE = torch.float64
@@ -80,17 +81,17 @@ def test_it_goes_on_in_the_middle_of_an_epoch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stream", "text"),
+    ("stream", "shown"),
     [
-        (SplitByRank(20), "not the same on every rank, other samples came"),
-        (LongerOnRank1(20), "another number of samples.*on rank 1"),
-        (LongerOnRank1(19), "it is longer on rank 1"),
+        (SplitByRank(20), " other samples "),
+        (LongerOnRank1(20), (" number of samples ", " on rank 1")),
+        (LongerOnRank1(19), " longer on rank 1"),
     ],
 )
 def test_a_stream_that_differs_from_rank_to_rank_is_an_error(
-    pools: Pools, stream: Stream, text: str
+    pools: Pools, stream: Stream, shown: str | tuple[str, ...]
 ) -> None:
-    with pytest.raises(SpmdError, match=text):
+    with raises(SpmdError, "ranks differ", shown=shown):
         train_on(pools[2], network(DOUBLE), stream, **SETTINGS)
     assert train_on(pools[2], network(), samples(8), epochs=1).stopped_by == "epochs"
 
@@ -101,10 +102,9 @@ def test_a_stream_that_gives_nothing_is_an_error(pools: Pools) -> None:
             self.left = getattr(self, "left", None) or super().__iter__()
             return self.left
 
-    again = "the stream Once gave no sample; if .* let its __iter__ begin anew"
-    with pytest.raises(SpmdError, match=again):
+    with raises(SpmdError, "no sample", shown=" Once "):
         train_on(pools[2], network(DOUBLE), Once(10), batch_size=4, epochs=3)
-    with pytest.raises(SpmdError, match="the stream Stream gave no sample"):
+    with raises(SpmdError, "no sample", shown=" Stream "):
         train_on(pools[1], network(DOUBLE), Stream(0), batch_size=4, epochs=3)
 
 
@@ -149,17 +149,17 @@ def test_parts_of_parts_are_data_sets(pools: Pools) -> None:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "text"),
+    ("dataset", "kind"),
     [
-        (DataLoader(samples(8)), r"give its data set, dataset\.dataset, and its batch size"),
-        (iter([1]), "can be walked through once"),
-        ((x for x in [1]), "can be walked through once"),
-        (5, "needs len"),
-        ([], "dataset is empty"),
+        (DataLoader(samples(8)), "loader"),
+        (iter([1]), "iterator"),
+        ((x for x in [1]), "iterator"),
+        (5, "no dataset"),
+        ([], "empty"),
     ],
 )
-def test_what_is_no_data_set_is_refused_with_what_to_give(dataset: Any, text: str) -> None:
-    with pytest.raises(TrainingError, match=text):
+def test_what_is_no_data_set_is_refused_with_what_to_give(dataset: Any, kind: str) -> None:
+    with raises(TrainingError, kind, "dataset"):
         require_dataset("dataset", dataset)
 
 

@@ -32,6 +32,7 @@ from tests.engine.training.vectors import Backwards, Vectors
 from tests.servers.s3 import SeaweedServer
 from tests.servers.slow_s3 import Fault, SlowS3
 from tests.support.pools import Pools
+from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on, wait_until, weights
 
 DOUBLE = torch.float64
@@ -101,12 +102,10 @@ def test_beyond_the_bound_it_is_an_error_on_all_ranks_that_names_some(
     pools: Pools,
 ) -> None:
     data = Vectors(40, {1, 2, 3, 30, 31, 32, 33})
-    with pytest.raises(
-        SpmdError, match=r"more than the 4 that max_skipped allows: vectors/"
-    ) as caught:
+    with raises(SpmdError, "too many", "max_skipped", shown=(" 4 ", " vectors/")) as caught:
         train_on(pools[2], network(DOUBLE), data, on_error="skip", max_skipped=0.1, batch_size=40)
     assert [error.ename for error in caught.value.errors.values()] == ["TrainingError"] * 2
-    assert "epoch 1: 7 of 40 samples could not be read so far" in str(caught.value)
+    assert "epoch 1: 7 of 40 " in str(caught.value)
     assert str(caught.value).count("(damaged)") == 5
     assert train_on(pools[2], network(), samples(8), epochs=1).stopped_by == "epochs"
 
@@ -119,7 +118,7 @@ def test_one_sample_may_always_be_skipped_and_by_default_none(pools: Pools) -> N
 
 
 def test_if_nothing_can_be_read_it_says_so(pools: Pools) -> None:
-    with pytest.raises(SpmdError, match="none of 24 samples could be read"):
+    with raises(SpmdError, "all skipped", shown=" 24 "):
         train_on(pools[1], network(DOUBLE), Vectors(12, set(range(12))), batch_size=12, **SKIP)
 
 
@@ -157,9 +156,7 @@ def test_an_order_that_is_none_is_refused(pools: Pools) -> None:
         def epoch_order(self, seed: int, epoch: int, batch_size: int) -> Indices:
             return np.zeros(len(self), dtype=np.int64)
 
-    with pytest.raises(
-        SpmdError, match=r"epoch_order\(\) of the Twice does not name each of its 20"
-    ):
+    with raises(SpmdError, "epoch order", shown=(" Twice ", " 20 ")):
         train_on(pools[1], network(DOUBLE), Twice(20, set()))
 
 
@@ -201,7 +198,7 @@ def test_where_ranks_have_no_gpu_only_cuda_is_refused_as_the_place_to_decode(
         for each in (data, data.decoded_on("auto"))
     ]
     assert losses[0] == losses[1]
-    with pytest.raises(SpmdError, match=r'decoded_on\("cuda"\): this rank has no GPU; use'):
+    with raises(SpmdError, "no GPU", "place", ename="OptionsError"):
         train_on(pools[1], model, data.decoded_on("cuda"), **settings)
 
 
@@ -335,5 +332,5 @@ def test_normalization_is_what_torchvision_computes() -> None:
     assert torch.allclose(as_input(images, normalization), expected, atol=1e-6)
     assert torch.allclose(as_input(images.float() / 255, normalization), expected, atol=1e-6)
     assert normalization_of(Vectors(4, set()), device) is None
-    with pytest.raises(DataError, match="has 3 channels, the images have 1"):
+    with raises(DataError, "channels", shown=(" 3 ", " 1;")):
         as_input(images[:, :1], normalization)

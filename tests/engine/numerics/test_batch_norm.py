@@ -13,6 +13,7 @@ from gpupool import TrainingError
 from gpupool.engine.numerics.batch_norm import SyncBatchNorm, plain_batch_norm, sync_batch_norm
 from tests.engine.numerics import norms
 from tests.support.pools import Pools
+from tests.support.raising import raises
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
@@ -66,5 +67,5 @@ def test_a_norm_with_a_forward_of_its_own_is_refused_by_name() -> None:
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             return super().forward(input).relu()
 
-    with pytest.raises(TrainingError, match=r"batch norm '0' is a Activated"):
+    with raises(TrainingError, "own forward", "0", shown=" Activated "):
         sync_batch_norm(nn.Sequential(Activated(3)))

@@ -35,6 +35,7 @@ from gpupool.engine.training.callbacks import CallbackInfo
 from tests.engine.training.vectors import Vectors
 from tests.servers.s3 import SeaweedServer
 from tests.support.pools import Pools
+from tests.support.raising import raises
 from tests.support.trainings import (
     Centred,
     Held,
@@ -403,19 +404,21 @@ def test_another_training_is_refused_in_one_sentence(pools: Pools, tmp_path: Pat
     settings: dict[str, Any] = {"epochs": 1, "batch_size": 6, "checkpoint": str(tmp_path)}
     train_on(pools[2], network(), samples(24), **settings)
     more = {**settings, "epochs": 2, "resume": "auto"}
-    wrong: list[tuple[nn.Module, int, dict[str, Any], str]] = [
-        (network(), 25, more, "24 samples, and now it is 25 samples"),
-        (network(), 24, more | {"seed": 1}, "seed=0, and now it is seed=1"),
-        (network(), 24, more | {"shuffle": "never"}, "shuffle='every-epoch', and now"),
-        (nn.Linear(8, 3), 24, more, "is of another network or optimizer"),
-        (network(), 24, more | {"optimizer": "adam"}, "the optimizer was sgdm, and is adam now"),
-        (network(), 24, more | {"normalize": "fit"}, "normalize='none', and now it is normalize="),
-        (network(), 24, more | {"ema": 0.9}, "without ema"),
-        (network(), 24, settings, "is there already.*resume='auto' goes on from it"),
-        (network(), 24, more | {"resume": str(tmp_path / "step-00000099.pt")}, "does not exist"),
+    other = str(tmp_path / "step-00000099.pt")
+    wrong: list[tuple[nn.Module, int, dict[str, Any], str, set[str], tuple[str, ...]]] = [
+        (network(), 25, more, "other data", {"num_samples"}, ("24 samples", "25 samples")),
+        (network(), 24, more | {"seed": 1}, "other data", {"seed"}, ("seed=0", "seed=1")),
+        (network(), 24, more | {"shuffle": "never"}, "other data", {"shuffle"}, ("'every-epoch'",)),
+        (nn.Linear(8, 3), 24, more, "other network", set(), ()),
+        (network(), 24, more | {"optimizer": "adam"}, "other network", set(), ("sgdm", "adam")),
+        (network(), 24, more | {"normalize": "fit"}, "other data", {"normalize"}, ("'none'",)),
+        (network(), 24, more | {"ema": 0.9}, "other option", {"ema"}, ()),
+        (network(), 24, settings, "exists", set(), ()),
+        (network(), 24, more | {"resume": other}, "missing", set(), ("step-00000099.pt",)),
     ]
-    for model, num, changed, words in wrong:
-        with pytest.raises(SpmdError, match=words) as caught:
+    for model, num, changed, kind, names, shown in wrong:
+        names = names | {"resume"} if kind.startswith("other") else names
+        with raises(SpmdError, kind, *names, shown=shown, ename="TrainingError") as caught:
             train_on(pools[2], model, samples(num), **changed)
         assert len(str(caught.value).splitlines()) == 1
         assert "the same on 2 of 2 ranks" in str(caught.value)
@@ -457,7 +460,7 @@ def test_a_sealed_file_that_holds_no_whole_state_is_said_on_every_rank(
 
 
 def test_resume_true_needs_a_checkpoint(pools: Pools, tmp_path: Path) -> None:
-    with pytest.raises(SpmdError, match="holds no checkpoint; 'auto' begins anew then"):
+    with raises(SpmdError, "missing", "resume", ename="TrainingError"):
         train_on(pools[2], network(), samples(8), checkpoint=str(tmp_path / "new"), resume=True)
     result = train_on(
         pools[2], network(), samples(8), epochs=1, checkpoint=str(tmp_path / "new"), resume="auto"

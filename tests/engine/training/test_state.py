@@ -28,6 +28,7 @@ from gpupool.engine.training.callbacks import CallbackInfo
 from gpupool.engine.training.event_log import Told
 from gpupool.engine.training.loop import fit
 from tests.engine.training.vectors import Vectors
+from tests.support.raising import raises
 from tests.support.trainings import network, samples
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -172,7 +173,7 @@ def test_after_a_failure_another_trace_can_be_made(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
     Checkpoints(str(tmp_path)).save({"format": 99}, 1, wait=True)
-    with pytest.raises(TrainingError, match="has format 99, this version of gpupool reads 1"):
+    with raises(TrainingError, "format", "resume", shown=(" 99, ", " 1;")):
         fitted(network(), checkpoint=str(tmp_path), resume="auto")
 
 

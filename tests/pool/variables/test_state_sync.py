@@ -20,6 +20,7 @@ from gpupool.pool import session
 from gpupool.spmd.cell import Notebook, SpmdRun
 from tests.support.processes import kill as kill_ranks
 from tests.support.processes import reach, reached, until
+from tests.support.raising import raises
 
 
 @pytest.fixture
@@ -186,20 +187,21 @@ def test_large_state_goes_in_pieces(pool3: Pool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("names", "said"),
+    ("names", "rank", "at", "shown"),
     [
-        (["one", "nosuch"], "nothing was copied.*On rank 0, nosuch: it has no such variable"),
-        (["one", "locked"], r"On rank 0, locked: TypeError: .*lock.* \(locked\['a'\]\.lock\)"),
-        (["one", "stubborn"], "On rank 1, the state: ZeroDivisionError"),
-        (["one", "shard"], "On rank 0, shard: TypeError: a DTensor is this rank's part"),
-        (["part"], "On rank 0, part: RuntimeError: .* over some of the ranks"),
+        (["one", "nosuch"], 0, "nosuch", ""),
+        (["one", "locked"], 0, "locked", ("TypeError: ", "lock", " (locked['a'].lock)")),
+        (["one", "stubborn"], 1, "the state", "ZeroDivisionError"),
+        (["one", "shard"], 0, "shard", "TypeError: a DTensor "),
+        (["part"], 0, "part", "RuntimeError: "),
     ],
 )
-def test_what_cannot_be_copied_changes_nothing(pool3: Pool, names: list[str], said: str) -> None:
+def test_what_cannot_be_copied_changes_nothing(
+    pool3: Pool, names: list[str], rank: int, at: str, shown: str | tuple[str, ...]
+) -> None:
     pool3.run(REFUSED)
-    with pytest.raises(PoolError, match=said) as caught:
+    with raises(PoolError, "not copied", at, ranks=(rank,), shown=shown):
         pool3.sync_from(0, *names)
-    assert "no rank has changed anything" in str(caught.value)
     assert dict(pool3.run("one")) == {0: 0, 1: 1, 2: 2}
     assert pool3.status().state == "idle"
 
@@ -224,18 +226,18 @@ part = DDP(torch.nn.Linear(1, 1), process_group=pair) if rank < 2 else None
 
 
 def test_what_is_asked_for_wrongly_is_refused(pool3: Pool) -> None:
-    for arguments, said in [
-        ((0,), "name what to copy"),
-        ((3, "x"), "3 is no rank; the ranks are 0 to 2"),
-        (("0", "x"), "'0' is no rank"),
+    for arguments, kind, names, shown in [
+        ((0,), "incomplete", [], ""),
+        ((3, "x"), "range", ["source"], (" 3 ", " 0 to 2")),
+        (("0", "x"), "range", ["source"], " '0' "),
     ]:
-        with pytest.raises(OptionsError, match=said):
+        with raises(OptionsError, kind, *names, shown=shown):
             pool3.sync_from(*arguments)  # type: ignore[arg-type]
-    with pytest.raises(OptionsError, match="rank 0 has it already"):
+    with raises(OptionsError, "no effect", "source"):
         pool3.sync_from(0, "x", ranks=[0, 1])
-    with pytest.raises(PoolError, match="device is the rank's own"):
+    with raises(PoolError, "reserved", "device"):
         pool3.sync_from(0, "device")
-    with pytest.raises(PoolError, match=r"'a\.b' is no name of a variable"):
+    with raises(PoolError, "no name", "a.b"):
         pool3.sync_from(0, "a.b")
 
 
@@ -305,19 +307,16 @@ def test_a_value_that_went_with_its_rank_says_so(pool3: Pool, names: dict[str, A
     cell(pool3, "x = [rank] * 2\nif rank == 0: only = 1")
     x = names["x"]
     kill(pool3, 1)
-    said = (
-        "x of rank 1 was lost with rank 1, which was killed by SIGKILL; "
-        r"pool.sync_from\(0, 'x', ranks=\[1\]\) copies it."
-    )
+    shown = ("killed by SIGKILL; ", "pool.sync_from(0, 'x', ranks=[1])")
     for ask in (lambda: x[1], x.gather, lambda: list(x), lambda: pool3["x"][1]):
-        with pytest.raises(PoolError, match=said):
+        with raises(PoolError, "lost", "x", ranks=(1,), shown=shown):
             ask()
     assert x[2] == [2, 2]
     lines = composite_text(x).splitlines()
     assert lines[-1].startswith("[1] no value  lost with rank 1, which was killed by SIGKILL")
     assert "lost with rank 1" in composite_html(x)
     assert "lost" not in composite_text(names["only"])
-    with pytest.raises(PoolError, match=r"^rank 1 has no variable 'only'"):
+    with raises(PoolError, "unknown", "only", ranks=(1,)):
         names["only"][1]
     with pytest.raises(
         SpmdError, match=r"name 'x' is not defined \(x was lost with rank 1"
@@ -331,7 +330,7 @@ def test_a_value_that_went_with_its_rank_says_so(pool3: Pool, names: dict[str, A
     assert "which was restarted" in composite_text(x)
     pool3.sync_from(0, "x", ranks=[1])
     assert x[1] == [0, 0]
-    with pytest.raises(PoolError, match="lost with rank 2, which was restarted"):
+    with raises(PoolError, "lost", "x", ranks=(2,), shown="restarted"):
         x[2]
     cell(pool3, "x = 1")
     assert "lost" not in composite_text(names["x"])
@@ -344,9 +343,9 @@ def test_what_a_cell_without_a_notebook_has_made_is_known_once_it_was_asked_for(
     assert pool3["loose"].gather() == [0, 1, 2]
     assert pool3["lonely"][0] == 1
     pool3.restart([1])
-    with pytest.raises(PoolError, match=r"loose of rank 1 was lost with rank 1"):
+    with raises(PoolError, "lost", "loose", ranks=(1,)):
         pool3["loose"][1]
-    with pytest.raises(PoolError, match=r"^rank 1 has no variable 'lonely'"):
+    with raises(PoolError, "unknown", "lonely", ranks=(1,)):
         pool3["lonely"][1]
     pool3.run("loose = 5")
     assert pool3["loose"].gather() == [5] * 3
@@ -357,11 +356,11 @@ def test_values_that_went_with_all_ranks_say_so(pool3: Pool, names: dict[str, An
     x = names["x"]
     pool3.restart()
     for ask in (lambda: pool3["x"], x.gather):
-        with pytest.raises(PoolError, match="was lost with rank 0, which was restarted"):
+        with raises(PoolError, "lost", "x", shown="restarted"):
             ask()
     with pytest.raises(AttributeError, match=r"was lost with rank 0.*recreate it"):
         _ = x.shape
-    with pytest.raises(PoolError, match=r"no such variable.*no other rank has it: recreate it"):
+    with raises(PoolError, "not copied", "x", ranks=(0,)):
         pool3.sync_from(0, "x")
 
 
@@ -378,5 +377,5 @@ def test_a_rank_that_is_alone_has_nobody_to_copy_to() -> None:
     with gpupool.start(inline=True) as pool:
         pool.run("x = 1")
         assert pool.sync_from(0, "x") == ()
-        with pytest.raises(OptionsError, match="1 is no rank"):
+        with raises(OptionsError, "range", "source"):
             pool.sync_from(1, "x")
