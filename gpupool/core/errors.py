@@ -34,6 +34,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from gpupool.core.terminal import plain, shows_colours
 
@@ -68,6 +69,12 @@ class GpuPoolError(Exception):
 
 class OptionsError(GpuPoolError, ValueError):
     """An option is unknown, malformed, contradicts another one, or would have no effect."""
+
+    @classmethod
+    def of(cls, name: str, value: object, what: str, kind: str = "range") -> Self:
+        """The error for a value of one option: "lr=0: must be above 0."."""
+        shown = f"{value:g}" if isinstance(value, float) else repr(value)
+        return cls(f"{name}={shown}: {what}", kind, name)
 
 
 class PlacementError(GpuPoolError):

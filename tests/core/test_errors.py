@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -158,3 +160,13 @@ def test_every_error_of_ours_can_be_caught_as_one() -> None:
     assert len(ours) > 10
     assert all(issubclass(kind, GpuPoolError) for kind in ours)
     assert issubclass(OptionsError, ValueError)
+
+
+def test_the_kinds_that_the_page_names_are_those_that_are_raised() -> None:
+    root = Path(errors.__file__).parents[1]
+    source = "".join(path.read_text() for path in root.rglob("*.py"))
+    page = (root.parent / "docs" / "errors.md").read_text()
+    rows = [row.split("|") for row in page.splitlines() if re.match(r"\| `\w+Error` \|", row)]
+    kinds = {kind for row in rows for kind in re.findall("`([^`]+)`", row[2])} - {"reason"}
+    assert len(kinds) > 40
+    assert [kind for kind in sorted(kinds) if f'"{kind}"' not in source] == []

@@ -73,10 +73,8 @@ def check_values(options: TrainingFields) -> None:
     if options.compile not in (True, False):
         _word("compile", options.compile, COMPILE_MODES)
     if not isinstance(options.channels_last, bool):
-        raise OptionsError(
-            f"channels_last={options.channels_last!r}: must be True or False.",
-            "type",
-            "channels_last",
+        raise OptionsError.of(
+            "channels_last", options.channels_last, "must be True or False.", "type"
         )
 
 
@@ -88,10 +86,8 @@ def warmup_of(value: str | int) -> tuple[int, str]:
     """
     match = re.fullmatch(r"\s*(\d+)\s*(epoch|step)?s?\s*", str(value))
     if isinstance(value, bool) or not match or int(match[1]) < 1:
-        raise OptionsError(
-            f"warmup={value!r}: write '1 epoch', '500 steps' or a number of steps.",
-            "form",
-            "warmup",
+        raise OptionsError.of(
+            "warmup", value, "write '1 epoch', '500 steps' or a number of steps.", "form"
         )
     return int(match[1]), match[2] or "step"
 
@@ -110,23 +106,23 @@ def _check_numbers(options: TrainingFields) -> None:
     for name in (*_COUNTS, "seed"):
         value = _given(options, name, whole=True)
         if value is not None and name != "seed" and value < 1:
-            raise OptionsError(f"{name}={value}: must be above 0.", "range", name)
+            raise OptionsError.of(name, value, "must be above 0.")
     if not 0 <= options.seed < 2**64:
-        raise OptionsError(f"seed={options.seed}: must be in 0..2**64-1.", "range", "seed")
+        raise OptionsError.of("seed", options.seed, "must be in 0..2**64-1.")
     for name in (*_ABOVE_0, *_FROM_0, *_BELOW_1, *_BETWEEN, "max_skipped"):
         value = _given(options, name)
         if value is None:
             continue
         if name in _ABOVE_0 and not value > 0:
-            raise OptionsError(f"{name}={value:g}: must be above 0.", "range", name)
+            raise OptionsError.of(name, value, "must be above 0.")
         if name in _FROM_0 and not value >= 0:
-            raise OptionsError(f"{name}={value:g}: must not be negative.", "range", name)
+            raise OptionsError.of(name, value, "must not be negative.")
         if name in _BELOW_1 and not 0 <= value < 1:
-            raise OptionsError(f"{name}={value:g}: must be at least 0 and below 1.", "range", name)
+            raise OptionsError.of(name, value, "must be at least 0 and below 1.")
         if name in _BETWEEN and not 0 < value < 1:
-            raise OptionsError(f"{name}={value:g}: must be above 0 and below 1.", "range", name)
+            raise OptionsError.of(name, value, "must be above 0 and below 1.")
         if math.isinf(value):
-            raise OptionsError(f"{name}={value:g}: must be finite.", "not finite", name)
+            raise OptionsError.of(name, value, "must be finite.", "not finite")
         if name == "max_skipped" and not 0 < value <= 1:
             raise OptionsError(
                 f"max_skipped={value:g}: must be a share of the samples, above 0 and at most 1.",
@@ -134,11 +130,11 @@ def _check_numbers(options: TrainingFields) -> None:
                 name,
             )
     if options.accumulate > options.batch_size:
-        raise OptionsError(
-            f"accumulate={options.accumulate}: a batch of {options.batch_size} cannot be computed "
-            "in more parts than it has samples.",
-            "range",
+        raise OptionsError.of(
             "accumulate",
+            options.accumulate,
+            f"a batch of {options.batch_size} cannot be computed in more parts than it "
+            "has samples.",
         )
 
 
@@ -146,9 +142,7 @@ def _check_factors(options: TrainingFields) -> None:
     for name in ("learn_rate_factors", "weight_decay_factors"):
         factors = getattr(options, name)
         if not isinstance(factors, Mapping):
-            raise OptionsError(
-                f"{name}={factors!r}: give a dict, as {{'head.*': 10}}.", "type", name
-            )
+            raise OptionsError.of(name, factors, "give a dict, as {'head.*': 10}.", "type")
         for pattern, factor in factors.items():
             if not isinstance(pattern, str):
                 raise OptionsError(
@@ -157,9 +151,7 @@ def _check_factors(options: TrainingFields) -> None:
             number(f"{name}[{pattern!r}]", factor)
         bad = {pattern: f for pattern, f in factors.items() if not 0 <= f < math.inf}
         if bad:
-            raise OptionsError(
-                f"{name}={bad}: a factor must be finite and not negative.", "range", name
-            )
+            raise OptionsError.of(name, bad, "a factor must be finite and not negative.")
         _put(options, name, {pattern: float(factor) for pattern, factor in factors.items()})
 
 
@@ -175,22 +167,24 @@ def _check_schedule(options: TrainingFields) -> None:
     try:
         pieces = tuple((name, epochs) for name, epochs in schedule)
     except (TypeError, ValueError):
-        raise OptionsError(
-            f"schedule={schedule!r}: give a name, a callable (step, epoch) -> factor, or pairs, as "
+        raise OptionsError.of(
+            "schedule",
+            schedule,
+            "give a name, a callable (step, epoch) -> factor, or pairs, as "
             "[('cosine', 20), ('none', 10)].",
             "form",
-            "schedule",
         ) from None
     for name, epochs in pieces:
         _word("schedule", name, SCHEDULES)
         number(f"schedule[{name!r}]", epochs, whole=True)
     num_epochs = sum(epochs for _, epochs in pieces)
     if num_epochs != options.epochs or any(epochs < 1 for _, epochs in pieces):
-        raise OptionsError(
-            f"schedule={list(pieces)}: has {num_epochs} epochs, the training {options.epochs}; "
-            "each piece needs at least one, and all together as many as the training.",
-            "length",
+        raise OptionsError.of(
             "schedule",
+            list(pieces),
+            f"has {num_epochs} epochs, the training {options.epochs}; each piece needs at "
+            "least one, and all together as many as the training.",
+            "length",
         )
     _put(options, "schedule", tuple((name, int(epochs)) for name, epochs in pieces))
 
@@ -209,12 +203,10 @@ def _check_intervals(options: TrainingFields) -> None:
                 pass
         if isinstance(value, str):
             also = ", or a time such as '10m'" if times else ""
-            raise OptionsError(
-                f"{name}={value!r}: write 'epoch' or a number of steps{also}.", "form", name
-            )
+            raise OptionsError.of(name, value, f"write 'epoch' or a number of steps{also}.", "form")
         number(name, value, whole=True)
         if value < 1:
-            raise OptionsError(f"{name}={value}: must be above 0.", "range", name)
+            raise OptionsError.of(name, value, "must be above 0.")
         _put(options, name, int(value))
 
 
@@ -247,32 +239,26 @@ def _check_sequences(options: TrainingFields) -> None:
                 "callbacks",
             )
     if not isinstance(options.objective, str):
-        raise OptionsError(
-            f"objective={options.objective!r}: give the name of a metric.", "type", "objective"
-        )
+        raise OptionsError.of("objective", options.objective, "give the name of a metric.", "type")
     if options.betas is not None:
         _put(options, "betas", _numbers("betas", options.betas, num=2))
         if not all(0 <= beta < 1 for beta in options.betas):
-            raise OptionsError(
-                f"betas={options.betas}: must be at least 0 and below 1.", "range", "betas"
-            )
+            raise OptionsError.of("betas", options.betas, "must be at least 0 and below 1.")
     if options.rank_load is not None:
         load = _numbers("rank_load", options.rank_load)
         if not all(0 <= share < math.inf for share in load) or not sum(load) > 0:
-            raise OptionsError(
-                f"rank_load={load}: must not be negative, and one must be above 0.",
-                "range",
-                "rank_load",
+            raise OptionsError.of(
+                "rank_load", load, "must not be negative, and one must be above 0."
             )
         _put(options, "rank_load", load)
 
 
 def _numbers(name: str, values: Any, num: int | None = None) -> tuple[float, ...]:
     if isinstance(values, str) or not isinstance(values, Iterable):
-        raise OptionsError(f"{name}={values!r}: must be {num or 'some'} numbers.", "type", name)
+        raise OptionsError.of(name, values, f"must be {num or 'some'} numbers.", "type")
     values = tuple(values)
     if num is not None and len(values) != num:
-        raise OptionsError(f"{name}={values}: must be {num} numbers.", "length", name)
+        raise OptionsError.of(name, values, f"must be {num} numbers.", "length")
     for value in values:
         number(name, value)
     return tuple(float(value) for value in values)

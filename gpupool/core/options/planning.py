@@ -79,12 +79,10 @@ def _ranks_of(pool: Any) -> Sequence[Rank]:
     if pool is None or (isinstance(pool, int) and not isinstance(pool, bool)):
         num = 1 if pool is None else pool
         if num < 1:
-            raise OptionsError(f"pool={num}: a pool has at least one rank.", "range", "pool")
+            raise OptionsError.of("pool", num, "a pool has at least one rank.")
         return place([], num, num_cores=num)
     if not hasattr(pool, "ranks"):
-        raise OptionsError(
-            f"pool={pool!r}: give a gpupool.Pool or a number of ranks.", "type", "pool"
-        )
+        raise OptionsError.of("pool", pool, "give a gpupool.Pool or a number of ranks.", "type")
     ranks: Sequence[Rank] = pool.ranks
     return ranks
 

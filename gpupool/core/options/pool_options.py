@@ -69,12 +69,10 @@ class PoolOptions:
         number("timeout_s", self.timeout_s)
         number("hang_after_s", self.hang_after_s)
         if self.n is not None and self.n < 1:
-            raise OptionsError(f"n={self.n}: a pool needs at least one rank.", "range", "n")
+            raise OptionsError.of("n", self.n, "a pool needs at least one rank.")
         for name in ("timeout_s", "hang_after_s"):
             if not getattr(self, name) > 0:  # also true of nan
-                raise OptionsError(
-                    f"{name}={getattr(self, name)}: must be above 0 seconds.", "range", name
-                )
+                raise OptionsError.of(name, getattr(self, name), "must be above 0 seconds.")
         if self.device == "cpu" and self.gpus:
             raise OptionsError(
                 "device='cpu' and gpus= exclude each other; leave one of them out.",
@@ -103,10 +101,8 @@ class PoolOptions:
     def _check_inline(self) -> None:
         """What an inline pool cannot do, or what would have no effect."""
         if self.n not in (None, 1):
-            raise OptionsError(
-                f"n={self.n}: an inline pool is this process alone, one rank. Leave n out.",
-                "range",
-                "n",
+            raise OptionsError.of(
+                "n", self.n, "an inline pool is this process alone, one rank. Leave n out."
             )
         if self.gpus is not None and len(self.gpus) != 1:
             raise OptionsError(

@@ -51,11 +51,12 @@ def choose_execution(
         return _chosen(everyone, training_ranks, bool(with_gpu), "has no GPU of its own")
     if not with_gpu:
         reason = f" ({why_cpu})" if why_cpu else ""
-        raise OptionsError(
-            f"execution={execution!r}: none of the pool's {len(everyone)} ranks has a GPU{reason}; "
-            "choose 'auto' or 'parallel-cpu', or start a pool where there are GPUs.",
-            "no GPU",
+        raise OptionsError.of(
             "execution",
+            execution,
+            f"none of the pool's {len(everyone)} ranks has a GPU{reason}; choose 'auto' "
+            "or 'parallel-cpu', or start a pool where there are GPUs.",
+            "no GPU",
         )
     if execution == "gpu":
         return _chosen(everyone, list(with_gpu)[:1], True, one)
@@ -95,11 +96,7 @@ def bounds(size: int, load: tuple[float, ...]) -> tuple[int, ...]:
     """
     exact = [Fraction(share) for share in load]
     if not exact or min(exact) < 0 or not sum(exact):
-        raise OptionsError(
-            f"rank_load={load}: must not be negative, and one must be above 0.",
-            "range",
-            "rank_load",
-        )
+        raise OptionsError.of("rank_load", load, "must not be negative, and one must be above 0.")
     total = sum(exact)
     return (0, *(int(size * so_far / total) for so_far in accumulate(exact)))
 

@@ -234,17 +234,11 @@ def monitor(
         OptionsError: an argument that makes no sense.
     """
     if isinstance(metrics, str) or not metrics:
-        raise OptionsError(
-            f'metrics={metrics!r}: give a list of names, such as ["loss"].', "type", "metrics"
-        )
+        raise OptionsError.of("metrics", metrics, 'give a list of names, such as ["loss"].', "type")
     if num_steps < 0:
-        raise OptionsError(
-            f"num_steps={num_steps}: must not be negative; 0 means unknown.", "range", "num_steps"
-        )
+        raise OptionsError.of("num_steps", num_steps, "must not be negative; 0 means unknown.")
     if report_every is not None and report_every < 1:
-        raise OptionsError(
-            f"report_every={report_every}: must be at least 1.", "range", "report_every"
-        )
+        raise OptionsError.of("report_every", report_every, "must be at least 1.")
     control.clear_stop()
     made = Monitor(world_of(group), metrics, num_steps, title, report_every, _way_out())
     for name, members in (groups or {}).items():

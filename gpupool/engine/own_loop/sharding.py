@@ -118,12 +118,10 @@ def shard_batches(
     chosen = words[shuffle] if isinstance(shuffle, bool) else shuffle
     options = TrainingOptions(batch_size=batch_size, seed=seed, shuffle=chosen)
     if epoch < 1:
-        raise OptionsError(f"epoch={epoch}: epochs are counted from 1.", "range", "epoch")
+        raise OptionsError.of("epoch", epoch, "epochs are counted from 1.")
     most = num_samples(dataset)
     if samples_done < 0 or (most and samples_done > most):
-        raise OptionsError(
-            f"samples_done={samples_done}: must be in 0..{most or 'all'}.", "range", "samples_done"
-        )
+        raise OptionsError.of("samples_done", samples_done, f"must be in 0..{most or 'all'}.")
     return ShardedBatches(dataset, options, epoch, samples_done, world_of(group, device))
 
 
