@@ -1,4 +1,4 @@
-"""Keeps a library from printing what is told in one sentence anyway. Runs anywhere."""
+"""Keeps a library from printing what one sentence of ours says anyway. Runs anywhere."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ from typing import Self
 
 from gpupool.core.terminal import plain, shows_colours
 
-FREED = "freed from a collective"  # what is said of a rank that waited for one that had failed
+FREED = "freed from a collective"  # of a rank that waited for one that had failed
 
 
 class GpuPoolError(Exception):
@@ -188,7 +188,8 @@ class SpmdError(GpuPoolError):
         self.errors = dict(sorted(errors.items()))
         self.num_ranks = num_ranks
         self.first = min(self.errors.values(), key=_by_importance)
-        self.is_shown = False  # a view has shown the tracebacks just now
+        # Set by a view that has just shown the tracebacks: IPython must not print them again.
+        self.is_shown = False
         first = self.first
         super().__init__(self._message(), first.kind, *first.names, ranks=self.errors)
         # Python's own excepthook, pytest and logging print notes below the message.
@@ -219,17 +220,17 @@ class SpmdError(GpuPoolError):
             facts.append(f"{freed} {FREED}")
         if stopped:
             facts.append(f"{stopped} stopped")
-        told = "; ".join([", ".join(facts), *([self.first.where] if self.first.where else [])])
+        how_many = "; ".join([", ".join(facts), *([self.first.where] if self.first.where else [])])
         # They go to the end of the first line: a long message must not push them out of sight.
         head, newline, rest = str(self.first).partition("\n")
         if len(head) > _MAX_HEAD_CHARS:
             head = f"{head[:_MAX_HEAD_CHARS]} [...]"
-        return f"{rank}{head} ({told}){newline}{rest}"
+        return f"{rank}{head} ({how_many}){newline}{rest}"
 
     def details(self) -> list[str]:
         """The traceback of the rank that failed first; the other ranks in one line each kind."""
         lines = []
-        # an error of ours has no traceback but its message, which is said already
+        # An error of ours has no traceback but its message, which the first line has already.
         if self.first.traceback.strip() not in ("", str(self.first)):
             lines += ["", f"rank {self.first.rank}:", self.first.traceback.rstrip("\n")]
         if self.first.hint:
@@ -259,7 +260,10 @@ _OURS = str(Path(__file__).parent.parent)
 
 
 def _by_importance(error: RankError) -> tuple[object, ...]:
-    """What nobody has asked for comes first, then what happened first."""
+    """What nobody has asked for comes first, then what happened first.
+
+    A rank that was freed says nothing about the cause, and an interrupt is the user's own doing.
+    """
     return error.freed, error.ename == "KeyboardInterrupt", error.failed_at, error.rank
 
 
@@ -273,7 +277,10 @@ def _kind(error: RankError) -> str:
 
 
 def _leave_out_our_frames(frames: TracebackType | None) -> None:
-    """Take frames of gpupool, and of the magic that called it, out of a traceback, in place."""
+    """Take frames of gpupool, and of the magic that called it, out of a traceback, in place.
+
+    The outermost frame stays: it is IPython's, which expects it.
+    """
     kept = frames
     while kept is not None:
         following = kept.tb_next

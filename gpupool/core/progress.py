@@ -126,7 +126,7 @@ class Progress:
         self._note = note
 
     def start(self) -> None:
-        """Draw by itself from now on, in a thread of its own, until `close`."""
+        """Draw automatically from now on, in a thread of its own, until `close`."""
         # one for each: a notebook puts what a thread shows to the cell that has started it
         threading.Thread(target=self._run, name="gpupool-progress", daemon=True).start()
 

@@ -20,7 +20,7 @@ CODES = re.compile(
 """The codes that a terminal does not show: the first group has the numbers of a colour's."""
 
 FRESH_LINE = "\r\x1b[K"
-"""What begins the line anew that the cursor of a terminal is on."""
+"""What moves the cursor of a terminal to the start of its line."""
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 

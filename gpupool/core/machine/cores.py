@@ -2,8 +2,8 @@
 
 More threads than cores make torch slower than one thread does, so the ranks of a machine divide
 what there really is. The number of cores of the machine is not that: a scheduler gives a job some
-of them (the affinity mask, which `nproc` tells), and a container mostly all of them for a share of
-the time (a quota of its cgroup, which neither `nproc` nor `os.process_cpu_count` tells). Each rank
+of them (the affinity mask, which `nproc` shows), and a container mostly all of them for a share of
+the time (a quota of its cgroup, which neither `nproc` nor `os.process_cpu_count` shows). Each rank
 gets its part as `OMP_NUM_THREADS` and by `torch.set_num_threads`.
 """
 

@@ -53,7 +53,7 @@ class GpuTable(tuple[Gpu, ...]):
 
     @staticmethod
     def share(gpu: Gpu, column: str) -> float | None:
-        """How full a column is, 0..1, where it tells of a share and the driver does."""
+        """How full a column is, 0..1, where it shows a share and the driver knows it."""
         if column == "utilization" and gpu.utilization_percent is not None:
             return gpu.utilization_percent / 100
         if column == "memory" and gpu.used_memory_bytes is not None and gpu.total_memory_bytes:

@@ -2,7 +2,7 @@
 
 A lock is an flock(2) on a file named after the device: the kernel lets go of it when its holder
 ends, however that comes. Every user may write to the file, so nothing in it is ever read: the
-kernel tells which process holds it (/proc/locks), and whose that is.
+kernel says which process holds it (/proc/locks), and whose that is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MAX_LOCKS_BYTES = 2**20  # of /proc/locks, which other users may fill
 
 
 class Owner(TypedDict, total=False):
-    """Who has locked a device, as far as the kernel tells.
+    """Who has locked a device, as far as the kernel knows.
 
     `since` is in seconds since the epoch: of the file, if it can be true.
     """
@@ -186,7 +186,7 @@ def _owner(descriptor: int) -> Owner:
         user, holder = user_of(pid), ProcessId.of(pid)
         if command_of(pid) == _AGENT:
             pid = parent_of(pid) or pid
-    except (OSError, StopIteration):  # it has let go, or ended, meanwhile
+    except (OSError, StopIteration):  # it has released it, or ended, meanwhile
         return {}
     owner = Owner(pid=pid, user=user)
     if holder.start_time - 1 <= found.st_mtime <= time.time() + 1:  # ticks are not exact

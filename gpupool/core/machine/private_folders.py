@@ -36,14 +36,14 @@ def temporary_places() -> list[Path]:
     That is `XDG_RUNTIME_DIR`, which no cleaner of old files visits, if it is this user's alone and
     has as much room as the folder for temporary files, or enough.
     """
-    temporary, told = Path(tempfile.gettempdir()), os.environ.get("XDG_RUNTIME_DIR", "")
+    temporary, runtime = Path(tempfile.gettempdir()), os.environ.get("XDG_RUNTIME_DIR", "")
     try:
-        found = os.stat(told)
+        found = os.stat(runtime)
         is_ours = found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700
         wanted = min(_free_bytes(temporary), _ROOM_BYTES)
-        if os.path.isabs(told) and is_ours and _free_bytes(Path(told)) >= wanted:
-            told.encode()  # else torch opens no files below it: see `pool/processes/agent.py`
-            return [temporary, *([Path(told)] if not open_to_others(Path(told)) else [])]
+        if os.path.isabs(runtime) and is_ours and _free_bytes(Path(runtime)) >= wanted:
+            runtime.encode()  # else torch opens no files below it: see `pool/processes/agent.py`
+            return [temporary, *([Path(runtime)] if not open_to_others(Path(runtime)) else [])]
     except (OSError, ValueError):  # it is not there, or no name that can be used
         pass
     return [temporary]

@@ -108,7 +108,7 @@ def survey(gpus: Sequence[Gpu], trouble: str, visible_devices: str | None) -> Di
 def split_mig(gpus: Sequence[Gpu]) -> list[Gpu]:
     """The devices that a process can use: in place of a GPU with MIG mode on, its instances.
 
-    What the driver does not tell of an instance is taken from its GPU.
+    What the driver does not report of an instance is taken from its GPU.
     """
     devices: list[Gpu] = []
     for gpu in gpus:
