@@ -323,7 +323,7 @@ def test_a_pattern_that_matches_nothing_is_an_error_that_names_parameters(
 
 def test_bad_input_is_refused_before_any_rank_starts(pools: Pools) -> None:
     cases: list[tuple[Any, Any, str, str, str]] = [
-        (nn.Linear, samples(8), "type", "model", "Linear"),
+        (nn.Linear, samples(8), "type", "model", " type,"),
         (None, samples(8), "type", "model", "NoneType"),
         (network(), 5, "no dataset", "dataset", ""),
         (network(), samples(8).tensors[0][:0], "empty", "dataset", ""),

@@ -74,7 +74,7 @@ def test_names_come_from_what_a_data_set_is_a_part_of(pools: Pools) -> None:
     part = ConcatDataset([Subset(dataset(), range(9)), Subset(dataset(), range(9, NUM))])
     assert gpupool.confusion(Table(SCORES), part, pool=pools[1]).classes[:2] == ("cat", "dog")
     data = Targets(label=LABELS)
-    with raises(gpupool.SpmdError, "no tensor", "targets", ename="DataError"):
+    with raises(gpupool.SpmdError, "no tensor", "metrics", ename="TrainingError"):
         gpupool.confusion(Table(SCORES), data, pool=pools[1])
 
 

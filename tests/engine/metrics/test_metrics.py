@@ -229,7 +229,7 @@ def test_two_of_a_name_are_refused() -> None:
 def test_a_class_that_the_network_does_not_know_is_named() -> None:
     with raises(TrainingError, "unknown class", shown=(" 9, ", " 7 ")):
         make_metrics("f1").update(SCORES[:2], torch.tensor([0, 9]))
-    with raises(TrainingError, "no classes", shown=(" outputs (31, 2) ", " targets (31, 2) ")):
+    with raises(TrainingError, "no classes", shown=("outputs (31, 2) ", " targets (31, 2) ")):
         make_metrics("f1").update(NUMBERS, WANTED)
 
 
