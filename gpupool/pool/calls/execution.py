@@ -2,8 +2,8 @@
 
 A background thread supervises each execution, so that the caller's thread only waits for an event
 and hears the user's interrupt at once. When a rank fails or the user interrupts while others still
-run, these are interrupted and told to abort their collectives (`ladder.py` says when): nobody waits
-for a peer that does not come. The pool then forms the group again.
+run, these are interrupted and asked to abort their collectives (`ladder.py` says when): nobody
+waits for a peer that does not come. The pool then forms the group again.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Execution:
         return self._finished.is_set()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the end, at most `timeout_s`; tells whether it has come."""
+        """Wait for the end, at most `timeout_s`; returns whether it has come."""
         return self._finished.wait(timeout_s)
 
     def error(self) -> SpmdError | None:
@@ -194,7 +194,7 @@ class Execution:
             self._finished.set()
 
     def _begin(self) -> bool:
-        """Wait for the turn, if it has not come at once; tells whether the calls are made."""
+        """Wait for the turn, if it has not come at once; returns whether the calls are made."""
         if not self._waits:
             while not self._called.wait(0.05):  # an inline pool computes meanwhile
                 if self._all_ranks.engines.busy_ranks() and self._look_at_clock(time.monotonic()):
@@ -223,7 +223,7 @@ class Execution:
     def _wait_for_others(self) -> bool:
         """Wait for what other clients run on the ranks; False if that was interrupted.
 
-        What hangs there is freed: a collective that one rank was told to call, and no other.
+        What hangs there is freed: a collective that one rank was asked to call, and no other.
         """
         has_aborted, engines = False, self._all_ranks.engines
         watch: HangWatch | None = None
@@ -304,7 +304,7 @@ class Execution:
     def _look(self, pending: Collection[int], now: float) -> None:
         """Tell of a hang; act on it only if that is wanted."""
         if self._failures or self._presses:
-            if not self._freeing.has_warned:  # what it told of is being ended
+            if not self._freeing.has_warned:  # what it reported is being ended
                 self._notice(None)
             return
         left = [rank for rank, reply in self.replies.items() if reply.get("left")]

@@ -123,7 +123,7 @@ def _interrupted(
     return replace(
         error,
         ename=name,
-        # a hang has been told with the place of every rank
+        # a hang was reported with the place of every rank
         evalue=words if name == HANG else ", ".join(filter(None, (words, error.evalue))),
         traceback=error.traceback.replace("KeyboardInterrupt", name),
     )

@@ -18,7 +18,7 @@ from gpupool.pool.calls.failures import Failure
 from gpupool.pool.calls.ladder import KILL_S, WARN_S, Ladder, Rung
 from gpupool.pool.ranks import Ranks
 
-ANSWER_S = 0.1  # for a rank to tell where it is; one that runs C code may not
+ANSWER_S = 0.1  # for a rank to answer where it is; one that runs C code may not
 DIE_S = 5.0  # from SIGKILL to the end of a process
 
 
@@ -79,7 +79,7 @@ class Freeing:
             self.freed_at = self.freed_at or time.time()
             self._all_ranks.engines.interrupt(numbers)
         elif rung in (Rung.ABORT, Rung.AGAIN):
-            if not self._are_through(pending):  # who is may take as long as that to tell its error
+            if not self._are_through(pending):  # who is may still report its error
                 self._abort(numbers if rung is Rung.AGAIN else {})
         elif rung is Rung.WARN:
             self.has_warned = True

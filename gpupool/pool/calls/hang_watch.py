@@ -1,4 +1,4 @@
-"""Looks now and then where the ranks of a call are, and tells what is wrong. Runs on the client."""
+"""Looks now and then where the ranks of a call are, and reports what is wrong. On the client."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class HangWatch:
                 self._take(one, now)
         if now >= self._next_at:
             self._next_at = now + self._every_s
-            with contextlib.suppress(Exception):  # the pool is being stopped: nothing to tell
+            with contextlib.suppress(Exception):  # the pool is being stopped: nothing to report
                 self._ask(now)
             seen = {rank: self._observed(rank, finished, left, now) for rank in self._all}
             self._diagnosis = diagnose(seen, self._hang_after_s) if pending else None
@@ -143,7 +143,7 @@ class HangWatch:
 
 
 def _is_same(before: Whereabouts | None, now: Whereabouts, used_s: float) -> bool:
-    """Whether a rank is still in the same collective; without a number a pause tells."""
+    """Whether a rank is still in the same collective; without a number a pause decides."""
     was, collective = before.collective if before else None, now.collective
     if was is None or collective is None:
         return False

@@ -49,7 +49,7 @@ class Engines:
         self._up = False  # they were all there once
         self._awaiting = True  # an engine is still to come
         self._losses: list[tuple[str, str]] = []
-        self._dead: dict[int, tuple[str, float]] = {}  # how it is told, and when it was
+        self._dead: dict[int, tuple[str, float]] = {}  # how it ended, and when
         self._killed: dict[int, str] = {}  # ranks that were killed on purpose -> why
         self._leaving: set[int] = set()  # ranks that are being replaced: their end is no loss
         self._open: dict[int, dict[Future[Any], int | None]] = {}  # calls -> their numbers
@@ -218,7 +218,7 @@ class Engines:
             self.control(Interrupt(number), [rank])
 
     def kill(self, rank: int, reason: str) -> None:
-        """End the engine of a rank, whatever it does. It is told as a loss, with this reason."""
+        """End the engine of a rank, whatever it does. It is reported as lost for this reason."""
         with self._lock:
             self._killed[rank] = reason
         self._launch.signal(rank, signal.SIGKILL)
