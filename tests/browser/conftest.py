@@ -24,14 +24,14 @@ def screenshots() -> Path:
 
 
 @pytest.fixture(scope="package")
-def shared_browser() -> Iterator[Browser]:
+def shared_browser(pytestconfig: pytest.Config) -> Iterator[Browser]:
     """Stopped before the tests of other folders: it runs an event loop in this thread."""
     pytest.importorskip("playwright", reason="playwright is not installed")
     from tests.browser.page import CHROMIUM, Browser
 
     if CHROMIUM is None:
         pytest.skip("no Chromium on this machine")
-    with Browser() as started:
+    with Browser(saves_looks=pytestconfig.getoption("--long")) as started:
         yield started
 
 
@@ -55,7 +55,10 @@ def browser(shared_browser: Browser) -> Iterator[Browser]:
 
 @pytest.fixture
 def lab(shared_lab: Lab) -> Iterator[Lab]:
-    """JupyterLab and Notebook 7 as they come, one server for all; a test's kernels end with it."""
+    """JupyterLab and Notebook 7 as they come, one server for all; a test's kernels end with it.
+
+    Only the one that is lent to notebooks in turn goes on.
+    """
     shared_lab.use_subshells(True)
     yield shared_lab
     shared_lab.shut_kernels_down()

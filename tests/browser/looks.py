@@ -52,17 +52,19 @@ def save_look(
     page: Page, element: Locator, folder: Path, name: str, dark: bool, width: int
 ) -> None:
     """Save `name_light_700.png` or its like, of a page that has this theme and width."""
+    if not page.saves_looks:
+        return
     page.raw.evaluate(SETTLED)
     theme = "dark" if dark else "light"
     element.screenshot(path=folder / f"{name}_{theme}_{width}.png")
 
 
 def save_looks(page: Page, element: Locator, folder: Path, name: str) -> None:
-    """Pictures at both widths and in both themes, of which nothing may be cut.
+    """Nothing of a view may be cut, at both widths; pictures of it, in both themes.
 
     The page is left light and wide.
     """
-    for dark in (True, False):
+    for dark in (True, False) if page.saves_looks else (False,):
         page.use_dark_theme(dark)
         for width in WIDTHS:
             page.resize(width, HEIGHT)

@@ -37,6 +37,14 @@ const kernel = nb.context.sessionContext.session?.kernel;
 const waiting = nb.content.widgets.filter(
     cell => cell.inputArea?.promptNode?.textContent?.includes('*'));
 return waiting.length + (kernel?.status === 'idle' ? 0 : 1);"""
+# Until the front end shows that it runs, or has run.
+RUN = """
+nb.content.activeCellIndex = arg; nb.content.deselectAll();
+let isOver = false;
+app.commands.execute('notebook:run-cell').finally(() => { isOver = true; });
+const prompt = nb.content.widgets[arg].inputArea.promptNode;
+while (!isOver && !prompt.textContent.includes('*'))
+    await new Promise(resolve => setTimeout(resolve, 10));"""
 # Connected again after a reload; a busy kernel tells nothing more than that.
 CONNECTED = """() => {
     const kernel = window.jupyterapp?.shell?.currentWidget?.context
@@ -49,7 +57,13 @@ REOPEN = """path => window.jupyterapp.commands.execute('docmanager:open', {
 
 
 class Browser:
-    """A Chromium without a screen. Pages share its cache: the second one opens faster."""
+    """A Chromium without a screen. Pages share its cache: the second one opens faster.
+
+    With `saves_looks` views are looked at in both themes, and pictures of them saved.
+    """
+
+    def __init__(self, saves_looks: bool = False) -> None:
+        self._saves_looks = saves_looks
 
     def __enter__(self) -> Self:
         self._playwright = sync_playwright().start()
@@ -79,7 +93,7 @@ class Browser:
         raw = self._context.new_page()
         raw.set_viewport_size({"width": width, "height": height})
         raw.goto(lab.url(notebook, app), wait_until="domcontentloaded")
-        page = Page(raw)
+        page = Page(raw, self._saves_looks)
         page.wait_opened()
         try:
             page.wait_idle(30)
@@ -98,8 +112,9 @@ class Browser:
 class Page:
     """A notebook in the browser; `raw` is Playwright's own page."""
 
-    def __init__(self, raw: Any) -> None:
+    def __init__(self, raw: Any, saves_looks: bool) -> None:
         self.raw = raw
+        self.saves_looks = saves_looks
 
     def js(self, body: str, arg: object = None) -> Any:
         """Run JavaScript in which `app` is the front end and `nb` the notebook."""
@@ -114,11 +129,7 @@ class Page:
 
     def run_cell(self, index: int) -> None:
         """Run a cell, without waiting for it."""
-        self.js(
-            "nb.content.activeCellIndex = arg; nb.content.deselectAll();"
-            "app.commands.execute('notebook:run-cell');",
-            index,
-        )
+        self.js(RUN, index)
 
     def wait_idle(self, timeout_s: float = 60) -> None:
         """Until the kernel is idle and no cell waits.

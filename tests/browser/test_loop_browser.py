@@ -69,7 +69,8 @@ FARTHER = """([cell, before]) => [...document.querySelectorAll('.jp-NotebookPane
 def test_stop_of_a_loop_works_while_its_cell_blocks_or_is_awaited(
     lab: Lab, browser: Browser, app: App, screenshots: Path
 ) -> None:
-    page = browser.open(lab, lab.write(f"loop_{app}.ipynb", CELLS), app=app)
+    name = lab.lend_kernel(lab.write(f"loop_{app}.ipynb", CELLS))
+    page = browser.open(lab, name, app=app)
     page.run_cell(0)
     page.wait_idle()
     page.run_cell(1)

@@ -114,7 +114,7 @@ def test_a_training_is_drawn_live_stopped_and_left_as_a_still_picture(
         "run = Run(0.008, ends=False, num_epochs=10, num_steps=1300)\nshow_training(run)",
         "print(run.history.status)",
     ]
-    page = browser.open(lab, lab.write("live.ipynb", cells))
+    page = browser.open(lab, lab.lend_kernel(lab.write("live.ipynb", cells)))
     page.run_cell(0)
     page.run_cell(1)
     cell = page.cell(1)
@@ -147,7 +147,8 @@ def test_a_training_is_drawn_live_stopped_and_left_as_a_still_picture(
 
 
 def test_a_change_of_the_theme_redraws_what_stands_still(lab: Lab, browser: Browser) -> None:
-    page = browser.open(lab, lab.write("themes.ipynb", [STANDS_STILL]), app="notebook")
+    name = lab.lend_kernel(lab.write("themes.ipynb", [STANDS_STILL]))
+    page = browser.open(lab, name, app="notebook")
     page.run_cell(0)
     canvas = page.cell(0).locator(".gpm canvas").nth(1)
     for dark in (False, True, False, True):

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from tests.browser.lab import Lab
     from tests.browser.page import Browser
 
-pytestmark = pytest.mark.browser
+# the cells, the live monitor and Stop have quicker tests: test_quickstart, test_stop_browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 POINTS = "canvas => Number(canvas.dataset.points) > 12"
 
