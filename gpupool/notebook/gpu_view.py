@@ -45,9 +45,9 @@ def gpu_table_html(table: GpuTable) -> str:
 
 
 class Watch:
-    """Shows a table anew, in its place, until it is interrupted, which is no error.
+    """Shows a table again and again, in its place, until it is interrupted, which is no error.
 
-    In a notebook the HTML is drawn anew, on a terminal the text, as much of it as the screen has
+    In a notebook the HTML is drawn again, on a terminal the text, as much of it as the screen has
     room for until the end; where neither can be done (a pipe, TERM=dumb) the table is shown once.
     """
 

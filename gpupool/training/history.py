@@ -37,7 +37,7 @@ _LEAST = ("step", "rate", "bar", "loss")  # what a narrow terminal does without,
 
 
 def smooth(previous: float | None, value: float, weight: float = 0.9) -> float:
-    """The next value of an exponential moving average, which starts anew after NaN or infinity."""
+    """The next value of an exponential moving average, which starts again after NaN or infinity."""
     if previous is None or not math.isfinite(previous):
         return value
     return weight * previous + (1 - weight) * value
@@ -60,9 +60,9 @@ class TrainingHistory:
     goes on, such as that ranks hang; `aside` what goes on beside the steps: before the first one,
     while validating or saving; None while there are steps; `reads` what reading the data took.
 
-    `warnings` tell of divergence, checkpoints that failed and the like; `checkpoint` is the newest
+    `warnings` are of divergence, checkpoints that failed and the like; `checkpoint` is the newest
     one, `resumed` from which it began. `restarts` has a sentence on each rank that was lost.
-    `ranks` has what each rank has told last of how it fares, or has fared in the end.
+    `ranks` has what each rank has reported last of how it fares, or has fared in the end.
     """
 
     start: StartEvent | None = None
@@ -88,10 +88,10 @@ class TrainingHistory:
     _best: int = field(default=-1, init=False, repr=False)  # index into `validations`
 
     def add(self, event: Event) -> None:
-        """Take in the next event."""
+        """Add the next event."""
         match event:
             case StartEvent():
-                self._forget()  # what came before is told again
+                self._forget()  # what came before is reported again
                 self.start, self.status = event, "training"
             case StepEvent():
                 self._add_step(event)
@@ -118,7 +118,7 @@ class TrainingHistory:
                 self.status = "finished" if event.stopped_by in _COMPLETE else "stopped"
 
     def _forget(self) -> None:
-        """Forget what was told before."""
+        """Forget what was reported before."""
         self.steps, self.validations, self.warnings = [], [], []
         self.reads, self.end, self.checkpoint, self.resumed = Reads(), None, None, None
         self._num_samples, self._data_wait_s, self._told_s = 0, 0.0, 0.0
@@ -223,9 +223,9 @@ class TrainingHistory:
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds left at the pace so far, or None where that cannot be told.
+        """Seconds left at the pace so far, or None where nobody knows.
 
-        As while it stops, and after the last step: how long it validates and saves, no pace tells.
+        As while it stops, and after the last step: no pace says how long it validates and saves.
         """
         if self.end or self.status == "stopping" or not 0 < self.progress < 1:
             return None

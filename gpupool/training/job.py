@@ -89,7 +89,7 @@ def _can_pickle(part: object) -> bool:
 
     try:
         dumps(part)
-    except Exception:  # as above; the caller tells of it
+    except Exception:  # as above; the caller reports it
         return False
     return True
 

@@ -25,7 +25,7 @@ class Reads:
     _num_cached: int = field(default=0, init=False, repr=False)
 
     def add(self, event: DataEvent) -> None:
-        """Take in the next event."""
+        """Add the next event."""
         if event.epoch != self._epoch:
             self._epoch, self._num_reads, self._num_cached = event.epoch, 0, 0
         self._num_reads += event.num_reads

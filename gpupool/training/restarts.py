@@ -1,4 +1,4 @@
-"""Whether a training that has lost a rank goes on by itself: pure. Runs on the client."""
+"""Whether a training that has lost a rank resumes automatically. Pure. Runs on the client."""
 
 from __future__ import annotations
 

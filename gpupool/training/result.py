@@ -73,7 +73,7 @@ class TrainingResult:
     history: TrainingHistory
     options: TrainingOptions
     found: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """What the ranks tell beside the events."""
+    """What the ranks report beside the events."""
     outputs: Mapping[int, RankOutput] = field(default_factory=dict, repr=False)
     """What each rank that trained has printed."""
 

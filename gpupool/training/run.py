@@ -2,7 +2,7 @@
 
 The job (model, data, loss, options) is pickled once into the pool's private folder and read by each
 of them; the first one sends events while it trains, and leaves the weights in a file. The others
-only tell how they fare. When a rank dies, the pool replaces it, and the same job goes on from its
+only report how they fare. When a rank dies, the pool replaces it, and the same job goes on from its
 last checkpoint, if that is wanted.
 """
 
@@ -87,7 +87,7 @@ class TrainingRun:
         self._listeners: list[Listener] = []
         self._error: BaseException | None = None
         self._reply: dict[str, Any] = {}  # of the first rank
-        self._end: EndEvent | None = None  # told when all have replied and the weights are there
+        self._end: EndEvent | None = None  # added when all have replied and the weights are there
         self._finished = threading.Event()
         self._lock = threading.Lock()
         self._waiting: list[Callable[[], None]] = []  # called when it is over
@@ -226,7 +226,7 @@ class TrainingRun:
     def _ask_to_stop(
         self, wait_s: float = 0.0, *, at_once: bool = False
     ) -> dict[int, dict[str, Any]]:
-        """Ask; gives what those that answer within `wait_s` tell of the data they wait for."""
+        """Ask; gives what those that answer within `wait_s` report of the data they wait for."""
         name = str(self._job_path)
         asked = self._pool.ask(Stop(name, at_once), self._ranks)
         done, _ = wait(asked.values(), timeout=wait_s)
@@ -320,7 +320,7 @@ class TrainingRun:
                 self._on_notice(f"{self._restarts.told[-1].partition(';')[0]}; it is replaced")
                 try:
                     self._pool.wait_until_usable()
-                except PoolError:  # it could not be replaced: the loss is what is to be told
+                except PoolError:  # it could not be replaced: the loss is what is to be said
                     raise error from None
                 if self._aborting:
                     raise

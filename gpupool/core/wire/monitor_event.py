@@ -1,4 +1,4 @@
-"""What a loop of one's own tells about itself (`gpupool.monitor`). Runs anywhere."""
+"""What a loop of the user's reports (`gpupool.monitor`). Runs anywhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LINE_EVERY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class MonitorEvent:
-    """News of one monitor. `number` tells those of a process apart.
+    """News of one monitor. `number` sets those of a process apart.
 
     All but `rows` is the whole state each time. `groups` maps the title of a plot to its metrics;
     `num_steps` is 0 where nobody knows. `status` is "running", "stopping", "finished", "stopped" or
@@ -66,7 +66,7 @@ class MonitorLines:
         self._latest: dict[str, float] = {}
 
     def __call__(self, event: MonitorEvent) -> None:
-        """Take in what is new, and write a line if it is time."""
+        """Add what is new, and write a line if it is time."""
         for step, _, values in event.rows:
             self._step = step
             self._latest |= values

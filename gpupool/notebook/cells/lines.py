@@ -63,7 +63,7 @@ class Merger:
         self._waiting: dict[int, deque[tuple[float, str]]] = {rank: deque() for rank in ranks}
 
     def add(self, rank: int, line: str, now: float) -> None:
-        """Take in a line; `now` in seconds."""
+        """Add a line; `now` in seconds."""
         self._waiting.setdefault(rank, deque()).append((now, line))
 
     def due(self, now: float, *, at_end: bool = False) -> list[tuple[tuple[int, ...], str]]:

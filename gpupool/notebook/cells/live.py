@@ -34,7 +34,7 @@ MAX_LIVE_FIGURES = 8
 
 
 class LiveView:
-    """A bounded tail that is drawn anew while the cell runs, then the ranks' output in groups.
+    """A bounded tail that is drawn again while the cell runs, then the ranks' output in groups.
 
     What ranks say after the end (threads, workers) is added to the groups, under the same cell.
     """
@@ -112,7 +112,7 @@ class LiveView:
     # ---- inside --------------------------------------------------------------------------
 
     def _note(self, rank: int, kind: str, content: Any) -> None:
-        """Take in a piece of output for the live picture."""
+        """Add a piece of output to the live picture."""
         if kind in ("stdout", "stderr"):
             self._add_lines(rank, self._lines.feed(rank, content))
         elif kind == "clear" and not content.get("wait"):

@@ -87,9 +87,9 @@ class Curves:
         self._num_validations = 0
 
     def take(self, history: TrainingHistory) -> Lines:
-        """Take in what is new in `history`; returns just that.
+        """Add what is new in `history`; returns just that.
 
-        A training that has started again has everything told again, see `is_of_another`.
+        A training that has started again reports everything again, see `is_of_another`.
         """
         if self.is_of_another(history):
             self._begin()

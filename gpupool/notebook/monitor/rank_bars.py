@@ -9,7 +9,7 @@ from gpupool.core.wire.events import ProgressEvent
 
 
 class RankBars:
-    """One bar for each thing that a rank tells of, which it does when that has lasted a second.
+    """One bar for each thing that a rank reports, which it does when that has lasted a second.
 
     `close` ends those that were not ended.
     """
@@ -19,7 +19,7 @@ class RankBars:
         self._over = False
 
     def take(self, events: Iterable[ProgressEvent]) -> None:
-        """Take in what a rank has told, in any thread."""
+        """Add what a rank has reported, in any thread."""
         for event in events:
             if self._over:  # a thread that goes on when the cell has ended
                 return

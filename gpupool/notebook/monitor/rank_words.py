@@ -14,7 +14,7 @@ _BUSY = 0.1  # of the time
 
 @dataclass(frozen=True)
 class RankRow:
-    """One rank: all as text, and the two shares (0..1; None where nobody tells) that get a bar.
+    """One rank: all as text, and the two shares (0..1; None where nobody knows) that get a bar.
 
     `step` is what a step takes the rank itself, as a whole step takes them all the same; `note` is
     "slowest +37 %" of the one that the others wait for, "" of all others. See `COLUMNS`.
@@ -32,7 +32,7 @@ class RankRow:
 
 
 def rank_rows(history: TrainingHistory) -> list[RankRow]:
-    """A row for each rank that trains, also before it has told anything; none before the start."""
+    """A row for each rank that trains, also before its first report; none before the start."""
     start = history.start
     if start is None:
         return []

@@ -14,7 +14,7 @@ Style = dict[str, Any]
 
 MANY = 10**9
 FEW = 40  # of so few points a line would hardly be seen, of one not at all
-# mid-tones, told apart by their dashes too
+# mid-tones, as the page may be white or nearly black; their dashes differ too
 _OWN: list[tuple[str, tuple[int, ...]]] = [
     ("#1a85d6", ()),
     ("#e0632a", (7, 3)),

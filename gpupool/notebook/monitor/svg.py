@@ -94,7 +94,7 @@ def markers(points: list[Point], x: Scale, y: Scale) -> str:
 
 
 def ring(x: float, y: float, radius: float = 6.5) -> str:
-    """What tells the best one."""
+    """The mark of the best one."""
     return (
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="none" stroke="currentColor" '
         'stroke-width="1.5"/>'

@@ -22,7 +22,7 @@ LINES_PER_RUN = 50  # where it lasts so long that a line every 10 s would fill t
 
 
 class TextProgress:
-    """Writes one line that is drawn anew on a terminal, else a line now and then.
+    """Writes one line that is drawn over on a terminal, else a line now and then.
 
     Call it with the history as often as there is news.
 
@@ -92,7 +92,7 @@ class TextProgress:
             self._write(history.line())
 
     def _is_due(self, history: TrainingHistory) -> bool:
-        """Whether a line is due that tells of nothing but that it goes on."""
+        """Whether a line is due that says only that training continues."""
         now = self._clock()
         since = now - self._written_at
         if not history.steps or since < MIN_LINE_S:

@@ -40,7 +40,7 @@ class TrainingMonitor(LiveWidget):
     # JSON in a string: ipywidgets walks through nested lists in search of binary buffers, which
     # would cost more than all the rest.
     lines = traitlets.Unicode("{}").tag(sync=True)
-    # What is left of it in the end, as `leave` tells.
+    # What is left of it in the end, as `leave` says.
     still = traitlets.Dict().tag(sync=True)
 
     def __init__(
@@ -104,7 +104,7 @@ class TrainingMonitor(LiveWidget):
         """The synced traits; all of them (no `key`) with everything that was sent so far.
 
         That is what a page that is opened, or loaded again, asks for. Otherwise the traits are some
-        seconds old, and older where nothing was told since, as during validation.
+        seconds old, and older where nothing was sent since, as during validation.
         """
         if key is None:
             with self._lock:

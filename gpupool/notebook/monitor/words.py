@@ -110,7 +110,7 @@ def stop_label(history: TrainingHistory) -> str:
 def table(history: TrainingHistory) -> Table:
     """The column beside the plots: (section, [(label, value), ...]).
 
-    Which rows there are is settled by the start and the first step: what never has anything to say
+    The start and the first step decide which rows there are: what never has anything to say
     is left out, and nothing jumps afterwards.
     """
     sections = [

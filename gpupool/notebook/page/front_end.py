@@ -16,7 +16,7 @@ _CONSOLES = ("jupyter-console", "jupyter_console")
 
 
 def in_notebook() -> bool:
-    """Whether displays can be drawn anew here.
+    """Whether displays can be drawn again here.
 
     They cannot on a terminal, which includes `jupyter console`: it has a kernel, but shows only the
     first state of a display.
@@ -29,7 +29,7 @@ def has_prompt() -> bool:
     return _shell() is not None or hasattr(sys, "ps1")
 
 
-@functools.cache  # the end of the comm is told to the front end, though it knows none
+@functools.cache  # the front end hears of the comm's end, though it knows none
 def has_widgets() -> bool:
     """Whether models of widgets can be made here, and the kernel has comms for them."""
     import comm
@@ -47,7 +47,7 @@ def _shell() -> Any:
 
 @functools.cache
 def _started_by_console() -> bool:
-    """Whether our parent process is the console; no message of the protocol tells."""
+    """Whether our parent process is the console; no message of the protocol says so."""
     import psutil
 
     try:

@@ -17,7 +17,7 @@ from gpupool.core.terminal import DrawnLine, has_cursor, width
 from gpupool.notebook.page import markup
 from gpupool.notebook.page.front_end import in_notebook
 
-CLASS = "gpupool-progress"  # of its element, by which it is told from what a cell shows
+CLASS = "gpupool-progress"  # of its element, which sets it apart from what a cell shows
 
 
 def open_drawing(course: Course) -> Drawing | None:
@@ -92,7 +92,7 @@ def bar_html(course: Course) -> str:
         return f'<div class="{CLASS}" style="{markup.FONT}">{line}</div>'
     what = f"{course.what} ({course.note})" if course.note else course.what
     bar = ""
-    if course.total:  # else it would only move, and begin anew with every drawing
+    if course.total:  # else it would only move, and start again with every drawing
         share = min(1.0, course.done / course.total)
         style = "width:16em;max-width:40%;vertical-align:middle;accent-color:#0072bd"
         bar = (
@@ -111,7 +111,7 @@ def bar_html(course: Course) -> str:
 
 
 def _has_numbers(course: Course) -> bool:
-    """Whether there is more to tell than the time: a store may tell of its files all at once."""
+    """Whether there is more to show than the time: a store may report its files all at once."""
     return course.total is not None or bool(course.unit and course.done)
 
 

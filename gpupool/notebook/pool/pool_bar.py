@@ -166,9 +166,9 @@ def _act(pool: Pool, press: str, meant: Meant, bar: PoolBar) -> str:
 
 
 def _calls(meant: Meant, bar: PoolBar) -> tuple[int, ...] | None:
-    """Which calls to interrupt; None: whichever run, as no cell has begun since the page was told.
+    """Which calls to interrupt; None: whichever run, as no cell has begun since the press.
 
-    A cell may make many short ones: those that the page was told of are over when it is heard.
+    A cell may make many short ones: those that the page knew of are over when the press is heard.
     """
     if meant is None or meant[0] == bar.num_cells:
         return None

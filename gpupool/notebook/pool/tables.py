@@ -51,12 +51,12 @@ _NAMES_ON_A_LINE = 4
 class StartProgress:
     """A line that says how far the start is; the pool's bar takes its place.
 
-    In a notebook it is drawn anew in one place, on a terminal it is a line like that of anything
+    In a notebook it is drawn again in one place, on a terminal it is a line like that of anything
     that lasts; elsewhere only the end shows.
 
     Args:
         what: what lasts.
-        failed: what is told of it if it ends with an error.
+        failed: what is said of it if it ends with an error.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ def start_unasked() -> Pool:
 
 
 def _tell_on_terminal(status: PoolStatus) -> None:
-    """A line about what the user has not asked for, where a bar cannot be drawn anew."""
+    """A line about what the user has not asked for, where a bar cannot be drawn again."""
     if status.stops_soon:
         NoticeLines()(f"the pool {countdown(status)}.")
     elif status.state == "stopped" and status.reason:

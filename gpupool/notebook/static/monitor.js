@@ -158,7 +158,7 @@ function paint(el, { view, lines }, shown) {
   });
 }
 
-// The browser makes the file by itself: it does so while the kernel is busy, or gone.
+// The browser alone makes the file: also while the kernel is busy, or gone.
 function savePlot(el, { view, lines }) {
   pictureOf(view, lines, colorsOf(el)).toBlob((blob) => {
     const link = document.createElement("a");
@@ -229,7 +229,7 @@ function leaveStill(model) {
   }
 }
 
-// Keeps the course of a model up to date, and tells its views.
+// Keeps the course of a model up to date, and redraws its views.
 function follow(model, course) {
   const tell = () => course.views.forEach((redraw) => redraw());
   const takeView = () => { course.view = model.get("view"); tell(); };

@@ -179,7 +179,7 @@ function drawButtons(bar, state, press) {
   stop.title = "End every process of the pool";
 }
 
-// A bar that is drawn anew closes its details: open them again where the user has opened them.
+// A bar that is drawn again closes its details: open them again where the user has opened them.
 function keepOpen(bar, state) {
   const details = bar.querySelector(".gpb-details");
   if (details.dataset.gpbKnown) return;
