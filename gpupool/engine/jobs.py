@@ -26,7 +26,7 @@ from gpupool.engine.output.emit import emit
 from gpupool.engine.probe.rank_report import RankReport
 from gpupool.engine.process import this_rank
 from gpupool.engine.training.loop import fit
-from gpupool.engine.training.saving import going_on
+from gpupool.engine.training.saving import resuming
 
 
 def train(
@@ -34,7 +34,7 @@ def train(
 ) -> dict[str, Any]:
     """Train; the first of the ranks that train saves the weights: a state dict as `packed`.
 
-    `again`: an earlier attempt has lost a rank, and its checkpoints are gone on from.
+    `again`: an earlier attempt has lost a rank, and its checkpoints are resumed from.
     """
     device = torch.device(this_rank()["device"] if on_gpu else "cpu")
     world = World.of(num_ranks, device)
@@ -42,7 +42,7 @@ def train(
         emit([ProgressEvent("reading the network and the data set", 0, 0)])
     job = load_job(job_path)
     if again:
-        job["options"] = going_on(job["options"])
+        job["options"] = resuming(job["options"])
     stop_requested = partial(control.stop_requested, job_path)
     stops_at_once = partial(control.stops_at_once, job_path)
     with closing(RankReport(this_rank()["rank"], world.device, emit)) as report:

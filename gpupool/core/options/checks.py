@@ -36,7 +36,7 @@ WORDS: dict[str, tuple[str, ...]] = {
         *("parallel-auto", "parallel-cpu", "parallel-gpu"),
     ),
 }
-OPTIMIZERS = ("sgdm", "adam", "adamw", "rmsprop", "lbfgs", "lars", "muon")
+OPTIMIZERS = ("sgdm", "adam", "adamw", "rmsprop", "lbfgs", "lars")
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _COUNTS = (
     *("epochs", "max_steps", "batch_size", "accumulate", "drop_period", "cycle_period"),

@@ -51,7 +51,7 @@ def _is_given(value: Any) -> bool:
 
 
 EFFECTS = (
-    Effect(("momentum",), "optimizer", ("sgdm", "lars", "rmsprop", "muon"), "'sgdm'"),
+    Effect(("momentum",), "optimizer", ("sgdm", "lars", "rmsprop"), "'sgdm'"),
     Effect(("betas",), "optimizer", ("adam", "adamw"), "'adam'"),
     Effect(("alpha",), "optimizer", ("rmsprop",), "'rmsprop'"),
     Effect(("eps",), "optimizer", ("adam", "adamw", "rmsprop"), "'adam'"),

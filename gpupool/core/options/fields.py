@@ -45,13 +45,12 @@ class TrainingFields:
 
     # ---- the optimizer
     optimizer: str | Callable[..., Any] = "sgdm"
-    """"sgdm" (SGD with momentum), "adam", "adamw", "rmsprop", "lbfgs", "muon" as in `torch.optim`,
-    "lars" (You et al. 2017), or a callable: parameter groups -> `torch.optim.Optimizer`. "muon"
-    updates matrices; other parameters get AdamW."""
+    """"sgdm" (SGD with momentum), "adam", "adamw", "rmsprop", "lbfgs" as in `torch.optim`, "lars"
+    (You et al. 2017), or a callable: parameter groups -> `torch.optim.Optimizer`."""
     lr: float = 0.01
     """Learning rate."""
     momentum: float | None = None
-    """Of "sgdm" and "lars" (0.9 unless given), "rmsprop" (0) and "muon" (0.95)."""
+    """Of "sgdm" and "lars" (0.9 unless given), and "rmsprop" (0)."""
     betas: tuple[float, float] | None = None
     """Of "adam" and "adamw": decay of the averages of gradient and squared gradient; (0.9, 0.999)
     unless given."""
@@ -62,7 +61,7 @@ class TrainingFields:
     trust_coefficient: float | None = None
     """Of "lars": norm of a layer's step over norm of its weights, at lr 1; 0.001 unless given."""
     weight_decay: float = 0.0
-    """L2 factor; decoupled for "adamw" and "muon", added to the gradient otherwise."""
+    """L2 factor; decoupled for "adamw", added to the gradient otherwise."""
     weight_decay_factors: Mapping[str, float] = field(default_factory=dict)
     """Glob on parameter names -> factor on `weight_decay`. The last matching pattern counts."""
     learn_rate_factors: Mapping[str, float] = field(default_factory=dict)

@@ -16,6 +16,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
+from gpupool.core.errors import TrainingError
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading import shards
 from gpupool.engine.group.forming import World
@@ -27,9 +28,10 @@ _SHARE_BUFFERS = (
     else "broadcast_buffers"
 )
 _HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
-# What gloo and NCCL have a name for. Anything else, such as int16, they refuse to carry as it is.
-_CARRIED = {
+# What DDP can send: what gloo and NCCL have a name for; complex numbers it views as real ones.
+_CAN_SEND = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.complex128, torch.complex64, torch.complex32),
     *(torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool),
 }
 
@@ -41,14 +43,15 @@ def wrapped(
 
     All ranks then have the parameters of the first one. Buffers are made those of the first rank in
     each step only if some belong to other modules than batch norms: what these keep changes no
-    outputs in training, see `share_statistics`. Those that DDP cannot send are the caller's to
-    share in each step, see `uncarried_buffers`.
+    outputs in training, see `share_statistics`.
+
+    Raises TrainingError, on every rank, if the network has numbers that DDP cannot send.
     """
     if world.size == 1:
         return model
+    _check_can_send(model)
     if find_unused:
         gc.collect()  # the earlier wrapper would still take gradients away
-    _share_uncarried(model, world)
     in_norms = {id(b) for m in model.modules() if isinstance(m, _BatchNorm) for b in m.buffers()}
     shares_buffers = any(id(b) not in in_norms for b in model.buffers())
     parallel = DistributedDataParallel(
@@ -63,22 +66,16 @@ def wrapped(
     return parallel
 
 
-def uncarried_buffers(model: nn.Module) -> list[Tensor]:
-    """The buffers of number formats that DDP cannot send, as int16; nearly always none."""
-    return [buffer for buffer in model.buffers() if buffer.dtype not in _CARRIED]
-
-
-def _share_uncarried(model: nn.Module, world: World) -> None:
-    """Give all ranks what DDP cannot send of the first one's, and have DDP leave it alone.
-
-    What trains stays with DDP: it averages the gradients.
-    """
-    named = dict(chain(model.named_parameters(), model.named_buffers()))
-    apart = {n: t for n, t in named.items() if t.dtype not in _CARRIED and not t.requires_grad}
-    if apart:
-        share_tensors(apart.values(), world)
-        ignored = {*apart, *getattr(model, "_ddp_params_and_buffers_to_ignore", ())}
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ignored)
+def _check_can_send(model: nn.Module) -> None:
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        if tensor.dtype not in _CAN_SEND:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise TrainingError(
+                f"{name} of the network holds numbers of the format {kind}, which ranks cannot "
+                "exchange: store them as int32 or float32, or train on one rank.",
+                "format",
+                name,
+            )
 
 
 def statistics_rank(world: World, options: TrainingOptions, num_all: int) -> int:

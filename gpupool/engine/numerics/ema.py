@@ -12,18 +12,18 @@ _Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
 def averaged(model: nn.Module, decay: float) -> AveragedModel:
-    """A copy of `model` that takes its steps in by `take_in`."""
+    """A copy of `model`, whose average `update_average` moves on after each step."""
     return AveragedModel(model, multi_avg_fn=_averaging(decay), use_buffers=True)
 
 
-def take_in(average: AveragedModel, model: nn.Module) -> None:
-    """Take the weights and buffers of `model` as they are after a step into their average."""
+def update_average(average: AveragedModel, model: nn.Module) -> None:
+    """Add the weights and buffers of `model`, as they are after a step, to their average."""
     _match_buffers(average.module, model)
     average.update_parameters(model)
 
 
 def _match_buffers(module: nn.Module, model: nn.Module) -> None:
-    """Give a copy of `model` the buffers that this has made since, or made anew in another size.
+    """Give a copy of `model` the buffers that this has made since, or recreated in another size.
 
     torch pairs them by their place, and averages whatever it finds there.
     """

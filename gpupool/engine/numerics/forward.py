@@ -1,4 +1,4 @@
-"""A forward pass: its precision, and what the network changes meanwhile. Runs on engines."""
+"""A forward pass: its random numbers, its precision, and what it changes. Runs on engines."""
 
 from __future__ import annotations
 
@@ -28,31 +28,64 @@ class ForwardState:
         ]
         self._extra = ExtraState(model)
         self._buffers: list[Tensor] = []
-        self._noted: list[Tensor] = []
-        self._noted_extra: list[Any] = []
+        self._saved: list[Tensor] = []
+        self._saved_extra: list[Any] = []
 
-    def note(self) -> None:
+    def save(self) -> None:
         """Keep a copy of what it is now, on its device, in the place of the one before."""
         buffers = [getattr(module, name) for module, name in self._places]
+        # The memory of the last copy serves again, unless a buffer was replaced.
         if not self._buffers or not all(map(operator.is_, buffers, self._buffers)):
-            self._noted = [torch.empty_like(buffer) for buffer in buffers]
+            self._saved = [torch.empty_like(buffer) for buffer in buffers]
         self._buffers = buffers
-        _copy_to(self._noted, buffers)
-        self._noted_extra = self._extra.note()
+        _copy_to(self._saved, buffers)
+        self._saved_extra = self._extra.note()
 
-    def put_back(self) -> None:
-        """Make it what was noted last."""
-        _copy_to(self._buffers, self._noted)
+    def restore(self) -> None:
+        """Make it what was saved last."""
+        _copy_to(self._buffers, self._saved)
         for (module, name), buffer in zip(self._places, self._buffers, strict=True):
             if getattr(module, name) is not buffer:
                 setattr(module, name, buffer)
-        self._extra.put_back(self._noted_extra)
+        self._extra.put_back(self._saved_extra)
 
 
 def _copy_to(places: list[Tensor], values: list[Tensor]) -> None:
     if places:
         with torch.no_grad():
             torch._foreach_copy_(places, values)
+
+
+_MASK = 2**64 - 1
+
+
+def seed_step(seed: int, rank: int, step: int, device: torch.device) -> None:
+    """Set torch's generators, of the CPU and of `device`, to what (seed, rank, step) say.
+
+    So a resumed training draws what it would have drawn without the interruption.
+    """
+    key = step_key(seed, rank, step)
+    torch.default_generator.manual_seed(key)
+    if device.type == "cuda":
+        torch.cuda.default_generators[device.index or 0].manual_seed(key)
+
+
+def step_key(seed: int, rank: int, step: int) -> int:
+    """A number in 0..2**64-1, by SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable
+    pseudorandom number generators", doi 10.1145/2660193.2660195).
+
+    Its lower half is as good: torch's generator of the CPU takes no more.
+    """
+    key = seed
+    for part in (rank, step):
+        key = _mixed((key + 0x9E3779B97F4A7C15 * (part + 1)) & _MASK)
+    return key
+
+
+def _mixed(z: int) -> int:
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+    return z ^ (z >> 31)
 
 
 class Evaluating:

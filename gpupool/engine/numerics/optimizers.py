@@ -12,7 +12,6 @@ from gpupool.core.errors import OptionsError, TrainingError
 from gpupool.core.options.model_facts import match_factors
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.engine.numerics.lars import LARS
-from gpupool.engine.numerics.muon import MuonAdamW
 
 Groups = list[dict[str, Any]]
 _SMALL = 1e-6  # added to norms, as torch.nn.utils.clip_grad_norm_ does
@@ -54,8 +53,6 @@ def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Op
         case "lars":
             trust = 0.001 if options.trust_coefficient is None else options.trust_coefficient
             return LARS(groups, lr, _momentum(options, 0.9), trust_coefficient=trust)
-        case "muon":
-            return MuonAdamW(groups, lr, _momentum(options, 0.95))
         case "lbfgs":
             return _lbfgs(groups, lr)
         case _:

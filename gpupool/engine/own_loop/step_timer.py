@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,21 +26,9 @@ import torch.distributed as dist
 
 from gpupool.core.errors import TrainingError
 from gpupool.engine.own_loop.sharding import this_device, world_of
+from gpupool.engine.probe.step_clock import Lap, StepClock, phase_ms
 
 WHOLE = "whole step"
-
-
-class _Mark(NamedTuple):
-    """A moment: of `perf_counter`, and on the GPU's stream."""
-
-    at_s: float
-    event: Any
-
-
-class _Lap(NamedTuple):
-    phase: str
-    start: _Mark
-    end: _Mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +47,7 @@ class PhaseTimes:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """What `StepTimer.summary` tells; `print` makes a table of it.
+    """What `StepTimer.summary` returns; `print` makes a table of it.
 
     `host` is the time that passes in Python; `device` that between the marks on the GPU's stream,
     empty on the CPU. The last entry of each, "whole step", is the sum of a step's phases.
@@ -100,22 +87,19 @@ class StepTimer:
         device: torch.device | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._clock = clock
-        self._on_gpu = (device or this_device()).type == "cuda"
-        self._steps: deque[list[_Lap]] = deque(maxlen=last)
+        self._clock = StepClock(device or this_device(), clock)
+        self._steps: deque[list[Lap]] = deque(maxlen=last)
         self._first = ""
         self._num_steps = 0
-        self._mark = _Mark(clock(), self._event())
 
     def lap(self, phase: str) -> None:
         """The time since the last lap was this phase."""
-        mark = _Mark(self._clock(), self._event())
+        lap = self._clock.lap(phase)
         if not self._steps or phase == self._first:
             self._first = phase
             self._steps.append([])
             self._num_steps += 1
-        self._steps[-1].append(_Lap(phase, self._mark, mark))
-        self._mark = mark
+        self._steps[-1].append(lap)
 
     def summary(self, *, skip: int = 1, group: dist.ProcessGroup | None = None) -> StepTimes:
         """The times over all ranks: every rank has to call this. The first `skip` steps are left
@@ -125,43 +109,36 @@ class StepTimer:
             TrainingError: there is no step left, or the ranks have different phases.
         """
         kept = list(self._steps)[max(0, skip - (self._num_steps - len(self._steps))) :]
-        host = _by_phase(kept, lambda lap: 1000 * (lap.end.at_s - lap.start.at_s))
+        host = _by_phase(kept, Lap.host_ms)
         device: dict[str, list[float]] = {}
-        if self._on_gpu and kept:
+        if self._clock.is_on_gpu and kept:
             kept[-1][-1].end.event.synchronize()
-            device = _by_phase(kept, lambda lap: lap.start.event.elapsed_time(lap.end.event))
-        told = world_of(group).gather((len(kept), _quantiles(host), _quantiles(device)))
-        num_steps = min(num for num, _, _ in told)
-        if not num_steps or len({tuple(host) for _, host, _ in told}) > 1:
+            device = _by_phase(kept, Lap.device_ms)
+        # Few numbers of each rank: the laps themselves never leave it.
+        by_rank = world_of(group).gather((len(kept), _quantiles(host), _quantiles(device)))
+        num_steps = min(num for num, _, _ in by_rank)
+        if not num_steps or len({tuple(host) for _, host, _ in by_rank}) > 1:
             raise TrainingError(
-                f"StepTimer.summary: {[num for num, _, _ in told]} steps by rank after the first "
-                f"{skip}, with the phases {[list(host) for _, host, _ in told]}; every rank needs "
-                "at least one, and the same phases.",
+                f"StepTimer.summary: {[num for num, _, _ in by_rank]} steps by rank after the "
+                f"first {skip}, with the phases {[list(host) for _, host, _ in by_rank]}; every "
+                "rank needs at least one, and the same phases.",
                 "no steps",
             )
         return StepTimes(
-            num_steps, _over_ranks([h for _, h, _ in told]), _over_ranks([d for _, _, d in told])
+            num_steps,
+            _over_ranks([host for _, host, _ in by_rank]),
+            _over_ranks([device for _, _, device in by_rank]),
         )
-
-    def _event(self) -> Any:
-        """A CUDA event that is recorded now, in the stream of the moment; None on the CPU."""
-        if not self._on_gpu:
-            return None
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
 
 
 def _by_phase(
-    steps: Sequence[Sequence[_Lap]], length_ms: Callable[[_Lap], float]
+    steps: Sequence[Sequence[Lap]], length_ms: Callable[[Lap], float]
 ) -> dict[str, list[float]]:
     """Phase -> its length in each step that has it, and the sum of each step."""
     lengths: dict[str, list[float]] = {}
     whole = []
     for step in steps:
-        in_step: dict[str, float] = {}
-        for lap in step:  # a phase may come several times: micro-batches
-            in_step[lap.phase] = in_step.get(lap.phase, 0.0) + length_ms(lap)
+        in_step = phase_ms(step, length_ms)
         for phase, length in in_step.items():
             lengths.setdefault(phase, []).append(length)
         whole.append(sum(in_step.values()))
@@ -176,15 +153,15 @@ def _quantiles(lengths: Mapping[str, Sequence[float]]) -> dict[str, tuple[float,
     }
 
 
-def _over_ranks(told: Sequence[Mapping[str, tuple[float, float]]]) -> tuple[PhaseTimes, ...]:
+def _over_ranks(by_rank: Sequence[Mapping[str, tuple[float, float]]]) -> tuple[PhaseTimes, ...]:
     phases = []
-    for phase in told[0]:
-        medians = tuple(times[phase][0] for times in told)
+    for phase in by_rank[0]:
+        medians = tuple(times[phase][0] for times in by_rank)
         phases.append(
             PhaseTimes(
                 phase=phase,
                 median_ms=statistics.median(medians),
-                p95_ms=max(times[phase][1] for times in told),
+                p95_ms=max(times[phase][1] for times in by_rank),
                 slowest_rank=max(range(len(medians)), key=medians.__getitem__),
                 by_rank=medians,
             )

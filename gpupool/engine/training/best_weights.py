@@ -14,8 +14,8 @@ from gpupool.core.wire.state_dicts import copied
 from gpupool.engine.training.run import Run
 
 
-class Keeping:
-    """Keeps copies on the CPU of the best weights, and of the last ones that were good.
+class BestWeights:
+    """Keeps copies on the CPU of the best weights, and of the last ones that were finite.
 
     The latter only where a NaN ends training: then these are what is left.
     """
@@ -24,16 +24,16 @@ class Keeping:
         options = run.options
         self._run = run
         self._keeps_best = options.keep == "best" or (options.keep == "auto" and has_validation)
-        self._guards = options.on_divergence == "stop"
-        self._good: dict[str, Any] = {}
-        self._good_step = 0
+        self._checks = options.on_divergence == "stop"
+        self._finite: dict[str, Any] = {}
+        self._finite_step = 0
 
     def begin(self) -> None:
-        """Training begins, or goes on: the weights are good so far."""
-        if self._guards:
-            self._good, self._good_step = self._copy(), self._run.step
+        """Training begins, or resumes: the weights are finite so far."""
+        if self._checks:
+            self._finite, self._finite_step = self._copy(), self._run.step
 
-    def validated(self, event: ValidationEvent) -> ValidationEvent:
+    def add_validation(self, event: ValidationEvent) -> ValidationEvent:
         """The event, which says whether it is the best one; if so its weights are kept.
 
         Raises OptionsError, on every rank, if it lacks what the objective is.
@@ -49,29 +49,29 @@ class Keeping:
                 "not measured",
                 "objective",
             )
-        if not run.judge.validated(event.step, values):
+        if not run.early_stopping.add_validation(event.step, values):
             return event
         if self._keeps_best:
             run.kept, run.kept_step = self._copy(), event.step
         return replace(event, is_best=True)
 
-    def is_good(self) -> bool:
-        """Whether the weights are good to go on from; it is the end if not."""
+    def check_finite(self) -> bool:
+        """Whether training may continue from these weights; it ends if not."""
         run = self._run
-        if self._guards and not run.has_diverged and not _all_finite(list(run.model.parameters())):
-            run.ledger.tell(run.judge.not_finite_weights(run.step))
+        if self._checks and not run.has_diverged and not _all_finite(list(run.model.parameters())):
+            run.reporter.emit(run.early_stopping.warn_of_weights(run.step))
             run.stopped_by = "diverged"
         return not run.has_diverged
 
-    def look(self) -> bool:
-        """A good moment to keep the weights if they are good, as it tells; the end if not."""
+    def keep_if_finite(self) -> bool:
+        """As `check_finite`, and keep a copy of weights that are finite."""
         run = self._run
-        if not self.is_good() or not self._guards:
+        if not self.check_finite() or not self._checks:
             return not run.has_diverged
-        if run.kept_step == run.step:
-            self._good, self._good_step = run.kept, run.step
+        if run.kept_step == run.step:  # one copy serves both
+            self._finite, self._finite_step = run.kept, run.step
         else:
-            self._good, self._good_step = self._copy(), run.step
+            self._finite, self._finite_step = self._copy(), run.step
         return True
 
     def restore(self) -> None:
@@ -79,9 +79,9 @@ class Keeping:
         run = self._run
         if self._keeps_best and run.kept:
             run.model.load_state_dict(run.kept)
-        elif run.has_diverged and self._good:
-            run.model.load_state_dict(self._good)
-            run.kept_step = self._good_step
+        elif run.has_diverged and self._finite:
+            run.model.load_state_dict(self._finite)
+            run.kept_step = self._finite_step
         elif run.ema is not None:
             run.model.load_state_dict(run.ema.module.state_dict())
 
@@ -91,6 +91,7 @@ class Keeping:
 
 def _all_finite(parameters: list[Tensor]) -> bool:
     """Whether no number of those that train is NaN or infinite."""
+    # Frozen ones do not change: a mask of -inf among them is no divergence.
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     with torch.no_grad():
         norms = torch._foreach_norm(trained)

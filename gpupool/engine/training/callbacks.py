@@ -16,7 +16,7 @@ EVENTS = ("start", "step", "epoch", "validation", "checkpoint", "end")
 
 @dataclass(frozen=True, slots=True)
 class CallbackInfo:
-    """What a callback of `TrainingOptions.callbacks` is told, on every rank.
+    """What a callback of `TrainingOptions.callbacks` gets, on every rank.
 
     `event` is "start", "step", "epoch", "validation", "checkpoint" (one was begun) or "end"; `step`
     and `epoch` count from 1 and are those that are complete (0 before the first). `last` is the
@@ -62,9 +62,9 @@ class Callbacks:
         self.wants_stop = False
 
     def call(self, event: str) -> bool:
-        """Call them all; tells, on every rank alike, whether training is to end now.
+        """Call them all; returns, on every rank alike, whether training is to end now.
 
-        Of "step" it is told by the next report only, through `wants_stop`: no rank waits for it.
+        After "step" the answer is in `wants_stop`, and comes with the next report: no rank waits.
         An error in a callback passes through, with a note that names it.
         """
         if not self._callbacks:
@@ -90,11 +90,11 @@ class Callbacks:
             step=run.step,
             epoch=epoch_of(run),
             lr=float(run.optimizer.param_groups[0]["lr"]),
-            last=run.ledger.last_step,
-            validation=run.ledger.last_validation,
+            last=run.reporter.last_step,
+            validation=run.reporter.last_validation,
             model=run.model,
             optimizer=run.optimizer,
             rank=run.world.rank,
             world_size=run.world.size,
-            elapsed_s=run.ledger.elapsed_s,
+            elapsed_s=run.reporter.elapsed_s,
         )

@@ -16,7 +16,7 @@ from gpupool.engine.batches.shares import epoch_shares
 from gpupool.engine.group.forming import World
 from gpupool.engine.numerics.batch_norm import Population, collecting, counting, norm_group
 from gpupool.engine.numerics.forward import autocast
-from gpupool.engine.training.run_setup import set_training
+from gpupool.engine.training.run import set_training
 
 
 def recompute_statistics(

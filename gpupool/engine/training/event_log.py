@@ -1,4 +1,4 @@
-"""What a training has told so far, so that a checkpoint has it too. Runs on engines."""
+"""The events of a training so far, so that a checkpoint has them too. Runs on engines."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from gpupool.core.wire.events import (
 from gpupool.engine.training.tensorboard import Board
 
 _COLUMNS = tuple(f.name for f in fields(StepEvent))
-_PART = 1000  # events in one message
+_PART = 1000  # events in one message: a history of any length passes
 _WHOLE = ("step", "epoch", "num_samples")
 _KEPT = (ValidationEvent, WarningEvent, CheckpointEvent)
 
 
-class Told:
-    """Passes events on to `emit` and to `board`, and keeps those of steps as columns of numbers.
+class EventLog:
+    """Passes events to `emit` and to `board`, and keeps those of steps as columns of numbers.
 
     `state()` costs a copy of these columns, whatever the number of steps.
     """
@@ -40,16 +40,16 @@ class Told:
         self._emit = emit
         self.board = board
         self._columns = {name: array("d") for name in _COLUMNS}
-        self._others: list[tuple[int, dict[str, Any]]] = []  # after how many steps it was told
+        self._others: list[tuple[int, dict[str, Any]]] = []  # and after how many steps it came
 
     @property
     def num_steps(self) -> int:
-        """Steps that have been told."""
+        """Steps whose events have come."""
         return len(self._columns["step"])
 
     def __call__(self, events: Sequence[Event]) -> None:
-        """Tell these events."""
-        self._tell(events)
+        """Emit these events."""
+        self._emit_and_keep(events)
         if self.board is not None:
             self.board(events)
 
@@ -61,23 +61,23 @@ class Told:
             columns[name] = torch.from_numpy(np.array(column + new))
         return {"steps": columns, "others": list(self._others)}
 
-    def tell_again(self, state: Mapping[str, Any]) -> None:
-        """Tell what a checkpoint holds, in order; TensorBoard has it from before."""
+    def replay(self, state: Mapping[str, Any]) -> None:
+        """Emit what a checkpoint holds, in order; TensorBoard has it from before."""
         steps = _step_events(state["steps"])
         done = 0
         for number, plain in state["others"]:
-            self._tell_in_parts(steps[done:number])
-            self._tell([from_dict(plain)])
+            self._emit_in_parts(steps[done:number])
+            self._emit_and_keep([from_dict(plain)])
             done = max(done, number)
-        self._tell_in_parts(steps[done:])
+        self._emit_in_parts(steps[done:])
         if self.board is not None:
             self.board.go_on(len(steps), steps[-1].elapsed_s if steps else 0.0)
 
-    def _tell_in_parts(self, events: Sequence[Event]) -> None:
+    def _emit_in_parts(self, events: Sequence[Event]) -> None:
         for first in range(0, len(events), _PART):
-            self._tell(events[first : first + _PART])
+            self._emit_and_keep(events[first : first + _PART])
 
-    def _tell(self, events: Sequence[Event]) -> None:
+    def _emit_and_keep(self, events: Sequence[Event]) -> None:
         for event in events:
             self._keep(event)
         self._emit(events)
@@ -91,7 +91,7 @@ class Told:
 
 
 def _is_news(event: DataEvent) -> bool:
-    """Whether it tells of more than reads that went well, of which there are many events."""
+    """Whether it has more than reads that went well, of which there are many events."""
     return bool(event.num_skipped or event.num_retried)
 
 

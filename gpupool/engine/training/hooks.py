@@ -1,6 +1,6 @@
-"""What goes along with a training: checkpoints, callbacks, TensorBoard, a trace. Runs on engines.
+"""What is called at the events of a training: checkpoints, callbacks, TensorBoard, a trace.
 
-`fit` says at a few places how far it is; everything else about them is here.
+Runs on engines. The loop calls one method at each event; everything else about them is here.
 """
 
 from __future__ import annotations
@@ -13,86 +13,87 @@ from gpupool.engine.batches.share import Dataset
 from gpupool.engine.group.forming import World
 from gpupool.engine.probe.trace import Trace
 from gpupool.engine.training.callbacks import Callbacks
-from gpupool.engine.training.event_log import Told
+from gpupool.engine.training.event_log import EventLog
 from gpupool.engine.training.run import Run
-from gpupool.engine.training.saving import Saving, agreed
+from gpupool.engine.training.saving import Saving, fail_together
 from gpupool.engine.training.tensorboard import Board
 
 
-def make_told(
+def make_event_log(
     options: TrainingOptions, world: World, emit: Callable[[Sequence[Event]], None]
-) -> Told:
-    """What takes the events of a training in: to `emit`, for checkpoints, and for TensorBoard.
+) -> EventLog:
+    """What receives the events of a training: for `emit`, for checkpoints, and for TensorBoard.
 
     Raises TrainingError, on every rank, if TensorBoard's file cannot be written.
     """
     url = options.tensorboard if world.rank == 0 else None
-    return Told(emit, agreed(world, lambda: Board(url) if url else None))
+    return EventLog(emit, fail_together(world, lambda: Board(url) if url else None))
 
 
-class Companions:
-    """Those of one training. All methods are called on every rank alike, but for `failed`.
+class Hooks:
+    """Those of one training. All methods are called on every rank alike, except `on_error`.
 
     Whatever ends training early is put in `run.stopped_by`.
     """
 
-    def __init__(self, run: Run, told: Told, dataset: Dataset) -> None:
-        self._run, self._told = run, told
-        self._saving = Saving(run, told, dataset)
+    def __init__(self, run: Run, event_log: EventLog, dataset: Dataset) -> None:
+        self._run, self._event_log = run, event_log
+        self._saving = Saving(run, event_log, dataset)
         self._callbacks = Callbacks(run)
         self._trace = Trace(run.options.profile, run.world)
-        self.wishes = {"callback": lambda: self._callbacks.wants_stop, "save": self._saving.is_time}
-        """For the ledger, which makes them known to all ranks."""
+        # All ranks learn of these with the next report, after the same step.
+        run.reporter.requests["callback"] = lambda: self._callbacks.wants_stop
+        run.reporter.requests["save"] = self._saving.is_time
 
     def begin(self) -> bool:
-        """Go on from a checkpoint if that is wanted; tells whether `run` is another now.
+        """Resume from a checkpoint if that is asked; returns whether `run` is another now.
 
         Raises TrainingError, on every rank: nothing is there, or nothing can be written there.
         """
         resumed = self._saving.begin()
-        agreed(self._run.world, self._trace.check)
+        fail_together(self._run.world, self._trace.check)
         self._stop_if(self._callbacks.call("start"))
         return resumed
 
-    def stepped(self) -> None:
-        """A step is complete, and the ledger may have been flushed."""
+    def on_step(self) -> None:
+        """A step is complete."""
         self._trace.stepped()
         self._callbacks.call("step")
-        self._tell_of_board()
+        self._warn_of_board()
 
-    def flushed(self) -> None:
-        """The ledger was flushed: all ranks know what each of them wishes."""
-        self._saving.tell_news()
-        self._stop_if("callback" in self._run.ledger.agreed)
+    def on_report(self) -> None:
+        """Sums over the ranks were received: all ranks know what each of them requests."""
+        self._saving.report_news()
+        self._stop_if("callback" in self._run.reporter.requested)
 
-    def validated(self) -> None:
+    def on_validation(self) -> None:
         """There was a validation."""
         self._stop_if(self._callbacks.call("validation"))
 
-    def epoch_ended(self) -> None:
+    def on_epoch(self) -> None:
         """An epoch is over, with what belongs to it, and `run` at the beginning of the next."""
         self._stop_if(self._callbacks.call("epoch"))
 
-    def is_due(self) -> bool:
-        """Whether this step, which ends no epoch, is saved, as far as its number says."""
+    def is_save_due(self) -> bool:
+        """Whether this step, which ends no epoch, is to be saved."""
         return self._saving.is_due(ends_epoch=False)
 
     def save_if_due(self, *, ends_epoch: bool = False) -> None:
         """Between two steps, after what belongs to the last one."""
         if self._saving.is_due(ends_epoch=ends_epoch):
-            if self._run.ledger.unreported():
-                self._run.ledger.flush()
-                self.flushed()
+            if self._run.reporter.unreported():  # a checkpoint has all events of its steps
+                self._run.reporter.flush()
+                self.on_report()
             self._saving.save()
             self._stop_if(self._callbacks.call("checkpoint"))
 
-    def failed(self, within_s: float | None = None) -> None:
+    def on_error(self, within_s: float | None = None) -> None:
         """Training ends with an error, and `run` is as it was after its last complete step.
 
         On the ranks that this happens on; no other one is asked anything. A checkpoint that takes
         longer than `within_s` is not waited for.
         """
-        self._saving.failed(within_s)
+        self._saving.save_after_error(within_s)
         self._trace.drop()
         self._close_board()
 
@@ -104,22 +105,22 @@ class Companions:
         self._callbacks.call("end")
 
     def close(self) -> None:
-        """Before the last event, which neither of them keeps."""
+        """Before the last event, which neither checkpoints nor TensorBoard keep."""
         self._close_board()
-        self._tell_of_board()
+        self._warn_of_board()
 
     def _stop_if(self, wanted: bool) -> None:
-        if wanted and not self._run.stopped_by:
-            self._run.stopped_by = "callback"
+        if wanted:
+            self._run.stop("callback")
 
     def _warn(self, about: str, sentences: Sequence[str]) -> None:
         for sentence in filter(None, sentences):
-            self._run.ledger.tell(WarningEvent(about, sentence, self._run.step))
+            self._run.reporter.emit(WarningEvent(about, sentence, self._run.step))
 
-    def _tell_of_board(self) -> None:
-        if self._told.board is not None:
-            self._warn("tensorboard", self._told.board.failures())
+    def _warn_of_board(self) -> None:
+        if self._event_log.board is not None:
+            self._warn("tensorboard", self._event_log.board.failures())
 
     def _close_board(self) -> None:
-        if self._told.board is not None:
-            self._told.board.close()
+        if self._event_log.board is not None:
+            self._event_log.board.close()

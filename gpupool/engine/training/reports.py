@@ -1,81 +1,116 @@
-"""What training reports: sums over the ranks, a block of steps at a time. Runs on engines."""
+"""What training reports: sums over the ranks, a block of steps at a time. Runs on engines.
+
+batch_metrics(...)         each step leaves loss and counts on the device; none is read
+reporter.add(...)          notes them with the step
+reporter.send()            every few steps: one small all-reduce for all of them, begun
+reporter.receive()         a step later: its result, read from the device, becomes events
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gpupool.core.errors import TrainingError
 from gpupool.core.options.datasets import is_stream
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import Course
-from gpupool.core.wire.events import EndEvent, Event, ProgressEvent, StepEvent, ValidationEvent
+from gpupool.core.wire.events import (
+    DataEvent,
+    EndEvent,
+    Event,
+    ProgressEvent,
+    StepEvent,
+    ValidationEvent,
+)
+from gpupool.data.reading.samples import Skipped
+from gpupool.data.stores.retry import Counts, counts
 from gpupool.engine.batches.share import Dataset, Share, num_samples
 from gpupool.engine.group.forming import World
-from gpupool.engine.metrics.evaluation import Evaluation, accuracy, mean_loss
-from gpupool.engine.training.read_counts import NUM_READ, Reads
-from gpupool.engine.training.step_sums import Measured, table, width
+from gpupool.engine.metrics.evaluation import Evaluation, accuracy, mean_loss, right_classes
+from gpupool.engine.numerics.losses import Loss
+
+_NUM_READ = 4  # numbers of each rank about what it has read
+_MAX_NAMED = 5  # samples that an error names
 
 
-class Ledger:
-    """Sums what happened in each step over the ranks, a block of steps at a time, and reports it.
+class BatchMetrics(NamedTuple):
+    """Loss and counts of a micro-batch: numbers, or tensors on the device that nobody has read.
 
-    One small all-reduce for a block costs less than one for each step, and none of the numbers is
-    read from the device before. The sums are sent for, and received a step later, so that ranks and
-    devices go on meanwhile. Wishes, such as to stop, travel in the same all-reduce, so that all
-    ranks learn of them after the same step.
+    `mean_loss` and `counted` (over how much it is a mean) have shape (), or (terms,) where the loss
+    has several. `right` of `num_classed` targets that have a class were found; 0 of 0 where there
+    are none.
+    """
 
-    `wishes` maps a name to what tells whether this rank has it; `agreed` are the names of those
-    that any rank had when the last sums were sent for. `last_step` and `last_validation` are the
-    same on all.
+    num_here: int
+    mean_loss: Tensor
+    counted: int | Tensor
+    right: int | Tensor = 0
+    num_classed: int | Tensor = 0
+    num_classes: int = 0
+
+
+def batch_metrics(
+    loss: Loss, mean_loss: Tensor, counted: int | Tensor, outputs: Any, targets: Any, num_here: int
+) -> BatchMetrics:
+    """What a report needs of a micro-batch, without reading from the device.
+
+    See `right_classes` for what has an accuracy.
+    """
+    judged, _ = loss.judged(outputs, targets)
+    num_classes = judged.shape[1] if isinstance(judged, Tensor) and judged.ndim > 1 else 0
+    right = right_classes(loss, outputs, targets, num_here) if num_here else None
+    num_right, num_classed = right or (0, 0)
+    return BatchMetrics(num_here, mean_loss.detach(), counted, num_right, num_classed, num_classes)
+
+
+class Reporter:
+    """Sums the metrics of steps over the ranks, a block of steps at a time, and emits events.
+
+    One small all-reduce for a block costs less than one for each step, and it is received a step
+    later, so that ranks and devices work meanwhile. Requests, such as to stop, travel in the same
+    all-reduce, so that all ranks learn of them after the same step.
+
+    `requests` maps a name to a function: does this rank request it? `requested` are the names that
+    any rank had requested when the last sums were sent. `last_step` and `last_validation` are the
+    same on all ranks.
     """
 
     def __init__(
         self,
         world: World,
         emit: Callable[[Sequence[Event]], None],
-        wishes: Mapping[str, Callable[[], bool]] | None = None,
+        requests: Mapping[str, Callable[[], bool]] | None = None,
         num_terms: int = 1,
     ) -> None:
         self._world, self._emit, self._num_terms = world, emit, num_terms
-        self.wishes = dict(wishes or {})
-        self.agreed: frozenset[str] = frozenset()
+        self.requests = dict(requests or {})
+        self.requested: frozenset[str] = frozenset()
         self.last_step: StepEvent | None = None
         self.last_validation: ValidationEvent | None = None
         self.num_classes = 0
         """Of the outputs of the last step; 0 where there are no classes."""
-        self._measured: list[Sequence[Measured]] = []
-        self._facts: list[dict[str, Any]] = []
+        self._metrics: list[Sequence[BatchMetrics]] = []  # of the steps since the last `send`
+        self._facts: list[dict[str, Any]] = []  # of the same steps: number, epoch, times
         self._sending: Callable[[], list[float]] | None = None
         self._sent: list[dict[str, Any]] = []
-        self._reads = Reads(world)
+        self._reads = ReadCounts(world)
         self._num_counted = 0
         self._started = time.perf_counter()
 
-    def begin_epoch(
-        self, epoch: int, dataset: Dataset, options: TrainingOptions, samples_done: int = 0
-    ) -> None:
-        """An epoch begins, or goes on after `samples_done` of its samples."""
-        self._num_counted = 0
-        self._begin(f"epoch {epoch}", dataset, options, samples_done)
-
-    def end_epoch(self) -> None:
-        """An epoch is over: each sample was trained on, or skipped, once.
-
-        Raises TrainingError if not.
-        """
-        self._reads.check_complete(self._num_counted)
+    # ---- steps ----------------------------------------------------------------------------------
 
     def add(
-        self, step: int, epoch: int, lr: float, measured: Sequence[Measured], share: Share
+        self, step: int, epoch: int, lr: float, metrics: Sequence[BatchMetrics], share: Share
     ) -> None:
-        """Note a step and what was measured of it; nothing is read from the device yet."""
-        self._measured.append(measured)
-        self._reads.note(share.skipped)
+        """Note a step; nothing is read from the device yet."""
+        self._metrics.append(metrics)
+        self._reads.add_skipped(share.skipped)
         self._facts.append(
             {
                 "step": step,
@@ -92,122 +127,107 @@ class Ledger:
         return self._sending is not None
 
     def send(self) -> None:
-        """Begin to sum the noted steps over the ranks; no rank waits for another one, nor a device.
+        """Begin to sum the noted steps over the ranks; this waits for no rank and no device.
 
         Every rank calls `receive` next.
         """
-        wished = [float(wish()) for wish in self.wishes.values()]
-        tail = torch.tensor([*wished, *self._reads.numbers()], dtype=torch.float64)
-        block = torch.cat([self._rows().view(-1), tail.to(self._world.device, non_blocking=True)])
-        self.num_classes = self._measured[-1][-1].num_classes
+        requests = [float(is_requested()) for is_requested in self.requests.values()]
+        tail = torch.tensor([*requests, *self._reads.numbers()], dtype=torch.float64)
+        rows = _per_step(self._metrics, self._num_terms, self._world.device)
+        block = torch.cat([rows.view(-1), tail.to(self._world.device, non_blocking=True)])
+        self.num_classes = self._metrics[-1][-1].num_classes
         self._sending = self._world.sum_later(block)
-        self._sent, self._facts, self._measured = self._facts, [], []
+        self._sent, self._facts, self._metrics = self._facts, [], []
 
     def receive(self) -> list[StepEvent]:
-        """Report the steps whose sums were sent for, and learn what is agreed.
+        """Emit the steps whose sums were sent, and learn what is `requested`.
 
-        Gives those steps that counted something, on every rank: not where all samples were skipped,
-        or no pixel has a class. Raises TrainingError, on every rank, if more samples were skipped
-        than is allowed.
+        Returns those steps that counted something, on every rank: a step counts nothing if all its
+        samples were skipped, or no pixel has a class.
+
+        Raises TrainingError, on every rank, if more samples were skipped than is allowed.
         """
         assert self._sending is not None
         numbers = self._sending()
-        size, num = width(self._num_terms), len(self._sent)
-        rows = [numbers[i * size : (i + 1) * size] for i in range(num)]
-        wanted, read = numbers[num * size : -NUM_READ], numbers[-NUM_READ:]
+        width, num = _width(self._num_terms), len(self._sent)
+        rows = [numbers[i * width : (i + 1) * width] for i in range(num)]
+        requests, read = numbers[num * width : -_NUM_READ], numbers[-_NUM_READ:]
         steps = [self._event(row, facts) for row, facts in zip(rows, self._sent, strict=True)]
         self._sending, self._sent = None, []
         self._num_counted += sum(one.num_samples for one in steps)
-        self.agreed = frozenset(
-            name for name, number in zip(self.wishes, wanted, strict=True) if number > 0
+        self.requested = frozenset(
+            name for name, number in zip(self.requests, requests, strict=True) if number > 0
         )
         self.last_step = steps[-1]
-        self.tell(*steps)
-        self._settle(read, self.last_step.step, self.last_step.epoch)
+        self.emit(*steps)
+        self._emit_reads(read, self.last_step.step, self.last_step.epoch)
         counted = slice(self._num_terms, 2 * self._num_terms)
         return [step for step, row in zip(steps, rows, strict=True) if all(row[counted])]
 
     def flush(self) -> list[StepEvent]:
-        """Report all steps that were noted, and wait for it; as `receive`."""
+        """Emit all noted steps, and wait for their sums; as `receive`."""
         steps = self.receive() if self.is_sending else []
         if self._facts:
             self.send()
             steps += self.receive()
         return steps
 
-    def begin_validation(self, step: int, dataset: Dataset, options: TrainingOptions) -> None:
-        """A validation begins, in an epoch or after it."""
-        self._training_pass = self._reads.pause()
-        self._begin(f"the validation after step {step}", dataset, options)
-
-    def end_validation(
-        self, step: int, epoch: int, found: Evaluation, metrics: dict[str, float]
-    ) -> ValidationEvent:
-        """What is to be told of a validation, from what this rank's shares gave; the same on all.
-
-        Raises TrainingError, on every rank, if not each sample was counted once.
-        """
-        self._reads.note(found.skipped)
-        tail = torch.tensor(self._reads.numbers(), dtype=torch.float64).to(found.sums.device)
-        numbers = self._world.sum(torch.cat([found.sums, tail])).tolist()
-        *of_loss, right, classed, num = numbers[:-NUM_READ]
-        self._settle(numbers[-NUM_READ:], step, epoch)
-        self._reads.check_complete(int(num))
-        self._reads.go_on(self._training_pass)
-        loss, share = mean_loss(of_loss, self._num_terms), accuracy(right, classed)
-        return ValidationEvent(step, epoch, loss, share, int(num), self.elapsed_s, metrics)
-
-    def validated(self, event: ValidationEvent) -> None:
-        """Report a validation."""
-        self.last_validation = event
-        self.tell(event)
-
-    def end(self, step: int, stopped_by: str, kept_step: int = -1) -> None:
-        """Report the end."""
-        self.tell(EndEvent(stopped_by, step, self.elapsed_s, kept_step))
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds of training so far."""
-        return time.perf_counter() - self._started
-
-    def go_on(self, elapsed_s: float) -> None:
-        """So many seconds of training have passed before."""
-        self._started = time.perf_counter() - elapsed_s
-
     def unreported(self) -> list[StepEvent]:
-        """The steps noted, and not reported: without loss (NaN), as only all ranks know it."""
+        """The steps that were noted and not emitted: without loss (NaN), a sum over all ranks."""
         return [
             StepEvent(loss=math.nan, accuracy=None, num_samples=0, **facts)
             for facts in [*self._sent, *self._facts]
         ]
-
-    def tell(self, *events: Event) -> None:
-        """Report these events, on the first rank."""
-        if self._world.rank == 0:
-            self._emit(events)
-
-    def tell_aside(self, course: Course) -> None:
-        """Report how far something beside the steps is, and that the time goes on meanwhile."""
-        total = course.total or 0
-        self.tell(ProgressEvent(course.what, course.done, total, course.unit, self.elapsed_s))
-
-    def _rows(self) -> Tensor:
-        """The noted steps of this rank as rows of `table`."""
-        every = [one for step in self._measured for one in step]
-        rows = table(every, self._num_terms, self._world.device)
-        if len(every) == len(self._measured):
-            return rows
-        of_step = [i for i, step in enumerate(self._measured) for _ in step]
-        index = torch.tensor(of_step).to(rows.device, non_blocking=True)
-        return rows.new_zeros(len(self._measured), rows.shape[1]).index_add_(0, index, rows)
 
     def _event(self, row: Sequence[float], facts: dict[str, Any]) -> StepEvent:
         *of_loss, right, classed, num = row
         loss, share = mean_loss(of_loss, self._num_terms), accuracy(right, classed)
         return StepEvent(loss=loss, accuracy=share, num_samples=int(num), **facts)
 
-    def _begin(
+    # ---- passes over the data: epochs and validations -------------------------------------------
+
+    def begin_epoch(
+        self, epoch: int, dataset: Dataset, options: TrainingOptions, samples_done: int = 0
+    ) -> None:
+        """An epoch begins, or resumes after `samples_done` of its samples."""
+        self._num_counted = 0
+        self._begin_pass(f"epoch {epoch}", dataset, options, samples_done)
+
+    def end_epoch(self) -> None:
+        """An epoch is over: each sample was trained on, or skipped, once.
+
+        Raises TrainingError if not.
+        """
+        self._reads.check_complete(self._num_counted)
+
+    def begin_validation(self, step: int, dataset: Dataset, options: TrainingOptions) -> None:
+        """A validation begins, in an epoch or after it."""
+        self._training_pass = self._reads.pause()
+        self._begin_pass(f"the validation after step {step}", dataset, options)
+
+    def end_validation(
+        self, step: int, epoch: int, found: Evaluation, metrics: dict[str, float]
+    ) -> ValidationEvent:
+        """The event of a validation, from what this rank's shares gave; the same on all ranks.
+
+        Raises TrainingError, on every rank, if not each sample was counted once.
+        """
+        self._reads.add_skipped(found.skipped)
+        tail = torch.tensor(self._reads.numbers(), dtype=torch.float64).to(found.sums.device)
+        numbers = self._world.sum(torch.cat([found.sums, tail])).tolist()
+        *of_loss, right, classed, num = numbers[:-_NUM_READ]
+        self._emit_reads(numbers[-_NUM_READ:], step, epoch)
+        self._reads.check_complete(int(num))
+        self._reads.resume(self._training_pass)
+        loss, share = mean_loss(of_loss, self._num_terms), accuracy(right, classed)
+        return ValidationEvent(step, epoch, loss, share, int(num), self.elapsed_s, metrics)
+
+    def emit_validation(self, event: ValidationEvent) -> None:
+        """Emit a validation; it is `last_validation` now."""
+        self.last_validation = event
+        self.emit(event)
+
+    def _begin_pass(
         self, name: str, dataset: Dataset, options: TrainingOptions, samples_done: int = 0
     ) -> None:
         if is_stream(dataset):  # its len(), if it has one, may be a guess
@@ -216,7 +236,172 @@ class Ledger:
         num = num_samples(dataset)
         self._reads.begin(name, num - samples_done, options.most_skipped(num))
 
-    def _settle(self, read: Sequence[float], step: int, epoch: int) -> None:
-        news = self._reads.settle(read, step, epoch)
+    def _emit_reads(self, sums: Sequence[float], step: int, epoch: int) -> None:
+        news = self._reads.add_sums(sums, step, epoch)
         if news is not None:
-            self.tell(news)
+            self.emit(news)
+
+    # ---- events and time ------------------------------------------------------------------------
+
+    def emit(self, *events: Event) -> None:
+        """Emit these events, on the first rank."""
+        if self._world.rank == 0:
+            self._emit(events)
+
+    def emit_progress(self, course: Course) -> None:
+        """Emit how far something beside the steps is, with the seconds of training so far."""
+        total = course.total or 0
+        self.emit(ProgressEvent(course.what, course.done, total, course.unit, self.elapsed_s))
+
+    def emit_end(self, step: int, stopped_by: str, kept_step: int = -1) -> None:
+        """Emit the last event."""
+        self.emit(EndEvent(stopped_by, step, self.elapsed_s, kept_step))
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of training so far."""
+        return time.perf_counter() - self._started
+
+    def resume_time(self, elapsed_s: float) -> None:
+        """So many seconds of training have passed before a resume."""
+        self._started = time.perf_counter() - elapsed_s
+
+
+# ---- a table of steps: a row has what the `sums` of an `Evaluation` have -------------------------
+
+
+def _per_step(
+    steps: Sequence[Sequence[BatchMetrics]], num_terms: int, device: torch.device
+) -> Tensor:
+    """A row for each step: the sum over its micro-batches. Shape (steps, `_width`), float64."""
+    every = [one for step in steps for one in step]
+    rows = _table(every, num_terms, device)
+    if len(every) == len(steps):
+        return rows
+    of_step = [i for i, step in enumerate(steps) for _ in step]
+    index = torch.tensor(of_step).to(rows.device, non_blocking=True)
+    return rows.new_zeros(len(steps), rows.shape[1]).index_add_(0, index, rows)
+
+
+def _table(metrics: Sequence[BatchMetrics], num_terms: int, device: torch.device) -> Tensor:
+    """A row for each micro-batch, on the device. One that counts nothing adds nothing."""
+    num = len(metrics)
+    counted = _column([one.counted for one in metrics], device).view(num, -1)
+    means = torch.stack([one.mean_loss for one in metrics]).to(torch.float64).view(num, -1)
+    counted = counted.expand_as(means)
+    rest = torch.stack(
+        [
+            _column([one.right for one in metrics], device),
+            _column([one.num_classed for one in metrics], device),
+            _column([one.num_here for one in metrics], device),
+        ],
+        1,
+    )
+    # `where`, as 0 times NaN is NaN: the loss of a placeholder may be anything.
+    return torch.cat([(means * counted).where(counted > 0, 0), counted, rest], 1)
+
+
+def _width(num_terms: int) -> int:
+    return 2 * num_terms + 3
+
+
+def _column(values: Sequence[int | Tensor], device: torch.device) -> Tensor:
+    """As float64 on the device: one copy of those that are numbers, one stack of the others."""
+    if all(isinstance(value, Tensor) for value in values):
+        return torch.stack(list(values)).to(torch.float64)  # type: ignore[arg-type]
+    if not any(isinstance(value, Tensor) for value in values):
+        return torch.tensor(values, dtype=torch.float64).to(device, non_blocking=True)
+    return torch.stack(
+        [torch.as_tensor(value, dtype=torch.float64, device=device) for value in values]
+    )
+
+
+# ---- what reading took, and what could not be read -----------------------------------------------
+
+
+class ReadCounts:
+    """Accounts for one pass over a data set: an epoch, or a validation.
+
+    A few numbers of each rank travel with those of the steps (`numbers`). The URLs of skipped
+    samples are gathered only where there are some, which every rank then knows (`add_sums`).
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._skipped_here: list[Skipped] = []
+        self._skipped_counted: list[Skipped] = []  # those that `numbers` has counted
+        self._before = counts.snapshot()
+        self._here = Counts()
+        self._unreported = [0, 0, 0]  # reads, cached and retried of all ranks
+        self.begin("", 0, 0)
+
+    def begin(self, name: str, num_samples: int, most_skipped: int) -> None:
+        """A pass begins: what errors call it, and how many samples may be skipped.
+
+        `num_samples` is 0 where it is not known, of a stream.
+        """
+        self._name, self._num_samples, self._most_skipped = name, num_samples, most_skipped
+        self._skipped: list[Skipped] = []
+
+    def pause(self) -> tuple[Any, ...]:
+        """What `resume` needs to continue this pass after another one."""
+        return self._name, self._num_samples, self._most_skipped, self._skipped
+
+    def resume(self, paused: tuple[Any, ...]) -> None:
+        """Continue a pass."""
+        self._name, self._num_samples, self._most_skipped, self._skipped = paused
+
+    def add_skipped(self, skipped: Sequence[Skipped]) -> None:
+        """Note what a share of this rank lacks."""
+        self._skipped_here += skipped
+
+    def numbers(self) -> list[int]:
+        """This rank's [reads, cached, retried, skipped] since the last call."""
+        now = counts.snapshot()
+        self._here, self._before = now - self._before, now
+        here = self._here
+        new, self._skipped_here = self._skipped_here, []
+        self._skipped_counted += new
+        return [here.reads, here.cached_reads, here.retries, len(new)]
+
+    def add_sums(self, sums: Sequence[float], step: int, epoch: int) -> DataEvent | None:
+        """What to report, given the sum of all ranks' `numbers`; None if there is no news.
+
+        Raises TrainingError, on every rank alike, if more was skipped than is allowed.
+        """
+        self._unreported = [a + int(b) for a, b in zip(self._unreported, sums[:3], strict=True)]
+        num_skipped = int(sums[3])
+        new: list[Skipped] = []
+        if num_skipped:
+            new = [one for part in self._world.gather(self._skipped_counted) for one in part]
+            self._skipped_counted = []
+            self._skipped += new
+        # Of one damaged image a patch datastore may skip many samples.
+        is_one_image = len({one.url for one in self._skipped}) == 1
+        if len(self._skipped) > self._most_skipped and not is_one_image:
+            raise self._too_many()
+        if not any(sums[1:]):  # reads that went well are no news
+            return None
+        (reads, cached, retried), self._unreported = self._unreported, [0, 0, 0]
+        reason = self._here.last_reason
+        return DataEvent(step, epoch, reads, cached, retried, reason, num_skipped, dict(new))
+
+    def check_complete(self, num_counted: int) -> None:
+        """Each sample of the pass was counted or skipped, once; raises TrainingError otherwise."""
+        if self._num_samples and num_counted + len(self._skipped) != self._num_samples:
+            raise TrainingError(
+                f"{self._name}: {num_counted:,} samples were counted and {len(self._skipped):,} "
+                f"skipped of {self._num_samples:,}; this is a fault of gpupool, please report it.",
+                "miscounted",
+            )
+
+    def _too_many(self) -> TrainingError:
+        named = ", ".join(f"{one.url} ({one.reason})" for one in self._skipped[:_MAX_NAMED])
+        more = ", ..." if len(self._skipped) > _MAX_NAMED else ""
+        return TrainingError(
+            f"{self._name}: {len(self._skipped):,} of {self._num_samples:,} samples could not be "
+            f"read so far, more than the {self._most_skipped:,} that max_skipped allows: "
+            f"{named}{more}. Repair them, or raise max_skipped.",
+            "too many",
+            "max_skipped",
+        )

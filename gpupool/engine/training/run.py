@@ -1,4 +1,4 @@
-"""What a training holds while it goes on: all that a checkpoint saves, and nothing else.
+"""What a training holds while it runs: all that a checkpoint saves, and nothing else.
 
 Runs on engines, also under plain `torchrun`.
 """
@@ -16,8 +16,11 @@ from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading.normalization import Normalization
 from gpupool.engine import calls
 from gpupool.engine.group.forming import World
-from gpupool.engine.training.judge import Judge
-from gpupool.engine.training.reports import Ledger
+from gpupool.engine.numerics.batch_norm import norm_group, plain_batch_norm, sync_batch_norm
+from gpupool.engine.numerics.ema import averaged
+from gpupool.engine.numerics.optimizers import make_optimizer
+from gpupool.engine.training.early_stopping import EarlyStopping
+from gpupool.engine.training.reports import Reporter
 
 
 @dataclass
@@ -36,8 +39,8 @@ class Run:
     have the statistics of the first rank only there, so that is the one whose state is saved.
     Where that has no samples, those of the first that has."""
     optimizer: torch.optim.Optimizer
-    judge: Judge
-    ledger: Ledger
+    early_stopping: EarlyStopping
+    reporter: Reporter
     scaler: torch.amp.GradScaler | None = None
     """Of precision "fp16"."""
     ema: AveragedModel | None = None
@@ -50,15 +53,19 @@ class Run:
     step: int = 0
     """Complete steps, over all epochs."""
     epoch: int = 1
-    """The epoch that is going on, from 1; after the last one: one more."""
+    """The present epoch, from 1; after the last one: one more."""
     samples_done: int = 0
     """Samples of this epoch that the complete steps have taken, over all ranks."""
     stopped_by: str = ""
-    """Why training ends after this step; "" while it goes on. See `EndEvent`."""
+    """Why training ends after this step; "" while it continues. See `EndEvent`."""
     kept: dict[str, Any] = field(default_factory=dict)
     """A state dict, on the CPU: the network after `kept_step`, that of the best validation so far,
     or one whose numbers are all finite; {} if none is kept."""
     kept_step: int = -1
+
+    def stop(self, reason: str) -> None:
+        """Training ends after this step, unless something else has ended it already."""
+        self.stopped_by = self.stopped_by or reason
 
     def begin_change(self) -> None:
         """The optimizer begins to change weights; an interrupt waits until `end_change`."""
@@ -95,3 +102,42 @@ class FitResult:
     kept_step: int = -1
     best: dict[str, float] = field(default_factory=dict)
     normalization: Normalization | None = None
+
+
+def make_run(model: nn.Module, options: TrainingOptions, world: World, reporter: Reporter) -> Run:
+    """The run that trains `model`, before its first step; `model` is on the rank's device then."""
+    model.to(world.device)
+    if options.channels_last:
+        model.to(memory_format=torch.channels_last)
+    if options.batch_norm == "sync" and world.size > 1:
+        sync_batch_norm(model, norm_group(world))
+    run = Run(
+        world=world,
+        options=options,
+        model=model,
+        optimizer=make_optimizer(model, options),
+        early_stopping=EarlyStopping(options.objective, options.patience),
+        reporter=reporter,
+    )
+    if options.precision == "fp16":
+        run.scaler = torch.amp.GradScaler(world.device.type)
+    if options.ema is not None:
+        run.ema = averaged(model, options.ema)
+        plain_batch_norm(run.ema.module)
+    if options.compile:  # in place, so that names in the state dict stay; after the copy above
+        mode = options.compile if isinstance(options.compile, str) else None
+        model.compile(mode=mode)
+    return run
+
+
+def set_training(model: nn.Module, *, frozen_norms: bool = False) -> None:
+    """Training mode, but for modules whose parameters are all frozen, and batch norms if asked.
+
+    A frozen batch norm must not drift with the batches that pass through it.
+    """
+    model.train()
+    for module in model.modules():
+        has_own = any(True for _ in module.parameters(recurse=False))
+        is_frozen = has_own and not any(p.requires_grad for p in module.parameters())
+        if is_frozen or (frozen_norms and isinstance(module, nn.modules.batchnorm._BatchNorm)):
+            module.eval()

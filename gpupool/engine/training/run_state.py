@@ -18,14 +18,17 @@ from gpupool.core.wire.events import StepEvent, ValidationEvent
 from gpupool.core.wire.state_dicts import load
 from gpupool.data.reading.normalization import Normalization
 from gpupool.engine.batches.share import Dataset, num_samples
-from gpupool.engine.training.event_log import Told
+from gpupool.engine.training.event_log import EventLog
 from gpupool.engine.training.run import Run
 
 FORMAT = 1
 
 
 def capture(run: Run) -> dict[str, Any]:
-    """What the next step changes: tensors where they are, to be copied now."""
+    """What the next step changes: tensors where they are, to be copied now.
+
+    The keys of this and of `facts` are the format of the file.
+    """
     return {
         "model": run.model.state_dict(),
         "optimizer": run.optimizer.state_dict(),
@@ -35,7 +38,7 @@ def capture(run: Run) -> dict[str, Any]:
 
 
 def facts(
-    run: Run, told: Told, dataset: Dataset, unreported: Sequence[StepEvent] = ()
+    run: Run, event_log: EventLog, dataset: Dataset, unreported: Sequence[StepEvent] = ()
 ) -> dict[str, Any]:
     """The rest, which stays as it is: numbers, copies, and tensors that are replaced as a whole."""
     normalization = run.normalization
@@ -44,15 +47,15 @@ def facts(
         "step": run.step,
         "epoch": run.epoch,
         "samples_done": run.samples_done,
-        "elapsed_s": run.ledger.elapsed_s,
+        "elapsed_s": run.reporter.elapsed_s,
         "world_size": run.world.size,
-        "judge": run.judge.state_dict(),
+        "judge": run.early_stopping.state_dict(),
         "kept": run.kept,
         "kept_step": run.kept_step,
         "normalization": None if normalization is None else [list(n) for n in normalization],
-        "told": told.state(unreported),
-        "last_step": _plain(run.ledger.last_step),
-        "last_validation": _plain(run.ledger.last_validation),
+        "told": event_log.state(unreported),
+        "last_step": _plain(run.reporter.last_step),
+        "last_validation": _plain(run.reporter.last_validation),
         "training": _identity(run, dataset),
     }
 
@@ -82,7 +85,7 @@ def restore(run: Run, dataset: Dataset, state: Mapping[str, Any], url: str) -> N
         text = str(error).split("\n")[0]
         raise TrainingError(
             f"resume: {url} is of another network or optimizer ({text}); give those it was made "
-            "with, or start anew without resume.",
+            "with, or start from scratch without resume.",
             "other network",
             "resume",
             url=url,
@@ -101,17 +104,17 @@ def restore(run: Run, dataset: Dataset, state: Mapping[str, Any], url: str) -> N
             )
         if part is not None:
             _load_part(part, state[name])
-    run.judge.load_state_dict(state["judge"])
+    run.early_stopping.load_state_dict(state["judge"])
     run.kept, run.kept_step = state["kept"], state["kept_step"]
     if state["normalization"] is not None:
         run.normalization = Normalization(*(tuple(part) for part in state["normalization"]))
     run.step, run.epoch = state["step"], state["epoch"]
     run.samples_done = state["samples_done"]
-    run.ledger.go_on(state["elapsed_s"])
+    run.reporter.resume_time(state["elapsed_s"])
     if state["last_step"] is not None:
-        run.ledger.last_step = StepEvent(**state["last_step"])
+        run.reporter.last_step = StepEvent(**state["last_step"])
     if state["last_validation"] is not None:
-        run.ledger.last_validation = ValidationEvent(**state["last_validation"])
+        run.reporter.last_validation = ValidationEvent(**state["last_validation"])
 
 
 def _load_part(part: AveragedModel | torch.amp.GradScaler, state: Mapping[str, Any]) -> None:
@@ -158,8 +161,8 @@ def _check_identity(
         if before[name] != now[name]:
             raise TrainingError(
                 f"resume: {url} was made with {_words(name, before[name])}, and now it is "
-                f"{_words(name, now[name])}; a training that goes on needs the same data in the "
-                "same order. Give those, or start anew without resume.",
+                f"{_words(name, now[name])}; a training that is resumed needs the same data in the "
+                "same order. Give those, or start from scratch without resume.",
                 "other data",
                 "resume",
                 name,

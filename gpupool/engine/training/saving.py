@@ -1,7 +1,7 @@
-"""When a training saves its state, and from what it goes on. Runs on engines.
+"""When a training saves its state, and what it resumes from. Runs on engines.
 
 All that a checkpoint holds is the same on every rank, but for the statistics of "local" batch
-norms, of which those of the first rank count. So that one alone writes, and needs no other for it.
+norms, of which those of the first rank count. So the first rank alone writes, and needs no other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpupool.engine.calls import uninterrupted
 from gpupool.engine.checkpoint.files import Checkpoints, Written
 from gpupool.engine.group.forming import World
 from gpupool.engine.training import run_state
-from gpupool.engine.training.event_log import Told
+from gpupool.engine.training.event_log import EventLog
 from gpupool.engine.training.run import Run
 
 T = TypeVar("T")
@@ -37,12 +37,12 @@ class Saving:
     def __init__(
         self,
         run: Run,
-        told: Told,
+        event_log: EventLog,
         dataset: Dataset,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         options = run.options
-        self._run, self._told, self._dataset, self._clock = run, told, dataset, clock
+        self._run, self._event_log, self._dataset, self._clock = run, event_log, dataset, clock
         self._checkpoints = (
             Checkpoints(options.checkpoint, options.num_checkpoints) if options.checkpoint else None
         )
@@ -55,7 +55,7 @@ class Saving:
         """Of the newest checkpoint that is complete, on the first rank."""
 
     def begin(self) -> bool:
-        """Load what `options.resume` names into `run`, tell again what was told; tells if it did.
+        """Load what `options.resume` names into `run`, and emit its events again; whether it did.
 
         Then makes sure that checkpoints can be written.
 
@@ -64,15 +64,19 @@ class Saving:
         run = self._run
         found = _find(run.options, self._checkpoints, run.world)
         if found is not None:
-            agreed(run.world, lambda: self._go_on(*found))
+            fail_together(run.world, lambda: self._resume(*found))
             self._saved_step, self.newest_url = run.step, found[0]
         if self._checkpoints is not None:
             checkpoints, step = self._checkpoints, run.step
             for name in checkpoints.passed_over:
                 words = f"{checkpoints.url(name)} is cut short or damaged, and was passed over."
-                run.ledger.tell(WarningEvent("resume", words, step))
-            agreed(self._run.world, lambda: check_extra_state(run.model, in_checkpoints=True))
-            agreed(self._run.world, (lambda: checkpoints.check(step)) if self._writes else _nothing)
+                run.reporter.emit(WarningEvent("resume", words, step))
+            fail_together(
+                self._run.world, lambda: check_extra_state(run.model, in_checkpoints=True)
+            )
+            fail_together(
+                self._run.world, (lambda: checkpoints.check(step)) if self._writes else _nothing
+            )
         self._saved_at = self._clock()
         return found is not None
 
@@ -83,46 +87,46 @@ class Saving:
         if self._every_epoch:
             return ends_epoch
         if self._every_s is not None:
-            return "save" in self._run.ledger.agreed
+            return "save" in self._run.reporter.requested
         return bool(self._every_steps) and self._run.step % self._every_steps == 0
 
     def save(self, reason: str = "") -> None:
-        """Begin to write `run`; the ledger has been flushed."""
+        """Begin to write `run`; the reporter has been flushed."""
         if self._checkpoints is None or self._saved_step == self._run.step:
             return
         self._saved_step, self._saved_at = self._run.step, self._clock()
-        self._run.ledger.agreed -= {"save"}
+        self._run.reporter.requested -= {"save"}
         if self._writes:
             usual = "steps" if self._every_steps else "time"
             reason = reason or ("epoch" if self._every_epoch else usual)
             self._reasons[self._run.step] = run_state.epoch_of(self._run), reason
-            fixed = run_state.facts(self._run, self._told, self._dataset)
+            fixed = run_state.facts(self._run, self._event_log, self._dataset)
             self._checkpoints.save(run_state.capture(self._run), self._run.step, fixed=fixed)
 
     def is_time(self) -> bool:
-        """Whether it is time for a checkpoint, by the clock of the first rank: a wish of its."""
+        """Whether a checkpoint is due by the clock of the first rank, which requests it."""
         if not self._writes or self._every_s is None:
             return False
         return self._clock() - self._saved_at >= self._every_s
 
-    def tell_news(self) -> list[DataError]:
-        """Tell of checkpoints that became complete, or failed; gives the failures."""
+    def report_news(self) -> list[DataError]:
+        """Report checkpoints that became complete, or failed; returns the failures."""
         if not self._writes:
             return []
         assert self._checkpoints is not None
         written, failures = self._checkpoints.news()
         for one in written:
             self.newest_url = one.url
-            self._run.ledger.tell(_event(one, *self._reasons.pop(one.step)))
+            self._run.reporter.emit(_event(one, *self._reasons.pop(one.step)))
         for error in failures:
             sentence = f"a checkpoint could not be written: {error}"
-            self._run.ledger.tell(WarningEvent("checkpoint", sentence, self._run.step))
+            self._run.reporter.emit(WarningEvent("checkpoint", sentence, self._run.step))
         return failures
 
-    def failed(self, within_s: float | None = None) -> None:
+    def save_after_error(self, within_s: float | None = None) -> None:
         """Training ends with an error: save `run` as it is after its last complete step, and wait.
 
-        What is not written `within_s` is told, and may become complete later.
+        What is not written `within_s` is reported, and may become complete later.
 
         Not if the error has come while the optimizer was changing weights: that is half a step. (An
         interrupt of the pool waits for its end, but not for that of L-BFGS.)
@@ -142,33 +146,33 @@ class Saving:
 
         with uninterrupted():
             save()
-            problems += self.tell_news()
+            problems += self.report_news()
         if error is not None and problems:
             error.add_note(f"The last checkpoint could not be written: {problems[-1]}")
         for problem in problems if within_s is not None else ():
             sentence = f"the last checkpoint could not be written: {problem}"
-            self._run.ledger.tell(WarningEvent("checkpoint", sentence, self._run.step))
+            self._run.reporter.emit(WarningEvent("checkpoint", sentence, self._run.step))
 
     def end(self) -> None:
         """Save the end, if it is not saved yet, and wait until all is written."""
         if self._checkpoints is None:
             return
-        if self._run.stopped_by != "diverged":  # such weights are no good to go on from
+        if self._run.stopped_by != "diverged":  # nothing is resumed from such weights
             self.save("stop" if self._run.stopped_by in ("user", "callback") else "end")
         if self._writes:
             self._checkpoints.finish()
-            self.tell_news()
+            self.report_news()
 
-    def _go_on(self, url: str, loaded: dict[str, Any]) -> None:
-        """Make `run` what it was, and tell again what was told."""
+    def _resume(self, url: str, loaded: dict[str, Any]) -> None:
+        """Make `run` what it was, and emit its events again."""
         run = self._run
         try:
             run_state.restore(run, self._dataset, loaded, url)
-            run.ledger.tell(
+            run.reporter.emit(
                 ResumeEvent(run.step, run_state.epoch_of(run), url, loaded["world_size"])
             )
             if run.world.rank == 0:
-                self._told.tell_again(loaded["told"])
+                self._event_log.replay(loaded["told"])
         except GpuPoolError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
@@ -189,8 +193,8 @@ class Saving:
         is_new = run.step > max(self._saved_step, 0)
         if is_new and run.is_whole and not run.has_diverged:
             self._reasons[run.step] = run_state.epoch_of(run), "failure"
-            unreported = run.ledger.unreported()
-            fixed = run_state.facts(run, self._told, self._dataset, unreported)
+            unreported = run.reporter.unreported()
+            fixed = run_state.facts(run, self._event_log, self._dataset, unreported)
             checkpoints.save(run_state.capture(run), run.step, fixed=fixed)
         if within_s is not None and not checkpoints.is_written(within_s):
             raise DataError(f"it is still being written after {within_s:g} s", "late")
@@ -203,7 +207,7 @@ def _event(one: Written, epoch: int, reason: str) -> CheckpointEvent:
     )
 
 
-def going_on(options: TrainingOptions) -> TrainingOptions:
+def resuming(options: TrainingOptions) -> TrainingOptions:
     """The options of another attempt: from its own newest checkpoint, if it has made one."""
     checkpoints = Checkpoints(options.checkpoint) if options.checkpoint else None
     if checkpoints is None or not checkpoints.names():
@@ -224,17 +228,17 @@ def _intervals(options: TrainingOptions) -> tuple[int, float | None, bool]:
 def _find(
     options: TrainingOptions, checkpoints: Checkpoints | None, world: World
 ) -> tuple[str, dict[str, Any]] | None:
-    """URL and state of what is to be resumed, the same on every rank; None to begin anew."""
+    """URL and state of what is resumed, the same on every rank; None to start from scratch."""
     if not options.resume:
         return None
     if options.resume in ("auto", True):
         assert checkpoints is not None  # the options say so
-        newest = agreed(world, checkpoints.load_newest if world.rank == 0 else _nothing)
+        newest = fail_together(world, checkpoints.load_newest if world.rank == 0 else _nothing)
         name = world.gather(newest and newest[0])[0]
         if name is None and options.resume is True:
             where = checkpoints.url("")
             raise TrainingError(
-                f"resume: {where} holds no checkpoint; 'auto' begins anew then.",
+                f"resume: {where} holds no checkpoint; 'auto' starts from scratch then.",
                 "missing",
                 "resume",
                 url=where,
@@ -245,12 +249,12 @@ def _find(
         folder, _, name = str(options.resume).rstrip("/").rpartition("/")
         checkpoints, newest = Checkpoints(folder or "."), None
     found = checkpoints
-    loaded = agreed(world, lambda: newest[1] if newest else found.load(name))
+    loaded = fail_together(world, lambda: newest[1] if newest else found.load(name))
     return checkpoints.url(name), loaded
 
 
-def agreed(world: World, work: Callable[[], T]) -> T:
-    """What `work` gives on this rank. Raises TrainingError on all ranks if it fails on one."""
+def fail_together(world: World, work: Callable[[], T]) -> T:
+    """What `work` returns on this rank. If it fails on one, all ranks raise TrainingError."""
     value, problem = None, None
     try:
         value = work()

@@ -1,4 +1,4 @@
-"""What is told of a training before its first step. Runs on engines."""
+"""The first event of a training: what will be done. Runs on engines."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _in_steps(every: str | int, steps_per_epoch: int) -> int:
 
 
 def are_images(dataset: Any) -> bool:
-    """Whether samples are images, as far as the data set tells without being read."""
+    """Whether samples are images, as far as the data set shows without being read."""
     return all(_has_images(part) for part in _parts(dataset))
 
 

@@ -83,7 +83,7 @@ def test_what_was_given_can_change_afterwards_and_the_options_do_not() -> None:
         options.lr = 1.0  # type: ignore[misc]
 
 
-OPTIMIZERS = "sgdm, adam, adamw, rmsprop, lbfgs, lars, muon"
+OPTIMIZERS = "sgdm, adam, adamw, rmsprop, lbfgs, lars"
 
 
 @pytest.mark.parametrize(

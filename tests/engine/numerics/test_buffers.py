@@ -1,4 +1,4 @@
-"""Buffers of any number format are the first rank's on all ranks, and come back as they were."""
+"""Buffers are the first rank's on all ranks; those that ranks cannot exchange are refused."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gpupool import SpmdError
 from tests.support.pools import Pools
 from tests.support.trainings import network, samples, train_on
 
@@ -34,11 +35,7 @@ def counting_network(dtype: torch.dtype) -> nn.Module:
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
-@pytest.mark.parametrize("dtype", [torch.int16, torch.complex64])
-def test_what_gloo_has_no_name_for_is_shared_too(
-    pools: Pools, num_ranks: int, dtype: torch.dtype
-) -> None:
-    """As whole numbers of 64 bits are, by DDP itself."""
+def test_complex_buffers_are_shared_as_whole_numbers_are(pools: Pools, num_ranks: int) -> None:
     settings: dict[str, Any] = {"epochs": 2, "batch_size": 12, "accumulate": 2}
     trained = [
         train_on(
@@ -48,11 +45,26 @@ def test_what_gloo_has_no_name_for_is_shared_too(
             validation=samples(9, DOUBLE, seed=1),
             **settings,
         )
-        for kind in (dtype, torch.int64)
+        for kind in (torch.complex64, torch.int64)
     ]
     ours, expected = (result.model.state_dict() for result in trained)
-    assert ours["0.seen"].dtype == ours["places"].dtype == dtype
+    assert ours["0.seen"].dtype == ours["places"].dtype == torch.complex64
     assert ours["0.seen"][0].abs() > 0
     for name, value in expected.items():
         assert torch.equal(ours[name], value.to(ours[name].dtype)), name
     assert trained[0].history.loss == trained[1].history.loss
+
+
+@pytest.mark.parametrize("what", ["parameter", "buffer"])
+def test_numbers_that_ranks_cannot_exchange_are_refused_before_training(
+    pools: Pools, what: str
+) -> None:
+    model = network(DOUBLE)
+    if what == "buffer":
+        model.register_buffer("table", torch.zeros(2, dtype=torch.int16))
+    else:
+        model.table = nn.Parameter(torch.zeros(2, dtype=torch.int16), requires_grad=False)
+    with pytest.raises(SpmdError, match="table of the network holds numbers of the format int16"):
+        train_on(pools[2], model, samples(8, DOUBLE), batch_size=4)
+    result = train_on(pools[1], model, samples(8, DOUBLE), batch_size=4)
+    assert result.model.state_dict()["table"].dtype == torch.int16

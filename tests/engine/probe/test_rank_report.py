@@ -17,8 +17,7 @@ from gpupool import PoolOptions, TrainingOptions, TrainingRun
 from gpupool.core.wire.events import Event, ProgressEvent, RankEvent
 from gpupool.engine.group.forming import World
 from gpupool.engine.probe.device_stats import CpuProbe
-from gpupool.engine.probe.rank_report import RankReport
-from gpupool.engine.probe.step_pace import EVERY_S, Pace
+from gpupool.engine.probe.rank_report import MEASURE_EVERY_S, RankReport, WorkTimer
 from gpupool.engine.training.loop import fit
 from gpupool.pool.inline import InlinePool
 from gpupool.training.history import TrainingHistory
@@ -171,7 +170,7 @@ def test_checkpoints_hold_nothing_of_it(tmp_path: Path) -> None:
     assert b"utilization" not in file.read_bytes()
 
 
-# ---- the pace ------------------------------------------------------------------------------------
+# ---- own work ------------------------------------------------------------------------------------
 
 
 def test_ddp_waits_after_our_callback(pools: Pools) -> None:
@@ -207,39 +206,39 @@ def test_ddp_waits_after_our_callback(pools: Pools) -> None:
 
 def test_a_short_step_is_seldom_measured() -> None:
     now = [0.0]
-    pace = Pace(CPU, lambda: now[0])
+    timer = WorkTimer(CPU, lambda: now[0])
     measured = 0
     for _ in range(100):
-        pace.begin()
-        now[0] += EVERY_S / 10
-        pace.worked()
-        pace.end()
-    while pace.take():
+        timer.begin_step()
+        now[0] += MEASURE_EVERY_S / 10
+        timer.end_work()
+        timer.end_step()
+    while timer.take_medians():
         measured += 1
     assert measured == 1  # all of them at once
-    pace.begin()
-    pace.end()  # an optimizer's error: nothing was worked
-    assert pace.take() is None
+    timer.begin_step()
+    timer.end_step()  # an optimizer's error: no work came to an end
+    assert timer.take_medians() is None
 
 
 def test_own_work_is_a_step_without_its_waits() -> None:
     now = [0.0]
-    pace = Pace(CPU, lambda: now[0])
+    timer = WorkTimer(CPU, lambda: now[0])
     for seconds in (1.0, 2.0, 9.0):
-        pace.begin()
+        timer.begin_step()
         now[0] += seconds  # data, forward, backward
         weight = torch.ones(1, requires_grad=True)
         objective = (weight * 2).sum()
-        pace.watch(objective)
+        timer.begin_backward(objective)
         objective.backward()
         now[0] += 5.0  # the others
-        pace.waited()
+        timer.end_backward()
         now[0] += 0.5  # the optimizer
-        pace.worked()
+        timer.end_work()
         now[0] += 0.25  # what ranks report to each other
-        pace.end()
-    assert pace.take() == (2.5, 7.75)
-    assert pace.take() is None
+        timer.end_step()
+    assert timer.take_medians() == (2.5, 7.75)
+    assert timer.take_medians() is None
 
 
 def test_cpu_time_is_a_share_of_all_threads() -> None:

@@ -25,7 +25,7 @@ from gpupool.core.wire.events import (
 from gpupool.engine.checkpoint.files import Checkpoints
 from gpupool.engine.group.forming import World
 from gpupool.engine.training.callbacks import CallbackInfo
-from gpupool.engine.training.event_log import Told
+from gpupool.engine.training.event_log import EventLog
 from gpupool.engine.training.loop import fit
 from tests.engine.training.vectors import Vectors
 from tests.support.raising import raises
@@ -59,7 +59,6 @@ def losses(events: Sequence[Event]) -> list[float]:
         {"optimizer": "rmsprop", "momentum": 0.5},
         {"optimizer": "lbfgs", "lr": 0.1},
         {"optimizer": "lars"},
-        {"optimizer": "muon"},
         {"optimizer": torch.optim.NAdam},
         {"precision": "fp16"},
         {"precision": "bf16", "ema": 0.9},
@@ -185,9 +184,9 @@ def test_everything_is_told_again_in_order() -> None:
         ValidationEvent(2, 1, 1.0, 0.5, 10, 0.7, {"f1": 0.5}, is_best=True),
         StepEvent(3, 2, 1.0, 0.25, 0.1, 7, 0.8, 0.1),
     ]
-    first, second = Told(lambda events: None), Told(lambda events: told.extend(events))
+    first, second = EventLog(lambda events: None), EventLog(lambda events: told.extend(events))
     told: list[Event] = []
     first(events)
-    second.tell_again(first.state())
+    second.replay(first.state())
     assert told == events
     assert second.num_steps == 3

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from gpupool import TrainingResult
-from gpupool.engine.training.step import step_key
+from gpupool.engine.numerics.forward import step_key
 from tests.support.pools import Pools
 from tests.support.trainings import Centred, network, samples, train_on, weights
 

@@ -1,6 +1,6 @@
-"""Is it the best so far, is it enough, does it diverge: decided from numbers alone. Runs anywhere.
+"""The best validation so far, patience, and divergence: from numbers alone. Runs anywhere.
 
-Every rank judges the same numbers, sums over all ranks, and so comes to the same verdict.
+Every rank has the same numbers, sums over all ranks, and so decides the same.
 
 Divergence is one of three things:
 
@@ -9,7 +9,7 @@ Divergence is one of three things:
   ten times its spread there (1.4826 times the median absolute deviation, which is the standard
   deviation of what is distributed normally), and above twice the median, of fewer than 20 steps
   above ten times. A learning rate that doubles from one step to the next, as a warm restart's,
-  begins anew: what comes then is no jump.
+  clears the window: what comes then is no jump.
 - "chance": over the last 30 steps the accuracy is that of guessing, at most 1.2 times 1 / classes,
   although it was at least twice that before, by more than luck explains (five standard deviations
   of that many right ones, if each is rare: Poisson), or although the loss does not fall from above
@@ -50,12 +50,12 @@ def less_is_better(objective: str) -> bool:
     return objective.lower().endswith(_LESS_IS_BETTER)
 
 
-class Judge:
-    """What validations and steps tell, one after the other.
+class EarlyStopping:
+    """Follows validations and steps, one after the other.
 
     Args:
         objective: of the values of a validation, the one that counts.
-        patience: enough is when so many validations in a row were not better; None: never.
+        patience: it is over when so many validations in a row were not better; None: never.
     """
 
     def __init__(self, objective: str = "loss", patience: int | None = None) -> None:
@@ -69,10 +69,10 @@ class Judge:
         self._lr = 0.0
         self._best_accuracy = 0.0
         self._num_high = 0
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
-    def validated(self, step: int, values: Mapping[str, float]) -> bool:
-        """Whether these values of a validation are the best so far."""
+    def add_validation(self, step: int, values: Mapping[str, float]) -> bool:
+        """Add the values of a validation; whether they are the best so far."""
         new, old = values[self.objective], self.best.get(self.objective, math.nan)
         is_better = new < old if less_is_better(self.objective) else new > old
         if not math.isnan(new) and (is_better or math.isnan(old)):
@@ -82,17 +82,17 @@ class Judge:
         return False
 
     @property
-    def has_enough(self) -> bool:
-        """Whether the last validations were so many without a better one that patience ends."""
+    def is_patience_over(self) -> bool:
+        """Whether the last `patience` validations were not better."""
         return self._patience is not None and self._num_worse >= self._patience
 
     @property
     def is_finite(self) -> bool:
         """Whether no loss was NaN or infinite yet."""
-        return "not finite" not in self._told
+        return "not finite" not in self._warned
 
-    def stepped(self, steps: Sequence[StepEvent], num_classes: int = 0) -> list[WarningEvent]:
-        """What to say of the next steps that counted something; each thing is said once."""
+    def add_steps(self, steps: Sequence[StepEvent], num_classes: int = 0) -> list[WarningEvent]:
+        """The warnings after the next steps that counted something; each comes once."""
         found = self._not_finite(steps)
         found += self._spike([one for one in steps if math.isfinite(one.loss)])
         if num_classes > 1:
@@ -100,7 +100,7 @@ class Judge:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain data for a checkpoint."""
+        """Plain data for a checkpoint; its keys are the file's format."""
         return {
             "best": dict(self.best),
             "best_step": self.best_step,
@@ -110,11 +110,11 @@ class Judge:
             "lr": self._lr,
             "best_accuracy": self._best_accuracy,
             "num_high": self._num_high,
-            "told": sorted(self._told),
+            "told": sorted(self._warned),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another one was; what it found best counts only by the same objective."""
+        """Continue another one; what it found best counts only by the same objective."""
         if self.objective in state["best"] or not state["best"]:
             self.best, self.best_step = dict(state["best"]), state["best_step"]
             self._num_worse = state["num_worse"]
@@ -122,11 +122,11 @@ class Judge:
         self._recent.extend(state["recent"])
         self._lr = state["lr"]
         self._best_accuracy, self._num_high = state["best_accuracy"], state["num_high"]
-        self._told = set(state["told"])
+        self._warned = set(state["told"])
 
-    def not_finite_weights(self, step: int) -> WarningEvent:
-        """What to say when weights are NaN or infinite, which the loss did not show yet."""
-        self._told.add("not finite")
+    def warn_of_weights(self, step: int) -> WarningEvent:
+        """The warning where weights are NaN or infinite, which the loss did not show yet."""
+        self._warned.add("not finite")
         return WarningEvent(
             "not finite", f"the weights are not finite after step {step}: {_LOWER}.", step
         )
@@ -134,7 +134,7 @@ class Judge:
     def _not_finite(self, steps: Sequence[StepEvent]) -> list[WarningEvent]:
         for one in steps:
             if not math.isfinite(one.loss) and self.is_finite:
-                self._told.add("not finite")
+                self._warned.add("not finite")
                 said = f"the loss is {one.loss} in step {one.step}: {_LOWER}."
                 return [WarningEvent("not finite", said, one.step)]
         return []
@@ -148,8 +148,8 @@ class Judge:
             self._lr = one.lr
             usual = self._exceeded(one.loss)
             self._num_high = 0 if usual is None else self._num_high + 1
-            if self._num_high == _IN_A_ROW and "spike" not in self._told:
-                self._told.add("spike")
+            if self._num_high == _IN_A_ROW and "spike" not in self._warned:
+                self._warned.add("spike")
                 said = f"the loss jumped from about {usual:.3g} to {one.loss:.3g}"
                 found.append(WarningEvent("spike", f"{said} before step {one.step}.", one.step))
             self._losses.append(one.loss)
@@ -172,7 +172,7 @@ class Judge:
             if one.accuracy is None:
                 continue
             self._recent.append((one.accuracy, one.loss))
-            if len(self._recent) < _RECENT or "chance" in self._told:
+            if len(self._recent) < _RECENT or "chance" in self._warned:
                 continue
             accuracies, losses = zip(*self._recent, strict=True)
             recent = fmean(accuracies)
@@ -184,7 +184,7 @@ class Judge:
                 (best - recent) * num > _LUCK * math.sqrt(best * num)
             )
             if was_better or _is_bad(losses, _WORSE_THAN_GUESSING * math.log(num_classes)):
-                self._told.add("chance")
+                self._warned.add("chance")
                 was = f", after {best:.1%}" if was_better else ""
                 said = (
                     f"the accuracy is that of guessing among {num_classes} classes "
