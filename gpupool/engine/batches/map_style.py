@@ -33,7 +33,7 @@ from gpupool.engine.group.forming import World
 
 Indices = npt.NDArray[np.int64]
 
-_MAX_STAND_INS = 1000  # samples that are tried when not one of a share could be read
+_MAX_PLACEHOLDERS = 1000  # samples that are tried when not one of a share could be read
 
 
 def epoch_batches(
@@ -46,9 +46,11 @@ def epoch_batches(
 
     Raises TrainingError if the data set orders its epochs itself, and not each sample comes once.
     """
+    # (seed, epoch) alone make the order, so that a resumed run finds its place on any ranks.
     shuffled_epoch = 1 if options.shuffle == "once" else epoch
     shuffles = options.shuffle != "never"
     if shuffles and hasattr(dataset, "epoch_order"):
+        # Patches of one image stay together, for example; a sample left out would go unnoticed.
         order = dataset.epoch_order(options.seed, shuffled_epoch, options.batch_size)
         if not shards.is_permutation(order, len(dataset)):
             raise TrainingError(
@@ -81,26 +83,29 @@ def load_shares(
         shards.shard_in_parts(batch, world.rank, world.size, num_parts, load) for batch in batches
     ]
     mine = [share for share, _ in cuts]
+    # Subsets of ours are taken apart, so that the loader meets the data set below and reads ahead.
     dataset = subsets.opened(dataset)
     loading = load_batches(
         dataset, mine, depth=read_ahead(), device=world.device, draw=draw, skip=skip
     )
     scaling = normalization_of(dataset, world.device, normalization)
+    # A placeholder is needed where a share is empty, or may become so when samples are skipped.
     may_lack = skip or not all(map(len, mine))
-    stand_in: tuple[Any, ...] | None = None
+    placeholder: tuple[Any, ...] | None = None
     with closing(loading):  # a traceback may hold this frame
         asked = time.perf_counter()
         pairs = zip(batches, awaited(loading), strict=True)
         for number, (batch, loaded) in enumerate(pairs, start=1):
             loaded = loaded or Batch(None, None, 0)
             inputs, targets = loaded.inputs, loaded.targets
-            if may_lack and stand_in is None:
+            if may_lack and placeholder is None:
+                # Made with the first batch, so that one is there whenever a share is empty.
                 whole = loaded
                 if not loaded.num:
                     whole = _one_sample(dataset, batch, world.device, skip=skip)
-                stand_in = one_of(whole, world.device)
-            if loaded.num == 0 and stand_in is not None:
-                inputs, targets = stand_in
+                placeholder = one_of(whole, world.device)
+            if loaded.num == 0 and placeholder is not None:
+                inputs, targets = placeholder
             yield Share(
                 inputs=as_input(moved("inputs", inputs, world.device), scaling),
                 targets=moved("targets", targets, world.device),
@@ -111,11 +116,12 @@ def load_shares(
                 is_last=number == len(batches),
                 part_sizes=cuts[number - 1][1],
             )
-            asked = time.perf_counter()
+            asked = time.perf_counter()  # the step in between is no wait for data
 
 
 def one_of(batch: Batch, device: torch.device) -> tuple[Any, Any]:
     """Inputs and targets of the first sample of a batch, as a batch of one."""
+    # A clone: a view would keep the whole batch alive for as long as the training lasts.
     halves = ("inputs", batch.inputs), ("targets", batch.targets)
     inputs, targets = (
         map_tensors(lambda t: t[:1].clone(), moved(*half, device)) for half in halves
@@ -125,13 +131,14 @@ def one_of(batch: Batch, device: torch.device) -> tuple[Any, Any]:
 
 def _one_sample(dataset: Dataset, batch: Indices, device: torch.device, *, skip: bool) -> Batch:
     """Any sample, as a batch of one, for a rank that has none of its own."""
-    others = islice(chain(batch, range(len(dataset))), _MAX_STAND_INS if skip else 1)
+    # Without skipping one try is enough: what is wrong with that sample is raised.
+    others = islice(chain(batch, range(len(dataset))), _MAX_PLACEHOLDERS if skip else 1)
     tried = [np.array([index], dtype=np.int64) for index in others]
     for loaded in awaited(load_batches(dataset, tried, depth=0, device=device, skip=skip)):
         if loaded is not None and loaded.num:
             return loaded
     raise TrainingError(
         f"none of {len(tried):,} samples could be read, so there is nothing to train on; "
-        "on_error='raise' tells what is wrong with the first of them.",
+        "on_error='raise' says what is wrong with the first of them.",
         "all skipped",
     )

@@ -53,7 +53,7 @@ def num_samples(dataset: Dataset) -> int:
     """How many samples an epoch has; 0 if that is not known, of a stream without `len()`."""
     try:
         return len(dataset)
-    except TypeError:
+    except TypeError:  # also of a map-style data set whose `__len__` is wrong: that is an error
         if is_stream(dataset):
             return 0
         raise
@@ -64,6 +64,7 @@ def parts_of_batch(options: TrainingOptions) -> int:
 
     With batch norms over all ranks these must have the same samples for any number of ranks.
     """
+    # Without them any cut gives the same gradient, so each rank cuts its own share.
     return options.accumulate if options.batch_norm == "sync" else 1
 
 
@@ -74,7 +75,7 @@ def read_ahead() -> int:
 
 def moved(name: str, batch: Any, device: torch.device) -> Any:
     """The inputs or targets of a batch on the device. Raises DataError if they have no tensor."""
-    if isinstance(batch, Tensor):
+    if isinstance(batch, Tensor):  # from pinned memory the copy overlaps with what the GPU does
         return batch.to(device, non_blocking=True)
     if first_tensor(batch) is None:
         raise DataError(
@@ -94,7 +95,7 @@ def as_input(images: Any, scaling: Scaling | None = None) -> Any:
     """
     if not isinstance(images, Tensor):
         return map_tensors(partial(as_input, scaling=scaling), images)
-    if images.dtype == torch.uint8:
+    if images.dtype == torch.uint8:  # a quarter of the bytes have crossed to the device
         images = images.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
     images = images.contiguous()
     if scaling is None:
@@ -106,6 +107,7 @@ def as_input(images: Any, scaling: Scaling | None = None) -> Any:
             "have channels",
             "channels",
         )
+    # In the inputs' own precision: float64 inputs stay float64.
     mean, std = (one.to(images.dtype).view(-1, *[1] * (images.ndim - 2)) for one in scaling)
     return (images - mean).div_(std)
 

@@ -29,7 +29,7 @@ def epoch_shares(
     the `normalization`, or the one that the data set asks for.
     """
     draw = draw or Draw(options.seed, epoch)
-    if is_stream(dataset):
+    if is_stream(dataset):  # it has no index: every rank reads all of it
         return stream_shares(dataset, options, world, epoch, samples_done, draw, normalization)
     batches = epoch_batches(dataset, options, epoch, samples_done)
     return load_shares(

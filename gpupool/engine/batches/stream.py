@@ -35,7 +35,7 @@ from gpupool.engine.batches.share import Share
 from gpupool.engine.batches.trees import tensors
 from gpupool.engine.group.forming import World
 
-_FOREVER = 2**62  # batches
+_FOREVER = 2**62  # batches: a stream ends itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,11 @@ def stream_shares(
     with closing(loading):
         for cut in awaited(loading):
             _compare(cut, world, epoch)
-            if cut is None:
+            if cut is None:  # the same on all ranks, or `_compare` would have raised
                 if is_empty:
                     raise TrainingError(
                         f"the stream {type(dataset).__name__} gave no sample; if it was walked "
-                        "through before, let its __iter__ begin anew each time.",
+                        "through before, let its __iter__ start over each time.",
                         "no sample",
                     )
                 return
@@ -105,7 +105,7 @@ def stream_shares(
                 is_last=cut.is_last,
                 part_sizes=cut.part_sizes,
             )
-            if cut.is_last:
+            if cut.is_last:  # to compare what comes after it would cost one more all-reduce
                 return
             asked = time.perf_counter()
 
@@ -118,6 +118,7 @@ def _samples(dataset: Any, epoch: int, samples_done: int, reading: Reading) -> I
     number = 0
     while True:
         try:
+            # Random numbers inside the stream's own `__iter__` are the same on every rank, too.
             with keyed_draws(reading.draw, number):
                 sample = next(stream)
         except StopIteration:
@@ -136,24 +137,26 @@ def _cuts(
 ) -> Generator[_Cut | None, None, None]:
     """The global batches; None for ever after the last one."""
     batch_size, load = options.batch_size, options.rank_load
+    # One batch ahead, as only that shows whether a batch is the last one of the epoch.
     ahead = list(islice(samples, batch_size))
     spare = Batch(None, None, 0)
     while ahead:
         chunk, ahead = ahead, list(islice(samples, batch_size))
         read = [checked_pair(sample) for sample in chunk if not isinstance(sample, Skipped)]
-        if read:
+        if read:  # the placeholder of a rank whose share of this batch is empty
             spare = batch_of(read[:1], pin=reading.pin)
         if not spare.num:
             raise TrainingError(
                 f"none of the first {len(chunk):,} samples of the stream could be read.",
                 "all skipped",
             )
+        # The whole batch was walked through; only this rank's share of it is collated and kept.
         places, num_parts = np.arange(len(chunk)), share.parts_of_batch(options)
         mine, sizes = shards.shard_in_parts(places, world.rank, world.size, num_parts, load)
         here = [chunk[place] for place in mine]
         batch = batch_of(here, pin=reading.pin)
         yield _Cut(batch, spare, len(chunk), _checksum(read), not ahead, sizes)
-    while True:
+    while True:  # a rank whose stream is shorter still takes part in the others' comparison
         yield None
 
 
@@ -173,12 +176,14 @@ def _compare(cut: _Cut | None, world: World, epoch: int) -> None:
     if world.size == 1:
         return
     number = cut.num_all if cut else 0
-    told = (number, cut.checksum, cut.is_last) if cut else (0, 0, True)
-    here = torch.tensor(told, dtype=torch.float64, device=world.device)
+    own = (number, cut.checksum, cut.is_last) if cut else (0, 0, True)
+    here = torch.tensor(own, dtype=torch.float64, device=world.device)
+    # All are equal exactly if the variance is 0, which one sum over the ranks shows.
     squares = torch.stack([here, here * here])
     mean, square = (world.sum(squares) / world.size).tolist()
     if all(m * m == s for m, s in zip(mean, square, strict=True)):
         return
+    # Only now, and on all ranks alike, they gather what came where.
     what = _difference(world.gather((number, cut is None or cut.is_last)))
     raise TrainingError(
         f"epoch {epoch}: the stream is not the same on every rank, {what}. Let it "

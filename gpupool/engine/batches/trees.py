@@ -21,9 +21,10 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
     if isinstance(tree, Tensor):
         return function(tree)
     if isinstance(tree, Mapping):
+        # Hugging Face's batches and outputs are mappings whose class the network may rely on.
         changed = {name: map_tensors(function, part) for name, part in tree.items()}
         return changed if type(tree) is dict else _remade(tree, changed)
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # a named one takes its parts singly
         return type(tree)(*(map_tensors(function, part) for part in tree))
     if isinstance(tree, (list, tuple)):
         return type(tree)(map_tensors(function, part) for part in tree)

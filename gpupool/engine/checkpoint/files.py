@@ -93,8 +93,8 @@ class Checkpoints:
         if later:
             raise TrainingError(
                 f"checkpoint: {self._target.name(later[-1])} is there already, and this training "
-                f"begins after step {step}; resume='auto' goes on from it. To begin anew, give "
-                "another folder, or remove what is in that one.",
+                f"begins after step {step}; resume='auto' continues from it. To start from "
+                "scratch, give another folder, or remove what is in that one.",
                 "exists",
                 url=self._target.name(later[-1]),
             )
@@ -119,10 +119,10 @@ class Checkpoints:
         `state`, and not copied: it must not change any more.
 
         With `wait` it is complete when this returns; raises DataError if it cannot be written.
-        Otherwise `news` tells.
+        Otherwise `news` has it.
         """
         began = time.perf_counter()
-        self._wait()
+        self._wait()  # the thread still reads the snapshot's buffers
         try:
             copy = self._snapshot.take(state) | dict(fixed or {})
         except Exception as error:  # what is no tensor may be of any class
@@ -211,7 +211,7 @@ class Checkpoints:
                 self._idle.wait()
 
     def _is_sealed(self, name: str) -> bool:
-        """Whether it has the seal of a checkpoint of this length, as its end tells."""
+        """Whether it ends with the seal of a checkpoint of this length; reads its end alone."""
         end, size = self._target.end(name, _SEAL_BYTES)
         return end.startswith(_sealing(size - _SEAL_BYTES)) if size >= _SEAL_BYTES else False
 
@@ -229,8 +229,9 @@ class Checkpoints:
         began = time.perf_counter()
         name = _name(job.step)
         try:
-            self._snapshot.wait()
+            self._snapshot.wait()  # here, not in `save`: the training does not wait for the copy
             data = sealed(job.state)
+            # A file that is there may be another program's: nothing is written over.
             while not self._target.put(name, data, is_new=True):
                 name = name.replace("-", "-0")  # the step is the same
             self._own.add(name)
@@ -239,7 +240,7 @@ class Checkpoints:
             with self._lock:
                 written = Written(job.step, name, url, len(data), job.stall_s, seconds)
                 self._written.append(written)
-            self._remove_old(job.step)
+            self._remove_old(job.step)  # only now: there is always a complete one
         except Exception as error:  # not only of the store: an optimizer's state may hold anything
             failure = error if isinstance(error, DataError) else _of_state(self.url(name), error)
             self._failed_with(failure, heard=heard)
@@ -281,13 +282,14 @@ def step_of(name: str) -> int:
 
 def sealed(state: Mapping[str, Any]) -> bytes:
     """A state as the bytes of a checkpoint. Raises ValueError if none could be read again."""
+    # Better an error now than a checkpoint that cannot be read.
     if found := refused(state, "state"):
         raise ValueError(f"{found}, which is not read without running code")
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     content = buffer.getbuffer()
     seal = _sealing(len(content)) + hashlib.sha256(content).digest()
-    content.release()
+    content.release()  # a buffer that is being viewed cannot grow
     buffer.seek(0, io.SEEK_END)
     buffer.write(seal)
     return buffer.getvalue()

@@ -34,8 +34,10 @@ class Snapshot:
         if not fitting:
             self._buffers = [_buffer_for(source) for source in sources]
         if sources:
+            # One call for all: hundreds of small copies would each cost a launch.
             with torch.no_grad():
                 torch._foreach_copy_(self._buffers, sources, non_blocking=True)
+        # What `wait` waits for: the copies, and not what the stream is given afterwards.
         devices = {source.device for source in sources if source.device.type == "cuda"}
         self._events = [torch.cuda.current_stream(device).record_event() for device in devices]
         copies = iter(self._buffers)
@@ -76,7 +78,7 @@ def _fits(source: Tensor, buffer: Tensor) -> bool:
     return (
         source.shape == buffer.shape
         and source.dtype == buffer.dtype
-        and source.stride() == buffer.stride()
+        and source.stride() == buffer.stride()  # channels_last would be copied element by element
     )
 
 

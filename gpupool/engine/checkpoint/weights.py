@@ -23,7 +23,7 @@ _NESTS = ("state_dict", "model_state_dict", "model", "weights")  # where others 
 _PREFIXES = ("module.", "_orig_mod.", "model.")  # of DDP, torch.compile and Lightning
 _MAX_NAMED = 3
 _MAX_REASON = 300  # characters
-_ZIP = b"PK\x03\x04"  # how torch tells an archive from its older formats
+_ZIP = b"PK\x03\x04"  # by which torch knows an archive from its older formats
 
 
 def load_weights(
@@ -52,6 +52,7 @@ def load_weights(
     with progress(f"Loading {name}"):
         weights = _unprefixed(_state_dict(source.read(FileRef(name, 0)), shown), model)
     _require_same(model.state_dict(), weights, shown)
+    # A copy: the user's network is as it was if the file turns out to be another one's.
     changed = copy.deepcopy(model)
     try:
         changed.load_state_dict(weights)
@@ -97,7 +98,7 @@ def _require_stored(content: bytes | memoryview) -> None:
     first = min((entry.header_offset for entry in entries), default=0)
     is_stored = all(entry.compress_type == zipfile.ZIP_STORED for entry in entries)
     if first or not is_stored or sum(entry.file_size for entry in entries) > len(content):
-        raise ValueError("it is compressed, which torch.save never does; save it anew with that")
+        raise ValueError("it is compressed, which torch.save never does; save it again with that")
 
 
 def _state_dict(content: bytes, shown: str) -> dict[str, Any]:

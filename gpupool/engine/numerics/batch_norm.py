@@ -3,7 +3,7 @@
 torch's own SyncBatchNorm wants GPUs, and counts every row. Here the ranks exchange how many values
 a channel has, their mean and their squared deviations (Chan, Golub and LeVeque 1983, "Algorithms
 for computing the sample variance", formula 2.1), so that uneven shares give what one process gives,
-and a stand-in for an empty share counts nothing.
+and a placeholder for an empty share counts nothing.
 
     model = sync_batch_norm(model)          # before DistributedDataParallel
     with counting(share.num_here > 0):
@@ -89,6 +89,7 @@ class SyncBatchNorm(_BatchNorm):
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
+        # Computed with tensors throughout: to read `num` would make the host wait for the GPU.
         self.num_batches_tracked.add_(num > 0)
         weight = torch.full_like(num, self.momentum or 0.0)
         if self.momentum is None:
@@ -149,11 +150,12 @@ class Population:
     """Mean and variance of all values that a batch norm has seen, over any number of batches."""
 
     def __init__(self) -> None:
+        # float64: over a whole data set the sums of float32 lose digits.
         zeros = torch.zeros(3, dtype=torch.float64, device="cpu")
         self.num, self.mean, self.deviations = zeros.unbind()
 
     def add(self, num: Tensor, mean: Tensor, var: Tensor) -> None:
-        """Take in a batch of `num` values a channel."""
+        """Add a batch of `num` values a channel."""
         num, mean, var = (one.to(torch.float64) for one in (num, mean, var))
         self.num, self.mean, self.deviations = (
             one.to(num.device) for one in (self.num, self.mean, self.deviations)
@@ -240,7 +242,9 @@ class _Normalize(torch.autograd.Function):
         if not ctx.counts:
             sums.zero_()
         own_bias, own_weight = sums.chunk(2)
+        # Of weight and bias each rank gives its own part: DDP averages those.
         own_weight = own_weight * scale
+        # The ranks need each other's sums, as each output depends on all ranks' inputs.
         means = _sum(sums.clone(), ctx.group) / num.clamp(min=1)
         of_grad, of_product = means.chunk(2)
         slope = _along(of_product * scale.square(), x)
@@ -260,6 +264,7 @@ class _Normalize(torch.autograd.Function):
 
 def _statistics(x: Tensor, counts: bool, group: Group) -> tuple[Tensor, Tensor, Tensor]:
     """Values a channel, mean and biased variance over the counting rows of all ranks."""
+    # As torch's batch norm under autocast: statistics in float32 at least.
     dtype = torch.promote_types(x.dtype, torch.float32)
     own = torch.zeros(2 * x.shape[1] + 1, dtype=dtype, device=x.device)
     if counts:
@@ -267,6 +272,7 @@ def _statistics(x: Tensor, counts: bool, group: Group) -> tuple[Tensor, Tensor, 
         values = x.numel() // x.shape[1]
         here = torch.full((1,), values, dtype=dtype, device=x.device)
         own = torch.cat([mean, var * values, here])
+    # One collective: mean, squared deviations and number of values of each rank in one row.
     every = _gather(own, group)
     size = x.shape[1]
     means, deviations, nums = every[:, :size], every[:, size:-1], every[:, -1:]

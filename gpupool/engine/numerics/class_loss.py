@@ -63,12 +63,15 @@ class ClassLoss:
         counts = targets != self.ignored
         if self.weight is None:
             return counts.sum(dtype=torch.float64)
+        # `where`: the class that is ignored is no index of the weights.
         return (self.weight.double()[targets.where(counts, 0)] * counts).sum()
 
     def _mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
         more = {"label_smoothing": self.label_smoothing} if self.label_smoothing else {}
         if targets.is_floating_point():
             return self.function(outputs, targets, self.weight, **more)
+        # A sum over a count of our own: torch's mean divides by what counts in this share, and is
+        # NaN where nothing does.
         total = self.function(
             outputs,
             targets,

@@ -52,13 +52,14 @@ def wrapped(
     _check_can_send(model)
     if find_unused:
         gc.collect()  # the earlier wrapper would still take gradients away
+    # Statistics of batch norms are shared when they are needed, not in each step.
     in_norms = {id(b) for m in model.modules() if isinstance(m, _BatchNorm) for b in m.buffers()}
     shares_buffers = any(id(b) not in in_norms for b in model.buffers())
     parallel = DistributedDataParallel(
         model,
         process_group=world.group,
         **{_SHARE_BUFFERS: shares_buffers},  # type: ignore[arg-type]
-        gradient_as_bucket_view=True,
+        gradient_as_bucket_view=True,  # saves a copy of all gradients
         find_unused_parameters=find_unused,
     )
     if options.compress != "none":
@@ -80,6 +81,7 @@ def _check_can_send(model: nn.Module) -> None:
 
 def statistics_rank(world: World, options: TrainingOptions, num_all: int) -> int:
     """The first rank that has some of `num_all` samples of a batch; its buffers count."""
+    # Computed, not asked of the others: shares follow from the numbers alone.
     batch = np.arange(num_all)
     shares = (shards.shard(batch, r, world.size, options.rank_load) for r in range(world.size))
     return next(rank for rank, share in enumerate(shares) if len(share))
@@ -94,6 +96,7 @@ def share_tensors(tensors: Iterable[Tensor], world: World, rank: int = 0) -> Non
     """Give every rank what these tensors hold on one of them; as bytes, so of any number format."""
     if world.size == 1:
         return
+    # One broadcast for each number format: a buffer at a time would cost a round trip each.
     by_kind: dict[torch.dtype, list[Tensor]] = {}
     for tensor in tensors:
         by_kind.setdefault(tensor.dtype, []).append(tensor)
@@ -108,6 +111,7 @@ def share_tensors(tensors: Iterable[Tensor], world: World, rank: int = 0) -> Non
 
 def all_take_part(objective: Tensor, parameters: Sequence[nn.Parameter]) -> bool:
     """Whether each of these parameters is in the graph of what is minimised."""
+    # Walked with a list, not by recursion: the graph of a deep network is too deep for that.
     seen: set[Any] = set()
     found: set[int] = set()
     waiting = [objective.grad_fn]

@@ -49,6 +49,7 @@ def _averaging(decay: float) -> Callable[[_Tensors, _Tensors, Tensor | int], Non
     average = get_ema_multi_avg_fn(decay)
 
     def averaging(averages: _Tensors, values: _Tensors, num: Tensor | int) -> None:
+        # torch would cut 0.9 * 7 + 0.1 * 7 off to 6.
         if averages[0].is_floating_point() or averages[0].is_complex():
             average(averages, values, num)
         else:

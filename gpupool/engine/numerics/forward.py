@@ -45,7 +45,7 @@ class ForwardState:
         """Make it what was saved last."""
         _copy_to(self._buffers, self._saved)
         for (module, name), buffer in zip(self._places, self._buffers, strict=True):
-            if getattr(module, name) is not buffer:
+            if getattr(module, name) is not buffer:  # the forward has put another in its place
                 setattr(module, name, buffer)
         self._extra.put_back(self._saved_extra)
 
@@ -64,6 +64,7 @@ def seed_step(seed: int, rank: int, step: int, device: torch.device) -> None:
 
     So a resumed training draws what it would have drawn without the interruption.
     """
+    # Not `torch.manual_seed`, which seeds all devices of the machine.
     key = step_key(seed, rank, step)
     torch.default_generator.manual_seed(key)
     if device.type == "cuda":
@@ -115,7 +116,7 @@ class Evaluating:
 
 
 def _evaluate_single(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    if inputs[0].numel() == inputs[0].shape[1]:
+    if inputs[0].numel() == inputs[0].shape[1]:  # one value a channel: its variance is not defined
         module.training = False
 
 

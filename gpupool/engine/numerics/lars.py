@@ -62,6 +62,7 @@ class LARS(torch.optim.Optimizer):
             for p, weights, gradient in zip(parameters, *norms, strict=True)
         ]
         torch._foreach_mul_(directions, rates)
+        # The learning rate is inside the velocity, as in the paper: torch's SGD has it outside.
         buffers = [self._buffer(p) for p in parameters]
         torch._foreach_mul_(buffers, group["momentum"])
         torch._foreach_add_(buffers, directions)

@@ -69,7 +69,7 @@ def make_loss(loss: Any, device: torch.device | str = "cpu") -> Loss:
     Raises TrainingError for what is none, a module that does not give a mean, or one with
     parameters that train.
     """
-    if isinstance(loss, (_Counted, ClassLoss, _OfOutputs)):
+    if isinstance(loss, (_Counted, ClassLoss, _OfOutputs)):  # made before
         return loss
     check_loss(loss)
     if isinstance(loss, str):
@@ -79,6 +79,7 @@ def make_loss(loss: Any, device: torch.device | str = "cpu") -> Loss:
     if isinstance(loss, nn.Module):
         _check_module(loss)
         loss = loss.to(device)
+        # The class itself: one that is derived from it may compute another mean.
         if type(loss) in (nn.CrossEntropyLoss, nn.NLLLoss):
             return ClassLoss(
                 functional.cross_entropy if type(loss) is nn.CrossEntropyLoss else _nll,
@@ -157,12 +158,13 @@ class _OfOutputs:
         counts = [
             loss.num_counted(_target(targets, name), num_here) for name, loss, _ in self.parts
         ]
-        if all(isinstance(count, int) for count in counts):
+        if all(isinstance(count, int) for count in counts):  # nothing to sum over the ranks
             return num_here
         device = next(count.device for count in counts if isinstance(count, Tensor))
         return torch.stack([torch.as_tensor(c, dtype=torch.float64, device=device) for c in counts])
 
     def judged(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
+        # Accuracy needs classes: of several outputs the first that has a loss over classes.
         name = next((n for n, loss, _ in self.parts if isinstance(loss, ClassLoss)), None)
         if name is None:
             name = self.parts[0][0]

@@ -36,9 +36,10 @@ def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Op
                 "type",
                 "optimizer",
             )
-        for group in made.param_groups:
+        for group in made.param_groups:  # it may have made groups of its own
             group.setdefault("lr_factor", 1.0)
         return made
+    # One kernel for all parameters; torch itself would choose `foreach`, several of them.
     is_fast = {"fused": _can_fuse(groups)}
     lr, eps = options.lr, 1e-8 if options.eps is None else options.eps
     match options.optimizer:
@@ -128,6 +129,7 @@ def clip_gradients(parameters: Sequence[nn.Parameter], limit: float, method: str
     if method != "l2norm":
         nn.utils.clip_grad_norm_(parameters, limit)
         return
+    # torch clips the norm of all together only; `foreach` takes a few kernels for any number.
     gradients = [p.grad for p in parameters if p.grad is not None]
     if gradients:
         norms = torch._foreach_norm(gradients)

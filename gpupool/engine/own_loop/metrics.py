@@ -45,11 +45,11 @@ class Metrics:
         self._metrics.reset()
 
     def update(self, outputs: Any, batch: Share) -> None:
-        """Take in what the network gave for a batch of `shard_batches`.
+        """Add what the network gave for a batch of `shard_batches`.
 
-        A stand-in of a rank whose share is empty is left out.
+        The placeholder of a rank whose share is empty is left out.
         """
-        if batch.num_here:
+        if batch.num_here:  # its network still has to run: batch norms may wait for it
             self._metrics.update(outputs, batch.targets)
 
     def compute(self) -> dict[str, float]:

@@ -58,10 +58,10 @@ class Monitor:
         num_steps: int,
         title: str,
         report_every: int | None,
-        tell: Callable[[MonitorEvent], None],
+        emit: Callable[[MonitorEvent], None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._world, self._tell, self._clock = world, tell, clock
+        self._world, self._emit, self._clock = world, emit, clock
         self._metrics, self._num_steps, self._title = tuple(metrics), num_steps, title
         self._report_every = report_every
         self._groups: dict[str, list[str]] = {}
@@ -90,11 +90,13 @@ class Monitor:
         Tensors of one number are not read before the next report.
 
         Raises:
-            OptionsError: a metric that `gpupool.monitor` was not told of.
+            OptionsError: a metric that `gpupool.monitor` does not know.
         """
         self._require_known(values)
+        # Detached: the graph of each step would stay alive until the report.
         kept = {k: v.detach() if isinstance(v, Tensor) else v for k, v in values.items()}
         self._records.append(_Record(step, self._clock() - self._began, weight, kept))
+        # Both are the same on all ranks, so all report after the same record.
         if len(self._records) >= self._block or step == self._num_steps:
             self._report()
 
@@ -106,7 +108,7 @@ class Monitor:
         """Have metrics drawn in one plot.
 
         Raises:
-            OptionsError: a metric that `gpupool.monitor` was not told of.
+            OptionsError: a metric that `gpupool.monitor` does not know.
         """
         self._require_known(metrics)
         self._groups[title] = list(metrics)
@@ -135,6 +137,7 @@ class Monitor:
         if error is None:
             self.close()
         elif not self._closed:
+            # Another rank may not reach its end of the block at all.
             self._closed = True  # without the sums: other ranks may be elsewhere
             self._send("failed", [])
 
@@ -154,8 +157,9 @@ class Monitor:
         sums, counts = _weighed(records, self._metrics, self._world.device)
         wish = float(self._wish or control.stop_requested())
         block = self._next_block(len(records))
-        told = torch.tensor([wish, block], dtype=torch.float64, device="cpu")
-        numbers = torch.cat([sums.flatten(), counts.flatten(), told.to(sums.device)])
+        # One all-reduce for everything: the sums, the wish to stop, and the first rank's block.
+        tail = torch.tensor([wish, block], dtype=torch.float64, device="cpu")
+        numbers = torch.cat([sums.flatten(), counts.flatten(), tail.to(sums.device)])
         *flat, wishes, block = self._world.sum(numbers).tolist()
         self._stopped |= wishes > 0
         self._block, self._reported_at = int(block), self._clock()
@@ -168,6 +172,7 @@ class Monitor:
 
     def _next_block(self, num_records: int) -> int:
         """How many records the next block has: the first rank says, for the others 0 is added."""
+        # Clocks of ranks differ, and all have to report after the same record.
         if self._world.rank != 0:
             return 0
         if self._report_every is not None:
@@ -178,7 +183,7 @@ class Monitor:
     def _send(self, status: str, rows: list[Row]) -> None:
         if self._world.rank != 0:
             return
-        self._tell(
+        self._emit(
             MonitorEvent(
                 number=self._number,
                 title=self._title,
@@ -270,6 +275,7 @@ def _weighed(
     Both are 0 where there is no value, or where it counts nothing.
     """
     flat = [one.values.get(name, 0.0) for one in records for name in metrics]
+    # A table with holes as 0: so any number of metrics is two tensors and no loop on the device.
     values = _on_device(flat, device).view(len(records), len(metrics))
     weights = _on_device([one.weight for one in records], device).unsqueeze(1)
     has = [[name in one.values for name in metrics] for one in records]
@@ -284,6 +290,7 @@ def _on_device(numbers: Sequence[float | Tensor], device: torch.device) -> Tenso
     is_tensor = [isinstance(one, Tensor) for one in numbers]
     plain = [0.0 if isinstance(one, Tensor) else float(one) for one in numbers]
     made = torch.tensor(plain, dtype=torch.float64, device="cpu").to(device)
+    # Those on the device stay there; all numbers of Python cross in one copy.
     tensors = [one.reshape(()) for one in numbers if isinstance(one, Tensor)]
     if tensors:
         where = torch.tensor(is_tensor, device="cpu").nonzero().flatten().to(device)

@@ -52,6 +52,7 @@ def this_device() -> torch.device:
 def world_of(group: dist.ProcessGroup | None, device: torch.device | None = None) -> World:
     """This process among those of a group; None means all of them, as everywhere in torch."""
     device = device or this_device()
+    # Without a group, in a process of its own, the same loop runs on one rank.
     if not dist.is_initialized():
         return World(0, 1, device)
     return World(dist.get_rank(group), dist.get_world_size(group), device, group)
@@ -73,7 +74,7 @@ class ShardedBatches:
         num = num_samples(self.dataset)
         if not num:
             raise TypeError("nobody knows how many batches there are: the stream has no len()")
-        return -(-(num - self.samples_done) // self.options.batch_size)
+        return -(-(num - self.samples_done) // self.options.batch_size)  # rounded up
 
     def __iter__(self) -> Iterator[Share]:
         shares = epoch_shares(self.dataset, self.options, self.world, self.epoch, self.samples_done)
@@ -115,6 +116,7 @@ def shard_batches(
         OptionsError: a number that makes no sense.
     """
     words = {True: "every-epoch", False: "never"}
+    # Through the options of `train()`, so that both have the same batches and the same checks.
     chosen = words[shuffle] if isinstance(shuffle, bool) else shuffle
     options = TrainingOptions(batch_size=batch_size, seed=seed, shuffle=chosen)
     if epoch < 1:
@@ -144,9 +146,9 @@ def weighted_loss(
         group: the ranks that DDP averages over; all unless given.
     """
     world = world_of(group, mean_loss.device)
-    # 0 times NaN is NaN, and the stand-in of an empty share may give any loss
+    # 0 times NaN is NaN, and the placeholder of an empty share may give any loss
     mean_loss = mean_loss if batch.num_here else torch.nan_to_num(mean_loss, 0.0, 0.0, 0.0)
-    if num_counted is None:
+    if num_counted is None:  # all numbers are known here: no collective is needed
         return mean_loss * (batch.num_here * world.size / batch.num_all)
     here_ = torch.as_tensor(num_counted, dtype=torch.float64, device=mean_loss.device)
     counted = here_ if batch.num_here else torch.zeros_like(here_)

@@ -95,6 +95,7 @@ class StepTimer:
     def lap(self, phase: str) -> None:
         """The time since the last lap was this phase."""
         lap = self._clock.lap(phase)
+        # Nobody has to say where a step begins; a loop may leave phases out in some steps.
         if not self._steps or phase == self._first:
             self._first = phase
             self._steps.append([])
@@ -108,11 +109,12 @@ class StepTimer:
         Raises:
             TrainingError: there is no step left, or the ranks have different phases.
         """
+        # `skip` counts from the first step ever; some of those may be forgotten already.
         kept = list(self._steps)[max(0, skip - (self._num_steps - len(self._steps))) :]
         host = _by_phase(kept, Lap.host_ms)
         device: dict[str, list[float]] = {}
         if self._clock.is_on_gpu and kept:
-            kept[-1][-1].end.event.synchronize()
+            kept[-1][-1].end.event.synchronize()  # all earlier ones have happened then
             device = _by_phase(kept, Lap.device_ms)
         # Few numbers of each rank: the laps themselves never leave it.
         by_rank = world_of(group).gather((len(kept), _quantiles(host), _quantiles(device)))

@@ -1,6 +1,6 @@
 """How busy, full and warm the device of this rank is, asked once a second. Runs on engines.
 
-Soft: where the driver, or the card, has no answer, there is None, or what torch itself knows.
+Where the driver, or the card, has no answer, a value is None, or what torch knows.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ class CpuProbe:
         self._clock, self._cpu_clock = clock, cpu_clock
         self._process = psutil.Process()
         self._num_threads = torch.get_num_threads()
+        # In a container the limit of its cgroup is what ends the process, not the machine's memory.
         of_machine = psutil.virtual_memory().total
         self._total = min(of_machine, cgroup.memory_limit() or of_machine)
         self._at, self._cpu = clock(), cpu_clock()
@@ -54,7 +55,7 @@ class CpuProbe:
 
     def __call__(self) -> Reading:
         now, cpu = self._clock(), self._cpu_clock()
-        if now - self._at >= _LEAST_S:
+        if now - self._at >= _LEAST_S:  # else the clocks' own steps would show
             share = (cpu - self._cpu) / (now - self._at) / self._num_threads
             self._share, self._at, self._cpu = min(1.0, share), now, cpu
         return Reading(self._share, self._process.memory_info().rss, self._total)
@@ -132,7 +133,7 @@ class Sampler:
         self._thread.join()
 
     def _sample(self) -> None:
-        probe = self._make()
+        probe = self._make()  # in the thread: the first call of NVML takes a while
         wait_s = min(0.25, self._every_s)  # something is shown soon
         while not self._closed.wait(wait_s):
             self._newest = probe()

@@ -85,7 +85,7 @@ class WorkTimer:
 
     def end_backward(self) -> None:
         """`backward` has returned: what was waited for is there."""
-        if self._is_waiting:
+        if self._is_waiting:  # else it waited for nobody: one rank, or a step that is not measured
             self._lap("wait")
             self._is_waiting = False
 
@@ -96,7 +96,7 @@ class WorkTimer:
     def end_step(self) -> None:
         """The step is over, with what the ranks report to each other."""
         laps, self._laps = self._laps, None
-        if laps and self._clock is not None:
+        if laps and self._clock is not None:  # without laps an error ended the step
             self._finished.append([*laps, self._clock.lap("report")])
 
     def take_medians(self) -> StepSeconds | None:
@@ -116,7 +116,7 @@ class WorkTimer:
 
     def _when_own_work_ends(self) -> None:
         self._lap("work")
-        self._is_waiting = self._laps is not None
+        self._is_waiting = self._laps is not None  # the step may be over, after an error
 
     def _lap(self, phase: str) -> None:
         if self._laps is not None and self._clock is not None:

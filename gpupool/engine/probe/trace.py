@@ -42,7 +42,7 @@ class Trace:
         assert self._options is not None
         self._num_steps += 1
         if self._profile is not None:
-            self._profile.step()
+            self._profile.step()  # marks the steps in the viewer
         if self._num_steps == self._options.skip + self._options.steps:
             self._write()
         self._begin_if_due()
@@ -83,6 +83,7 @@ class Trace:
         assert self._profile is not None
         assert self._options is not None
         self._is_written = True
+        # Kernels that still run would be missing from the trace.
         if self._world.device.type == "cuda":
             torch.cuda.synchronize(self._world.device)
         with progress("saving the profile"):
@@ -94,5 +95,5 @@ class Trace:
             self._profile = None
             try:
                 Target(self._options.url).put(f"rank-{self._world.rank}.pt.trace.json.gz", data)
-            except DataError as error:  # training goes on without it
+            except DataError as error:  # training continues without it
                 self._problem = f"a trace could not be written: {error}"

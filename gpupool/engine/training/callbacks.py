@@ -69,7 +69,7 @@ class Callbacks:
         """
         if not self._callbacks:
             return False
-        info = self._info(event)
+        info = self._info(event)  # made only where a callback sees it: it costs nothing otherwise
         for callback in self._callbacks:
             try:
                 wish = callback(info)
@@ -80,6 +80,7 @@ class Callbacks:
             self.wants_stop |= wish is True
         if event == "step":
             return False
+        # One rank's True ends training on all: else the others would wait in the next collective.
         wishes = torch.tensor([float(self.wants_stop)], device=self._run.world.device)
         return bool(self._run.world.sum(wishes).item() > 0)
 

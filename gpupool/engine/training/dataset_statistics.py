@@ -31,6 +31,7 @@ def recompute_statistics(
     Each batch is normalised by its own statistics, over all ranks, and all of them are put
     together: the result does not depend on the number of ranks.
     """
+    # Frozen batch norms keep their statistics, as in training.
     set_training(model)
     options = replace(options, shuffle="never")
     with collecting(model, norm_group(world)), torch.no_grad():
@@ -69,6 +70,7 @@ def fit_normalization(dataset: Dataset, options: TrainingOptions, world: World) 
             dims = [dim for dim in range(inputs.ndim) if dim != 1]
             var, mean = torch.var_mean(inputs, dims, correction=0)
             found.add(torch.tensor(inputs.numel() / inputs.shape[1]).to(mean), mean, var)
+    # Counts, means and squared deviations of the ranks, put together: exact for uneven shares.
     parts = world.gather((found.num.item(), found.mean.tolist(), found.deviations.tolist()))
     every = Population()
     for num, mean_here, deviations in parts:
@@ -76,5 +78,5 @@ def fit_normalization(dataset: Dataset, options: TrainingOptions, world: World) 
             var = torch.tensor(deviations, dtype=torch.float64) / num
             every.add(torch.tensor(num), torch.tensor(mean_here, dtype=torch.float64), var)
     std = (every.deviations / every.num).sqrt()
-    std = std.where(std > 0, 1.0)
+    std = std.where(std > 0, 1.0)  # a channel that never changes becomes 0, not NaN
     return Normalization(tuple(every.mean.tolist()), tuple(std.tolist()))

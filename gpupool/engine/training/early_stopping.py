@@ -75,6 +75,7 @@ class EarlyStopping:
         """Add the values of a validation; whether they are the best so far."""
         new, old = values[self.objective], self.best.get(self.objective, math.nan)
         is_better = new < old if less_is_better(self.objective) else new > old
+        # NaN is never better, and the first number is better than NaN.
         if not math.isnan(new) and (is_better or math.isnan(old)):
             self.best, self.best_step, self._num_worse = dict(values), step, 0
             return True
@@ -94,6 +95,7 @@ class EarlyStopping:
     def add_steps(self, steps: Sequence[StepEvent], num_classes: int = 0) -> list[WarningEvent]:
         """The warnings after the next steps that counted something; each comes once."""
         found = self._not_finite(steps)
+        # A NaN would stay in the window of the medians for 50 steps.
         found += self._spike([one for one in steps if math.isfinite(one.loss)])
         if num_classes > 1:
             found += self._chance(steps, num_classes)
@@ -115,6 +117,7 @@ class EarlyStopping:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue another one; what it found best counts only by the same objective."""
+        # With another objective, the best so far and its patience mean nothing.
         if self.objective in state["best"] or not state["best"]:
             self.best, self.best_step = dict(state["best"]), state["best_step"]
             self._num_worse = state["num_worse"]
@@ -160,6 +163,7 @@ class EarlyStopping:
         num = len(self._losses)
         if num < _LEAST:
             return None
+        # Medians, as a single jump would move a mean, and hide the next one.
         middle = median_low(self._losses)
         if loss <= middle * (_TIMES if num >= _FEW else _TIMES_OF_FEW):  # mostly so: it is cheap
             return None
@@ -180,6 +184,7 @@ class EarlyStopping:
             if recent > _AT_CHANCE * guessing:
                 continue
             num = _RECENT * one.num_samples
+            # How many are right varies by luck, with the root of their number.
             was_better = best >= _ABOVE_CHANCE * guessing and (
                 (best - recent) * num > _LUCK * math.sqrt(best * num)
             )

@@ -55,6 +55,7 @@ class EventLog:
 
     def state(self, unreported: Sequence[StepEvent] = ()) -> dict[str, Any]:
         """All of it as plain values and float64 tensors; `unreported` steps are put at the end."""
+        # Arrays of float64 instead of events: a million steps are 64 MB, and are copied at once.
         columns = {}
         for name, column in self._columns.items():
             new = array("d", [_number(getattr(event, name)) for event in unreported])
@@ -65,6 +66,7 @@ class EventLog:
         """Emit what a checkpoint holds, in order; TensorBoard has it from before."""
         steps = _step_events(state["steps"])
         done = 0
+        # In the order in which they came, as the client folds them in order.
         for number, plain in state["others"]:
             self._emit_in_parts(steps[done:number])
             self._emit_and_keep([from_dict(plain)])
@@ -87,6 +89,7 @@ class EventLog:
             for name, column in self._columns.items():
                 column.append(_number(getattr(event, name)))
         elif isinstance(event, _KEPT) or (isinstance(event, DataEvent) and _is_news(event)):
+            # As plain dicts: `torch.load(weights_only=True)` knows no classes of ours.
             self._others.append((self.num_steps, to_dict(event)))
 
 

@@ -51,6 +51,7 @@ class Hooks:
         Raises TrainingError, on every rank: nothing is there, or nothing can be written there.
         """
         resumed = self._saving.begin()
+        # The first rank alone looks whether it can write; all stop if it cannot.
         fail_together(self._run.world, self._trace.check)
         self._stop_if(self._callbacks.call("start"))
         return resumed
@@ -101,6 +102,7 @@ class Hooks:
         """Training is over, but for the last event."""
         self._saving.end()
         if self._run.options.profile is not None:
+            # Several ranks may say the same sentence: once is enough.
             self._warn("profile", list(dict.fromkeys(self._run.world.gather(self._trace.end()))))
         self._callbacks.call("end")
 

@@ -135,6 +135,7 @@ class _Training:
         if run.options.resume:
             run.reporter.emit(ProgressEvent("reading the checkpoint to resume from", 0, 0))
         self.is_resumed = self.hooks.begin()
+        # A checkpoint holds what was measured: a resumed run does not measure again.
         if run.options.normalize == "fit" and run.normalization is None:
             run.reporter.emit(ProgressEvent("measuring the inputs, for normalize='fit'", 0, 0))
             run.normalization = fit_normalization(self.dataset, run.options, run.world)
@@ -187,7 +188,7 @@ class _Training:
     def _step(self, share: Share) -> None:
         """One step and its report, then what is due after it: validate, save."""
         run, options = self.run, self.run.options
-        if self.is_resumed:
+        if self.is_resumed:  # so that the same bits come out as without the interruption
             self.is_resumed = False
             self.step.warm_up(share)
 
@@ -196,7 +197,9 @@ class _Training:
 
         is_last = share.is_last or run.step == options.max_steps
         validates = self.validation is not None and _is_every(run.step, options.validate_every)
-        if run.reporter.is_sending:  # since the step before
+        # Sums are sent after one step and received after the next: nobody waits for them. They are
+        # waited for (`flush`) only where something depends on the steps just made.
+        if run.reporter.is_sending:
             self._judge(run.reporter.receive())
         if validates or is_last or run.stopped_by or self.hooks.is_save_due():
             self._judge(run.reporter.flush())
@@ -206,6 +209,7 @@ class _Training:
 
         if run.step == options.max_steps:
             run.stop("max_steps")
+        # A user who stops does not wait for a validation, and diverged weights need none.
         if validates and run.stopped_by in ("", "max_steps"):
             self._validate()
             self._set_training()
@@ -240,6 +244,7 @@ class _Training:
         """Loss, accuracy and metrics over the validation set, and what follows from them."""
         run, validation = self.run, self.validation
         assert validation is not None
+        # "local" batch norms have other statistics on each rank; those of rank 0 are kept.
         share_statistics(run.evaluated, run.world)
         run.reporter.begin_validation(run.step, validation, run.options)
         began = time.perf_counter()
@@ -305,7 +310,7 @@ class _Training:
         `at_once`: it was an interrupt, and the network keeps the weights of that step.
         """
         run = self.run
-        self.step.undo()
+        self.step.undo()  # before the checkpoint: buffers may be those of half a step
         self.hooks.on_error(_SAVING_S if at_once else None)
         if at_once:
             run.stopped_by = "user"

@@ -122,6 +122,7 @@ def make_run(model: nn.Module, options: TrainingOptions, world: World, reporter:
     if options.precision == "fp16":
         run.scaler = torch.amp.GradScaler(world.device.type)
     if options.ema is not None:
+        # It is only evaluated, so its batch norms need no other rank.
         run.ema = averaged(model, options.ema)
         plain_batch_norm(run.ema.module)
     if options.compile:  # in place, so that names in the state dict stay; after the copy above
@@ -137,6 +138,7 @@ def set_training(model: nn.Module, *, frozen_norms: bool = False) -> None:
     """
     model.train()
     for module in model.modules():
+        # Its own ones alone: a frozen table at the root must not switch off the dropout below it.
         has_own = any(True for _ in module.parameters(recurse=False))
         is_frozen = has_own and not any(p.requires_grad for p in module.parameters())
         if is_frozen or (frozen_norms and isinstance(module, nn.modules.batchnorm._BatchNorm)):

@@ -75,6 +75,7 @@ def restore(run: Run, dataset: Dataset, state: Mapping[str, Any], url: str) -> N
             "resume",
             url=url,
         )
+    # First everything that can be refused: a run must not be half of one and half of the other.
     now = _identity(run, dataset)
     _check_identity(state, now, dataset, url)
     try:
@@ -82,7 +83,7 @@ def restore(run: Run, dataset: Dataset, state: Mapping[str, Any], url: str) -> N
         load(run.model, state["model"])
         _load_optimizer(run.optimizer, state["optimizer"], run.options.optimizer)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-        text = str(error).split("\n")[0]
+        text = str(error).split("\n")[0]  # torch lists all names after it
         raise TrainingError(
             f"resume: {url} is of another network or optimizer ({text}); give those it was made "
             "with, or start from scratch without resume.",
@@ -196,5 +197,6 @@ def _load_optimizer(
         sizes = [[len(group["params"]) for group in groups] for groups in (saved, now)]
         if sizes[0] != sizes[1]:
             raise ValueError(f"groups of {sizes[0]} parameters, and now of {sizes[1]}")
+        # The settings of now: the learning rate may be another one since.
         state = {**state, "param_groups": now}
     optimizer.load_state_dict(dict(state))

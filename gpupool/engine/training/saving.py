@@ -94,6 +94,7 @@ class Saving:
         """Begin to write `run`; the reporter has been flushed."""
         if self._checkpoints is None or self._saved_step == self._run.step:
             return
+        # On every rank, as `is_due` has to answer alike everywhere.
         self._saved_step, self._saved_at = self._run.step, self._clock()
         self._run.reporter.requested -= {"save"}
         if self._writes:
@@ -135,7 +136,7 @@ class Saving:
         """
         if not self._writes:
             return
-        error = sys.exception()
+        error = sys.exception()  # what ends the training; problems of saving must not hide it
         problems: list[Exception] = []
 
         def save() -> None:
@@ -231,6 +232,7 @@ def _find(
     """URL and state of what is resumed, the same on every rank; None to start from scratch."""
     if not options.resume:
         return None
+    # The first rank looks, and its answer holds: another one may already see a newer file.
     if options.resume in ("auto", True):
         assert checkpoints is not None  # the options say so
         newest = fail_together(world, checkpoints.load_newest if world.rank == 0 else _nothing)
@@ -245,7 +247,7 @@ def _find(
             )
         if name is None:
             return None
-    else:
+    else:  # the URL of one checkpoint
         folder, _, name = str(options.resume).rstrip("/").rpartition("/")
         checkpoints, newest = Checkpoints(folder or "."), None
     found = checkpoints
@@ -260,6 +262,7 @@ def fail_together(world: World, work: Callable[[], T]) -> T:
         value = work()
     except GpuPoolError as error:
         problem = TrainingError(str(error), error.kind, *error.names, url=error.url)
+    # Every rank gets here, so none waits for one that has failed.
     first = next(filter(None, world.gather(problem)), None)
     if first is not None:
         raise first

@@ -72,6 +72,7 @@ def are_images(dataset: Any) -> bool:
 def _has_images(dataset: Any) -> bool:
     if isinstance(dataset, TensorDataset):
         shape = dataset.tensors[0].shape
+        # Grey, RGB or RGBA images; other tensors of four dimensions are just samples.
         return len(shape) == 4 and shape[1] in (1, 3, 4)
     # torchvision's data sets; it need not be installed
     is_vision = any(cls.__name__ == "VisionDataset" for cls in type(dataset).__mro__)
@@ -80,6 +81,7 @@ def _has_images(dataset: Any) -> bool:
 
 def _may_tell(options: TrainingOptions, dataset: Any) -> tuple[str, ...]:
     """As in `StartEvent`."""
+    # The monitor leaves room for what may come, and none for what cannot.
     sources = [
         source
         for part in _parts(dataset)

@@ -80,17 +80,18 @@ class TrainingStep:
             self._before.save()
             self._is_midway = True
 
-        if needs_closure(run.optimizer):
+        if needs_closure(run.optimizer):  # it does all of this as often as it wants
             metrics = self._step_by_closure(share)
         else:
             metrics = self._forward_and_backward(share)
             self._clip()
-            run.begin_change()
+            run.begin_change()  # an interrupt waits from here until the step is complete
             self._step()
         self._average()
         self._is_midway = False
         self._timer.end_work()
 
+        # The report: kept on the device, summed over ranks every few steps, read a step later.
         run.step += 1
         run.samples_done += share.num_all
         run.reporter.add(run.step, run.epoch, lr, metrics, share)
