@@ -81,6 +81,7 @@ EFFECTS = (
 
 def check_effects(options: TrainingFields) -> None:
     """Refuse options that do nothing beside the others."""
+    # Only of what was given: a default that does nothing was nobody's wish.
     for effect in EFFECTS:
         other = getattr(options, effect.other)
         for name in effect.names:
@@ -169,6 +170,7 @@ def _refuse_without_validation(options: TrainingFields, name: str) -> None:
 def _check_objective(options: TrainingFields) -> None:
     """A name that no validation has, as far as the names are known here."""
     metrics = options.metrics
+    # Outputs and collections name their values only when these are computed.
     if isinstance(metrics, Mapping) or any(hasattr(metric, "compute") for metric in metrics):
         return
     known = list(dict.fromkeys(["loss", "accuracy", *map(name_of, metrics)]))
@@ -184,6 +186,7 @@ def _check_objective(options: TrainingFields) -> None:
 def _check_lbfgs(options: TrainingFields) -> None:
     if options.optimizer != "lbfgs":
         return
+    # 0 is possible: frozen parameters are not given to the optimizer at all.
     between = {p: f for p, f in options.learn_rate_factors.items() if f not in (0, 1)}
     if between:
         raise OptionsError(

@@ -75,6 +75,7 @@ class TrainingPlan:
             return 0
         if self.model is None:
             return None
+        # Both kinds of compression have two bytes a number.
         halved = self.options.compress != "none"
         return 2 * self.model.num_trainable if halved else self.model.trainable_bytes
 

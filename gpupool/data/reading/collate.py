@@ -123,6 +123,7 @@ class _Half:
             self._values[row] = value
             self._other_types.add(type(value).__name__)
             return
+        # The first sample to come decides shape and type.
         with self._lock:
             if self._stack is None:
                 self._stack = self._like(value)
@@ -131,6 +132,7 @@ class _Half:
             raise _differing(self._name, {tuple(value.shape), tuple(stack.shape[1:])})
         if value.dtype != stack.dtype:
             raise _mixed(self._name, {str(stack.dtype), str(value.dtype)})
+        # Without the lock: each thread writes rows of its own.
         stack[row].copy_(value.detach())
 
     def _like(self, value: Tensor) -> Tensor:
@@ -152,6 +154,7 @@ class _Half:
             raise _mixed(self._name, {"Tensor", *self._other_types})
         if len(rows) == self._num:
             return self._stack
+        # The rows of skipped samples were never written.
         some = self._stack[rows]
         return some.pin_memory() if self._pin else some
 
@@ -205,6 +208,7 @@ def _pair_of_columns(row: Mapping[str, Any]) -> tuple[Any, Any]:
 
 def _collated(name: str, values: Sequence[Any]) -> Any:
     shapes = {tuple(value.shape) for value in values if isinstance(value, (Tensor, np.ndarray))}
+    # Found here, because the error of torch does not say what to do.
     if len(shapes) > 1:
         raise _differing(name, shapes)
     try:

@@ -43,6 +43,7 @@ class Draw:
         >>> Draw(0, 1).key(7) == Draw(0, 1).key(7) != Draw(0, 2).key(7)
         True
         """
+        # Modulo, because a seed may be negative, or larger.
         packed = struct.pack("<3Q", *(int(part) % 2**64 for part in (self.seed, self.epoch, index)))
         return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
 
@@ -99,6 +100,7 @@ def read_samples(
         return [dataset.decode(place, dataset.fetch(place), draw) for place in places]
     import torch
 
+    # Many threads wait for the store, but no more decode than there are cores.
     permits = threading.BoundedSemaphore(torch.get_num_threads())
 
     def read(place: int) -> tuple[Any, Any]:

@@ -24,6 +24,7 @@ def opened(dataset: Any) -> Any:
         whole = opened(dataset.dataset)
         if isinstance(whole, Samples):
             return Nested((whole,), np.asarray(dataset.indices, np.int64))
+    # Not of derived classes, which may change what a sample is.
     if type(dataset) is ConcatDataset:
         parts = tuple(map(opened, dataset.datasets))
         if all(isinstance(part, Samples) for part in parts):
@@ -96,6 +97,7 @@ class Nested:
     def _place(self, index: int) -> tuple[int, int]:
         """Which part, and which row of it."""
         row = int(self.rows[index])
+        # One after the other: parts are few.
         for number, part in enumerate(self.parts):
             if row < len(part):
                 return number, row
