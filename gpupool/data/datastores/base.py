@@ -101,6 +101,7 @@ class Datastore(Generic[ItemsT]):
 
         Raises IndexError beyond the end, SampleError naming the image if it cannot be read.
         """
+        # `operator.index` takes numpy's integers and refuses floats.
         return self.__getitems__([operator.index(index)])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Sample]:
@@ -131,6 +132,7 @@ class Datastore(Generic[ItemsT]):
         from gpupool.data.reading.decode import decode
 
         (part,), name = self._manifest.items.parts(self._row(index)), self.name(index)
+        # `whole` reads it once more if a cache or the network has spoilt it.
         image = whole(part, fetched, lambda data, strict: decode(data, name, strict))
         return self.finish(index, image, draw)
 
@@ -161,6 +163,7 @@ class Datastore(Generic[ItemsT]):
     def subset(self, indices: ArrayLike) -> Self:
         """The images at `indices` (integers, or one bool per image), in that order."""
         chosen = np.asarray(indices)
+        # Of an empty list numpy makes floats.
         if chosen.size == 0:
             chosen = chosen.astype(np.int64)
         if chosen.ndim != 1 or chosen.dtype.kind not in "iub":
@@ -217,6 +220,7 @@ class Datastore(Generic[ItemsT]):
                     f"{type(other).__name__} can be put together by torch.utils.data.ConcatDataset",
                     "other kind",
                 )
+            # A datastore has one transform: those of the others would be lost.
             if other._settings != self._settings:
                 raise OptionsError(
                     "concat: these datastores have another transform, normalization or decoding "
@@ -325,6 +329,7 @@ class Datastore(Generic[ItemsT]):
                 "no URL",
             )
         new: Self = self._list_again()
+        # A new list has plain sources: they go through the cache again.
         if self._wrap is not None:
             new = new.through(self._wrap)
         return new._with(**self._settings)

@@ -122,6 +122,7 @@ def _tried(dataset: Labelled) -> Iterator[BadSample | None]:
     verifier, manifest = Verifier(), dataset.manifest
 
     def read(place: int) -> BadSample | None:
+        # Of the sample that this thread read before.
         rereading.noted.doubt = None
         try:
             fetched = dataset.fetch(place)
@@ -145,6 +146,7 @@ def _tried(dataset: Labelled) -> Iterator[BadSample | None]:
 def _bad(dataset: Labelled, place: int, error: SampleError, reason: str) -> BadSample:
     manifest = dataset.manifest
     row = int(manifest.rows[place])
+    # The table has a column for the URL.
     detail = str(error).removeprefix(error.url).strip()
     if reason == DOUBTFUL:
         detail = f"can be decoded, with a warning: {detail.partition(': ')[2]}"

@@ -103,6 +103,7 @@ class Texts:
         return Texts(self.blob + other.blob, offsets)
 
     def __getstate__(self) -> tuple[bytes, PackedArray]:
+        # Lengths are small and alike, so they compress; offsets do not.
         return zlib.compress(self.blob, _FASTEST), pack(np.diff(self.offsets))
 
     def __setstate__(self, state: tuple[bytes, PackedArray]) -> None:

@@ -70,6 +70,7 @@ class ImageDatastore(Datastore[Files]):
             label_columns,
             options_for(labels, folder),
         )
+        # Folders are sorted as texts: so does torchvision's ImageFolder, whose networks exist.
         names = class_names(named, classes, by_number=not by_folder)
         super().__init__(_manifest(folder, images, named, names))
         self._list_again = partial(
@@ -105,6 +106,7 @@ def options_for(labels: Labels, folder: Folder) -> Mapping[str, Any]:
     """The storage options for a table of labels: those of the images if it lies in such a store."""
     protocol = folder.url.partition("://")[0]
     is_same = isinstance(labels, str) and labels.startswith(f"{protocol}://")
+    # Credentials of one store must not go to another.
     return folder.storage_options if is_same else {}
 
 

@@ -18,6 +18,7 @@ def read_all(dataset: Samples, limit_gib: float) -> tuple[torch.Tensor, torch.Te
     total = len(dataset)
     if total == 0:
         raise OptionsError(f"{dataset!r} is empty: there is nothing to read", "empty")
+    # One sample says how much memory all of them take, before any is allocated.
     first = [_tensor(part) for part in read_samples(dataset, [0])[0]]
     needed_gib = total * sum(part.nbytes for part in first) / 2**30
     if needed_gib > limit_gib:

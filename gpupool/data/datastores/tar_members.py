@@ -39,6 +39,7 @@ class Members(Packed):
 
     def url(self, row: int) -> str:
         """The URL of the tar, and the member's name behind it."""
+        # A name in a tar may hold anything, and the URL is printed.
         return without_controls(f"{self.tars.url(int(self.tar_of[row]))}/{self.names[row]}")
 
     def num_bytes(self, row: int) -> int:
@@ -68,6 +69,7 @@ class Members(Packed):
 
     def take(self, rows: Indices) -> Members:
         """A table of these members, with their tars alone."""
+        # Numbered again: only tars that are used go along.
         used, tar_of = np.unique(self.tar_of[rows].astype(np.int64), return_inverse=True)
         return Members(
             self.tars.take(used),

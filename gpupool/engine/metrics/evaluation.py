@@ -62,6 +62,7 @@ def evaluate(
             dataset, options, world, 1, draw=draw, normalization=normalization
         ):
             skipped += share.skipped
+            # An empty share holds a placeholder, which counts nowhere.
             if share.num_here:
                 with autocast(world.device, options.precision):
                     outputs = model(share.inputs)

@@ -154,6 +154,7 @@ def _entries(
 ) -> Iterator[_Entry]:
     if isinstance(asked, str):
         yield _Entry(prefix + asked, named(asked, ignored), pick)
+    # Before `callable`: objects of torchmetrics can be called too.
     elif looks_so(asked):
         yield _Entry(prefix + name_of(asked), TorchMetric(asked, device), pick)
     elif isinstance(asked, Mapping):
