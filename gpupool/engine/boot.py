@@ -35,7 +35,7 @@ def main() -> None:
     # A segfault leaves its stack in the log, which the agent reads. The duplicate stays the log:
     # the kernel turns descriptor 2 into a pipe to itself, and nobody reads that after a crash.
     faulthandler.enable(os.dup(2), all_threads=False)
-    num_threads = this_rank()["num_threads"]
+    num_threads = this_rank().num_threads
     # The fork server's environment said 1, and libraries read that when they were loaded.
     torch.set_num_threads(num_threads)
     threadpool_limits(num_threads)

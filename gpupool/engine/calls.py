@@ -12,11 +12,12 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 from gpupool.core.wire.invoke import invoke
+from gpupool.core.wire.replies import Reply
 from gpupool.engine.shell import restoring
 from gpupool.engine.shell.cell_names import LIBRARIES
 
@@ -32,8 +33,8 @@ _unmet: set[int] = set()  # calls that were to be interrupted and did not run: o
 _lock = threading.Lock()
 
 
-def serve(number: int, work: Callable[..., Any], payload: Mapping[str, Any]) -> Any:
-    """What `work(**payload)` returns; until then `interrupt(number)` ends it."""
+def serve(number: int, work: Callable[[], Reply[Any]]) -> Reply[Any]:
+    """What `work` returns; until then `interrupt(number)` ends it."""
     global _current, _held_at
     with _lock:
         _current, _held_at = number, None
@@ -43,7 +44,7 @@ def serve(number: int, work: Callable[..., Any], payload: Mapping[str, Any]) -> 
     reply = None
     try:
         try:
-            reply = work(**payload)
+            reply = work()
         finally:
             restoring.restore()  # here an interrupt ends what the user's streams may wait for
             over()

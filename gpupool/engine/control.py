@@ -8,18 +8,30 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gpupool.core.wire import environ, requests
+from gpupool.core.wire import environ
+from gpupool.core.wire.requests import (
+    REQUESTS,
+    Abort,
+    Answer,
+    ControlRequest,
+    Counts,
+    Found,
+    Interrupt,
+    SetEnvironment,
+    Signal,
+    Stop,
+    Waits,
+    Where,
+)
 from gpupool.data.stores import retry, waiting
 from gpupool.data.stores.fsspec_store import refresh_filesystems
 from gpupool.engine import calls
 from gpupool.engine.group import forming, rendezvous, whereabouts
 from gpupool.engine.group.abort import abort_collectives
 from gpupool.engine.output import log
-
-SIGNAL_REQUEST = "signal_request"  # of ipyparallel's `send_signal`, which its nanny would answer
 
 _stopped: set[str] = set()  # what is to stop; a signal's handler may add to it in the main thread
 _stopped_at_once: set[str] = set()  # trainings that end where they are: their data do not come
@@ -32,32 +44,50 @@ def install() -> None:
     shell: Any = get_ipython()
     kernel = shell.kernel
 
-    def handler(message_type: str) -> Callable[[Any, Any, Any], None]:
+    def handler(kind: type[ControlRequest[Any]]) -> Callable[[Any, Any, Any], None]:
+        request_type = kind.message_type()
+
         def handle(stream: Any, ident: Any, parent: Any) -> None:
-            reply = message_type.replace("request", "reply")
-            content = answer(message_type, parent["content"])
+            content = answer(kind, parent["content"]).content()
+            reply = request_type.replace("request", "reply")
             kernel.session.send(stream, reply, content=content, parent=parent, ident=ident)
 
         return handle
 
-    kernel.control_handlers.update({name: handler(name) for name in _ANSWERS})
+    kernel.control_handlers.update({kind.message_type(): handler(kind) for kind in REQUESTS})
 
 
-def answer(message_type: str, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Do what a request asks; the reply has "status" "ok", or "error" with the error's text.
-
-    What the handler returns as a dict is in the reply as well.
+def answer(kind: type[ControlRequest[Found]], content: Mapping[str, Any]) -> Answer[Found]:
+    """Do what a request of this kind, with this content, asks.
 
     Nothing is raised: ipykernel would log it, and with it what may be a secret.
     """
     try:
-        told = _ANSWERS[message_type](**content)
+        return Answer("ok", _do(kind(**content)))
     except Exception as error:
-        return {"status": "error", "error": str(error) or type(error).__name__}
-    return {"status": "ok", **(told if isinstance(told, dict) else {})}
+        return Answer("error", error=str(error) or type(error).__name__)
 
 
-def set_environment(variables: Mapping[str, str], unset: list[str], refresh: bool) -> None:
+def _do(request: ControlRequest[Any]) -> Any:
+    match request:
+        case Stop(name, at_once):
+            return _request_stop(name, at_once)
+        case Interrupt(number):
+            calls.interrupt(number)
+        case Abort(number):
+            _abort(number)
+        case Where(history, glance):
+            return whereabouts.whereabouts(history, glance)
+        case Counts():
+            return forming.counts()
+        case SetEnvironment(variables, unset, refresh):
+            set_environment(variables, unset, refresh)
+        case Signal(sig):
+            _signal(sig)
+    return None
+
+
+def set_environment(variables: Mapping[str, str], unset: Sequence[str], refresh: bool) -> None:
     """Set and remove environment variables.
 
     Args:
@@ -70,23 +100,20 @@ def set_environment(variables: Mapping[str, str], unset: list[str], refresh: boo
         refresh_filesystems()
 
 
-def _request_stop(name: str = "", at_once: bool = False) -> dict[str, Any]:
-    """Remember what is to stop: the request may come before it has begun.
-
-    Tells how long a batch has been waited for, the same of the store, and why that goes on.
-    """
+def _request_stop(name: str, at_once: bool) -> Waits:
+    """Remember what is to stop: the request may come before it has begun."""
     _stopped.add(name)
     if at_once:
         _stopped_at_once.add(name)
     oldest = retry.oldest()
-    return {
-        "batch_s": waiting.waited_s() or 0.0,
-        "store_s": oldest.passed_s if oldest else 0.0,
-        "reason": oldest.reason if oldest else "",
-    }
+    return Waits(
+        batch_s=waiting.waited_s() or 0.0,
+        store_s=oldest.passed_s if oldest else 0.0,
+        reason=oldest.reason if oldest else "",
+    )
 
 
-def _abort(number: int | None = None) -> None:
+def _abort(number: int | None) -> None:
     """Interrupt the call of this number, if it runs, and abort the collectives of this rank."""
     # First of all, so that the call cannot take the failed collective for a reason to try again.
     if number is not None:
@@ -101,22 +128,6 @@ def _signal(sig: int | str) -> None:
     main = threading.main_thread().ident
     assert main is not None
     signal.pthread_kill(main, number)
-
-
-def _tell_where(**how: bool) -> dict[str, Any]:
-    return {"where": whereabouts.whereabouts(**how)}
-
-
-# type of the message -> what answers it, with the fields of the request as arguments
-_ANSWERS: dict[str, Callable[..., object]] = {
-    requests.Stop.message_type(): _request_stop,
-    requests.Interrupt.message_type(): calls.interrupt,
-    requests.Abort.message_type(): _abort,
-    requests.Where.message_type(): _tell_where,
-    requests.Counts.message_type(): lambda: {"counts": forming.counts()},
-    requests.SetEnvironment.message_type(): set_environment,
-    SIGNAL_REQUEST: _signal,
-}
 
 
 def stop_requested(name: str = "") -> bool:

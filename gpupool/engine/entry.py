@@ -1,43 +1,67 @@
 """Every function the client may call on an engine: the whole remote interface on one page.
 
-Runs on engines. Arguments and replies are plain data (a reply is unpickled in the client's IO
-thread, so it must not make the notebook import anything). Work is done elsewhere. What only a
-training needs is imported by it: the first engines do not wait for it (`pool/processes/agent.py`).
+Runs on engines. Each serves the calls of one type of `gpupool/core/wire/calls.py`, which says what
+they mean; what it raises becomes a reply too. Work is done elsewhere. What only a training needs is
+imported by it: the first engines do not wait for it (`pool/processes/agent.py`).
 """
 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from IPython.core.getipython import get_ipython
 
+from gpupool.core.wire import calls as wire
 from gpupool.core.wire import invoke
-from gpupool.core.wire.requests import SetEnvironment
-from gpupool.engine import calls, control, inline
+from gpupool.core.wire.calls import Call
+from gpupool.core.wire.pickles import Packed
+from gpupool.core.wire.replies import (
+    CodeReply,
+    DebugReply,
+    Joined,
+    Reply,
+    SyncReply,
+    TrainReply,
+    Value,
+)
+from gpupool.core.wire.requests import Answer
+from gpupool.core.wire.values import Bindings, ValueInfo
+from gpupool.engine import calls, control, inline, process
 from gpupool.engine.cells import debug, execute, torchrun, variables
 from gpupool.engine.group import forming
 from gpupool.engine.output import log, status
-from gpupool.engine.output.recording import Hear
 from gpupool.engine.process import end_at_once, this_rank
 from gpupool.engine.shell import restoring
 from gpupool.engine.shell.cell_names import name_cells_in_warnings
-from gpupool.engine.shell.shell import disarm_exit, keep_no_outputs, refuse_prompts, this_shell
+from gpupool.engine.shell.shell import disarm_exit, keep_no_outputs, refuse_prompts
+
+_functions: dict[type[Call[Any]], Callable[[Any], Reply[Any]]] = {}
 
 
-def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
-    """Make the engine's names, search path, folder and umask the notebook's; tells pid and torch.
+def _serves(
+    kind: type[Call[Value]],
+) -> Callable[[Callable[[Any], Reply[Value]]], Callable[[Any], Reply[Value]]]:
+    """Have a function serve the calls of this type; its reply is theirs."""
 
-    Until here files were made for their owner alone: keys and logs.
-    """
-    rank = this_rank()
-    variables.follow(sys_path, cwd, umask)
+    def register(function: Callable[[Any], Reply[Value]]) -> Callable[[Any], Reply[Value]]:
+        _functions[kind] = function
+        return function
+
+    return register
+
+
+@_serves(wire.Prepare)
+def prepare(call: wire.Prepare) -> Reply[None]:
+    """Until here files were made for their owner alone: keys and logs."""
+    variables.follow(call.place)
     shell: Any = get_ipython()
-    shell.user_ns.update(execute.cell_names(rank))
+    shell.user_ns.update(execute.cell_names(this_rank()))
     control.install()
     end_at_once()
     restoring.install(shell.kernel)
@@ -50,208 +74,132 @@ def prepare(sys_path: list[str], cwd: str, umask: int) -> dict[str, Any]:
     keep_no_outputs(shell)
     torchrun.install()
     name_cells_in_warnings()
-    return {"pid": os.getpid(), "torch": str(torch.__version__)}
+    return Reply(None)
 
 
-def join_group(**plan: Any) -> dict[str, Any]:
-    """Get ready for the process group of all ranks; "joined" is what `group.join` returns."""
-    return execute.guarded(lambda: {"joined": forming.join(_plan(plan))})
+@_serves(wire.JoinGroup)
+def join_group(call: wire.JoinGroup) -> Reply[Joined | None]:
+    return Reply(forming.join(forming.Plan.of(call.plan, this_rank())))
 
 
-def form_group(
-    plan: dict[str, Any], generation: int, handles: dict[str, list[str]] | None, num_named: int
-) -> dict[str, Any]:
-    """Form the process group of all ranks; returns when every rank has."""
-
-    def form() -> dict[str, Any]:
-        forming.connect(_plan(plan), generation, handles, num_named)
-        return {}
-
-    return execute.guarded(form)
+@_serves(wire.FormGroup)
+def form_group(call: wire.FormGroup) -> Reply[None]:
+    plan = forming.Plan.of(call.plan, this_rank())
+    if process.is_inline():
+        inline.form_group(plan)
+    else:
+        forming.connect(plan, call.generation, call.handles, call.num_named)
+    return Reply(None)
 
 
-def _plan(plan: dict[str, Any]) -> forming.Plan:
-    rank = this_rank()
-    return forming.Plan(rank=rank["rank"], world_size=rank["world_size"], **plan)
+@_serves(wire.Ask)
+def ask(call: wire.Ask) -> Reply[Answer[Any]]:
+    return Reply(control.answer(type(call.request), call.request.content()))
 
 
-def set_environment(
-    variables: dict[str, str], unset: list[str], refresh: bool = True
-) -> dict[str, Any]:
-    """Set and remove environment variables; the reply is that of `control.answer`.
-
-    For a rank that has just come up. A busy one is asked over the control channel.
-    """
-    request = SetEnvironment(variables, unset, refresh)
-    return control.answer(request.message_type(), request.content())
+@_serves(wire.RunSource)
+def run_source(call: wire.RunSource) -> Reply[CodeReply]:
+    run = inline.run_source if process.is_inline() else execute.run_source
+    return _around(lambda: run(call.source, call.cell_number), call.bindings)
 
 
-def run_source(
-    source: str, cell_number: int | None, shipment: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """Run a cell; the reply has "value" (pickled or None) and "text", or "error".
-
-    Args:
-        shipment: the notebook's variables that it uses, see `variables.around`; with it the reply
-            has "names".
-    """
-
-    def run() -> dict[str, Any]:
-        return execute.run_source(source, cell_number)
-
-    return _with_group(_around(run, shipment) if shipment else execute.guarded(run))
+@_serves(wire.RunFunction)
+def run_function(call: wire.RunFunction) -> Reply[CodeReply]:
+    load = partial(inline.load if process.is_inline() else variables.load, call.packed)
+    return _around(lambda: execute.run_function(load), call.bindings)
 
 
-def run_function(call: dict[str, Any], shipment: dict[str, Any]) -> dict[str, Any]:
-    """Call a packed (function, args, kwargs); the reply is that of `run_source`."""
-
-    def run() -> dict[str, Any]:
-        return execute.run_function(lambda: variables.load(call))
-
-    return _with_group(_around(run, shipment))
+@_serves(wire.DebugCommand)
+def debug_command(call: wire.DebugCommand) -> Reply[DebugReply]:
+    return Reply(debug.command(call.line))
 
 
-def debug_command(line: str | None) -> dict[str, Any]:
-    """A command to the debugger, None to begin; the reply has "text" and "open", or "error"."""
-    return execute.guarded(lambda: debug.command(line))
+@_serves(wire.Receive)
+def receive(call: wire.Receive) -> Reply[Mapping[int, str]]:
+    return Reply(variables.receive(call.values))
 
 
-def receive(**parcels: Any) -> dict[str, Any]:
-    """Take in values of the notebook; "failed" maps those that cannot be read to the reason."""
-    return execute.guarded(lambda: {"failed": variables.receive(**parcels)})
+@_serves(wire.Bind)
+def bind(call: wire.Bind) -> Reply[None]:
+    return _around(lambda: Reply(None), call.bindings)
 
 
-def bind(**shipment: Any) -> dict[str, Any]:
-    """Let names mean values of the notebook, as in `run_source`."""
-    return _around(dict, shipment)
+@_serves(wire.Look)
+def look(call: wire.Look) -> Reply[ValueInfo | None]:
+    return Reply(variables.look(call.name, call.path, call.text_chars))
 
 
-def look(name: str, path: tuple[str, ...], text_chars: int) -> dict[str, Any]:
-    """The "info" on this rank's value of a name, None if it has none."""
-    return execute.guarded(lambda: {"info": variables.look(name, path, text_chars)})
+@_serves(wire.Attributes)
+def attributes(call: wire.Attributes) -> Reply[Sequence[str]]:
+    return Reply(variables.attributes(call.name, call.path))
 
 
-def attributes(name: str, path: tuple[str, ...]) -> dict[str, Any]:
-    """The public "attributes" of this rank's value of a name."""
-    return execute.guarded(lambda: {"attributes": variables.attributes(name, path)})
+@_serves(wire.Fetch)
+def fetch(call: wire.Fetch) -> Reply[Packed]:
+    return Reply(variables.fetch(call.name, call.path, call.out_path))
 
 
-def fetch(name: str, path: tuple[str, ...], out_path: str) -> dict[str, Any]:
-    """This rank's value as a "wire" parcel; a large one is written to the file."""
-    return execute.guarded(lambda: {"wire": variables.fetch(name, path, out_path)})
-
-
-def sync_state(
-    source: int, names: list[str], ranks: list[int], shipment: dict[str, Any]
-) -> dict[str, Any]:
-    """Give names on `ranks` the meaning they have on `source`; all ranks are called at once.
-
-    The reply is that of `sync.sync`, with "names" as in `run_source`.
-    """
+@_serves(wire.SyncState)
+def sync_state(call: wire.SyncState) -> Reply[SyncReply]:
     from gpupool.engine.state_sync import sync
 
-    return _with_group(_around(lambda: sync.sync(source, names, ranks), shipment))
+    return _around(lambda: Reply(sync.sync(call.source, call.names, call.ranks)), call.bindings)
 
 
-def train(
-    job_path: str, result_path: str, num_ranks: int, on_gpu: bool, again: bool = False
-) -> dict[str, Any]:
-    """Train as the job in `job_path` says, one of `num_ranks` ranks that do, each on its GPU or all
-    on CPU; the first one leaves the weights in `result_path`.
-
-    `again`: go on from the checkpoints of an attempt before.
-    """
+@_serves(wire.Train)
+def train(call: wire.Train) -> Reply[TrainReply]:
     from gpupool.engine import jobs
 
-    return _by_default_on_cpu(lambda: jobs.train(job_path, result_path, num_ranks, on_gpu, again))
+    with inline.keeping_random_state() if process.is_inline() else nullcontext():
+        return _by_default_on_cpu(lambda: jobs.train(call))
 
 
-def predict(job_path: str, result_path: str) -> dict[str, Any]:
-    """Run a model over this rank's part of the samples; the outputs go to `result_path`.N."""
+@_serves(wire.Predict)
+def predict(call: wire.Predict) -> Reply[None]:
     from gpupool.engine import inference
 
-    return _by_default_on_cpu(lambda: inference.predict(job_path, result_path))
+    def run() -> Reply[None]:
+        inference.predict(call.job_path, call.result_path)
+        return Reply(None)
+
+    return _by_default_on_cpu(run)
 
 
-def evaluate(job_path: str) -> dict[str, Any]:
-    """The "values" of loss and metrics of a model over the samples, the same on every rank."""
+@_serves(wire.Evaluate)
+def evaluate(call: wire.Evaluate) -> Reply[Mapping[str, float]]:
     from gpupool.engine import inference
 
-    return _by_default_on_cpu(lambda: inference.evaluate(job_path))
+    return _by_default_on_cpu(lambda: Reply(inference.evaluate(call.job_path)))
 
 
-def confusion(job_path: str) -> dict[str, Any]:
-    """The "counts" of this rank's samples by true and predicted class; None if it has none."""
+@_serves(wire.Confusion)
+def confusion(call: wire.Confusion) -> Reply[Sequence[Sequence[int]] | None]:
     from gpupool.engine import inference
 
-    return _by_default_on_cpu(lambda: inference.confusion(job_path))
+    return _by_default_on_cpu(lambda: Reply(inference.confusion(call.job_path)))
 
 
-def _by_default_on_cpu(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """`work`, guarded, without the default device that a cell has set: samples are made on CPU."""
+def _by_default_on_cpu(work: Callable[[], Reply[Value]]) -> Reply[Value]:
+    """`work` without the default device that a cell has set: samples are made on CPU."""
     device = torch.get_default_device()
     if device.type == "cpu":
-        return execute.guarded(work)
+        return work()
     torch.set_default_device(None)
     try:
-        return execute.guarded(work)
+        return work()
     finally:
         torch.set_default_device(device)
 
 
-def _around(work: Callable[[], dict[str, Any]], shipment: dict[str, Any]) -> dict[str, Any]:
-    """`variables.around`, guarded; an error tells which parcels are "lost", to be sent again."""
-    reply = execute.guarded(lambda: variables.around(work, **shipment))
-    return {**reply, "lost": variables.lost(shipment["numbers"].values())}
-
-
-def _with_group(reply: dict[str, Any]) -> dict[str, Any]:
-    """The reply, with "group_wanting" if the pool has to form its group again."""
-    return {**reply, "group_wanting": True} if forming.is_wanting() else reply
-
-
-# ---- the notebook's own process as the one rank: see inline.py --------------------------------
-
-
-def inline_join(rank: dict[str, Any], gpu_uuid: str | None, folder: str) -> dict[str, Any]:
-    """Make this process rank 0 of 1; tells its "device", "num_threads" and "covered" names."""
-    return inline.join(rank, gpu_uuid, Path(folder))
-
-
-def inline_form_group(store_path: str, backend: str) -> dict[str, Any]:
-    """Form the process group of this process alone."""
-    return execute.guarded(lambda: inline.form_group(store_path, backend))
-
-
-def inline_call(name: str, payload: dict[str, Any], hear: Hear) -> dict[str, Any]:
-    """Call a function of this page; `hear` is called with what is shown meanwhile."""
-    if name == "run_source":
-        this_shell()  # now, so that its displays are seen too
-    replaced: dict[str, Any] = {
-        "run_source": _inline_run_source,
-        "run_function": inline.run_function,
-        "train": inline.keeping_random_state(train),
-    }
-    return inline.call(replaced.get(name, globals()[name]), payload, hear)
-
-
-def inline_set(name: str, value: object) -> None:
-    """Let a name of the cells mean this very object."""
-    this_shell().user_ns[name] = value
-
-
-def _inline_run_source(source: str, cell_number: int | None, shipment: None) -> dict[str, Any]:
-    return _with_group(inline.run_source(source, cell_number))
-
-
-def inline_control(message_type: str, content: dict[str, Any]) -> dict[str, Any]:
-    """Do what a control request asks for, here and now; replies as `control.answer` does."""
-    return control.answer(message_type, content)
-
-
-def inline_leave() -> None:
-    """Make this process what it was before `inline_join`."""
-    inline.leave()
+def _around(work: Callable[[], Reply[Value]], bindings: Bindings | None) -> Reply[Value]:
+    """`variables.around`; the reply says also which parcels are lost, and have to be sent again,
+    and whether the pool has to form its group again."""
+    if bindings is not None:
+        reply = execute.guarded(lambda: variables.around(work, bindings))
+        reply = replace(reply, lost=variables.lost(bindings.values.numbers.values()))
+    else:
+        reply = execute.guarded(work)
+    return replace(reply, group_wanting=True) if forming.is_wanting() else reply
 
 
 # ---- how a call comes here --------------------------------------------------------------------
@@ -259,9 +207,13 @@ def inline_leave() -> None:
 
 def serve_calls() -> None:
     """Have this process serve what `invoke` asks for."""
-    invoke.serve = _serve
+    invoke.serve, invoke.own_rank = _serve, inline
 
 
-def _serve(name: str, payload: dict[str, Any], number: int | None) -> Any:
-    function = globals()[name]
-    return function(**payload) if number is None else calls.serve(number, function, payload)
+def _serve(call: Call[Any]) -> Reply[Any]:
+    function = _functions[type(call)]
+
+    def work() -> Reply[Any]:
+        return execute.guarded(lambda: function(call))
+
+    return work() if call.number is None else calls.serve(call.number, work)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gpupool.core.errors import TrainingError
+from gpupool.core.jobs import InferenceJob
 from gpupool.core.options.datasets import is_stream
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import Course, Progress, progress
@@ -42,37 +43,36 @@ from gpupool.engine.numerics.losses import NO_LOSS, make_loss
 from gpupool.engine.output.emit import emit_progress
 
 
-def predict(job_path: str, result_path: str) -> dict[str, Any]:
+def predict(job_path: str, result_path: str) -> None:
     """Save what the network gives for this rank's part of the samples: a list of batches' outputs.
 
     The parts follow each other; of a stream, batch i of the whole is entry i of each rank's list,
     one rank after the other. The number that ends the file's name counts the ranks that train.
     """
-    world, job = world_here(), load_job(job_path)
-    model = job["model"].to(world.device).eval()
+    world, job = world_here(), load_job(job_path, InferenceJob)
+    model = job.model.to(world.device).eval()
     outputs: list[Any] = []
-    with torch.no_grad(), _counted("predict", job["dataset"], world) as bar:
-        for inputs in _inputs(job["dataset"], job["batch_size"], world):
-            bar.advance(job["batch_size"])  # about: that of all ranks
+    with torch.no_grad(), _counted("predict", job.dataset, world) as bar:
+        for inputs in _inputs(job.dataset, job.batch_size, world):
+            bar.advance(job.batch_size)  # about: that of all ranks
             if inputs is None:
                 outputs.append(None)
                 continue
-            with autocast(world.device, job["precision"]):
+            with autocast(world.device, job.precision):
                 outputs.append(_plain(model(inputs)))
     with progress("saving the outputs"):
         torch.save(outputs, f"{result_path}.{world.rank}")
-    return {}
 
 
-def evaluate(job_path: str) -> dict[str, Any]:
-    """The "values" of loss and metrics over the data set, the same on every rank."""
-    world, job = world_here(), load_job(job_path)
-    loss = NO_LOSS if job["loss"] is None else make_loss(job["loss"], world.device)
-    metrics = make_metrics(job["metrics"], world.device, judged=loss.judged, ignored=loss.ignored)
-    options, dataset = _options(job), job["dataset"]
+def evaluate(job_path: str) -> dict[str, float]:
+    """Loss and metrics over the data set, the same on every rank."""
+    world, job = world_here(), load_job(job_path, InferenceJob)
+    loss = NO_LOSS if job.loss is None else make_loss(job.loss, world.device)
+    metrics = make_metrics(job.metrics, world.device, judged=loss.judged, ignored=loss.ignored)
+    options, dataset = _options(job), job.dataset
     with _counted("evaluate", dataset, world) as bar:
         found = run_evaluation(
-            job["model"].to(world.device),
+            job.model.to(world.device),
             dataset,
             loss,
             world,
@@ -82,21 +82,21 @@ def evaluate(job_path: str) -> dict[str, Any]:
         )
     sums = world.sum(found.sums).tolist()
     _check_complete(dataset, int(sums[-1]))
-    values = {} if job["loss"] is None else {"loss": mean_loss(sums, loss.num_terms)}
-    return {"values": values | metrics.compute(world)}
+    values = {} if job.loss is None else {"loss": mean_loss(sums, loss.num_terms)}
+    return values | metrics.compute(world)
 
 
-def confusion(job_path: str) -> dict[str, Any]:
-    """The "counts" of this rank's samples: rows are true classes, columns those predicted.
+def confusion(job_path: str) -> list[list[int]] | None:
+    """Counts of this rank's samples: rows are true classes, columns those predicted.
 
     None if it had no sample.
     """
-    world, job = world_here(), load_job(job_path)
-    model = job["model"].to(world.device).eval()
+    world, job = world_here(), load_job(job_path, InferenceJob)
+    model = job.model.to(world.device).eval()
     counts: Tensor | None = None
     options = _options(job)
-    with torch.no_grad(), _counted("confusion", job["dataset"], world) as bar:
-        for share in epoch_shares(job["dataset"], options, world, 1, draw=Draw(options.seed, 0)):
+    with torch.no_grad(), _counted("confusion", job.dataset, world) as bar:
+        for share in epoch_shares(job.dataset, options, world, 1, draw=Draw(options.seed, 0)):
             bar.advance(share.num_all)
             if not share.num_here:
                 continue
@@ -105,7 +105,7 @@ def confusion(job_path: str) -> dict[str, Any]:
             predicted, actual, num_classes = classes(outputs, share.targets)
             new = confusion_counts(predicted, actual, num_classes, NO_CLASS)
             counts = new if counts is None else counts + new
-    return {"counts": None if counts is None else counts.long().tolist()}
+    return None if counts is None else counts.long().tolist()
 
 
 def _counted(what: str, dataset: Dataset, world: World) -> AbstractContextManager[Progress]:
@@ -118,10 +118,8 @@ def _unseen(course: Course) -> None:
     """Draws nothing."""
 
 
-def _options(job: Mapping[str, Any]) -> TrainingOptions:
-    return TrainingOptions(
-        batch_size=job["batch_size"], precision=job["precision"], shuffle="never"
-    )
+def _options(job: InferenceJob) -> TrainingOptions:
+    return TrainingOptions(batch_size=job.batch_size, precision=job.precision, shuffle="never")
 
 
 def _inputs(dataset: Dataset, batch_size: int, world: World) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""The notebook's own process as rank 0 of 1. Runs there, called by name like all engine code.
+"""The notebook's own process as rank 0 of 1. Runs there, reached as `invoke.own_rank`.
 
 What an engine has for itself (environment, namespace, streams, shell, process group) belongs to the
 user here. `leave` puts back what `join` has changed, unless the user has changed it again.
@@ -7,12 +7,12 @@ user here. `leave` puts back what `join` has changed, unless the user has change
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,15 @@ import torch.distributed as dist
 from IPython.core.getipython import get_ipython
 
 from gpupool.core.errors import PlacementError, PoolError
-from gpupool.core.wire.pickles import unpack
+from gpupool.core.machine.topology import Rank
+from gpupool.core.wire import invoke
+from gpupool.core.wire.calls import Call, RunSource
+from gpupool.core.wire.pickles import Packed, Source
+from gpupool.core.wire.replies import CodeReply, Reply, Value
+from gpupool.core.wire.requests import Answer, ControlRequest, Found
 from gpupool.engine import process
 from gpupool.engine.cells import execute
+from gpupool.engine.control import answer
 from gpupool.engine.group import forming
 from gpupool.engine.output.recording import Hear, Recording, swap
 from gpupool.engine.process import this_rank
@@ -45,17 +51,15 @@ class _Before:
 _before: _Before | None = None
 
 
-def join(rank: Mapping[str, Any], gpu_uuid: str | None, folder: Path) -> dict[str, Any]:
+def join(rank: Rank, folder: Path) -> tuple[Rank, list[str]]:
     """Make this process rank 0 of 1.
 
     Args:
         rank: what `this_rank` gives from now on, but for what torch knows better here.
-        gpu_uuid: the GPU to use; None for the CPU.
         folder: where files may be put.
 
     Returns:
-        "device" and "num_threads" of torch here, and "covered": the user's names that mean
-        something else until `leave`.
+        The rank as it is here, and the user's names that mean something else until `leave`.
 
     Raises:
         PoolError: this process has a process group already; it stays as it is.
@@ -66,10 +70,10 @@ def join(rank: Mapping[str, Any], gpu_uuid: str | None, folder: Path) -> dict[st
         raise PoolError(_HAS_GROUP, "group")
     before = _Before()
     device = "cpu"
-    if gpu_uuid is not None:
-        index = _device_index(gpu_uuid)
+    if rank.gpu is not None:
+        index = _device_index(rank.gpu.uuid)
         device, before.cuda_device = f"cuda:{index}", torch.cuda.current_device()
-    rank = {**rank, "device": device, "num_threads": torch.get_num_threads()}
+    rank = replace(rank, device=device, num_threads=torch.get_num_threads())
     for name, value in _environment().items():
         before.environ[name] = value, os.environ.get(name)
         os.environ[name] = value
@@ -79,20 +83,16 @@ def join(rank: Mapping[str, Any], gpu_uuid: str | None, folder: Path) -> dict[st
     plan_shell(folder, names)
     process.rank, _before = rank, before
     covered = [name for name, (ours, users) in before.names.items() if _differ(ours, users)]
-    return {"device": device, "num_threads": rank["num_threads"], "covered": covered}
+    return rank, covered
 
 
-def form_group(store_path: str, backend: str) -> dict[str, Any]:
+def form_group(plan: forming.Plan) -> None:
     """Form the process group of this process alone; leaves the one formed here before."""
     assert _before is not None
     if dist.is_initialized() and dist.group.WORLD is not _before.group:
         raise PoolError(_HAS_GROUP, "group")
-    place = {"rank": 0, "world_size": 1, "training_ranks": [0], "device": this_rank()["device"]}
-    forming.form(
-        forming.Plan(store_path=store_path, backend=backend, training_backend=backend, **place)
-    )
+    forming.form(plan)
     _before.group = dist.group.WORLD
-    return {}
 
 
 def leave() -> None:
@@ -120,43 +120,39 @@ def leave() -> None:
     close_own_shell()
 
 
-def call(
-    work: Callable[..., dict[str, Any]], payload: Mapping[str, Any], hear: Hear
-) -> dict[str, Any]:
-    """Call `work(**payload)`; `hear` is called with what is shown and published meanwhile."""
+def call(call: Call[Value], hear: Hear) -> Reply[Value]:
+    """Serve a call here; `hear` is called with what is shown and published meanwhile."""
+    if isinstance(call, RunSource):
+        this_shell()  # now, so that its displays are heard too
     outer = process.publish
     try:
         with Recording(hear) as recording, contextlib.ExitStack() as undo:
             _hear_breakpoints(undo)
             process.publish = recording.publish
-            return work(**payload)
+            return invoke.serve(replace(call, number=None))  # the kernel's own interrupt ends it
     finally:
         process.publish = outer
 
 
-def run_source(source: str, cell_number: int | None) -> dict[str, Any]:
-    """Run a cell inside the notebook's cell that asked for it; replies as on an engine.
-
-    No variable has to travel.
-    """
-    return execute.guarded(lambda: _run_source(source, cell_number))
+def set(name: str, value: object) -> None:
+    """Let a name of the cells mean this very object."""
+    this_shell().user_ns[name] = value
 
 
-def run_function(call: bytes) -> dict[str, Any]:
-    """Call a packed (function, args, kwargs); replies as on an engine."""
-    return execute.run_function(lambda: unpack(call))
+def control(request: ControlRequest[Found]) -> Answer[Found]:
+    """Do what a control request asks, here and now."""
+    return answer(type(request), request.content())
 
 
-def keeping_random_state(work: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """`work`, after which the notebook's random numbers go on as if it had not been called."""
+def load(packed: Packed) -> Any:
+    """A value that was packed here."""
+    return Source(packed).load()
 
-    @functools.wraps(work)
-    def kept(**payload: Any) -> dict[str, Any]:
-        device = torch.device(this_rank()["device"])
-        with torch.random.fork_rng([device.index] if device.type == "cuda" else []):
-            return work(**payload)
 
-    return kept
+def keeping_random_state() -> AbstractContextManager[None]:
+    """While entered, the notebook's random numbers are not used up."""
+    device = torch.device(this_rank().device)
+    return torch.random.fork_rng([device.index] if device.type == "cuda" else [])
 
 
 # ---- inside ----------------------------------------------------------------------------------
@@ -167,7 +163,8 @@ _HAS_GROUP = (
 )
 
 
-def _run_source(source: str, cell_number: int | None) -> dict[str, Any]:
+def run_source(source: str, cell_number: int | None) -> Reply[CodeReply]:
+    """Run a cell inside the notebook's cell that asked for it; no variable has to travel."""
     shell = this_shell()
     values: list[object] = []
 

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import pickle
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 import cloudpickle
 import torch
 from torch import nn
 from tqdm.utils import CallbackIOWrapper
 
+from gpupool.core.jobs import TrainingJob
 from gpupool.core.progress import BYTES, progress
+from gpupool.core.wire.calls import Train
 from gpupool.core.wire.events import ProgressEvent
+from gpupool.core.wire.replies import Reply, TrainReply
 from gpupool.core.wire.state_dicts import packed
 from gpupool.engine import calls, control
 from gpupool.engine.cells.variables import find_modules
@@ -28,26 +32,23 @@ from gpupool.engine.process import this_rank
 from gpupool.engine.training.loop import fit
 from gpupool.engine.training.saving import resuming
 
+Job = TypeVar("Job")
 
-def train(
-    job_path: str, result_path: str, num_ranks: int, on_gpu: bool, again: bool = False
-) -> dict[str, Any]:
-    """Train; the first of the ranks that train saves the weights: a state dict as `packed`.
 
-    `again`: an earlier attempt has lost a rank, and its checkpoints are resumed from.
-    """
-    device = torch.device(this_rank()["device"] if on_gpu else "cpu")
-    world = World.of(num_ranks, device)
+def train(call: Train) -> Reply[TrainReply]:
+    """Train; the first of the ranks that train saves the weights: a state dict as `packed`."""
+    device = torch.device(this_rank().device if call.on_gpu else "cpu")
+    world = World.of(call.num_ranks, device)
     if world.rank == 0:
         emit([ProgressEvent("reading the network and the data set", 0, 0)])
-    job = load_job(job_path)
-    if again:
-        job["options"] = resuming(job["options"])
-    stop_requested = partial(control.stop_requested, job_path)
-    stops_at_once = partial(control.stops_at_once, job_path)
-    with closing(RankReport(this_rank()["rank"], world.device, emit)) as report:
+    job = load_job(call.job_path, TrainingJob)
+    if call.again:
+        job = replace(job, options=resuming(job.options))
+    stop_requested = partial(control.stop_requested, call.job_path)
+    stops_at_once = partial(control.stops_at_once, call.job_path)
+    with closing(RankReport(this_rank().rank, world.device, emit)) as report:
         found = fit(
-            **job,
+            **vars(job),
             world=world,
             emit=emit,
             stop_requested=stop_requested,
@@ -56,12 +57,10 @@ def train(
         )
     if world.rank == 0:
         with calls.uninterrupted() if stops_at_once() else nullcontext():
-            save_weights(found.model, result_path)
+            save_weights(found.model, call.result_path)
     scale = found.normalization
-    return {
-        "normalization": None if scale is None else [list(part) for part in scale],
-        "group_wanting": stops_at_once(),  # its collectives were aborted
-    }
+    # an interrupt has aborted the collectives of the group
+    return Reply(TrainReply(scale and (scale.mean, scale.std)), group_wanting=stops_at_once())
 
 
 def save_weights(model: nn.Module, path: str) -> None:
@@ -74,12 +73,14 @@ def save_weights(model: nn.Module, path: str) -> None:
 
 def world_here() -> World:
     """This rank among those that train."""
-    return World.here(torch.device(this_rank()["device"]))
+    return World.here(torch.device(this_rank().device))
 
 
-def load_job(job_path: str) -> dict[str, Any]:
-    """What the client has written for the ranks."""
+def load_job(job_path: str, kind: type[Job]) -> Job:
+    """The job of this kind that the client has written for the ranks."""
     # The client wrote this file into the pool's private folder; it is as trusted as a cell.
     with open(job_path, "rb") as file:
         find_modules(pickle.load(file))  # nosec B301 # the job's classes may be of them
-        return dict(cloudpickle.load(file))
+        job = cloudpickle.load(file)
+    assert isinstance(job, kind)
+    return job

@@ -13,7 +13,10 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-rank: dict[str, Any] | None = None
+from gpupool.core.machine.topology import Rank
+from gpupool.core.wire import environ
+
+rank: Rank | None = None
 """The notebook's place as rank 0 of 1; None on an engine, which has it from its environment."""
 
 publish: Callable[[str, Any], None] | None = None
@@ -25,14 +28,14 @@ def is_inline() -> bool:
     return rank is not None
 
 
-def this_rank() -> dict[str, Any]:
-    """This engine's rank, world_size, local_rank, node_rank, host, device, gpu and num_threads."""
+def this_rank() -> Rank:
+    """This engine's place; its `gpu` is None."""
     return rank or _rank_of_environment()
 
 
 @functools.cache  # a cell may clear the environment
-def _rank_of_environment() -> dict[str, Any]:
-    return dict(json.loads(os.environ["GPUPOOL_RANK"]))
+def _rank_of_environment() -> Rank:
+    return Rank(**json.loads(os.environ[environ.RANK]))
 
 
 def end_at_once() -> None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from html import escape
 
 from gpupool.core.errors import PoolError
+from gpupool.core.wire.values import ValueInfo
 from gpupool.notebook.page import markup
-from gpupool.pool.variables.composite import Composite, ValueInfo, key_of, pool_variables
+from gpupool.pool.variables.composite import Composite, key_of, pool_variables
 from gpupool.spmd.output import fold, format_ranks
 
 TEXT_CHARS = 200  # of a rank's value

@@ -1,7 +1,8 @@
 """A pool that is this process: rank 0 of 1, for debugging. Runs on the client.
 
 Cells, functions and trainings run in the thread that asks for them, with the engine's own code
-(`gpupool/engine/`, called by name as ever): breakpoints, prompts and post-mortems work.
+(`gpupool/engine/`, which is not imported, but reached through `gpupool/core/wire/invoke.py`):
+breakpoints, prompts and post-mortems work.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,16 @@ from gpupool.core.machine.locks import DeviceLocks, lock_folder, locked_text
 from gpupool.core.machine.private_folders import private_temporary
 from gpupool.core.machine.topology import Rank
 from gpupool.core.options.pool_options import PoolOptions
-from gpupool.core.wire.invoke import invoke
-from gpupool.core.wire.pickles import pack
-from gpupool.core.wire.requests import ControlRequest, SetEnvironment
+from gpupool.core.wire import invoke
+from gpupool.core.wire.calls import Call, RunFunction
+from gpupool.core.wire.pickles import packed
+from gpupool.core.wire.replies import CodeReply, Reply, Value
+from gpupool.core.wire.requests import Answer, ControlRequest, Found, SetEnvironment
 from gpupool.pool.calls import presses
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.notices import OnNotice, Progress, unheard
 from gpupool.pool.pool import Pool
-from gpupool.pool.processes.engines import require_success
+from gpupool.pool.processes.engines import value_of
 from gpupool.pool.processes.interface import RankEngines
 from gpupool.pool.processes.iopub import OnMessage, OnOutput
 from gpupool.pool.ranks import Ranks
@@ -60,13 +63,12 @@ class InlinePool(Pool):
 
     def execute(
         self,
-        name: str,
-        payloads: Mapping[int, dict[str, Any]],
+        calls: Mapping[int, Call[Value]],
         on_output: OnOutput,
         timeout_s: float | None = None,
         on_interrupt: Callable[[], None] | None = None,
         on_notice: OnNotice | None = None,
-    ) -> Execution:
+    ) -> Execution[Value]:
         """Call an engine function here and now; what is returned is over."""
         in_main = threading.current_thread() is threading.main_thread()
         if timeout_s is not None and not in_main:
@@ -74,12 +76,12 @@ class InlinePool(Pool):
                 "timeout_s: an inline pool can end only what its main thread does.", "inline"
             )
         with presses.first_calls(on_interrupt) if on_interrupt else contextlib.nullcontext():
-            execution = super().execute(name, payloads, on_output, timeout_s, on_notice=on_notice)
+            execution = super().execute(calls, on_output, timeout_s, on_notice=on_notice)
             execution.wait()  # for its thread to take the replies, which are there
             return execution
 
     def __setitem__(self, name: str, value: object) -> None:
-        _call("inline_set", {"name": name, "value": value})
+        _own_rank().set(name, value)
 
     def put(self, value: object) -> Any:
         """The value itself: it is here."""
@@ -108,10 +110,10 @@ class InlinePool(Pool):
         on_output: OnOutput,
         timeout_s: float | None,
         on_notice: OnNotice,
-    ) -> Execution:
+    ) -> Execution[CodeReply]:
         """On copies of the arguments, as on an engine."""
-        payloads = {rank: {"call": pack(call)} for rank in ranks}
-        return self.execute("run_function", payloads, on_output, timeout_s, on_notice=on_notice)
+        calls = dict.fromkeys(ranks, RunFunction(packed(call)))
+        return self.execute(calls, on_output, timeout_s, on_notice=on_notice)
 
 
 class InlineEngines:
@@ -164,12 +166,8 @@ class InlineEngines:
         """
         progress("this process becomes rank 0 of 1")
         (self.rank,) = ranks
-        gpu = self.rank.gpu
-        rank = {**asdict(self.rank), "gpu": gpu and gpu.name}
-        payload = {"rank": rank, "gpu_uuid": gpu and gpu.uuid, "folder": str(self._folder)}
-        facts = _call("inline_join", payload)
-        self.rank = replace(self.rank, device=facts["device"], num_threads=facts["num_threads"])
-        self.covered = tuple(facts["covered"])
+        self.rank, covered = _own_rank().join(self.rank, self._folder)
+        self.covered = tuple(covered)
 
     @property
     def pids(self) -> dict[int, int]:
@@ -189,22 +187,16 @@ class InlineEngines:
         return [(0, number) for number in self._numbers[:1]]
 
     def call(
-        self,
-        rank: int,
-        name: str,
-        payload: dict[str, Any],
-        on_message: OnMessage | None = None,
-        number: int | None = None,
-    ) -> Future[Any]:
-        """Call an engine function, in this thread; the future is done."""
-        future: Future[Any] = Future()
+        self, rank: int, call: Call[Value], on_message: OnMessage | None = None
+    ) -> Future[Reply[Value]]:
+        """Make a call, in this thread; the future is done."""
+        future: Future[Reply[Value]] = Future()
         with self._lock:
             depth = len(self._threads)
             try:
-                self._numbers.append(number)
+                self._numbers.append(call.number)
                 self._threads.append(threading.get_ident())  # an interrupt may come from here on
-                arguments = {"name": name, "payload": payload, "hear": on_message}
-                future.set_result(_call("inline_call", arguments))
+                future.set_result(_own_rank().call(call, on_message))
             except BaseException as error:  # an interrupt that met our own frames, say
                 future.set_exception(error)
             finally:
@@ -219,21 +211,10 @@ class InlineEngines:
         )
 
     def call_all(
-        self,
-        name: str,
-        payload: dict[str, Any],
-        ranks: Iterable[int] | None = None,
-        timeout_s: float = 60.0,
-    ) -> dict[int, Any]:
-        """Call an engine function; nothing it says is taken note of."""
-        if name == "prepare":  # this process has the notebook's folder and search path
-            return {0: {}}
-        if name == "form_group":  # of one
-            name = "inline_form_group"
-            payload = {key: payload["plan"][key] for key in ("store_path", "backend")}
-        reply = _call(name, payload)
-        require_success(0, reply)
-        return {0: reply}
+        self, call: Call[Value], ranks: Iterable[int] | None = None, timeout_s: float = 60.0
+    ) -> dict[int, Value]:
+        """Make a call; nothing it says is taken note of."""
+        return {0: value_of(0, _own_rank().call(call, None))}
 
     def interrupt(self, numbers: Mapping[int, int | None]) -> None:
         """Interrupt what runs here, if another thread asks for it and the main thread does it."""
@@ -247,17 +228,17 @@ class InlineEngines:
         """Nothing: this process is the user's."""
 
     def control(
-        self, request: ControlRequest, ranks: Iterable[int] | None = None
-    ) -> dict[int, Future[dict[str, Any]]]:
+        self, request: ControlRequest[Found], ranks: Iterable[int] | None = None
+    ) -> dict[int, Future[Answer[Found]]]:
         """Do what a control request asks for; from any thread.
 
         Variables are here already; open file systems take new credentials.
         """
+        wanted: ControlRequest[Any] = request
         if isinstance(request, SetEnvironment):
-            request = replace(request, variables={}, unset=[])
-        payload = {"message_type": request.message_type(), "content": request.content()}
-        answered: Future[dict[str, Any]] = Future()
-        answered.set_result(_call("inline_control", payload))
+            wanted = replace(request, variables={}, unset=[])
+        answered: Future[Answer[Found]] = Future()
+        answered.set_result(_own_rank().control(wanted))
         return {0: answered}
 
     def new_file(self, name: str) -> Path:
@@ -276,12 +257,13 @@ class InlineEngines:
         """Make this process what it was, and remove the folder."""
         if os.getpid() != self._pid:  # a fork of the process that ends
             return
-        _call("inline_leave", {})
+        _own_rank().leave()
         self._locks.release()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _call(name: str, payload: dict[str, Any]) -> Any:
-    """Call an engine function in this process, which loads the engine's code for it."""
+def _own_rank() -> invoke.OwnRank:
+    """This process as a rank; the engine's code is loaded for it."""
     importlib.import_module("gpupool.engine.entry").serve_calls()
-    return invoke(name, payload)
+    assert invoke.own_rank is not None
+    return invoke.own_rank

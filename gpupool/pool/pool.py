@@ -16,8 +16,11 @@ from gpupool.core.errors import PoolError, PoolStartError, SpmdError
 from gpupool.core.machine.processes import lack_of_processes
 from gpupool.core.machine.topology import Rank
 from gpupool.core.options.pool_options import PoolOptions
+from gpupool.core.wire.calls import Call, RunSource
 from gpupool.core.wire.masking import Secrets, redact
-from gpupool.core.wire.requests import ControlRequest
+from gpupool.core.wire.replies import CodeReply, Value
+from gpupool.core.wire.requests import Answer, ControlRequest, Found
+from gpupool.core.wire.values import Bindings
 from gpupool.pool import idle
 from gpupool.pool.calls import presses
 from gpupool.pool.calls.execution import Execution
@@ -41,7 +44,7 @@ class Pool:
     def __init__(self, options: PoolOptions, progress: Progress = unheard) -> None:
         self.options = options
         # how what runs can be asked to end well
-        self._stops: weakref.WeakKeyDictionary[Execution, Callable[[], None]] = (
+        self._stops: weakref.WeakKeyDictionary[Execution[Any], Callable[[], None]] = (
             weakref.WeakKeyDictionary()
         )
         self._listeners: list[Callable[[PoolStatus], None]] = []
@@ -161,23 +164,25 @@ class Pool:
         on_output: OnOutput,
         timeout_s: float | None = None,
         cell_number: int | None = None,
-        shipments: Mapping[int, dict[str, Any]] | None = None,
+        bindings: Mapping[int, Bindings] | None = None,
         on_notice: OnNotice = unnoticed,
         **kwargs: Any,
-    ) -> Execution:
+    ) -> Execution[CodeReply]:
         """Start what `run` does and return at once.
 
         Args:
-            shipments: of a cell, rank -> the variables it uses: see `variables.Variables`.
+            bindings: of a cell, rank -> the variables it uses: see `variables.Variables`.
             on_notice: hears what the user should know while it runs.
         """
         if not isinstance(source_or_function, str):
             call = (source_or_function, args, kwargs)
             return self._begin_call(call, ranks, on_output, timeout_s, on_notice)
-        cell = {"source": source_or_function, "cell_number": cell_number}
-        shipments = {} if shipments is None else shipments
-        payloads = {rank: {**cell, "shipment": shipments.get(rank)} for rank in ranks}
-        return self.execute("run_source", payloads, on_output, timeout_s, on_notice=on_notice)
+        bindings = {} if bindings is None else bindings
+        calls = {
+            rank: RunSource(source_or_function, cell_number, bindings=bindings.get(rank))
+            for rank in ranks
+        }
+        return self.execute(calls, on_output, timeout_s, on_notice=on_notice)
 
     def propagate_env(
         self, *names_or_globs: str, aws: bool = False, unset: bool = False
@@ -376,14 +381,13 @@ class Pool:
 
     def execute(
         self,
-        name: str,
-        payloads: Mapping[int, dict[str, Any]],
+        calls: Mapping[int, Call[Value]],
         on_output: OnOutput,
         timeout_s: float | None = None,
         on_interrupt: Callable[[], None] | None = None,
         on_notice: OnNotice | None = None,
-    ) -> Execution:
-        """Call an engine function on several ranks, supervised.
+    ) -> Execution[Value]:
+        """Make calls on several ranks, supervised.
 
         Args:
             on_interrupt: called at the first `interrupt`, and at the first Ctrl-C by a pool that
@@ -391,19 +395,15 @@ class Pool:
                 are interrupted.
             on_notice: hears what the user should know meanwhile; without it that is on stderr.
         """
-        execution = Execution(self._all_ranks, name, payloads, on_output, timeout_s, on_notice)
+        execution = Execution(self._all_ranks, calls, on_output, timeout_s, on_notice)
         if on_interrupt is not None:
             self._stops[execution] = on_interrupt
         return execution
 
     def ask(
-        self, request: ControlRequest, ranks: Iterable[int]
-    ) -> dict[int, Future[dict[str, Any]]]:
-        """Send a control request to some ranks: rank -> its answer, without those that are gone.
-
-        The "status" of one that dies meanwhile is "died"; that of one that does not react never
-        comes.
-        """
+        self, request: ControlRequest[Found], ranks: Iterable[int]
+    ) -> dict[int, Future[Answer[Found]]]:
+        """Send a control request to some ranks: see `Ranks.ask`."""
         return self._all_ranks.ask(request, ranks)
 
     def new_file(self, name: str) -> Path:
@@ -453,7 +453,7 @@ class Pool:
         on_output: OnOutput,
         timeout_s: float | None,
         on_notice: OnNotice,
-    ) -> Execution:
+    ) -> Execution[CodeReply]:
         return self.variables.begin_call(call, ranks, on_output, timeout_s, on_notice)
 
     def _idle_left_s(self) -> float | None:

@@ -14,8 +14,10 @@ from typing import Any
 
 from gpupool.core.errors import EngineDiedError, GroupError, PoolError, SpmdError
 from gpupool.core.options.pool_options import PoolOptions, parse_ranks
+from gpupool.core.wire.calls import Call, Prepare
 from gpupool.core.wire.masking import redact, redact_all
-from gpupool.core.wire.requests import ControlRequest
+from gpupool.core.wire.replies import Reply, Value
+from gpupool.core.wire.requests import Answer, ControlRequest, Found
 from gpupool.pool.environment.environment import Environment, notebook_place
 from gpupool.pool.notices import NoticeLines, Progress, unheard, with_bar
 from gpupool.pool.processes.interface import RankEngines
@@ -72,7 +74,7 @@ class Ranks:
         """
         self.placement = place_ranks(self.options, self._lock_gpus)
         self.engines.start(self.placement.ranks, self.options.timeout_s, progress)
-        self.engines.call_all("prepare", notebook_place())
+        self._prepare()
         self.environment.start(variables)
         self._form_group()
         self._is_up = True
@@ -107,17 +109,9 @@ class Ranks:
         return parse_ranks(str(text), self.world_size)
 
     def call(
-        self,
-        rank: int,
-        name: str,
-        payload: dict[str, Any],
-        on_output: OnOutput | None = None,
-        number: int | None = None,
-    ) -> Future[Any]:
-        """Call an engine function on one rank. Fails at once should the engine die meanwhile.
-
-        `number` is by what `engines.interrupt` and `group.abort` know the call.
-        """
+        self, rank: int, call: Call[Value], on_output: OnOutput | None = None
+    ) -> Future[Reply[Value]]:
+        """Make a call on one rank. Fails at once should the engine die meanwhile."""
 
         def on_message(kind: str, content: Any) -> None:
             if on_output is not None:
@@ -125,15 +119,14 @@ class Ranks:
                     content = redact_all(content, self.secrets)
                 on_output(rank, kind, content)
 
-        return self.engines.call(rank, name, payload, on_message, number)
+        return self.engines.call(rank, call, on_message)
 
     def ask(
-        self, request: ControlRequest, ranks: Iterable[int]
-    ) -> dict[int, Future[dict[str, Any]]]:
+        self, request: ControlRequest[Found], ranks: Iterable[int]
+    ) -> dict[int, Future[Answer[Found]]]:
         """Send a control request to some ranks: rank -> its answer, without those that are gone.
 
-        The "status" of one that dies meanwhile is "died"; that of one that does not react never
-        comes.
+        The status of one that dies meanwhile is "died"; one that does not react never answers.
         """
         return self.engines.control(request, ranks)
 
@@ -224,6 +217,10 @@ class Ranks:
     def _lock_gpus(self, uuids: Sequence[str], number: int) -> list[str]:
         return self.engines.lock_gpus(uuids, number, self.options.force)
 
+    def _prepare(self, ranks: Iterable[int] | None = None) -> None:
+        if not self.options.inline:  # which has the notebook's folder and search path
+            self.engines.call_all(Prepare(notebook_place()), ranks)
+
     def _form_group(self) -> None:
         placed = self.placement
         self.group.form(placed.backend, placed.training_ranks, placed.training_backend)
@@ -234,7 +231,7 @@ class Ranks:
         for rank in ranks:
             self.on_replaced(rank, self.health.lost.get(rank, "was restarted"))
         self.engines.restart(ranks, self.options.timeout_s, progress)
-        self.engines.call_all("prepare", notebook_place(), ranks)
+        self._prepare(ranks)
         for rank in ranks:
             self.environment.apply_to(rank)
         # The others may compute, or wait in the old group for a rank that is gone.

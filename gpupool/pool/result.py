@@ -16,6 +16,7 @@ from typing import Any
 
 from gpupool.core.errors import PoolError
 from gpupool.core.wire.pickles import unpack
+from gpupool.core.wire.replies import CodeReply
 from gpupool.pool.calls.output import OutputRecorder, RankOutput
 
 __all__ = ["OutputRecorder", "RankOutput", "SpmdResult"]
@@ -33,13 +34,13 @@ class SpmdResult(Mapping[int, Any]):
 
     def __init__(
         self,
-        replies: Mapping[int, dict[str, Any]],
+        replies: Mapping[int, CodeReply],
         outputs: Mapping[int, RankOutput],
         elapsed_s: float,
     ) -> None:
         self.elapsed_s = elapsed_s
         self._outputs: dict[int, RankOutput] | None = dict(sorted(outputs.items()))
-        self._replies: dict[int, dict[str, Any]] | None = dict(sorted(replies.items()))
+        self._replies: dict[int, CodeReply] | None = dict(sorted(replies.items()))
         self._values: dict[int, Any] | None = None
         self._packed = b""
         _keep_small(self)
@@ -59,7 +60,7 @@ class SpmdResult(Mapping[int, Any]):
             self._values = {}
         if rank not in self._values:
             reply = self._reply(rank)
-            if reply["value"] is None and reply["text"]:
+            if reply.packed is None and reply.text:
                 raise PoolError(
                     f"the value of rank {rank} stays there: it cannot be pickled, or is larger "
                     "than a cell sends along. Its text is result.value_text(rank); pool.run with a "
@@ -67,8 +68,7 @@ class SpmdResult(Mapping[int, Any]):
                     "no value",
                     ranks=[rank],
                 )
-            pickled = reply["value"]
-            self._values[rank] = None if pickled is None else unpack(pickled)
+            self._values[rank] = None if reply.packed is None else unpack(reply.packed)
         return self._values[rank]
 
     def __iter__(self) -> Iterator[int]:
@@ -84,11 +84,11 @@ class SpmdResult(Mapping[int, Any]):
 
     def value_text(self, rank: int) -> str:
         """The repr of the rank's value; empty where it is None."""
-        return str(self._reply(rank)["text"])
+        return self._reply(rank).text
 
     def rank_elapsed_s(self, rank: int) -> float:
         """Seconds the code took on the rank."""
-        return float(self._reply(rank)["elapsed_s"])
+        return self._reply(rank).elapsed_s
 
     def pack(self) -> None:
         """Take less memory from now on; what comes later is not added any more."""
@@ -98,14 +98,14 @@ class SpmdResult(Mapping[int, Any]):
             self._packed = zlib.compress(packed, 1)
             self._replies = self._outputs = None
 
-    def _unpacked(self) -> tuple[dict[int, dict[str, Any]], dict[int, RankOutput]]:
+    def _unpacked(self) -> tuple[dict[int, CodeReply], dict[int, RankOutput]]:
         replies, states = pickle.loads(zlib.decompress(self._packed))  # nosec B301 # of `pack`
         return replies, {rank: RankOutput.of_state(state) for rank, state in states.items()}
 
-    def _all_replies(self) -> dict[int, dict[str, Any]]:
+    def _all_replies(self) -> dict[int, CodeReply]:
         return self._replies if self._replies is not None else self._unpacked()[0]
 
-    def _reply(self, rank: int) -> dict[str, Any]:
+    def _reply(self, rank: int) -> CodeReply:
         replies = self._all_replies()
         if rank not in replies:
             listed = ", ".join(map(str, replies))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gpupool.core.errors import SpmdError, StillRunningError
 from gpupool.core.wire.pickles import MemoryFile
 from gpupool.core.wire.requests import Stop
+from gpupool.core.wire.values import Bindings
 from gpupool.pool.calls.presses import ignore_for_a_moment
 from gpupool.pool.result import OutputRecorder, RankOutput, SpmdResult
 from gpupool.pool.variables.composite import Composite
@@ -105,7 +106,7 @@ class SpmdRun:
             on_output=self._recorder,
             timeout_s=timeout_s,
             cell_number=cell_number,
-            shipments=self._ship(source, ranks),
+            bindings=self._ship(source, ranks),
             on_notice=view.notice,
         )
         # The ranks read these files when the cell's turn comes, which may be later.
@@ -203,7 +204,7 @@ class SpmdRun:
         self._view.notice(notice)
         return True
 
-    def _ship(self, source: str, ranks: Sequence[int]) -> dict[int, dict[str, Any]] | None:
+    def _ship(self, source: str, ranks: Sequence[int]) -> dict[int, Bindings] | None:
         """Bring what the cell reads to the ranks; returns what goes to each rank with the cell."""
         if self._notebook is None:
             return None
@@ -221,7 +222,7 @@ class SpmdRun:
         self._files = shipment.files
         self.covered = frozenset(shipment.covered)
         bound = self._names.assigns | self._names.deletes
-        return variables.payloads(shipment, ranks, bound, self._names.statements)
+        return variables.bindings(shipment, ranks, bound, self._names.statements)
 
     def _take_back(self, succeeded: bool) -> None:
         """Bind the notebook's names to what the cell has left on the ranks, also if it failed."""

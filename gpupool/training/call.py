@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from gpupool.core.errors import TrainingError
+from gpupool.core.jobs import InferenceJob
 from gpupool.core.options.datasets import require_dataset
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import Progress, progress
+from gpupool.core.wire.calls import Call
 from gpupool.core.wire.events import ProgressEvent, from_dict
+from gpupool.core.wire.replies import Value
 from gpupool.pool.notices import NoticeLines
 from gpupool.pool.pool import Pool
 from gpupool.pool.result import OutputRecorder
@@ -20,21 +23,23 @@ from gpupool.training.job import write_job
 _WHAT = {"predict": "Predicting", "evaluate": "Evaluating", "confusion": "Counting classes"}
 
 
-def ask(name: str, pool: Pool | None, job: dict[str, Any], **payload: Any) -> list[dict[str, Any]]:
-    """Call a function of the engines with a job; the replies, in the order of the ranks.
+def ask(
+    what: str, pool: Pool | None, job: InferenceJob, call: Callable[[str], Call[Value]]
+) -> list[Value]:
+    """Have the ranks that train do a job, which is checked; the values in the order of the ranks.
 
     Args:
-        job: with a "model", a "dataset", "batch_size" and "precision", which are checked.
-        payload: arguments besides the job's path.
+        what: that by which `ProgressEvent`s say how far it is.
+        call: makes the call of the job's path.
 
     Raises:
         TrainingError: the model is no network, the data set is none, or something cannot be sent.
         OptionsError: a wrong batch size or precision.
         SpmdError: a rank failed.
     """
-    require_module(job["model"])
-    require_dataset("dataset", job["dataset"])
-    TrainingOptions(batch_size=job["batch_size"], precision=job["precision"])  # checks them
+    require_module(job.model)
+    require_dataset("dataset", job.dataset)
+    TrainingOptions(batch_size=job.batch_size, precision=job.precision)  # checks them
     pool = current_pool(create=True) if pool is None else pool
     if not isinstance(pool, Pool):
         raise TrainingError(
@@ -42,14 +47,14 @@ def ask(name: str, pool: Pool | None, job: dict[str, Any], **payload: Any) -> li
         )
     path = write_job(pool, job)
     ranks = pool.training_ranks
-    payloads = {rank: {"job_path": str(path), **payload} for rank in ranks}
+    calls = dict.fromkeys(ranks, call(str(path)))
     try:
-        with progress(_WHAT[name], unit="samples") as bar:
-            recorder = OutputRecorder(ranks, pool.hidden_values(), _listener(name, bar))
-            replies = pool.execute(name, payloads, recorder, on_notice=NoticeLines()).result()
+        with progress(_WHAT[what], unit="samples") as bar:
+            recorder = OutputRecorder(ranks, pool.hidden_values(), _listener(what, bar))
+            values = pool.execute(calls, recorder, on_notice=NoticeLines()).result()
     finally:
         path.unlink(missing_ok=True)
-    return [replies[rank] for rank in ranks]
+    return [values[rank] for rank in ranks]
 
 
 def _listener(name: str, bar: Progress) -> Callable[[int, str, Any], None]:

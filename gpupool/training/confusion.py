@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from gpupool.core.errors import TrainingError
 from gpupool.core.formatting import percent
+from gpupool.core.jobs import InferenceJob
+from gpupool.core.wire.calls import Confusion
 from gpupool.pool.pool import Pool
 from gpupool.training.call import ask
 
@@ -108,8 +110,8 @@ def confusion(
         TrainingError: the input is not a network or not a data set, or `classes` are too few.
         SpmdError: a rank failed.
     """
-    job = {"model": model, "dataset": dataset, "batch_size": batch_size, "precision": precision}
-    counts = [reply["counts"] for reply in ask("confusion", pool, job)]
+    job = InferenceJob(model, dataset, batch_size, precision)
+    counts = ask("confusion", pool, job, Confusion)
     total = np.sum([np.array(c, np.int64) for c in counts if c is not None], axis=0)
     names = _class_names(dataset) if classes is None else [str(name) for name in classes]
     if classes is not None and len(names) != len(total):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gpupool.core.jobs import InferenceJob
 from gpupool.core.options.named_measures import check_loss, check_metrics
+from gpupool.core.wire.calls import Evaluate
 from gpupool.pool.pool import Pool
 from gpupool.training.call import ask
 
@@ -45,13 +47,5 @@ def evaluate(
     check_metrics(metrics)
     if loss is not None:
         check_loss(loss)
-    job = {
-        "model": model,
-        "dataset": dataset,
-        "metrics": metrics,
-        "loss": loss,
-        "batch_size": batch_size,
-        "precision": precision,
-    }
-    values: dict[str, float] = ask("evaluate", pool, job)[0]["values"]
-    return values
+    job = InferenceJob(model, dataset, batch_size, precision, metrics, loss)
+    return dict(ask("evaluate", pool, job, Evaluate)[0])

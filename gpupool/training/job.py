@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import OptionsError, TrainingError
+from gpupool.core.jobs import InferenceJob, TrainingJob
 from gpupool.core.options.datasets import num_samples, require_dataset
 from gpupool.core.options.model_facts import ModelFacts
 from gpupool.core.options.named_measures import check_loss, check_metrics
@@ -61,7 +62,7 @@ def checked(
     return options, where
 
 
-def write_job(pool: Pool, job: dict[str, Any]) -> Path:
+def write_job(pool: Pool, job: TrainingJob | InferenceJob) -> Path:
     """Pickle a job into the pool's private folder; returns the path.
 
     Before it stands where the notebook finds modules, which may have changed since the pool began.
@@ -75,12 +76,12 @@ def write_job(pool: Pool, job: dict[str, Any]) -> Path:
         try:
             pickled = dumps(job)
         except Exception as error:  # pickling runs arbitrary code of the objects' classes
-            name = next(n for n, part in job.items() if not _can_pickle(part))
+            name = next(n for n, part in vars(job).items() if not _can_pickle(part))
             raise TrainingError(
                 f"{name} cannot be sent to the ranks: {error}", "cannot send", name
             ) from None
         path = pool.new_file("job.pkl")
-        path.write_bytes(pickle.dumps(notebook_place()["sys_path"]) + pickled)
+        path.write_bytes(pickle.dumps(notebook_place().sys_path) + pickled)
     return path
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpupool.core.jobs import InferenceJob
 from gpupool.core.options.datasets import is_stream
 from gpupool.core.progress import progress
+from gpupool.core.wire.calls import Predict
 from gpupool.pool.pool import Pool
 from gpupool.pool.session import current_pool
 from gpupool.training.call import ask
@@ -47,8 +50,8 @@ def predict(
 
     pool = current_pool(create=True) if pool is None else pool
     result_path = pool.new_file("outputs.pt")
-    job = {"model": model, "dataset": dataset, "batch_size": batch_size, "precision": precision}
-    num = len(ask("predict", pool, job, result_path=str(result_path)))
+    job = InferenceJob(model, dataset, batch_size, precision)
+    num = len(ask("predict", pool, job, partial(Predict, result_path=str(result_path))))
     paths = [result_path.with_name(f"{result_path.name}.{i}") for i in range(num)]
     parts = []
     with progress("Reading the outputs", len(paths), "ranks") as bar:

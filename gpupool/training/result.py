@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpupool.core.formatting import NONE, duration, number, percent
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.events import StartEvent, ValidationEvent
+from gpupool.core.wire.replies import TrainReply
 from gpupool.pool.calls.output import RankOutput
 from gpupool.training.history import TrainingHistory
 from gpupool.training.phrases import after, backend, ending, figure, global_batch, hardware
@@ -72,7 +73,7 @@ class TrainingResult:
     model: nn.Module
     history: TrainingHistory
     options: TrainingOptions
-    found: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    found: TrainReply = field(default_factory=TrainReply, repr=False)
     """What the ranks report beside the events."""
     outputs: Mapping[int, RankOutput] = field(default_factory=dict, repr=False)
     """What each rank that trained has printed."""
@@ -113,8 +114,7 @@ class TrainingResult:
     @property
     def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """(mean, std) that normalize="fit" has found: what `model` takes must be made so."""
-        found = self.found.get("normalization")
-        return None if found is None else (tuple(found[0]), tuple(found[1]))
+        return self.found.normalization
 
     @property
     def skipped(self) -> dict[str, str]:

@@ -20,8 +20,10 @@ from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import PoolError, SpmdError
+from gpupool.core.jobs import TrainingJob
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.options.training_ranks import device_names
+from gpupool.core.wire.calls import Train
 from gpupool.core.wire.events import (
     EndEvent,
     ProgressEvent,
@@ -31,7 +33,8 @@ from gpupool.core.wire.events import (
     WarningEvent,
     from_dict,
 )
-from gpupool.core.wire.requests import Stop
+from gpupool.core.wire.replies import TrainReply
+from gpupool.core.wire.requests import Stop, Waits
 from gpupool.core.wire.state_dicts import load, unpacked
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.calls.output import RankOutput
@@ -86,7 +89,7 @@ class TrainingRun:
         self._model = copy.deepcopy(model).cpu()
         self._listeners: list[Listener] = []
         self._error: BaseException | None = None
-        self._reply: dict[str, Any] = {}  # of the first rank
+        self._reply = TrainReply()  # of the first rank
         self._end: EndEvent | None = None  # added when all have replied and the weights are there
         self._finished = threading.Event()
         self._lock = threading.Lock()
@@ -94,13 +97,7 @@ class TrainingRun:
         self._stopping = self._aborting = False
         self._restarts = Restarts(wanted=options.on_failure == "resume")
         self._weights_path = pool.new_file("weights.pt")
-        job = {
-            "model": self._model,
-            "dataset": dataset,
-            "loss": loss,
-            "options": options,
-            "validation": validation,
-        }
+        job = TrainingJob(self._model, dataset, loss, options, validation)
         self._job_path = write_job(pool, job)
         self._ranks = where.ranks
         hosts = {rank.node_rank for rank in pool.ranks if rank.rank in where.ranks}
@@ -111,15 +108,12 @@ class TrainingRun:
         }
         self._output_listeners: list[OnOutput] = []
         self._recorder = OutputRecorder(where.ranks, pool.hidden_values(), self._on_print)
-        self._payload = {
-            "job_path": str(self._job_path),
-            "result_path": str(self._weights_path),
-            "num_ranks": len(where.ranks),
-            "on_gpu": where.on_gpu,
-        }
+        self._call = Train(
+            str(self._job_path), str(self._weights_path), len(where.ranks), where.on_gpu
+        )
         self.history.add(ProgressEvent("waiting for the ranks", 0, 0))
         show(self)
-        self._execution = self._begin(self._payload)
+        self._execution = self._begin(self._call)
         threading.Thread(target=self._finish, name="gpupool-training", daemon=True).start()
 
     def add_listener(self, listener: Listener) -> None:
@@ -214,41 +208,37 @@ class TrainingRun:
 
     # ---- in the background ---------------------------------------------------------------
 
-    def _begin(self, payload: dict[str, Any]) -> Execution:
+    def _begin(self, call: Train) -> Execution[TrainReply]:
         return self._pool.execute(
-            "train",
-            dict.fromkeys(self._ranks, payload),
+            dict.fromkeys(self._ranks, call),
             self._on_output,
             on_interrupt=self.stop,
             on_notice=self._on_notice,
         )
 
-    def _ask_to_stop(
-        self, wait_s: float = 0.0, *, at_once: bool = False
-    ) -> dict[int, dict[str, Any]]:
+    def _ask_to_stop(self, wait_s: float = 0.0, *, at_once: bool = False) -> dict[int, Waits]:
         """Ask; gives what those that answer within `wait_s` report of the data they wait for."""
         name = str(self._job_path)
         asked = self._pool.ask(Stop(name, at_once), self._ranks)
         done, _ = wait(asked.values(), timeout=wait_s)
-        answers = {rank: future.result() for rank, future in asked.items() if future in done}
-        return {rank: answer for rank, answer in answers.items() if answer["status"] == "ok"}
+        found = {rank: future.result().found for rank, future in asked.items() if future in done}
+        return {rank: waits for rank, waits in found.items() if waits is not None}
 
     def _see_it_stop(self) -> None:
         """Ranks hear of it between two steps: one that waits for its data is ended where it is."""
         while not self._finished.wait(_LOOK_EVERY_S):
-            for rank, told in self._ask_to_stop(wait_s=_LOOK_EVERY_S).items():
-                waits_s = told["batch_s"]
-                if waits_s > _BATCH_S or min(waits_s, told["store_s"]) > _STORE_S:
-                    self._stop_at_once(rank, waits_s, told["reason"])
+            for rank, waits in self._ask_to_stop(wait_s=_LOOK_EVERY_S).items():
+                if waits.batch_s > _BATCH_S or min(waits.batch_s, waits.store_s) > _STORE_S:
+                    self._stop_at_once(rank, waits)
                     return
 
-    def _stop_at_once(self, rank: int, waits_s: float, reason: str) -> None:
+    def _stop_at_once(self, rank: int, waits: Waits) -> None:
         """Have all ranks end after their last complete step, since the data of one do not come."""
-        why = f" ({reason})" if reason else ""
+        why = f" ({waits.reason})" if waits.reason else ""
         step = len(self.history.steps)
         words = (
-            f"stopped while rank {rank} waited for its data, for {waits_s:.0f} s so far{why}; the "
-            "step that had begun is left out."
+            f"stopped while rank {rank} waited for its data, for {waits.batch_s:.0f} s so far"
+            f"{why}; the step that had begun is left out."
         )
         self.history.add(WarningEvent("stop", words, step))
         self._notify()
@@ -308,7 +298,7 @@ class TrainingRun:
         for wake in self._waiting:
             wake()
 
-    def _wait(self) -> dict[int, dict[str, Any]]:
+    def _wait(self) -> dict[int, TrainReply]:
         """The replies of the ranks, after as many attempts as it takes."""
         while True:
             try:
@@ -324,7 +314,7 @@ class TrainingRun:
                     raise error from None
                 if self._aborting:
                     raise
-                self._execution = self._begin({**self._payload, "again": True})
+                self._execution = self._begin(dataclasses.replace(self._call, again=True))
                 if self._stopping:  # the new rank has not heard of it
                     self._ask_to_stop()
 

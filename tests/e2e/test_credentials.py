@@ -130,7 +130,7 @@ num_read
         pool2.propagate_env("AWS_*")
     os.environ["GPUPOOL_ENOUGH"] = "1"
     pool2.propagate_env("GPUPOOL_ENOUGH")
-    assert all(int(reply["text"]) > 20 for reply in execution.result().values())
+    assert all(int(reply.text) > 20 for reply in execution.result().values())
     pool2.propagate_env("GPUPOOL_ENOUGH", unset=True)
 
 

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 import gpupool
 from gpupool import Pool, SpmdError
+from gpupool.core.wire.replies import GroupHandle, Joined
 from gpupool.pool import session
 from gpupool.pool.upkeep.forming import groups_to_keep
 from tests.support.processes import kill
@@ -213,8 +214,8 @@ def test_a_rank_that_forms_a_group_for_which_another_does_not_come_is_freed(
 # ---- which groups are kept: pure -------------------------------------------------------------
 
 
-def joined(**groups: list[int]) -> dict[str, object]:
-    return {"groups": {n: {"ranks": r, "handle": f"{n}{id(r) % 7}"} for n, r in groups.items()}}
+def joined(**groups: list[int]) -> Joined:
+    return Joined({n: GroupHandle(r, f"{n}{id(r) % 7}") for n, r in groups.items()}, len(groups))
 
 
 def test_a_group_is_kept_if_all_its_members_have_it() -> None:
@@ -224,7 +225,7 @@ def test_a_group_is_kept_if_all_its_members_have_it() -> None:
         1: joined(world=all_, a=two),
         2: joined(world=all_),
     }
-    kept = groups_to_keep(has)  # type: ignore[arg-type]
+    kept = groups_to_keep(has)
     assert kept is not None
     assert sorted(kept) == ["a", "world"]
     assert [len(handles) for handles in (kept["a"], kept["world"])] == [2, 3]
@@ -232,8 +233,8 @@ def test_a_group_is_kept_if_all_its_members_have_it() -> None:
 
 def test_names_that_mean_different_groups_are_not_kept() -> None:
     has = {0: joined(a=[0, 1]), 1: joined(a=[1, 2]), 2: joined(a=[1, 2])}
-    assert groups_to_keep(has) == {}  # type: ignore[arg-type]
+    assert groups_to_keep(has) == {}
 
 
 def test_if_one_rank_cannot_keep_any_none_does() -> None:
-    assert groups_to_keep({0: joined(world=[0, 1]), 1: None}) is None  # type: ignore[dict-item]
+    assert groups_to_keep({0: joined(world=[0, 1]), 1: None}) is None

@@ -131,7 +131,7 @@ def test_a_long_computation_is_no_hang(watched: Watched) -> None:
     code = f"import time\nend = {end}\nwhile time.monotonic() < end: pass\nrank"
     said: list[str | None] = []
     cell = pool.begin(code, ranks=[0, 1, 2], on_output=lambda *_: None, on_notice=said.append)
-    assert {rank: reply["text"] for rank, reply in cell.result().items()} == {
+    assert {rank: reply.text for rank, reply in cell.result().items()} == {
         0: "0", 1: "1", 2: "2"
     }  # fmt: skip
     assert said == []

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool import Pool
+from gpupool.core.wire.calls import RunSource
 from gpupool.core.wire.requests import Counts
 from gpupool.pool.processes.client import EngineClient
 from tests.fuzz.limits import fuzzed, only_our_errors
@@ -59,11 +60,11 @@ class Tapped:
         return take
 
     def run(self) -> Any:
-        call = {"source": RUN, "cell_number": None}
+        call = RunSource(RUN, None)
         heard: list[Any] = []
-        take = self.client.call(0, "run_source", call, lambda *piece: heard.append(piece))
-        reply = take.result(timeout=60)
-        return reply["text"], reply["value"], heard
+        take = self.client.call(0, call, lambda *piece: heard.append(piece))
+        value = take.result(timeout=60).value
+        return value.text, value.packed, heard
 
     def receive(self, handler: str, frames: Frames) -> None:
         getattr(self.inner, handler)([zmq.Message(frame) for frame in frames])
@@ -91,9 +92,8 @@ def tapped(pool2: Pool) -> Iterator[Tapped]:
 
 def hears(client: EngineClient) -> bool:
     """Whether a call ends: what ranks say before a new client has subscribed is lost."""
-    call = {"source": "pass", "cell_number": None}
     with contextlib.suppress(TimeoutError):
-        client.call(0, "run_source", call).result(timeout=2)
+        client.call(0, RunSource("pass", None)).result(timeout=2)
         return True
     return False
 

@@ -21,6 +21,7 @@ import pytest
 import gpupool
 from gpupool import Pool, PoolError, PoolOptions, PoolStartError, SpmdError
 from gpupool.core.errors import NoPoolError, OptionsError, PlacementError
+from gpupool.core.wire.calls import Look, RunSource
 from gpupool.core.wire.requests import Interrupt
 from gpupool.pool import session
 from gpupool.pool.processes import agent
@@ -242,9 +243,9 @@ def test_one_rank_raises_while_the_other_waits_for_it(pool2: Pool, failing: int)
 
 def test_an_error_is_told_before_the_group_is_formed_again(pool2: Pool) -> None:
     """With 32 ranks that takes half a second."""
-    payload = {"source": f"if rank == 1: raise ValueError('one')\n{SUM}", "cell_number": None}
+    call = RunSource(f"if rank == 1: raise ValueError('one')\n{SUM}", None)
     with pool2._all_ranks._changing:  # so long it is not
-        run = pool2.execute("run_source", {0: payload, 1: payload}, lambda *_: None)
+        run = pool2.execute({0: call, 1: call}, lambda *_: None)
         assert run.wait(30.0)
         plain = run.errors[0].traceback  # formatted in no time, as it is not shown
     assert plain.endswith(f"pool.run, line 2, in <module>\n    {SUM}\nKeyboardInterrupt: ")
@@ -373,7 +374,7 @@ def test_a_rank_is_idle_before_anybody_hears_its_answer(pool2: Pool) -> None:
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(300):
-            answer = pool2._all_ranks.call(0, "look", {"name": "x", "path": (), "text_chars": 1})
+            answer = pool2._all_ranks.call(0, Look("x", (), 1))
             answer.result(SOON_S)
             assert pool2.status().state == "idle"
     finally:
@@ -548,7 +549,7 @@ def test_a_segfault_shows_the_line_that_caused_it(pool2: Pool, tmp_path: Path) -
     execution = pool2.begin(
         f"{crash}if rank == 0:\n    {wait}\n    crash()", ranks=(0, 1), on_output=lambda *_: None
     )
-    until(lambda: 1 in execution.replies, SOON_S)  # it is not stopped because of rank 0
+    until(lambda: 1 in execution.values, SOON_S)  # it is not stopped because of rank 0
     go.touch()
     with pytest.raises(SpmdError) as caught:
         execution.result()
@@ -637,8 +638,8 @@ class Interrupts:
 
 
 def test_an_interrupt_while_a_call_is_sent_leaves_nothing_behind(pool2: Pool) -> None:
-    source = {"source": "import time; time.sleep(60)", "cell_number": None}
-    calls: dict[int, dict[str, Any]] = {0: source, 1: {"source": Interrupts()}}
+    pressed: Any = Interrupts()
+    calls = {0: RunSource("import time; time.sleep(60)", None), 1: RunSource(pressed, None)}
     with pytest.raises(KeyboardInterrupt):
-        pool2.execute("run_source", calls, lambda *_: None)
+        pool2.execute(calls, lambda *_: None)
     assert pool2.run("rank", timeout_s=60)[1] == 1

@@ -32,7 +32,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from gpupool import Pool
 from gpupool.core.errors import PoolError
-from gpupool.core.wire.requests import SetEnvironment
+from gpupool.core.wire.requests import Answer, SetEnvironment
 from gpupool.pool.processes.client import plain_client
 from tests.servers.issuer import Issuer
 from tests.support.processes import folder_of, until
@@ -157,7 +157,7 @@ def test_a_control_request_reaches_its_handler_while_the_main_thread_is_busy(
     client._send(
         client._control_stream, "test_request", content={}, ident=client._engines[0].encode()
     )
-    assert execution.result()[0]["text"] == "[False]"
+    assert execution.result()[0].text == "[False]"
 
 
 def test_the_controllers_heartbeat_is_a_process_that_has_not_begun() -> None:
@@ -421,7 +421,7 @@ def test_a_control_request_resolves_to_the_message_of_its_answer(client: Any) ->
     answered = threading.Event()
     future.add_done_callback(lambda _: answered.set())
     assert answered.wait(TIMEOUT_S)
-    assert future.result()["content"] == {"status": "ok"}
+    assert request.answer(future.result()["content"]) == Answer("ok")
 
 
 def test_botocore_reads_the_variables_again_before_keys_with_an_end_expire() -> None:

@@ -75,7 +75,7 @@ def test_a_cell_waits_for_a_plain_call_on_its_ranks_alone(pool2: Pool) -> None:
     assert not sleep.ready()
     cell = pool2.begin(SUM, ranks=[0, 1], on_output=lambda *_: None)
     pool2.client.send_signal("SIGINT", targets=[1], block=True)
-    assert {rank: reply["text"] for rank, reply in cell.result().items()} == {0: "2.0", 1: "2.0"}
+    assert {rank: reply.text for rank, reply in cell.result().items()} == {0: "2.0", 1: "2.0"}
     with pytest.raises(ipyparallel.RemoteError, match="KeyboardInterrupt"):
         sleep.get(20)
 

@@ -113,7 +113,7 @@ class Centred(nn.Module):
 def wait_until_heard(pool: Pool) -> None:
     """Wait until what the ranks were asked before has reached all of them."""
     for answer in pool.ask(Counts(), range(pool.world_size)).values():
-        assert answer.result(DEADLINE_S)["status"] == "ok"
+        assert answer.result(DEADLINE_S).status == "ok"
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -20,6 +20,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from gpupool import Pool, PoolOptions, SpmdError, TrainingOptions, TrainingRun
+from gpupool.core.jobs import InferenceJob
+from gpupool.core.wire.calls import Predict
 from gpupool.pool.result import OutputRecorder
 from gpupool.training.job import write_job
 from tests.support.pools import Pools
@@ -83,12 +85,12 @@ def test_the_spare_rank_is_free_while_the_others_train(spare: Pool) -> None:
 
 def test_prediction_is_by_the_ranks_that_train(spare: Pool, tmp_path: Path) -> None:
     model, data = network(), samples(7)
-    asked = {"model": model, "dataset": data, "batch_size": 4, "precision": "float32"}
+    asked = InferenceJob(model, data, 4, "float32")
     job, result = write_job(spare, asked), tmp_path / "out"
-    payload = {"job_path": str(job), "result_path": str(result)}
+    call = Predict(str(job), str(result))
     ranks = spare.training_ranks
     recorder = OutputRecorder(ranks, frozenset())
-    spare.execute("predict", dict.fromkeys(ranks, payload), recorder).result()
+    spare.execute(dict.fromkeys(ranks, call), recorder).result()
     parts = [torch.load(f"{result}.{i}", weights_only=True) for i in range(2)]
     assert not Path(f"{result}.2").exists()
     batches = [batch for part in parts for batch in part]
@@ -178,7 +180,7 @@ from gpupool.engine.training.loop import fit
 from tests.support.trainings import network, samples, weights
 
 rank, store, result = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-forming.form(forming.Plan(store, "gloo", rank, 3, [0, 1], "gloo"))
+forming.form(forming.Plan(store, "gloo", [0, 1], "gloo", rank, 3))
 if rank < 2:
     world = forming.World.here(torch.device("cpu"))
     assert (world.rank, world.size, world.backend) == (rank, 2, "gloo")

@@ -27,6 +27,8 @@ from gpupool.core.errors import OptionsError
 from gpupool.core.terminal import plain
 from gpupool.core.wire.masking import passwords
 
+RANK = "GPUPOOL_RANK"  # what rank an engine is, in its environment
+
 _SECRET_NAME = re.compile(
     r"KEY|SECRET|TOKEN(?!IZER)|PASSW|PASSPHRASE|CREDENTIAL|AUTH|SIGNATURE|COOKIE"
     # The last: ipyparallel's key, which a notebook that runs in an engine itself has there.

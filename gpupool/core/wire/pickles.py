@@ -183,21 +183,35 @@ class MemoryFile:
         self.close()
 
 
+@dataclass(frozen=True)
+class Packed:
+    """A packed value that crosses: its pickle `stream` and the `data` beside it.
+
+    Both are in the file at `path` instead, if there is one. `sizes` has of each part of the data
+    how many bytes it has, and whether they are read-only.
+    """
+
+    stream: bytes
+    sizes: Sequence[tuple[int, bool]]
+    data: Sequence[bytes]
+    path: str = ""
+
+
 def to_wire(
     stream: bytes,
     buffers: Sequence[memoryview],
     file: MemoryFile | None,
     advance: Callable[[int], None] = lambda num_bytes: None,
-) -> dict[str, Any]:
-    """A packed value as plain data; its bytes are in `file`, or in the dict if there is none.
+) -> Packed:
+    """A value as it crosses; its bytes are in `file`, or go along if there is none.
 
     `advance` is called with how many bytes more are in the file, in this thread.
     """
     sizes = [(buffer.nbytes, buffer.readonly) for buffer in buffers]
     if file is None:
-        return {"stream": stream, "sizes": sizes, "data": [bytes(b) for b in buffers], "path": ""}
+        return Packed(stream, sizes, [bytes(buffer) for buffer in buffers])
     write_file(file.descriptor, buffers, stream, advance)
-    return {"stream": None, "sizes": sizes, "data": [], "path": file.path}
+    return Packed(b"", sizes, [], file.path)
 
 
 def write_file(
@@ -241,31 +255,29 @@ def _write(descriptor: int, piece: memoryview, position: int) -> int:
 class Source:
     """A parcel that has arrived; `load` makes a new value of it each time."""
 
-    def __init__(self, wire: dict[str, Any]) -> None:
-        self._sizes = [(int(size), bool(readonly)) for size, readonly in wire["sizes"]]
-        self._stream: bytes | None = wire["stream"]
-        self._data: list[bytes] = wire["data"]
+    def __init__(self, packed: Packed) -> None:
+        self._packed = packed
         self._file: MemoryFile | None = None
-        if wire["path"]:
+        if packed.path:
             # opened again, by its path: then it lives as long as we need it, whoever ends
-            self._file = MemoryFile(os.open(wire["path"], os.O_RDONLY | os.O_CLOEXEC))
+            self._file = MemoryFile(os.open(packed.path, os.O_RDONLY | os.O_CLOEXEC))
 
     def load(self, unpickler: type[pickle.Unpickler] = pickle.Unpickler) -> Any:
         """The value, with memory of its own: it may be written to."""
         if self._file is None:
-            assert self._stream is not None
-            views = [memoryview(bytearray(data)) for data in self._data]
-            stream: Any = self._stream
+            views = [memoryview(bytearray(data)) for data in self._packed.data]
+            stream: Any = self._packed.stream
         else:
             views, stream = self._map(self._file.descriptor)
-        buffers = [v.toreadonly() if r else v for v, (_, r) in zip(views, self._sizes, strict=True)]
+        sizes = self._packed.sizes
+        buffers = [v.toreadonly() if r else v for v, (_, r) in zip(views, sizes, strict=True)]
         return unpickler(io.BytesIO(stream), buffers=buffers).load()
 
     def _map(self, descriptor: int) -> tuple[list[memoryview], memoryview]:
         """Pages are shared with all who map them, until one of them writes to its own."""
         mapped = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
         views, position = [], 0
-        for size, _ in self._sizes:
+        for size, _ in self._packed.sizes:
             position = _aligned(position)
             views.append(mapped[position : position + size])
             position += size
@@ -279,11 +291,16 @@ def pack(value: object, max_bytes: int | None = None) -> bytes:
         TooLargeError: it takes more than `max_bytes`; known before a large tensor is copied.
         Exception: whatever the value's class raises when it cannot be pickled.
     """
+    return pickle.dumps(packed(value, max_bytes))
+
+
+def packed(value: object, max_bytes: int | None = None) -> Packed:
+    """A value as it crosses with a message; raises as `pack` does."""
     packer = Packer(max_bytes)
     packer.dump(value)
     if max_bytes is not None and packer.num_bytes > max_bytes:
         raise TooLargeError(packer.num_bytes)
-    return pickle.dumps(to_wire(packer.stream(), packer.buffers, None))
+    return to_wire(packer.stream(), packer.buffers, None)
 
 
 def unpack(data: bytes) -> Any:

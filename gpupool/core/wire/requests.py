@@ -1,19 +1,40 @@
 """What a client asks of ranks over the control channel, also of busy ones. Runs anywhere.
 
-A request crosses as a message of ipykernel: `message_type` and `content` of it. A rank answers with
-a dict: "status" is "ok", or "error" with the error's text; `gpupool/engine/control.py` says what
-else stands in it. The client itself puts "died" where a rank ends before it has answered.
+A request crosses as a message of ipykernel: `message_type` and `content` of it, plain data, as is
+its answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from gpupool.core.wire.whereabouts import Whereabouts
+
+Found = TypeVar("Found", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
-class ControlRequest:
+class Answer(Generic[Found]):
+    """What a rank says: `found` if its `status` is "ok", else the `error`'s text.
+
+    The client itself answers "died" for a rank that ends before it has.
+    """
+
+    status: Literal["ok", "error", "died"]
+    found: Found | None = None
+    error: str = ""
+
+    def content(self) -> dict[str, Any]:
+        """The fields, as the message has them."""
+        found: Any = self.found
+        plain = asdict(found) if is_dataclass(found) and not isinstance(found, type) else found
+        return {"status": self.status, "found": plain, "error": self.error}
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRequest(Generic[Found]):
     """One request. A rank does it in its control thread, while its main thread goes on."""
 
     @classmethod
@@ -25,32 +46,54 @@ class ControlRequest:
         """The fields, as the message has them."""
         return {one.name: getattr(self, one.name) for one in fields(self)}
 
+    def answer(self, content: Mapping[str, Any]) -> Answer[Found]:
+        """The answer that a message has."""
+        found = content.get("found")
+        read = None if found is None else self._read(found)
+        return Answer(content["status"], read, content.get("error", ""))
+
+    def _read(self, plain: Any) -> Found:
+        found: Found = plain
+        return found
+
 
 @dataclass(frozen=True, slots=True)
-class Stop(ControlRequest):
+class Waits:
+    """How long a rank has waited for a batch, and for the store, and why that goes on."""
+
+    batch_s: float
+    store_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop(ControlRequest[Waits]):
     """End the training of this name, or a loop (""), after its step; `at_once`: where it is."""
 
     name: str = ""
     at_once: bool = False
 
+    def _read(self, plain: Any) -> Waits:
+        return Waits(**plain)
+
 
 @dataclass(frozen=True, slots=True)
-class Interrupt(ControlRequest):
+class Interrupt(ControlRequest[None]):
     """Raise KeyboardInterrupt in the call of this number; None: in the one that runs."""
 
     number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Abort(ControlRequest):
+class Abort(ControlRequest[None]):
     """Leave the collective; with a number, interrupt that call as well."""
 
     number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Where(ControlRequest):
-    """Say the line and the collective that the main thread is in: "where" of the answer.
+class Where(ControlRequest[Whereabouts]):
+    """Say the line and the collective that the main thread is in.
 
     `history` adds what is over; a `glance` costs less, see `gpupool/engine/group/whereabouts.py`.
     """
@@ -58,14 +101,17 @@ class Where(ControlRequest):
     history: bool = False
     glance: bool = False
 
-
-@dataclass(frozen=True, slots=True)
-class Counts(ControlRequest):
-    """Say how many collectives each group has had: "counts" of the answer."""
+    def _read(self, plain: Any) -> Whereabouts:
+        return Whereabouts.from_dict(plain)
 
 
 @dataclass(frozen=True, slots=True)
-class SetEnvironment(ControlRequest):
+class Counts(ControlRequest[Mapping[str, int]]):
+    """Say how many collectives each group has had."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetEnvironment(ControlRequest[None]):
     """Set and remove environment variables; `refresh`: open file systems take new credentials.
 
     Its repr has no values: they may be secrets.
@@ -74,3 +120,26 @@ class SetEnvironment(ControlRequest):
     variables: Mapping[str, str] = field(repr=False)
     unset: Sequence[str]
     refresh: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Signal(ControlRequest[None]):
+    """Send the process a signal: ipyparallel's `send_signal`, which its nanny would answer."""
+
+    sig: int | str
+
+    @classmethod
+    def message_type(cls) -> str:
+        """That of ipyparallel."""
+        return "signal_request"
+
+
+REQUESTS: Sequence[type[ControlRequest[Any]]] = (
+    Stop,
+    Interrupt,
+    Abort,
+    Where,
+    Counts,
+    SetEnvironment,
+    Signal,
+)

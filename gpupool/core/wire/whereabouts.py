@@ -7,7 +7,7 @@ the client compares those of all ranks (`gpupool/pool/calls/hang_watch.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 POINT_TO_POINT = ("send", "recv", "isend", "irecv")
@@ -50,7 +50,7 @@ class Collective:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Collective:
-        """What `to_dict` of the whereabouts has made of one."""
+        """The inverse of `dataclasses.asdict`, after JSON too."""
         return cls(**{**plain, "ranks": tuple(plain["ranks"])})
 
 
@@ -105,13 +105,9 @@ class Whereabouts:
             return f"{place}, for {self.collective.since_s:.0f} s"
         return place
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, as JSON can carry it."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Whereabouts:
-        """The inverse of `to_dict`, after JSON too."""
+        """The inverse of `dataclasses.asdict`, after JSON too."""
         collective = plain.get("collective")
         return cls(
             **{

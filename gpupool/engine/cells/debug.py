@@ -14,6 +14,7 @@ from typing import Any
 
 from IPython.core.debugger import Pdb
 
+from gpupool.core.wire.replies import DebugReply
 from gpupool.engine import process
 
 _frames: TracebackType | None = None  # those of the last error that are the user's
@@ -41,12 +42,8 @@ def forget(why: str) -> None:
             delattr(sys, name)
 
 
-def command(line: str | None) -> dict[str, Any]:
-    """Give the debugger a command; None opens it anew.
-
-    Returns:
-        "text": what it said; "open": whether it waits for another command.
-    """
+def command(line: str | None) -> DebugReply:
+    """Give the debugger a command; None opens it again."""
     global _open
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
@@ -57,7 +54,7 @@ def command(line: str | None) -> dict[str, Any]:
         elif _is_last(_open, line):
             _open.forget()
             _open = None
-    return {"text": said.getvalue(), "open": _open is not None}
+    return DebugReply(said.getvalue(), is_open=_open is not None)
 
 
 class _Debugger(Pdb):

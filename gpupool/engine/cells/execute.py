@@ -1,7 +1,7 @@
 """Run the user's code in the engine's namespace and report how it went. Runs on engines.
 
-Whatever the code raises becomes a plain dict; nothing of it is left to ipyparallel, whose replies
-would show our frames. A dict has either "value" and "text" or "error".
+Whatever the code raises becomes a reply; nothing of it is left to ipyparallel, whose replies would
+show our frames.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import contextlib
 import functools
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from subprocess import CalledProcessError  # nosec B404
 from typing import Any
@@ -19,8 +19,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from gpupool.core.machine.topology import Rank
 from gpupool.core.wire.global_names import RANK_NAMES
 from gpupool.core.wire.pickles import pack
+from gpupool.core.wire.replies import CodeReply, Reply, Value
 from gpupool.engine import calls, process
 from gpupool.engine.cells import error_hints
 from gpupool.engine.cells.tracebacks import describe
@@ -33,7 +35,7 @@ _GONE = object()
 MAX_VALUE_BYTES = 1 << 20  # the last expression of a cell comes along up to here
 
 
-def run_source(source: str, cell_number: int | None) -> dict[str, Any]:
+def run_source(source: str, cell_number: int | None) -> Reply[CodeReply]:
     """Run a cell as IPython does: magics, display of the last expression, top-level await."""
     shell = this_shell()
     if cell_number is not None:
@@ -45,32 +47,27 @@ def run_source(source: str, cell_number: int | None) -> dict[str, Any]:
     return cell_reply(result, result.result, time.monotonic() - started)
 
 
-def cell_reply(result: Any, value: object, elapsed_s: float) -> dict[str, Any]:
-    """The reply for IPython's result of a cell and the value of its last expression.
-
-    It has "left" if the cell ended by `exit()` or `sys.exit()`: ranks that wait for this one are to
-    be freed.
-    """
+def cell_reply(result: Any, value: object, elapsed_s: float) -> Reply[CodeReply]:
+    """The reply for IPython's result of a cell and the value of its last expression."""
     if result.success or ended_early(result.error_in_exec):
-        left = {} if result.success else {"left": True}
-        return {**_value_reply(value), "elapsed_s": elapsed_s, **left}
-    error = result.error_before_exec or result.error_in_exec
-    return {**failed(error), "elapsed_s": elapsed_s}
+        packed, text = _packed_if_small(value)
+        return Reply(CodeReply(packed, text, elapsed_s, left=not result.success))
+    return failed(result.error_before_exec or result.error_in_exec)
 
 
-def run_function(load: Callable[[], tuple[Any, Any, Any]]) -> dict[str, Any]:
+def run_function(load: Callable[[], tuple[Any, Any, Any]]) -> Reply[CodeReply]:
     """Call the (function, args, kwargs) that `load` gives; its value comes back whole."""
     started = time.monotonic()
     try:
         function, args, kwargs = load()
         value = function(*args, **kwargs)
-        reply: dict[str, Any] = {"value": pack(value), "text": _text_of(value)}
+        packed, text = pack(value), _text_of(value)
     except BaseException as error:  # also SystemExit and KeyboardInterrupt: the engine goes on
-        reply = failed(error)
-    return {**reply, "elapsed_s": time.monotonic() - started}
+        return failed(error)
+    return Reply(CodeReply(packed, text, time.monotonic() - started))
 
 
-def guarded(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def guarded(work: Callable[[], Reply[Value]]) -> Reply[Value]:
     """What `work` returns, or the error it raised as a reply."""
     try:
         return work()
@@ -78,16 +75,15 @@ def guarded(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return failed(error)
 
 
-def failed(error: BaseException) -> dict[str, Any]:
-    """The reply for an error; with "context_lost" if this process can use its GPU no more."""
-    lost = {"context_lost": True} if error_hints.is_context_lost(error) else {}
-    return {"error": describe(error), **lost}
+def failed(error: BaseException) -> Reply[Any]:
+    """The reply for an error."""
+    return Reply(None, describe(error), context_lost=error_hints.is_context_lost(error))
 
 
-def cell_names(rank: Mapping[str, Any]) -> dict[str, Any]:
+def cell_names(rank: Rank) -> dict[str, Any]:
     """The names that every cell finds."""
-    named = {key: rank[key] for key in ("rank", "world_size", "local_rank")}
-    return {**named, "device": torch.device(rank["device"]), "torch": torch, "dist": dist}
+    named = {"rank": rank.rank, "world_size": rank.world_size, "local_rank": rank.local_rank}
+    return {**named, "device": torch.device(rank.device), "torch": torch, "dist": dist}
 
 
 # What IPython shows from here, while a magic runs, is an error in the code that the magic runs.
@@ -168,7 +164,7 @@ class QuietErrors:
             return
         for error in self._held_back:
             if error is not own:
-                print(describe(error)["traceback"], file=sys.stderr)
+                print(describe(error).error.traceback, file=sys.stderr)
 
 
 def _interruptible(run: Callable[[str], Any]) -> Callable[[str], Any]:
@@ -253,14 +249,15 @@ def _run_task(loop: asyncio.AbstractEventLoop, run: Coroutine[Any, Any, Any]) ->
         return result
 
 
-def _value_reply(value: object) -> dict[str, Any]:
+def _packed_if_small(value: object) -> tuple[bytes | None, str]:
+    """The value, if it can travel with the reply, and its text; None has neither."""
     if value is None:
-        return {"value": None, "text": ""}
+        return None, ""
     try:
-        pickled = pack(value, MAX_VALUE_BYTES)
+        packed = pack(value, MAX_VALUE_BYTES)
     except Exception:  # too large, or a thing that cannot travel (lock, socket): the text can
-        pickled = None
-    return {"value": pickled, "text": _text_of(value)}
+        packed = None
+    return packed, _text_of(value)
 
 
 def _text_of(value: object) -> str:

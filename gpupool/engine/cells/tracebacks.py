@@ -15,11 +15,13 @@ from itertools import pairwise
 from types import TracebackType
 from typing import Any
 
-from gpupool.core.errors import GpuPoolError
+from gpupool.core.errors import GpuPoolError, RankError
+from gpupool.core.wire.replies import Raised
 from gpupool.engine import calls, process
 from gpupool.engine.cells import debug, error_hints
 from gpupool.engine.group import forming
 from gpupool.engine.output.channel import encodable
+from gpupool.engine.process import this_rank
 from gpupool.engine.shell.cell_names import MACHINERY, TORCH, cell_of, is_users, place
 from gpupool.engine.shell.shell import this_shell
 
@@ -39,11 +41,8 @@ _IN_COLLECTIVE = (
 )
 
 
-def describe(error: BaseException) -> dict[str, Any]:
-    """The error as plain data: what `RankError` says, and whether a collective raised it.
-
-    In the notebook's own process the exception comes along, its traceback cut to the user's frames.
-    """
+def describe(error: BaseException) -> Raised:
+    """The error as plain data; an exception that comes along has the user's frames alone."""
     was_interrupted = calls.is_interrupted()
     calls.over()
     failed_at = time.time()  # before the formatting, which takes as long as it takes
@@ -56,24 +55,24 @@ def describe(error: BaseException) -> dict[str, Any]:
     earlier = forming.about_earlier(_text(error), frames) if _is_collective(error) else ""
     _trim(error)
     hint = error_hints.hint(chain)
-    described: dict[str, Any] = {
-        "ename": _kind(error).__name__,
-        "evalue": earlier or _message(error),
-        "traceback": _cut((_plain if is_freed else _formatted)(error), MAX_TEXT_CHARS),
-        "failed_at": failed_at,
-        "where": _where(error),
-        "collective": collective and not earlier,
-        "hint": hint,
-    }
-    if isinstance(error, GpuPoolError):
-        described |= {"kind": error.kind, "names": error.names}
+    kind, names = (error.kind, error.names) if isinstance(error, GpuPoolError) else ("", ())
+    described = RankError(
+        rank=this_rank().rank,
+        ename=_kind(error).__name__,
+        evalue=earlier or _message(error),
+        traceback=_cut((_plain if is_freed else _formatted)(error), MAX_TEXT_CHARS),
+        failed_at=failed_at,
+        where=_where(error),
+        hint=hint,
+        kind=kind,
+        names=names,
+    )
     if error_hints.memory_is_out(error) and not process.is_inline():
         error_hints.release(frames)
     else:
         debug.remember(error)
-    if process.is_inline():
-        described["exception"] = error
-    return described
+    exception = error if process.is_inline() else None
+    return Raised(described, collective=collective and not earlier, exception=exception)
 
 
 # ---- what is said ----------------------------------------------------------------------------

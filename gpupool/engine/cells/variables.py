@@ -13,6 +13,7 @@ import pickle
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,16 @@ from IPython.lib.pretty import pretty
 from gpupool.core.errors import ParcelsLostError
 from gpupool.core.wire import pickles as travelling
 from gpupool.core.wire.global_names import names_in_object
-from gpupool.core.wire.pickles import INLINE_BYTES, WHOLE, MemoryFile, Packer, Source
+from gpupool.core.wire.pickles import INLINE_BYTES, WHOLE, MemoryFile, Packed, Packer, Source
+from gpupool.core.wire.replies import Reply, Value
+from gpupool.core.wire.values import (
+    Aliases,
+    Bindings,
+    NamesReport,
+    Place,
+    ValueInfo,
+    Values,
+)
 from gpupool.engine.process import this_rank
 from gpupool.engine.shell import restoring
 from gpupool.engine.shell.cell_names import remember
@@ -32,14 +42,12 @@ from gpupool.engine.shell.shell import script_names, this_shell
 _MAX_ATTRIBUTES = 2000
 _GONE: Any = object()
 
-Aliases = Mapping[str, tuple[str, Sequence[str]]]  # name -> a name on the rank, attributes of it
-
 
 class _Kept:
     """A parcel that has arrived: its value, if a name means it, and where its parts are now."""
 
-    def __init__(self, wire: dict[str, Any]) -> None:
-        self._source = Source(wire)
+    def __init__(self, packed: Packed) -> None:
+        self._source = Source(packed)
         self.value: Any = _GONE
         self._parts: list[Callable[[], Any]] = []
 
@@ -64,13 +72,13 @@ _bound: dict[str, int] = {}  # names that mean a parcel's value -> its number
 _former: dict[str, Any] = {}  # while names are bound for a cell: what they meant before
 
 
-def follow(sys_path: Sequence[str], cwd: str, umask: int) -> None:
-    """Go where the notebook is: its search path for modules, folder and umask."""
-    os.umask(umask)
-    if cwd and Path(cwd).is_dir():
-        os.chdir(cwd)
-        restoring.note_folder(cwd)
-    find_modules(sys_path)
+def follow(place: Place) -> None:
+    """Go where the notebook is."""
+    os.umask(place.umask)
+    if place.cwd and Path(place.cwd).is_dir():
+        os.chdir(place.cwd)
+        restoring.note_folder(place.cwd)
+    find_modules(place.sys_path)
 
 
 def find_modules(sys_path: Sequence[str]) -> None:
@@ -79,31 +87,18 @@ def find_modules(sys_path: Sequence[str]) -> None:
         sys.path[:] = [*sys_path, *(path for path in sys.path if path not in sys_path)]
 
 
-def receive(
-    parcels: Sequence[tuple[int, dict[str, Any]]],
-    numbers: Mapping[str, int],
-    aliases: Aliases,
-    forget: Iterable[int],
-    place: Mapping[str, Any],
-    sources: Mapping[str, tuple[int, str]],
-) -> dict[int, str]:
-    """Take in parcels; number -> reason for those that cannot be read here.
+def receive(values: Values) -> dict[int, str]:
+    """Receive parcels; number -> reason for those that cannot be read here.
 
     Meanwhile names mean what they will mean in the cell, so that methods that run find them.
-
-    Args:
-        parcels: (number, parcel as it travels), in the order in which they are read.
-        numbers, aliases: as for `bind`.
-        forget: numbers of parcels that are not wanted any more.
-        place: the arguments of `follow`, if the notebook has gone somewhere else.
-        sources: the cells that code in the parcels is of, see `sources.remember`.
     """
-    remember(sources)
-    if place:
-        follow(**place)
-    for number in forget:
+    numbers, aliases = values.numbers, values.aliases
+    remember(values.sources)
+    if values.place is not None:
+        follow(values.place)
+    for number in values.forget:
         _kept.pop(number, None)
-    arrived = {number: _Kept(wire) for number, wire in parcels}
+    arrived = {number: _Kept(packed) for number, packed in values.parcels}
     here = {name: number for name, number in numbers.items() if number in _kept.keys() - arrived}
     _kept.update(arrived)
     waiting, failed = list(arrived), dict[int, str]()
@@ -133,36 +128,30 @@ def _read(number: int, numbers: Mapping[str, int]) -> str:
     return ""
 
 
-def around(work: Callable[[], dict[str, Any]], **shipment: Any) -> dict[str, Any]:
-    """Call `work` with the notebook's values in place; its reply says what names mean then.
-
-    Args:
-        shipment: see `gpupool.pool.variables.variables.Variables.payloads`.
-    """
-    names = shipment["names"]
-    told = "parcels", "numbers", "aliases", "forget", "place", "sources"
-    failed = receive(**{key: shipment[key] for key in told})
-    if failed:
+def around(work: Callable[[], Reply[Value]], bindings: Bindings) -> Reply[Value]:
+    """Call `work` with the notebook's values in place; its reply says what names mean then."""
+    names, values = bindings.names, bindings.values
+    if failed := receive(values):
         raise ParcelsLostError(
             f"what the notebook sent cannot be read: {'; '.join(failed.values())}", "unreadable"
         )
-    for module in shipment["modules"]:
+    for module in bindings.modules:
         with contextlib.suppress(Exception):  # the cell tells, if it really needs it
             importlib.import_module(module)
-    _repeat(shipment["imports"])
-    bind(shipment["numbers"], shipment["aliases"])
+    _repeat(bindings.imports)
+    bind(values.numbers, values.aliases)
     before = identities(names)
     script_names.clear()
     reply = work()
     settle()
-    return {**reply, "names": report(before, {*names, *script_names})}
+    return replace(reply, names=report(before, {*names, *script_names}))
 
 
 def bind(numbers: Mapping[str, int], aliases: Aliases) -> None:
     """Let names mean the values of parcels, or what the rank has under another name."""
     if lost(numbers.values()):
         raise ParcelsLostError(
-            f"rank {this_rank()['rank']} has lost values that the notebook had sent. Run the cell "
+            f"rank {this_rank().rank} has lost values that the notebook had sent. Run the cell "
             "again: they are sent anew.",
             "lost",
         )
@@ -210,7 +199,7 @@ def _repeat(statements: Iterable[str]) -> None:
             this_shell().ex(line)
         except Exception as error:
             print(
-                f"gpupool: rank {this_rank()['rank']} is new, and `{line}` of an earlier cell "
+                f"gpupool: rank {this_rank().rank} is new, and `{line}` of an earlier cell "
                 f"cannot be repeated there: {type(error).__name__}: {error}",
                 file=sys.stderr,
             )
@@ -238,35 +227,33 @@ def identities(names: Iterable[str]) -> dict[str, int]:
     return {name: id(space[name]) for name in names if name in space}
 
 
-def report(before: Mapping[str, int], names: Iterable[str]) -> dict[str, Any]:
-    """What these names mean now: name -> info, or None; "changed": those bound anew."""
+def report(before: Mapping[str, int], names: Iterable[str]) -> NamesReport:
+    """What these names mean now, and which of them mean another object than before."""
     space = this_shell().user_ns
     found = {name: describe(space[name]) if name in space else None for name in names}
     changed = [name for name in found if before.get(name) != identities([name]).get(name)]
-    return {"info": found, "changed": changed}
+    return NamesReport(found, changed)
 
 
-def describe(value: Any, text_chars: int = 0) -> dict[str, Any]:
-    """The fields of `ValueInfo` (pool/variables/composite.py), and global names that code reads."""
-    info: dict[str, Any] = {"type": type(value).__name__}
+def describe(value: Any, text_chars: int = 0) -> ValueInfo:
+    """What a value is; with a short repr, if `text_chars` says how long it may be."""
+    shape = dtype = device = length = text = None
     if isinstance(value, (torch.Tensor, np.ndarray)):
-        info["shape"] = tuple(int(n) for n in value.shape)
-        info["dtype"] = str(value.dtype).removeprefix("torch.")
-        if isinstance(value, torch.Tensor):
-            info["device"] = str(value.device)
+        shape = tuple(int(n) for n in value.shape)
+        dtype = str(value.dtype).removeprefix("torch.")
+        device = str(value.device) if isinstance(value, torch.Tensor) else None
     elif isinstance(value, (str, bytes, bytearray, list, tuple, dict, set, frozenset)):
-        info["length"] = len(value)
-    elif isinstance(shape := _attribute(value, "shape"), tuple):
-        info["shape"] = tuple(int(n) for n in shape if isinstance(n, int))
-    if reads := names_in_object(value):
-        info["reads"] = sorted(reads)
+        length = len(value)
+    elif isinstance(found := _attribute(value, "shape"), tuple):
+        shape = tuple(int(n) for n in found if isinstance(n, int))
     if text_chars:
         text = _text(value, text_chars)
-        info["text"] = text if len(text) <= text_chars else text[: text_chars - 1] + "…"
-    return info
+        text = text if len(text) <= text_chars else text[: text_chars - 1] + "…"
+    kind, reads = type(value).__name__, names_in_object(value)
+    return ValueInfo(kind, shape, dtype, device, length, text, reads)
 
 
-def look(name: str, path: Sequence[str], text_chars: int) -> dict[str, Any] | None:
+def look(name: str, path: Sequence[str], text_chars: int) -> ValueInfo | None:
     """`describe` of the rank's value of a name; None if it has none."""
     try:
         return describe(_rank_value(name, path), text_chars)
@@ -283,19 +270,19 @@ def attributes(name: str, path: Sequence[str]) -> list[str]:
     return [found for found in dir(value) if not found.startswith("_")][:_MAX_ATTRIBUTES]
 
 
-def fetch(name: str, path: Sequence[str], out_path: str) -> dict[str, Any]:
+def fetch(name: str, path: Sequence[str], out_path: str) -> Packed:
     """The rank's value as it travels; a large one is written to the file."""
     packer = Packer()
     packer.dump(_rank_value(name, path))
     if packer.num_bytes <= INLINE_BYTES:
         return travelling.to_wire(packer.stream(), packer.buffers, None)
     file = MemoryFile(os.open(out_path, os.O_RDWR | os.O_CLOEXEC))
-    return {**travelling.to_wire(packer.stream(), packer.buffers, file), "path": out_path}
+    return replace(travelling.to_wire(packer.stream(), packer.buffers, file), path=out_path)
 
 
-def load(wire: dict[str, Any]) -> Any:
+def load(packed: Packed) -> Any:
     """The value of a parcel that is used once."""
-    return Source(wire).load(Unpickler)[0]
+    return Source(packed).load(Unpickler)[0]
 
 
 # ---- what a pickle from the notebook refers to -----------------------------------------------
@@ -308,10 +295,10 @@ def _part(number: int, index: int) -> Any:
 def _rank_value(name: str, path: Sequence[str], version: int = 0) -> Any:
     value = _former.get(name, this_shell().user_ns.get(name, _GONE))
     if value is _GONE:
-        raise LookupError(f"rank {this_rank()['rank']} has no variable {name!r}")
+        raise LookupError(f"rank {this_rank().rank} has no variable {name!r}")
     for attribute in path:
         if not hasattr(value, attribute):
-            raise LookupError(f"{name} of rank {this_rank()['rank']} has no {'.'.join(path)}")
+            raise LookupError(f"{name} of rank {this_rank().rank} has no {'.'.join(path)}")
         value = getattr(value, attribute)
     return value
 
@@ -325,7 +312,7 @@ def _find(name: str, path: Sequence[str]) -> Any:
 
 def _storage(buffer: Any, on_gpu: bool) -> Any:
     made = travelling.storage(buffer, on_gpu)
-    device = torch.device(this_rank()["device"])
+    device = torch.device(this_rank().device)
     return made.to(device=device) if on_gpu and device.type == "cuda" else made
 
 

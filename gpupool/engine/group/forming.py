@@ -31,6 +31,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 
+from gpupool.core.machine.topology import Rank
+from gpupool.core.wire.calls import GroupPlan
+from gpupool.core.wire.replies import Joined
 from gpupool.engine.group import peers, reconnect, rendezvous, whereabouts
 from gpupool.engine.group.abort import abort_collectives
 from gpupool.engine.group.gloo_sockets import gloo_connections
@@ -44,17 +47,18 @@ TIMEOUT = datetime.timedelta(minutes=30)
 _torch_init = dist.init_process_group  # torchrun.py puts another in its place
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+@dataclass(frozen=True)
+class Plan(GroupPlan):
     """How the pool forms its group on this rank."""
 
-    store_path: str
-    backend: str
     rank: int
     world_size: int
-    training_ranks: Sequence[int]
-    training_backend: str
     device: str = "cuda:0"
+
+    @classmethod
+    def of(cls, plan: GroupPlan, rank: Rank) -> Plan:
+        """The plan for this rank."""
+        return cls(**vars(plan), rank=rank.rank, world_size=rank.world_size, device=rank.device)
 
     @property
     def can_last(self) -> bool:
@@ -77,12 +81,8 @@ def form(plan: Plan) -> None:
     connect(plan, 1, None, 0)
 
 
-def join(plan: Plan) -> dict[str, Any] | None:
-    """Have a group that waits to be connected: the present one, if it lasts.
-
-    Returns:
-        "groups", see `lasting.report`, and "num_named"; None if groups do not last here.
-    """
+def join(plan: Plan) -> Joined | None:
+    """Have a group that waits to be connected: the present one; None if groups do not last here."""
     rendezvous.begin_waiting()
     if not plan.can_last:
         return None
@@ -94,7 +94,7 @@ def join(plan: Plan) -> dict[str, Any] | None:
         _open(plan, options, store)
         world, listeners = distributed_c10d._get_default_group(), peers.listeners() - before
         reconnect.keep(world, plan.rank, plan.world_size, store, listeners)
-    return {"groups": reconnect.report(), "num_named": reconnect.num_named()}
+    return reconnect.report()
 
 
 def connect(

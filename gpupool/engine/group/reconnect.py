@@ -20,6 +20,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from gpupool.core.wire.replies import GroupHandle, Joined
 from gpupool.engine.group import peers
 from gpupool.engine.group.gloo_sockets import Listener
 from gpupool.engine.group.rendezvous import exchange, wait_for_all
@@ -105,21 +106,16 @@ def is_kept(store_path: str) -> bool:
     return world is not None and world.group is dist.group.WORLD and world.store.path == store_path
 
 
-def report() -> dict[str, Any]:
-    """name -> "ranks" and "handle" of each group, for the client to say which are connected."""
+def report() -> Joined:
+    """The groups that are there, for the client to say which are connected."""
     found = {}
     for name, lasting in list(_groups.items()):
         group = lasting.group
         if group is None or group not in _c10d._world.pg_names:  # the user has destroyed it
             del _groups[name]
         else:
-            found[name] = {"ranks": list(lasting.ranks), "handle": group.get_reconfigure_handle()}
-    return found
-
-
-def num_named() -> int:
-    """How many groups this rank has given a name: the next one's name follows from it."""
-    return int(_c10d._world.group_count)
+            found[name] = GroupHandle(lasting.ranks, group.get_reconfigure_handle())
+    return Joined(found, int(_c10d._world.group_count))
 
 
 def connect(

@@ -51,8 +51,8 @@ def forget_before() -> None:
     _formed_ns = time.time_ns()
 
 
-def whereabouts(history: bool = False, glance: bool = False) -> dict[str, Any]:
-    """Where the main thread is, as `Whereabouts.to_dict`; from any thread.
+def whereabouts(history: bool = False, glance: bool = False) -> Whereabouts:
+    """Where the main thread is; from any thread.
 
     Costs 0.3 ms, and up to 30 ms where collectives have been called since the last time.
 
@@ -69,7 +69,7 @@ def whereabouts(history: bool = False, glance: bool = False) -> dict[str, Any]:
     entries = [] if glance and has_changed else _entries(has_changed)
     pending = [entry for entry in entries if not entry["retired"]]
     collective = _collective(pending[0]) if pending else _from_stack(function, frame)
-    here = Whereabouts(
+    return Whereabouts(
         line=_line(frames),
         collective=collective,
         function=function,
@@ -79,7 +79,6 @@ def whereabouts(history: bool = False, glance: bool = False) -> dict[str, Any]:
         also=tuple(map(_collective, pending[1:_MAX_ALSO])),
         last=tuple(_collective(entry) for entry in entries if entry["retired"]) if history else (),
     )
-    return here.to_dict()
 
 
 # ---- the stack -------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ def emit(events: Sequence[Event]) -> None:
 
 def open_drawing(course: Course) -> Drawing | None:
     """What shows a course in the notebook, on the first rank; the others do the same, mostly."""
-    return emit_progress if course.on_any_rank or process.this_rank()["rank"] == 0 else None
+    return emit_progress if course.on_any_rank or process.this_rank().rank == 0 else None
 
 
 def emit_progress(course: Course) -> None:

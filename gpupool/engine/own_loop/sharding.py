@@ -43,7 +43,7 @@ def this_device() -> torch.device:
     The last of these in a process of its own, unless it has a GPU.
     """
     if process.is_inline() or "GPUPOOL_RANK" in os.environ:
-        return torch.device(this_rank()["device"])
+        return torch.device(this_rank().device)
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpupool.core.wire.pickles import why_not
+from gpupool.core.wire.replies import SyncReply
 from gpupool.engine.cells.execute import cell_names
 from gpupool.engine.cells.variables import Unpickler
 from gpupool.engine.process import this_rank
@@ -29,19 +30,14 @@ from gpupool.engine.state_sync.pickling import StatePacker
 PIECE_BYTES = 64 << 20  # what is on its way at a time: memory beside the state itself
 
 
-def sync(source: int, names: Sequence[str], ranks: Sequence[int]) -> dict[str, Any]:
-    """Let names mean on `ranks` what they mean on `source`; all ranks have to call it.
-
-    Returns:
-        "num_bytes" of the state; "problems": what -> why nothing was changed anywhere, empty if all
-        went well. Only a rank with a problem of its own, or the source, has some.
-    """
-    here = this_rank()["rank"]
+def sync(source: int, names: Sequence[str], ranks: Sequence[int]) -> SyncReply:
+    """Let names mean on `ranks` what they mean on `source`; all ranks have to call it."""
+    here = this_rank().rank
     packer, problems = _packed(names) if here == source else (None, {})
     wire = _Wire(source)
     header = wire.header(_header(packer, problems))
     if header["problems"]:
-        return {"num_bytes": 0, "problems": problems}
+        return SyncReply(0, problems)
     receives = here in ranks
     buffers = [
         wire.data(size, packer.buffers[i] if packer else None, keep=receives)
@@ -51,12 +47,12 @@ def sync(source: int, names: Sequence[str], ranks: Sequence[int]) -> dict[str, A
     del buffers
     num_bytes = len(header["stream"]) + sum(header["sizes"])
     if not wire.all_well(not problems):
-        return {"num_bytes": num_bytes, "problems": problems}
+        return SyncReply(num_bytes, problems)
     _take_over(values, header["groups"])
     del values, packer
     if header["has_replicas"]:
         ddp_replicas.renew_all()
-    return {"num_bytes": num_bytes, "problems": {}}
+    return SyncReply(num_bytes, {})
 
 
 def _packed(names: Sequence[str]) -> tuple[StatePacker | None, dict[str, str]]:

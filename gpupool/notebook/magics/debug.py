@@ -12,6 +12,8 @@ from IPython.core.error import StdinNotImplementedError
 from IPython.display import display
 
 from gpupool.core.errors import PoolError, SpmdError
+from gpupool.core.wire.calls import DebugCommand
+from gpupool.core.wire.replies import DebugReply
 from gpupool.pool.result import OutputRecorder
 
 if TYPE_CHECKING:
@@ -71,14 +73,13 @@ def _say(pool: Pool, rank: int, line: str | None) -> bool:
     """Give the debugger a command and print its answer; tells whether it waits for another."""
     recorder = OutputRecorder((rank,), pool.hidden_values())
     try:
-        execution = pool.execute("debug_command", {rank: {"line": line}}, recorder)
-        reply = execution.result()[rank]
+        reply = pool.execute({rank: DebugCommand(line)}, recorder).result()[rank]
     except SpmdError as error:  # an interrupt that met the debugger itself, or the rank is gone
         print(f"*** {error.first}")
         pool.wait_until_usable()
-        reply = {"text": "", "open": True}
+        reply = DebugReply("", is_open=True)
     recorder.finish()
-    print(reply["text"] + recorder.outputs[rank].text, end="", flush=True)
+    print(reply.text + recorder.outputs[rank].text, end="", flush=True)
     for shown in recorder.outputs[rank].displays:
         display(shown["data"], raw=True)
-    return bool(reply["open"])
+    return reply.is_open

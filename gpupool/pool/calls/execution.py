@@ -15,10 +15,21 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
-from typing import Any
+from typing import Any, Generic
 
 from gpupool.core.errors import EngineDiedError, RankError, SpmdError
-from gpupool.core.wire.masking import redact
+from gpupool.core.wire.calls import (
+    BoundCall,
+    Call,
+    Predict,
+    RunFunction,
+    RunSource,
+    SyncState,
+    Train,
+)
+from gpupool.core.wire.masking import Secrets, redact
+from gpupool.core.wire.replies import CodeReply, Reply, Value
+from gpupool.core.wire.values import NamesReport
 from gpupool.pool.calls.failures import HANG, Failure, settle
 from gpupool.pool.calls.freeing import Freeing, give_up
 from gpupool.pool.calls.hang_watch import HangWatch
@@ -32,11 +43,11 @@ _OTHERS_HANG_S = 1.0  # for what hangs there: nothing of ours runs
 _numbers = itertools.count(1)
 
 
-class Execution:
-    """The running call of `gpupool.engine.entry.<name>` on the ranks in `payloads`.
+class Execution(Generic[Value]):
+    """One kind of call that runs on several ranks: rank -> its call.
 
-    `number` is by what the pool and its ranks know it. `replies` maps rank to the reply of each
-    rank that has finished; `errors` those that failed. While it waits its turn on ranks that are in
+    `number` is by what the pool and its ranks know it. `values` maps rank to the value of each rank
+    that has finished; `errors` those that failed. While it waits its turn on ranks that are in
     use, `waits_for` names what runs there.
 
     Args:
@@ -49,8 +60,7 @@ class Execution:
     def __init__(
         self,
         all_ranks: Ranks,
-        name: str,
-        payloads: Mapping[int, dict[str, Any]],
+        calls: Mapping[int, Call[Value]],
         on_output: OnOutput,
         timeout_s: float | None = None,
         on_notice: OnNotice | None = None,
@@ -59,10 +69,10 @@ class Execution:
         heed_again()
         self._on_notice: OnNotice = NoticeLines() if on_notice is None else on_notice
         self._noticed: str | None = None
-        self.ranks = tuple(payloads)
-        self.replies: dict[int, dict[str, Any]] = {}
+        self.ranks = tuple(calls)
+        self.values: dict[int, Value] = {}
         self.errors: dict[int, RankError] = {}
-        self.names: dict[int, dict[str, Any]] = {}  # what a cell left, of failed ranks too
+        self.names: dict[int, NamesReport] = {}  # what a cell left, of failed ranks too
         self.elapsed_s = 0.0
         self.keeps: object = None  # what has to live until the end of this
         self._failures: dict[int, Failure] = {}
@@ -78,17 +88,17 @@ class Execution:
         self._freeing = Freeing(all_ranks, self.ranks, self.number, self._notice)
         self._watch = HangWatch(all_ranks, self.ranks, all_ranks.options.hang_after_s)
         self._group_wanting = False  # the process group was left, or has failed
-        self._futures: dict[Future[Any], int] = {}
+        self._futures: dict[Future[Reply[Value]], int] = {}
         self._called = threading.Event()
 
         def call() -> None:
-            for rank, payload in payloads.items():
-                future = all_ranks.call(rank, name, payload, on_output, self.number)
+            for rank, one in self._calls.items():
+                future = all_ranks.call(rank, one, on_output)
                 self._futures[future] = rank
 
         self._call = call
-        self._payloads = payloads
-        self._turn = all_ranks.turns.ask(payloads, _title(name, payloads))
+        self._calls = {r: replace(one, number=self.number) for r, one in calls.items()}
+        self._turn = all_ranks.turns.ask(calls, _title(calls))
         self.waits_for = [] if all_ranks.options.inline else all_ranks.turns.begin(self._turn)
         self._waits = bool(self.waits_for or all_ranks.engines.of_others(self.ranks))
         self._begin_supervision()
@@ -114,8 +124,8 @@ class Execution:
         self,
         tick: Callable[[], None] = lambda: None,
         on_interrupt: Callable[[], None] | None = None,
-    ) -> dict[int, dict[str, Any]]:
-        """The replies by rank, after waiting for them. Ctrl-C meanwhile interrupts the ranks.
+    ) -> dict[int, Value]:
+        """The values by rank, after waiting for them. Ctrl-C meanwhile interrupts the ranks.
 
         Args:
             tick: called every 0.1 s while waiting, in this thread.
@@ -136,7 +146,7 @@ class Execution:
                 (on_interrupt or self.interrupt)()
         error = self.error()
         if error is None:
-            return self.replies
+            return self.values
         failure = self._failures.get(error.first.rank)
         cause = failure.exception if failure else None
         if cause is None:
@@ -240,7 +250,7 @@ class Execution:
                 watch, has_aborted = None, True
         if has_aborted:
             self._all_ranks.turns.end(self._turn, broke_group=True)
-            self._turn = self._all_ranks.turns.ask(self._payloads, self._turn.name, first=True)
+            self._turn = self._all_ranks.turns.ask(self.ranks, self._turn.name, first=True)
             while self._all_ranks.turns.begin(self._turn):
                 time.sleep(0.02)
         return True
@@ -248,9 +258,11 @@ class Execution:
     def _fail(self, ename: str, evalue: str) -> None:
         """The same error for every rank of which nothing is known: mostly, nothing has run."""
         now = time.time()
-        for rank in {*self.ranks} - {*self.replies, *self.errors}:
-            sent = (self._payloads[rank].get("shipment") or {}).get("parcels", ())
-            self._all_ranks.on_lost(rank, [number for number, _ in sent])
+        for rank in {*self.ranks} - {*self.values, *self.errors}:
+            call = self._calls[rank]
+            if isinstance(call, BoundCall) and call.bindings is not None:
+                sent = call.bindings.values.parcels
+                self._all_ranks.on_lost(rank, [number for number, _ in sent])
             self.errors[rank] = RankError(rank, ename, evalue, "", now)
 
     def _wait_for_ranks(self) -> None:
@@ -307,8 +319,9 @@ class Execution:
             if not self._freeing.has_warned:  # what it reported is being ended
                 self._notice(None)
             return
-        left = [rank for rank, reply in self.replies.items() if reply.get("left")]
-        diagnosis = self._watch.look(pending, self.replies, now, left)
+        values = self.values.items()
+        left = [rank for rank, value in values if isinstance(value, CodeReply) and value.left]
+        diagnosis = self._watch.look(pending, self.values, now, left)
         self._notice(diagnosis.text if diagnosis and not diagnosis.by_exit else None)
         ends = diagnosis and (diagnosis.by_exit or self._all_ranks.options.on_hang == "abort")
         if diagnosis and diagnosis.is_hang and ends:
@@ -320,30 +333,45 @@ class Execution:
             self._noticed = text
             self._on_notice(text)
 
-    def _take(self, rank: int, future: Future[Any]) -> None:
-        failure = Failure.of(rank, future, self._hidden)
-        if future.exception() is None and isinstance(future.result(), dict):
-            reply = future.result()
-            self._group_wanting |= reply.get("group_wanting", False)
-            self._all_ranks.on_lost(rank, reply.get("lost", ()))
-            if "names" in reply:
-                self.names[rank] = reply["names"]
-        if failure is None:
-            reply = future.result()
-            if reply.get("text"):
-                reply = {**reply, "text": redact(reply["text"], self._hidden)}
-            self.replies[rank] = reply
+    def _take(self, rank: int, future: Future[Reply[Value]]) -> None:
+        error = future.exception()
+        if error is not None:
+            self._failures[rank] = Failure.of_call(rank, error, self._hidden)
+            self._group_wanting |= isinstance(error, EngineDiedError)
             return
-        self._failures[rank] = failure
-        if future.exception() is None and future.result().get("context_lost"):
+        reply = future.result()
+        self._group_wanting |= reply.group_wanting
+        self._all_ranks.on_lost(rank, reply.lost)
+        if reply.names is not None:
+            self.names[rank] = reply.names
+        if reply.raised is None:
+            self.values[rank] = _masked(reply.value, self._hidden)
+            return
+        self._failures[rank] = failure = Failure.of(reply.raised, self._hidden)
+        if reply.context_lost:
             self._all_ranks.engines.kill(rank, "had lost its GPU context, and was ended")
         # no collective works any more after one has failed, also if nobody waits in it
-        self._group_wanting |= failure.collective or isinstance(future.exception(), EngineDiedError)
+        self._group_wanting |= failure.collective
 
 
-def _title(name: str, payloads: Mapping[int, dict[str, Any]]) -> str:
+def _masked(value: Any, hidden: Secrets) -> Any:
+    """The value of a reply; the text of what code gave is going to be shown."""
+    if isinstance(value, CodeReply) and value.text:
+        return replace(value, text=redact(value.text, hidden))
+    return value
+
+
+_TITLES: Mapping[type[Call[Any]], str] = {
+    RunFunction: "a function",
+    Train: "a training",
+    Predict: "a prediction",
+    SyncState: "a sync_from",
+}
+
+
+def _title(calls: Mapping[int, Call[Any]]) -> str:
     """What runs, in words."""
-    number = next((p.get("cell_number") for p in payloads.values()), None)
-    names = {"run_function": "a function", "train": "a training", "predict": "a prediction"}
-    names["sync_state"] = "a sync_from"
-    return f"cell In[{number}]" if number else names.get(name, "a cell")
+    call = next(iter(calls.values()), None)
+    if isinstance(call, RunSource) and call.cell_number:
+        return f"cell In[{call.cell_number}]"
+    return _TITLES.get(type(call), "a cell") if call is not None else "a cell"

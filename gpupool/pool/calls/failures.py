@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any
 
 from gpupool.core.errors import RankError
 from gpupool.core.wire.masking import Secrets, redact
+from gpupool.core.wire.replies import Raised
 from gpupool.core.wire.whereabouts import Whereabouts
 
 HANG = "HangError"
@@ -33,24 +32,27 @@ class Failure:
     exception: BaseException | None = None  # of an inline pool's rank
 
     @classmethod
-    def of(cls, rank: int, future: Future[Any], hidden: Secrets) -> Failure | None:
-        """The failure that a finished call tells of, if it does."""
-        failure = future.exception()
-        if failure is not None:  # the engine died, or did not run our function at all
-            text = redact(str(failure), hidden)  # the end of a log may hold anything
-            name = type(failure).__name__
-            failed_at = getattr(failure, "died_at", None) or time.time()
-            kind = getattr(failure, "kind", "")  # of one of ours
-            return cls(RankError(rank, name, text, failed_at=failed_at, kind=kind))
-        if not isinstance(future.result(), dict) or "error" not in future.result():
-            return None
-        told = dict(future.result()["error"])
-        collective = told.pop("collective", False) and told["ename"] not in _REFUSALS
-        exception = told.pop("exception", None)
-        shown = ("evalue", "traceback", "where", "hint")
-        masked = {name: redact(told[name], hidden) for name in shown}
-        error = RankError(rank=rank, **{**told, **masked})
-        return cls(error, collective, told["ename"] == "KeyboardInterrupt", exception)
+    def of_call(cls, rank: int, failure: BaseException, hidden: Secrets) -> Failure:
+        """Of a call that has no reply: the engine died, or did not run our function at all."""
+        text = redact(str(failure), hidden)  # the end of a log may hold anything
+        name = type(failure).__name__
+        failed_at = getattr(failure, "died_at", None) or time.time()
+        kind = getattr(failure, "kind", "")  # of one of ours
+        return cls(RankError(rank, name, text, failed_at=failed_at, kind=kind))
+
+    @classmethod
+    def of(cls, raised: Raised, hidden: Secrets) -> Failure:
+        """Of a call that has raised something."""
+        told = raised.error
+        error = replace(
+            told,
+            evalue=redact(told.evalue, hidden),
+            traceback=redact(told.traceback, hidden),
+            where=redact(told.where, hidden),
+            hint=redact(told.hint, hidden),
+        )
+        collective = raised.collective and told.ename not in _REFUSALS
+        return cls(error, collective, told.ename == "KeyboardInterrupt", raised.exception)
 
 
 def settle(

@@ -8,11 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import Any
 
 from gpupool.core.errors import RankError
 from gpupool.core.machine.processes import state_of
-from gpupool.core.wire.requests import Where
+from gpupool.core.wire.requests import Answer, Where
 from gpupool.core.wire.whereabouts import Whereabouts
 from gpupool.pool.calls.failures import Failure
 from gpupool.pool.calls.ladder import KILL_S, WARN_S, Ladder, Rung
@@ -45,17 +44,13 @@ class Freeing:
         self._notice = notice
         self._ladder = Ladder()
         self._killed_at: float | None = None
-        self._answers: dict[int, Future[dict[str, Any]]] = {}
+        self._answers: dict[int, Future[Answer[Whereabouts]]] = {}
 
     @property
     def where(self) -> dict[int, Whereabouts]:
         """Where ranks were just before the first of them was freed."""
-        told = {
-            rank: Whereabouts.from_dict(answer.result()["where"])
-            for rank, answer in self._answers.items()
-            if answer.done() and "where" in answer.result()
-        }
-        return {rank: was for rank, was in told.items() if not was.idle}
+        done = {rank: one.result().found for rank, one in self._answers.items() if one.done()}
+        return {rank: was for rank, was in done.items() if was is not None and not was.idle}
 
     def step(self, now: float, presses: int, pending: Sequence[int]) -> None:
         """Do what is due about the ranks that still run.
@@ -101,16 +96,15 @@ class Freeing:
 
     def _are_through(self, ranks: Sequence[int]) -> bool:
         """Whether all of them had ended the user's code when they were asked where they are."""
-        told = [answer.result() for answer in self._answers.values() if answer.done()]
-        idle = [answer["where"]["idle"] for answer in told if "where" in answer]
-        return len(idle) == len(ranks) and all(idle)
+        found = [one.result().found for one in self._answers.values() if one.done()]
+        return len(found) == len(ranks) and all(was is not None and was.idle for was in found)
 
     def _import(self, ranks: Sequence[int]) -> bool:
         """Whether all of them are just importing a library, and hear the interrupt after that."""
         answers = self._all_ranks.ask(Where(), ranks)
         done, _ = wait(answers.values(), timeout=ANSWER_S)
-        told = [future.result().get("where", {}) for future in done]
-        return len(told) == len(ranks) and all(where.get("imports") for where in told)
+        found = [future.result().found for future in done]
+        return len(found) == len(ranks) and all(now is not None and now.imports for now in found)
 
     def _warning(self, ranks: Sequence[int]) -> str:
         listed = ", ".join(map(str, ranks))

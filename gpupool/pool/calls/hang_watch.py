@@ -7,10 +7,9 @@ import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
 
 from gpupool.core.machine.processes import state_of
-from gpupool.core.wire.requests import Where
+from gpupool.core.wire.requests import Answer, Where
 from gpupool.core.wire.whereabouts import Whereabouts
 from gpupool.pool.calls.diagnosis import Diagnosis, Observed, diagnose
 from gpupool.pool.ranks import Ranks
@@ -30,7 +29,7 @@ class _Rank:
 
     pid: int
     asked_at: float = 0.0
-    answer: Future[dict[str, Any]] | None = None
+    answer: Future[Answer[Whereabouts]] | None = None
     where: Whereabouts | None = None
     answered_at: float = 0.0
     same_since: float = 0.0
@@ -113,15 +112,15 @@ class HangWatch:
 
     def _take(self, one: _Rank, now: float) -> None:
         assert one.answer is not None
-        content = one.answer.result()
+        found = one.answer.result().found
         one.answer = None
-        if content.get("status") != "ok":
+        if found is None:
             return
-        before, one.where = one.where, Whereabouts.from_dict(content["where"])
-        used_s = one.where.cpu_s - before.cpu_s if before else 0.0
+        before, one.where = one.where, found
+        used_s = found.cpu_s - before.cpu_s if before else 0.0
         one.computes = used_s > _COMPUTES * (now - one.answered_at)
         one.answered_at = now
-        if not _is_same(before, one.where, used_s):
+        if not _is_same(before, found, used_s):
             one.same_since = now
 
     def _observed(

@@ -15,12 +15,13 @@ from concurrent.futures import Future
 from concurrent.futures import wait as wait_futures
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from gpupool.core.errors import CredentialsError, PoolError
 from gpupool.core.wire import environ
+from gpupool.core.wire.calls import Ask
 from gpupool.core.wire.masking import Secrets, redact
-from gpupool.core.wire.requests import SetEnvironment
+from gpupool.core.wire.requests import Answer, SetEnvironment
+from gpupool.core.wire.values import Place
 from gpupool.pool.environment.credentials import (
     AWS_KEY_NAMES,
     AWS_NAMES,
@@ -29,6 +30,7 @@ from gpupool.pool.environment.credentials import (
     ChainError,
 )
 from gpupool.pool.environment.renewal import Notify, Renewal
+from gpupool.pool.processes.engines import value_of
 from gpupool.pool.processes.interface import RankEngines
 
 _TIMEOUT_S = 60.0
@@ -68,22 +70,19 @@ def variables_at_start(asked_for: Iterable[str]) -> dict[str, str]:
     }
 
 
-def notebook_place() -> dict[str, Any]:
-    """Where this notebook works: what an engine takes over (`gpupool.engine.entry.prepare`)."""
+def notebook_place() -> Place:
+    """Where this notebook works: what a rank takes over."""
     try:
         cwd = os.getcwd()
     except FileNotFoundError:  # it was deleted; an engine stays where it is
         cwd = ""
-    return {
-        "sys_path": [path for path in sys.path if path],
-        "cwd": cwd,
-        # reading it through os.umask would change it, for other threads too
-        "umask": next(
-            int(line.split()[1], 8)
-            for line in Path("/proc/self/status").read_text().splitlines()
-            if line.startswith("Umask:")
-        ),
-    }
+    # reading it through os.umask would change it, for other threads too
+    umask = next(
+        int(line.split()[1], 8)
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("Umask:")
+    )
+    return Place([path for path in sys.path if path], cwd, umask)
 
 
 class Environment:
@@ -184,10 +183,10 @@ class Environment:
             PoolError: it does not answer.
         """
         with self._lock:
-            payload = {"variables": self._variables, "unset": [], "refresh": False}
-            future = self._engines.call(rank, "set_environment", payload)
+            request = SetEnvironment(self._variables, unset=[], refresh=False)
+            future = self._engines.call(rank, Ask(request))
             try:
-                self._check(rank, future.result(_TIMEOUT_S))
+                self._check(rank, value_of(rank, future.result(_TIMEOUT_S)))
             except TimeoutError:
                 raise PoolError(
                     f"rank {rank} did not take the environment variables.", "late", ranks=[rank]
@@ -239,17 +238,17 @@ class Environment:
         """Have every rank that lives do it; asked again until each has answered."""
         # A rank that is replaced meanwhile gets all variables from `apply_to`.
         deadline = time.monotonic() + _TIMEOUT_S
-        asked: dict[Future[dict[str, Any]], int] = {}
+        asked: dict[Future[Answer[None]], int] = {}
         missing = set(self._engines.alive_ranks())
         while missing and time.monotonic() < deadline and not self._closed:
             futures = self._engines.control(request, sorted(missing))
             asked.update({future: rank for rank, future in futures.items()})
             wait_futures(futures.values(), timeout=_SEND_AGAIN_S)
             for future in [future for future in asked if future.done()]:
-                rank, reply = asked.pop(future), future.result()
-                if reply.get("status") != "died":  # else it may be there again by now
+                rank, answer = asked.pop(future), future.result()
+                if answer.status != "died":  # else it may be there again by now
                     missing.discard(rank)
-                    self._check(rank, reply)
+                    self._check(rank, answer)
             missing &= set(self._engines.alive_ranks())
         if missing:
             ranks = ", ".join(map(str, sorted(missing)))
@@ -260,9 +259,9 @@ class Environment:
                 ranks=sorted(missing),
             )
 
-    def _check(self, rank: int, reply: Mapping[str, object]) -> None:
-        if reply.get("error"):
-            text = redact(str(reply["error"]), self.secrets)
+    def _check(self, rank: int, answer: Answer[None]) -> None:
+        if answer.error:
+            text = redact(answer.error, self.secrets)
             raise PoolError(
                 f"rank {rank} has the new variables, but: {text}", "partly", ranks=[rank]
             )

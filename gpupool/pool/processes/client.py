@@ -16,8 +16,10 @@ from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
 from typing import Any
 
+from gpupool.core.wire.calls import Call
 from gpupool.core.wire.invoke import invoke
-from gpupool.core.wire.requests import ControlRequest
+from gpupool.core.wire.replies import Reply, Value, together
+from gpupool.core.wire.requests import Answer, ControlRequest, Found
 from gpupool.pool.processes.iopub import OnMessage, Router
 
 _NUM_HELLOS, _HELLO_S = 10, 0.5
@@ -40,21 +42,15 @@ class EngineClient:
         return sorted(self._client.ids)
 
     def call(
-        self,
-        rank: int,
-        name: str,
-        payload: dict[str, Any],
-        on_message: OnMessage | None = None,
-        number: int | None = None,
-    ) -> Future[Any]:
-        """Call `gpupool.engine.entry.<name>(**payload)` on a rank.
+        self, rank: int, call: Call[Value], on_message: OnMessage | None = None
+    ) -> Future[Reply[Value]]:
+        """Make a call on a rank.
 
-        `number` is by what an interrupt knows the call; without one it cannot be interrupted.
         `on_message` is called in ipyparallel's IO thread with everything the engine publishes for
         this call. The future resolves after all of that has been delivered, but for what threads
         and child processes that the call has left behind say later.
         """
-        reply: Future[Any] = Future()
+        reply: Future[Reply[Value]] = Future()
 
         def prepare(message: Any) -> None:  # runs before the request is sent: nothing is missed
             if on_message is not None:
@@ -63,7 +59,7 @@ class EngineClient:
         message = self._client.send_apply_request(
             self._client._mux_stream,  # the stream: sending on its socket loses its wake-up
             invoke,
-            args=(name, payload, number),
+            args=(call,),
             ident=self._client._engines[rank].encode(),
             message_future_hook=prepare,
         )
@@ -74,12 +70,12 @@ class EngineClient:
         )
         return reply
 
-    def control(self, rank: int, request: ControlRequest) -> Future[dict[str, Any]]:
+    def control(self, rank: int, request: ControlRequest[Found]) -> Future[Answer[Found]]:
         """Send a control request, which the engine answers while its main thread is busy.
 
-        The future resolves to the content of the answer; it does not should the engine die.
+        The future does not resolve should the engine die.
         """
-        answer: Future[dict[str, Any]] = Future()
+        answer: Future[Answer[Found]] = Future()
         message = self._client._send(
             self._client._control_stream,
             request.message_type(),
@@ -89,7 +85,7 @@ class EngineClient:
 
         def take(done: Any) -> None:
             with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
-                answer.set_result(done.result()["content"])
+                answer.set_result(request.answer(done.result()["content"]))
 
         message.add_done_callback(take)
         return answer
@@ -174,7 +170,7 @@ def _settle(reply: Future[Any], done: Any) -> None:
         if isinstance(result, BaseException):
             reply.set_exception(result)
         else:
-            reply.set_result(result)
+            reply.set_result(together(*result))
 
 
 @functools.cache

@@ -19,13 +19,14 @@ from typing import Any
 from gpupool.core.errors import EngineDiedError, PoolError, PoolStartError, UnansweredError
 from gpupool.core.machine.topology import Rank
 from gpupool.core.wire.agent import FORK_SERVER, process_of, rank_of
-from gpupool.core.wire.requests import ControlRequest, Interrupt
+from gpupool.core.wire.calls import Call
+from gpupool.core.wire.replies import Reply, Value
+from gpupool.core.wire.requests import Answer, ControlRequest, Found, Interrupt
 from gpupool.pool.notices import Progress
 from gpupool.pool.processes.client import EngineClient, load_ipyparallel
 from gpupool.pool.processes.iopub import OnMessage
 from gpupool.pool.processes.launch import Launch
 
-_CALL_ALL_TIMEOUT_S = 60.0
 _ASK_AGAIN_S = 0.5  # for engines that the controller has and we have not heard of
 
 NEW_POOL = "`%gpupool stop`, then `%gpupool start`, makes a new pool."
@@ -53,7 +54,7 @@ class Engines:
         self._killed: dict[int, str] = {}  # ranks that were killed on purpose -> why
         self._leaving: set[int] = set()  # ranks that are being replaced: their end is no loss
         self._open: dict[int, dict[Future[Any], int | None]] = {}  # calls -> their numbers
-        self._asked: dict[int, set[Future[dict[str, Any]]]] = {}  # control requests
+        self._asked: dict[int, set[Future[Answer[Any]]]] = {}  # control requests
         self._num_files = 0
         self._client: EngineClient | None = None
 
@@ -152,17 +153,9 @@ class Engines:
             return [(rank, n) for rank, futures in self._open.items() for n in futures.values()]
 
     def call(
-        self,
-        rank: int,
-        name: str,
-        payload: dict[str, Any],
-        on_message: OnMessage | None = None,
-        number: int | None = None,
-    ) -> Future[Any]:
-        """Call an engine function on one rank. Fails at once should the engine die meanwhile.
-
-        `number` is by what `interrupt` knows the call.
-        """
+        self, rank: int, call: Call[Value], on_message: OnMessage | None = None
+    ) -> Future[Reply[Value]]:
+        """Make a call on one rank. Fails at once should the engine die meanwhile."""
         with self._lock:
             if self._stopped:  # by another thread
                 return _failed("the pool was stopped.", time.time())
@@ -172,20 +165,16 @@ class Engines:
                 return _failed(f"rank {rank} is being restarted.", time.time())
             assert self._client is not None
             self._client.trim()
-            reply = self._client.call(rank, name, payload, on_message, number)
-            future: Future[Any] = Future()
-            self._open[rank][future] = number
+            reply = self._client.call(rank, call, on_message)
+            future: Future[Reply[Value]] = Future()
+            self._open[rank][future] = call.number
         reply.add_done_callback(lambda done: self._answer(rank, future, done))
         return future
 
     def call_all(
-        self,
-        name: str,
-        payload: dict[str, Any],
-        ranks: Iterable[int] | None = None,
-        timeout_s: float = _CALL_ALL_TIMEOUT_S,
-    ) -> dict[int, Any]:
-        """Call an engine function on every rank and wait; for calls that take a moment.
+        self, call: Call[Value], ranks: Iterable[int] | None = None, timeout_s: float = 60.0
+    ) -> dict[int, Value]:
+        """Make a call on every rank and wait for the values; for calls that take a moment.
 
         Raises:
             EngineDiedError: a rank is gone; others may be busy with the call still.
@@ -193,24 +182,25 @@ class Engines:
             PoolError: a rank failed; as above.
         """
         chosen = [r.rank for r in self._ranks] if ranks is None else ranks
-        ranks_of = {self.call(rank, name, payload): rank for rank in chosen}
+        ranks_of = {self.call(rank, call): rank for rank in chosen}
         deadline = _Deadline(timeout_s)
-        replies, pending = {}, set(ranks_of)
+        values, pending = {}, set(ranks_of)
         while pending and deadline.left_s > 0:
             done, pending = wait_futures(pending, deadline.left_s, FIRST_COMPLETED)
             for future in done:
                 try:
-                    replies[ranks_of[future]] = reply = future.result()
+                    reply = future.result()
                 except load_ipyparallel().error.RemoteError as error:  # it could not even begin
                     raise PoolError(f"rank {ranks_of[future]}: {error}") from None
-                require_success(ranks_of[future], reply)
+                values[ranks_of[future]] = value_of(ranks_of[future], reply)
         if pending:
             silent = sorted(ranks_of[future] for future in pending)
             listed = ", ".join(map(str, silent))
             raise UnansweredError(
-                f"rank {listed} did not answer {name} within {timeout_s:.0f} s.", ranks=silent
+                f"rank {listed} did not answer {type(call).__name__} within {timeout_s:.0f} s.",
+                ranks=silent,
             )
-        return replies
+        return values
 
     def interrupt(self, numbers: Mapping[int, int | None]) -> None:
         """Raise KeyboardInterrupt in these ranks' calls of these numbers; None: in any."""
@@ -224,12 +214,11 @@ class Engines:
         self._launch.signal(rank, signal.SIGKILL)
 
     def control(
-        self, request: ControlRequest, ranks: Iterable[int] | None = None
-    ) -> dict[int, Future[dict[str, Any]]]:
+        self, request: ControlRequest[Found], ranks: Iterable[int] | None = None
+    ) -> dict[int, Future[Answer[Found]]]:
         """Send a control request to every rank (or these), busy or not: rank -> its answer.
 
-        A rank that is just being replaced is left out. The answer of one that dies is {"status":
-        "died"}.
+        A rank that is just being replaced is left out. The status of one that dies is "died".
         """
         assert self._client is not None
         if self._stopped:
@@ -393,7 +382,7 @@ class Engines:
             asked = [answer for rank in ranks for answer in self._asked[rank]]
         for answer in asked:
             with contextlib.suppress(InvalidStateError):
-                answer.set_result({"status": "died"})
+                answer.set_result(Answer("died"))
 
 
 def _failed(message: str, died_at: float) -> Future[Any]:
@@ -415,10 +404,12 @@ class _Deadline:
         return self._at - time.monotonic()
 
 
-def require_success(rank: int, reply: Any) -> None:
-    """Raise the PoolError for a reply that tells of an error."""
-    if isinstance(reply, dict) and "error" in reply:
-        raise PoolError(of_rank(rank, reply["error"]["evalue"] or reply["error"]["ename"]))
+def value_of(rank: int, reply: Reply[Value]) -> Value:
+    """The value of a reply; raises the PoolError for one that says what was raised."""
+    if reply.raised is not None:
+        error = reply.raised.error
+        raise PoolError(of_rank(rank, error.evalue or error.ename))
+    return reply.value
 
 
 def of_rank(rank: int, message: str) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from gpupool.core.machine.topology import Rank
-from gpupool.core.wire.requests import ControlRequest
+from gpupool.core.wire.calls import Call
+from gpupool.core.wire.replies import Reply, Value
+from gpupool.core.wire.requests import Answer, ControlRequest, Found
 from gpupool.pool.notices import Progress
 from gpupool.pool.processes.iopub import OnMessage
 
@@ -33,25 +35,16 @@ class RankEngines(Protocol):
     def busy_ranks(self) -> list[int]: ...
     def running(self) -> list[tuple[int, int | None]]: ...
     def call(
-        self,
-        rank: int,
-        name: str,
-        payload: dict[str, Any],
-        on_message: OnMessage | None = None,
-        number: int | None = None,
-    ) -> Future[Any]: ...
+        self, rank: int, call: Call[Value], on_message: OnMessage | None = None
+    ) -> Future[Reply[Value]]: ...
     def call_all(
-        self,
-        name: str,
-        payload: dict[str, Any],
-        ranks: Iterable[int] | None = None,
-        timeout_s: float = 60.0,
-    ) -> dict[int, Any]: ...
+        self, call: Call[Value], ranks: Iterable[int] | None = None, timeout_s: float = 60.0
+    ) -> dict[int, Value]: ...
     def interrupt(self, numbers: Mapping[int, int | None]) -> None: ...
     def kill(self, rank: int, reason: str) -> None: ...
     def control(
-        self, request: ControlRequest, ranks: Iterable[int] | None = None
-    ) -> dict[int, Future[dict[str, Any]]]: ...
+        self, request: ControlRequest[Found], ranks: Iterable[int] | None = None
+    ) -> dict[int, Future[Answer[Found]]]: ...
     def new_file(self, name: str) -> Path: ...
     def log(self, rank: int) -> str: ...
     def stop(self) -> None: ...

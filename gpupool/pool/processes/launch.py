@@ -13,7 +13,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from gpupool.core.errors import PlacementError, PoolError
@@ -292,7 +292,7 @@ def engine_environment(rank: Rank, master_port: int) -> dict[str, str]:
         "TORCHELASTIC_RUN_ID": "gpupool",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
-        "GPUPOOL_RANK": json.dumps({**asdict(rank), "gpu": rank.gpu and rank.gpu.name}),
+        environ.RANK: json.dumps(asdict(replace(rank, gpu=None))),
         # As `accelerate launch --cpu` does: it would leave CPU ranks alone, each on its own.
         **({} if rank.gpu else {"ACCELERATE_USE_CPU": "true"}),
         # One machine: neither backend needs to listen beyond loopback.

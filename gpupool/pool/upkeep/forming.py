@@ -11,10 +11,13 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_futures
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpupool.core.errors import EngineDiedError, GroupError, PoolError, UnansweredError
+from gpupool.core.wire.calls import FormGroup, GroupPlan, JoinGroup
+from gpupool.core.wire.replies import Joined
 from gpupool.core.wire.requests import Abort, Counts
 from gpupool.pool.processes.interface import RankEngines
 
@@ -23,8 +26,6 @@ _FORM_TIMEOUT_S = (
     30.0  # longer than torch waits (engine/group/reconnect.py) for what takes milliseconds
 )
 _NUM_ATTEMPTS = 4  # all but the first with new listeners, as another user may disturb
-
-Joined = Mapping[int, Mapping[str, Any] | None]
 
 
 class Forming:
@@ -44,11 +45,7 @@ class Forming:
             GroupError: it cannot be formed, and all ranks are there.
             PoolError: as above, and a rank is not there.
         """
-        plan = {
-            "backend": backend,
-            "training_ranks": list(training_ranks),
-            "training_backend": training_backend,
-        }
+        plan = GroupPlan("", backend, list(training_ranks), training_backend)
         for attempt in range(_NUM_ATTEMPTS):
             self._wait_for_aborts()
             try:
@@ -97,7 +94,7 @@ class Forming:
             return False
         asked = self._engines.control(Counts(), ranks)
         done, late = wait_futures(asked.values(), timeout=_ABORT_TIMEOUT_S)
-        counts = [future.result().get("counts", {}) for future in done]
+        counts = [future.result().found or {} for future in done]
         return not late and all(
             one.get(name, number) == number
             for other in counts
@@ -117,40 +114,35 @@ class Forming:
         wait_futures(self._aborting, timeout=_ABORT_TIMEOUT_S)
         self._aborting.clear()
 
-    def _form(self, plan: dict[str, Any], *, new_store: bool) -> None:
+    def _form(self, plan: GroupPlan, *, new_store: bool) -> None:
         generation = self.generation + 1
         if self._store is None or new_store or not self._store.exists():
             self._store = self._engines.new_file("group")
-        plan = {**plan, "store_path": str(self._store)}
-        replies = self._engines.call_all("join_group", plan, timeout_s=_FORM_TIMEOUT_S)
-        joined = {rank: reply["joined"] for rank, reply in replies.items()}
+        plan = replace(plan, store_path=str(self._store))
+        joined = self._engines.call_all(JoinGroup(plan), timeout_s=_FORM_TIMEOUT_S)
         handles = groups_to_keep(joined)
         if handles is None:
-            plan["store_path"] = str(self._engines.new_file(f"group{generation}"))
-        num_named = max((one["num_named"] for one in joined.values() if one), default=0)
-        payload = {
-            "plan": plan,
-            "generation": generation,
-            "handles": handles,
-            "num_named": num_named,
-        }
+            new = self._engines.new_file(f"group{generation}")
+            plan = replace(plan, store_path=str(new))
+        num_named = max((one.num_named for one in joined.values() if one), default=0)
+        call = FormGroup(plan, generation, handles, num_named)
         self._lasts = handles is not None
         self.generation = generation  # also if it fails: no other one has its number
-        self._engines.call_all("form_group", payload, timeout_s=_FORM_TIMEOUT_S)
+        self._engines.call_all(call, timeout_s=_FORM_TIMEOUT_S)
 
 
-def groups_to_keep(joined: Joined) -> dict[str, list[str]] | None:
+def groups_to_keep(joined: Mapping[int, Joined | None]) -> dict[str, list[str]] | None:
     """name -> handles of its members in order, of the groups that every member still has.
 
     None if a rank cannot keep any: then all form a new group.
     """
     if not all(joined.values()):
         return None
-    groups = {rank: one["groups"] for rank, one in joined.items() if one}
+    groups = {rank: one.groups for rank, one in joined.items() if one}
     kept = {}
     for name in sorted({name for has in groups.values() for name in has}):
         holders = {rank: has[name] for rank, has in groups.items() if name in has}
-        members = next(iter(holders.values()))["ranks"]
-        if set(members) == set(holders) and all(h["ranks"] == members for h in holders.values()):
-            kept[name] = [holders[rank]["handle"] for rank in members]
+        members = next(iter(holders.values())).ranks
+        if set(members) == set(holders) and all(h.ranks == members for h in holders.values()):
+            kept[name] = [holders[rank].handle for rank in members]
     return kept

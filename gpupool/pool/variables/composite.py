@@ -3,44 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from gpupool.core.errors import PoolError
 from gpupool.core.progress import progress
+from gpupool.core.wire.values import ValueInfo
 from gpupool.pool.variables.lost_values import Losses
-
-
-@dataclass(frozen=True, slots=True)
-class ValueInfo:
-    """What is known of a rank's value without fetching it.
-
-    `type` is its class's name; `shape`, `dtype` and `device` are there for arrays and tensors,
-    `length` for what has one; `text` is a short repr, only where it was asked for.
-    """
-
-    type: str
-    shape: tuple[int, ...] | None = None
-    dtype: str | None = None
-    device: str | None = None
-    length: int | None = None
-    text: str | None = None
-
-    @classmethod
-    def of_report(cls, report: Mapping[str, Any]) -> ValueInfo:
-        """What a rank has reported of its value."""
-        return cls(**{one.name: report[one.name] for one in fields(cls) if one.name in report})
-
-    def __str__(self) -> str:
-        """In a few words.
-
-        >>> str(ValueInfo("Tensor", (2, 3), "float32", "cuda:0")), str(ValueInfo("list", length=4))
-        ('Tensor 2x3 float32 cuda:0', 'list of 4')
-        """
-        if self.shape is not None:
-            shape = "x".join(map(str, self.shape)) or "scalar"
-            return " ".join(filter(None, (self.type, shape, self.dtype, self.device)))
-        return self.type if self.length is None else f"{self.type} of {self.length}"
 
 
 class Variables(Protocol):

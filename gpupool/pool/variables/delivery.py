@@ -6,11 +6,13 @@ import linecache
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from gpupool.core.errors import TransferError
 from gpupool.core.progress import BYTES, Progress, progress
+from gpupool.core.wire.calls import Receive
 from gpupool.core.wire.masking import redact
+from gpupool.core.wire.pickles import Packed
+from gpupool.core.wire.values import Place, Values
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.environment.environment import notebook_place
 from gpupool.pool.processes.iopub import unheard_output
@@ -30,7 +32,7 @@ class Delivery:
         self._there: dict[int, set[int]] = {}  # rank -> parcels that it has
         self._forget: dict[int, set[int]] = {}  # rank -> parcels that it need not keep
         self._sources: dict[int, set[str]] = {}  # rank -> names of cells' code that it knows
-        self._places: dict[int, dict[str, Any]] = {}  # rank -> what it knows of the notebook's
+        self._places: dict[int, Place] = {}  # rank -> where it knows that the notebook is
 
     def send(
         self,
@@ -84,24 +86,19 @@ class Delivery:
             self._there.setdefault(rank, set()).update(numbers)
 
     def _receive(
-        self, per_rank: Mapping[int, list[tuple[int, dict[str, Any]]]], shipment: Shipment
+        self, per_rank: Mapping[int, list[tuple[int, Packed]]], shipment: Shipment
     ) -> None:
         """Have the ranks unpickle what runs somebody's code, before any of them runs the cell."""
         place = notebook_place()
-        payloads = {
-            rank: {
-                "parcels": wires,
-                "numbers": shipment.numbers,
-                "aliases": shipment.aliases,
-                **self.news(rank, place),
-            }
+        calls = {
+            rank: Receive(self.values(rank, wires, shipment, place, ()))
             for rank, wires in per_rank.items()
             if wires
         }
-        replies = Execution(self._all_ranks, "receive", payloads, unheard_output).result()
+        failed = Execution(self._all_ranks, calls, unheard_output).result()
         problems: dict[str, str] = {}
-        for rank, reply in sorted(replies.items(), reverse=True):  # the first rank has the word
-            for number, text in reply["failed"].items():
+        for rank, reasons in sorted(failed.items(), reverse=True):  # the first rank has the word
+            for number, text in reasons.items():
                 self._parcels.drop(number)
                 names = [name for name, n in shipment.numbers.items() if n == number]
                 text = redact(text, self._all_ranks.secrets)
@@ -111,20 +108,29 @@ class Delivery:
                 self._forget.setdefault(rank, set()).update(number for number, _ in wires)
             raise TransferError(problems)
 
-    def news(
-        self, rank: int, place: Mapping[str, Any], filenames: Iterable[str] = ()
-    ) -> dict[str, Any]:
-        """What a rank does not know yet: which parcels to forget, where the notebook is now
-        (`place`), and the text of the cells that code from these files is of."""
+    def values(
+        self,
+        rank: int,
+        parcels: Sequence[tuple[int, Packed]],
+        shipment: Shipment,
+        place: Place,
+        filenames: Iterable[str],
+    ) -> Values:
+        """The parcels for a rank, with what it does not know yet: which ones to forget, where the
+        notebook is now (`place`), and the text of the cells that code from these files is of."""
         known = self._sources.setdefault(rank, set())
         sources = sources_of(set(filenames) - known)
         known.update(sources)
-        if self._places.get(rank) == place:  # a search path may have hundreds of entries
-            place = {}
-        else:
-            self._places[rank] = dict(place)
-        forget = sorted(self._forget.pop(rank, ()))
-        return {"forget": forget, "place": place, "sources": sources}
+        # a search path may have hundreds of entries
+        is_known, self._places[rank] = self._places.get(rank) == place, place
+        return Values(
+            parcels,
+            shipment.numbers,
+            shipment.aliases,
+            forget=sorted(self._forget.pop(rank, ())),
+            place=None if is_known else place,
+            sources=sources,
+        )
 
     def is_there(self, number: int, ranks: Iterable[int]) -> bool:
         """Whether all these ranks have a parcel."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpupool.core.errors import PoolError
 from gpupool.core.progress import Progress
-from gpupool.core.wire.pickles import INLINE_BYTES, WHOLE, MemoryFile, to_wire
+from gpupool.core.wire.pickles import INLINE_BYTES, WHOLE, MemoryFile, Packed, to_wire
 from gpupool.pool.variables.composite import Constant, key_of
 from gpupool.pool.variables.value_pickler import MAX_VALUE_BYTES, FindPart, KeyOf, NotebookPacker
 
@@ -40,7 +40,7 @@ class Parcel:
     plain: bool
     runs_notebook: bool
     file: MemoryFile | None = None  # of a constant: for ranks that come later
-    wire: dict[str, Any] | None = None
+    wire: Packed | None = None
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class Shipment:
     problems: dict[str, str] = field(default_factory=dict)
     filenames: set[str] = field(default_factory=set)
     files: list[MemoryFile] = field(default_factory=list)
-    inline: dict[int, list[tuple[int, dict[str, Any]]]] = field(default_factory=dict)
+    inline: dict[int, list[tuple[int, Packed]]] = field(default_factory=dict)
 
 
 class Parcels:
@@ -202,7 +202,7 @@ class Parcels:
 
     def wire(
         self, number: int, advance: Callable[[int], None] = lambda num_bytes: None
-    ) -> tuple[dict[str, Any], MemoryFile | None]:
+    ) -> tuple[Packed, MemoryFile | None]:
         """A parcel as it travels, and what has to be kept open until it has arrived.
 
         `advance` as in `to_wire`.

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from gpupool.core.errors import PoolError, SpmdError
+from gpupool.core.wire.calls import Attributes, Call, Fetch, Look
 from gpupool.core.wire.masking import redact
 from gpupool.core.wire.pickles import MemoryFile, Source
+from gpupool.core.wire.replies import Value
+from gpupool.core.wire.values import ValueInfo
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.processes.engines import of_rank
 from gpupool.pool.processes.iopub import unheard_output
 from gpupool.pool.ranks import Ranks
-from gpupool.pool.variables.composite import ValueInfo
 from gpupool.pool.variables.lost_values import Losses
 
 
@@ -35,20 +38,18 @@ class RemoteValues:
         ranks: Sequence[int] | None = None,
     ) -> dict[int, ValueInfo]:
         """Rank -> what its value is; without the ranks that have none."""
-        payload = {"name": name, "path": path, "text_chars": text_chars}
-        replies = self._ask("look", payload, ranks)
+        found = self._ask(Look(name, path, text_chars), name, ranks)
         hidden = self._all_ranks.secrets
-        found = {}
-        for rank, info in ((rank, reply["info"]) for rank, reply in replies.items()):
-            if info is not None:
-                text = redact(info["text"], hidden) if info.get("text") else None
-                found[rank] = ValueInfo.of_report({**info, "text": text})
-        return found
+        return {
+            rank: replace(info, text=redact(info.text, hidden) if info.text else None)
+            for rank, info in found.items()
+            if info is not None
+        }
 
     def attributes(self, name: str, path: tuple[str, ...]) -> list[str]:
         """The public attributes of the values."""
-        replies = self._ask("attributes", {"name": name, "path": path})
-        return sorted({found for reply in replies.values() for found in reply["attributes"]})
+        found = self._ask(Attributes(name, path), name)
+        return sorted({attribute for listed in found.values() for attribute in listed})
 
     def fetch(self, name: str, path: tuple[str, ...], rank: int) -> Any:
         """The value of one rank.
@@ -60,10 +61,10 @@ class RemoteValues:
         with ExitStack() as closing:
             file = MemoryFile()  # the rank writes to it, so that large values are copied once
             closing.callback(file.close)
-            payload = {"name": name, "path": path, "out_path": file.path}
-            reply = self._ask("fetch", payload, [rank], f"{shown} of rank {rank}")[rank]
+            call = Fetch(name, path, file.path)
+            packed = self._ask(call, name, [rank], f"{shown} of rank {rank}")[rank]
             try:
-                return Source(reply["wire"]).load()
+                return Source(packed).load()
             except Exception as error:  # DDP wants a process group, for one
                 raise PoolError(
                     f"{shown} of rank {rank} cannot be made in the notebook: "
@@ -76,27 +77,27 @@ class RemoteValues:
 
     def _ask(
         self,
+        call: Call[Value],
         name: str,
-        payload: dict[str, Any],
         ranks: Sequence[int] | None = None,
         wanted: str = "",
-    ) -> dict[int, Any]:
-        """Call a quick engine function; not while a cell runs, which it would have to wait for.
+    ) -> dict[int, Value]:
+        """Make a quick call; not while a cell runs, which it would have to wait for.
 
-        What is `wanted`, in words, may be lost.
+        What is `wanted` of the name, in words, may be lost.
         """
         if self._all_ranks.state == "busy":
             raise PoolError(
                 "the ranks are busy: ask again when the running cell has ended.", "busy"
             )
         chosen = self._all_ranks.engines.alive_ranks() if ranks is None else ranks
-        payloads = dict.fromkeys(chosen, payload)
+        calls = dict.fromkeys(chosen, call)
         try:
-            return Execution(self._all_ranks, name, payloads, unheard_output).result()
+            return Execution(self._all_ranks, calls, unheard_output).result()
         except SpmdError as error:
             first = error.first
-            lost = self._losses.sentence(payload["name"], first.rank, wanted)
+            lost = self._losses.sentence(name, first.rank, wanted)
             is_gone = first.ename == "LookupError"
             kind = "lost" if is_gone and lost else "unknown" if is_gone else first.kind
             text = lost if kind == "lost" else of_rank(first.rank, first.evalue)
-            raise PoolError(text, kind, payload["name"], ranks=[first.rank]) from None
+            raise PoolError(text, kind, name, ranks=[first.rank]) from None

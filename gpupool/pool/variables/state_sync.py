@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from gpupool.core.errors import OptionsError, PoolError
 from gpupool.core.progress import progress
+from gpupool.core.wire.calls import SyncState
 from gpupool.core.wire.masking import redact
 from gpupool.core.wire.pickles import namespace
+from gpupool.core.wire.replies import SyncReply
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.processes.iopub import unheard_output
 from gpupool.pool.ranks import Ranks
@@ -36,10 +37,9 @@ def sync_state(
     # What the notebook has by these names means that on every rank first, as in a cell: the copy of
     # a rank is changed then, and is not sent again by the next cell.
     shipment = variables.ship(chosen, space, everyone)
-    shipments = variables.payloads(shipment, everyone, chosen)
-    common = {"source": source, "names": chosen, "ranks": list(targets)}
-    payloads = {rank: {**common, "shipment": shipments[rank]} for rank in everyone}
-    execution = Execution(all_ranks, "sync_state", payloads, unheard_output)
+    bindings = variables.bindings(shipment, everyone, chosen)
+    calls = {rank: SyncState(source, chosen, targets, bindings=bindings[rank]) for rank in everyone}
+    execution = Execution(all_ranks, calls, unheard_output)
     execution.keeps = shipment.files
     with progress(f"Copying {', '.join(chosen)} of rank {source}"):
         replies = execution.result()
@@ -75,11 +75,11 @@ def _targets(
 
 
 def _require_no_problem(
-    all_ranks: Ranks, variables: Variables, source: int, replies: Mapping[int, dict[str, Any]]
+    all_ranks: Ranks, variables: Variables, source: int, replies: Mapping[int, SyncReply]
 ) -> None:
     # The source's problem first: that of the others may follow from it.
     for rank, reply in sorted(replies.items(), key=lambda item: (item[0] != source, item[0])):
-        for name, text in reply["problems"].items():
+        for name, text in reply.problems.items():
             lost = variables.losses.sentence(name, rank)
             raise PoolError(
                 f"nothing was copied, and no rank has changed anything. On rank {rank}, {name}: "

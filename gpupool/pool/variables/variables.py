@@ -16,14 +16,17 @@ from typing import Any
 
 from gpupool.core.errors import PoolError, TransferError
 from gpupool.core.progress import BYTES, progress
+from gpupool.core.wire.calls import Bind, RunFunction
 from gpupool.core.wire.global_names import RANK_NAMES
 from gpupool.core.wire.pickles import INLINE_BYTES, MemoryFile, namespace, to_wire
+from gpupool.core.wire.replies import CodeReply
+from gpupool.core.wire.values import Bindings, NamesReport, ValueInfo
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.environment.environment import notebook_place
 from gpupool.pool.notices import OnNotice
 from gpupool.pool.processes.iopub import OnOutput, unheard_output
 from gpupool.pool.ranks import Ranks
-from gpupool.pool.variables.composite import Composite, Constant, ValueInfo, key_of, pool_variables
+from gpupool.pool.variables.composite import Composite, Constant, key_of, pool_variables
 from gpupool.pool.variables.delivery import Delivery
 from gpupool.pool.variables.imports import Imports, Statements
 from gpupool.pool.variables.lost_values import Losses
@@ -91,14 +94,14 @@ class Variables:
                 self._parcels.end()
         return shipment
 
-    def payloads(
+    def bindings(
         self,
         shipment: Shipment,
         ranks: Sequence[int],
         names: Iterable[str],
         statements: Statements = _NO_STATEMENTS,
-    ) -> dict[int, dict[str, Any]]:
-        """rank -> what `gpupool.engine.cells.variables.around` is given.
+    ) -> dict[int, Bindings]:
+        """rank -> what names mean there for a call.
 
         Args:
             names: what the code binds, to be reported on.
@@ -109,15 +112,14 @@ class Variables:
         with self._lock:
             self._note_new_ranks()
             return {
-                rank: {
-                    "parcels": shipment.inline.get(rank, []),
-                    "numbers": shipment.numbers,
-                    "aliases": shipment.aliases,
-                    "modules": sorted(shipment.modules),
-                    "imports": self._imports.begin(rank, statements, bound),
-                    "names": bound,
-                    **self._delivery.news(rank, place, shipment.filenames),
-                }
+                rank: Bindings(
+                    self._delivery.values(
+                        rank, shipment.inline.get(rank, ()), shipment, place, shipment.filenames
+                    ),
+                    modules=sorted(shipment.modules),
+                    imports=self._imports.begin(rank, statements, bound),
+                    names=bound,
+                )
                 for rank in ranks
             }
 
@@ -146,7 +148,7 @@ class Variables:
         names: dict[str, Any],
         assigned: Iterable[str],
         deleted: Iterable[str],
-        reports: Mapping[int, Mapping[str, Any]],
+        reports: Mapping[int, NamesReport],
         succeeded: bool,
         expected: Mapping[str, Composite] = _NO_HANDLES,
     ) -> None:
@@ -159,10 +161,10 @@ class Variables:
             succeeded: of a failed cell, only names count that have got another value.
             expected: what `expect` gave: the notebook may call something else by these names now.
         """
-        reported = {name for report in reports.values() for name in report["info"]}
+        reported = {name for report in reports.values() for name in report.info}
         for name in sorted(reported.union(expected)):
-            changed = any(name in report["changed"] for report in reports.values())
-            infos = {rank: report["info"].get(name) for rank, report in reports.items()}
+            changed = any(name in report.changed for report in reports.values())
+            infos = {rank: report.info.get(name) for rank, report in reports.items()}
             is_there = any(info is not None for info in infos.values())
             # `x = x` changes nothing, and yet the cell has decided what x is from now on.
             is_bound = is_there and (changed or (succeeded and name in assigned))
@@ -174,7 +176,7 @@ class Variables:
                 del names[name]
                 self.losses.end(name)
         for name in reported:
-            self.losses.note(name, {rank: r["info"].get(name) for rank, r in reports.items()})
+            self.losses.note(name, {rank: r.info.get(name) for rank, r in reports.items()})
 
     def expect(self, names: dict[str, Any], assigned: Iterable[str]) -> dict[str, Composite]:
         """Bind the names that a cell is going to bind, which runs in the background."""
@@ -187,17 +189,17 @@ class Variables:
         self,
         names: dict[str, Any],
         chosen: Iterable[str],
-        reports: Mapping[int, Mapping[str, Any]],
+        reports: Mapping[int, NamesReport],
     ) -> None:
         """Some ranks have copies of another one's state. Handles go on meaning what the ranks have;
         what the notebook called its own becomes one, where a rank has a new object by its name."""
         with self._lock:
             self.num_changes += 1
             for name in chosen:
-                infos = {rank: report["info"].get(name) for rank, report in reports.items()}
+                infos = {rank: report.info.get(name) for rank, report in reports.items()}
                 bound = names.get(name)
                 is_handle = isinstance(bound, Composite) and key_of(bound)[:2] == (name, ())
-                changed = any(name in report["changed"] for report in reports.values())
+                changed = any(name in report.changed for report in reports.values())
                 if name in names and changed and not is_handle:
                     names[name] = self._new_composite(name, infos, bound)
                 else:
@@ -237,8 +239,9 @@ class Variables:
         require_name(name)
         ranks = self._all_ranks.select(None)  # also those that are just being replaced
         shipment = self.ship([name], {**namespace(), name: value}, ranks)
-        payloads = self.payloads(shipment, ranks, [])
-        Execution(self._all_ranks, "bind", payloads, unheard_output).result()
+        bindings = self.bindings(shipment, ranks, [])
+        calls = {rank: Bind(bindings=bindings[rank]) for rank in ranks}
+        Execution(self._all_ranks, calls, unheard_output).result()
 
     def put(self, value: object) -> Constant:
         """Bring a value of any size to every rank; in a cell a name for it means the value.
@@ -296,7 +299,7 @@ class Variables:
         on_output: OnOutput,
         timeout_s: float | None,
         on_notice: OnNotice,
-    ) -> Execution:
+    ) -> Execution[CodeReply]:
         """Start a (function, args, kwargs) on ranks; names that it reads travel too.
 
         Raises:
@@ -317,11 +320,9 @@ class Variables:
                 wire = to_wire(packer.stream(), packer.buffers, file)
             finally:
                 self._parcels.end()
-            shipments = self.payloads(shipment, ranks, [])
-        payloads = {rank: {"call": wire, "shipment": shipments[rank]} for rank in ranks}
-        execution = Execution(
-            self._all_ranks, "run_function", payloads, on_output, timeout_s, on_notice
-        )
+            bindings = self.bindings(shipment, ranks, [])
+        calls = {rank: RunFunction(wire, bindings=bindings[rank]) for rank in ranks}
+        execution = Execution(self._all_ranks, calls, on_output, timeout_s, on_notice)
         execution.keeps = file  # until the ranks have read it
         return execution
 
@@ -409,7 +410,7 @@ class Variables:
                 names[name] = Composite(self, name, now, previous=names[name].previous)
 
     def _new_composite(
-        self, name: str, infos: Mapping[int, Mapping[str, Any] | None] | None, replaced: object
+        self, name: str, infos: Mapping[int, ValueInfo | None] | None, replaced: object
     ) -> Composite:
         version = self._versions.assigned(name)
         self.losses.end(name)
@@ -421,16 +422,14 @@ class Variables:
         if infos is not None:
             self._note_reads(name, infos)
             if len(infos) == self.world_size:  # else it is asked for when it is needed
-                info = {
-                    rank: ValueInfo.of_report(one) for rank, one in infos.items() if one is not None
-                }
+                info = {rank: one for rank, one in infos.items() if one is not None}
         return Composite(self, name, version, info, previous=previous)
 
     def _fulfil(
         self,
         handle: Composite,
         names: dict[str, Any],
-        infos: Mapping[int, Mapping[str, Any] | None] | None,
+        infos: Mapping[int, ValueInfo | None] | None,
     ) -> None:
         """A cell has bound what it was expected to, or has not (None)."""
         name, _, version = key_of(handle)
@@ -440,8 +439,8 @@ class Variables:
         elif names.get(name) is handle and handle.previous is not None:
             names[name] = handle.previous
 
-    def _note_reads(self, name: str, infos: Mapping[int, Mapping[str, Any] | None]) -> None:
-        reads = {read for one in infos.values() if one for read in one.get("reads", ())}
+    def _note_reads(self, name: str, infos: Mapping[int, ValueInfo | None]) -> None:
+        reads = {read for one in infos.values() if one is not None for read in one.reads}
         self._rank_reads[name] = frozenset(reads)
 
     def _is_gone(self, name: str, bound: object, infos: Mapping[int, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -47,8 +48,8 @@ def test_in_words(where: Whereabouts, words: str, was: str) -> None:
 
 def test_as_plain_data_there_and_back() -> None:
     where = Whereabouts(LINE, SUM, "all_reduce", 1.5, False, True, (SUM,), (SUM, SUM))
-    assert Whereabouts.from_dict(json.loads(json.dumps(where.to_dict()))) == where
-    assert Whereabouts.from_dict(Whereabouts().to_dict()) == Whereabouts()
+    assert Whereabouts.from_dict(json.loads(json.dumps(asdict(where)))) == where
+    assert Whereabouts.from_dict(asdict(Whereabouts())) == Whereabouts()
 
 
 @pytest.mark.parametrize(

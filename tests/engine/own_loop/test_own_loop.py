@@ -133,7 +133,7 @@ def on_pool(pool: Pool, source: str) -> tuple[dict[int, Any], list[MonitorEvent]
     execution = pool.begin(source, ranks=range(pool.world_size), on_output=listen)
     replies = execution.result()
     assert {rank for rank, _ in told} <= {0}
-    values = {rank: reply["text"] for rank, reply in replies.items()}
+    values = {rank: reply.text for rank, reply in replies.items()}
     return values, [event for _, event in told]
 
 

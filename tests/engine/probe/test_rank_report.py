@@ -39,7 +39,7 @@ class SleepsOn(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         from gpupool.engine.process import this_rank
 
-        if this_rank()["rank"] == self.rank:
+        if this_rank().rank == self.rank:
             if self.where == "forward":
                 time.sleep(self.seconds)
             elif inputs.requires_grad:
@@ -59,7 +59,7 @@ class SlowReads(Dataset[Any]):
     def __getitem__(self, index: int) -> Any:
         from gpupool.engine.process import this_rank
 
-        if this_rank()["rank"] == self.rank:
+        if this_rank().rank == self.rank:
             time.sleep(self.seconds)
         return self.samples[index]
 

@@ -543,7 +543,7 @@ def interrupted_within_a_step(pool: Pool, options: TrainingOptions, folder: Path
     run = TrainingRun(pool, network(), samples(48), "cross_entropy", options, None)
     wait_until((folder / "within").exists)
     for answer in pool.ask(Interrupt(), [0]).values():
-        assert answer.result()["status"] == "ok"
+        assert answer.result().status == "ok"
     return run
 
 

@@ -11,6 +11,7 @@ import pytest
 import gpupool
 from gpupool import Pool, SpmdError
 from gpupool.core.machine.gpus import visible_gpus
+from gpupool.core.wire.calls import DebugCommand, RunSource
 from gpupool.pool import session
 from tests.notebook.kernel import plain
 from tests.support.processes import folder_of, until
@@ -75,11 +76,13 @@ def test_what_has_failed_keeps_no_memory_and_the_debugger_says_so(
     pool2.run(HELD)
     fails("Net().forward()")
     assert dict(pool2.run(LEFT)) == {0: [], 1: []}
-    said = pool2._all_ranks.call(0, "debug_command", {"line": None}).result(10)
-    assert said["text"].startswith("The last error here was a lack of memory. Its frames are not")
+    said = pool2._all_ranks.call(0, DebugCommand(None)).result(10)
+    assert said.value.text.startswith(
+        "The last error here was a lack of memory. Its frames are not"
+    )
     fails("1 / 0")
-    said = pool2._all_ranks.call(0, "debug_command", {"line": None}).result(10)
-    assert "1 / 0" in plain(said["text"])
+    said = pool2._all_ranks.call(0, DebugCommand(None)).result(10)
+    assert "1 / 0" in plain(said.value.text)
 
 
 CAUGHT = """
@@ -96,13 +99,11 @@ def test_what_is_raised_after_a_lack_of_memory_was_caught_is_kept_for_the_debugg
     pool2: Pool, fails: Fails
 ) -> None:
     fails(CAUGHT.format(""))
-    pool2._all_ranks.call(0, "debug_command", {"line": None}).result(10)
-    assert (
-        pool2._all_ranks.call(0, "debug_command", {"line": "p marker"}).result(10)["text"] == "42\n"
-    )
+    pool2._all_ranks.call(0, DebugCommand(None)).result(10)
+    assert pool2._all_ranks.call(0, DebugCommand("p marker")).result(10).value.text == "42\n"
     fails(CAUGHT.format(" from error"))
-    said = pool2._all_ranks.call(0, "debug_command", {"line": None}).result(10)
-    assert said["text"].startswith("The last error here was a lack of memory.")
+    said = pool2._all_ranks.call(0, DebugCommand(None)).result(10)
+    assert said.value.text.startswith("The last error here was a lack of memory.")
 
 
 def test_torchs_allocator_and_python_run_out_too(fails: Fails) -> None:
@@ -193,9 +194,9 @@ def test_out_of_gpu_memory_names_tensors_and_keeps_the_rank(fails: Fails) -> Non
 def test_a_device_side_assert_is_a_lost_context() -> None:
     session.stop()
     with gpupool.start(n=1, gpus=visible_gpus()[0].uuid) as pool:
-        cell = {"cell_number": 3, "shipment": None}
         wrong = "torch.arange(4, device=device)[torch.tensor([9], device=device)].cpu()"
-        reply = pool._all_ranks.call(0, "run_source", {"source": wrong, **cell}).result(60)
-        assert reply["context_lost"] is True
-        assert "The GPU context of this rank is lost" in reply["error"]["hint"]
+        reply = pool._all_ranks.call(0, RunSource(wrong, 3)).result(60)
+        assert reply.context_lost
+        assert reply.raised is not None
+        assert "The GPU context of this rank is lost" in reply.raised.error.hint
         until(lambda: pool.status().state != "busy", 20.0)

@@ -38,8 +38,8 @@ def begin(pool2: Pool) -> Iterator[Begin]:
 
 def asked(pool: Pool, rank: int, **how: bool) -> Whereabouts:
     answer = pool.ask(Where(**how), [rank])[rank].result(60)
-    assert answer["status"] == "ok"
-    return Whereabouts.from_dict(answer["where"])
+    assert answer.found is not None
+    return answer.found
 
 
 def asked_when_it_is_over(pool: Pool, rank: int) -> Whereabouts:
@@ -158,7 +158,7 @@ def watched(pool2: Pool, begin: Begin) -> Callable[..., Diagnosis]:
         found: list[Diagnosis] = []
 
         def look() -> bool:
-            finished = {*execution.replies, *execution.errors}
+            finished = {*execution.values, *execution.errors}
             now = began + (time.monotonic() - began) * speed
             diagnosis = watch.look({0, 1} - finished, finished, now)
             found.extend([diagnosis] if diagnosis else [])

@@ -185,7 +185,7 @@ def test_variables_reach_ranks_that_are_busy(forgetful: Pool) -> None:
     assert not execution.wait(0.3)
     os.environ["GPUPOOL_GO"] = "1"
     forgetful.propagate_env("GPUPOOL_GO")
-    assert [reply["text"] for reply in execution.result().values()] == ["'gone on'"] * 2
+    assert [reply.text for reply in execution.result().values()] == ["'gone on'"] * 2
     forgetful.propagate_env("GPUPOOL_GO", unset=True)
 
 

@@ -14,7 +14,7 @@ import pytest
 import gpupool
 from gpupool import Pool, SpmdError
 from gpupool.core.wire.masking import Secrets
-from gpupool.core.wire.requests import Where
+from gpupool.core.wire.requests import Answer, Where
 from gpupool.pool import session
 from gpupool.pool.status import PoolStatus
 from gpupool.pool.upkeep.health import Health
@@ -85,7 +85,7 @@ def test_a_question_to_a_rank_that_dies_is_answered(pool3: Pool) -> None:
     os.kill(pid, signal.SIGSTOP)
     answer = pool3.ask(Where(), [1])[1]
     os.kill(pid, signal.SIGKILL)
-    assert answer.result(SOON_S) == {"status": "died"}
+    assert answer.result(SOON_S) == Answer("died")
 
 
 def test_a_rank_that_dies_while_the_group_is_formed_is_told(

@@ -65,7 +65,7 @@ class Notebook:
             source,
             ranks=chosen,
             on_output=ignore,
-            shipments=variables.payloads(shipment, chosen, assigns.split()),
+            bindings=variables.bindings(shipment, chosen, assigns.split()),
         )
         succeeded = False
         try:
@@ -73,7 +73,7 @@ class Notebook:
             succeeded = True
         finally:
             variables.take_back(self.names, assigns.split(), [], execution.names, succeeded)
-        return [reply["text"] for _, reply in sorted(replies.items())]
+        return [reply.text for _, reply in sorted(replies.items())]
 
 
 @pytest.fixture
@@ -407,8 +407,8 @@ def test_what_was_sent_with_a_cell_that_never_ran_is_sent_again(
     running = pool2.begin("import time; time.sleep(60)", ranks=[0, 1], on_output=ignore)
     notebook.names["x"] = [7]
     shipment = pool2.variables.ship(["x"], notebook.names, [0, 1])
-    payloads = pool2.variables.payloads(shipment, [0, 1], [])
-    waiting = pool2.begin("x", ranks=[0, 1], on_output=ignore, shipments=payloads)
+    bindings = pool2.variables.bindings(shipment, [0, 1], [])
+    waiting = pool2.begin("x", ranks=[0, 1], on_output=ignore, bindings=bindings)
     waiting.interrupt()
     assert waiting.wait(30)
     running.interrupt()

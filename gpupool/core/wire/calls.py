@@ -1,0 +1,199 @@
+"""Every call of a rank that the client may make: the one list of them. Runs anywhere.
+
+A call crosses as it is; `gpupool/engine/entry.py` has the function that serves it. Those of an
+ordinary rank answer with a `Reply` of what stands in the brackets of `Call`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic
+
+from gpupool.core.wire.pickles import Packed
+from gpupool.core.wire.replies import (
+    CodeReply,
+    DebugReply,
+    Joined,
+    SyncReply,
+    TrainReply,
+    Value,
+)
+from gpupool.core.wire.requests import Answer, ControlRequest
+from gpupool.core.wire.values import Bindings, Place, ValueInfo, Values
+
+
+@dataclass(frozen=True)
+class Call(Generic[Value]):
+    """One call; an interrupt knows it by `number`. Without one it cannot be interrupted."""
+
+    number: int | None = field(default=None, kw_only=True)
+
+
+@dataclass(frozen=True)
+class BoundCall(Call[Value]):
+    """A call that runs with values of the notebook in place; its reply has `names` and `lost`.
+
+    `bindings` is None where no variable travels.
+    """
+
+    bindings: Bindings | None = field(default=None, kw_only=True)
+
+
+# ---- the rank, its group and its environment ------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Prepare(Call[None]):
+    """Make the engine's names, search path, folder and umask the notebook's."""
+
+    place: Place
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """How the pool forms its group; ranks meet at the file `store_path`."""
+
+    store_path: str
+    backend: str
+    training_ranks: Sequence[int]
+    training_backend: str
+
+
+@dataclass(frozen=True)
+class JoinGroup(Call[Joined | None]):
+    """Get ready for the process group of all ranks; None if groups do not last here."""
+
+    plan: GroupPlan
+
+
+@dataclass(frozen=True)
+class FormGroup(Call[None]):
+    """Form the process group of all ranks; returns when every rank has.
+
+    `handles` maps each group that goes on to its members', in order; None: all form a new one.
+    """
+
+    plan: GroupPlan
+    generation: int
+    handles: Mapping[str, Sequence[str]] | None
+    num_named: int
+
+
+@dataclass(frozen=True)
+class Ask(Call[Answer[Any]]):
+    """A control request for a rank that has just come up; a busy one is asked over its channel."""
+
+    request: ControlRequest[Any]
+
+
+# ---- the user's code and variables -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunSource(BoundCall[CodeReply]):
+    """Run a cell. `cell_number` is the notebook's; None: it is no cell of it."""
+
+    source: str
+    cell_number: int | None
+
+
+@dataclass(frozen=True)
+class RunFunction(BoundCall[CodeReply]):
+    """Call a packed (function, args, kwargs)."""
+
+    packed: Packed
+
+
+@dataclass(frozen=True)
+class DebugCommand(Call[DebugReply]):
+    """Give a command to the debugger; None begins."""
+
+    line: str | None
+
+
+@dataclass(frozen=True)
+class Receive(Call[Mapping[int, str]]):
+    """Receive values of the notebook; gives number -> reason for those that cannot be read."""
+
+    values: Values
+
+
+@dataclass(frozen=True)
+class Bind(BoundCall[None]):
+    """Let names mean values of the notebook."""
+
+
+@dataclass(frozen=True)
+class Look(Call[ValueInfo | None]):
+    """Say what the rank's value of a name is; None if it has none."""
+
+    name: str
+    path: Sequence[str]
+    text_chars: int
+
+
+@dataclass(frozen=True)
+class Attributes(Call[Sequence[str]]):
+    """The public attributes of the rank's value of a name."""
+
+    name: str
+    path: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Fetch(Call[Packed]):
+    """The rank's value of a name; a large one is written to the file `out_path`."""
+
+    name: str
+    path: Sequence[str]
+    out_path: str
+
+
+@dataclass(frozen=True)
+class SyncState(BoundCall[SyncReply]):
+    """Give names on `ranks` the meaning they have on `source`; all ranks are called at once."""
+
+    source: int
+    names: Sequence[str]
+    ranks: Sequence[int]
+
+
+# ---- training --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Train(Call[TrainReply]):
+    """Train as the job in `job_path` says, one of `num_ranks` ranks that do.
+
+    Each trains on its GPU, or all on CPU. The first one leaves the weights in `result_path`.
+    `again`: resume from the checkpoints of an attempt before.
+    """
+
+    job_path: str
+    result_path: str
+    num_ranks: int
+    on_gpu: bool
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Predict(Call[None]):
+    """Run a model over this rank's part of the samples; the outputs go to `result_path`.N."""
+
+    job_path: str
+    result_path: str
+
+
+@dataclass(frozen=True)
+class Evaluate(Call[Mapping[str, float]]):
+    """Loss and metrics of a model over the samples, the same on every rank."""
+
+    job_path: str
+
+
+@dataclass(frozen=True)
+class Confusion(Call[Sequence[Sequence[int]] | None]):
+    """This rank's samples by true and predicted class; None if it has none."""
+
+    job_path: str

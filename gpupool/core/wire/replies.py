@@ -1,0 +1,119 @@
+"""What ranks answer to calls (`calls.py`). Runs anywhere.
+
+A reply is unpickled in the client's IO thread, so it must not make the notebook import anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from gpupool.core.errors import RankError
+from gpupool.core.wire.values import NamesReport
+
+Value = TypeVar("Value", covariant=True)
+
+
+@dataclass(frozen=True)
+class Raised:
+    """What ended a call: `collective` if a collective raised it, which had begun.
+
+    In the notebook's own process the `exception` comes along.
+    """
+
+    error: RankError
+    collective: bool = False
+    exception: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Reply(Generic[Value]):
+    """What a call gave: its `value`, which means nothing if it `raised`.
+
+    `context_lost`: the process can use its GPU no more. `group_wanting`: the pool has to form its
+    group again. `lost` are the numbers of parcels that the rank does not have, to be sent again;
+    `names` says what names of a cell mean now.
+    """
+
+    value: Value
+    raised: Raised | None = None
+    context_lost: bool = False
+    group_wanting: bool = False
+    lost: Sequence[int] = ()
+    names: NamesReport | None = None
+
+
+@dataclass(frozen=True)
+class CodeReply:
+    """What the user's code gave: its value, as `pack` has packed it, and the value's repr.
+
+    `packed` is None where the value is None, and where it cannot travel: then it has a `text`.
+    `left`: a cell ended by `exit()` or `sys.exit()`; ranks that wait for this one are to be freed.
+    """
+
+    packed: bytes | None
+    text: str
+    elapsed_s: float
+    left: bool = False
+
+
+def apart(reply: Reply[Any]) -> tuple[Reply[Any], bytes | None]:
+    """A reply, and the value of code, which may be large.
+
+    ipyparallel sends bytes as they are where they do not stand inside of another object.
+    """
+    value = reply.value
+    if not isinstance(value, CodeReply):
+        return reply, None
+    return replace(reply, value=replace(value, packed=None)), value.packed
+
+
+def together(reply: Reply[Any], packed: bytes | None) -> Reply[Any]:
+    """The inverse of `apart`."""
+    return reply if packed is None else replace(reply, value=replace(reply.value, packed=packed))
+
+
+@dataclass(frozen=True)
+class DebugReply:
+    """What the debugger said, and whether it waits for another command."""
+
+    text: str
+    is_open: bool
+
+
+@dataclass(frozen=True)
+class GroupHandle:
+    """A process group of a rank that can have new connections: its members, and how to reach it."""
+
+    ranks: Sequence[int]
+    handle: str
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The groups by name that a rank can keep.
+
+    `num_named` is how many groups it has given a name: the next one's name follows from it.
+    """
+
+    groups: Mapping[str, GroupHandle]
+    num_named: int
+
+
+@dataclass(frozen=True)
+class SyncReply:
+    """Size of the state, and what -> why nothing was changed anywhere; empty if all went well.
+
+    Only the source, and a rank that has a problem of its own, reports it.
+    """
+
+    num_bytes: int
+    problems: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class TrainReply:
+    """What the ranks report beside the events: (mean, std) that normalize="fit" has found."""
+
+    normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None

@@ -1,0 +1,91 @@
+"""What crosses of variables: values on their way to a rank, and what is said of a rank's own.
+
+Runs anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gpupool.core.wire.pickles import Packed
+
+Aliases = Mapping[str, tuple[str, Sequence[str]]]
+"""name -> a name on the rank, and the path of attributes from there."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the notebook works: its search path for modules, folder ("": deleted) and umask."""
+
+    sys_path: Sequence[str]
+    cwd: str
+    umask: int
+
+
+@dataclass(frozen=True)
+class Values:
+    """Values of the notebook for a rank: `parcels` by number, in the order in which they are read.
+
+    `numbers` and `aliases` say what names mean with them; `forget` are numbers of parcels that are
+    not wanted any more. `place` is None where the rank knows it. `sources` maps the file name of a
+    cell, whose code travels, to its number and text.
+    """
+
+    parcels: Sequence[tuple[int, Packed]]
+    numbers: Mapping[str, int]
+    aliases: Aliases
+    forget: Sequence[int]
+    place: Place | None
+    sources: Mapping[str, tuple[int, str]]
+
+
+@dataclass(frozen=True)
+class Bindings:
+    """What names mean on a rank while a call runs: `values`, and what is imported for it.
+
+    `modules` are names, `imports` statements. `names` are those that the call binds, to be reported
+    on.
+    """
+
+    values: Values
+    modules: Sequence[str]
+    imports: Sequence[str]
+    names: Sequence[str]
+
+
+@dataclass(frozen=True)
+class ValueInfo:
+    """What is known of a rank's value without fetching it.
+
+    `type` is its class's name; `shape`, `dtype` and `device` are there for arrays and tensors,
+    `length` for what has one; `text` is a short repr, only where it was asked for. `reads` are the
+    global names that code in it reads.
+    """
+
+    type: str
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    device: str | None = None
+    length: int | None = None
+    text: str | None = None
+    reads: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+
+    def __str__(self) -> str:
+        """In a few words.
+
+        >>> str(ValueInfo("Tensor", (2, 3), "float32", "cuda:0")), str(ValueInfo("list", length=4))
+        ('Tensor 2x3 float32 cuda:0', 'list of 4')
+        """
+        if self.shape is not None:
+            shape = "x".join(map(str, self.shape)) or "scalar"
+            return " ".join(filter(None, (self.type, shape, self.dtype, self.device)))
+        return self.type if self.length is None else f"{self.type} of {self.length}"
+
+
+@dataclass(frozen=True)
+class NamesReport:
+    """What names mean on a rank after a cell; None: nothing. `changed` are those bound anew."""
+
+    info: Mapping[str, ValueInfo | None]
+    changed: Sequence[str]
