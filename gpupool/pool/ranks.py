@@ -15,6 +15,7 @@ from typing import Any
 from gpupool.core.errors import EngineDiedError, GroupError, PoolError, SpmdError
 from gpupool.core.options.pool_options import PoolOptions, parse_ranks
 from gpupool.core.wire.calls import Call, Prepare
+from gpupool.core.wire.events import EVENTS
 from gpupool.core.wire.masking import redact, redact_all
 from gpupool.core.wire.replies import Reply, Value
 from gpupool.core.wire.requests import Answer, ControlRequest, Found
@@ -115,7 +116,7 @@ class Ranks:
 
         def on_message(kind: str, content: Any) -> None:
             if on_output is not None:
-                if kind == "events":  # what else comes is masked by the recorder, chunk by chunk
+                if kind == EVENTS:  # what else comes is masked by the recorder, chunk by chunk
                     content = redact_all(content, self.secrets)
                 on_output(rank, kind, content)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpupool.core.errors import SpmdError, StillRunningError
+from gpupool.core.wire.events import EVENTS
 from gpupool.core.wire.pickles import MemoryFile
 from gpupool.core.wire.requests import Stop
 from gpupool.core.wire.values import Bindings
@@ -175,7 +176,7 @@ class SpmdRun:
         return self.result()
 
     def _on_output(self, rank: int, kind: str, content: Any) -> None:
-        if kind == "events":
+        if kind == EVENTS:
             self._loops.take(content)
         self._view.on_output(rank, kind, content)
         if self._pool.options.inline:  # the cell runs in the thread that would wait

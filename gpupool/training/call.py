@@ -11,7 +11,7 @@ from gpupool.core.options.datasets import require_dataset
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import Progress, progress
 from gpupool.core.wire.calls import Call
-from gpupool.core.wire.events import ProgressEvent, from_dict
+from gpupool.core.wire.events import EVENTS, ProgressEvent, from_dict
 from gpupool.core.wire.replies import Value
 from gpupool.pool.notices import NoticeLines
 from gpupool.pool.pool import Pool
@@ -61,7 +61,7 @@ def _listener(name: str, bar: Progress) -> Callable[[int, str, Any], None]:
     """What passes on to `bar` how far the ranks are; what they print is for nobody."""
 
     def listen(rank: int, kind: str, content: Any) -> None:
-        for event in map(from_dict, content) if kind == "events" else ():
+        for event in map(from_dict, content) if kind == EVENTS else ():
             if not isinstance(event, ProgressEvent):
                 continue
             if event.what == name:

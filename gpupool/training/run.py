@@ -25,6 +25,7 @@ from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.options.training_ranks import device_names
 from gpupool.core.wire.calls import Train
 from gpupool.core.wire.events import (
+    EVENTS,
     EndEvent,
     ProgressEvent,
     ResumeEvent,
@@ -249,7 +250,7 @@ class TrainingRun:
             self._pool.group.abort(dict.fromkeys(self._ranks, self._execution.number))
 
     def _on_output(self, rank: int, kind: str, content: Any) -> None:
-        if kind != "events":
+        if kind != EVENTS:
             self._recorder(rank, kind, content)
             return
         for plain in content:

@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool import Pool
+from gpupool.core.wire.events import PIECES
 from gpupool.core.wire.masking import Secrets
 from gpupool.pool.calls.output import OutputRecorder
-from gpupool.pool.processes.iopub import PIECES, Router
+from gpupool.pool.processes.iopub import Router
 from tests.fuzz.limits import fuzzed, only_our_errors
 
 # Of each kind one, as it came from a rank; `test_these_are_what_ranks_send` compares.

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from io import StringIO
 from typing import Any, Protocol
 
+from gpupool.core.wire.events import PIECES
 from gpupool.core.wire.masking import uncut
 from gpupool.engine.output import log
 
@@ -28,7 +29,6 @@ RATE_CHARS = 1 << 19  # in each interval after that
 MAX_CHARS = 8 << 20  # waiting to be sent; beyond, those between the first and the last are let go
 KEPT_HEAD_CHARS, KEPT_LAST_CHARS = 4096, 3 << 20
 MAX_MESSAGES = 8  # for text that alternates between the streams; more go as one
-PIECES = "gpupool_pieces"  # metadata: the lengths of the pieces of such a text, in turns
 
 _PIPE_BYTES = 1 << 20  # so that C code that holds the GIL does not wait for our reader so soon
 _READ_BYTES = 1 << 16

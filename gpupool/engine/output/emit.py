@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpupool.core.progress import Course, Drawing
-from gpupool.core.wire.events import Event, ProgressEvent, to_dict
+from gpupool.core.wire.events import EVENTS, Event, ProgressEvent, to_dict
 from gpupool.engine import process
 
 
@@ -13,11 +13,11 @@ def emit(events: Sequence[Event]) -> None:
     """Send events to the client that made the running call, in order, without waiting."""
     plain = [to_dict(event) for event in events]
     if process.publish is not None:
-        process.publish("events", plain)
+        process.publish(EVENTS, plain)
         return
     from ipyparallel.datapub import publish_data
 
-    publish_data({"events": plain})
+    publish_data({EVENTS: plain})
 
 
 def open_drawing(course: Course) -> Drawing | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpupool.core.terminal import DrawnLine, cleared, has_cursor, shows_colours
+from gpupool.core.wire.events import EVENTS
 from gpupool.notebook.cells.figures import is_rich
 from gpupool.notebook.cells.lines import Lines, Merger, fold_bars
 from gpupool.notebook.cells.shown import Part, mark_shown
@@ -58,7 +59,7 @@ class LineView:
 
     def on_output(self, rank: int, kind: str, content: Any) -> None:
         """Queue the complete lines; they are written by the waiting thread, whose cell it is."""
-        if kind == "events":
+        if kind == EVENTS:
             self._loops.take(content)
         elif kind in ("stdout", "stderr"):
             self._queue.extend((rank, line) for line in self._lines.feed(rank, content))

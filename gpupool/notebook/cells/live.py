@@ -8,6 +8,7 @@ from collections import deque
 from html import escape
 from typing import Any
 
+from gpupool.core.wire.events import EVENTS
 from gpupool.notebook.cells.figures import bundle_html, is_embeddable, is_rich
 from gpupool.notebook.cells.heading import shown_time
 from gpupool.notebook.cells.lines import Lines, fold_bars, merge
@@ -63,7 +64,7 @@ class LiveView:
 
     def on_output(self, rank: int, kind: str, content: Any) -> None:
         """Keep the end of the text; drawing is left to `tick`, so that floods cost nothing."""
-        if kind == "events":
+        if kind == EVENTS:
             self._loops.take(content)
             return
         with self._lock:

@@ -11,6 +11,7 @@ from IPython.core.displayhook import DisplayHook
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
+from gpupool.core.wire.events import EVENTS
 from gpupool.notebook.cells.line_view import LineView
 from gpupool.notebook.cells.live import LiveView, named
 from gpupool.notebook.cells.notices import UnwaitedView
@@ -126,7 +127,7 @@ class InlineView:
 
     def on_output(self, rank: int, kind: str, content: Any) -> None:
         """Show the news of monitors; what else there is is on the screen."""
-        if kind == "events":
+        if kind == EVENTS:
             self._loops.take(content)
 
     def tick(self) -> None:

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from gpupool.core.wire.events import EVENTS
 from gpupool.core.wire.masking import Redactor, Secrets, redact_all
 from gpupool.pool.calls.output_widgets import Widgets
 from gpupool.pool.calls.terminal_text import as_shown
@@ -179,7 +180,7 @@ class OutputRecorder:
                 text = widgets.text(content.get("widget", ""))
                 data = content["data"] if text is None else {"text/plain": text}
                 self._show(rank, kind, {**content, "data": data})
-            elif kind in ("clear", "events"):
+            elif kind in ("clear", EVENTS):
                 if kind == "clear":
                     self._clear(rank, wait=bool(content.get("wait")))
                 self._notify(rank, kind, content)

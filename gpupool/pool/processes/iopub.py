@@ -13,6 +13,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from gpupool.core.wire.events import EVENTS, PIECES
+
 # (kind, content): ("stdout" | "stderr", text),
 # ("display" | "result" | "update", mime bundle, with "widget": the name of the widget it shows),
 # ("clear", {"wait": bool}), ("events", list of dicts),
@@ -25,7 +27,6 @@ OnOutput = Callable[[int, str, Any], None]
 MAX_LISTENERS = 256  # calls whose output goes to its place, also after their end
 MAX_STRAY_TEXTS, MAX_STRAY_CHARS = 256, 1024  # of calls that nobody knows any more, and of each
 WIDGET = "application/vnd.jupyter.widget-view+json"
-PIECES = "gpupool_pieces"  # as in gpupool/engine/output/channel.py
 
 _KINDS = {"display_data": "display", "execute_result": "result", "update_display_data": "update"}
 _OTHER_STREAM = {"stdout": "stderr", "stderr": "stdout"}
@@ -139,8 +140,8 @@ def _pieces(
     elif kind == "clear_output":
         yield "clear", content
     elif kind == "data_message":
-        events = _a(list, deserialize(message["buffers"])["events"])
-        yield "events", [_a(dict, event) for event in events]
+        events = _a(list, deserialize(message["buffers"])[EVENTS])
+        yield EVENTS, [_a(dict, event) for event in events]
 
 
 def _without_view(content: dict[str, Any]) -> dict[str, Any]:

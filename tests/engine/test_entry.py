@@ -1,0 +1,58 @@
+"""Every call and every request has what serves it; both cross as they are."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import pickle
+from typing import Any, get_type_hints
+
+import pytest
+
+from gpupool.core.wire import calls
+from gpupool.core.wire.calls import BoundCall, Call, RunSource
+from gpupool.core.wire.replies import CodeReply, Reply, apart, together
+from gpupool.core.wire.requests import REQUESTS, Answer, ControlRequest, Stop, Waits, Where
+from gpupool.core.wire.whereabouts import Collective, Whereabouts
+from gpupool.engine import control, entry
+
+
+def test_every_call_has_a_function_that_takes_it() -> None:
+    kinds = {one for one in vars(calls).values() if isinstance(one, type) and issubclass(one, Call)}
+    assert set(entry._functions) == kinds - {Call, BoundCall}
+    for kind, function in entry._functions.items():
+        assert get_type_hints(function)["call"] is kind
+
+
+def test_a_call_crosses_as_it_is() -> None:
+    call = RunSource("1", 3, number=7)
+    assert pickle.loads(pickle.dumps(call)) == call
+
+
+@pytest.mark.parametrize("packed", [b"x" * 100, None])
+def test_a_large_value_crosses_beside_its_reply(packed: bytes | None) -> None:
+    reply = Reply(CodeReply(packed, "text", 0.5), lost=[1])
+    without, beside = apart(reply)
+    assert (without.value.packed, beside) == (None, packed)
+    assert together(*pickle.loads(pickle.dumps((without, beside)))) == reply
+    assert apart(Reply(None, lost=[2])) == (Reply(None, lost=[2]), None)
+
+
+@pytest.mark.parametrize("kind", REQUESTS)
+def test_every_request_is_answered_also_one_that_makes_no_sense(
+    kind: type[ControlRequest[Any]],
+) -> None:
+    assert control.answer(kind, {"nonsense": 1}).status == "error"
+    assert f"case {kind.__name__}(" in inspect.getsource(control._do)
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [
+        (Stop("job"), Answer("ok", Waits(0.5, 0.0, "503"))),
+        (Where(), Answer("ok", Whereabouts("Cell In[3], line 2", Collective("send", 0, (0, 1))))),
+        (Where(), Answer("error", error="no")),
+    ],
+)
+def test_an_answer_crosses_as_json(request_: ControlRequest[Any], answer: Answer[Any]) -> None:
+    assert request_.answer(json.loads(json.dumps(answer.content()))) == answer
