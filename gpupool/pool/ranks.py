@@ -61,6 +61,7 @@ class Ranks:
         self.on_lost: Callable[[int, Iterable[int]], None] = lambda rank, numbers: None
         self.on_replaced: Callable[[int, str], None] = lambda rank, how: None
         self.hint: Callable[[int, str, bool], str] = lambda rank, evalue, is_alone: ""
+        self.ladder_scale = 1.0  # of the times of `calls/ladder.py`; tests wait for less
         self._on_change = on_change
         self._changing = threading.RLock()  # one at a time changes engines or their group
         self._recovery = Recovery(self.turns, self._replace_lost)

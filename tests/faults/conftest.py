@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpupool import Pool
-from gpupool.pool.calls import ladder
 from tests.faults.invariants import CANARY, SECRET, SUM, Faulty, Footprint
 
 # of each process, when a file of tests first saw it: other files use ours, too
@@ -30,7 +30,8 @@ def faulty(request: pytest.FixtureRequest, pool3: Pool, tmp_path: Path) -> Fault
 
 
 @pytest.fixture
-def short_ladder(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_ladder(pool3: Pool) -> Iterator[None]:
     """Each step against a rank that does not react comes after a quarter of its time."""
-    for name in ("GRACE_S", "ABORT_S", "AGAIN_S", "WARN_S", "KILL_S"):
-        monkeypatch.setattr(ladder, name, getattr(ladder, name) / 4)
+    pool3._all_ranks.ladder_scale = 0.25
+    yield
+    pool3._all_ranks.ladder_scale = 1.0

@@ -14,7 +14,7 @@ from gpupool.core.machine.processes import state_of
 from gpupool.core.wire.requests import Answer, Where
 from gpupool.core.wire.whereabouts import Whereabouts
 from gpupool.pool.calls.failures import Failure
-from gpupool.pool.calls.ladder import KILL_S, WARN_S, Ladder, Rung
+from gpupool.pool.calls.ladder import Ladder, Rung
 from gpupool.pool.ranks import Ranks
 
 ANSWER_S = 0.1  # for a rank to answer where it is; one that runs C code may not
@@ -42,7 +42,7 @@ class Freeing:
         self._ranks = ranks
         self._number = number
         self._notice = notice
-        self._ladder = Ladder()
+        self._ladder = Ladder(all_ranks.ladder_scale)
         self._killed_at: float | None = None
         self._answers: dict[int, Future[Answer[Whereabouts]]] = {}
 
@@ -114,7 +114,7 @@ class Freeing:
                 "that. To stop once more kills and replaces it; its variables are lost then."
             )
         return (
-            f"rank {listed} does not react to the interrupt. In {KILL_S - WARN_S:.0f} s "
+            f"rank {listed} does not react to the interrupt. In {self._ladder.kills_after_s:.0f} s "
             "it is killed and replaced, and its variables are lost; to stop once more does it now."
         )
 

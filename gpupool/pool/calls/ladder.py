@@ -22,15 +22,20 @@ class Rung(Enum):
 
 
 class Ladder:
-    """The steps that are due, each once. Times are of one clock, in seconds."""
+    """The steps that are due, each once. Times are of one clock, in seconds.
 
-    def __init__(self) -> None:
+    Args:
+        scale: of all these times.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
         self._later = [
-            (GRACE_S, Rung.INTERRUPT),
-            (ABORT_S, Rung.ABORT),
-            (AGAIN_S, Rung.AGAIN),
-            (WARN_S, Rung.WARN),
+            (GRACE_S * scale, Rung.INTERRUPT),
+            (ABORT_S * scale, Rung.ABORT),
+            (AGAIN_S * scale, Rung.AGAIN),
+            (WARN_S * scale, Rung.WARN),
         ]
+        self.kills_after_s = (KILL_S - WARN_S) * scale  # from the warning on
         self._began: float | None = None
         self._warned: float | None = None
         self._presses_before = 0  # that came before the warning
@@ -51,7 +56,7 @@ class Ladder:
             steps.append(Rung.INTERRUPT)
         if self._warned is not None and not self._is_through:
             self.agreed = presses > self._presses_before
-            if self.agreed or now - self._warned >= KILL_S - WARN_S:
+            if self.agreed or now - self._warned >= self.kills_after_s:
                 self._is_through = True
                 steps.append(Rung.KILL)
         while self._later and now - self._began >= self._later[0][0]:
