@@ -17,20 +17,24 @@ EXACT_SIZES = (1, 3)  # what is the same on one rank and on three does not depen
 class Pools(Mapping[int, Pool]):
     """`pools[n]` is a pool of `n` ranks, started when a test first asks for it.
 
-    A pool that a test broke or stopped is replaced by a new one. Variables of earlier tests may be
-    left on the ranks. Who iterates gets one pool of each size that exactness is shown with.
+    A pool that an earlier test broke or left busy is replaced by a new one. Variables of earlier
+    tests may be left on the ranks. Who iterates gets one pool of each size that exactness is shown
+    with.
     """
 
     def __init__(self) -> None:
         self._made: dict[int, Pool] = {}
+        self._in_use: set[int] = set()  # by this test, which may keep its ranks busy
         self._environment = plain_environment()  # what a test has set, later ones do not want
 
     def __getitem__(self, n: int) -> Pool:
         pool = self._made.get(n)
-        if pool is not None and _is_usable(pool):
+        if pool is not None and (n in self._in_use or _is_usable(pool)):
+            self._in_use.add(n)
             return pool
         if pool is not None:
             pool.stop()
+        self._in_use.add(n)
         with environment(self._environment):
             self._made[n] = Pool(PoolOptions(n=n, device="cpu"))
         return self._made[n]
@@ -40,6 +44,10 @@ class Pools(Mapping[int, Pool]):
 
     def __len__(self) -> int:
         return len(EXACT_SIZES)
+
+    def look_again(self) -> None:
+        """Another test begins."""
+        self._in_use.clear()
 
     def stop(self) -> None:
         """Stop them all."""
@@ -62,6 +70,12 @@ def pools() -> Iterator[Pools]:
     pools = Pools()
     yield pools
     pools.stop()
+
+
+@pytest.fixture(autouse=True)
+def _another_test(request: pytest.FixtureRequest) -> None:
+    if "pools" in request.fixturenames:
+        request.getfixturevalue("pools").look_again()
 
 
 @pytest.fixture

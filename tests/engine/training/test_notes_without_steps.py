@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -15,8 +16,10 @@ from uuid import uuid4
 import torch
 
 from gpupool import Pool, TrainingHistory, TrainingOptions, TrainingRun
+from gpupool.core.jobs import InferenceJob
 from gpupool.core.options.fields import Profile
 from gpupool.core.progress import Course
+from gpupool.core.wire.calls import Predict
 from gpupool.core.wire.requests import Counts
 from gpupool.engine.training.callbacks import CallbackInfo
 from gpupool.notebook.monitor.words import headline
@@ -124,7 +127,7 @@ def test_a_stop_is_heard_with_the_next_report_and_said_until_then(
 def test_who_waits_for_outputs_is_told_that_they_are_saved(
     pools: Pools, tmp_path: Path, drawn: list[Course]
 ) -> None:
-    job = {"model": network(), "dataset": samples(20_000), "batch_size": 4096}
+    job = InferenceJob(network(), samples(20_000), 4096, "float32")
     path = tmp_path / "outputs.0"
     os.mkfifo(path)  # a file that takes no more than somebody reads
 
@@ -136,7 +139,7 @@ def test_who_waits_for_outputs_is_told_that_they_are_saved(
 
     with ThreadPoolExecutor(1) as thread:
         content = thread.submit(read)
-        ask("predict", pools[1], job | {"precision": "float32"}, result_path=str(path)[:-2])
+        ask("predict", pools[1], job, partial(Predict, result_path=str(path)[:-2]))
     (tmp_path / "read").write_bytes(content.result())
     outputs: list[Any] = torch.load(tmp_path / "read", weights_only=True)
     assert torch.cat(outputs).shape == (20_000, 3)
