@@ -16,6 +16,7 @@ from gpupool import Pool, SpmdError
 from gpupool.core.errors import PoolError
 from gpupool.core.wire.masking import MASK, Secrets
 from gpupool.core.wire.pickles import pack
+from gpupool.core.wire.replies import CodeReply
 from gpupool.pool.calls import output
 from gpupool.pool.calls.output import OutputRecorder, RankOutput
 from gpupool.pool.processes import iopub
@@ -33,7 +34,7 @@ def output_of(*texts: str) -> RankOutput:
 
 
 def result_of(text: str = "said", value: bytes | None = None) -> SpmdResult:
-    reply = {"value": value, "text": "", "elapsed_s": 0.1}
+    reply = CodeReply(value, "", 0.1)
     return SpmdResult({0: reply}, {0: output_of(text)}, 0.2)
 
 

@@ -142,7 +142,7 @@ def test_a_constant_is_never_looked_at_again_and_has_no_limit(notebook: Notebook
     array[0] = 1
     notebook.read()
     wire, file = notebook.parcels.wire(parcel.number)
-    assert wire["path"]
+    assert wire.path
     assert file is None
     notebook.parcels.drop(parcel.number)
     notebook.read()
