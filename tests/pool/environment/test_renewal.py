@@ -54,8 +54,8 @@ def forgetful(pool2: Pool) -> Iterator[Pool]:
 
 @pytest.fixture
 def issuer(tmp_path: Path) -> Issuer:
-    """Keys that are good for 4 s, for botocore in this process."""
-    issuer = Issuer(tmp_path, lifetime_s=4)
+    """Keys that are good for 8 s, for botocore in this process."""
+    issuer = Issuer(tmp_path, lifetime_s=8)
     os.environ.update(issuer.env)
     return issuer
 
@@ -162,7 +162,7 @@ def test_keys_of_the_users_choice_end_the_renewal(forgetful: Pool, issuer: Issue
     os.environ.update(AWS_ACCESS_KEY_ID="AKIDMINE", AWS_SECRET_ACCESS_KEY="mine-alone")
     forgetful.propagate_env("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     until(lambda: not renewal_threads(), 2)
-    time.sleep(2.5)  # the next one would have come
+    time.sleep(4.5)  # the next one would have come
     assert set(forgetful.run("import os; os.environ['AWS_ACCESS_KEY_ID']").values()) == {"AKIDMINE"}
 
 
