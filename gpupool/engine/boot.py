@@ -31,7 +31,7 @@ _LOOP_STOPPED = "Event loop stopped before Future completed."
 
 
 def main() -> None:
-    """Register with the controller and serve until told to stop."""
+    """Register with the controller and serve until it is asked to stop."""
     # A segfault leaves its stack in the log, which the agent reads. The duplicate stays the log:
     # the kernel turns descriptor 2 into a pipe to itself, and nobody reads that after a crash.
     faulthandler.enable(os.dup(2), all_threads=False)
@@ -59,7 +59,7 @@ def main() -> None:
 def _leave_out_debugger() -> None:
     """Have ipykernel do without debugpy: it would import it now (0.1 s), and has no use for it.
 
-    An engine has no channel for a debugger. What a cell imports by itself is not touched.
+    An engine has no channel for a debugger. What a cell itself imports is not touched.
     """
     sys.modules["debugpy"] = None  # type: ignore[assignment]
     importlib.import_module("ipykernel.debugger")

@@ -1,7 +1,7 @@
 """The call that this rank serves, and interrupts that are meant for it. Runs on engines.
 
 An interrupt names the call it is meant for and is sent over the control channel: one that comes
-too late, because the call has ended by itself, must not meet the next one. One that overtakes its
+too late, because the call has ended already, must not meet the next one. One that overtakes its
 call, which comes over another channel, meets it when it begins.
 """
 

@@ -29,7 +29,7 @@ from gpupool.core.wire.requests import (
 from gpupool.data.stores import retry, waiting
 from gpupool.data.stores.fsspec_store import refresh_filesystems
 from gpupool.engine import calls
-from gpupool.engine.group import forming, rendezvous, whereabouts
+from gpupool.engine.group import forming, location, rendezvous
 from gpupool.engine.group.abort import abort_collectives
 from gpupool.engine.output import log
 
@@ -77,7 +77,7 @@ def _do(request: ControlRequest[Any]) -> Any:
         case Abort(number):
             _abort(number)
         case Where(history, glance):
-            return whereabouts.whereabouts(history, glance)
+            return location.locate(history, glance)
         case Counts():
             return forming.counts()
         case SetEnvironment(variables, unset, refresh):

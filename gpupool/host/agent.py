@@ -373,7 +373,7 @@ def _wake_on_child_death() -> int:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # SIG_IGN would reap without telling
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # SIG_IGN would reap without a notice
     return reader
 
 

@@ -77,7 +77,7 @@ def train(
     def show(run: TrainingRun) -> None:
         nonlocal prints
         show_training(run, options.progress, waits=wait)
-        if wait and not pool.options.inline:  # which prints by itself
+        if wait and not pool.options.inline:  # which prints itself
             prints = LineView(list(run.outputs), show_values=False, fold_equal=True)
             run.add_output_listener(prints.on_output)
 

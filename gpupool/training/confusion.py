@@ -116,7 +116,7 @@ def confusion(
     names = _class_names(dataset) if classes is None else [str(name) for name in classes]
     if classes is not None and len(names) != len(total):
         raise TrainingError(
-            f"classes= has {len(names)} names, the network tells {len(total)} classes apart.",
+            f"classes= has {len(names)} names, the network has {len(total)} outputs.",
             "too few",
             "classes",
         )

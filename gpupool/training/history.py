@@ -30,7 +30,7 @@ from gpupool.training.read_totals import Reads, many
 
 OVER = ("finished", "stopped", "failed")
 _COMPLETE = ("epochs", "max_steps")  # what ends a training that has done all it was to do
-_SLOW = 0.15  # a rank that needs so much longer than the others is worth telling,
+_SLOW = 0.15  # a rank that needs so much longer than the others is worth reporting,
 _OF_STEP = 0.1  # if that is so much of a step
 BAR_CHARS = 20
 _LEAST = ("step", "rate", "bar", "loss")  # what a narrow terminal does without, in this order
@@ -84,7 +84,7 @@ class TrainingHistory:
     _data_wait_s: float = field(default=0.0, init=False, repr=False)
     _validation_s: float = field(default=0.0, init=False, repr=False)  # before the last step
     _newest_validation_s: float = field(default=0.0, init=False, repr=False)  # after it
-    _told_s: float = field(default=0.0, init=False, repr=False)  # seconds, when last told aside
+    _noted_s: float = field(default=0.0, init=False, repr=False)  # seconds, when last noted aside
     _best: int = field(default=-1, init=False, repr=False)  # index into `validations`
 
     def add(self, event: Event) -> None:
@@ -99,7 +99,7 @@ class TrainingHistory:
             case ProgressEvent():
                 is_over = 0 < event.total <= event.done
                 self.aside = None if is_over else event
-                self._told_s = max(self._told_s, event.elapsed_s)
+                self._noted_s = max(self._noted_s, event.elapsed_s)
             case ValidationEvent():
                 self._add_validation(event)
                 self.aside = None
@@ -121,7 +121,7 @@ class TrainingHistory:
         """Forget what was reported before."""
         self.steps, self.validations, self.warnings = [], [], []
         self.reads, self.end, self.checkpoint, self.resumed = Reads(), None, None, None
-        self._num_samples, self._data_wait_s, self._told_s = 0, 0.0, 0.0
+        self._num_samples, self._data_wait_s, self._noted_s = 0, 0.0, 0.0
         self._validation_s, self._newest_validation_s, self._best = 0.0, 0.0, -1
 
     def _add_step(self, event: StepEvent) -> None:
@@ -165,7 +165,7 @@ class TrainingHistory:
         `share` is over the median of the others. None where that is less than a tenth of a step,
         as where steps are so short that each rank waits mostly for messages, and of a single rank.
         """
-        work = {rank: told.work_s for rank, told in self.ranks.items() if told.work_s}
+        work = {rank: event.work_s for rank, event in self.ranks.items() if event.work_s}
         if len(work) < 2:
             return None
         rank = max(work, key=lambda one: work[one])
@@ -208,7 +208,7 @@ class TrainingHistory:
     def elapsed_s(self) -> float:
         """Seconds from the start of training to the last event; also a validation has some."""
         last = [s.elapsed_s for s in self.steps[-1:]] + [v.elapsed_s for v in self.validations[-1:]]
-        return self.end.elapsed_s if self.end else max([self._told_s, *last])
+        return self.end.elapsed_s if self.end else max([self._noted_s, *last])
 
     @property
     def throughput(self) -> float:

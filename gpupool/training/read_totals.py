@@ -41,20 +41,20 @@ class Reads:
         return self._num_cached / (self._num_reads + self._num_cached) if self._num_cached else None
 
     def words(self) -> list[str]:
-        """What is worth telling, a phrase each.
+        """What is worth reporting, a phrase each.
 
         >>> Reads(num_retried=12, reason="503 SlowDown", num_skipped=1).words()
         ['12 reads retried (503 SlowDown)', '1 sample skipped']
         """
-        told = []
+        phrases = []
         if self.num_retried:
             reason = f" ({self.reason})" if self.reason else ""
-            told.append(f"{many(self.num_retried, 'read')} retried{reason}")
+            phrases.append(f"{many(self.num_retried, 'read')} retried{reason}")
         if self.num_skipped:
-            told.append(f"{many(self.num_skipped, 'sample')} skipped")
+            phrases.append(f"{many(self.num_skipped, 'sample')} skipped")
         if self.cached_share is not None:
-            told.append(f"{self.cached_share:.0%} from the cache")
-        return told
+            phrases.append(f"{self.cached_share:.0%} from the cache")
+        return phrases
 
 
 def many(number: int, what: str) -> str:

@@ -12,12 +12,12 @@ _DIED = "EngineDiedError"
 
 
 class Restarts:
-    """Decides after each failure. `told` has a sentence on each rank that was lost so far."""
+    """Decides after each failure. `sentences` has one on each rank that was lost so far."""
 
     def __init__(self, *, wanted: bool) -> None:
         self._wanted = wanted
         self._last_step: int | None = None  # of the newest checkpoint at the last loss
-        self.told: list[str] = []
+        self.sentences: list[str] = []
 
     def goes_on(self, error: BaseException, newest_step: int) -> bool:
         """Whether to go on from the checkpoint of `newest_step` (0: there is none yet).
@@ -32,13 +32,13 @@ class Restarts:
             return False
         self._last_step = newest_step
         how = re.split(r"[;.\n]", error.first.evalue)[0]
-        self.told.append(f"{how}; it was replaced, and training went on")
+        self.sentences.append(f"{how}; it was replaced, and training went on")
         return True
 
     def went_on_from(self, step: int) -> None:
         """The last sentence says from where; 0: from the beginning."""
-        if self.told and self.told[-1].endswith("training went on"):
-            self.told[-1] += f" from step {step}" if step else " from the beginning"
+        if self.sentences and self.sentences[-1].endswith("training went on"):
+            self.sentences[-1] += f" from step {step}" if step else " from the beginning"
 
 
 def with_checkpoint(error: SpmdError, newest: CheckpointEvent | ResumeEvent) -> SpmdError:
@@ -48,6 +48,6 @@ def with_checkpoint(error: SpmdError, newest: CheckpointEvent | ResumeEvent) -> 
     line += " from it."
     hint = "\n".join(filter(None, [error.first.hint, line]))
     errors = {**error.errors, error.first.rank: replace(error.first, hint=hint)}
-    told = SpmdError(errors, error.num_ranks)
-    told.__cause__ = error.__cause__
-    return told.with_traceback(error.__traceback__)
+    extended = SpmdError(errors, error.num_ranks)
+    extended.__cause__ = error.__cause__
+    return extended.with_traceback(error.__traceback__)

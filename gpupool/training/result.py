@@ -207,11 +207,11 @@ def _data(start: StartEvent) -> str:
 
 
 def _time(result: TrainingResult, start: StartEvent) -> str:
-    told = f"{duration(result.history.elapsed_s)}, {number(result.throughput)} {start.unit}/s"
+    summary = f"{duration(result.history.elapsed_s)}, {number(result.throughput)} {start.unit}/s"
     if not start.started_at:
-        return told
+        return summary
     began = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(start.started_at))
-    return f"{told}, started {began}"
+    return f"{summary}, started {began}"
 
 
 def _values(result: TrainingResult) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:

@@ -265,7 +265,7 @@ class TrainingRun:
             elif isinstance(event, StepEvent) and event.step == 1:
                 self._restarts.went_on_from(0)
             self.history.add(event)
-        self.history.restarts = list(self._restarts.told)
+        self.history.restarts = list(self._restarts.sentences)
         if self._stopping and self.history.status == "training":
             self.history.status = "stopping"
         self._notify()
@@ -308,7 +308,7 @@ class TrainingRun:
                 newest = self.history.newest.step if self.history.newest else 0
                 if self._aborting or not self._restarts.goes_on(error, newest):
                     raise
-                self._on_notice(f"{self._restarts.told[-1].partition(';')[0]}; it is replaced")
+                self._on_notice(f"{self._restarts.sentences[-1].partition(';')[0]}; it is replaced")
                 try:
                     self._pool.wait_until_usable()
                 except PoolError:  # it could not be replaced: the loss is what is to be said

@@ -11,9 +11,9 @@ import pytest
 
 from gpupool.core.wire import calls
 from gpupool.core.wire.calls import BoundCall, Call, RunSource
+from gpupool.core.wire.location import Collective, Location
 from gpupool.core.wire.replies import CodeReply, Reply, apart, together
 from gpupool.core.wire.requests import REQUESTS, Answer, ControlRequest, Stop, Waits, Where
-from gpupool.core.wire.whereabouts import Collective, Whereabouts
 from gpupool.engine import control, entry
 
 
@@ -50,7 +50,7 @@ def test_every_request_is_answered_also_one_that_makes_no_sense(
     ("request_", "answer"),
     [
         (Stop("job"), Answer("ok", Waits(0.5, 0.0, "503"))),
-        (Where(), Answer("ok", Whereabouts("Cell In[3], line 2", Collective("send", 0, (0, 1))))),
+        (Where(), Answer("ok", Location("Cell In[3], line 2", Collective("send", 0, (0, 1))))),
         (Where(), Answer("error", error="no")),
     ],
 )

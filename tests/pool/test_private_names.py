@@ -263,7 +263,7 @@ def test_torch_lists_its_process_groups_and_they_can_be_aborted(pool2: Pool) -> 
 
 
 def test_the_flight_recorder_knows_gloos_collectives_and_which_are_pending(pool2: Pool) -> None:
-    """`_dump_fr_trace_json` and its keys, in engine/group/whereabouts.py."""
+    """`_dump_fr_trace_json` and its keys, in engine/group/location.py."""
 
     def recorded() -> list[object]:
         import json
@@ -316,7 +316,7 @@ def test_the_flight_recorder_knows_gloos_collectives_and_which_are_pending(pool2
 
 
 def test_torch_names_groups_and_lists_their_ranks(pool2: Pool) -> None:
-    """`_world.pg_names` and `_world.pg_group_ranks`, in engine/group/whereabouts.py."""
+    """`_world.pg_names` and `_world.pg_group_ranks`, in engine/group/location.py."""
     code = (
         "from torch.distributed import distributed_c10d as c\n"
         "c._world.pg_names[dist.group.WORLD], sorted(c._world.pg_group_ranks[dist.group.WORLD])"
@@ -325,7 +325,7 @@ def test_torch_names_groups_and_lists_their_ranks(pool2: Pool) -> None:
 
 
 def test_public_functions_of_torch_distributed_are_in_one_file(pool2: Pool) -> None:
-    """Found by it in the stack, with variables `src`, `dst` and `group`, in whereabouts.py."""
+    """Found by it in the stack, with variables `src`, `dst` and `group`, in location.py."""
     code = (
         "import inspect\nfrom torch.distributed import distributed_c10d as c\n"
         "names = 'all_reduce recv send isend irecv monitored_barrier all_gather_object'.split()\n"

@@ -142,7 +142,7 @@ def test_it_goes_on_after_a_death_while_there_is_progress() -> None:
     assert restarts.goes_on(died(0), 10)
     restarts.went_on_from(10)
     assert not restarts.goes_on(died(), 10)
-    assert restarts.told == [
+    assert restarts.sentences == [
         "rank 1 was killed by SIGKILL; it was replaced, and training went on from the beginning",
         "rank 0 was killed by SIGKILL; it was replaced, and training went on from step 10",
     ]

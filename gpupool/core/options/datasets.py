@@ -43,7 +43,7 @@ def require_dataset(name: str, dataset: Any) -> None:
     if hasattr(dataset, "__next__"):
         raise TrainingError(
             f"{name} is a {kind}, which can be walked through once: give a "
-            "torch.utils.data.IterableDataset, whose __iter__ begins anew each epoch.",
+            "torch.utils.data.IterableDataset, whose __iter__ begins again each epoch.",
             "iterator",
             name,
         )

@@ -263,7 +263,7 @@ def _end(plan: TrainingPlan) -> Rows:
 def _checkpoints(plan: TrainingPlan) -> Rows:
     options = plan.options
     if options.checkpoint is None:
-        return [("none", "a training that fails begins anew")]
+        return [("none", "a training that fails starts from the beginning")]
     every = options.checkpoint_every or "epoch"
     if isinstance(every, int):
         every = _many(every, "step")

@@ -1,4 +1,4 @@
-"""What client, agent and fork server tell each other. Runs anywhere; the standard library only.
+"""What client, agent and fork server send each other. Runs anywhere; the standard library only.
 
 Each is one line of JSON (`json_lines.py`): {"kind": "spawned", "name": "rank 0", "pid": 4711}.
 """
@@ -113,7 +113,7 @@ class Spawned:
 
 @dataclass(frozen=True)
 class Killed:
-    """Answers `Kill`; the ends of the processes are told after it."""
+    """Answers `Kill`; the ends of the processes are reported after it."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Forked:
-    """Answers `Spawn`: once when the process has been forked, and once by itself, when it is up."""
+    """Answers `Spawn`: when the process has been forked, and a second time when it is up."""
 
     number: int
     name: str

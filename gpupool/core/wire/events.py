@@ -1,4 +1,4 @@
-"""What training tells the notebook: small frozen events that cross as plain dicts. Runs anywhere.
+"""What training reports to the notebook: frozen events that cross as plain dicts. Runs anywhere.
 
 Rank 0 sends them, and each rank its own `RankEvent`; the client folds them, in order, into a
 `TrainingHistory` (`gpupool/training/history.py`). Times are seconds since the training started, on
@@ -20,14 +20,14 @@ PIECES = "gpupool_pieces"  # metadata of text of both streams: the lengths of it
 class StartEvent:
     """Training begins: what will be done.
 
-    Where it begins anew, everything that was told before is told again after this. `num_steps` are
+    Where it begins again, everything that was reported before follows once more. `num_steps` are
     those of the whole training, 0 where that is not known, as `steps_per_epoch` is of a stream.
     `objective` is by what the best network is chosen ("loss", "accuracy", a metric), if any is.
 
     `devices` are those of the ranks that train, `ranks`, in this order: "cuda:0 NVIDIA H200", or
     "CPU". `parallel` is "DDP", or "" of one rank. `validate_every` counts steps; 0: there is no
     validation; -1: one after every epoch, of a length that nobody knows. `patience` is 0 without
-    one, `keep` "best" or "last". `lr_after` tells what the learning rate will become: a pair
+    one, `keep` "best" or "last". `lr_after` says what the learning rate will become: a pair
     (step, lr) for each time it turns. `started_at` is rank 0's wall clock, in seconds since 1970.
     `unit` is what a sample is: "images", or "samples". `metrics` are the names of those that
     validations have; `may_tell` what there may be news of later: "checkpoint", "retried",
@@ -95,7 +95,7 @@ class ValidationEvent:
 
 @dataclass(frozen=True, slots=True)
 class WarningEvent:
-    """Something the user should know at once; training goes on, or ends by itself.
+    """Something the user should know at once; training continues, or ends automatically.
 
     `about` is "not finite", "spike", "chance" (divergence), "checkpoint" (it could not be written),
     "resume", or another word; `message` is one sentence; `step` the last one that was done.
@@ -163,7 +163,7 @@ class RankEvent:
 
     `utilization` (0..1), memory and temperature are those of its GPU, whoever uses it. Of a rank on
     CPU: its CPU time over wall time times its threads; its resident memory, of the host's. None
-    where nobody tells.
+    where it is not reported.
     """
 
     rank: int

@@ -53,7 +53,7 @@ _CUT_CODE = re.compile(rf"\x1b(?:\[[0-9;?]*|\][^\x07\x1b]{{0,{MAX_CODE_CHARS}}}\
 class _Known(NamedTuple):
     """What is hidden at one moment: never changed, only replaced, so any thread may read it.
 
-    `forms` has them by their anchor, a part that they have in common: one search tells that none
+    `forms` has them by their anchor, a part that they have in common: one search shows that none
     of them is there. `endings` has the forms by the last two characters of each beginning of
     theirs, those that begin with one character by that; each character of a beginning is there.
     """

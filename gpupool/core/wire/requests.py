@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, Generic, Literal, TypeVar
 
-from gpupool.core.wire.whereabouts import Whereabouts
+from gpupool.core.wire.location import Location
 
 Found = TypeVar("Found", covariant=True)
 
@@ -92,17 +92,17 @@ class Abort(ControlRequest[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class Where(ControlRequest[Whereabouts]):
+class Where(ControlRequest[Location]):
     """Say the line and the collective that the main thread is in.
 
-    `history` adds what is over; a `glance` costs less, see `gpupool/engine/group/whereabouts.py`.
+    `history` adds what is over; a `glance` costs less, see `gpupool/engine/group/location.py`.
     """
 
     history: bool = False
     glance: bool = False
 
-    def _read(self, plain: Any) -> Whereabouts:
-        return Whereabouts.from_dict(plain)
+    def _read(self, plain: Any) -> Location:
+        return Location.from_dict(plain)
 
 
 @dataclass(frozen=True, slots=True)

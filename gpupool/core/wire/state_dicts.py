@@ -189,7 +189,7 @@ def _is_read(leaf: Any) -> bool:
     if type(leaf) in _PLAIN or isinstance(leaf, torch.Tensor):
         return True
     file = io.BytesIO()
-    try:  # torch alone knows, and may have been told of more classes
+    try:  # torch alone knows, and may know more classes by now
         torch.save(leaf, file)
         file.seek(0)
         torch.load(file, weights_only=True)

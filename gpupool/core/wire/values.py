@@ -85,7 +85,7 @@ class ValueInfo:
 
 @dataclass(frozen=True)
 class NamesReport:
-    """What names mean on a rank after a cell; None: nothing. `changed` are those bound anew."""
+    """What names mean on a rank after a cell; None: nothing. `changed` are those bound again."""
 
     info: Mapping[str, ValueInfo | None]
     changed: Sequence[str]

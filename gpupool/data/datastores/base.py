@@ -324,7 +324,7 @@ class Datastore(Generic[ItemsT]):
         """
         if self._list_again is None:
             raise OptionsError(
-                f"{self!r} cannot be listed anew: it is a part of another one, put together from "
+                f"{self!r} cannot be listed again: it is a part of another one, put together from "
                 "several, or was made in another process; make it again from its URL",
                 "no URL",
             )

@@ -52,7 +52,7 @@ def check_cached(manifest: Manifest[ItemsT]) -> None:
     if parts and not any(part.file.version for part in parts):
         shown = " + ".join(source.shown_url for source in manifest.items.sources)
         raise OptionsError(
-            f"{shown} tells no versions (ETags) of its files, so a cache could not see that one "
+            f"{shown} reports no versions (ETags) of its files, so a cache could not see that one "
             "has changed; read it without cached()",
             "no versions",
         )

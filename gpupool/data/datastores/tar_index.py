@@ -99,7 +99,7 @@ def read_index(source: Source, tar: FileRef, suffix: str) -> TarIndex:
                     continue
                 if member.sparse is not None:
                     raise DataError(
-                        f"{name} holds a sparse file, {member.name}; pack it anew",
+                        f"{name} holds a sparse file, {member.name}; pack it again",
                         "sparse",
                         url=name,
                     )

@@ -55,7 +55,7 @@ class Members(Packed):
         data = part.read()
         if len(data) != size:
             raise SampleError(
-                f"{self.url(row)} has changed: the tar ends before it; make the datastore anew",
+                f"{self.url(row)} has changed: the tar ends before it; make the datastore again",
                 self.url(row),
                 "changed",
             )

@@ -116,7 +116,7 @@ def _by_key(
         if other is not file:
             raise DataError(
                 f"{name(other.path)} and {name(file.path)} both match {own!r}; remove one, or "
-                "pass match= a function that tells them apart",
+                "pass match= a function that distinguishes them",
                 "two partners",
             )
     return found

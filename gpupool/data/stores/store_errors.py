@@ -57,64 +57,22 @@ def store_error(
     end, `doing` what has failed.
     """
     name, found = shown_name(url, path), trouble(error)
-    text = " ".join(_in_short(error).split())
-    text = without_secrets(text, options, url)
+    text = without_secrets(" ".join(_in_short(error).split()), options, url)
     where = without_passwords(url)  # a key is refused for all files alike: all ranks say the same
     code = found.what.split()[-1] if found.what else ""
     if isinstance(error, KeysEndedError):
-        return CredentialsError(
-            f"{where}: the access key expired at {_shown(error.ended.timestamp())}, "
-            f"and there is no newer one. {_SET_AWS_KEYS}",
-            "expired",
-            url=where,
-        )
+        return _key_error("expired", where, f"at {_shown(error.ended.timestamp())}")
     if found.kind == "no key":
-        return CredentialsError(
-            f"{where}: no access key was found ({text}). {_SET_AWS_KEYS}", "no key", url=where
-        )
-    if found.kind == "refused":
-        return CredentialsError(
-            f"{where}: the store refused the access key ({code}{_ended(expires_at)}). "
-            f"{_SET_AWS_KEYS}",
-            "refused",
-            url=where,
-        )
-    if found.kind == "denied":
-        return CredentialsError(
-            f"{name}: this access key may not read here ({code}{_ended(expires_at)}). "
-            f"Allow it to list and read, or use another one. {_SET_AWS_KEYS}",
-            "denied",
-            url=name,
-        )
+        return _key_error("no key", where, text)
+    if found.kind in ("refused", "denied"):
+        about = where if found.kind == "refused" else name
+        return _key_error(found.kind, about, f"{code}{_ended(expires_at)}")
     if found.kind == "missing":
         if path and code != "NoSuchBucket":
             return MissingSampleError(f"{name} does not exist", name, "missing")
         return DataNotFoundError(nothing_at(where), "missing", url=where)
     if found.kind == "ended" and path:
         return changed(name, "it is shorter now")
-    if found.kind == "unreachable":
-        host = re.search(r"https?://[^/\"\s]+", without_secrets(str(error), options))
-        at = f" at {host.group()}" if host else ""
-        return DataError(
-            f"{name}: the store{at} does not answer; "
-            "check the network and, for s3, AWS_ENDPOINT_URL",
-            "unreachable",
-            url=name,
-        )
-    if found.kind == "busy":
-        long = f"{tries.failed} times in {tries.passed_s:.0f} s" if tries else "once"
-        return DataError(
-            f"{name}: {doing} failed {long}, at last by: {found.what}; try again later",
-            "busy",
-            url=name,
-        )
-    if found.kind == "no listing":
-        return DataError(
-            f"{name}: the store's answer is cut off, or no listing of S3 ({text}); check the "
-            "endpoint (AWS_ENDPOINT_URL), or try again later",
-            "no listing",
-            url=name,
-        )
     if found.kind == "clock":
         return DataError(
             f"{where}: the clock of this machine is wrong{_by(error)}, so the store refuses what "
@@ -122,11 +80,36 @@ def store_error(
             "clock",
             url=where,
         )
-    return DataError(
-        f"{name}: {type(error).__name__}: {text}" if text else f"{name}: {error!r}",
-        "other",
-        url=name,
-    )
+    if found.kind == "busy":
+        long = f"{tries.failed} times in {tries.passed_s:.0f} s" if tries else "once"
+        what = f"{doing} failed {long}, at last by: {found.what}; try again later"
+        return DataError(f"{name}: {what}", "busy", url=name)
+    if found.kind == "unreachable":
+        host = re.search(r"https?://[^/\"\s]+", without_secrets(str(error), options))
+        what = (
+            f"the store{f' at {host.group()}' if host else ''} does not answer; "
+            "check the network and, for s3, AWS_ENDPOINT_URL"
+        )
+        return DataError(f"{name}: {what}", "unreachable", url=name)
+    if found.kind == "no listing":
+        what = (
+            f"the store's answer is cut off, or no listing of S3 ({text}); check the "
+            "endpoint (AWS_ENDPOINT_URL), or try again later"
+        )
+        return DataError(f"{name}: {what}", "no listing", url=name)
+    what = f"{type(error).__name__}: {text}" if text else f"{error!r}"
+    return DataError(f"{name}: {what}", "other", url=name)
+
+
+def _key_error(kind: str, where: str, why: str) -> CredentialsError:
+    sentence = {
+        "expired": f"the access key expired {why}, and there is no newer one.",
+        "no key": f"no access key was found ({why}).",
+        "refused": f"the store refused the access key ({why}).",
+        "denied": f"this access key may not read here ({why}). Allow it to list and read, or use "
+        "another one.",
+    }[kind]
+    return CredentialsError(f"{where}: {sentence} {_SET_AWS_KEYS}", kind, url=where)
 
 
 def shown_name(url: str, path: str) -> str:
@@ -138,7 +121,7 @@ def shown_name(url: str, path: str) -> str:
 def changed(name: str, how: str) -> SampleError:
     """The error for a file that is another one than was listed."""
     return SampleError(
-        f"{name} has changed since it was listed ({how}); make the datastore anew", name, "changed"
+        f"{name} has changed since it was listed ({how}); make the datastore again", name, "changed"
     )
 
 

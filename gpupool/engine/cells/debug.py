@@ -34,7 +34,7 @@ def remember(error: BaseException) -> None:
 
 
 def forget(why: str) -> None:
-    """Let go of the last error's frames and what they hold; `why` is told to who asks for them."""
+    """Release the last error's frames and what they hold; who asks for them reads `why`."""
     global _frames, _why_none, _open
     _frames, _why_none, _open = None, why, None
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
@@ -76,7 +76,7 @@ def _begin() -> Any:
 
 
 def _is_last(debugger: Any, line: str) -> bool:
-    """Do what a line says, in all its parts (`p x ;; up`); tells whether that ends the session."""
+    """Do what a line says, in all its parts (`p x ;; up`); whether that ends the session."""
     debugger.stdout = sys.stdout
     debugger.cmdqueue = [line]
     try:

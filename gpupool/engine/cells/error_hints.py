@@ -32,7 +32,7 @@ _NOT_KEPT = (
 )
 _LOST = (
     "The GPU context of this rank is lost: nothing on its GPU works in this process any more. CUDA "
-    "tells such an error late, so it may come from an earlier line: `import os; "
+    "reports such an error late, so it may come from an earlier line: `import os; "
     'os.environ["CUDA_LAUNCH_BLOCKING"] = "1"`, `%gpupool env CUDA_LAUNCH_BLOCKING` and '
     "`%gpupool restart` have the next one name its own line."
 )
@@ -60,7 +60,7 @@ def memory_is_out(error: BaseException) -> bool:
 
 
 def hint(chain: Sequence[BaseException]) -> str:
-    """What is to be told besides the messages of an error and of those behind it, or ""."""
+    """What is to be reported besides the messages of an error and of those behind it, or ""."""
     try:
         for error in chain:
             if _is_gpu_memory(error):

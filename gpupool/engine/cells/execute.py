@@ -107,7 +107,7 @@ class QuietErrors:
     def __enter__(self) -> QuietErrors:
         shell, undo = self._shell, self._undo
         swap(undo, shell, "_showtraceback", lambda etype, evalue, lines: None)
-        # by itself it prints exception groups
+        # IPython prints exception groups itself
         swap(undo, shell, "showtraceback", self._hold_back)
         swap(undo, shell, "showsyntaxerror", self._hold_back_syntax_error)
         for name in ("run_line_magic", "run_cell_magic"):

@@ -152,7 +152,7 @@ def _is_of_script(value: Any) -> bool:
 def _waiting_once(delete: Callable[..., None]) -> Callable[..., None]:
     """RPC's way to let go of remote references, which is of no use from its second shutdown on.
 
-    Since the first one torch tells no owner that its value is not needed any more (`RRefContext`),
+    Since the first one torch informs no owner that its value is no longer needed (`RRefContext`),
     and the owner waits for that word for 100 s, in C++. Others give it up after 60 s.
     """
     waits = itertools.chain([()], itertools.repeat((_USELESS,)))

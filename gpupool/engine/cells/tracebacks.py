@@ -164,7 +164,7 @@ def _trim(error: BaseException) -> None:
 
 
 def _end_before_torch(error: BaseException) -> None:
-    """Of an interrupt in a collective only the user's line tells: it met torch anywhere."""
+    """Of an interrupt in a collective only the user's line is of use: it met torch anywhere."""
     error.__cause__, error.__suppress_context__ = None, True
     frames = _frames(error.__traceback__)
     while len(frames) > 1 and frames[-1].tb_frame.f_code.co_filename.startswith(TORCH):

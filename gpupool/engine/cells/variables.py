@@ -52,7 +52,7 @@ class _Kept:
         self._parts: list[Callable[[], Any]] = []
 
     def load(self) -> None:
-        """Make the value anew."""
+        """Make the value again."""
         self.value, parts = self._source.load(Unpickler)
         self._parts = [_weakly(part) for part in parts]
 
@@ -136,7 +136,7 @@ def around(work: Callable[[], Reply[Value]], bindings: Bindings) -> Reply[Value]
             f"what the notebook sent cannot be read: {'; '.join(failed.values())}", "unreadable"
         )
     for module in bindings.modules:
-        with contextlib.suppress(Exception):  # the cell tells, if it really needs it
+        with contextlib.suppress(Exception):  # the cell fails, if it really needs it
             importlib.import_module(module)
     _repeat(bindings.imports)
     bind(values.numbers, values.aliases)
@@ -152,7 +152,7 @@ def bind(numbers: Mapping[str, int], aliases: Aliases) -> None:
     if lost(numbers.values()):
         raise ParcelsLostError(
             f"rank {this_rank().rank} has lost values that the notebook had sent. Run the cell "
-            "again: they are sent anew.",
+            "again: they are sent again.",
             "lost",
         )
     with _remembering([*numbers, *aliases]):
@@ -182,7 +182,7 @@ def _let_mean(numbers: Mapping[str, int], aliases: Aliases) -> None:
 
 
 def _set(meanings: Mapping[str, Any]) -> None:
-    """Bind names; where this rank has no value the name is not there: the cell tells, if it needs
+    """Bind names; where this rank has no value the name is not there: the cell fails, if it needs
     it."""
     space = this_shell().user_ns
     for name, value in meanings.items():

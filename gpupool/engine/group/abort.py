@@ -29,7 +29,7 @@ _NCCL_ABORT_S = 2.0  # what has not returned by then is left to itself: the rank
 
 
 def abort_collectives() -> int:
-    """Abort every process group of this rank; tells how many gloo connections were shut.
+    """Abort every process group of this rank; returns how many gloo connections were shut.
 
     Harmless when idle or called again.
     """

@@ -34,7 +34,7 @@ from torch.distributed import distributed_c10d
 from gpupool.core.machine.topology import Rank
 from gpupool.core.wire.calls import GroupPlan
 from gpupool.core.wire.replies import Joined
-from gpupool.engine.group import peers, reconnect, rendezvous, whereabouts
+from gpupool.engine.group import location, peers, reconnect, rendezvous
 from gpupool.engine.group.abort import abort_collectives
 from gpupool.engine.group.gloo_sockets import gloo_connections
 
@@ -62,7 +62,7 @@ class Plan(GroupPlan):
 
     @property
     def can_last(self) -> bool:
-        """Whether the group can have new connections instead of being formed anew."""
+        """Whether the group can have new connections instead of being formed again."""
         is_one_group = len(self.training_ranks) == self.world_size > 1
         return self.backend == "gloo" and is_one_group and reconnect.is_possible()
 
@@ -120,7 +120,7 @@ def connect(
         dist.all_reduce(number, group=_training_group)
     dist.barrier()
     _plan = plan
-    whereabouts.forget_before()
+    location.forget_before()
 
 
 def _form_anew(plan: Plan) -> frozenset[str]:
@@ -193,7 +193,7 @@ def about_earlier(message: str, frames: Sequence[FrameType]) -> str:
     """
     if not reconnect.left or not any(words in message.lower() for words in _OF_LEFT):
         return ""
-    if any(one in distributed_c10d._world.pg_map for one in whereabouts.groups_in(frames)):
+    if any(one in distributed_c10d._world.pg_map for one in location.groups_in(frames)):
         return ""
     if not _connections <= set(gloo_connections().values()):
         return ""

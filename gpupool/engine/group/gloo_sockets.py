@@ -61,7 +61,7 @@ class Listener:
 
 
 def gloo_loops() -> dict[Listener, dict[int, str]]:
-    """The event loops of gloo in this process; none where /proc does not tell.
+    """The event loops of gloo in this process; none where /proc does not show them.
 
     Listener -> its connections: file descriptor -> inode of the socket.
     """
@@ -94,7 +94,7 @@ def ends(fd: int, inode: str) -> tuple[str, str] | None:
 
 
 def shut(fd: int, inode: str, how: int) -> bool:
-    """Shut a connection, or half of it (shutdown(2)); tells whether it was still there."""
+    """Shut a connection, or half of it (shutdown(2)); returns whether it was still there."""
     with _held(fd, inode) as connection, contextlib.suppress(OSError):
         if connection:
             connection.shutdown(how)
@@ -148,7 +148,7 @@ class _EpollEvent(ctypes.Structure):
 
 
 def _watch(epoll: int, fd: int, events: int, data: int) -> None:
-    """Have a descriptor of an epoll set tell these events. Python's own would change the data."""
+    """Have a descriptor of an epoll set report these events. Python's own would change the data."""
     event = _EpollEvent(events, data)
     if ctypes.CDLL(None, use_errno=True).epoll_ctl(epoll, _EPOLL_CTL_MOD, fd, ctypes.byref(event)):
         raise OSError(ctypes.get_errno(), "epoll_ctl")

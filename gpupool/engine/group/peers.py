@@ -2,7 +2,7 @@
 
 gloo's listener takes whoever of this machine's users connects first with the right number, and the
 numbers are 0, 1, 2 ... (gloo/transport/tcp/listener.cc). So after a group is connected, and before
-anything is sent in it, its members tell each other the two ends of each of their connections, in
+anything is sent in it, its members exchange the two ends of each of their connections, in
 the store in the pool's private folder. A connection is proved if another member holds the same one
 from its other side: two sockets of one machine cannot have the same two ends.
 
@@ -99,7 +99,7 @@ def prove(
     reasons = [one["failed"] for one in facts if one["failed"]]
     if strangers or reasons or least < size - 1:
         ports = [port for one in facts for port in one["ports"]]
-        # all look before one shuts a connection, which then tells nothing of its user
+        # all look before one shuts a connection, which then no longer shows its user
         seen = json.dumps(_users(strangers, ports))
         found = exchange(store, f"{key}/users", place, size, seen)
         users = {user for text in found for user in json.loads(text)}

@@ -1,4 +1,4 @@
-"""Groups that last over generations: connected anew, not made anew. Runs on engines.
+"""Groups that last over generations: connected again, not made again. Runs on engines.
 
 From torch 2.15 on gloo can give a group object new connections (`enable_reconfigure`), so that
 what holds it goes on: a DDP wrapper, a DeviceMesh, an FSDP module, a sub-group. Before, and
@@ -37,7 +37,7 @@ left: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()
 
 @dataclass(slots=True)
 class _Lasting:
-    """A group that can be connected anew: its members, this rank's place, and where they meet.
+    """A group that can be connected again: its members, this rank's place, and where they meet.
 
     `listeners` are gloo's for it, see `peers.py`. The group is held weakly: one that the
     user has destroyed takes its sockets and threads along.
@@ -62,7 +62,7 @@ _num_made: dict[str, int] = {}  # sub-groups by name, in this generation
 
 
 def is_possible() -> bool:
-    """Whether this torch can connect a group anew; not where it checks what ranks call."""
+    """Whether this torch can connect a group again; not where it checks what ranks call."""
     return hasattr(distributed_c10d, "_reconfigure") and not _is_checked()
 
 
@@ -72,7 +72,7 @@ def _is_checked() -> bool:
 
 
 def refuse_late_connections() -> None:
-    """Raise if gloo has been told to connect when it first sends, when nobody can look before."""
+    """Raise if gloo is set to connect when it first sends, when nobody can look before."""
     __tracebackhide__ = True
     if os.environ.get(LATE, "0") not in ("", "0"):
         raise RuntimeError(
@@ -121,7 +121,7 @@ def report() -> Joined:
 def connect(
     generation: int, handles: Mapping[str, Sequence[str]], num_named: int
 ) -> frozenset[str]:
-    """Connect these groups anew; others of this rank are left, for a member of them is new.
+    """Connect these groups again; others of this rank are left, for a member of them is new.
 
     Returns the inodes of their connections.
 

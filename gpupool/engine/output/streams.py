@@ -81,7 +81,7 @@ class OrderedStream(OutStream):
         self.write_through = self.write_through if write_through is None else write_through
 
     def restore_descriptor(self) -> bool:
-        """Have descriptor 1 or 2 lead here if code has closed it; tells if it was another file."""
+        """Have descriptor 1 or 2 lead here if code has closed it; whether it was another file."""
         try:
             was_another = not os.path.sameopenfile(self._descriptor, self._pipe)
         except OSError:
@@ -112,7 +112,7 @@ class OrderedStream(OutStream):
                 return len(string)
             try:
                 call = this_call()
-            except LookupError:  # a thread that was not told its call
+            except LookupError:  # a thread whose call is unknown
                 call = self.parent_header
             write(name, call, string)
             return len(string)
@@ -176,7 +176,7 @@ def follow_call(parent: dict[str, Any]) -> None:
 
 
 def restore_streams() -> list[str]:
-    """Let `sys.stdout` and `sys.stderr` be streams that work; tells what did not, and why."""
+    """Let `sys.stdout` and `sys.stderr` be streams that work; returns what did not, and why."""
     notes = []
     for own in _streams:
         present = getattr(sys, own.name, None)

@@ -28,7 +28,7 @@ def state_of(model: DistributedDataParallel) -> dict[str, Any]:
     if model.process_group.size() != dist.get_world_size():
         raise RuntimeError(
             "a DistributedDataParallel over some of the ranks cannot be copied to another one: "
-            "copy its .module, and wrap that anew on those ranks"
+            "copy its .module, and wrap that again on those ranks"
         )
     return {key: value for key, value in vars(model).items() if key not in _OWN}
 

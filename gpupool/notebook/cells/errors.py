@@ -25,7 +25,7 @@ def errors_html(error: SpmdError | None) -> list[str]:
 
 
 def collective_of(error: RankError) -> str:
-    """The collective in which a rank was, as far as its traceback tells; else "".
+    """The collective in which a rank was, as far as its traceback shows; else "".
 
     For a rank that did not say where it was (`RankError.was`).
     """

@@ -164,7 +164,7 @@ COMMANDS: Mapping[str, Callable[[], MagicParser]] = {
 
 
 def _word_of(words: Sequence[str]) -> Callable[[str], str]:
-    """The type of an argument that is one of some words; a wrong one is told the nearest."""
+    """The type of an argument that is one of some words; an error names the nearest."""
 
     def word_of(text: str) -> str:
         if text not in words:

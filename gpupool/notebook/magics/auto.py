@@ -78,7 +78,7 @@ class Auto:
                 self.shell.prompts = AutoPrompts(self.shell, self.shell.prompts, self.label)
 
     def turn_off(self) -> bool:
-        """From the next cell on; tells whether it was on."""
+        """From the next cell on; returns whether it was on."""
         was_on, self.pool = self.is_on, None
         if was_on and _has_prompt(self.shell):
             from gpupool.notebook.magics.auto_prompts import AutoPrompts
@@ -206,7 +206,7 @@ def _in_a_cell() -> bool:
 
 
 def _is_users_cell(shell: Any) -> bool:
-    """Whether what is being run is a cell that the user has sent, as far as can be told."""
+    """Whether what is being run is a cell that the user has sent, as far as is known."""
     if threading.current_thread() is not threading.main_thread():
         return False
     kernel = getattr(shell, "kernel", None)

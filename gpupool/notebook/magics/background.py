@@ -9,7 +9,7 @@ from gpupool.spmd.cell import SpmdRun
 
 
 def watch(run: SpmdRun, shell: Any) -> None:
-    """Have the error of `run` told below a later cell, unless it is asked for its result."""
+    """Have the error of `run` reported below a later cell, unless it is asked for its result."""
     _hook(shell).runs.append(run)
 
 
@@ -43,14 +43,14 @@ class _Hook:
         self.leave_if_done()
 
     def leave_if_done(self) -> None:
-        """Be called no more if nothing is left to tell."""
+        """Be called no more if nothing is left to report."""
         if not self.lasts and not self.runs:
             self._shell.events.unregister("post_run_cell", self)
 
 
 def _hook(shell: Any) -> _Hook:
     for hook in shell.events.callbacks["post_run_cell"]:
-        # by its name: `%autoreload` makes the class anew
+        # by its name: `%autoreload` makes the class again
         if type(hook).__name__ == _Hook.__name__ and type(hook).__module__ == __name__:
             return hook  # type: ignore[no-any-return]
     hook = _Hook(shell)

@@ -65,7 +65,7 @@ class Commands:
         return tuple(self._commands)
 
     def run(self, line: str) -> object:
-        """Do what stands behind `%gpupool`; without a word, tell the status.
+        """Do what stands behind `%gpupool`; without a word, show the status.
 
         Raises:
             OptionsError: there is no such command, or its options are wrong.

@@ -70,7 +70,7 @@ def _choose(pool: Pool, chosen: str | None) -> int:
 
 
 def _say(pool: Pool, rank: int, line: str | None) -> bool:
-    """Give the debugger a command and print its answer; tells whether it waits for another."""
+    """Give the debugger a command and print its answer; returns whether it waits for another."""
     recorder = OutputRecorder((rank,), pool.hidden_values())
     try:
         reply = pool.execute({rank: DebugCommand(line)}, recorder).result()[rank]

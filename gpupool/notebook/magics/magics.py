@@ -33,7 +33,7 @@ class GpupoolMagics(Magics):
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         self._commands = Commands(shell, inspect.cleandoc(GpupoolMagics.gpupool.__doc__ or ""))
-        self._told: set[str] = set()  # names that the user has been told about
+        self._reported: set[str] = set()  # names that were reported to the user
 
     @line_magic
     def gpupool(self, line: str) -> object:
@@ -72,14 +72,14 @@ class GpupoolMagics(Magics):
                                  run every following cell on the ranks, as if it began with %%spmd.
                                  A cell stays in the notebook if %%local is its first line, if it
                                  has a line with %gpupool or %spmd, or is about the notebook
-                                 (%load_ext, %history, ...). Without a word: tell which it is.
+                                 (%load_ext, %history, ...). Without a word: say which it is.
                                  -t (--targets), --view and --timeout are those of %%spmd.
         %gpupool gpus [--watch [SECONDS]]
                                  the GPUs of this machine and who uses them; --watch: live, each
                                  second or so often, until the stop button is pressed
         %gpupool env [NAME|GLOB ...] [--aws] [--unset]
                                  copy environment variables to the ranks, as in
-                                 `%gpupool env AWS_*`; without names: tell which are there.
+                                 `%gpupool env AWS_*`; without names: list those that are there.
                                  --aws sends what this notebook's AWS profile, SSO login or role
                                  gives, and again before it expires. Values are never shown.
         %gpupool log [RANK] [-n LINES]
@@ -223,9 +223,9 @@ class GpupoolMagics(Magics):
 
     def _tell_covered(self, names: Iterable[str]) -> None:
         """Say once of a name that it means something else in a cell than in the notebook."""
-        new = sorted(set(names) - self._told)
+        new = sorted(set(names) - self._reported)
         if new:
-            self._told.update(new)
+            self._reported.update(new)
             is_or_are = "is" if len(new) == 1 else "are"
             print(
                 f"gpupool: in a cell {', '.join(new)} {is_or_are} the rank's own, not what the "

@@ -47,8 +47,8 @@ class MagicParser(argparse.ArgumentParser):
         try:
             parsed, unknown = self.parse_known_args(words)
         except argparse.ArgumentError as error:
-            told = f"{self.prog}: {_sentence(str(error))} Usage: {self._usage_of(error)}"
-            raise OptionsError(plain(_without_values(told, words))) from None
+            sentence = f"{self.prog}: {_sentence(str(error))} Usage: {self._usage_of(error)}"
+            raise OptionsError(plain(_without_values(sentence, words))) from None
         except OptionsError as error:
             raise OptionsError(plain(_without_values(str(error), words))) from None
         if unknown:

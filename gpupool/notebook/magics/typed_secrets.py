@@ -39,7 +39,7 @@ def refuse_typed_value(shell: Any, line: str) -> None:
 
 
 def forget_cell(shell: Any) -> bool:
-    """Put a note in the place of the running cell wherever IPython keeps it; tells if it could."""
+    """Put a note in the place of the running cell wherever IPython keeps it; whether it could."""
     manager = shell.history_manager
     kept = manager.input_hist_raw[-1] if manager and manager.input_hist_raw else ""
     if not kept.strip():

@@ -60,16 +60,16 @@ def rank_title(history: TrainingHistory) -> str:
 def rank_summary(history: TrainingHistory) -> str:
     """The rows in a few words: "4 of 4 busy"; after the end, that it is how they fared last."""
     rows = rank_rows(history)
-    told = [row.utilization for row in rows if row.utilization is not None]
+    shares = [row.utilization for row in rows if row.utilization is not None]
     if history.is_over:
         return "at the end" if any(row.step != NONE for row in rows) else ""
-    return f"{sum(share >= _BUSY for share in told)} of {len(rows)} busy" if told else ""
+    return f"{sum(share >= _BUSY for share in shares)} of {len(rows)} busy" if shares else ""
 
 
-def _row(rank: int, device: str, told: RankEvent | None, note: str) -> RankRow:
-    told = told or RankEvent(rank, 0)
-    used, total, share = told.memory_bytes, told.total_memory_bytes, told.utilization
-    seconds = told.step_s if told.work_s is None else told.work_s
+def _row(rank: int, device: str, event: RankEvent | None, note: str) -> RankRow:
+    event = event or RankEvent(rank, 0)
+    used, total, share = event.memory_bytes, event.total_memory_bytes, event.utilization
+    seconds = event.step_s if event.work_s is None else event.work_s
     return RankRow(
         rank=str(rank),
         device=short_device(device),
@@ -77,7 +77,7 @@ def _row(rank: int, device: str, told: RankEvent | None, note: str) -> RankRow:
         utilization_text=NONE if share is None else f"{100 * share:.0f} %",
         memory=min(1.0, used / total) if used is not None and total else None,
         memory_text=of_memory(used, total),
-        temperature=NONE if told.temperature_c is None else f"{told.temperature_c} °C",
+        temperature=NONE if event.temperature_c is None else f"{event.temperature_c} °C",
         step=NONE if seconds is None else milliseconds(seconds),
         note=note,
     )

@@ -117,11 +117,11 @@ def best(area: Area, plot: str, point: dict[str, Any] | None, x: Scale, y: Scale
 
 def drawing(inner: str, width: float, height: float, label: str = "") -> str:
     """An SVG that takes the colour of the page; without a `label` only decoration."""
-    told = f'role="img" aria-label="{escape(label)}"' if label else 'aria-hidden="true"'
+    attributes = f'role="img" aria-label="{escape(label)}"' if label else 'aria-hidden="true"'
     size = "display:block;width:100%;height:auto" if label else "vertical-align:middle"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
-        f'width="{width:g}" height="{height:g}" {told} font-size="{FONT_SIZE}" '
+        f'width="{width:g}" height="{height:g}" {attributes} font-size="{FONT_SIZE}" '
         f'fill="currentColor" style="{size}">{inner}</svg>'
     )
 

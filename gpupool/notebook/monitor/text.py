@@ -58,9 +58,9 @@ class TextProgress:
         self._over = history.is_over
         notice = words.notice(history)
         if notice != self._notice:
-            told = self._notice.splitlines()
+            known = self._notice.splitlines()
             self._notice = notice
-            news = "\n".join(line for line in notice.splitlines() if line not in told)
+            news = "\n".join(line for line in notice.splitlines() if line not in known)
             self._write_notice(news or None)
         if self._draws:
             self._redraw(history)

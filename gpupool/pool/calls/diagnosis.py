@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from gpupool.core.wire.whereabouts import Collective, Whereabouts
+from gpupool.core.wire.location import Collective, Location
 
 WARN_FROZEN_S = 5.0  # a process that stands still is reported
 OFFER_FROZEN_S = 15.0  # and that it can be replaced
@@ -49,7 +49,7 @@ class Observed:
     it. `computes`: its main thread uses a processor.
     """
 
-    where: Whereabouts | None = None
+    where: Location | None = None
     finished: bool = False
     left: bool = False
     runs_it: bool = True

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gpupool.core.errors import RankError
+from gpupool.core.wire.location import Location
 from gpupool.core.wire.masking import Secrets, redact
 from gpupool.core.wire.replies import Raised
-from gpupool.core.wire.whereabouts import Whereabouts
 
 HANG = "HangError"
 _REFUSALS = ("TypeError", "ValueError")  # of a collective that has not begun
@@ -43,16 +43,16 @@ class Failure:
     @classmethod
     def of(cls, raised: Raised, hidden: Secrets) -> Failure:
         """Of a call that has raised something."""
-        told = raised.error
+        error = raised.error
         error = replace(
-            told,
-            evalue=redact(told.evalue, hidden),
-            traceback=redact(told.traceback, hidden),
-            where=redact(told.where, hidden),
-            hint=redact(told.hint, hidden),
+            error,
+            evalue=redact(error.evalue, hidden),
+            traceback=redact(error.traceback, hidden),
+            where=redact(error.where, hidden),
+            hint=redact(error.hint, hidden),
         )
-        collective = raised.collective and told.ename not in _REFUSALS
-        return cls(error, collective, told.ename == "KeyboardInterrupt", raised.exception)
+        collective = raised.collective and error.ename not in _REFUSALS
+        return cls(error, collective, error.ename == "KeyboardInterrupt", raised.exception)
 
 
 def settle(
@@ -61,7 +61,7 @@ def settle(
     asked: bool,
     limit: tuple[str, str] | None,
     freed_at: float | None,
-    where: Mapping[int, Whereabouts],
+    where: Mapping[int, Location],
 ) -> dict[int, RankError]:
     """What is said of each rank, now that all have ended.
 
@@ -105,13 +105,13 @@ def _causes(failures: Iterable[Failure], asked: bool, freed_at: float | None) ->
     return unprovoked or [by_time[0].error.rank]
 
 
-def _waited(failure: Failure, was: Whereabouts | None) -> bool:
+def _waited(failure: Failure, was: Location | None) -> bool:
     """Whether a rank waited in a collective when it was freed."""
     return failure.collective or (was is not None and bool(was.doing))
 
 
 def _interrupted(
-    failure: Failure, limit: tuple[str, str] | None, was: Whereabouts | None
+    failure: Failure, limit: tuple[str, str] | None, was: Location | None
 ) -> RankError:
     """The error of a rank that was interrupted on request, maybe in a collective."""
     error = failure.error

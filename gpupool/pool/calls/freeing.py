@@ -11,8 +11,8 @@ from concurrent.futures import Future, wait
 
 from gpupool.core.errors import RankError
 from gpupool.core.machine.processes import state_of
+from gpupool.core.wire.location import Location
 from gpupool.core.wire.requests import Answer, Where
-from gpupool.core.wire.whereabouts import Whereabouts
 from gpupool.pool.calls.failures import Failure
 from gpupool.pool.calls.ladder import Ladder, Rung
 from gpupool.pool.ranks import Ranks
@@ -44,10 +44,10 @@ class Freeing:
         self._notice = notice
         self._ladder = Ladder(all_ranks.ladder_scale)
         self._killed_at: float | None = None
-        self._answers: dict[int, Future[Answer[Whereabouts]]] = {}
+        self._answers: dict[int, Future[Answer[Location]]] = {}
 
     @property
-    def where(self) -> dict[int, Whereabouts]:
+    def where(self) -> dict[int, Location]:
         """Where ranks were just before the first of them was freed."""
         done = {rank: one.result().found for rank, one in self._answers.items() if one.done()}
         return {rank: was for rank, was in done.items() if was is not None and not was.idle}

@@ -9,8 +9,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 from gpupool.core.machine.processes import state_of
+from gpupool.core.wire.location import Location
 from gpupool.core.wire.requests import Answer, Where
-from gpupool.core.wire.whereabouts import Whereabouts
 from gpupool.pool.calls.diagnosis import Diagnosis, Observed, diagnose
 from gpupool.pool.ranks import Ranks
 
@@ -29,8 +29,8 @@ class _Rank:
 
     pid: int
     asked_at: float = 0.0
-    answer: Future[Answer[Whereabouts]] | None = None
-    where: Whereabouts | None = None
+    answer: Future[Answer[Location]] | None = None
+    where: Location | None = None
     answered_at: float = 0.0
     same_since: float = 0.0
     computes: bool = False
@@ -62,7 +62,7 @@ class HangWatch:
         self._hurries = False
 
     @property
-    def where(self) -> dict[int, Whereabouts]:
+    def where(self) -> dict[int, Location]:
         """Rank -> its last answer."""
         return {rank: one.where for rank, one in self._all.items() if one.where is not None}
 
@@ -141,7 +141,7 @@ class HangWatch:
         )
 
 
-def _is_same(before: Whereabouts | None, now: Whereabouts, used_s: float) -> bool:
+def _is_same(before: Location | None, now: Location, used_s: float) -> bool:
     """Whether a rank is still in the same collective; without a number a pause decides."""
     was, collective = before.collective if before else None, now.collective
     if was is None or collective is None:

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from gpupool.core.wire.whereabouts import Collective, Whereabouts
+from gpupool.core.wire.location import Collective, Location
 from gpupool.pool.calls.diagnosis import Diagnosis, Observed, diagnose
 
 HANG_S = 30.0
@@ -18,20 +18,20 @@ def within(op: str, line: int = 2, seq: int = 5, s: float = 31.0, ranks: tuple[i
            group: str = "0") -> Observed:  # fmt: skip
     """A rank that is in a collective for `s` seconds."""
     collective = Collective(op, seq, ranks, s, group=group)
-    return Observed(Whereabouts(f"Cell In[3], line {line}", collective, op), same_s=s)
+    return Observed(Location(f"Cell In[3], line {line}", collective, op), same_s=s)
 
 
 def peer(op: str, other: int, me: int) -> Observed:
     return within(op, seq=0, ranks=tuple(sorted((me, other))), group="")
 
 
-COMPUTES = Observed(Whereabouts("Cell In[3], line 7"), computes=True)
-SLEEPS = Observed(Whereabouts("Cell In[3], line 7"))
-IDLE = Whereabouts(idle=True)
+COMPUTES = Observed(Location("Cell In[3], line 7"), computes=True)
+SLEEPS = Observed(Location("Cell In[3], line 7"))
+IDLE = Location(idle=True)
 FINISHED = Observed(IDLE, finished=True)
 ELSEWHERE = Observed(IDLE, runs_it=False)
-SILENT = Observed(Whereabouts("Cell In[3], line 7"), silent_s=20.0)
-STOPPED = Observed(Whereabouts("Cell In[3], line 7"), silent_s=20, state="T", frozen_s=20, pid=123)
+SILENT = Observed(Location("Cell In[3], line 7"), silent_s=20.0)
+STOPPED = Observed(Location("Cell In[3], line 7"), silent_s=20, state="T", frozen_s=20, pid=123)
 UNKNOWN = Observed()
 WAITS = within("all_reduce")
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpupool.core.errors import RankError, SpmdError
-from gpupool.core.wire.whereabouts import Collective, Whereabouts
+from gpupool.core.wire.location import Collective, Location
 from gpupool.pool.calls.failures import Failure, settle
 
 LOST = "[pair.cc:561] Connection closed by peer [127.0.0.1]:4321."
-IN_COLLECTIVE = Whereabouts("Cell In[3], line 2", Collective("all_reduce", 5))
-COMPUTING = Whereabouts("Cell In[3], line 7")
+IN_COLLECTIVE = Location("Cell In[3], line 2", Collective("all_reduce", 5))
+COMPUTING = Location("Cell In[3], line 7")
 
 
 def raised(rank: int, at: float, ename: str = "ValueError", **what: Any) -> Failure:
@@ -31,7 +31,7 @@ def settled(
     asked: bool = False,
     limit: tuple[str, str] | None = None,
     freed_at: float | None = None,
-    where: Mapping[int, Whereabouts] | None = None,
+    where: Mapping[int, Location] | None = None,
 ) -> SpmdError:
     by_rank = {failure.error.rank: failure for failure in failures}
     told = settle(by_rank, asked=asked, limit=limit, freed_at=freed_at, where=where or {})

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gpupool import Pool
+from gpupool.core.wire.location import Location
 from gpupool.core.wire.requests import Where
-from gpupool.core.wire.whereabouts import Whereabouts
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.calls.hang_watch import Diagnosis, HangWatch
 from tests.support.processes import engine_pid, until
@@ -36,15 +36,15 @@ def begin(pool2: Pool) -> Iterator[Begin]:
         assert execution.wait(60)
 
 
-def asked(pool: Pool, rank: int, **how: bool) -> Whereabouts:
+def asked(pool: Pool, rank: int, **how: bool) -> Location:
     answer = pool.ask(Where(**how), [rank])[rank].result(60)
     assert answer.found is not None
     return answer.found
 
 
-def asked_when_it_is_over(pool: Pool, rank: int) -> Whereabouts:
+def asked_when_it_is_over(pool: Pool, rank: int) -> Location:
     """What an idle rank tells; torch counts a collective as over a moment after it has returned."""
-    told: list[Whereabouts] = []
+    told: list[Location] = []
 
     def is_over() -> bool:
         told.append(asked(pool, rank, history=True))
@@ -129,7 +129,7 @@ def test_a_glance_names_no_collective_that_has_begun_since_the_last_one(
 ) -> None:
     asked(pool2, 0, glance=True)
     begin(f"if rank == 0: dist.all_reduce(torch.ones(1))\nelse: {LATE.replace(chr(10), '; ')}")
-    seen: list[Whereabouts] = []
+    seen: list[Location] = []
 
     def is_named() -> bool:
         seen.append(asked(pool2, 0, glance=True))

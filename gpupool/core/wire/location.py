@@ -1,6 +1,6 @@
 """Where a rank is at one moment: its line, its collective, in words. Runs anywhere.
 
-An engine answers with it while its main thread is blocked (`gpupool/engine/group/whereabouts.py`);
+An engine answers with it while its main thread is blocked (`gpupool/engine/group/location.py`);
 the client compares those of all ranks (`gpupool/pool/calls/hang_watch.py`).
 """
 
@@ -55,7 +55,7 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class Location:
     """What a rank does at this moment.
 
     `line` is the innermost one of the user's: "Cell In[3], line 2", "train.py, line 7", or "".
@@ -106,7 +106,7 @@ class Whereabouts:
         return place
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Whereabouts:
+    def from_dict(cls, plain: Mapping[str, Any]) -> Location:
         """The inverse of `dataclasses.asdict`, after JSON too."""
         collective = plain.get("collective")
         return cls(

@@ -23,7 +23,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.rpc import api as rpc
 
 from gpupool.core.wire.invoke import invoke
-from gpupool.core.wire.whereabouts import POINT_TO_POINT, Collective, Whereabouts
+from gpupool.core.wire.location import POINT_TO_POINT, Collective, Location
 from gpupool.engine import calls
 from gpupool.engine.shell.cell_names import cell_of, is_users, place
 
@@ -46,18 +46,18 @@ _known: tuple[str, list[dict[str, Any]]] = ("", [])  # the counts of then, and w
 
 
 def forget_before() -> None:
-    """Collectives that were called until now are over: the group has been formed anew."""
+    """Collectives that were called until now are over: the group has been formed again."""
     global _formed_ns
     _formed_ns = time.time_ns()
 
 
-def whereabouts(history: bool = False, glance: bool = False) -> Whereabouts:
+def locate(history: bool = False, glance: bool = False) -> Location:
     """Where the main thread is; from any thread.
 
     Costs 0.3 ms, and up to 30 ms where collectives have been called since the last time.
 
     Args:
-        history: also tell the last collective of each group that is over.
+        history: also report the last collective of each group that is over.
         glance: name the collective only if none has begun or ended since the last call. So a
             training that is looked at every second loses nothing.
     """
@@ -69,7 +69,7 @@ def whereabouts(history: bool = False, glance: bool = False) -> Whereabouts:
     entries = [] if glance and has_changed else _entries(has_changed)
     pending = [entry for entry in entries if not entry["retired"]]
     collective = _collective(pending[0]) if pending else _from_stack(function, frame)
-    return Whereabouts(
+    return Location(
         line=_line(frames),
         collective=collective,
         function=function,

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from gpupool.core.wire.whereabouts import Collective, Whereabouts
+from gpupool.core.wire.location import Collective, Location
 
 LINE = "Cell In[3], line 2"
 SUM = Collective("all_reduce", 5, (0, 1, 2), 31.2, "float32[4]", "0")
@@ -17,39 +17,39 @@ SUM = Collective("all_reduce", 5, (0, 1, 2), 31.2, "float32[4]", "0")
     ("where", "words", "was"),
     [
         (
-            Whereabouts(LINE, SUM, "all_reduce"),
+            Location(LINE, SUM, "all_reduce"),
             "all_reduce #5 at Cell In[3], line 2, for 31 s",
             "in all_reduce #5 (Cell In[3], line 2)",
         ),
         (
-            Whereabouts(LINE, SUM, "reduce_scatter"),
+            Location(LINE, SUM, "reduce_scatter"),
             "reduce_scatter (all_reduce #5) at Cell In[3], line 2, for 31 s",
             "in reduce_scatter (all_reduce #5) (Cell In[3], line 2)",
         ),
         (
-            Whereabouts(LINE, Collective("recv", ranks=(0, 1)), "recv"),
+            Location(LINE, Collective("recv", ranks=(0, 1)), "recv"),
             "recv at Cell In[3], line 2",
             "in recv (Cell In[3], line 2)",
         ),
         (
-            Whereabouts(LINE, None, "new_group"),
+            Location(LINE, None, "new_group"),
             "new_group at Cell In[3], line 2",
             "in new_group (Cell In[3], line 2)",
         ),
-        (Whereabouts(LINE), LINE, "at Cell In[3], line 2"),
-        (Whereabouts("", SUM), "all_reduce #5, for 31 s", "in all_reduce #5"),
-        (Whereabouts(), "code without a line of yours", ""),
-        (Whereabouts(idle=True), "idle", ""),
+        (Location(LINE), LINE, "at Cell In[3], line 2"),
+        (Location("", SUM), "all_reduce #5, for 31 s", "in all_reduce #5"),
+        (Location(), "code without a line of yours", ""),
+        (Location(idle=True), "idle", ""),
     ],
 )
-def test_in_words(where: Whereabouts, words: str, was: str) -> None:
+def test_in_words(where: Location, words: str, was: str) -> None:
     assert (str(where), where.was) == (words, was)
 
 
 def test_as_plain_data_there_and_back() -> None:
-    where = Whereabouts(LINE, SUM, "all_reduce", 1.5, False, True, (SUM,), (SUM, SUM))
-    assert Whereabouts.from_dict(json.loads(json.dumps(asdict(where)))) == where
-    assert Whereabouts.from_dict(asdict(Whereabouts())) == Whereabouts()
+    where = Location(LINE, SUM, "all_reduce", 1.5, False, True, (SUM,), (SUM, SUM))
+    assert Location.from_dict(json.loads(json.dumps(asdict(where)))) == where
+    assert Location.from_dict(asdict(Location())) == Location()
 
 
 @pytest.mark.parametrize(
