@@ -24,6 +24,7 @@ from gpupool.core.errors import PlacementError, PoolError
 from gpupool.core.machine.topology import Rank
 from gpupool.core.wire import invoke
 from gpupool.core.wire.calls import Call, RunSource
+from gpupool.core.wire.output import OnMessage, OutputKind
 from gpupool.core.wire.pickles import Packed, Source
 from gpupool.core.wire.replies import CodeReply, Reply, Value
 from gpupool.core.wire.requests import Answer, ControlRequest, Found
@@ -31,7 +32,7 @@ from gpupool.engine import process
 from gpupool.engine.cells import execute
 from gpupool.engine.control import answer
 from gpupool.engine.group import forming
-from gpupool.engine.output.recording import Hear, Recording, swap
+from gpupool.engine.output.recording import Recording, swap
 from gpupool.engine.process import this_rank
 from gpupool.engine.shell.shell import close_own_shell, plan_shell, this_shell
 
@@ -120,7 +121,7 @@ def leave() -> None:
     close_own_shell()
 
 
-def call(call: Call[Value], hear: Hear) -> Reply[Value]:
+def call(call: Call[Value], hear: OnMessage | None) -> Reply[Value]:
     """Serve a call here; `hear` is called with what is shown and published meanwhile."""
     if isinstance(call, RunSource):
         this_shell()  # now, so that its displays are heard too
@@ -174,7 +175,7 @@ def run_source(source: str, cell_number: int | None) -> Reply[CodeReply]:
             values.append(value)
             data, metadata = shell.display_formatter.format(value)
             if data and process.publish is not None:
-                process.publish("result", {"data": data, "metadata": metadata})
+                process.publish(OutputKind.RESULT, {"data": data, "metadata": metadata})
 
     started = time.monotonic()
     with _inside_a_cell(shell, cell_number, on_value) as quiet:

@@ -10,17 +10,16 @@ import functools
 import json
 import os
 import signal
-from collections.abc import Callable
-from typing import Any
 
 from gpupool.core.machine.topology import Rank
 from gpupool.core.wire import environ
+from gpupool.core.wire.output import OnMessage
 
 rank: Rank | None = None
 """The notebook's place as rank 0 of 1; None on an engine, which has it from its environment."""
 
-publish: Callable[[str, Any], None] | None = None
-"""While an inline call runs: takes (kind, content), as `OnMessage` of `iopub.py` does."""
+publish: OnMessage | None = None
+"""While an inline call runs: takes (kind, content), of what this process shows."""
 
 
 def is_inline() -> bool:

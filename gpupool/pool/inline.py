@@ -27,6 +27,7 @@ from gpupool.core.machine.topology import Rank
 from gpupool.core.options.pool_options import PoolOptions
 from gpupool.core.wire import invoke
 from gpupool.core.wire.calls import Call, RunFunction
+from gpupool.core.wire.output import OnMessage, OnOutput
 from gpupool.core.wire.pickles import packed
 from gpupool.core.wire.replies import CodeReply, Reply, Value
 from gpupool.core.wire.requests import Answer, ControlRequest, Found, SetEnvironment
@@ -36,7 +37,6 @@ from gpupool.pool.notices import OnNotice, Progress, unheard
 from gpupool.pool.pool import Pool
 from gpupool.pool.processes.engines import value_of
 from gpupool.pool.processes.interface import RankEngines
-from gpupool.pool.processes.iopub import OnMessage, OnOutput
 from gpupool.pool.ranks import Ranks
 
 

@@ -18,6 +18,7 @@ from gpupool.core.machine.topology import Rank
 from gpupool.core.options.pool_options import PoolOptions
 from gpupool.core.wire.calls import Call, RunSource
 from gpupool.core.wire.masking import Secrets, redact
+from gpupool.core.wire.output import OnOutput
 from gpupool.core.wire.replies import CodeReply, Value
 from gpupool.core.wire.requests import Answer, ControlRequest, Found
 from gpupool.core.wire.values import Bindings
@@ -29,7 +30,6 @@ from gpupool.pool.notices import NoticeLines, OnNotice, Progress, unheard, unnot
 from gpupool.pool.processes.client import plain_client
 from gpupool.pool.processes.engines import Engines
 from gpupool.pool.processes.interface import RankEngines
-from gpupool.pool.processes.iopub import OnOutput
 from gpupool.pool.ranks import Ranks
 from gpupool.pool.result import OutputRecorder, SpmdResult
 from gpupool.pool.status import PoolStatus

@@ -15,14 +15,14 @@ from typing import Any
 from gpupool.core.errors import EngineDiedError, GroupError, PoolError, SpmdError
 from gpupool.core.options.pool_options import PoolOptions, parse_ranks
 from gpupool.core.wire.calls import Call, Prepare
-from gpupool.core.wire.events import EVENTS
+from gpupool.core.wire.events import from_dict
 from gpupool.core.wire.masking import redact, redact_all
+from gpupool.core.wire.output import OnOutput, OutputKind
 from gpupool.core.wire.replies import Reply, Value
 from gpupool.core.wire.requests import Answer, ControlRequest, Found
 from gpupool.pool.environment.environment import Environment, notebook_place
 from gpupool.pool.notices import NoticeLines, Progress, unheard, with_bar
 from gpupool.pool.processes.interface import RankEngines
-from gpupool.pool.processes.iopub import OnOutput
 from gpupool.pool.processes.placement import Placement, place_ranks
 from gpupool.pool.upkeep.forming import Forming
 from gpupool.pool.upkeep.health import Health
@@ -115,10 +115,10 @@ class Ranks:
     ) -> Future[Reply[Value]]:
         """Make a call on one rank. Fails at once should the engine die meanwhile."""
 
-        def on_message(kind: str, content: Any) -> None:
+        def on_message(kind: OutputKind, content: Any) -> None:
             if on_output is not None:
-                if kind == EVENTS:  # what else comes is masked by the recorder, chunk by chunk
-                    content = redact_all(content, self.secrets)
+                if kind is OutputKind.EVENTS:  # the recorder masks all else, chunk by chunk
+                    content = [from_dict(plain) for plain in redact_all(content, self.secrets)]
                 on_output(rank, kind, content)
 
         return self.engines.call(rank, call, on_message)

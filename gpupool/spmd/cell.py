@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpupool.core.errors import SpmdError, StillRunningError
-from gpupool.core.wire.events import EVENTS
+from gpupool.core.wire.output import OutputKind
 from gpupool.core.wire.pickles import MemoryFile
 from gpupool.core.wire.requests import Stop
 from gpupool.core.wire.values import Bindings
@@ -41,7 +41,7 @@ class CellReport:
 class View(Protocol):
     """Shows a cell while it runs and when it has ended."""
 
-    def on_output(self, rank: int, kind: str, content: Any) -> None:
+    def on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
         """A piece of output; called in a background thread."""
 
     def notice(self, text: str | None) -> None:
@@ -175,8 +175,8 @@ class SpmdRun:
             self._press_stop()
         return self.result()
 
-    def _on_output(self, rank: int, kind: str, content: Any) -> None:
-        if kind == EVENTS:
+    def _on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
+        if kind is OutputKind.EVENTS:
             self._loops.take(content)
         self._view.on_output(rank, kind, content)
         if self._pool.options.inline:  # the cell runs in the thread that would wait

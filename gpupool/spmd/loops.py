@@ -7,9 +7,8 @@ never hear of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from gpupool.core.wire.events import from_dict
+from gpupool.core.wire.events import Event
 from gpupool.core.wire.monitor_event import MonitorEvent
 
 
@@ -20,9 +19,9 @@ class Loops:
         self._can_stop: dict[int, bool] = {}
         self._pressed: set[int] = set()
 
-    def take(self, events: Sequence[dict[str, Any]]) -> None:
+    def take(self, events: Sequence[Event]) -> None:
         """Note what a rank has reported."""
-        for event in map(from_dict, events):
+        for event in events:
             if isinstance(event, MonitorEvent):
                 self._can_stop[event.number] = event.status == "running" and event.heeds_stop
 

@@ -11,7 +11,8 @@ from gpupool.core.options.datasets import require_dataset
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import Progress, progress
 from gpupool.core.wire.calls import Call
-from gpupool.core.wire.events import EVENTS, ProgressEvent, from_dict
+from gpupool.core.wire.events import ProgressEvent
+from gpupool.core.wire.output import OnOutput, OutputKind
 from gpupool.core.wire.replies import Value
 from gpupool.pool.notices import NoticeLines
 from gpupool.pool.pool import Pool
@@ -57,11 +58,11 @@ def ask(
     return [values[rank] for rank in ranks]
 
 
-def _listener(name: str, bar: Progress) -> Callable[[int, str, Any], None]:
+def _listener(name: str, bar: Progress) -> OnOutput:
     """What passes on to `bar` how far the ranks are; what they print is for nobody."""
 
-    def listen(rank: int, kind: str, content: Any) -> None:
-        for event in map(from_dict, content) if kind == EVENTS else ():
+    def listen(rank: int, kind: OutputKind, content: Any) -> None:
+        for event in content if kind is OutputKind.EVENTS else ():
             if not isinstance(event, ProgressEvent):
                 continue
             if event.what == name:

@@ -25,15 +25,14 @@ from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.options.training_ranks import device_names
 from gpupool.core.wire.calls import Train
 from gpupool.core.wire.events import (
-    EVENTS,
     EndEvent,
     ProgressEvent,
     ResumeEvent,
     StartEvent,
     StepEvent,
     WarningEvent,
-    from_dict,
 )
+from gpupool.core.wire.output import OnOutput, OutputKind
 from gpupool.core.wire.replies import TrainReply
 from gpupool.core.wire.requests import Stop, Waits
 from gpupool.core.wire.state_dicts import load, unpacked
@@ -41,7 +40,6 @@ from gpupool.pool.calls.execution import Execution
 from gpupool.pool.calls.output import RankOutput
 from gpupool.pool.calls.presses import heard_by, ignore_for_a_moment
 from gpupool.pool.pool import Pool
-from gpupool.pool.processes.iopub import OnOutput
 from gpupool.pool.result import OutputRecorder
 from gpupool.training.history import TrainingHistory
 from gpupool.training.job import checked, write_job
@@ -249,12 +247,11 @@ class TrainingRun:
         else:
             self._pool.group.abort(dict.fromkeys(self._ranks, self._execution.number))
 
-    def _on_output(self, rank: int, kind: str, content: Any) -> None:
-        if kind != EVENTS:
+    def _on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
+        if kind is not OutputKind.EVENTS:
             self._recorder(rank, kind, content)
             return
-        for plain in content:
-            event = from_dict(plain)
+        for event in content:
             if isinstance(event, EndEvent):
                 self._end = event
                 continue
@@ -270,7 +267,7 @@ class TrainingRun:
             self.history.status = "stopping"
         self._notify()
 
-    def _on_print(self, rank: int, kind: str, content: Any) -> None:
+    def _on_print(self, rank: int, kind: OutputKind, content: Any) -> None:
         for listener in self._output_listeners:
             listener(rank, kind, content)
 

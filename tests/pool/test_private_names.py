@@ -32,6 +32,8 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from gpupool import Pool
 from gpupool.core.errors import PoolError
+from gpupool.core.wire.events import ProgressEvent
+from gpupool.core.wire.output import OutputKind
 from gpupool.core.wire.requests import Answer, SetEnvironment
 from gpupool.pool.processes.client import plain_client
 from tests.servers.issuer import Issuer
@@ -371,7 +373,7 @@ def test_data_published_by_an_engine_comes_as_a_message_of_its_call(pool2: Pool)
     def publish() -> None:
         from ipyparallel.datapub import publish_data
 
-        publish_data({"events": [{"kind": "test"}]})
+        publish_data({"events": [{"kind": "progress", "what": "test", "done": 1, "total": 2}]})
 
     def on_output(rank: int, kind: str, content: Any) -> None:
         heard.append((kind, content))
@@ -379,7 +381,7 @@ def test_data_published_by_an_engine_comes_as_a_message_of_its_call(pool2: Pool)
 
     pool2.begin(publish, ranks=(0,), on_output=on_output).result()
     assert arrived.wait(TIMEOUT_S)
-    assert heard == [("events", [{"kind": "test"}])]
+    assert heard == [(OutputKind.EVENTS, [ProgressEvent("test", 1, 2)])]
 
 
 def test_ipython_prints_what_an_exception_renders_of_itself() -> None:

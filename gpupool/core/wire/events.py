@@ -12,7 +12,6 @@ from typing import Any
 
 from gpupool.core.wire.monitor_event import MonitorEvent
 
-EVENTS = "events"  # kind of output, and key in the message: a list of what `to_dict` gives
 PIECES = "gpupool_pieces"  # metadata of text of both streams: the lengths of its pieces, in turns
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpupool.core.progress import Course, Drawing
-from gpupool.core.wire.events import EVENTS, Event, ProgressEvent, to_dict
+from gpupool.core.wire.events import Event, ProgressEvent, to_dict
+from gpupool.core.wire.output import OutputKind
 from gpupool.engine import process
 
 
@@ -13,11 +14,11 @@ def emit(events: Sequence[Event]) -> None:
     """Send events to the client that made the running call, in order, without waiting."""
     plain = [to_dict(event) for event in events]
     if process.publish is not None:
-        process.publish(EVENTS, plain)
+        process.publish(OutputKind.EVENTS, plain)
         return
     from ipyparallel.datapub import publish_data
 
-    publish_data({EVENTS: plain})
+    publish_data({OutputKind.EVENTS.value: plain})
 
 
 def open_drawing(course: Course) -> Drawing | None:

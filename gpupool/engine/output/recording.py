@@ -14,8 +14,7 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-# what hears of (kind, content), as `gpupool.pool.processes.iopub.OnMessage`; None: nobody
-Hear = Callable[[str, Any], None] | None
+from gpupool.core.wire.output import OnMessage, OutputKind
 
 
 class Recording:
@@ -25,13 +24,13 @@ class Recording:
     stream is heard. What `hear` shows itself, in the thread it is called in, is not noted.
     """
 
-    def __init__(self, hear: Hear) -> None:
+    def __init__(self, hear: OnMessage | None) -> None:
         self._hear = hear
         self._lock = threading.RLock()  # several threads may print
         self._thread = threading.local()  # .is_deaf: what this thread shows now is not noted
         self._undo = contextlib.ExitStack()
 
-    def publish(self, kind: str, content: Any) -> None:
+    def publish(self, kind: OutputKind, content: Any) -> None:
         """Have `hear` called, unless it is what shows this."""
         if self._hear is not None and not self._is_deaf():
             with self._lock, self._deaf():
@@ -39,7 +38,7 @@ class Recording:
 
     def __enter__(self) -> Recording:
         shell: Any = get_ipython()
-        for kind in ("stdout", "stderr"):
+        for kind in (OutputKind.STDOUT, OutputKind.STDERR):
             stream = getattr(sys, kind)
             swap(self._undo, stream, "write", self._writer(kind, stream.write))
         if shell is not None:
@@ -50,7 +49,7 @@ class Recording:
     def __exit__(self, *_: object) -> None:
         self._undo.close()
 
-    def _writer(self, kind: str, write: Callable[[str], int]) -> Callable[[str], int]:
+    def _writer(self, kind: OutputKind, write: Callable[[str], int]) -> Callable[[str], int]:
         def noted(text: str) -> int:
             length = write(text)
             self.publish(kind, text)
@@ -61,7 +60,7 @@ class Recording:
     def _publisher(self, publish: Callable[..., None]) -> Callable[..., None]:
         def noted(data: Any, metadata: Any = None, **options: Any) -> None:
             if not options.get("update"):
-                self.publish("display", {"data": data, "metadata": metadata or {}})
+                self.publish(OutputKind.DISPLAY, {"data": data, "metadata": metadata or {}})
             with self._deaf():  # a terminal's publisher writes to stdout
                 publish(data, metadata, **options)
 

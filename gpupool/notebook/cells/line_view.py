@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gpupool.core.terminal import DrawnLine, cleared, has_cursor, shows_colours
-from gpupool.core.wire.events import EVENTS
+from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.cells.figures import is_rich
 from gpupool.notebook.cells.lines import Lines, Merger, fold_bars
 from gpupool.notebook.cells.shown import Part, mark_shown
@@ -57,15 +57,15 @@ class LineView:
         """Queue it: it is written below the lines before it, and not into a bar."""
         self._notices.append(text)
 
-    def on_output(self, rank: int, kind: str, content: Any) -> None:
+    def on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
         """Queue the complete lines; they are written by the waiting thread, whose cell it is."""
-        if kind == EVENTS:
+        if kind is OutputKind.EVENTS:
             self._loops.take(content)
-        elif kind in ("stdout", "stderr"):
+        elif kind.is_text:
             self._queue.extend((rank, line) for line in self._lines.feed(rank, content))
             if self._report is not None:  # nobody waits any more
                 self._write_late(rank)
-        elif kind in ("display", "result") and not content.get("widget"):
+        elif kind in (OutputKind.DISPLAY, OutputKind.RESULT) and not content.get("widget"):
             self._add_display(rank, kind, content)
 
     def tick(self) -> None:
@@ -87,7 +87,7 @@ class LineView:
 
     def _add_display(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
         draws = self._draws(content)
-        if kind == "result" and not (self._show_values or draws):
+        if kind == OutputKind.RESULT and not (self._show_values or draws):
             return
         self._queue.extend((rank, line) for line in self._lines.rest(rank))
         if draws:

@@ -8,7 +8,7 @@ from collections import deque
 from html import escape
 from typing import Any
 
-from gpupool.core.wire.events import EVENTS
+from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.cells.figures import bundle_html, is_embeddable, is_rich
 from gpupool.notebook.cells.heading import shown_time
 from gpupool.notebook.cells.lines import Lines, fold_bars, merge
@@ -62,9 +62,9 @@ class LiveView:
         self._report: CellReport | None = None
         self._timer: threading.Timer | None = None
 
-    def on_output(self, rank: int, kind: str, content: Any) -> None:
+    def on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
         """Keep the end of the text; drawing is left to `tick`, so that floods cost nothing."""
-        if kind == EVENTS:
+        if kind is OutputKind.EVENTS:
             self._loops.take(content)
             return
         with self._lock:
@@ -112,29 +112,29 @@ class LiveView:
 
     # ---- inside --------------------------------------------------------------------------
 
-    def _note(self, rank: int, kind: str, content: Any) -> None:
+    def _note(self, rank: int, kind: OutputKind, content: Any) -> None:
         """Add a piece of output to the live picture."""
-        if kind in ("stdout", "stderr"):
+        if kind.is_text:
             self._add_lines(rank, self._lines.feed(rank, content))
-        elif kind == "clear" and not content.get("wait"):
+        elif kind is OutputKind.CLEAR and not content.get("wait"):
             self._tails.pop(rank, None)
             self._lines.clear(rank)
             self._figures.pop(rank, None)
             self._widgets.pop(rank, None)
-        elif kind == "widget" or (kind == "display" and content.get("widget")):
+        elif kind is OutputKind.WIDGET or (kind is OutputKind.DISPLAY and content.get("widget")):
             lines = str(content["data"].get("text/plain", "")).split("\n")[-NUM_TAIL_LINES:]
             text = "\n".join(line[:MAX_LINE_CHARS] for line in lines)
             self._widgets.setdefault(rank, {})[content["widget"]] = text
-        elif kind in ("display", "update") and is_embeddable(content):
+        elif kind in (OutputKind.DISPLAY, OutputKind.UPDATE) and is_embeddable(content):
             display_id = (content.get("transient") or {}).get("display_id")
             mine = self._figures.setdefault(rank, [])
             for n, figure in enumerate(mine):
-                if kind == "update" and figure["id"] == display_id:
+                if kind is OutputKind.UPDATE and figure["id"] == display_id:
                     mine[n] = {**content, "id": display_id}
-            if kind == "display":
+            if kind is OutputKind.DISPLAY:
                 mine.append({**content, "id": display_id})
                 del mine[:-MAX_LIVE_FIGURES]
-        elif kind == "display" and not is_rich(content):
+        elif kind is OutputKind.DISPLAY and not is_rich(content):
             text = str(content["data"].get("text/plain", ""))
             self._add_lines(rank, self._lines.rest(rank))
             self._add_lines(rank, [line[:MAX_LINE_CHARS] for line in text.split("\n")])
@@ -189,7 +189,7 @@ class LiveView:
                 for bundle in output.displays
                 if is_rich(bundle)
                 and not is_embeddable(bundle)
-                and (self._look.show_values or bundle["kind"] == "display")
+                and (self._look.show_values or bundle["kind"] == OutputKind.DISPLAY)
             ]
             for rank, output in report.outputs.items()
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.page import markup
 from gpupool.notebook.page.cell_output import Place
 from gpupool.notebook.page.front_end import in_notebook
@@ -29,7 +30,7 @@ class UnwaitedView:
         self._text: str | None = None
         self._is_waited_for = False
 
-    def on_output(self, rank: int, kind: str, content: Any) -> None:
+    def on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
         """Pass it on."""
         self._view.on_output(rank, kind, content)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.cells.errors import errors_html
 from gpupool.notebook.cells.figures import figures_html, figures_text, is_embeddable, is_rich
 from gpupool.notebook.cells.heading import heading, heading_html
@@ -86,7 +87,7 @@ def values_text(result: SpmdResult) -> str:
     """The values of the ranks in lines, for the prompt of a terminal; else how the cell went."""
     texts = {}
     for rank, output in result.outputs.items():
-        values = [bundle for bundle in output.displays if bundle["kind"] == "result"]
+        values = [bundle for bundle in output.displays if bundle["kind"] == OutputKind.RESULT]
         shown = values[-1]["data"].get("text/plain", "") if values else result.value_text(rank)
         texts[rank] = str(shown)
     return groups_text(fold_alike(texts)) or heading(_report_of(result))
@@ -218,7 +219,7 @@ def _text(output: RankOutput) -> str:
     shown = [
         str(bundle["data"].get("text/plain", ""))
         for bundle in output.displays
-        if bundle["kind"] == "display" and not is_rich(bundle)
+        if bundle["kind"] == OutputKind.DISPLAY and not is_rich(bundle)
     ]
     printed = ansi.without_moves(output.text).rstrip("\n")
     return "\n".join(text for text in [printed, *shown] if text.strip())
@@ -230,7 +231,7 @@ def _values(report: CellReport, look: Look) -> dict[int, str]:
         return {}
     values = {}
     for rank, output in report.outputs.items():
-        bundles = [bundle for bundle in output.displays if bundle["kind"] == "result"]
+        bundles = [bundle for bundle in output.displays if bundle["kind"] == OutputKind.RESULT]
         if bundles:
             bundle = bundles[-1]
             values[rank] = "" if is_rich(bundle) else str(bundle["data"].get("text/plain", ""))
@@ -245,7 +246,7 @@ def _figures(report: CellReport, look: Look) -> dict[int, list[Mapping[str, obje
             bundle
             for bundle in output.displays
             if (is_embeddable(bundle) or (look.alone and is_rich(bundle)))
-            and (look.show_texts if bundle["kind"] == "display" else look.show_values)
+            and (look.show_texts if bundle["kind"] == OutputKind.DISPLAY else look.show_values)
         ]
         for rank, output in report.outputs.items()
     }

@@ -11,7 +11,7 @@ from IPython.core.displayhook import DisplayHook
 from IPython.core.getipython import get_ipython
 from IPython.display import display
 
-from gpupool.core.wire.events import EVENTS
+from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.cells.line_view import LineView
 from gpupool.notebook.cells.live import LiveView, named
 from gpupool.notebook.cells.notices import UnwaitedView
@@ -98,7 +98,7 @@ class QuietView:
         self._part: Part = part
         self.notice = NoticeLines()
 
-    def on_output(self, rank: int, kind: str, content: Any) -> None:
+    def on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
         """Nothing."""
 
     def tick(self) -> None:
@@ -125,9 +125,9 @@ class InlineView:
         self._loops = LoopViews(at_once=True, stop_wish=stop_wish)
         self.notice = NoticeLines()
 
-    def on_output(self, rank: int, kind: str, content: Any) -> None:
+    def on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
         """Show the news of monitors; what else there is is on the screen."""
-        if kind == EVENTS:
+        if kind is OutputKind.EVENTS:
             self._loops.take(content)
 
     def tick(self) -> None:
@@ -141,7 +141,7 @@ class InlineView:
             return
         for output in report.outputs.values():
             for bundle in output.displays:
-                if bundle["kind"] == "result":
+                if bundle["kind"] == OutputKind.RESULT:
                     display(bundle["data"], metadata=bundle.get("metadata", {}), raw=True)
         mark_shown(report.result)
 

@@ -6,9 +6,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gpupool.core.wire.events import ProgressEvent, from_dict
+from gpupool.core.wire.events import Event, ProgressEvent
 from gpupool.core.wire.monitor_event import MonitorEvent, MonitorLines
 from gpupool.notebook.monitor.rank_bars import RankBars
 from gpupool.notebook.page.cell_output import Place
@@ -50,12 +50,11 @@ class LoopViews:
         self._drawn_at: dict[int, float] = {}
         self._undrawn: set[int] = set()
 
-    def take(self, events: Sequence[dict[str, Any]]) -> None:
+    def take(self, events: Sequence[Event]) -> None:
         """Add what a rank has reported."""
-        reported = list(map(from_dict, events))
         with self._lock:
-            self._new += [event for event in reported if isinstance(event, MonitorEvent)]
-            self._bars.take(event for event in reported if isinstance(event, ProgressEvent))
+            self._new += [event for event in events if isinstance(event, MonitorEvent)]
+            self._bars.take(event for event in events if isinstance(event, ProgressEvent))
         if self._at_once:
             self.tick()
 

@@ -28,6 +28,7 @@ from gpupool.core.wire.calls import (
     Train,
 )
 from gpupool.core.wire.masking import Secrets, redact
+from gpupool.core.wire.output import OnOutput
 from gpupool.core.wire.replies import CodeReply, Reply, Value
 from gpupool.core.wire.values import NamesReport
 from gpupool.pool.calls.failures import HANG, Failure, settle
@@ -35,7 +36,6 @@ from gpupool.pool.calls.freeing import Freeing, give_up
 from gpupool.pool.calls.hang_watch import HangWatch
 from gpupool.pool.calls.presses import heed_again, ignore_for_a_moment
 from gpupool.pool.notices import NoticeLines, OnNotice
-from gpupool.pool.processes.iopub import OnOutput
 from gpupool.pool.ranks import Ranks
 
 _OTHERS = "what another client of ipyparallel runs"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpupool.core.wire.events import EVENTS
 from gpupool.core.wire.masking import Redactor, Secrets, redact_all
+from gpupool.core.wire.output import OnOutput, OutputKind
 from gpupool.pool.calls.output_widgets import Widgets
 from gpupool.pool.calls.terminal_text import as_shown
 
@@ -19,6 +19,9 @@ MAX_DISPLAYS = 200  # per rank and call; beyond, the oldest is dropped
 NUM_WHOLE = 32  # the last runs, whose texts and figures are whole, if not too large together:
 MAX_WHOLE_CHARS = 200_000_000
 SHRUNK_CHARS = 100_000  # of head and end each, and of figures, of older runs
+
+_SHOWN = (OutputKind.DISPLAY, OutputKind.RESULT, OutputKind.UPDATE)
+_COLLECTED = (OutputKind.DISPLAY, OutputKind.RESULT, OutputKind.CLEAR)  # by an Output of ipywidgets
 
 
 class RankOutput:
@@ -71,11 +74,11 @@ class RankOutput:
             self._num_left_out += min(len(oldest), too_many)
             self._num_last -= min(len(oldest), too_many)
 
-    def add_display(self, kind: str, content: Mapping[str, Any]) -> None:
+    def add_display(self, kind: OutputKind, content: Mapping[str, Any]) -> None:
         """Take in a mime bundle."""
         self.displays.append(
             {
-                "kind": kind,
+                "kind": kind.value,
                 "data": content["data"],
                 "metadata": content.get("metadata") or {},
                 "display_id": (content.get("transient") or {}).get("display_id"),
@@ -153,11 +156,11 @@ class OutputRecorder:
         self,
         ranks: tuple[int, ...],
         hidden: Secrets,
-        listener: Callable[[int, str, Any], None] | None = None,
+        listener: OnOutput | None = None,
     ) -> None:
         self.outputs = {rank: RankOutput() for rank in ranks}
         self._redactors = {
-            (rank, kind): Redactor(hidden) for rank in ranks for kind in ("stdout", "stderr")
+            (rank, kind): Redactor(hidden) for rank in ranks for kind in OutputKind if kind.is_text
         }
         self._hidden = hidden
         self._listener = listener
@@ -165,23 +168,23 @@ class OutputRecorder:
         self._widgets = {rank: Widgets() for rank in ranks}
         self._lock = threading.Lock()
 
-    def __call__(self, rank: int, kind: str, content: Any) -> None:
+    def __call__(self, rank: int, kind: OutputKind, content: Any) -> None:
         """Take in a message of a rank; called in ipyparallel's IO thread."""
         with self._lock:
-            if kind in ("stdout", "stderr"):
+            if kind.is_text:
                 self._text(rank, kind, self._redactors[rank, kind].feed(content))
                 return
             content, widgets = redact_all(content, self._hidden), self._widgets[rank]
-            if kind == "comm":
+            if kind is OutputKind.COMM:
                 self._update_widget(rank, widgets.note(content))
-            elif kind in ("display", "result", "clear") and widgets.is_collecting:
+            elif kind in _COLLECTED and widgets.is_collecting:
                 self._update_widget(rank, widgets.collect(kind, content))
-            elif kind in ("display", "result", "update"):
+            elif kind in _SHOWN:
                 text = widgets.text(content.get("widget", ""))
                 data = content["data"] if text is None else {"text/plain": text}
                 self._show(rank, kind, {**content, "data": data})
-            elif kind in ("clear", EVENTS):
-                if kind == "clear":
+            elif kind in (OutputKind.CLEAR, OutputKind.EVENTS):
+                if kind is OutputKind.CLEAR:
                     self._clear(rank, wait=bool(content.get("wait")))
                 self._notify(rank, kind, content)
 
@@ -192,8 +195,8 @@ class OutputRecorder:
                 self._text(rank, kind, redactor.flush())
         _keep_small(self.outputs.values())
 
-    def _show(self, rank: int, kind: str, content: dict[str, Any]) -> None:
-        if kind == "update":
+    def _show(self, rank: int, kind: OutputKind, content: dict[str, Any]) -> None:
+        if kind is OutputKind.UPDATE:
             self.outputs[rank].update_display(content)
         else:
             self._clear_if_due(rank)
@@ -220,9 +223,9 @@ class OutputRecorder:
                 # one that shows nothing keeps its place: it may be filled later
                 displays += [{**bundle, "data": data} for data in shown or [{}]]
         text = {"text/plain": self._widgets[rank].text(name)}
-        self._notify(rank, "widget", {"widget": name, "data": text})
+        self._notify(rank, OutputKind.WIDGET, {"widget": name, "data": text})
 
-    def _text(self, rank: int, kind: str, text: str) -> None:
+    def _text(self, rank: int, kind: OutputKind, text: str) -> None:
         if text and self._widgets[rank].is_collecting:
             self._update_widget(rank, self._widgets[rank].collect(kind, text))
         elif text:
@@ -234,9 +237,9 @@ class OutputRecorder:
         if rank in self._to_clear:
             self._to_clear.discard(rank)
             self.outputs[rank].clear()
-            self._notify(rank, "clear", {"wait": False})
+            self._notify(rank, OutputKind.CLEAR, {"wait": False})
 
-    def _notify(self, rank: int, kind: str, content: Any) -> None:
+    def _notify(self, rank: int, kind: OutputKind, content: Any) -> None:
         if self._listener is not None:
             self._listener(rank, kind, content)
 

@@ -12,6 +12,8 @@ import html
 from collections.abc import Mapping
 from typing import Any
 
+from gpupool.core.wire.output import OutputKind
+
 MAX_OUTPUTS = 200  # of an Output; beyond, the oldest is dropped
 MAX_CHARS = 1_000_000  # of a text in it, of which the end is kept
 
@@ -65,19 +67,19 @@ class Widgets:
             if state["msg_id"]:
                 self._collecting.insert(0, name)
 
-    def collect(self, kind: str, content: Any) -> str:
+    def collect(self, kind: OutputKind, content: Any) -> str:
         """Put what the rank shows into the Output that collects it; returns that one's name."""
         name = self._collecting[0]
         outputs = self._outputs.setdefault(name, [])
-        if kind == "clear" and content.get("wait"):
+        if kind is OutputKind.CLEAR and content.get("wait"):
             self._to_clear.add(name)
-        elif kind == "clear" or name in self._to_clear:
+        elif kind is OutputKind.CLEAR or name in self._to_clear:
             self._to_clear.discard(name)
             outputs.clear()
-        if kind in ("stdout", "stderr"):
+        if kind.is_text:
             last = outputs.pop() if outputs and outputs[-1].get("name") == kind else {"text": ""}
             outputs.append({"name": kind, "text": (last["text"] + content)[-MAX_CHARS:]})
-        elif kind != "clear":
+        elif kind is not OutputKind.CLEAR:
             outputs.append({"data": content["data"]})
         del outputs[:-MAX_OUTPUTS]
         return self._parents.get(name, name)

@@ -20,11 +20,11 @@ from gpupool.core.errors import EngineDiedError, PoolError, PoolStartError, Unan
 from gpupool.core.machine.topology import Rank
 from gpupool.core.wire.agent import FORK_SERVER, process_of, rank_of
 from gpupool.core.wire.calls import Call
+from gpupool.core.wire.output import OnMessage
 from gpupool.core.wire.replies import Reply, Value
 from gpupool.core.wire.requests import Answer, ControlRequest, Found, Interrupt
 from gpupool.pool.notices import Progress
 from gpupool.pool.processes.client import EngineClient, load_ipyparallel
-from gpupool.pool.processes.iopub import OnMessage
 from gpupool.pool.processes.launch import Launch
 
 _ASK_AGAIN_S = 0.5  # for engines that the controller has and we have not heard of

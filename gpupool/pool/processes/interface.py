@@ -12,10 +12,10 @@ from typing import Protocol
 
 from gpupool.core.machine.topology import Rank
 from gpupool.core.wire.calls import Call
+from gpupool.core.wire.output import OnMessage
 from gpupool.core.wire.replies import Reply, Value
 from gpupool.core.wire.requests import Answer, ControlRequest, Found
 from gpupool.pool.notices import Progress
-from gpupool.pool.processes.iopub import OnMessage
 
 
 class RankEngines(Protocol):

@@ -13,23 +13,22 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from gpupool.core.wire.events import EVENTS, PIECES
-
-# (kind, content): ("stdout" | "stderr", text),
-# ("display" | "result" | "update", mime bundle, with "widget": the name of the widget it shows),
-# ("clear", {"wait": bool}), ("events", list of dicts),
-# ("comm", "type" and "content" of a widget's message)
-OnMessage = Callable[[str, Any], None]
-
-# (rank, kind, content): of a call on several ranks
-OnOutput = Callable[[int, str, Any], None]
+from gpupool.core.wire.events import PIECES
+from gpupool.core.wire.output import OnMessage, OutputKind
 
 MAX_LISTENERS = 256  # calls whose output goes to its place, also after their end
 MAX_STRAY_TEXTS, MAX_STRAY_CHARS = 256, 1024  # of calls that nobody knows any more, and of each
 WIDGET = "application/vnd.jupyter.widget-view+json"
 
-_KINDS = {"display_data": "display", "execute_result": "result", "update_display_data": "update"}
-_OTHER_STREAM = {"stdout": "stderr", "stderr": "stdout"}
+_KINDS = {
+    "display_data": OutputKind.DISPLAY,
+    "execute_result": OutputKind.RESULT,
+    "update_display_data": OutputKind.UPDATE,
+}
+_OTHER_STREAM = {
+    OutputKind.STDOUT: OutputKind.STDERR,
+    OutputKind.STDERR: OutputKind.STDOUT,
+}
 _Kind = TypeVar("_Kind")
 
 
@@ -71,7 +70,7 @@ class Router:
 
     def _read(
         self, message: Any, deserialize: Callable[[Any], Any]
-    ) -> tuple[OnMessage, list[tuple[str, Any]]]:
+    ) -> tuple[OnMessage, list[tuple[OutputKind, Any]]]:
         """Who is to hear what of a message. Raises whatever if it has not the right shape."""
         kind, content = _a(str, message["header"]["msg_type"]), _a(dict, message["content"])
         parent = _a(str, message["parent_header"].get("msg_id", ""))
@@ -92,7 +91,7 @@ class Router:
 
     def _read_comm(
         self, kind: str, message: dict[str, Any], listener: OnMessage | None
-    ) -> tuple[OnMessage, list[tuple[str, Any]]]:
+    ) -> tuple[OnMessage, list[tuple[OutputKind, Any]]]:
         comm_id = _a(str, message["content"]["comm_id"])
         _a(dict, message["content"].get("data") or {})
         if kind == "comm_open" and listener is not None:
@@ -100,14 +99,14 @@ class Router:
         owner = self._comms.get(comm_id, _nobody)
         if kind == "comm_close":
             self._comms.pop(comm_id, None)
-        return owner, [("comm", {"type": kind, "content": message["content"]})]
+        return owner, [(OutputKind.COMM, {"type": kind, "content": message["content"]})]
 
 
-def unheard_output(rank: int, kind: str, content: Any) -> None:
+def unheard_output(rank: int, kind: OutputKind, content: Any) -> None:
     """Output of calls that show nothing."""
 
 
-def _nobody(kind: str, content: Any) -> None:
+def _nobody(kind: OutputKind, content: Any) -> None:
     """Hears what is for nobody."""
 
 
@@ -119,10 +118,10 @@ def _a(kind: type[_Kind], value: Any) -> _Kind:
 
 def _pieces(
     kind: str, message: dict[str, Any], deserialize: Callable[[Any], Any]
-) -> Iterator[tuple[str, Any]]:
+) -> Iterator[tuple[OutputKind, Any]]:
     content = message["content"]
     if kind == "stream":
-        name, text = content["name"], _a(str, content["text"])
+        name, text = OutputKind(content["name"]), _a(str, content["text"])
         other = _OTHER_STREAM[name]
         lengths = _a(dict, message["metadata"]).get(PIECES)
         if not lengths:
@@ -138,10 +137,10 @@ def _pieces(
         _a(dict, content.get("transient") or {})
         yield _KINDS[kind], _without_view(content)
     elif kind == "clear_output":
-        yield "clear", content
+        yield OutputKind.CLEAR, content
     elif kind == "data_message":
-        events = _a(list, deserialize(message["buffers"])[EVENTS])
-        yield EVENTS, [_a(dict, event) for event in events]
+        plain = _a(list, deserialize(message["buffers"])[OutputKind.EVENTS])
+        yield OutputKind.EVENTS, [_a(dict, event) for event in plain]
 
 
 def _without_view(content: dict[str, Any]) -> dict[str, Any]:
@@ -154,7 +153,7 @@ def _without_view(content: dict[str, Any]) -> dict[str, Any]:
     return {**content, "data": data, "widget": name}
 
 
-def _tell(listener: OnMessage, kind: str, content: Any) -> None:
+def _tell(listener: OnMessage, kind: OutputKind, content: Any) -> None:
     """A listener that fails must not end the thread that hears all engines."""
     try:
         listener(kind, content)

@@ -18,13 +18,14 @@ from gpupool.core.errors import PoolError, TransferError
 from gpupool.core.progress import BYTES, progress
 from gpupool.core.wire.calls import Bind, RunFunction
 from gpupool.core.wire.global_names import RANK_NAMES
+from gpupool.core.wire.output import OnOutput
 from gpupool.core.wire.pickles import INLINE_BYTES, MemoryFile, namespace, to_wire
 from gpupool.core.wire.replies import CodeReply
 from gpupool.core.wire.values import Bindings, NamesReport, ValueInfo
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.environment.environment import notebook_place
 from gpupool.pool.notices import OnNotice
-from gpupool.pool.processes.iopub import OnOutput, unheard_output
+from gpupool.pool.processes.iopub import unheard_output
 from gpupool.pool.ranks import Ranks
 from gpupool.pool.variables.composite import Composite, Constant, key_of, pool_variables
 from gpupool.pool.variables.delivery import Delivery

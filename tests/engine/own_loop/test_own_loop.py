@@ -13,6 +13,7 @@ import torch
 import gpupool
 from gpupool import OptionsError, Pool
 from gpupool.core.wire.monitor_event import MonitorEvent, MonitorLines
+from gpupool.core.wire.output import OutputKind
 from gpupool.engine.group.forming import World
 from gpupool.engine.own_loop.monitor import Monitor
 from gpupool.engine.own_loop.step_timer import StepTimer, StepTimes
@@ -122,13 +123,11 @@ class Clock:
 
 def on_pool(pool: Pool, source: str) -> tuple[dict[int, Any], list[MonitorEvent]]:
     """Run a cell; gives its values and what its monitors told."""
-    from gpupool.core.wire.events import from_dict
-
     told: list[Any] = []
 
-    def listen(rank: int, kind: str, content: Any) -> None:
-        if kind == "events":
-            told.extend((rank, from_dict(one)) for one in content)
+    def listen(rank: int, kind: OutputKind, content: Any) -> None:
+        if kind is OutputKind.EVENTS:
+            told.extend((rank, event) for event in content)
 
     execution = pool.begin(source, ranks=range(pool.world_size), on_output=listen)
     replies = execution.result()

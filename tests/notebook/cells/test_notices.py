@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from gpupool.core.options.pool_options import PoolOptions
+from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.cells.line_view import LineView
 from gpupool.notebook.cells.notices import UnwaitedView
 from gpupool.notebook.cells.views import make_view
@@ -27,7 +28,7 @@ def nowhere(rank: int, message: dict[str, object]) -> None:
 
 def test_a_notice_is_a_line_below_what_was_said_before(capfd: pytest.CaptureFixture[str]) -> None:
     view = LineView((0, 1))
-    view.on_output(0, "stdout", "hello\n")
+    view.on_output(0, OutputKind.STDOUT, "hello\n")
     view.notice("rank 1 hangs for 31 s.")
     assert capfd.readouterr().out == ""  # the waiting thread writes, whose cell it is
     view.tick()

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpupool.core.errors import RankError, SpmdError
+from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.cells.lines import FOLD_WITHIN_S, Lines, Merger, fold_bars, merge
 from gpupool.notebook.cells.picture import Look, groups_text, report_html, report_text
 from gpupool.notebook.cells.views import ends_quietly
@@ -37,7 +38,7 @@ def with_figures(figures: dict[int, list[dict[str, str]]]) -> str:
     report = report_of(dict.fromkeys(figures, ""))
     for rank, bundles in figures.items():
         for data in bundles:
-            report.outputs[rank].add_display("display", {"data": data})
+            report.outputs[rank].add_display(OutputKind.DISPLAY, {"data": data})
     return report_html(report, Look())
 
 
@@ -152,7 +153,7 @@ def test_a_figure_has_the_size_that_was_asked_for(width: object, shown: str | No
     report = report_of({0: ""})
     data = {"image/png": "AAAA", "text/plain": "<Figure>"}
     metadata = {"image/png": {"width": width}}
-    report.outputs[0].add_display("display", {"data": data, "metadata": metadata})
+    report.outputs[0].add_display(OutputKind.DISPLAY, {"data": data, "metadata": metadata})
     assert re.findall('<img src="[^"]*"[^>]* width="([^"]*)"', report_html(report, Look())) == (
         [shown] if shown else []
     )

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gpupool import Pool, SpmdError
 from gpupool.core.errors import PoolError
 from gpupool.core.wire.masking import MASK, Secrets
+from gpupool.core.wire.output import OutputKind
 from gpupool.core.wire.pickles import pack
 from gpupool.core.wire.replies import CodeReply
 from gpupool.pool.calls import output
@@ -66,8 +67,10 @@ def test_of_long_texts_the_first_and_the_last_are_kept(sizes: list[int], extra: 
 
 def test_a_display_is_updated_in_its_place() -> None:
     shown = RankOutput()
-    shown.add_display("display", {"data": {"text/html": "1"}, "transient": {"display_id": "a"}})
-    shown.add_display("display", {"data": {"text/html": "2"}})
+    shown.add_display(
+        OutputKind.DISPLAY, {"data": {"text/html": "1"}, "transient": {"display_id": "a"}}
+    )
+    shown.add_display(OutputKind.DISPLAY, {"data": {"text/html": "2"}})
     assert shown.update_display({"data": {"text/html": "3"}, "transient": {"display_id": "a"}})
     assert [bundle["data"]["text/html"] for bundle in shown.displays] == ["3", "2"]
     assert not shown.update_display({"data": {}, "transient": {"display_id": "b"}})
@@ -76,12 +79,12 @@ def test_a_display_is_updated_in_its_place() -> None:
 def test_clearing_may_wait_for_what_comes_next() -> None:
     heard: list[tuple[str, Any]] = []
     recorder = OutputRecorder((0,), Secrets(), lambda rank, kind, content: heard.append((kind, 0)))
-    recorder(0, "stdout", "one\n")
-    recorder(0, "clear", {"wait": True})
+    recorder(0, OutputKind.STDOUT, "one\n")
+    recorder(0, OutputKind.CLEAR, {"wait": True})
     assert recorder.outputs[0].text == "one\n"
-    recorder(0, "stdout", "two\n")
+    recorder(0, OutputKind.STDOUT, "two\n")
     assert recorder.outputs[0].text == "two\n"
-    recorder(0, "clear", {"wait": False})
+    recorder(0, OutputKind.CLEAR, {"wait": False})
     assert recorder.outputs[0].text == ""
     assert [kind for kind, _ in heard] == ["stdout", "clear", "clear", "stdout", "clear"]
 
@@ -90,13 +93,13 @@ def test_late_text_is_masked_too_also_in_two_pieces() -> None:
     recorder = OutputRecorder((0,), Secrets(["s3cr3t"]))
     recorder.finish()
     for piece in ("late s3c", "r3t\n"):
-        recorder(0, "stdout", piece)
+        recorder(0, OutputKind.STDOUT, piece)
     assert recorder.outputs[0].text == f"late {MASK}\n"
 
 
 def test_a_result_that_is_no_longer_new_takes_little_and_tells_the_same() -> None:
     old = result_of("said\n", pack([1, 2]))
-    old.outputs[0].add_display("result", {"data": {"text/plain": "[1, 2]"}})
+    old.outputs[0].add_display(OutputKind.RESULT, {"data": {"text/plain": "[1, 2]"}})
     before = (old[0], old.text(0), list(old), old.rank_elapsed_s(0), old.outputs[0].displays)
     old._values = None
     old.pack()
@@ -118,7 +121,7 @@ def test_long_texts_of_older_runs_are_cut_and_the_last_are_whole() -> None:
 
     def run() -> RankOutput:  # whether it succeeds or fails is all the same
         recorder = OutputRecorder((0,), Secrets())
-        recorder(0, "stdout", long)
+        recorder(0, OutputKind.STDOUT, long)
         recorder.finish()
         return recorder.outputs[0]
 

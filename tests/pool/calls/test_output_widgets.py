@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from gpupool.core.wire.masking import Secrets
+from gpupool.core.wire.output import OutputKind
 from gpupool.pool.calls.output import OutputRecorder
 from gpupool.pool.calls.output_widgets import Widgets
 
@@ -33,21 +34,21 @@ def test_a_bar_is_the_text_that_it_has_in_a_terminal() -> None:
 def test_an_output_collects_what_is_shown_inside_of_it() -> None:
     recorder = OutputRecorder((0,), Secrets())
     displays = recorder.outputs[0].displays
-    recorder(0, "comm", opened("Output", outputs=[]))
-    recorder(0, "display", {"data": {"text/plain": "Output()"}, "widget": "Output"})
-    recorder(0, "comm", changed("Output", msg_id="call"))
-    recorder(0, "stdout", "inside\n")
-    recorder(0, "display", {"data": {"text/html": "<b>figure</b>"}})
-    recorder(0, "comm", changed("Output", msg_id=""))
-    recorder(0, "stdout", "beside\n")
+    recorder(0, OutputKind.COMM, opened("Output", outputs=[]))
+    recorder(0, OutputKind.DISPLAY, {"data": {"text/plain": "Output()"}, "widget": "Output"})
+    recorder(0, OutputKind.COMM, changed("Output", msg_id="call"))
+    recorder(0, OutputKind.STDOUT, "inside\n")
+    recorder(0, OutputKind.DISPLAY, {"data": {"text/html": "<b>figure</b>"}})
+    recorder(0, OutputKind.COMM, changed("Output", msg_id=""))
+    recorder(0, OutputKind.STDOUT, "beside\n")
     shown = [{"text/plain": "inside"}, {"text/html": "<b>figure</b>"}]
     assert [bundle["data"] for bundle in displays] == shown
     assert recorder.outputs[0].text == "beside\n"
     for words in ("cleared\n", ""):
-        recorder(0, "comm", changed("Output", msg_id="call"))
-        recorder(0, "clear", {"wait": bool(words)})
-        recorder(0, "stdout", words)
-        recorder(0, "comm", changed("Output", msg_id=""))
+        recorder(0, OutputKind.COMM, changed("Output", msg_id="call"))
+        recorder(0, OutputKind.CLEAR, {"wait": bool(words)})
+        recorder(0, OutputKind.STDOUT, words)
+        recorder(0, OutputKind.COMM, changed("Output", msg_id=""))
         text = {"text/plain": words.strip()} if words else {}
         assert [bundle["data"] for bundle in displays] == [text]  # it keeps its place
     assert recorder.outputs[0].text == "beside\n"

@@ -1,0 +1,33 @@
+"""What ranks show while a call runs: the kinds of it, and who listens. Runs anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any
+
+
+class OutputKind(StrEnum):
+    """What a piece of output is, and so what its content is."""
+
+    STDOUT = "stdout"  # text
+    STDERR = "stderr"  # text
+    DISPLAY = "display"  # a mime bundle, with "widget": the name of the widget it shows
+    RESULT = "result"  # the same, of the last expression of a cell
+    UPDATE = "update"  # the same, in the place of an earlier one of the same display_id
+    CLEAR = "clear"  # {"wait": bool}
+    COMM = "comm"  # "type" and "content" of a widget's message
+    WIDGET = "widget"  # the name of a widget and the text that it shows now, as "data"
+    EVENTS = "events"  # of a call on one rank plain dicts, of several ranks `events.Event`
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the content is text of a stream."""
+        return self in (OutputKind.STDOUT, OutputKind.STDERR)
+
+
+# (kind, content): of a call on one rank
+OnMessage = Callable[[OutputKind, Any], None]
+
+# (rank, kind, content): of a call on several ranks
+OnOutput = Callable[[int, OutputKind, Any], None]
