@@ -1,1 +1,1 @@
-"""What runs on the engines, one process per GPU. The client calls it by name: see `entry.py`."""
+"""What runs on the engines, one process per GPU. The client's calls are types: see `entry.py`."""

@@ -1,6 +1,6 @@
 """The connection to the controller: call an engine function, hear what the engine says meanwhile.
 
-Runs on the client. With `launch.py` the only file of the client that knows ipyparallel. Names of
+Runs on the client, of which it is the only file that imports ipyparallel. Names of
 ipyparallel that are private, and used here because nothing public does the same, are each
 guarded by a test in `tests/pool/test_private_names.py`.
 """
