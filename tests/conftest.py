@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest import runner
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
@@ -40,6 +42,10 @@ def pytest_configure(config: pytest.Config) -> None:
         suppress_health_check=[HealthCheck.too_slow],
     )
     settings.load_profile("gpupool")
+    # pytest would set PYTEST_CURRENT_TEST, and ranks that start meanwhile would have it: with it
+    # ipykernel leaves descriptors 1 and 2 alone, which it does in no notebook.
+    assert callable(runner._update_current_test_var)
+    runner._update_current_test_var = lambda item, when: None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -58,6 +64,7 @@ FOLDERS = (
     "chaos",
     "faults",
     "e2e",
+    "security",
     "pool",
     "training",
     "engine",
@@ -68,6 +75,20 @@ FOLDERS = (
 # The files of which path or text has one of these run in one process: it takes long to start.
 # (With xdist's own groups pytest 9.2 runs the tests of a file anywhere.)
 SHARED = ("tests/browser/", "clean_kernel", "clean_terminal")
+
+
+def pytest_collection_finish() -> None:
+    """Leave what has been imported and collected out of each later search for garbage.
+
+    These are a million objects, which take half a second to look at.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """So that nothing is reported as a leak."""
+    gc.unfreeze()
 
 
 @pytest.hookimpl(trylast=True)
@@ -100,16 +121,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
     return FilesTogether(config, log)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call() -> Iterator[object]:
-    """With this set, ipykernel leaves descriptors 1 and 2 alone, which it does in no notebook."""
-    test = os.environ.pop("PYTEST_CURRENT_TEST")
-    try:
-        return (yield)
-    finally:
-        os.environ["PYTEST_CURRENT_TEST"] = test
-
-
 @pytest.fixture(scope="session")
 def s3() -> Iterator[SeaweedServer]:
     """A SeaweedFS server for the whole run. `os.environ.update(s3.env)` makes s3:// mean it."""
@@ -135,8 +146,7 @@ def _own_ipython_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(autouse=True)
 def clean_environ() -> Iterator[None]:
     """No test sees this machine's AWS settings and folders, nor what another test has set."""
-    test = os.environ["PYTEST_CURRENT_TEST"]
-    with environment({**plain_environment(), "PYTEST_CURRENT_TEST": test}):
+    with environment(plain_environment()):
         yield
     if "s3fs" in sys.modules:
         sys.modules["s3fs"].S3FileSystem.clear_instance_cache()

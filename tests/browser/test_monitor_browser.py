@@ -146,6 +146,7 @@ def test_a_training_is_drawn_live_stopped_and_left_as_a_still_picture(
     save_looks(page, still, screenshots, "monitor_still")
 
 
+@pytest.mark.long
 def test_a_change_of_the_theme_redraws_what_stands_still(lab: Lab, browser: Browser) -> None:
     name = lab.lend_kernel(lab.write("themes.ipynb", [STANDS_STILL]))
     page = browser.open(lab, name, app="notebook")

@@ -59,12 +59,10 @@ class Case:
 EVERYWHERE = frozenset(WAYS)
 NOT_BLOCKING = EVERYWHERE - {"blocking"}
 ONLY_RETURNED = frozenset({"returned"})
-CASES = [
-    Case("", "lab", True, EVERYWHERE),
+CASES = [Case("", "lab", True, EVERYWHERE)]
+LONG_CASES = [  # Notebook 7 has no setting that turns subshells off
     Case("", "lab", False, NOT_BLOCKING),
     Case("6.31.0", "lab", True, ONLY_RETURNED),
-]
-LONG_CASES = [  # Notebook 7 has no setting that turns subshells off
     Case("", "notebook", True, EVERYWHERE),
     Case("7.3.0", "lab", True, EVERYWHERE),
     Case("7.3.0", "notebook", True, EVERYWHERE),

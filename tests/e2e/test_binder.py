@@ -60,6 +60,7 @@ def test_the_image_has_an_extra_that_there_is_with_what_the_notebooks_need() -> 
         assert needed in names
 
 
+@pytest.mark.long
 def test_a_session_has_photographs_in_s3_and_ends_as_its_command_does() -> None:
     look = (
         "import os, sys, gpupool\n"

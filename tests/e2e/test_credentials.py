@@ -111,6 +111,7 @@ def test_the_notebooks_own_credential_chain_reaches_the_ranks(
     assert dict(pool2.run(count)) == {0: 100, 1: 100}
 
 
+@pytest.mark.long
 def test_file_systems_are_connected_anew_while_they_read(
     pool2: Pool, s3: SeaweedServer, photos_url: str
 ) -> None:
@@ -208,6 +209,7 @@ def test_without_credentials_the_error_says_where_they_may_come_from(pool2: Pool
         pool2.propagate_env(aws=True)
 
 
+@pytest.mark.long
 def test_training_from_s3_learns_and_predicts(
     pool2: Pool, s3: SeaweedServer, photos_url: str
 ) -> None:

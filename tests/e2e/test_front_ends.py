@@ -131,7 +131,11 @@ def as_vs_code(folder: Path) -> Read:
 
 
 @pytest.mark.parametrize(
-    "execute", [pytest.param(with_nbclient, marks=pytest.mark.long), with_papermill, as_vs_code]
+    "execute",
+    [
+        with_papermill,
+        *(pytest.param(other, marks=pytest.mark.long) for other in (with_nbclient, as_vs_code)),
+    ],
 )
 def test_a_notebook_reads_the_same_wherever_it_is_executed(execute: Any, tmp_path: Path) -> None:
     read = execute(tmp_path)

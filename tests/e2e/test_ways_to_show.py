@@ -94,7 +94,6 @@ def pool() -> Iterator[Pool]:
     """A rank that was sent a few secrets."""
     session.stop()
     before = dict(os.environ)
-    del os.environ["PYTEST_CURRENT_TEST"]  # with it ipykernel leaves descriptors 1 and 2 alone
     secrets = {"AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE", "AWS_SECRET_ACCESS_KEY": CANARY}
     secrets |= {"TWO_LINE_KEY": LINES, "NL_TOKEN": ENDS_IN_A_LINE}
     os.environ.update(secrets)

@@ -182,6 +182,7 @@ def test_two_notebooks_have_two_pools_and_one_end_is_no_matter_of_the_other(
 # ---- the Jupyter server ----------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_killed_jupyter_server_ends_the_kernel_and_so_the_pool(tmp_path: Path) -> None:
     token = secrets.token_hex(16)
     with socket.socket() as probe:

@@ -236,6 +236,7 @@ def test_a_crash_leaves_no_memory_on_the_disk_unless_a_cell_asks_for_it(tmp_path
 CODE_AT = "pool.run('import torch._inductor.runtime.cache_dir_utils as u; u.cache_dir()')[0]"
 
 
+@pytest.mark.long
 def test_compiled_code_lies_in_a_folder_that_nobody_else_can_have_made(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     then = f"print(json.dumps({CODE_AT}))"
@@ -310,6 +311,7 @@ def test_too_few_processes_are_named(tmp_path: Path) -> None:
     assert "being replaced" not in told["text"]
 
 
+@pytest.mark.long
 def test_a_limit_of_the_size_of_files_is_named(tmp_path: Path) -> None:
     then = "pool['small'] = 1; print(json.dumps(1)); pool['large'] = bytearray(1 << 24)"
     _, small, told, _ = start(tmp_path, "prlimit", "--fsize=1000000", then=then)

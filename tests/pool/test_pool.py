@@ -621,6 +621,7 @@ def test_a_killed_notebook_leaves_nothing(no_pool: None) -> None:
         until(lambda: not Path(told["folder"]).exists(), 3.0, "the folder's removal")
 
 
+@pytest.mark.long
 def test_a_notebook_that_ends_takes_its_pool_along(no_pool: None) -> None:
     client = notebook(START_AND_WAIT)
     output, _ = client.communicate(timeout=60)

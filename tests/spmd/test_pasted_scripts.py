@@ -40,7 +40,7 @@ def usable(kernel: Kernel) -> bool:
         ("explicit_init", ["[0, 1] total 3.0 2", "initialized False"]),
         ("fsdp_checkpoint", ["[0, 1] DTensor (8, 8) (4, 8)", "loaded True"]),
         ("device_mesh", ["[0, 1] 2 (4,) 28.0"]),
-        ("fabric_loop", ["[0, 1] DDPStrategy 2 8", "1.0"]),
+        pytest.param("fabric_loop", ["[0, 1] DDPStrategy 2 8", "1.0"], marks=pytest.mark.long),
         (
             "accelerate_loop",
             [

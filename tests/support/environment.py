@@ -13,8 +13,6 @@ def plain_environment() -> dict[str, str]:
     plain["AWS_CONFIG_FILE"] = plain["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
     plain["AWS_EC2_METADATA_DISABLED"] = "true"
     plain.pop("XDG_RUNTIME_DIR", None)  # where TMPDIR says pools are to be
-    # With this set, ipykernel leaves descriptors 1 and 2 alone, which it does in no notebook.
-    plain.pop("PYTEST_CURRENT_TEST", None)
     return plain
 
 

@@ -197,6 +197,7 @@ forming.leave()
 """
 
 
+@pytest.mark.long
 def test_three_processes_without_a_pool(pools: Pools, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(PROCESS)

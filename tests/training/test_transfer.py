@@ -55,6 +55,7 @@ HEAD_ALONE = {"*": 0, "_fc.*": 1}
 HEAD_FASTER = {"_fc.weight": 10, "_fc.bias": 20}
 
 
+@pytest.mark.long
 def test_pretrained_features_tell_clothes_apart_better_than_random_ones(
     pools: Pools, clothes: tuple[TensorDataset, TensorDataset]
 ) -> None:
@@ -103,6 +104,7 @@ def test_the_whole_network_learns_the_head_faster_with_frozen_batch_norm(
     assert gpupool.evaluate(result.model, test, pool=pools[2])["accuracy"] > 0.3
 
 
+@pytest.mark.long
 def test_too_high_a_learning_rate_is_reported_at_once(
     pools: Pools, clothes: tuple[TensorDataset, TensorDataset]
 ) -> None:
@@ -137,6 +139,7 @@ def shelves(tmp_path: Path) -> SegmentationDatastore:
     return SegmentationDatastore(*folders, classes=classes).with_normalization(0.5, 0.5)
 
 
+@pytest.mark.long
 def test_deeplab_learns_from_random_patches(
     pools: Pools, shelves: SegmentationDatastore, tmp_path: Path
 ) -> None:

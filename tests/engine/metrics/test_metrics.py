@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import torchmetrics
-from sklearn import metrics as sk
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from torchmetrics import classification, regression
 
 import gpupool
 from gpupool import SpmdError, TrainingError
@@ -19,9 +17,13 @@ from gpupool.core.options.named_measures import METRICS, check_metrics, listed
 from gpupool.engine.group.forming import World
 from gpupool.engine.metrics.metrics import Metrics, make_metrics
 from tests.engine.metrics.tables import Table, Targets, is_sure
+from tests.support.lazily import Lazily
 from tests.support.pools import Pools
 from tests.support.raising import raises
 
+sk, torchmetrics = Lazily("sklearn.metrics"), Lazily("torchmetrics")
+classification = Lazily("torchmetrics.classification")
+regression = Lazily("torchmetrics.regression")
 NUM, CLASSES = 31, 7
 ALONE = World(0, 1, torch.device("cpu"))
 
@@ -48,37 +50,62 @@ def macro(function: Any) -> float:
 
 
 # what -> the name, outputs, targets, what scikit-learn gives
-NAMED: dict[str, tuple[str, Tensor, Tensor, float]] = {
-    "accuracy": ("accuracy", SCORES, LABELS, sk.accuracy_score(LABELS, PREDICTED)),
-    "accuracy of two": ("accuracy", LOGITS, BINARY, sk.accuracy_score(BINARY, LOGITS > 0)),
-    "top5": ("top5", SCORES, LABELS, sk.top_k_accuracy_score(LABELS, SCORES, k=5, labels=range(7))),
-    "precision": ("precision", SCORES, LABELS, macro(sk.precision_score)),
-    "recall": ("recall", SCORES, LABELS, macro(sk.recall_score)),
-    "f1": ("f1", SCORES, LABELS, macro(sk.f1_score)),
-    "mean_iou": ("mean_iou", SCORES, LABELS, macro(sk.jaccard_score)),
+NAMED: dict[str, tuple[str, Tensor, Tensor, Callable[[], float]]] = {
+    "accuracy": ("accuracy", SCORES, LABELS, lambda: sk.accuracy_score(LABELS, PREDICTED)),
+    "accuracy of two": ("accuracy", LOGITS, BINARY, lambda: sk.accuracy_score(BINARY, LOGITS > 0)),
+    "top5": (
+        "top5",
+        SCORES,
+        LABELS,
+        lambda: sk.top_k_accuracy_score(LABELS, SCORES, k=5, labels=range(7)),
+    ),
+    "precision": ("precision", SCORES, LABELS, lambda: macro(sk.precision_score)),
+    "recall": ("recall", SCORES, LABELS, lambda: macro(sk.recall_score)),
+    "f1": ("f1", SCORES, LABELS, lambda: macro(sk.f1_score)),
+    "mean_iou": ("mean_iou", SCORES, LABELS, lambda: macro(sk.jaccard_score)),
     "mean_iou of maps": (
         "mean_iou",
         MAPS,
         MASKS,
-        sk.jaccard_score(MASKS[KNOWN], MAPS.argmax(1)[KNOWN], average="macro"),
+        lambda: sk.jaccard_score(MASKS[KNOWN], MAPS.argmax(1)[KNOWN], average="macro"),
     ),
     "pixel_accuracy": (
         "pixel_accuracy",
         MAPS,
         MASKS,
-        sk.accuracy_score(MASKS[KNOWN], MAPS.argmax(1)[KNOWN]),
+        lambda: sk.accuracy_score(MASKS[KNOWN], MAPS.argmax(1)[KNOWN]),
     ),
-    "auc": ("auc", LOGITS[:, None], BINARY, sk.roc_auc_score(BINARY, LOGITS)),
+    "auc": ("auc", LOGITS[:, None], BINARY, lambda: sk.roc_auc_score(BINARY, LOGITS)),
     "auc of more": (
         "auc",
         SCORES[:, :6],
         LABELS,
-        sk.roc_auc_score(LABELS, SCORES[:, :6].double().softmax(1), multi_class="ovr"),
+        lambda: sk.roc_auc_score(LABELS, SCORES[:, :6].double().softmax(1), multi_class="ovr"),
     ),
-    "mse": ("mse", NUMBERS, WANTED, sk.mean_squared_error(WANTED.double(), NUMBERS.double())),
-    "rmse": ("rmse", LOGITS[:, None], BINARY, sk.root_mean_squared_error(BINARY, LOGITS.double())),
-    "mae": ("mae", NUMBERS, WANTED, sk.mean_absolute_error(WANTED.double(), NUMBERS.double())),
-    "r2": ("r2", NUMBERS, WANTED, sk.r2_score(WANTED.double().numpy(), NUMBERS.double().numpy())),
+    "mse": (
+        "mse",
+        NUMBERS,
+        WANTED,
+        lambda: sk.mean_squared_error(WANTED.double(), NUMBERS.double()),
+    ),
+    "rmse": (
+        "rmse",
+        LOGITS[:, None],
+        BINARY,
+        lambda: sk.root_mean_squared_error(BINARY, LOGITS.double()),
+    ),
+    "mae": (
+        "mae",
+        NUMBERS,
+        WANTED,
+        lambda: sk.mean_absolute_error(WANTED.double(), NUMBERS.double()),
+    ),
+    "r2": (
+        "r2",
+        NUMBERS,
+        WANTED,
+        lambda: sk.r2_score(WANTED.double().numpy(), NUMBERS.double().numpy()),
+    ),
 }
 
 
@@ -95,7 +122,7 @@ def measured(asked: Any, outputs: Any, targets: Any, parts: int = 4) -> dict[str
 def test_a_named_metric_is_that_of_scikit_learn(what: str) -> None:
     name, outputs, targets, expected = NAMED[what]
     for parts in (1, 4, 10):
-        assert measured(name, outputs, targets, parts)[name] == pytest.approx(expected, rel=1e-9)
+        assert measured(name, outputs, targets, parts)[name] == pytest.approx(expected(), rel=1e-9)
 
 
 @pytest.mark.parametrize("name", ["accuracy", "pixel_accuracy", "top5", "recall"])
@@ -207,13 +234,17 @@ def test_without_samples_a_value_is_nan() -> None:
         ("top-5", "unknown", " 'top5'?"),
         (["accuracy", "acuracy"], "unknown", " 'accuracy'?"),
         ({"mask": ["iou"]}, "unknown", " 'mean_iou'?"),
-        ([classification.MulticlassAccuracy], "class", " MulticlassAccuracy(...)."),
         (3, "unknown", " 3 "),
     ],
 )
 def test_what_is_no_metric_is_refused_with_what_there_is(asked: Any, kind: str, meant: str) -> None:
     with raises(TrainingError, kind, "metrics", shown=meant):
         check_metrics(asked)
+
+
+def test_a_class_is_refused_with_how_a_metric_is_made_of_it() -> None:
+    with raises(TrainingError, "class", "metrics", shown=" MulticlassAccuracy(...)."):
+        check_metrics([classification.MulticlassAccuracy])
 
 
 def test_metrics_are_listed_from_any_nest() -> None:

@@ -125,7 +125,8 @@ def test_a_terminal_draws_lines_and_leaves_none(tmp_path: Path) -> None:
         assert not cells[name].split(FRESH_LINE)[-1].startswith(("Start", "List", "Pred", "Stop"))
 
 
-@pytest.mark.parametrize("kind", ["pipe", pytest.param("dumb", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["pipe", "dumb"])
 def test_nothing_moves_and_nothing_is_coloured_elsewhere(kind: str, tmp_path: Path) -> None:
     cells = shown(kind, tmp_path)
     text = "".join(cells.values())

@@ -30,8 +30,6 @@ GET = "import os; os.environ.get({!r})"
 def own_pool() -> Iterator[Pool]:
     """A pool that was started while the notebook had a secret, which it was not told to send."""
     session.stop()
-    # With it set, ipykernel leaves descriptors 1 and 2 alone, which it does in no notebook.
-    del os.environ["PYTEST_CURRENT_TEST"]
     os.environ["GPUPOOL_CANARY_TOKEN"] = CANARY
     os.environ["GPUPOOL_PLAIN"] = "plain"
     os.environ["GPUPOOL_PROXY"] = PROXY
