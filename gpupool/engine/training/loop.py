@@ -315,7 +315,8 @@ class _Training:
         `at_once`: it was an interrupt, and the network keeps the weights of that step.
         """
         run = self.run
-        self.train_step.undo()
+        if at_once or run.options.checkpoint is not None:  # else nobody sees the network again
+            self.train_step.undo()
         self.hooks.on_error(_SAVING_S if at_once else None)
         if at_once:
             run.stopped_by = "user"

@@ -82,8 +82,7 @@ class TrainingStep:
         run, options = self._run, self._run.options
         lr = options.lr * lr_factor(options, run.step + 1, self._steps_per_epoch, run.epoch)
         set_learning_rates(run.optimizer, lr)
-        if options.checkpoint is not None:  # after an error the last complete step is saved
-            self._save_undo()
+        self._save_undo()
 
         if needs_closure(run.optimizer):  # it does all of this as often as it wants
             metrics = self._step_by_closure(share)
