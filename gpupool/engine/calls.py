@@ -60,7 +60,7 @@ def interrupt(number: int | None) -> None:
     If it has not begun, that is done when it does; a call that is over has no second beginning.
     For another thread. Also wakes a thread that sleeps or reads. While a library is being imported
     it waits for the end of that: half of a package would stay in this process for good. So it does
-    from `hold` to `let_go`.
+    from `hold` to `release`.
     """
     with _lock:
         if number not in (None, _current):
@@ -78,7 +78,7 @@ def hold() -> None:
         _held_at = time.monotonic()
 
 
-def let_go() -> None:
+def release() -> None:
     """It is complete: an interrupt that has come meanwhile strikes here."""
     global _held_at, _waiting
     with _lock:

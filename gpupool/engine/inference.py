@@ -68,7 +68,7 @@ def evaluate(job_path: str) -> dict[str, float]:
     """Loss and metrics over the data set, the same on every rank."""
     world, job = world_here(), load_job(job_path, InferenceJob)
     loss = NO_LOSS if job.loss is None else make_loss(job.loss, world.device)
-    metrics = make_metrics(job.metrics, world.device, judged=loss.judged, ignored=loss.ignored)
+    metrics = make_metrics(job.metrics, world.device, scored=loss.scored, ignored=loss.ignored)
     options, dataset = _options(job), job.dataset
     with _counted("evaluate", dataset, world) as bar:
         found = run_evaluation(

@@ -46,14 +46,14 @@ def train(call: Train) -> Reply[TrainReply]:
         job = replace(job, options=resuming(job.options))
     stop_requested = partial(control.stop_requested, call.job_path)
     stops_at_once = partial(control.stops_at_once, call.job_path)
-    with closing(RankReport(this_rank().rank, world.device, emit)) as report:
+    with closing(RankReport(this_rank().rank, world.device, emit)) as rank_report:
         found = fit(
             **vars(job),
             world=world,
             emit=emit,
             stop_requested=stop_requested,
             stops_at_once=stops_at_once,
-            report=report,
+            rank_report=rank_report,
         )
     if world.rank == 0:
         with calls.uninterrupted() if stops_at_once() else nullcontext():

@@ -67,14 +67,14 @@ def evaluate(
                 with autocast(world.device, options.precision):
                     outputs = model(share.inputs)
                     mean_loss = loss(outputs, share.targets)
-                counted = loss.num_counted(share.targets, share.num_here)
-                sums += _row(loss, mean_loss, counted, outputs, share)
+                loss_count = loss.num_counted(share.targets, share.num_here)
+                sums += _row(loss, mean_loss, loss_count, outputs, share)
                 metrics.update(outputs, share.targets)
             on_share(share)
     return Evaluation(sums, skipped)
 
 
-def right_classes(
+def count_correct(
     loss: Loss, outputs: Any, targets: Any, num_here: int
 ) -> tuple[Tensor, Tensor | int] | None:
     """How many samples (or pixels) have their class right, and how many have one.
@@ -82,7 +82,7 @@ def right_classes(
     Numbers are not read from the device. None where outputs are not (N, C, ...) and targets
     integers (N, ...).
     """
-    outputs, targets = loss.judged(outputs, targets)
+    outputs, targets = loss.scored(outputs, targets)
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
         return None
     if targets.is_floating_point() or targets.ndim + 1 != outputs.ndim or outputs.shape[1] < 2:
@@ -100,18 +100,18 @@ def mean_loss(sums: Sequence[float], num_terms: int) -> float:
     return sum(terms) if terms else math.nan
 
 
-def accuracy(right: float, num: float) -> float | None:
+def accuracy(num_correct: float, num_labeled: float) -> float | None:
     """A share (0..1), None where nothing has a class."""
-    return right / num if num else None
+    return num_correct / num_labeled if num_labeled else None
 
 
-def _row(loss: Loss, mean: Tensor, counted: int | Tensor, outputs: Any, share: Any) -> Tensor:
+def _row(loss: Loss, mean: Tensor, loss_count: int | Tensor, outputs: Any, share: Any) -> Tensor:
     device = mean.device
-    terms = (mean.double() * counted).view(loss.num_terms)
-    counts = torch.as_tensor(counted, dtype=torch.float64, device=device).expand(loss.num_terms)
-    right = right_classes(loss, outputs, share.targets, share.num_here) or (0, 0)
+    terms = (mean.double() * loss_count).view(loss.num_terms)
+    counts = torch.as_tensor(loss_count, dtype=torch.float64, device=device).expand(loss.num_terms)
+    correct = count_correct(loss, outputs, share.targets, share.num_here) or (0, 0)
     rest = [
         torch.as_tensor(number, dtype=torch.float64, device=device)
-        for number in (*right, share.num_here)
+        for number in (*correct, share.num_here)
     ]
     return torch.cat([terms, counts, torch.stack(rest)])

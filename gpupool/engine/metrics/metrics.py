@@ -119,7 +119,7 @@ def make_metrics(
     asked: Any,
     device: torch.device | str = "cpu",
     *,
-    judged: Picked = lambda outputs, targets: (main_output(outputs), targets),
+    scored: Picked = lambda outputs, targets: (main_output(outputs), targets),
     ignored: int = NO_CLASS,
 ) -> Metrics:
     """The metrics that are meant.
@@ -129,14 +129,14 @@ def make_metrics(
             (outputs, targets) -> mean over the samples, any object or collection of
             torchmetrics, a sequence of these, or a dict
             {name of an output: one or several of them}, whose values are called "name/metric".
-        judged: see `Loss.judged`: of several outputs, the one that is meant where none is named;
+        scored: see `Loss.scored`: of several outputs, the one that is meant where none is named;
             functions get all.
         ignored: a class in targets that is left out by the metrics that have a name.
 
     Raises TrainingError for an unknown one, or two of the same name.
     """
     check_metrics(asked)
-    entries = list(_entries(asked, "", judged, _everything, torch.device(device), ignored))
+    entries = list(_entries(asked, "", scored, _everything, torch.device(device), ignored))
     names = [entry.name for entry in entries]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:

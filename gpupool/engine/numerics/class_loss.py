@@ -51,7 +51,7 @@ class ClassLoss:
             return torch.zeros((), dtype=torch.float64, device=targets.device)
         return self._count(targets)
 
-    def judged(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
+    def scored(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
         return main_output(outputs), targets
 
     def _counts_samples(self, targets: Tensor) -> bool:

@@ -36,7 +36,7 @@ _CAN_SEND = {
 }
 
 
-def wrapped(
+def wrap_ddp(
     model: nn.Module, world: World, options: TrainingOptions, *, find_unused: bool = False
 ) -> nn.Module:
     """The network as the ranks train it: in DDP, or as it is on one rank.
@@ -79,10 +79,10 @@ def _check_can_send(model: nn.Module) -> None:
             )
 
 
-def statistics_rank(world: World, options: TrainingOptions, num_all: int) -> int:
-    """The first rank that has some of `num_all` samples of a batch; its buffers count."""
+def statistics_rank(world: World, options: TrainingOptions, global_batch_size: int) -> int:
+    """The first rank that has some of `global_batch_size` samples of a batch; its buffers count."""
     # Computed, not asked of the others: shares follow from the numbers alone.
-    batch = np.arange(num_all)
+    batch = np.arange(global_batch_size)
     shares = (shards.shard(batch, r, world.size, options.rank_load) for r in range(world.size))
     return next(rank for rank, share in enumerate(shares) if len(share))
 
@@ -109,12 +109,12 @@ def share_tensors(tensors: Iterable[Tensor], world: World, rank: int = 0) -> Non
                 tensor.copy_(piece.view(kind).view_as(tensor))
 
 
-def all_take_part(objective: Tensor, parameters: Sequence[nn.Parameter]) -> bool:
+def all_used(loss: Tensor, parameters: Sequence[nn.Parameter]) -> bool:
     """Whether each of these parameters is in the graph of what is minimised."""
     # Walked with a list, not by recursion: the graph of a deep network is too deep for that.
     seen: set[Any] = set()
     found: set[int] = set()
-    waiting = [objective.grad_fn]
+    waiting = [loss.grad_fn]
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:

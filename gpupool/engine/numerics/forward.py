@@ -51,9 +51,15 @@ class ForwardState:
 
 
 def _copy_to(places: list[Tensor], values: list[Tensor]) -> None:
-    if places:
-        with torch.no_grad():
-            torch._foreach_copy_(places, values)
+    # Of several number formats at once, a GPU would copy each tensor on its own.
+    by_format: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for place, value in zip(places, values, strict=True):
+        own, others = by_format.setdefault(place.dtype, ([], []))
+        own.append(place)
+        others.append(value)
+    with torch.no_grad():
+        for own, others in by_format.values():
+            torch._foreach_copy_(own, others)
 
 
 _MASK = 2**64 - 1

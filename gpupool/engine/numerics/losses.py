@@ -52,7 +52,7 @@ class Loss(Protocol):
         Otherwise float64 on the device, shape () or (num_terms,), from which it is not read.
         """
 
-    def judged(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
+    def scored(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
         """The output and the targets that accuracy and metrics without a name of an output mean."""
 
 
@@ -114,7 +114,7 @@ class _Counted:
     def num_counted(self, targets: Any, num_here: int) -> int | Tensor:
         return num_here if self.counts is None else self.counts(targets, num_here)
 
-    def judged(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
+    def scored(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
         return main_output(outputs), targets
 
 
@@ -132,7 +132,7 @@ class _None:
     def num_counted(self, targets: Any, num_here: int) -> int | Tensor:
         return num_here
 
-    def judged(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
+    def scored(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
         return main_output(outputs), targets
 
 
@@ -163,7 +163,7 @@ class _OfOutputs:
         device = next(count.device for count in counts if isinstance(count, Tensor))
         return torch.stack([torch.as_tensor(c, dtype=torch.float64, device=device) for c in counts])
 
-    def judged(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
+    def scored(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
         # Accuracy needs classes: of several outputs the first that has a loss over classes.
         name = next((n for n, loss, _ in self.parts if isinstance(loss, ClassLoss)), None)
         if name is None:

@@ -88,7 +88,7 @@ def parameter_groups(model: nn.Module, options: TrainingOptions) -> Groups:
     return found
 
 
-def set_learn_rates(optimizer: torch.optim.Optimizer, lr: float) -> None:
+def set_learning_rates(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Give each group `lr` times its factor."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_factor"]

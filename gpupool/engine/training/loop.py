@@ -1,4 +1,4 @@
-"""The training loop, top to bottom. Runs on engines; under plain `torchrun` too; knows only torch.
+"""The training loop. Runs on engines, also under plain `torchrun`.
 
 Every rank walks through the same global batches and takes its share of each: `step.py` has one
 step, `reports.py` what comes of it. All ranks know the same sums over the ranks, and decide from
@@ -52,7 +52,7 @@ def fit(
     emit: Callable[[Sequence[Event]], None] = lambda events: None,
     stop_requested: Callable[[], bool] = lambda: False,
     stops_at_once: Callable[[], bool] = lambda: False,
-    report: RankReport | None = None,
+    rank_report: RankReport | None = None,
 ) -> FitResult:
     """Train `model` in place on every rank's device.
 
@@ -64,12 +64,12 @@ def fit(
             after the same step.
         stops_at_once: asked after an error: true if it is an interrupt, or an aborted collective,
             that ends training after the last complete step. Each rank ends alone then.
-        report: how this rank fares, which is measured only where there is one.
+        rank_report: how this rank fares, which is measured only where there is one.
 
     Raises whatever a rank meets; the last complete step is in the checkpoints then, if there are.
     """
     training = _Training(
-        model, dataset, loss, options, world, validation, emit, report or RankReport()
+        model, dataset, loss, options, world, validation, emit, rank_report or RankReport()
     )
     training.run.reporter.requests["user"] = stop_requested
     training.emit_start()
@@ -80,7 +80,7 @@ def fit(
         training.hooks.end()
         training.keep_weights()
     except BaseException:
-        at_once = stops_at_once() and training.has_begun and training.run.is_whole
+        at_once = stops_at_once() and training.has_begun and training.run.is_step_complete
         with calls.uninterrupted():
             training.save_last_step(at_once=at_once)
         if not at_once:
@@ -90,7 +90,7 @@ def fit(
 
 
 class _Training:
-    """What `fit` is about, and the stages it goes through."""
+    """State and stages of one `fit` call."""
 
     def __init__(
         self,
@@ -101,19 +101,19 @@ class _Training:
         world: World,
         validation: Dataset | None,
         emit: Callable[[Sequence[Event]], None],
-        report: RankReport,
+        rank_report: RankReport,
     ) -> None:
-        self.dataset, self.validation, self.report = dataset, validation, report
+        self.dataset, self.validation, self.rank_report = dataset, validation, rank_report
         event_log = make_event_log(options, world, emit)
         self.loss = make_loss(loss, world.device)
         reporter = Reporter(world, event_log, num_terms=self.loss.num_terms)
         self.run = make_run(model, options, world, reporter)
         self.hooks = Hooks(self.run, event_log, dataset)
         self.metrics = make_metrics(
-            options.metrics, world.device, judged=self.loss.judged, ignored=self.loss.ignored
+            options.metrics, world.device, scored=self.loss.scored, ignored=self.loss.ignored
         )
         self.steps_per_epoch = shards.num_batches(num_samples(dataset), options.batch_size)
-        self.step = TrainingStep(self.run, self.loss, self.steps_per_epoch, report.timer)
+        self.train_step = TrainingStep(self.run, self.loss, self.steps_per_epoch, rank_report.timer)
         self.best = BestWeights(self.run, has_validation=validation is not None)
         self.has_begun = False
         self.is_resumed = False
@@ -165,7 +165,7 @@ class _Training:
             run.reporter.begin_epoch(run.epoch, self.dataset, options, run.samples_done)
             self._set_training()
             is_over = True
-            self.report.timer.begin_step()
+            self.rank_report.timer.begin_step()
             # Only the loop holds the iterator: so its threads end here, also if a traceback stays.
             for share in epoch_shares(
                 self.dataset,
@@ -175,7 +175,7 @@ class _Training:
                 run.samples_done,
                 normalization=run.normalization,
             ):
-                self._step(share)
+                self._run_step(share)
                 is_over = share.is_last
                 if run.stopped_by:
                     break
@@ -183,29 +183,19 @@ class _Training:
                 break
             self._end_epoch()
         run.stop("epochs")
-        self.report.end()
+        self.rank_report.end()
 
-    def _step(self, share: Share) -> None:
+    def _run_step(self, share: Share) -> None:
         """One step and its report, then what is due after it: validate, save."""
         run, options = self.run, self.run.options
         if self.is_resumed:  # so that the same bits come out as without the interruption
             self.is_resumed = False
-            self.step.warm_up(share)
+            self.train_step.prime_ddp(share)
 
-        self.step.take(share)
+        self.train_step.run(share)
         self.hooks.on_step()
-
-        is_last = share.is_last or run.step == options.max_steps
         validates = self.validation is not None and _is_every(run.step, options.validate_every)
-        # Sums are sent after one step and received after the next: nobody waits for them. They are
-        # waited for (`flush`) only where something depends on the steps just made.
-        if run.reporter.is_sending:
-            self._judge(run.reporter.receive())
-        if validates or is_last or run.stopped_by or self.hooks.is_save_due():
-            self._judge(run.reporter.flush())
-        elif run.step % options.log_every == 0:
-            run.reporter.send()
-        self.report.end_step(run.step)
+        self._report_step(share, validates=validates)
 
         if run.step == options.max_steps:
             run.stop("max_steps")
@@ -215,9 +205,24 @@ class _Training:
             self._set_training()
         if not share.is_last and self.hooks.is_save_due() and self.best.check_finite():
             self.hooks.save_if_due()
-        self.report.timer.begin_step()
+        self.rank_report.timer.begin_step()
 
-    def _judge(self, steps: Sequence[StepEvent]) -> None:
+    def _report_step(self, share: Share, *, validates: bool) -> None:
+        """Sum what the steps report over the ranks: sent after one step, received after the next.
+
+        So nobody waits for the sums, unless something depends on the steps just made (`flush`).
+        """
+        run, options = self.run, self.run.options
+        ends_training_or_epoch = share.is_last or run.step == options.max_steps
+        if run.reporter.is_sending:
+            self._check_stopping(run.reporter.receive())
+        if validates or ends_training_or_epoch or run.stopped_by or self.hooks.is_save_due():
+            self._check_stopping(run.reporter.flush())
+        elif run.step % options.log_every == 0:
+            run.reporter.send()
+        self.rank_report.end_step(run.step)
+
+    def _check_stopping(self, steps: Sequence[StepEvent]) -> None:
         """All ranks know the sums of these steps, and decide alike whether training ends."""
         run = self.run
         self.hooks.on_report()
@@ -310,7 +315,8 @@ class _Training:
         `at_once`: it was an interrupt, and the network keeps the weights of that step.
         """
         run = self.run
-        self.step.undo()  # before the checkpoint: buffers may be those of half a step
+        if at_once or run.options.checkpoint is not None:  # else nobody sees the network again
+            self.train_step.undo()
         self.hooks.on_error(_SAVING_S if at_once else None)
         if at_once:
             run.stopped_by = "user"

@@ -16,57 +16,56 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gpupool.core.errors import TrainingError
 from gpupool.core.options.datasets import is_stream
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import Course
 from gpupool.core.wire.events import (
-    DataEvent,
     EndEvent,
     Event,
     ProgressEvent,
     StepEvent,
     ValidationEvent,
 )
-from gpupool.data.reading.samples import Skipped
-from gpupool.data.stores.retry import Counts, counts
+from gpupool.engine.batches.read_counts import NUM_READ, ReadCounts
 from gpupool.engine.batches.share import Dataset, Share, num_samples
 from gpupool.engine.group.forming import World
-from gpupool.engine.metrics.evaluation import Evaluation, accuracy, mean_loss, right_classes
+from gpupool.engine.metrics.evaluation import Evaluation, accuracy, count_correct, mean_loss
 from gpupool.engine.numerics.losses import Loss
-
-_NUM_READ = 4  # numbers of each rank about what it has read
-_MAX_NAMED = 5  # samples that an error names
 
 
 class BatchMetrics(NamedTuple):
     """Loss and counts of a micro-batch: numbers, or tensors on the device that nobody has read.
 
-    `mean_loss` and `counted` (over how much it is a mean) have shape (), or (terms,) where the loss
-    has several. `right` of `num_classed` targets that have a class were found; 0 of 0 where there
-    are none.
+    `mean_loss` and `loss_count` (over how much it is a mean) have shape (), or (terms,) where the
+    loss has several. `num_correct` of `num_labeled` targets that have a class were found; 0 of 0
+    where there are none.
     """
 
     num_here: int
     mean_loss: Tensor
-    counted: int | Tensor
-    right: int | Tensor = 0
-    num_classed: int | Tensor = 0
+    loss_count: int | Tensor
+    num_correct: int | Tensor = 0
+    num_labeled: int | Tensor = 0
     num_classes: int = 0
 
 
 def batch_metrics(
-    loss: Loss, mean_loss: Tensor, counted: int | Tensor, outputs: Any, targets: Any, num_here: int
+    loss: Loss,
+    mean_loss: Tensor,
+    loss_count: int | Tensor,
+    outputs: Any,
+    targets: Any,
+    num_here: int,
 ) -> BatchMetrics:
     """What a report needs of a micro-batch, without reading from the device.
 
-    See `right_classes` for what has an accuracy.
+    See `count_correct` for what has an accuracy.
     """
-    judged, _ = loss.judged(outputs, targets)
-    num_classes = judged.shape[1] if isinstance(judged, Tensor) and judged.ndim > 1 else 0
-    right = right_classes(loss, outputs, targets, num_here) if num_here else None
-    num_right, num_classed = right or (0, 0)
-    return BatchMetrics(num_here, mean_loss.detach(), counted, num_right, num_classed, num_classes)
+    scored, _ = loss.scored(outputs, targets)
+    num_classes = scored.shape[1] if isinstance(scored, Tensor) and scored.ndim > 1 else 0
+    counts = count_correct(loss, outputs, targets, num_here) if num_here else None
+    correct, labeled = counts or (0, 0)
+    return BatchMetrics(num_here, mean_loss.detach(), loss_count, correct, labeled, num_classes)
 
 
 class Reporter:
@@ -96,7 +95,7 @@ class Reporter:
         self.num_classes = 0
         """Of the outputs of the last step; 0 where there are no classes."""
         self._metrics: list[Sequence[BatchMetrics]] = []  # of the steps since the last `send`
-        self._facts: list[dict[str, Any]] = []  # of the same steps: number, epoch, times
+        self._step_info: list[dict[str, Any]] = []  # of the same steps: number, epoch, times
         self._sending: Callable[[], list[float]] | None = None
         self._sent: list[dict[str, Any]] = []
         self._reads = ReadCounts(world)
@@ -111,7 +110,7 @@ class Reporter:
         """Note a step; nothing is read from the device yet."""
         self._metrics.append(metrics)
         self._reads.add_skipped(share.skipped)
-        self._facts.append(
+        self._step_info.append(
             {
                 "step": step,
                 "epoch": epoch,
@@ -137,13 +136,13 @@ class Reporter:
         block = torch.cat([rows.view(-1), tail.to(self._world.device, non_blocking=True)])
         self.num_classes = self._metrics[-1][-1].num_classes
         self._sending = self._world.sum_later(block)
-        self._sent, self._facts, self._metrics = self._facts, [], []
+        self._sent, self._step_info, self._metrics = self._step_info, [], []
 
     def receive(self) -> list[StepEvent]:
         """Emit the steps whose sums were sent, and learn what is `requested`.
 
-        Returns those steps that counted something, on every rank: a step counts nothing if all its
-        samples were skipped, or no pixel has a class.
+        Returns, on every rank, those steps in which every loss term counted something. None does
+        if all samples were skipped, or no pixel has a class.
 
         Raises TrainingError, on every rank, if more samples were skipped than is allowed.
         """
@@ -151,8 +150,8 @@ class Reporter:
         numbers = self._sending()
         width, num = _width(self._num_terms), len(self._sent)
         rows = [numbers[i * width : (i + 1) * width] for i in range(num)]
-        requests, read = numbers[num * width : -_NUM_READ], numbers[-_NUM_READ:]
-        steps = [self._event(row, facts) for row, facts in zip(rows, self._sent, strict=True)]
+        requests, read = numbers[num * width : -NUM_READ], numbers[-NUM_READ:]
+        steps = [self._event(row, info) for row, info in zip(rows, self._sent, strict=True)]
         self._sending, self._sent = None, []
         self._num_counted += sum(one.num_samples for one in steps)
         self.requested = frozenset(
@@ -161,13 +160,13 @@ class Reporter:
         self.last_step = steps[-1]
         self.emit(*steps)
         self._emit_reads(read, self.last_step.step, self.last_step.epoch)
-        counted = slice(self._num_terms, 2 * self._num_terms)
-        return [step for step, row in zip(steps, rows, strict=True) if all(row[counted])]
+        loss_counts = slice(self._num_terms, 2 * self._num_terms)
+        return [step for step, row in zip(steps, rows, strict=True) if all(row[loss_counts])]
 
     def flush(self) -> list[StepEvent]:
         """Emit all noted steps, and wait for their sums; as `receive`."""
         steps = self.receive() if self.is_sending else []
-        if self._facts:
+        if self._step_info:
             self.send()
             steps += self.receive()
         return steps
@@ -175,14 +174,14 @@ class Reporter:
     def unreported(self) -> list[StepEvent]:
         """The steps that were noted and not emitted: without loss (NaN), a sum over all ranks."""
         return [
-            StepEvent(loss=math.nan, accuracy=None, num_samples=0, **facts)
-            for facts in [*self._sent, *self._facts]
+            StepEvent(loss=math.nan, accuracy=None, num_samples=0, **info)
+            for info in [*self._sent, *self._step_info]
         ]
 
-    def _event(self, row: Sequence[float], facts: dict[str, Any]) -> StepEvent:
-        *of_loss, right, classed, num = row
-        loss, share = mean_loss(of_loss, self._num_terms), accuracy(right, classed)
-        return StepEvent(loss=loss, accuracy=share, num_samples=int(num), **facts)
+    def _event(self, row: Sequence[float], info: dict[str, Any]) -> StepEvent:
+        *loss_sums, num_correct, num_labeled, num = row
+        loss, share = mean_loss(loss_sums, self._num_terms), accuracy(num_correct, num_labeled)
+        return StepEvent(loss=loss, accuracy=share, num_samples=int(num), **info)
 
     # ---- passes over the data: epochs and validations -------------------------------------------
 
@@ -215,11 +214,11 @@ class Reporter:
         self._reads.add_skipped(found.skipped)
         tail = torch.tensor(self._reads.numbers(), dtype=torch.float64).to(found.sums.device)
         numbers = self._world.sum(torch.cat([found.sums, tail])).tolist()
-        *of_loss, right, classed, num = numbers[:-_NUM_READ]
-        self._emit_reads(numbers[-_NUM_READ:], step, epoch)
+        *loss_sums, num_correct, num_labeled, num = numbers[:-NUM_READ]
+        self._emit_reads(numbers[-NUM_READ:], step, epoch)
         self._reads.check_complete(int(num))
         self._reads.resume(self._training_pass)
-        loss, share = mean_loss(of_loss, self._num_terms), accuracy(right, classed)
+        loss, share = mean_loss(loss_sums, self._num_terms), accuracy(num_correct, num_labeled)
         return ValidationEvent(step, epoch, loss, share, int(num), self.elapsed_s, metrics)
 
     def emit_validation(self, event: ValidationEvent) -> None:
@@ -286,19 +285,19 @@ def _per_step(
 def _table(metrics: Sequence[BatchMetrics], num_terms: int, device: torch.device) -> Tensor:
     """A row for each micro-batch, on the device. One that counts nothing adds nothing."""
     num = len(metrics)
-    counted = _column([one.counted for one in metrics], device).view(num, -1)
+    loss_counts = _column([one.loss_count for one in metrics], device).view(num, -1)
     means = torch.stack([one.mean_loss for one in metrics]).to(torch.float64).view(num, -1)
-    counted = counted.expand_as(means)
+    loss_counts = loss_counts.expand_as(means)
     rest = torch.stack(
         [
-            _column([one.right for one in metrics], device),
-            _column([one.num_classed for one in metrics], device),
+            _column([one.num_correct for one in metrics], device),
+            _column([one.num_labeled for one in metrics], device),
             _column([one.num_here for one in metrics], device),
         ],
         1,
     )
     # `where`, as 0 times NaN is NaN: the loss of a placeholder may be anything.
-    return torch.cat([(means * counted).where(counted > 0, 0), counted, rest], 1)
+    return torch.cat([(means * loss_counts).where(loss_counts > 0, 0), loss_counts, rest], 1)
 
 
 def _width(num_terms: int) -> int:
@@ -314,94 +313,3 @@ def _column(values: Sequence[int | Tensor], device: torch.device) -> Tensor:
     return torch.stack(
         [torch.as_tensor(value, dtype=torch.float64, device=device) for value in values]
     )
-
-
-# ---- what reading took, and what could not be read -----------------------------------------------
-
-
-class ReadCounts:
-    """Accounts for one pass over a data set: an epoch, or a validation.
-
-    A few numbers of each rank travel with those of the steps (`numbers`). The URLs of skipped
-    samples are gathered only where there are some, which every rank then knows (`add_sums`).
-    """
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._skipped_here: list[Skipped] = []
-        self._skipped_counted: list[Skipped] = []  # those that `numbers` has counted
-        self._before = counts.snapshot()
-        self._here = Counts()
-        self._unreported = [0, 0, 0]  # reads, cached and retried of all ranks
-        self.begin("", 0, 0)
-
-    def begin(self, name: str, num_samples: int, most_skipped: int) -> None:
-        """A pass begins: what errors call it, and how many samples may be skipped.
-
-        `num_samples` is 0 where it is not known, of a stream.
-        """
-        self._name, self._num_samples, self._most_skipped = name, num_samples, most_skipped
-        self._skipped: list[Skipped] = []
-
-    def pause(self) -> tuple[Any, ...]:
-        """What `resume` needs to continue this pass after another one."""
-        return self._name, self._num_samples, self._most_skipped, self._skipped
-
-    def resume(self, paused: tuple[Any, ...]) -> None:
-        """Continue a pass."""
-        self._name, self._num_samples, self._most_skipped, self._skipped = paused
-
-    def add_skipped(self, skipped: Sequence[Skipped]) -> None:
-        """Note what a share of this rank lacks."""
-        self._skipped_here += skipped
-
-    def numbers(self) -> list[int]:
-        """This rank's [reads, cached, retried, skipped] since the last call."""
-        now = counts.snapshot()
-        self._here, self._before = now - self._before, now
-        here = self._here
-        new, self._skipped_here = self._skipped_here, []
-        self._skipped_counted += new
-        return [here.reads, here.cached_reads, here.retries, len(new)]
-
-    def add_sums(self, sums: Sequence[float], step: int, epoch: int) -> DataEvent | None:
-        """What to report, given the sum of all ranks' `numbers`; None if there is no news.
-
-        Raises TrainingError, on every rank alike, if more was skipped than is allowed.
-        """
-        self._unreported = [a + int(b) for a, b in zip(self._unreported, sums[:3], strict=True)]
-        num_skipped = int(sums[3])
-        new: list[Skipped] = []
-        if num_skipped:
-            new = [one for part in self._world.gather(self._skipped_counted) for one in part]
-            self._skipped_counted = []
-            self._skipped += new
-        # Of one damaged image a patch datastore may skip many samples.
-        is_one_image = len({one.url for one in self._skipped}) == 1
-        if len(self._skipped) > self._most_skipped and not is_one_image:
-            raise self._too_many()
-        if not any(sums[1:]):  # reads that went well are no news
-            return None
-        (reads, cached, retried), self._unreported = self._unreported, [0, 0, 0]
-        reason = self._here.last_reason
-        return DataEvent(step, epoch, reads, cached, retried, reason, num_skipped, dict(new))
-
-    def check_complete(self, num_counted: int) -> None:
-        """Each sample of the pass was counted or skipped, once; raises TrainingError otherwise."""
-        if self._num_samples and num_counted + len(self._skipped) != self._num_samples:
-            raise TrainingError(
-                f"{self._name}: {num_counted:,} samples were counted and {len(self._skipped):,} "
-                f"skipped of {self._num_samples:,}; this is a fault of gpupool, please report it.",
-                "miscounted",
-            )
-
-    def _too_many(self) -> TrainingError:
-        named = ", ".join(f"{one.url} ({one.reason})" for one in self._skipped[:_MAX_NAMED])
-        more = ", ..." if len(self._skipped) > _MAX_NAMED else ""
-        return TrainingError(
-            f"{self._name}: {len(self._skipped):,} of {self._num_samples:,} samples could not be "
-            f"read so far, more than the {self._most_skipped:,} that max_skipped allows: "
-            f"{named}{more}. Repair them, or raise max_skipped.",
-            "too many",
-            "max_skipped",
-        )

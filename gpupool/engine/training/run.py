@@ -47,7 +47,7 @@ class Run:
     """The averaged network, which is the one that is validated and kept."""
     normalization: Normalization | None = None
     """What `normalize="fit"` found."""
-    is_whole: bool = True
+    is_step_complete: bool = True
     """False from when the optimizer begins to change weights until the step is complete."""
 
     step: int = 0
@@ -67,15 +67,15 @@ class Run:
         """Training ends after this step, unless something else has ended it already."""
         self.stopped_by = self.stopped_by or reason
 
-    def begin_change(self) -> None:
-        """The optimizer begins to change weights; an interrupt waits until `end_change`."""
+    def begin_update(self) -> None:
+        """The optimizer begins to change weights; an interrupt waits until `end_update`."""
         calls.hold()
-        self.is_whole = False
+        self.is_step_complete = False
 
-    def end_change(self) -> None:
+    def end_update(self) -> None:
         """The step is complete, and noted."""
-        self.is_whole = True
-        calls.let_go()
+        self.is_step_complete = True
+        calls.release()
 
     @property
     def has_diverged(self) -> bool:

@@ -192,7 +192,7 @@ class Saving:
         if within_s is not None and not checkpoints.is_written(within_s):
             raise DataError(f"the one before is still being written after {within_s:g} s", "late")
         is_new = run.step > max(self._saved_step, 0)
-        if is_new and run.is_whole and not run.has_diverged:
+        if is_new and run.is_step_complete and not run.has_diverged:
             self._reasons[run.step] = run_state.epoch_of(run), "failure"
             unreported = run.reporter.unreported()
             fixed = run_state.facts(run, self._event_log, self._dataset, unreported)

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from gpupool import TrainingError
 from gpupool.core.options.named_measures import LOSSES, check_loss
-from gpupool.engine.metrics.evaluation import right_classes
+from gpupool.engine.metrics.evaluation import count_correct
 from gpupool.engine.numerics.losses import make_loss
 from tests.support.pools import Pools
 from tests.support.raising import raises
@@ -114,8 +114,8 @@ def test_auxiliary_classifiers_count_as_in_the_references() -> None:
     assert torch.isclose(loss(inception(main, None), targets), first)
     googlenet = namedtuple("googlenet", ["logits", "aux_logits2", "aux_logits1"])
     assert torch.isclose(loss(googlenet(main, aux, main), targets), 1.3 * first + 0.3 * second)
-    judged, _ = loss.judged(inception(main, aux), targets)
-    assert judged is main
+    scored, _ = loss.scored(inception(main, aux), targets)
+    assert scored is main
 
 
 def test_a_dict_weighs_the_losses_of_outputs_by_name_or_number() -> None:
@@ -285,6 +285,6 @@ def test_a_loss_may_tell_what_it_is_a_mean_over() -> None:
 def test_a_class_that_is_ignored_is_neither_right_nor_wrong() -> None:
     loss = make_loss(nn.CrossEntropyLoss(ignore_index=2))
     outputs, targets = torch.eye(3), torch.tensor([0, 0, 2])
-    found = right_classes(loss, outputs, targets, 3)
+    found = count_correct(loss, outputs, targets, 3)
     assert found is not None
     assert [int(number) for number in found] == [1, 2]

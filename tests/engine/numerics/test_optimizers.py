@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gpupool import OptionsError, TrainingError, TrainingOptions
 from gpupool.engine.numerics.lars import LARS
-from gpupool.engine.numerics.optimizers import make_optimizer, set_learn_rates
+from gpupool.engine.numerics.optimizers import make_optimizer, set_learning_rates
 from tests.support.pools import Pools
 from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on, weights
@@ -133,7 +133,7 @@ def test_groups_have_their_factors_on_learning_rate_and_weight_decay() -> None:
     optimizer = make_optimizer(network(), options)
     found = {(g["lr"], g["weight_decay"]): len(g["params"]) for g in optimizer.param_groups}
     assert found == {(0.1, 0.01): 1, (0.1, 0.0): 1, (1.0, 0.01): 1, (2.0, 0.0): 1}
-    set_learn_rates(optimizer, 0.05)
+    set_learning_rates(optimizer, 0.05)
     assert sorted(g["lr"] for g in optimizer.param_groups) == [0.05, 0.05, 0.5, 1.0]
 
 

@@ -163,7 +163,7 @@ def test_checkpoints_hold_nothing_of_it(tmp_path: Path) -> None:
     told: list[RankEvent] = []
     report = RankReport(0, CPU, told.extend)  # type: ignore[arg-type]
     options = TrainingOptions(batch_size=8, epochs=1, checkpoint=str(tmp_path))
-    fit(network(), samples(32), "cross_entropy", options, world=ALONE, report=report)
+    fit(network(), samples(32), "cross_entropy", options, world=ALONE, rank_report=report)
     report.close()
     assert [event.step for event in told][-1] == 4
     (file,) = tmp_path.glob("*.pt")
