@@ -1,1 +1,1 @@
-"""The IPython shell of a rank, whose code a line belongs to, and what is put back. Runs on engines."""
+"""The IPython shell of a rank, whose code a line belongs to, what is put back. Runs on engines."""
