@@ -64,6 +64,7 @@ def check_values(options: TrainingFields) -> None:
             _word(name, getattr(options, name), allowed)
     if not callable(options.optimizer):
         _check_optimizer(options.optimizer)
+    # Before the schedule, whose pieces are added up and compared with `epochs`: a number by then.
     _check_numbers(options)
     _check_factors(options)
     _check_schedule(options)
@@ -107,12 +108,14 @@ def _check_numbers(options: TrainingFields) -> None:
         value = _given(options, name, whole=True)
         if value is not None and name != "seed" and value < 1:
             raise OptionsError.of(name, value, "must be above 0.")
+    # `step_key` keeps 64 bits of it: a larger seed would draw what a smaller one draws.
     if not 0 <= options.seed < 2**64:
         raise OptionsError.of("seed", options.seed, "must be in 0..2**64-1.")
     for name in (*_ABOVE_0, *_FROM_0, *_BELOW_1, *_BETWEEN, "max_skipped"):
         value = _given(options, name)
         if value is None:
             continue
+        # `not value > 0` refuses NaN as well, with which every comparison is False.
         if name in _ABOVE_0 and not value > 0:
             raise OptionsError.of(name, value, "must be above 0.")
         if name in _FROM_0 and not value >= 0:
@@ -149,6 +152,7 @@ def _check_factors(options: TrainingFields) -> None:
                     f"{name}: {pattern!r} is no pattern of parameter names.", "pattern", name
                 )
             number(f"{name}[{pattern!r}]", factor)
+        # 0 is allowed here, unlike for `lr`: it freezes the parameters that match.
         bad = {pattern: f for pattern, f in factors.items() if not 0 <= f < math.inf}
         if bad:
             raise OptionsError.of(name, bad, "a factor must be finite and not negative.")
@@ -165,6 +169,7 @@ def _check_schedule(options: TrainingFields) -> None:
         _word("schedule", schedule, SCHEDULES)
         return
     try:
+        # Unpacked inside the try: a generator or a pair of the wrong length raises only here.
         pieces = tuple((name, epochs) for name, epochs in schedule)
     except (TypeError, ValueError):
         raise OptionsError.of(
@@ -197,6 +202,7 @@ def _check_intervals(options: TrainingFields) -> None:
             continue
         if isinstance(value, str) and times:
             try:
+                # A unit is required: "600" alone could be steps or seconds.
                 if parse_duration_s(value) is not None and value.strip()[-1] in "smhd":
                     continue
             except OptionsError:  # said below, in the words of this option
@@ -265,6 +271,7 @@ def _numbers(name: str, values: Any, num: int | None = None) -> tuple[float, ...
 
 
 def _word(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    # An unhashable value, a list say, must reach `one_of`, whose sentence says what is allowed.
     meant = matlab_names.WORDS.get(name, {}).get(value) if isinstance(value, str) else None
     if meant is not None:
         raise OptionsError(

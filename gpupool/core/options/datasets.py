@@ -1,4 +1,4 @@
-"""What can be trained on, and what is said of what cannot. Runs anywhere; imports no torch."""
+"""Which data sets can be trained on, and the error for any other. Runs anywhere; no torch."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ def is_stream(dataset: Any) -> bool:
     """
     if "IterableDataset" in _class_names(dataset):
         return True
+    # torch's IterableDataset inherits `__getitem__` from Dataset: only its name shows a stream.
     return hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__")
 
 
@@ -31,7 +32,7 @@ def num_samples(dataset: Any) -> int | None:
 
 
 def require_dataset(name: str, dataset: Any) -> None:
-    """Raises TrainingError, with what to give instead, if `dataset` is none, or is empty."""
+    """Raise TrainingError, with what to give instead, if `dataset` is none, or is empty."""
     kind = type(dataset).__name__
     if "DataLoader" in _class_names(dataset):
         raise TrainingError(
@@ -40,6 +41,7 @@ def require_dataset(name: str, dataset: Any) -> None:
             "loader",
             name,
         )
+    # An iterator is its own `__iter__`: the second epoch would find it used up, and be empty.
     if hasattr(dataset, "__next__"):
         raise TrainingError(
             f"{name} is a {kind}, which can be walked through once: give a "
@@ -61,4 +63,5 @@ def require_dataset(name: str, dataset: Any) -> None:
 
 
 def _class_names(dataset: Any) -> set[str]:
+    # By name, as this module imports neither torch nor Hugging Face's datasets.
     return {cls.__name__ for cls in type(dataset).__mro__}

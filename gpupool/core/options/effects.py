@@ -56,6 +56,7 @@ EFFECTS = (
     Effect(("alpha",), "optimizer", ("rmsprop",), "'rmsprop'"),
     Effect(("eps",), "optimizer", ("adam", "adamw", "rmsprop"), "'adam'"),
     Effect(("trust_coefficient",), "optimizer", ("lars",), "'lars'"),
+    # torch's LBFGS has no weight decay. A callable gets it in the groups, so it counts as working.
     Effect(("weight_decay",), "optimizer", lambda name: name != "lbfgs", "'adamw'"),
     Effect(("weight_decay_factors",), "weight_decay", lambda decay: decay > 0, "1e-4"),
     Effect(
@@ -92,6 +93,7 @@ def check_effects(options: TrainingFields) -> None:
                     "no effect",
                     name,
                 )
+    # The URL of one checkpoint names its own place, so it needs no folder.
     if options.resume in (True, "auto") and options.checkpoint is None:
         raise OptionsError(
             f"resume={options.resume!r} does nothing while checkpoint is None: did you mean "
@@ -133,6 +135,7 @@ def check_for(
         for name in ("patience", "objective", "validate_every", "metrics"):
             if is_given(options, name):
                 _refuse_without_validation(options, name)
+        # Not by `is_given`: keep="last" is what happens without validation, and does no harm.
         if options.keep == "best":
             _refuse_without_validation(options, "keep")
     if options.rank_load is not None and num_ranks not in (None, len(options.rank_load)):
@@ -144,6 +147,7 @@ def check_for(
         )
     if is_stream:
         check_for_stream(options)
+    # A last batch that is smaller is a step too, hence the division rounds up.
     if num_samples:
         _check_lengths(options, -(-num_samples // options.batch_size))
     if model is not None:
@@ -153,6 +157,7 @@ def check_for(
 def is_given(options: Any, name: str) -> bool:
     """Whether an option has another value than the one it has when left out."""
     field = next(field for field in fields(options) if field.name == name)
+    # A dataclass does not record what was passed: a default that was typed counts as left out.
     if field.default_factory is not MISSING:
         return bool(getattr(options, name) != field.default_factory())
     return bool(getattr(options, name) != field.default)
@@ -226,6 +231,7 @@ def _check_warmup(options: TrainingFields) -> None:
     number, unit = warmup_of(options.warmup)
     limits = {"epoch": options.epochs, "step": options.max_steps}
     limit = limits[unit]
+    # Equal is too long: the step after the warm-up is the first with the full rate.
     if limit is not None and number >= limit:
         _refuse_warmup(options, _many(limit, unit))
 

@@ -28,6 +28,7 @@ class Profile:
     """Steps in the trace."""
 
     def __post_init__(self) -> None:
+        # The dataclass is frozen: this is the only way to store a checked value.
         object.__setattr__(self, "url", folder_url("profile.url", self.url))
         for name, least in (("skip", 0), ("steps", 1)):
             value = getattr(self, name)
@@ -50,16 +51,16 @@ class TrainingFields:
     lr: float = 0.01
     """Learning rate."""
     momentum: float | None = None
-    """Of "sgdm" and "lars" (0.9 unless given), and "rmsprop" (0)."""
+    """Momentum of "sgdm" and "lars" (0.9 unless given), and of "rmsprop" (0)."""
     betas: tuple[float, float] | None = None
-    """Of "adam" and "adamw": decay of the averages of gradient and squared gradient; (0.9, 0.999)
+    """Decay of "adam"'s and "adamw"'s averages of gradient and squared gradient; (0.9, 0.999)
     unless given."""
     alpha: float | None = None
-    """Of "rmsprop": decay of the average of the squared gradient; 0.99 unless given."""
+    """Decay of "rmsprop"'s average of the squared gradient; 0.99 unless given."""
     eps: float | None = None
-    """Of "adam", "adamw" and "rmsprop": added to the denominator; 1e-8 unless given."""
+    """What "adam", "adamw" and "rmsprop" add to the denominator; 1e-8 unless given."""
     trust_coefficient: float | None = None
-    """Of "lars": norm of a layer's step over norm of its weights, at lr 1; 0.001 unless given."""
+    """Norm of a layer's step in "lars" over norm of its weights, at lr 1; 0.001 unless given."""
     weight_decay: float = 0.0
     """L2 factor; decoupled for "adamw", added to the gradient otherwise."""
     weight_decay_factors: Mapping[str, float] = field(default_factory=dict)
@@ -74,11 +75,11 @@ class TrainingFields:
     "cyclical" (a triangle between `min_factor` and 1); or a sequence of (name, epochs) for one
     after the other; or a callable: (step, epoch), both from 1 -> factor on `lr`."""
     drop_factor: float | None = None
-    """Of "piecewise" and "exponential"; 0.1 unless given."""
+    """Factor of a drop in "piecewise" and "exponential"; 0.1 unless given."""
     drop_period: int | None = None
-    """Of "piecewise" and "exponential": epochs; a third of them all unless given."""
+    """Epochs between two drops of "piecewise" and "exponential"; a third of all unless given."""
     power: float | None = None
-    """Of "polynomial": exponent; 1 unless given, a straight line."""
+    """Exponent of "polynomial"; 1 unless given, a straight line."""
     min_factor: float | None = None
     """Lowest factor on `lr` of "polynomial" and "cosine" (0 unless given) and "cyclical" (0.1)."""
     cycle_period: int | None = None
@@ -120,7 +121,7 @@ class TrainingFields:
     "skip" leaves it out, counts it nowhere and lists it in `TrainingResult.skipped`. A data set of
     one's own raises `gpupool.SampleError` for such a sample."""
     max_skipped: float | None = None
-    """Of on_error="skip": the share of an epoch's samples that may be left out before that is an
+    """The share of an epoch's samples that on_error="skip" may leave out before that is an
     error after all (0.001 unless given; one image always may, with all patches of it)."""
 
     # ---- how a step is computed
@@ -150,7 +151,7 @@ class TrainingFields:
     validate_every: str | int = "epoch"
     """"epoch" or a number of steps."""
     metrics: Sequence[Any] | Mapping[str, Any] = ()
-    """Of validations, beside the loss: names ("accuracy", "f1", "mean_iou" ...), functions
+    """What validations measure beside the loss: names ("accuracy", "f1", "mean_iou" ...), functions
     (outputs, targets) -> mean, or torchmetrics objects; or a dict {output: one or several}."""
     objective: str = "loss"
     """What is best: "loss", "accuracy" or the name of one of `metrics`, of validations."""
@@ -204,6 +205,7 @@ class TrainingFields:
         """
         if self.scale == "none":
             return self
+        # As the gradual warm-up of Goyal et al. (section 2.2): from one rank's rate to all ranks'.
         starts_unscaled = self.warmup is not None and self.warmup_factor is None and world_size > 1
         return replace(
             self,
@@ -218,4 +220,5 @@ class TrainingFields:
         if self.on_error != "skip":
             return 0
         share = MAX_SKIPPED if self.max_skipped is None else self.max_skipped
+        # The small term: 0.29 * 100 is 28.999... in floats, and `int` would lose one sample.
         return max(1, int(share * num_samples + 1e-9))

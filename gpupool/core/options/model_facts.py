@@ -32,6 +32,7 @@ class ModelFacts:
         """
         parameters = dict(model.named_parameters())
         for name, parameter in parameters.items():
+            # It has neither shape nor `numel`, so it must be found before anything is counted.
             if type(parameter).__name__ == "UninitializedParameter":
                 raise TrainingError(
                     f"the model's {name} has no shape yet, as its module is lazy: call the model "
@@ -43,6 +44,8 @@ class ModelFacts:
         factors = match_factors("learn_rate_factors", parameters, options.learn_rate_factors)
         trains = [p for name, p in parameters.items() if p.requires_grad and factors[name] != 0]
         num = sum(p.numel() for p in trains)
+        # torch.nn's private bases cover 1 to 3 dimensions, lazy and synchronised layers alike.
+        # Instance norm has another base: its statistics are those of one sample.
         bases = {base.__name__ for module in model.modules() for base in type(module).__mro__}
         return cls(
             num_trainable=num,
@@ -50,6 +53,7 @@ class ModelFacts:
             trainable_bytes=sum(p.numel() * p.element_size() for p in trains),
             has_batch_norm="_BatchNorm" in bases,
             has_convolutions="_ConvNd" in bases,
+            # As text: torch is not imported here.
             has_float32=any(str(p.dtype) == "torch.float32" for p in parameters.values()),
         )
 
@@ -69,6 +73,7 @@ def match_factors(
     found = dict.fromkeys(names, 1.0)
     for pattern, factor in factors.items():
         matched = [name for name in names if fnmatchcase(name, pattern)]
+        # An error, as a typo would else freeze or scale nothing, and nobody would notice.
         if not matched:
             some = names if len(names) <= 8 else [*names[:4], "...", *names[-3:]]
             raise OptionsError(

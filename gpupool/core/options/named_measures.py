@@ -1,4 +1,4 @@
-"""The losses and metrics that have a name, and what is said of a wrong one. Runs anywhere."""
+"""The losses and metrics that have a name, and the error for a wrong one. Runs anywhere."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _ELSEWHERE = {
 
 
 def check_loss(loss: object) -> None:
-    """Raises TrainingError, with what there is, if `loss` is not one; see `train`."""
+    """Raise TrainingError, with what there is, if `loss` is not one; see `train`."""
     if isinstance(loss, Mapping):
         if not loss:
             raise TrainingError(
@@ -72,6 +72,7 @@ def check_loss(loss: object) -> None:
                 "loss",
             )
         for part in loss.values():
+            # A part may be (loss, weight).
             check_loss(part[0] if isinstance(part, tuple) and len(part) == 2 else part)
     elif isinstance(loss, type):
         raise TrainingError(
@@ -87,7 +88,7 @@ def check_loss(loss: object) -> None:
 
 
 def check_metrics(metrics: object) -> None:
-    """Raises TrainingError, with what there is, if `metrics` are none; see `evaluate`."""
+    """Raise TrainingError, with what there is, if `metrics` are none; see `evaluate`."""
     for metric in listed(metrics):
         if isinstance(metric, type):
             name = metric.__name__
@@ -106,6 +107,7 @@ def check_metrics(metrics: object) -> None:
 
 def listed(metrics: Any) -> list[Any]:
     """All metrics of a name, a function, a sequence or a dict {output: one or several of them}."""
+    # A string is iterable, and so is each of its characters: walking into it would never end.
     if isinstance(metrics, str | None) or not isinstance(metrics, Iterable):
         return [metrics]
     if hasattr(metrics, "compute"):  # a MetricCollection, which is a dict too
@@ -129,4 +131,5 @@ def _meant(name: object, known: tuple[str, ...]) -> str:
     close = _ELSEWHERE.get(str(name).lower(), "") or next(
         iter(difflib.get_close_matches(str(name).lower(), known, 1)), ""
     )
+    # `_ELSEWHERE` has losses and metrics: "iou" is a metric, and no answer to a wrong loss.
     return f" Did you mean {close!r}?" if close in known else ""

@@ -91,6 +91,7 @@ class TrainingPlan:
     def __str__(self) -> str:
         return text(self)
 
+    # On a terminal IPython shows the repr; in a notebook `formatters.py` draws the plan.
     __repr__ = __str__
 
 
@@ -147,6 +148,7 @@ def sparkline(plan: TrainingPlan) -> str:
     rates = [rate for _, rate in plan.learning_rates]
     num = min(len(rates), _CURVE_CHARS)
     picked = [rates[i * len(rates) // num] for i in range(num)]
+    # `text` draws no constant rate, which may be 0 all the time.
     top = max(rates)
     return "".join(_BLOCKS[round(rate / top * (len(_BLOCKS) - 1))] for rate in picked)
 

@@ -37,6 +37,7 @@ def make_plan(
     samples = None if dataset is None else num_samples(dataset)
     is_stream = dataset is not None and samples is None
     facts = None if model is None else ModelFacts.of(model, resolved)
+    # Data alone mean that there is no validation. With neither nobody knows: nothing is refused.
     knows_validation = dataset is not None or validation is not None
     check_for(
         resolved,
@@ -58,6 +59,7 @@ def make_plan(
         num_validation=None if validation is None else num_samples(validation),
         has_validation=validation is not None if knows_validation else None,
         steps_per_epoch=per_epoch,
+        # 0 stands for an unknown length; only `max_steps` can give a number of steps then.
         num_steps=total_steps(resolved, per_epoch or 0),
         warmup_steps=warmup_steps(resolved, per_epoch) if per_epoch else None,
         learning_rates=learning_rates(resolved, per_epoch) if per_epoch else (),
@@ -70,12 +72,14 @@ def learning_rates(options: TrainingFields, steps_per_epoch: int) -> tuple[tuple
     """(step, learning rate) at up to `MAX_POINTS` steps of a training, first and last included."""
     total = total_steps(options, steps_per_epoch) or 1
     num = min(total, MAX_POINTS)
+    # The first and the last step are exact, so the curve ends where the training ends.
     steps = [1 + round(i * (total - 1) / max(1, num - 1)) for i in range(num)]
     return tuple((step, options.lr * lr_factor(options, step, steps_per_epoch)) for step in steps)
 
 
 def _ranks_of(pool: Any) -> Sequence[Rank]:
     """The ranks of a pool; of None one, of a number so many, on CPU."""
+    # True is an int to Python, and pool=True would mean one rank.
     if pool is None or (isinstance(pool, int) and not isinstance(pool, bool)):
         num = 1 if pool is None else pool
         if num < 1:
@@ -103,6 +107,7 @@ def _rank_plans(
             why = "its rank_load is 0"
         elif trains and not share_of[rank.rank]:
             why = "a batch has fewer samples than there are ranks"
+        # An idle rank keeps its GPU; one that trains on its CPU leaves it alone.
         on_gpu = rank.gpu is not None and (execution.on_gpu or not trains)
         device = f"GPU {rank.gpu.label}: {rank.gpu.name}" if on_gpu and rank.gpu else "CPU"
         plans.append(RankPlan(rank.rank, device, share_of.get(rank.rank, 0), why))

@@ -70,6 +70,7 @@ class PoolOptions:
         number("hang_after_s", self.hang_after_s)
         if self.n is not None and self.n < 1:
             raise OptionsError.of("n", self.n, "a pool needs at least one rank.")
+        # After `number`: a string compared with 0 would raise Python's TypeError.
         for name in ("timeout_s", "hang_after_s"):
             if not getattr(self, name) > 0:  # also true of nan
                 raise OptionsError.of(name, getattr(self, name), "must be above 0 seconds.")
@@ -118,6 +119,7 @@ class PoolOptions:
             "on_hang": ("tell",),
             "hang_after_s": (30.0,),
         }
+        # A default counts as left out. "never" asks for what an inline pool does anyway.
         for name, quiet in without_effect.items():
             value = getattr(self, name)
             if value not in quiet:
@@ -152,6 +154,7 @@ def make_options(cls: type[_T], values: Mapping[str, Any]) -> _T:
 def suggest(name: str, known: Iterable[str]) -> str:
     """A sentence that names the closest known word, or lists them all."""
     known = list(known)
+    # Options of a pool are suggested here too; MATLAB's names for trainings mean nothing there.
     if name in matlab_names.ELSEWHERE and "lr" in known:
         return f"It is not needed: {matlab_names.ELSEWHERE[name]}"
     similar = next(iter(difflib.get_close_matches(name, known, 1)), None)
@@ -201,9 +204,11 @@ def _parse_part(part: str, world_size: int) -> Iterable[int]:
         return every
     if ":" in part:
         chosen = every[slice(*(int(p) if p else None for p in part.split(":", 2)))]
+        # Python gives an empty range for a slice beyond the ranks; here it is a mistake.
         if not chosen:
             raise IndexError(part)
         return chosen
+    # A range takes negative indices, so -1 is the last rank.
     return [every[int(part)]]
 
 
@@ -218,6 +223,7 @@ def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
 def number(name: str, value: object, *, whole: bool = False) -> None:
     """Raise OptionsError if `value` is no (whole) number; True and False are none."""
     option = name.split("[")[0]  # of a mapping's value
+    # numpy registers its scalars with `numbers`, so they pass; its bool is not registered.
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise OptionsError(f"{name}={value!r}: must be a number.", "type", option)
     if whole and not isinstance(value, numbers.Integral):  # 2.0 is no number of steps to Python

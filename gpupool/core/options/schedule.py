@@ -34,6 +34,7 @@ def lr_factor(
     Raises:
         OptionsError: the schedule needs the number of steps in an epoch.
     """
+    # torch's schedulers count the steps that are done, and ours count from 1.
     done = step - 1
     warmup = warmup_steps(options, steps_per_epoch)
     if done < warmup:  # LinearLR
@@ -46,8 +47,10 @@ def lr_factor(
     piece = _piece(options, epoch)
     if piece.name == "none":
         return 1.0
+    # It counts epochs, not steps after the warm-up, so drops stay at the borders of epochs.
     if piece.name == "piecewise":  # StepLR, once an epoch
         return _drop_factor(options) ** ((epoch - 1 - piece.first_epoch) // piece.drop_period)
+    # All other schedules begin after the warm-up, else the rate would jump where that ends.
     begin = max(piece.first_epoch * steps_per_epoch, warmup)
     if piece.name in ("polynomial", "cosine"):
         length = _end(options, piece, steps_per_epoch) - begin
@@ -61,7 +64,7 @@ def lr_factor(
 
 
 def turns(options: TrainingFields, steps_per_epoch: int) -> tuple[tuple[int, float], ...]:
-    """Where the learning rate turns to what: pairs (step, factor on `lr`), in order.
+    """The steps at which the learning rate turns: pairs (step, factor on `lr`), in order.
 
     The end of a warm-up; each drop of "piecewise"; the last step of what falls all the time; the
     first of what follows it. Nothing of a callable, of triangles and restarts, whose next value
@@ -74,6 +77,7 @@ def turns(options: TrainingFields, steps_per_epoch: int) -> tuple[tuple[int, flo
         return ()
     total = total_steps(options, steps_per_epoch) or 0
     warm = 1 + warmup_steps(options, steps_per_epoch)
+    # Computed from the schedule, not found by asking each step: a training may have millions.
     places = {warm}
     for piece in _pieces(options):
         if piece.name == "cyclical" or (piece.name == "cosine" and options.cycle_period):
@@ -85,12 +89,15 @@ def turns(options: TrainingFields, steps_per_epoch: int) -> tuple[tuple[int, flo
             places.update(range(first, last + 1, piece.drop_period * steps_per_epoch))
         elif piece.name != "none":
             places.add(min(last, total))
+    # Step 1 is the start and no turn; within the warm-up no piece decides the rate.
     steps = sorted(step for step in places if max(2, warm) <= step <= total)
     return tuple((step, lr_factor(options, step, steps_per_epoch)) for step in steps)
 
 
 def check_for_stream(options: TrainingFields) -> None:
     """Raise OptionsError if the schedule needs to know how many steps an epoch has."""
+    # The first step after the warm-up, as within it no piece is asked. One step of each epoch is
+    # enough: what a piece needs does not depend on the step in it.
     step = 1 + warmup_steps(options, 0)
     if not callable(options.schedule):
         for epoch in range(1, options.epochs + 1):
@@ -153,6 +160,7 @@ def _drop_factor(options: TrainingFields) -> float:
 
 def _end(options: TrainingFields, piece: _Piece, steps_per_epoch: int) -> int:
     """The step in which a piece is over."""
+    # Of a stream only `max_steps` gives an end, and that is the end of all pieces together.
     total = total_steps(options, steps_per_epoch)
     if not steps_per_epoch and (total is None or piece.num_epochs != options.epochs):
         _require_known(options, steps_per_epoch)
@@ -169,6 +177,7 @@ def _falling(
     lowest = options.min_factor or 0.0
     if piece.name == "polynomial":  # PolynomialLR
         power = 1.0 if options.power is None else options.power
+        # Beyond the end the base would be negative: `math.pow` raises for a power such as 0.5.
         return lowest + (1 - lowest) * math.pow(max(0.0, 1 - done / length), power)
     if options.cycle_period is not None:  # CosineAnnealingWarmRestarts
         _require_known(options, steps_per_epoch)

@@ -20,6 +20,7 @@ def to_json(options: Any) -> str:
     """
     for name, value in _values(options).items():
         for part in value if isinstance(value, tuple) else (value,):
+            # JSON of options is kept in files and shown in notebooks; a password there is lost.
             if passwords(str(part)):
                 raise OptionsError(
                     f"{name}: {without_passwords(str(part))} has a password in it, which would "
@@ -36,6 +37,7 @@ def to_json(options: Any) -> str:
                     "code",
                     name,
                 )
+    # JSON has no NaN: Python would write one that other readers refuse.
     return json.dumps(_values(options), indent=2, allow_nan=False)
 
 
@@ -90,6 +92,7 @@ def in_words(options: Any) -> str:
 def _values(options: Any) -> dict[str, Any]:
     values = {field.name: getattr(options, field.name) for field in fields(options)}
     return {
+        # `is_dataclass` is also true of the class itself, a callback say, which `asdict` refuses.
         name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
         for name, value in values.items()
     }

@@ -26,6 +26,7 @@ class TrainingOptions(TrainingFields):
     `TrainingOptions.__base__??` shows every option, its default and its meaning.
     """
 
+    # Not in `__init__`, which the dataclass writes. pickle and copy call this without values.
     def __new__(cls, *args: Any, **values: Any) -> TrainingOptions:
         """Refuse names that are no option with a better word than Python's TypeError."""
         if args:
@@ -35,6 +36,7 @@ class TrainingOptions(TrainingFields):
                 "by position",
             )
         checks.refuse_unknown(values, list(cls.__dataclass_fields__))
+        # Not `super()`: slots=True makes a second class, and `super()` would mean the first.
         return object.__new__(cls)
 
     def __repr__(self) -> str:

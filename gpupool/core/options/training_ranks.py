@@ -40,6 +40,7 @@ def choose_execution(
     Raises:
         OptionsError: the pool has no GPU, or GPUs of several machines where one is meant.
     """
+    # In the order of the ranks, so that "gpu" means the first one that has a GPU.
     with_gpu = {rank.rank: rank.node_rank for rank in ranks if rank.gpu is not None}
     everyone = [rank.rank for rank in ranks]
     one = f"execution={execution!r} trains on one rank"
@@ -94,6 +95,7 @@ def bounds(size: int, load: tuple[float, ...]) -> tuple[int, ...]:
     >>> bounds(10, (2, 1, 0, 1))
     (0, 5, 7, 7, 10)
     """
+    # Floats become fractions without rounding: 0.1 three times cuts as 1 three times.
     exact = [Fraction(share) for share in load]
     if not exact or min(exact) < 0 or not sum(exact):
         raise OptionsError.of("rank_load", load, "must not be negative, and one must be above 0.")
@@ -106,6 +108,7 @@ def share_sizes(size: int, load: Sequence[float], num_parts: int = 1) -> list[in
 
     `num_parts`: into how many parts they are cut before, of each of which each rank has a share.
     """
+    # With batch norm over all ranks the whole batch is cut before the ranks divide each part.
     cuts = [size * part // num_parts for part in range(num_parts + 1)]
     edges = [bounds(end - begin, tuple(load)) for begin, end in pairwise(cuts)]
     of_parts = [[end - begin for begin, end in pairwise(part)] for part in edges]
