@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 Sample = tuple[Any, Any]
 Decoding = Literal["cpu", "cuda", "auto"]
+# What `relist` carries over, and what `concat` compares.
 _SETTINGS = ("_transform", "_normalization", "_decoding")  # they are no matter of the files
 
 
@@ -131,6 +132,7 @@ class Datastore(Generic[ItemsT]):
         """
         from gpupool.data.reading.decode import decode
 
+        # One part only: an item of several files, a pair say, has a `decode` of its own.
         (part,), name = self._manifest.items.parts(self._row(index)), self.name(index)
         # `whole` reads it once more if a cache or the network has spoilt it.
         image = whole(part, fetched, lambda data, strict: decode(data, name, strict))
@@ -201,6 +203,7 @@ class Datastore(Generic[ItemsT]):
         """
         chosen = splits.balance(self.labels, self.classes, how, seed)
         used = len(np.unique(chosen))
+        # Both may be true: a number repeats images of small classes and leaves out those of large.
         notes = [f"{len(chosen) - used:,} repeated"] if len(chosen) > used else []
         notes += [f"{len(self) - used:,} left out"] if used < len(self) else []
         note = f"balanced: {', '.join(notes) or 'as it was'}"
@@ -214,6 +217,7 @@ class Datastore(Generic[ItemsT]):
         """
         manifest = self._manifest
         for other in others:
+            # Another class may have items of another kind, which cannot stand in one table.
             if type(other) is not type(self):
                 raise OptionsError(
                     f"concat takes datastores of the same kind; {type(self).__name__} and "
@@ -228,6 +232,7 @@ class Datastore(Generic[ItemsT]):
                     "other settings",
                 )
             manifest = manifest.join(other._manifest)
+        # Nobody can list several URLs by one call, so the result cannot be listed again.
         return self._with(_manifest=manifest, _list_again=None, _note="")
 
     def with_transform(self, transform: Callable[..., Any] | None) -> Self:
@@ -277,6 +282,7 @@ class Datastore(Generic[ItemsT]):
             raise OptionsError(
                 f'decoded_on({place!r}): give "cpu", "cuda" or "auto"', "unknown", "place"
             )
+        # A class that overrides `decode` needs more than one file's pixels: a GPU gives no more.
         if place != "cpu" and type(self).decode is not Datastore.decode:
             raise OptionsError(
                 f"decoded_on({place!r}): a {type(self).__name__} decodes its samples on the CPU; "
@@ -297,6 +303,7 @@ class Datastore(Generic[ItemsT]):
         `on_progress(done, total)` is called now and then; left out, a bar is drawn. Raises
         CredentialsError or DataError if the store itself fails.
         """
+        # Without the transform: its errors are the user's code, and say nothing about the files.
         return check(self.with_transform(None), on_progress)
 
     def preview(self, num_images: int = 16, seed: int | None = None) -> Preview:
@@ -379,6 +386,7 @@ class Datastore(Generic[ItemsT]):
         return int(self._manifest.rows[index])
 
     def _with(self, **changes: Any) -> Self:
+        # Not `type(self)(...)`: `__init__` of a subclass would list the files again.
         changed = object.__new__(type(self))
         changed.__dict__.update(self.__dict__ | changes)
         return changed

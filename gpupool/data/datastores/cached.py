@@ -48,6 +48,7 @@ class CacheFill:
 
 def check_cached(manifest: Manifest[ItemsT]) -> None:
     """Make the cache's folder. Raises OptionsError if there is nothing that it could keep."""
+    # A hundred, as looking at a million would take seconds: a store has ETags or it has none.
     parts = _some_parts(manifest, 100)
     if parts and not any(part.file.version for part in parts):
         shown = " + ".join(source.shown_url for source in manifest.items.sources)
@@ -97,10 +98,12 @@ def _filled(manifest: Manifest[ItemsT]) -> Iterator[bool | SampleError]:
         parts = manifest.items.parts(row)
         try:
             for part in parts:
+                # What is held costs no read, so an interrupted fill can be repeated.
                 if not _is_held(part):
                     part.read()
         except SampleError as error:
             return error
+        # Asked again after reading, which succeeds also where the cache had no room.
         return all(map(_is_held, parts))
 
     with reading_threads(NUM_FETCH_THREADS, "gpupool-caching") as pool:
@@ -135,6 +138,7 @@ def _is_held(part: Part) -> bool:
 
 def _some_parts(manifest: Manifest[ItemsT], number: int) -> list[Part]:
     """What is read of up to `number` samples, evenly spread."""
+    # Evenly spread: `fill` goes in order, so after an interrupted one all of the first are held.
     places = np.linspace(0, len(manifest) - 1, min(number, len(manifest))).astype(np.int64)
     rows = manifest.rows[places].tolist()
     return [part for row in rows for part in manifest.items.parts(row)]

@@ -56,6 +56,7 @@ class CheckResult(tuple[BadSample, ...]):
     HEADER = ("image", "class", "bytes", "reason", "what is wrong")
     num_checked: int
 
+    # A tuple is complete after `__new__`, so `num_checked` is set on the finished object.
     def __new__(cls, bad: Iterable[BadSample] = (), num_checked: int = 0) -> CheckResult:
         result = super().__new__(cls, bad)
         result.num_checked = num_checked
@@ -99,6 +100,7 @@ class CheckResult(tuple[BadSample, ...]):
         summary, rows = self.shown()
         return "\n".join([summary, *(_aligned([self.HEADER, *rows]) if rows else [])])
 
+    # pickle would call the class with the tuple alone, and lose `num_checked`.
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (tuple(self), self.num_checked)
 
@@ -118,15 +120,17 @@ def _tried(dataset: Labelled) -> Iterator[BadSample | None]:
     """For each sample in order None, or what is wrong with it."""
     import torch
 
+    # Many threads wait for the store; only as many decode as the process has cores.
     permits = threading.BoundedSemaphore(torch.get_num_threads())
     verifier, manifest = Verifier(), dataset.manifest
 
     def read(place: int) -> BadSample | None:
-        # Of the sample that this thread read before.
+        # `noted` is the thread's: it may still hold the doubt of the sample read before.
         rereading.noted.doubt = None
         try:
             fetched = dataset.fetch(place)
             parts = manifest.items.parts(int(manifest.rows[place]))
+            # Damage in the cache or on the way is found here by the ETag, before a decoder guesses.
             if isinstance(fetched, bytes):
                 fetched = verifier(parts[0], fetched)
             else:  # a file for each part
@@ -140,6 +144,7 @@ def _tried(dataset: Labelled) -> Iterator[BadSample | None]:
 
     with reading_threads(NUM_FETCH_THREADS, "gpupool-check") as pool:
         for start in range(0, len(dataset), _CHUNK):
+            # `map` gives results in order, and starts all calls at once, hence the chunks.
             yield from pool.map(read, range(start, min(start + _CHUNK, len(dataset))))
 
 

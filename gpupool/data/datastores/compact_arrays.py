@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _CHUNK = 1 << 16  # strings gathered at once: bounds the memory that takes
-_FASTEST = 1  # of zlib: higher levels take many times longer for a tenth less
+_FASTEST = 1  # zlib's level: higher ones take many times longer for a tenth less
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ def unpack(packed: PackedArray) -> NDArray[Any]:
     dtype = np.dtype(packed.dtype)
     data = np.frombuffer(zlib.decompress(packed.data), np.uint8)
     planes = data.reshape(dtype.itemsize, len(data) // dtype.itemsize)
+    # `view` needs the bytes of one value side by side, which the transposed array has not.
     return np.ascontiguousarray(planes.T).view(dtype).reshape(-1)
 
 
@@ -68,6 +69,7 @@ class Texts:
     @classmethod
     def of(cls, texts: Iterable[str]) -> Texts:
         """These strings. File names that are no UTF-8 come back as they were."""
+        # As `os.fsencode` does: names of files on Linux are bytes, not always UTF-8.
         encoded = [text.encode(errors="surrogateescape") for text in texts]
         return cls(b"".join(encoded), _offsets(np.fromiter(map(len, encoded), np.int64)))
 
@@ -85,6 +87,7 @@ class Texts:
 
     def take(self, rows: NDArray[np.int64]) -> Texts:
         """The strings of these rows."""
+        # Gathered by numpy: a million slices in a Python loop would take seconds.
         data = np.frombuffer(self.blob, np.uint8)
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
@@ -106,6 +109,7 @@ class Texts:
         # Lengths are small and alike, so they compress; offsets do not.
         return zlib.compress(self.blob, _FASTEST), pack(np.diff(self.offsets))
 
+    # The dataclass is frozen, which `__dict__` is not.
     def __setstate__(self, state: tuple[bytes, PackedArray]) -> None:
         self.__dict__.update(blob=zlib.decompress(state[0]), offsets=_offsets(unpack(state[1])))
 

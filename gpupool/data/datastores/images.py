@@ -60,6 +60,7 @@ class ImageDatastore(Datastore[Files]):
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         folder = Folder(url, dict(storage_options or {}))
+        # `labels` may be a data frame, which compares element by element and has no truth.
         by_folder = isinstance(labels, str) and labels == "foldernames"
         images = _images(folder, tuple(extensions), check_folders=by_folder)
         paths = [image.path for image in images]
@@ -73,6 +74,7 @@ class ImageDatastore(Datastore[Files]):
         # Folders are sorted as texts: so does torchvision's ImageFolder, whose networks exist.
         names = class_names(named, classes, by_number=not by_folder)
         super().__init__(_manifest(folder, images, named, names))
+        # The user's arguments, not what was found: new classes count when it is listed again.
         self._list_again = partial(
             type(self),
             folder.url,
@@ -118,6 +120,7 @@ def _manifest(
 ) -> Manifest[Files]:
     kept = labelled(labels, folder.shown_url)
     index_of: dict[str | None, int] = {name: index for index, name in enumerate(classes)}
+    # `class_names` holds every label or has raised, so no key is missing here.
     indices = np.array([index_of[labels[place]] for place in kept], np.int32)
     files = Files.of(folder, [images[place] for place in kept])
     return Manifest(files, np.arange(len(files)), indices, classes)
@@ -138,6 +141,7 @@ def _images(folder: Folder, extensions: tuple[str, ...], check_folders: bool) ->
 
 def _check_folders(folder: Folder, listing: Listing, images: Sequence[FileInfo]) -> None:
     """A class without an image is a mistake that training would not show."""
+    # Images may lie deeper: a folder at the top counts as filled by any image below it.
     filled = {image.path.split("/")[0] for image in images if "/" in image.path}
     empty = [name for name in listing.folders if name not in filled]
     if empty:

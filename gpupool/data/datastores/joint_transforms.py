@@ -23,6 +23,7 @@ def transformed(
     """
     if transform is None:
         return image, mask
+    # By their types torchvision v2 moves both alike, and changes colours of the image alone.
     made = apply_transform(transform, name, tv_tensors.Image(image), tv_tensors.Mask(mask))
     if not isinstance(made, (tuple, list)) or len(made) != 2:
         raise DataError(
@@ -41,6 +42,7 @@ def _plain(value: Any) -> Any:
 
 def laid_over(image: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The image with a colour for each class laid over it, and the mask; class 0 stays as it is."""
+    # Steps of the golden ratio; -100, which marks pixels without a class, is drawn as class 0.
     hue = (mask.clamp(min=0) * 0.618034) % 1.0 * 6.0  # far apart for neighbours
     offsets = torch.tensor([5.0, 3.0, 1.0])[:, None, None]
     wheel = (hue + offsets) % 6.0

@@ -56,6 +56,7 @@ def label_files(
     if isinstance(labels, str) and labels.lower().endswith(_TABLE_ENDINGS):
         table = _read_table(labels, columns, storage_options or {})
         return _look_up(_rows(table, columns), paths, url_of)
+    # Before callables: neither library is imported, so an attribute has to show what it is.
     if hasattr(labels, "columns"):  # of pandas, polars ... ; a class is no data frame
         frame: Any = labels
         table = {str(column): list(frame[column]) for column in frame.columns}
@@ -80,6 +81,7 @@ def class_names(
         raise DataError(
             f"there are images of {odd!r}; a class is named in one line of text", "class name"
         )
+    # Sorted, as a set has no order: the indices must be those of the next listing, and of any rank.
     if wanted is None:
         return tuple(sorted(found, key=int if by_number and all(map(_is_number, found)) else None))
     names = tuple(wanted)
@@ -117,6 +119,7 @@ def _look_up(
 ) -> list[str | None]:
     label_of: dict[str, str] = {}
     for path, label in rows:
+        # The same row twice does no harm; two labels for one file are a mistake in the table.
         known, text = label_of.setdefault(str(path), _text(label, path)), _text(label, path)
         if known != text:
             raise DataError(
@@ -136,15 +139,17 @@ def _look_up(
 
 
 def _key(path: str, url: str, label_of: Mapping[str, str]) -> str | None:
-    """As what a file stands in a table."""
+    """The name by which the table has a file; None if it has none."""
+    # The exact path comes before the one without an extension: "a.jpg" and "a" may be two rows.
     names = (path, url, posixpath.splitext(path)[0])
     return next((name for name in names if name in label_of), None)
 
 
 def _text(label: object, path: object) -> str:
-    """Numbers of all kinds of integers as texts; numpy's and pandas' too."""
+    """A label as text; integers of numpy and pandas give their digits."""
     if isinstance(label, str):
         return label
+    # `__index__` is what integers of all libraries have, and floats do not.
     if hasattr(label, "__index__") and not isinstance(label, bool):
         return str(label.__index__())
     raise OptionsError(
@@ -173,6 +178,7 @@ def _read_table(
 ) -> Columns:
     parent, _, file = url.rpartition("/")
     folder = Folder(parent or ("/" if url.startswith("/") else "."), dict(storage_options))
+    # Without size or version: the table was not listed, so nothing is compared.
     data = folder.read(FileRef(file, 0))
     if url.lower().endswith(".csv"):
         return _csv(data, folder.name(file))
@@ -197,6 +203,7 @@ def _csv(data: bytes, name: str) -> Columns:
         rows = list(csv.reader(io.StringIO(data.decode("utf-8-sig"), newline="")))
     except (UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{name} is no CSV file in UTF-8: {error}", "no table") from None
+    # Empty lines, the last one most of all, are no rows.
     header, *body = [row for row in rows if row] or [[]]
     # A comma in an unquoted path shifts what follows; better an error than a wrong label.
     uneven = next((row for row in body if len(row) != len(header)), None)

@@ -196,6 +196,7 @@ class Manifest(Generic[ItemsT]):
 
         Made of URLs (never of credentials), paths, sizes, versions, labels and class names.
         """
+        # Chunk by chunk, as `facts` copies the paths of its rows: of all at once the whole table.
         hasher = xxhash.xxh3_128()
         # Labels are indices, so the names that they mean belong to the id.
         urls = [source.shown_url for source in self.items.sources]
@@ -209,10 +210,12 @@ class Manifest(Generic[ItemsT]):
 
     def take(self, chosen: NDArray[Any]) -> Self:
         """The samples at `chosen` (integers, or one bool per sample), in that order."""
+        # The items stay whole and shared; only a pickle leaves the unused ones out (`compact`).
         return replace(self, rows=self.rows[chosen])
 
     def compact(self) -> Self:
         """The same samples, without the items that none of them is."""
+        # A row that occurs several times, as after `balanced`, is stored once.
         used, rows = np.unique(self.rows, return_inverse=True)
         if len(used) == len(self.items):
             return self

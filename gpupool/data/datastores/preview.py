@@ -79,6 +79,7 @@ def _choose(labels: NDArray[np.int64], number: int, seed: int | None) -> Indices
     """The first sample of each class, the second of each, ... ; or drawn; in that order."""
     if seed is not None:
         return keyed_generator(seed, 0).permutation(len(labels))[:number]
+    # Stable: within a class the order of the datastore stays, so the first image is the first.
     order = np.argsort(labels, kind="stable")
     counts = np.bincount(labels) if len(labels) else np.zeros(0, np.int64)
     starts = np.cumsum(counts) - counts
@@ -107,5 +108,6 @@ def _png(image: torch.Tensor) -> bytes:
     _, height, width = image.shape
     scale = min(1.0, SIDE / max(height, width))
     size = [max(1, round(height * scale)), max(1, round(width * scale))]
+    # Without antialias a photograph that shrinks to 128 pixels would show patterns that it lacks.
     small = functional.resize(image, size, antialias=True) if scale < 1 else image
     return bytes(encode_png(small.contiguous()).numpy())

@@ -29,6 +29,7 @@ def read_all(dataset: Samples, limit_gib: float) -> tuple[torch.Tensor, torch.Te
             "too large",
             "limit_gib",
         )
+    # Filled in place: stacking a list would need the memory twice.
     inputs, targets = (torch.empty((total, *part.shape), dtype=part.dtype) for part in first)
     with progress("Reading", total, "images") as bar:
         for start in range(0, total, _CHUNK):
@@ -42,6 +43,7 @@ def read_all(dataset: Samples, limit_gib: float) -> tuple[torch.Tensor, torch.Te
 
 def _put(stacked: torch.Tensor, place: int, value: Any) -> None:
     row = _tensor(value)
+    # The assignment alone would broadcast a smaller sample, and convert another type, silently.
     if row.shape != stacked.shape[1:] or row.dtype != stacked.dtype:
         raise DataError(
             f"sample {place} is {_shape(row)}, sample 0 was {_shape(stacked[0])}; give them one "

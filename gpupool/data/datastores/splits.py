@@ -105,6 +105,7 @@ def _check_sizes(sizes: Sequence[float]) -> None:
 
 def _cuts(sizes: Sequence[float], num_images: int, label: str) -> list[int]:
     """Where to cut the images of one class."""
+    # `_check_sizes` has refused mixtures: all are counts, or all are fractions.
     if all(isinstance(size, Integral) for size in sizes):
         if sum(sizes) > num_images:
             raise OptionsError(

@@ -152,6 +152,7 @@ def _expand(name: str) -> list[str]:
     if match is None:
         return [name]
     before, first, last, after = match.groups()
+    # The width of the first number decides about zeros, as in a shell: {000..099}.
     numbers = range(int(first), int(last) + 1)
     return [f"{before}{n:0{len(first)}}{rest}" for n in numbers for rest in _expand(after)]
 
@@ -161,6 +162,7 @@ def _member_and_field(labels: Labels) -> tuple[str, str]:
     if not isinstance(labels, str) or not labels.startswith("."):
         return "", ""
     member, _, field = labels.partition(":")
+    # Exactly one of both is a mistake: .json needs a field, and only .json has fields.
     if (member.lower() == ".json") != bool(field):
         raise OptionsError(
             f'labels={labels!r} must be ".cls" or the like, or ".json:field"', "form", "labels"
@@ -194,6 +196,7 @@ def _images(
     """The image of each sample of one tar."""
     for key, rows in group(index.names):
         # Extensions count in any case.
+        # Of two members that differ in case only the later one counts.
         names = {index.names[row].lower(): row for row in rows}
         found = [row for name, row in names.items() if name.endswith(endings)]
         if len(found) > 1:

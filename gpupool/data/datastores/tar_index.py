@@ -31,6 +31,7 @@ _FIRST_BYTES = 1 << 16
 _MOST_BYTES = 1 << 22
 _SKIP_BYTES = 1 << 22  # what a store sends in the time of another request, about
 _MAX_HEADER_BYTES = 1 << 14  # of a name or attributes; Python takes seconds for longer hostile ones
+# Labels are kept in memory and in the index: a member this large is no label.
 _MAX_TEXT_BYTES = 1 << 24
 
 
@@ -90,6 +91,7 @@ def read_index(source: Source, tar: FileRef, suffix: str) -> TarIndex:
     names, starts, sizes, texts = [], [], [], []
     try:
         file = _Ranges(source, tar)
+        # "r:" refuses compressed tars, which "r" reads: their members are no ranges of the file.
         with tarfile.open(fileobj=file, mode="r:") as opened:
             for member in opened:
                 # tarfile would go back to a header it has read, and so for ever
@@ -97,6 +99,7 @@ def read_index(source: Source, tar: FileRef, suffix: str) -> TarIndex:
                     raise tarfile.ReadError(f"a negative size at byte {member.offset:,}")
                 if not member.isreg():
                     continue
+                # Its bytes in the tar are not its contents, so a range would be wrong.
                 if member.sparse is not None:
                     raise DataError(
                         f"{name} holds a sparse file, {member.name}; pack it again",
@@ -121,6 +124,7 @@ def read_index(source: Source, tar: FileRef, suffix: str) -> TarIndex:
     except DataError:
         raise
     except Exception as error:  # of hostile headers tarfile raises whatever they lead to
+        # The text of a hostile file's error may be empty.
         reason = str(error) or type(error).__name__
         raise DataError(
             f"{name} is damaged or no tar file ({reason}); compressed ones must be unpacked first",
@@ -186,6 +190,7 @@ class _Ranges(io.RawIOBase):
         return b"".join(parts)
 
     def _load(self) -> None:
+        # A jump over a large member starts small again: what follows may be another large one.
         gap = self._position - (self._start + len(self._data))
         goes_on = 0 <= gap < _SKIP_BYTES
         self._next_bytes = min(2 * self._next_bytes, _MOST_BYTES) if goes_on else _FIRST_BYTES
@@ -195,6 +200,7 @@ class _Ranges(io.RawIOBase):
 
 
 def _key(source: Source, tar: FileRef, suffix: str) -> str:
+    # A changed tar has another version, so its old index is never read; nothing has to expire.
     facts = (_FORMAT, source.name(tar.path), tar.size, tar.version, suffix)
     return str(xxhash.xxh3_128_hexdigest(repr(facts).encode()))
 
@@ -202,6 +208,7 @@ def _key(source: Source, tar: FileRef, suffix: str) -> str:
 def _load(path: Path) -> TarIndex | None:
     """The index in a file; None if there is none, or none that can be used."""
     try:
+        # Without pickles: a file in the cache folder must not be able to run code.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return TarIndex(
                 Texts(arrays["names"].tobytes(), arrays["name_offsets"]),
@@ -224,6 +231,7 @@ def _save(path: Path, index: TarIndex) -> None:
         "text_offsets": index.texts.offsets,
     }
     try:
+        # In the same folder, as `os.replace` is atomic within one file system only.
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             np.savez_compressed(file, **arrays)
         os.replace(file.name, path)

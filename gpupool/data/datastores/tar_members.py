@@ -53,6 +53,7 @@ class Members(Packed):
             raise SampleError(f"{self.url(row)} is empty (0 bytes)", self.url(row), "empty")
         (part,) = self.parts(row)
         data = part.read()
+        # A tar that was cut keeps its beginning: the range then comes back short, without an error.
         if len(data) != size:
             raise SampleError(
                 f"{self.url(row)} has changed: the tar ends before it; make the datastore again",
@@ -69,7 +70,7 @@ class Members(Packed):
 
     def take(self, rows: Indices) -> Members:
         """A table of these members, with their tars alone."""
-        # Numbered again: only tars that are used go along.
+        # Numbered again: a part may touch few of the tars, and only those go along.
         used, tar_of = np.unique(self.tar_of[rows].astype(np.int64), return_inverse=True)
         return Members(
             self.tars.take(used),
@@ -84,6 +85,7 @@ class Members(Packed):
         return Members(
             self.tars.join(other.tars),
             self.names.join(other.names),
+            # The tars of the other table come behind ours, hence the shift.
             np.concatenate([self.tar_of, other.tar_of + np.int32(len(self.tars))]),
             np.concatenate([self.starts, other.starts]),
             np.concatenate([self.sizes, other.sizes]),
