@@ -91,6 +91,7 @@ class SpmdRun:
     ) -> None:
         self._pool, self._ranks = pool, tuple(ranks)
         self._stop_wish = stop_wish or threading.Event()
+        # A cell of an inline pool runs in the notebook's own namespace: nothing has to travel.
         self._notebook = None if pool.options.inline else notebook
         self._names = CellNames()
         self._files: list[MemoryFile] = []
@@ -168,6 +169,7 @@ class SpmdRun:
         try:
             while not self.done():
                 self._tick()
+                # Polled: other cells run meanwhile, and the view draws in the thread of the loop.
                 yield from asyncio.sleep(0.05).__await__()
         except asyncio.CancelledError:
             # The notebook's stop button does this to an async cell. It means the ranks, and how
@@ -273,6 +275,7 @@ def in_its_place(body: str, shell: Any) -> str:
 
     So the line numbers in tracebacks are those that the notebook shows.
     """
+    # The tail is compared, as the magic's line and what stands above it come before the body.
     cell = _running_cell(shell).rstrip("\n")
     tail = body.rstrip("\n")
     if not tail or not cell.endswith(tail):  # run by a program, which keeps no history
@@ -289,5 +292,6 @@ def on_its_line(expression: str, shell: Any) -> str:
 
 
 def _running_cell(shell: Any) -> str:
+    # IPython stores a cell before it runs it, so the last one is the running one.
     history = getattr(shell.history_manager, "input_hist_raw", None) or [""]
     return str(history[-1])

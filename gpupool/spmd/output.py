@@ -55,6 +55,7 @@ class NormalText:
 
     def is_like(self, other: NormalText) -> bool:
         """Whether the texts say the same, at about the same time."""
+        # Equal forms have equally many times, hence `strict` cannot fail.
         return self.form == other.form and all(
             abs(ours - theirs) <= max(0.1, 0.25 * max(ours, theirs))
             for ours, theirs in zip(self.times, other.times, strict=True)
@@ -87,7 +88,7 @@ def fold(texts: Mapping[int, str]) -> list[Group]:
 
 
 def fold_alike(texts: Mapping[int, str]) -> list[Group]:
-    """As `fold`, and texts that differ only in addresses, process ids and times together.
+    """The groups of `fold`; texts that differ only in addresses, process ids and times are one.
 
     >>> fold_alike({0: "<A at 0x7f0011> in 1.02 s", 1: "<A at 0x7f3344> in 1.05 s"})
     [Group(ranks=(0, 1), text='<A at 0x7f0011> in 1.02 s')]
@@ -131,6 +132,7 @@ def fold_displays(
 
 def majority(groups: Sequence[Group]) -> Group | None:
     """The group that the others differ from: the one larger than every other, if there is one."""
+    # The groups come sorted by size, so the first two decide.
     if len(groups) < 2 or len(groups[0].ranks) == len(groups[1].ranks):
         return None
     return groups[0]
@@ -158,6 +160,7 @@ def differences(text: str, reference: str) -> dict[int, list[tuple[int, int]]]:
     """
     ours, theirs = text.split("\n"), reference.split("\n")
     normal = [[NormalText.of(line).form for line in lines] for lines in (ours, theirs)]
+    # The texts differ, or nobody would ask: if not elsewhere, then in times and addresses.
     found = _line_pairs(*normal) or _line_pairs(ours, theirs)
     return {
         ours_n: _different_words(ours[ours_n], theirs[theirs_n] if theirs_n is not None else "")

@@ -40,6 +40,7 @@ def ask(
     """
     require_module(job.model)
     require_dataset("dataset", job.dataset)
+    # The same checks and sentences as for `train`, without a copy of them.
     TrainingOptions(batch_size=job.batch_size, precision=job.precision)  # checks them
     pool = current_pool(create=True) if pool is None else pool
     if not isinstance(pool, Pool):
@@ -53,18 +54,20 @@ def ask(
         with progress(_WHAT[what], unit="samples") as bar:
             recorder = OutputRecorder(ranks, pool.hidden_values(), _listener(what, bar))
             values = pool.execute(calls, recorder, on_notice=NoticeLines()).result()
+    # Also after an error: the job holds the network and the data set, and may be large.
     finally:
         path.unlink(missing_ok=True)
     return [values[rank] for rank in ranks]
 
 
 def _listener(name: str, bar: Progress) -> OnOutput:
-    """What passes on to `bar` how far the ranks are; what they print is for nobody."""
+    """A listener that has `bar` show how far the ranks are; it drops what they print."""
 
     def listen(rank: int, kind: OutputKind, content: Any) -> None:
         for event in content if kind is OutputKind.EVENTS else ():
             if not isinstance(event, ProgressEvent):
                 continue
+            # What a rank does besides, listing a bucket say, is a note in the same bar.
             if event.what == name:
                 bar.update(event.done, event.total or None)
             else:

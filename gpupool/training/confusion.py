@@ -41,16 +41,17 @@ class ConfusionMatrix:
     @property
     def accuracy(self) -> float:
         """The share (0..1) whose class was found; NaN without samples."""
+        # `_shares` gives NaN for 0 / 0, where plain Python raises.
         return float(_shares(np.trace(self.counts), self.counts.sum()))
 
     @property
     def recall(self) -> NDArray[np.float64]:
-        """Of each class, the share that was found; NaN where it does not occur."""
+        """The share of each class that was found; NaN where it does not occur."""
         return _shares(np.diag(self.counts), self.counts.sum(1))
 
     @property
     def precision(self) -> NDArray[np.float64]:
-        """Of what was taken for each class, the share that is; NaN where nothing was."""
+        """The share of what was taken for each class that is right; NaN where nothing was."""
         return _shares(np.diag(self.counts), self.counts.sum(0))
 
     def normalized(self, by: str = "true") -> NDArray[np.float64]:
@@ -66,6 +67,7 @@ class ConfusionMatrix:
         """The pairs (true, predicted, how often) that were confused most often, worst first."""
         wrong = self.counts.copy()
         np.fill_diagonal(wrong, 0)
+        # Stable, so pairs that are equally frequent come in the order of their classes.
         order = np.argsort(-wrong, axis=None, kind="stable")[:num]
         pairs = [divmod(int(place), len(self.classes)) for place in order]
         return [
@@ -112,6 +114,7 @@ def confusion(
     """
     job = InferenceJob(model, dataset, batch_size, precision)
     counts = ask("confusion", pool, job, Confusion)
+    # A rank without a sample does not know how many classes the network has, and sends None.
     total = np.sum([np.array(c, np.int64) for c in counts if c is not None], axis=0)
     names = _class_names(dataset) if classes is None else [str(name) for name in classes]
     if classes is not None and len(names) != len(total):
@@ -128,6 +131,7 @@ def confusion(
 def _class_names(dataset: Any) -> list[str]:
     """The names by index that a data set, or what it is a part of, has; [] if none."""
     while not hasattr(dataset, "classes"):
+        # ConcatDataset has `datasets`, Subset and random_split's parts have `dataset`.
         parts = getattr(dataset, "datasets", None)
         dataset = parts[0] if parts else getattr(dataset, "dataset", None)
         if dataset is None:

@@ -48,4 +48,5 @@ def evaluate(
     if loss is not None:
         check_loss(loss)
     job = InferenceJob(model, dataset, batch_size, precision, metrics, loss)
+    # All ranks have summed the same over all samples, so the first one's values are everybody's.
     return dict(ask("evaluate", pool, job, Evaluate)[0])

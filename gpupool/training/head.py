@@ -36,7 +36,9 @@ def replace_head(model: nn.Module, num_classes: int) -> nn.Module:
         raise TrainingError(
             f"num_classes={num_classes!r}: must be a whole number above 0.", "range", "num_classes"
         )
+    # First of all: replacing layers of the caller's network would change it.
     changed: Any = copy.deepcopy(model)
+    # timm knows which of its layers is the head; a guess by order would be worse.
     if callable(getattr(changed, "reset_classifier", None)):
         changed.reset_classifier(num_classes)
         return changed  # type: ignore[no-any-return]
@@ -51,6 +53,7 @@ def replace_head(model: nn.Module, num_classes: int) -> nn.Module:
     for name, old in found:
         if not name:  # the network is that layer
             return _like(old, num_classes)
+        # `setattr` on the parent, as a module cannot be replaced through `named_modules`.
         parent, _, attribute = name.rpartition(".")
         setattr(changed.get_submodule(parent), attribute, _like(old, num_classes))
     if hasattr(changed, "num_classes"):  # SqueezeNet reads it in its forward
@@ -75,6 +78,7 @@ def _heads(model: Any) -> list[tuple[str, Any]]:
     main = "classifier" if hasattr(model, "backbone") and hasattr(model, "classifier") else ""
     parts = [main, *(part for part in _parts(model))]
     layers = [layer for part in parts if (layer := _last(model, part)) is not None]
+    # Another number of outputs means another purpose: such a layer is no second classifier.
     return [layer for layer in layers if _num_outputs(layer[1]) == _num_outputs(layers[0][1])]
 
 
@@ -94,8 +98,10 @@ def _last(model: Any, part: str) -> tuple[str, Any] | None:
         (prefix + name if name else part, module)
         for name, module in model.get_submodule(part).named_modules()
         if isinstance(module, (nn.Linear, nn.Conv2d))
+        # Auxiliary classifiers are parts of their own (`_parts`), wherever a network defines them.
         and (part or not _AUXILIARY & set(name.split(".")))
     ]
+    # A convolution is the head only where there is no linear layer at all (SqueezeNet).
     linear = [layer for layer in layers if isinstance(layer[1], nn.Linear)]
     return (linear or layers)[-1] if layers else None
 
@@ -107,6 +113,7 @@ def _num_outputs(layer: Any) -> int:
 def _like(old: Any, num_classes: int) -> nn.Module:
     from torch import nn
 
+    # Else the new layer of a half-precision network, or of one on a GPU, would not fit the rest.
     where = {"device": old.weight.device, "dtype": old.weight.dtype}
     has_bias = old.bias is not None
     if isinstance(old, nn.Linear):

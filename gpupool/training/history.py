@@ -38,6 +38,7 @@ _LEAST = ("step", "rate", "bar", "loss")  # what a narrow terminal does without,
 
 def smooth(previous: float | None, value: float, weight: float = 0.9) -> float:
     """The next value of an exponential moving average, which starts again after NaN or infinity."""
+    # An average that once contained NaN would stay NaN for all later steps.
     if previous is None or not math.isfinite(previous):
         return value
     return weight * previous + (1 - weight) * value
@@ -125,14 +126,17 @@ class TrainingHistory:
         self._validation_s, self._newest_validation_s, self._best = 0.0, 0.0, -1
 
     def _add_step(self, event: StepEvent) -> None:
+        # Appended, as a StartEvent cleared the list: `steps[i]` is step i + 1 after a restart, too.
         self.steps.append(event)
         self._num_samples += event.num_samples
         self._data_wait_s += event.data_wait_s
+        # Counted only when a step follows: `throughput` divides by the time up to the last step.
         self._validation_s += self._newest_validation_s
         self._newest_validation_s = 0.0
 
     def _add_validation(self, event: ValidationEvent) -> None:
         if event.is_best:
+            # The ranks decide what is best (`objective`); here only the place is kept.
             self._best = len(self.validations)
         self.validations.append(event)
         if self.steps:
@@ -169,8 +173,10 @@ class TrainingHistory:
         if len(work) < 2:
             return None
         rank = max(work, key=lambda one: work[one])
+        # The median: a second slow rank must not hide the slowest.
         others = median(seconds for one, seconds in work.items() if one != rank)
         share = work[rank] / others - 1
+        # A share alone would name a rank for microseconds where steps do next to nothing.
         matters = work[rank] - others > _OF_STEP * (self.ranks[rank].step_s or 0.0)
         return Slowest(rank, share) if share > _SLOW and matters else None
 
@@ -178,6 +184,7 @@ class TrainingHistory:
     def newest(self) -> CheckpointEvent | ResumeEvent | None:
         """The newest checkpoint: one that was made, or the one that it has gone on from."""
         made = [event for event in (self.checkpoint, self.resumed) if event is not None]
+        # A resumed run may fail before it has saved: then the one it came from is the newest.
         return max(made, key=lambda event: event.step, default=None)
 
     @property
@@ -256,6 +263,7 @@ class TrainingHistory:
 def fitting_line(history: TrainingHistory, width: int) -> str:
     """`status_line` in at most `width` characters: the least of its parts are left out first."""
     left_out = 0
+    # Built again for each part: how wide a part is depends on its numbers.
     while len(line := status_line(history, _LEAST[:left_out])) > width and left_out < len(_LEAST):
         left_out += 1
     return line[:width]
@@ -270,6 +278,7 @@ def status_line(history: TrainingHistory, without: Sequence[str] = ()) -> str:
     Args:
         without: parts that are left out, of `_LEAST`.
     """
+    # Before the first step there is no loss to show, and a failure here has no numbers either.
     if history.start is None or not history.steps:
         if history.status == "failed":
             return f"failed: {history.error}"

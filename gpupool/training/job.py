@@ -49,7 +49,9 @@ def checked(
         )
     check_loss(loss)
     check_metrics(options.metrics)
+    # Which ranks train comes first: scale="linear" multiplies by their number, and effects follow.
     where = choose_execution(options.execution, pool.ranks, pool.training_ranks, pool.why_cpu)
+    # Made absolute by the client, in whose folder they were written: a cell may move a rank.
     options = with_absolute_paths(options.resolve(len(where.ranks)))
     options.check_for(
         has_validation=validation is not None,
@@ -58,6 +60,7 @@ def checked(
         is_stream=num_samples(dataset) is None,
         model=ModelFacts.of(model, options),
     )
+    # Now, not when it is saved: after hours of training it would be too late.
     check_extra_state(model, in_checkpoints=options.checkpoint is not None)
     return options, where
 
@@ -76,11 +79,13 @@ def write_job(pool: Pool, job: TrainingJob | InferenceJob) -> Path:
         try:
             pickled = dumps(job)
         except Exception as error:  # pickling runs arbitrary code of the objects' classes
+            # Pickled part by part only after a failure, as it takes as long again.
             name = next(n for n, part in vars(job).items() if not _can_pickle(part))
             raise TrainingError(
                 f"{name} cannot be sent to the ranks: {error}", "cannot send", name
             ) from None
         path = pool.new_file("job.pkl")
+        # Two pickles: the rank sets its search path by the first, as the job may import from there.
         path.write_bytes(pickle.dumps(notebook_place().sys_path) + pickled)
     return path
 
@@ -109,6 +114,7 @@ def with_absolute_paths(options: TrainingOptions) -> TrainingOptions:
 
 
 def _absolute(url: str) -> str:
+    # "::" chains file systems in fsspec's URLs, as in "zip::s3://...".
     if "://" in url or "::" in url:
         return url
     return os.path.abspath(os.path.expanduser(url))

@@ -53,7 +53,7 @@ def global_batch(batch_size: int, world_size: int) -> str:
 
 
 def best_of(history: TrainingHistory) -> str:
-    """By what it is the best, and when it was: "86.3 % after step 450"."""
+    """The value that makes it the best, and when it was: "86.3 % after step 450"."""
     best, by = history.best, history.start.objective if history.start else ""
     if best is None:
         return NONE

@@ -48,17 +48,21 @@ def predict(
     """
     import torch
 
+    # Before `ask`, which would do the same: the outputs need a place in the pool's folder.
     pool = current_pool(create=True) if pool is None else pool
     result_path = pool.new_file("outputs.pt")
     job = InferenceJob(model, dataset, batch_size, precision)
+    # Through files: the controller would copy outputs several times, and hold them in memory.
     num = len(ask("predict", pool, job, partial(Predict, result_path=str(result_path))))
     paths = [result_path.with_name(f"{result_path.name}.{i}") for i in range(num)]
     parts = []
     with progress("Reading the outputs", len(paths), "ranks") as bar:
         for path in paths:
+            # `_plain` on the ranks has left tensors, dicts and lists: no code has to run.
             parts.append(torch.load(path, weights_only=True))
             bar.advance()
     _remove(paths)
+    # Of a stream each rank has a share of every batch; else each has one contiguous part.
     batches = chain.from_iterable(zip(*parts, strict=True) if is_stream(dataset) else parts)
     return _together([batch for batch in batches if batch is not None])
 

@@ -26,18 +26,20 @@ class Reads:
 
     def add(self, event: DataEvent) -> None:
         """Add the next event."""
+        # Per epoch: the first one fills the cache, and its misses would hide what later ones find.
         if event.epoch != self._epoch:
             self._epoch, self._num_reads, self._num_cached = event.epoch, 0, 0
         self._num_reads += event.num_reads
         self._num_cached += event.num_cached
         self.num_retried += event.num_retried
+        # An event without a retry has no reason, and must not erase the last one.
         self.reason = event.reason or self.reason
         self.num_skipped += event.num_skipped
         self.skipped.update(event.skipped)
 
     @property
     def cached_share(self) -> float | None:
-        """Of the reads of the present epoch, the share that came from the cache; None: no cache."""
+        """The share of the present epoch's reads that came from the cache; None: no cache."""
         return self._num_cached / (self._num_reads + self._num_cached) if self._num_cached else None
 
     def words(self) -> list[str]:

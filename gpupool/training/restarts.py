@@ -26,17 +26,20 @@ class Restarts:
         a newer checkpoint than at the last loss: what kills a rank at the same place again and
         again would do so for ever.
         """
+        # By the first error: ranks that were freed from a collective report errors of their own.
         if not self._wanted or not isinstance(error, SpmdError) or error.first.ename != _DIED:
             return False
         if self._last_step is not None and newest_step <= self._last_step:
             return False
         self._last_step = newest_step
+        # Its first clause says how the rank ended; what follows is advice for a cell.
         how = re.split(r"[;.\n]", error.first.evalue)[0]
         self.sentences.append(f"{how}; it was replaced, and training went on")
         return True
 
     def went_on_from(self, step: int) -> None:
         """The last sentence says from where; 0: from the beginning."""
+        # Once for each loss: the sentence that has its place ends otherwise.
         if self.sentences and self.sentences[-1].endswith("training went on"):
             self.sentences[-1] += f" from step {step}" if step else " from the beginning"
 
@@ -48,6 +51,7 @@ def with_checkpoint(error: SpmdError, newest: CheckpointEvent | ResumeEvent) -> 
     line += " from it."
     hint = "\n".join(filter(None, [error.first.hint, line]))
     errors = {**error.errors, error.first.rank: replace(error.first, hint=hint)}
+    # A new error, as its message is made of the parts; cause and traceback are carried over.
     extended = SpmdError(errors, error.num_ranks)
     extended.__cause__ = error.__cause__
     return extended.with_traceback(error.__traceback__)

@@ -99,6 +99,7 @@ class TrainingResult:
         end = self.history.end
         if end is None:
             return 0
+        # -1 stands for the last step: see `EndEvent`.
         return end.step if end.kept_step < 0 else end.kept_step
 
     @property
@@ -192,6 +193,7 @@ def _model(model: Any) -> str:
 
 def _weights(result: TrainingResult) -> str:
     best = result.best
+    # The last step may be the best one, too: only the options say which was wanted.
     is_best = best is not None and best.step == result.kept_step
     kind = "the best ones" if is_best and result.options.keep != "last" else "the last ones"
     if result.stopped_by == "diverged" and kind == "the last ones":

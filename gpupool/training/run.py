@@ -80,11 +80,13 @@ class TrainingRun:
         validation: Any,
         show: Callable[[TrainingRun], None] = lambda run: None,
     ) -> None:
+        # Before the checks: they look at the ranks, and one may be about to be replaced.
         pool.wait_until_usable()
         options, where = checked(pool, model, dataset, loss, options, validation)
         self.history = TrainingHistory()
         self.options = options
         self._pool = pool
+        # A copy: `train` promises to leave the module alone, and the result gets these weights.
         self._model = copy.deepcopy(model).cpu()
         self._listeners: list[Listener] = []
         self._error: BaseException | None = None
@@ -111,7 +113,9 @@ class TrainingRun:
             str(self._job_path), str(self._weights_path), len(where.ranks), where.on_gpu
         )
         self.history.add(ProgressEvent("waiting for the ranks", 0, 0))
+        # Before the ranks start, so that no event is lost; an inline pool trains within `_begin`.
         show(self)
+        # An inline pool has trained when this returns: the thread only finishes then.
         self._execution = self._begin(self._call)
         threading.Thread(target=self._finish, name="gpupool-training", daemon=True).start()
 
@@ -132,6 +136,7 @@ class TrainingRun:
         self.history.status = "stopping"
         if not self._stopping:
             self._stopping = True
+            # `stop` may be called in the middle of anything, so a thread waits for the answers.
             threading.Thread(target=self._see_it_stop, name="gpupool-stop", daemon=True).start()
         self._ask_to_stop()
 
@@ -168,6 +173,7 @@ class TrainingRun:
         interrupts = 0
         while not self._finished.is_set():
             try:
+                # Short waits: `tick` draws between them, in the thread whose cell it is.
                 self._finished.wait(0.1)
                 tick()
             except KeyboardInterrupt:
@@ -184,15 +190,18 @@ class TrainingRun:
         over = asyncio.Event()
 
         def wake() -> None:
+            # Another thread calls this; an asyncio.Event may be set only in the thread of its loop.
             with contextlib.suppress(RuntimeError):  # the loop was closed: nobody waits any more
                 loop.call_soon_threadsafe(over.set)
 
+        # Else the run could end between the look and the entry, and nobody would wake this cell.
         with self._lock:
             is_over = self.done()
             if not is_over:
                 self._waiting.append(wake)
         if is_over:
             over.set()
+        # The handler interrupts the loop anywhere, so it only has the loop call `_on_press`.
         with heard_by(lambda first: loop.call_soon_threadsafe(self._on_press, first)):
             yield from over.wait().__await__()
         return self.result()
@@ -227,6 +236,7 @@ class TrainingRun:
         """Ranks hear of it between two steps: one that waits for its data is ended where it is."""
         while not self._finished.wait(_LOOK_EVERY_S):
             for rank, waits in self._ask_to_stop(wait_s=_LOOK_EVERY_S).items():
+                # The smaller of both: while the store answers, a slow batch will come.
                 if waits.batch_s > _BATCH_S or min(waits.batch_s, waits.store_s) > _STORE_S:
                     self._stop_at_once(rank, waits)
                     return
@@ -241,7 +251,9 @@ class TrainingRun:
         )
         self.history.add(WarningEvent("stop", words, step))
         self._notify()
+        # First: when the interrupt comes, each rank must know that it is a stop and no error.
         self._ask_to_stop(_LOOK_EVERY_S, at_once=True)
+        # An inline pool trains in the main thread, and only a signal interrupts that.
         if self._pool.options.inline:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         else:
@@ -256,13 +268,16 @@ class TrainingRun:
                 self._end = event
                 continue
             if isinstance(event, StartEvent):
+                # A rank knows its own device only; the client knows which ranks train where.
                 event = dataclasses.replace(event, **self._places)
             elif isinstance(event, ResumeEvent):
                 self._restarts.went_on_from(event.step)
+            # Without a checkpoint the training begins again, and no ResumeEvent says from where.
             elif isinstance(event, StepEvent) and event.step == 1:
                 self._restarts.went_on_from(0)
             self.history.add(event)
         self.history.restarts = list(self._restarts.sentences)
+        # The StartEvent of another attempt has set it back.
         if self._stopping and self.history.status == "training":
             self.history.status = "stopping"
         self._notify()
@@ -279,6 +294,7 @@ class TrainingRun:
     def _finish(self) -> None:
         try:
             self._reply = self._wait()[self._ranks[0]]
+            # Before the end is reported: to views it means that the network is there.
             self._load_weights()
             if self._end is not None:
                 self.history.add(self._end)
@@ -291,6 +307,7 @@ class TrainingRun:
             path.unlink(missing_ok=True)  # gone with the folder when the pool was stopped
         self._recorder.finish()
         self._notify()
+        # With the lock, as `__await__` looks and enters its callback with it.
         with self._lock:
             self._finished.set()
         for wake in self._waiting:
@@ -310,8 +327,10 @@ class TrainingRun:
                     self._pool.wait_until_usable()
                 except PoolError:  # it could not be replaced: the loss is what is to be said
                     raise error from None
+                # A second press may have come while the rank was replaced.
                 if self._aborting:
                     raise
+                # `again`: from the newest checkpoint, whatever the options say about `resume`.
                 self._execution = self._begin(dataclasses.replace(self._call, again=True))
                 if self._stopping:  # the new rank has not heard of it
                     self._ask_to_stop()

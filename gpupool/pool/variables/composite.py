@@ -56,6 +56,7 @@ class Composite:
     def info(self) -> Mapping[int, ValueInfo]:
         """Rank -> type, shape and the like of its value; a rank without one is not there."""
         num_changes = self._variables.num_changes
+        # A cell gives a new handle; sync and replaced ranks change what an old one stands for.
         if self._info is None or self._num_changes != num_changes:
             self._info, self._num_changes = self._variables.look(self), num_changes
         return self._info
@@ -75,6 +76,7 @@ class Composite:
 
     def __getitem__(self, rank: int) -> Any:
         num_ranks = len(self)
+        # A slice or a name would be meant for the values: the sentence says how to index these.
         if not isinstance(rank, int) or not -num_ranks <= rank < num_ranks:
             raise IndexError(
                 f"{self}[{rank!r}]: a Composite has one value per rank, 0 to {num_ranks - 1}. "
@@ -115,17 +117,20 @@ class Composite:
         raise TypeError(f"{self} is on the ranks: assign to it there, in a %%spmd cell.")
 
     def __dir__(self) -> list[str]:
+        # IPython asks this at each Tab; while the ranks are busy they are not waited for.
         return sorted({*super().__dir__(), *self._variables.attributes(self)})
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         raise TypeError(f"{self} is on the ranks: call it there, `%spmd {self}(...)`.")
 
+    # Without this `if x:` would always be true, whatever the ranks have.
     def __bool__(self) -> bool:
         raise TypeError(
             f"the truth of {self} may differ from rank to rank: ask for that of one, "
             f"`bool({self}[0])`."
         )
 
+    # pickle would take `_variables` along, and with it the pool.
     def __reduce__(self) -> Any:
         raise PoolError(
             f"{self} is a handle of values on the ranks and means nothing elsewhere; "
@@ -165,6 +170,7 @@ class Constant:
         self.number = number
         self._kind = kind
 
+    # The collector runs this in any thread, at any moment: `release` only appends to a list.
     def __del__(self) -> None:
         variables = self.__dict__.get("_variables")  # `__init__` may have failed
         if variables is not None:

@@ -71,16 +71,19 @@ class Delivery:
         files = [file for _, file in wires.values() if file is not None]
         per_rank = {r: [(n, wires[n][0]) for n in numbers] for r, numbers in lacking.items()}
         # A value that cannot be read must fail the cell before any rank has begun it.
+        # Small parcels go along with the cell, as a call of their own costs a round trip.
         if first is None:
             first = bool(files) or not all(self._parcels.is_plain(number) for number in wires)
         if first:
             try:
+                # It returns when all ranks have opened the files: these need not outlive it.
                 self._receive(per_rank, shipment)
             finally:
                 for file in files:
                     file.close()
         else:
             shipment.inline, shipment.files = per_rank, files
+        # Noted also where it only goes along: if the cell never begins, `not_there` takes it back.
         for rank, numbers in lacking.items():
             shipment.filenames |= self._parcels.filenames(numbers)
             self._there.setdefault(rank, set()).update(numbers)
@@ -103,6 +106,7 @@ class Delivery:
                 names = [name for name, n in shipment.numbers.items() if n == number]
                 text = redact(text, self._all_ranks.secrets)
                 problems[", ".join(names) or "a part of them"] = f"on rank {rank}: {text}"
+        # Ranks that could read them forget them as well, so that all ranks have the same.
         if problems:
             for rank, wires in per_rank.items():
                 self._forget.setdefault(rank, set()).update(number for number, _ in wires)
@@ -119,6 +123,7 @@ class Delivery:
         """The parcels for a rank, with what it does not know yet: which ones to forget, where the
         notebook is now (`place`), and the text of the cells that code from these files is of."""
         known = self._sources.setdefault(rank, set())
+        # With the text, tracebacks of the rank show lines of the notebook's cells.
         sources = sources_of(set(filenames) - known)
         known.update(sources)
         # a search path may have hundreds of entries
@@ -173,6 +178,7 @@ def sources_of(filenames: Iterable[str]) -> dict[str, tuple[int, str]]:
     """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
+    # IPython's private map from file name to number of the cell; `linecache` has the text.
     numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
     return {
         name: (numbers[name], "".join(linecache.getlines(name)))

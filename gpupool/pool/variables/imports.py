@@ -22,6 +22,7 @@ class Imports:
         """
         missing = [line for lines in self._missing.pop(rank, {}).values() for line in lines]
         made = self._made.setdefault(rank, {})
+        # Removed first: what is imported again stands last, as the order of imports may matter.
         for name in (*statements, *names):
             made.pop(name, None)
         made.update(statements)

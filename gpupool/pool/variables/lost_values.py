@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 
+# What Python's NameError says, and what a rank says of a name it was asked for.
 _MISSING = re.compile(r"name '(\w+)' is not defined|has no variable '(\w+)'")
 
 
@@ -31,6 +32,7 @@ class Losses:
         self._imported.update(imported)
         for name in (*names, *imported):
             if rank not in self._without.get(name, ()):
+                # The first reason stays: a rank that dies again without the value loses nothing.
                 self._lost.setdefault(name, {}).setdefault(rank, why)
 
     def note(self, name: str, infos: Mapping[int, object]) -> None:
@@ -59,7 +61,7 @@ class Losses:
         return self._lost.get(name, {})
 
     def sentence(self, name: str, rank: int | None = None, what: str = "") -> str:
-        """That a value (of a rank, or of all) is lost, and what to do; "" if none is.
+        """Says that a value (of a rank, or of all) is lost, and what to do; "" if none is.
 
         >>> losses = Losses(lambda: 2)
         >>> losses.lose(["x"], [], 1, "was restarted")
@@ -71,6 +73,7 @@ class Losses:
         if not ranks:
             return ""
         ended = ", ".join(f"rank {r}, which {lost[r]}" for r in ranks)
+        # A rank that never had the name is no source either.
         without = {*lost, *self._without.get(name, ())}
         source = next((r for r in range(self._world_size()) if r not in without), None)
         if name in self._imported:

@@ -28,6 +28,7 @@ def is_hidden(name: str) -> bool:
 
 def is_of_shell(name: str, value: object) -> bool:
     """Whether this is what IPython has put under the name."""
+    # By where the value comes from, not by name alone: users bind these names to their own things.
     if name not in _SHELL_FUNCTIONS:
         return False
     of = value if hasattr(value, "__name__") else type(value)
@@ -81,12 +82,13 @@ class Versions:
         return self._versions[name]
 
     def shipped(self, shipment: Shipment) -> None:
-        """These names are bound for a cell; to what they have been bound already is nothing new."""
+        """These names are bound for a cell; one that means the same already keeps its version."""
         meanings: Iterable[tuple[str, object]] = (
             *shipment.numbers.items(),
             *shipment.aliases.items(),
         )
         for name, meaning in meanings:
+            # The same parcel again binds nothing new, so handles of the name stay good.
             if self._shipped.get(name) != meaning:
                 self.assigned(name)
                 self._shipped[name] = meaning

@@ -18,8 +18,10 @@ from gpupool.core.wire.pickles import INLINE_BYTES, WHOLE, MemoryFile, Packed, t
 from gpupool.pool.variables.composite import Constant, key_of
 from gpupool.pool.variables.value_pickler import MAX_VALUE_BYTES, FindPart, KeyOf, NotebookPacker
 
+# Objects of their own: None is a value that can be sent.
 _GONE: Any = object()  # the placeholder of a value that the notebook has released
 _UNBOUND: Any = object()
+# Compared by exact type: a subclass may have attributes that change.
 _IMMUTABLE = {int, float, complex, bool, str, bytes, type(None)}
 
 
@@ -91,6 +93,7 @@ class Parcels:
         """
         self.end()
         self._checked.clear()
+        # By identity: an equal object may be another one, which others change later.
         live = {
             number
             for name, number in self._by_name.items()
@@ -125,6 +128,7 @@ class Parcels:
 
         `bar` counts the bytes that are where the ranks read them.
         """
+        # Without a limit: the user has asked for it, once, with a bar.
         parcel = self._new(value, None)
         parcel.file = MemoryFile()
         packer = self._packed[parcel.number]
@@ -239,6 +243,7 @@ class Parcels:
             del self._by_value[key]
         for key in [key for key, (_, other, _) in self._parts.items() if other == number]:
             del self._parts[key]
+        # They refer to parts that a rank could not find any more.
         for other in [n for n, p in self._parcels.items() if number in p.needs]:
             self.drop(other)
 
@@ -246,6 +251,7 @@ class Parcels:
         """The parcel of this very object, by this name or another one."""
         for number in (self._by_name.get(name, 0), self._by_value.get(id(value), 0)):
             parcel = self._parcels.get(number)
+            # `is`, as ids are used again. A constant keeps its number, and stands for no name.
             if parcel is not None and parcel.file is None and parcel.value() is value:
                 return parcel
         return None
@@ -308,6 +314,7 @@ def _weakly(value: object) -> Callable[[], object]:
     """The value, as long as others have it too; what cannot be watched is kept."""
     try:
         reference = weakref.ref(value)
+    # int, list and dict among them: they live until `begin` sees that their name means another.
     except TypeError:
         return lambda: value
 

@@ -97,6 +97,7 @@ class RemoteValues:
         except SpmdError as error:
             first = error.first
             lost = self._losses.sentence(name, first.rank, wanted)
+            # What the rank raises for a name, or an attribute, that it does not have.
             is_gone = first.ename == "LookupError"
             kind = "lost" if is_gone and lost else "unknown" if is_gone else first.kind
             text = lost if kind == "lost" else of_rank(first.rank, first.evalue)

@@ -32,6 +32,7 @@ def sync_state(
     targets = _targets(all_ranks, source, names, ranks)
     if not targets:
         return ()
+    # All ranks, targets or not: the copy is a broadcast, a collective of the whole group.
     everyone = all_ranks.select(None)
     space, chosen = namespace(), list(dict.fromkeys(names))
     # What the notebook has by these names means that on every rank first, as in a cell: the copy of

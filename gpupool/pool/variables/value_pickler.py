@@ -79,6 +79,7 @@ class NotebookPacker(Packer):
         self.runs_notebook = False
         self._find_part = find_part
         self._key_of = key_of
+        # The parts behind the value: pickle walks in order, so all are found when `_Parts` is met.
         self.dump((value, _Parts()))
         self.digest = self._digest()
 
@@ -86,6 +87,7 @@ class NotebookPacker(Packer):
         """How a part is pickled."""
         if isinstance(obj, _Parts):  # pickled last
             return tuple, (list(self.parts),)
+        # It stands for the rank's own namespace, and is no value of the notebook.
         if obj is NAMESPACE:
             return super().reducer_override(obj)
         if isinstance(obj, Composite):
@@ -123,6 +125,7 @@ class _Parts:
 
 def _is_part(obj: object) -> bool:
     """Whether others may refer to it: a thing with an identity that can be watched."""
+    # 0 for types whose objects no weak reference can watch, such as int and list.
     if not type(obj).__weakrefoffset__ or isinstance(obj, _NO_PARTS):
         return False
     torch = sys.modules.get("torch")
@@ -142,6 +145,7 @@ def _is_found(kind: type) -> bool:
 def _cannot_fail(obj: Any) -> bool:
     if isinstance(obj, FunctionType) and obj.__globals__ is namespace():
         return True
+    # A module travels by name, and importing it may run somebody's code.
     if isinstance(obj, ModuleType):
         name = obj.__name__
     else:

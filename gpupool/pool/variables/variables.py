@@ -45,6 +45,7 @@ class Variables:
 
     def __init__(self, all_ranks: Ranks) -> None:
         self._all_ranks = all_ranks
+        # Reentrant: `begin_call` holds it when it calls `bindings`.
         self._lock = threading.RLock()
         self._parcels = Parcels(self._key_of, lambda constant: pool_variables(constant) is self)
         self._delivery = Delivery(all_ranks, self._parcels)
@@ -87,6 +88,7 @@ class Variables:
             self._begin(names, ranks)
             try:
                 shipment = self._gather(reads, names, attributes)
+                # A call of its own would wait for its turn, and hold the notebook meanwhile.
                 goes_along = not waits and self._all_ranks.turns.are_in_use(ranks)
                 self._delivery.send(shipment, ranks, first=False if goes_along else None)
                 self._note(shipment, names)
@@ -239,6 +241,7 @@ class Variables:
         """
         require_name(name)
         ranks = self._all_ranks.select(None)  # also those that are just being replaced
+        # A copy of the namespace: the notebook's own name keeps its meaning.
         shipment = self.ship([name], {**namespace(), name: value}, ranks)
         bindings = self.bindings(shipment, ranks, [])
         calls = {rank: Bind(bindings=bindings[rank]) for rank in ranks}
@@ -331,6 +334,7 @@ class Variables:
 
     def _begin(self, names: Mapping[str, object], ranks: Sequence[int]) -> None:
         self._note_new_ranks()
+        # `append` and `pop` of a list are atomic, so `release` needs no lock.
         while self._unwanted:
             self._parcels.drop(self._unwanted.pop())
         self._delivery.drop(self._parcels.begin(names))
@@ -347,6 +351,7 @@ class Variables:
             TransferError: a value cannot be sent.
         """
         shipment = Shipment()
+        # A queue: functions that are read add the names that they read, in any number of turns.
         queue, seen = sorted(reads), set[str]()
         while queue:
             name = queue.pop(0)
@@ -422,6 +427,7 @@ class Variables:
         info = None
         if infos is not None:
             self._note_reads(name, infos)
+            # Only if all ranks took part: a handle's info is that of all ranks.
             if len(infos) == self.world_size:  # else it is asked for when it is needed
                 info = {rank: one for rank, one in infos.items() if one is not None}
         return Composite(self, name, version, info, previous=previous)
@@ -437,6 +443,7 @@ class Variables:
         if infos is not None:
             if version == self._versions.of(name):  # else a later cell has bound it since
                 self._note_reads(name, infos)
+        # The user may have bound the name to something else while the cell ran in the background.
         elif names.get(name) is handle and handle.previous is not None:
             names[name] = handle.previous
 

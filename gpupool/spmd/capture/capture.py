@@ -52,7 +52,10 @@ def names_in_cell(source: str, transform: Callable[[str], str]) -> CellNames:
         try:
             code = transform(source)
             tree = ast.parse(code)
+            # IPython compiles cells so: an `await` outside of functions is no error there.
             flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            # Compiled too, as the parser lets a `return` outside of functions pass. Without
+            # `dont_inherit` this file's `from __future__ import annotations` would count.
             compiled = compile(tree, "<cell>", "exec", flags=flags, dont_inherit=True)
         except Exception:
             return CellNames()
@@ -79,6 +82,7 @@ def _statements(flow: Flow) -> dict[str, tuple[str, ...]]:
 
 def _names_without_flow(tree: ast.Module, code: types.CodeType) -> CellNames:
     """For code nested too deeply to walk through: whatever is looked up counts as read."""
+    # There is code, as `compile` has succeeded: it goes deeper than our walk.
     instructions = [step for part in with_nested(code) for step in dis.get_instructions(part)]
     reads = {step.argval for step in instructions if step.opname in _LOADS}
     stores = {step.argval for step in instructions if step.opname in _STORES}

@@ -25,6 +25,7 @@ class Flow(Names):
             for node in body
         )
         self.visit_all(body)
+        # Every way ends in a `raise`: what was bound until there is what later cells meet.
         if self._bound is None:
             self._bound = join(*self._exits)
         for key in list(self._functions):  # a later cell may call them
@@ -34,6 +35,7 @@ class Flow(Names):
 
     def _test(self, node: ast.expr) -> tuple[State, State]:
         """The states after a condition that is true and one that is false."""
+        # `while True:` has no way out but `break`; None says that a point is never reached.
         if isinstance(node, ast.Constant):
             return (self._bound, None) if node.value else (None, self._bound)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
@@ -87,6 +89,7 @@ class Flow(Names):
     def _comprehension(self, generators: list[ast.comprehension], *elements: ast.expr) -> None:
         self.visit(generators[0].iter)  # evaluated outside, before anything else
         scope = comprehension_scope(generators, self._scope)
+        # There may be nothing to walk through: what `:=` binds in it is not sure.
         with self._inside(), self._in(scope), self._maybe():
             for number, generator in enumerate(generators):
                 self.visit_all([generator.iter] if number else [])
@@ -120,6 +123,7 @@ class Flow(Names):
 
     def on_augassign(self, node: ast.AugAssign) -> None:
         if isinstance(node.target, ast.Name):
+            # The tree has the target as a store alone, and `x += 1` reads it first.
             self._load(node.target.id)
             self.visit(node.value)
             self._store(node.target.id, self.assigns)
@@ -131,6 +135,7 @@ class Flow(Names):
             self.visit(node.value)
         if node.value is not None or not isinstance(node.target, ast.Name):
             self.visit(node.target)
+        # Python evaluates no annotation of a function's own variable.
         if self._scope.kind != "function" and not self._lazy_annotations:
             self.visit(node.annotation)
 
@@ -178,6 +183,7 @@ class Flow(Names):
         """`begin_round` goes into the body and returns the state at the end of the loop."""
         ends: list[State] = []
         breaks: list[State] = []
+        # Not a real number of functions: the first round is always walked.
         num_functions = -1
         # A second round sees the functions that the first has defined.
         while len(ends) < 2 and num_functions != self._num_functions:
@@ -207,6 +213,7 @@ class Flow(Names):
 
     def on_raise(self, node: ast.Raise) -> None:
         self.children(node)
+        # Within a function it is the call that ends, and not the cell.
         if self._later is None:
             self._exits.append(self._bound)
         self._bound = None
@@ -285,6 +292,7 @@ def _swallows(context: ast.expr) -> bool:
     """Whether this is `suppress(...)`, or another whose name says the same."""
     function = context.func if isinstance(context, ast.Call) else context
     name = getattr(function, "attr", getattr(function, "id", ""))
+    # `contextlib.suppress` and `pytest.raises`.
     return "suppress" in name.lower() or "raises" in name.lower()
 
 

@@ -30,6 +30,7 @@ class Piece:
 def pieces_of_call(call: ast.Call, transform: Transform) -> list[Piece] | None:
     """The code that a call of `get_ipython()` runs, in order; None: it is another call."""
     function = call.func
+    # IPython's transformers write every magic and `!command` as a method of `get_ipython()`.
     if not (
         isinstance(function, ast.Attribute)
         and isinstance(function.value, ast.Call)
@@ -39,6 +40,7 @@ def pieces_of_call(call: ast.Call, transform: Transform) -> list[Piece] | None:
         return None
     words = [arg.value for arg in call.args if isinstance(arg, ast.Constant)]
     texts = [word for word in words if isinstance(word, str)]
+    # An argument that is no constant was written by the user, and is ordinary code.
     if len(texts) != len(call.args):
         return None
     match function.attr, texts:
@@ -131,6 +133,7 @@ def _split_options(line: str, spec: str) -> tuple[dict[str, list[str]], str]:
 
 def _looked_up(expression: str) -> Iterator[Piece]:
     """An expression whose value is looked at."""
+    # In parentheses it may begin with a blank, as in `{ x }`.
     if body := _parsed(f"({expression})"):
         yield Piece("inside", body)
 
@@ -139,6 +142,7 @@ def _statement(kind: Literal["=", "del"], names: list[str] | tuple[str, ...]) ->
     """What a magic does to the variables of the notebook, as a statement."""
     for name in filter(str.isidentifier, names):
         change = f"del {name}" if kind == "del" else f"{name} = None"
+        # `global`: magics bind in the notebook's namespace, whichever function calls them.
         yield Piece("here", _parsed(f"global {name}\n{change}"))
 
 

@@ -53,6 +53,7 @@ class Names(Walker):
         """A global is looked up."""
         if self._bound is None:
             return
+        # In the body of a function: it is read when that is called, not here.
         if self._later is not None:
             if name not in self._bound:
                 self._later.add(name)
@@ -101,6 +102,7 @@ class Names(Walker):
     def _delete(self, name: str) -> None:
         key = self._scope.key(name)
         if isinstance(key, str):
+            # `del x` raises NameError unless x is there, so it looks at the notebook's value.
             if self._bound is not None and key not in self._bound:
                 (self.reads if self._later is None else self._later).add(key)
             self.deletes.add(key)

@@ -32,6 +32,7 @@ class Scope:
 
     def key(self, name: str) -> Key | None:
         """Where a name is looked up from here; None: in a function, which nobody else sees."""
+        # Code directly in a class body sees its names; methods and comprehensions in it do not.
         scope, sees_class = self, True
         while scope.parent is not None:
             if scope.kind == "class":
@@ -84,6 +85,7 @@ def body_scope(
     """The scope of statements, or of expressions, that bind `names` besides."""
     found = _Bindings()
     found.visit_all(body)
+    # `global x` and `nonlocal x` count for the whole body, wherever they stand in it.
     bound = (found.names | set(names)) - found.globals - found.nonlocals
     return Scope(
         kind,
@@ -132,6 +134,7 @@ class Walker:
     def children(self, node: ast.AST) -> None:
         """Visit what is in a node, in the order of its fields."""
         for child in ast.iter_child_nodes(node):
+            # They bind and read nothing.
             if not isinstance(child, ast.Constant | ast.expr_context | ast.operator):
                 self.visit(child)
 
