@@ -46,6 +46,7 @@ def _rows(composite: Composite) -> tuple[str, list[tuple[str, str, str]]]:
     except PoolError as error:
         return f"{head}: {error}", []
     missing = [rank for rank in range(len(composite)) if rank not in infos]
+    # Type and text as one string, as `fold` takes it; no name of a type has a NUL.
     lines = {rank: f"{info}\0{info.text or ''}" for rank, info in infos.items()}
     rows = []
     for group in sorted(fold(lines), key=lambda group: group.ranks):

@@ -30,6 +30,7 @@ class PictureLike(Protocol):
     problem: str
 
 
+# Protocols: `notebook` imports core, pool, spmd and training alone (tests/test_house.py).
 class PreviewLike(Protocol):
     """`gpupool.data.datastores.preview.Preview`, which this folder does not import."""
 

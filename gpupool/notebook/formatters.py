@@ -29,6 +29,7 @@ def register(shell: Any) -> None:
     formatters = shell.display_formatter.formatters
     for module, name, html, text in _SHOWN:
         shown = f"gpupool.{module}", name
+        # By name: IPython looks the type up when it shows one, so nothing is imported before.
         formatters["text/html"].for_type_by_name(*shown, lambda one, by=html: _made(by, one))
         if text:
             formatters["text/plain"].for_type_by_name(

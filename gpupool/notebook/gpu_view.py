@@ -74,6 +74,7 @@ class Watch:
             yield self._look()
 
     def _in_notebook(self) -> None:
+        # Drawn again in its place: without an id each look would add a table.
         handle: Any = display(self._look(), display_id=True)
         for table in self._tables():
             handle.update(table)
@@ -153,7 +154,7 @@ def _use(gpu: Gpu, rank: str | None) -> str:
 
 
 def _meter(share: float, text: str, colour: str) -> str:
-    """What it says, HTML, over a bar."""
+    """HTML: a text over a bar that shows the share."""
     percent = 100 * min(share, 1)
     bar = f'<div style="height:6px;width:{percent:.0f}%;background:{colour}"></div>'
     return f'{text}<div style="{_TROUGH}">{bar}</div>'

@@ -87,5 +87,6 @@ def train(
     try:
         return run.result(tick=prints.tick if prints else lambda: None)
     finally:
+        # Also after an error: what ranks printed before it is often what explains it.
         if prints is not None:
             prints.finish(CellReport(run.outputs, elapsed_s=run.history.elapsed_s))

@@ -29,8 +29,10 @@ def collective_of(error: RankError) -> str:
 
     For a rank that did not say where it was (`RankError.was`).
     """
+    # Only lines with an arrow: those around them may name collectives that were not called.
     lines = "\n".join(line for _, line in _ARROW.findall(ansi.plain(error.traceback)))
     found: list[str] = _COLLECTIVE.findall(lines)  # the outermost, which the user has called, first
+    # `wait` alone says least: it is the end of an asynchronous collective whose name came before.
     return next((name for name in found if name != "wait"), found[0] if found else "")
 
 
@@ -38,6 +40,7 @@ def _groups(error: SpmdError) -> list[list[RankError]]:
     """The errors with equal ones together, that of the first rank first, freed ones last."""
     groups: dict[tuple[object, ...], list[RankError]] = {}
     first = error.first
+    # A dict keeps this order, so the cause comes first and those who only waited come last.
     for one in sorted(error.errors.values(), key=lambda e: (e is not first, e.freed, e.rank)):
         # of those that were freed each names the port or peer that it lost
         text = (one.was or collective_of(one)) if one.freed else _normal(one.traceback)

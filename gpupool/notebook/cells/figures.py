@@ -27,6 +27,7 @@ def is_embeddable(bundle: Bundle) -> bool:
     """Whether it can stand inside our HTML; others (widgets, plots of a library's own) cannot."""
     data = bundle["data"]
     known = any(mime in data for mime in ("text/html", "image/svg+xml", *_IMAGES))
+    # Widgets and plotly have HTML as well, but only as a fallback: their own type shows more.
     own = any(mime.startswith("application/") and mime != "application/pdf" for mime in data)
     return known and not own
 
@@ -41,6 +42,7 @@ def figures_html(figures: Mapping[int, Sequence[Bundle]], *, fold_equal: bool = 
         nth = {rank: [bundles[n]] for rank, bundles in figures.items() if n < len(bundles)}
         folded = fold_displays(nth) if fold_equal else _unfolded(nth)
         panels = [(format_ranks(ranks), bundle_html(bundle)) for ranks, bundle in folded]
+        # Counted after folding: equal figures of all ranks are one.
         num_chars += sum(len(inner) for _, inner in panels)
         if num_chars > MAX_FIGURE_CHARS:
             blocks.append(markup.bar(markup.muted("[... more figures left out ...]"), markup.GREY))
@@ -65,9 +67,11 @@ def bundle_html(bundle: Bundle) -> str:
     alt = escape(ansi.plain(str(data.get("text/plain", "figure"))).strip("<>"), quote=True)
     for mime in _IMAGES:
         if mime in data:
+            # base64 may come in several lines; in a data URL it is one.
             octets = "".join(str(data[mime]).split())
             return _image(f"data:{mime};base64,{escape(octets)}", alt, bundle, mime)
     if "image/svg+xml" in data:
+        # As an image and not inline: JupyterLab takes SVG out of notebooks that are not trusted.
         svg = f"data:image/svg+xml;utf8,{quote(str(data['image/svg+xml']))}"
         return _image(svg, alt, bundle, "image/svg+xml")
     return markup.code(str(data.get("text/plain", "")))
@@ -77,8 +81,10 @@ def _image(source: str, alt: str, bundle: Bundle, mime: str) -> str:
     known = (bundle.get("metadata") or {}).get(mime) or {}
     known = known if isinstance(known, Mapping) else {}
     sizes = {key: str(known.get(key, "")) for key in ("width", "height")}
+    # Matched, as it comes from a rank and goes into an attribute of the page.
     size = "".join(f' {key}="{n}"' for key, n in sizes.items() if _SIZE.fullmatch(n))
     style = "max-width:100%;height:auto"
+    # matplotlib's transparent figures have dark text: on a dark page nothing would be seen.
     if known.get("needs_background") == "light":
         style += ";background:#fff"
     return f'<img src="{source}" alt="{alt}"{size} style="{style}">'

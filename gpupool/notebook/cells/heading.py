@@ -41,6 +41,7 @@ def _count(num_ranks: int) -> str:
 def _counts(report: CellReport) -> list[tuple[str, str]]:
     errors = report.error.errors.values() if report.error else ()
     freed = sum(error.freed for error in errors)
+    # A rank that was freed counts once, as freed, also where an interrupt has freed it.
     interrupted = sum(error.ename == "KeyboardInterrupt" and not error.freed for error in errors)
     counts = [
         (len(report.outputs) - len(errors), "✓ {} ok", markup.GREEN),
@@ -66,6 +67,7 @@ def _extremes(report: CellReport) -> tuple[int, float, float] | None:
         return None
     by_rank = {rank: result.rank_elapsed_s(rank) for rank in result.ranks}
     slowest, fastest = max(by_rank, key=by_rank.__getitem__), min(by_rank.values())
+    # Below a tenth of a second it is chance which rank is the slowest.
     return (slowest, by_rank[slowest], fastest) if by_rank[slowest] - fastest >= 0.1 else None
 
 

@@ -46,6 +46,7 @@ class LineView:
         self._show_figure = show_figure
         self._lines = Lines()
         self._loops = LoopViews(stop_wish=stop_wish)
+        # A deque needs no lock: a background thread appends, the waiting thread takes.
         self._queue: deque[tuple[int, str | dict[str, Any]]] = deque(maxlen=MAX_QUEUED_LINES)
         self._merger = Merger(ranks) if fold_equal else None
         self._report: CellReport | None = None
@@ -104,6 +105,7 @@ class LineView:
         while self._queue:
             rank, piece = self._queue.popleft()
             if not isinstance(piece, str):
+                # A figure keeps its place: lines that still wait for other ranks come first.
                 self._write_merged(now, at_end=True)
                 sys.stdout.flush()
                 assert self._show_figure is not None

@@ -33,6 +33,7 @@ class Lines:
         *lines, rest = (self._open.get(rank, "") + text.replace("\r\n", "\n")).split("\n")
         # A last "\r" is kept: what comes next is drawn over the line, or is a "\n".
         self._open[rank] = self._as_drawn(rest) + ("\r" if rest.endswith("\r") else "")
+        # -0 is 0: without a number the slice has all lines.
         return [self._as_drawn(line) for line in lines[-self._num_last :]]
 
     def partial(self) -> list[tuple[int, str]]:
@@ -49,6 +50,7 @@ class Lines:
         self._open.pop(rank, None)
 
     def _as_drawn(self, line: str) -> str:
+        # Cut last: what a carriage return has drawn over does not count.
         return ansi.without_moves(line_as_shown(line))[: self._max_chars]
 
 
@@ -73,6 +75,7 @@ class Merger:
             heads = {rank: lines[0] for rank, lines in self._waiting.items() if lines}
             if not heads:
                 return shown
+            # Only the first line of each rank is looked at, so the order within a rank stays.
             first = min(heads, key=lambda rank: (heads[rank][0], rank))
             since, line = heads[first]
             same = tuple(rank for rank, head in heads.items() if head[1] == line)
@@ -90,6 +93,7 @@ def merge(tails: Mapping[int, Iterable[tuple[float, str]]]) -> list[tuple[tuple[
     for rank, lines in tails.items():
         for since, line in lines:
             merger.add(rank, line, since)
+    # At the end nothing waits, so the time now does not matter.
     return merger.due(0.0, at_end=True)
 
 

@@ -50,10 +50,12 @@ class LiveView:
         self._part: Part = part
         self._place = Place()
         self._loops = LoopViews(beside=self._place, stop_wish=stop_wish)
+        # Three times what is shown: equal lines of several ranks become one.
         self._lines = Lines(MAX_LINE_CHARS, 3 * NUM_TAIL_LINES)
         self._tails: dict[int, deque[tuple[float, str]]] = {}
         self._figures: dict[int, list[dict[str, Any]]] = {}
         self._widgets: dict[int, dict[str, str]] = {}  # rank -> widget -> the end of its text
+        # Three threads meet here: of the output, of the cell that waits, and of the timer.
         self._lock = threading.RLock()
         self._began = self._drawn_at = time.monotonic()
         self._drawn_chars = 0
@@ -84,6 +86,7 @@ class LiveView:
         """Draw, if there is news and it is time."""
         self._loops.tick()
         now = time.monotonic()
+        # The larger the picture, the rarer: the page and its websocket have to keep up.
         wait_s = max(REDRAW_EVERY_S, self._drawn_chars / MAX_CHARS_PER_S)
         is_news = self._dirty or (now - self._began > CLOCK_AFTER_S and now - self._drawn_at > 1)
         if not is_news or now - self._drawn_at < wait_s:
@@ -92,10 +95,12 @@ class LiveView:
             self._dirty = False
             bundle = self._running(now)
         self._drawn_at = now
+        # Outside of the lock, so that output is never held up by a slow front end.
         self._show(bundle)
 
     def finish(self, report: CellReport) -> None:
         """Put the groups in the place of the tail."""
+        # Even if nothing is shown now: late text must appear under this cell, not the next one.
         self._place.bind()
         self._loops.finish()
         with self._lock:
@@ -103,6 +108,7 @@ class LiveView:
             for live in (self._tails, self._figures, self._widgets):
                 live.clear()
             self._dirty = False
+        # A tail that is there must be replaced, also by an empty report.
         if has_something(report, self._look) or self._place.is_shown:
             self._show_report()
         if report.error is not None:
@@ -193,6 +199,7 @@ class LiveView:
             ]
             for rank, output in report.outputs.items()
         }
+        # Each in a place of its own: a mime bundle cannot hold two of one type.
         for ranks, bundle in fold_displays(others):
             Place(self._place).show(named(ranks))
             Place(self._place).show(bundle["data"], dict(bundle.get("metadata") or {}))
@@ -201,6 +208,7 @@ class LiveView:
         """Draw what came after the end, soon and not too often; with the lock held."""
         wait_s = max(2 * REDRAW_EVERY_S, self._drawn_chars / MAX_CHARS_PER_S)
         self._timer = threading.Timer(wait_s, self._draw_late)
+        # Else a kernel that ends would wait for it.
         self._timer.daemon = True
         self._timer.start()
 

@@ -25,6 +25,7 @@ class UnwaitedView:
         self._lines = NoticeLines(name)
         self._place = Place() if in_notebook() else None
         if self._place is not None:
+            # Now: when a notice comes, another cell may be running.
             self._place.bind()
         self._lock = threading.Lock()
         self._text: str | None = None

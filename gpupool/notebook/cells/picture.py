@@ -105,6 +105,7 @@ def groups_text(groups: Sequence[Group], look: Look | None = None) -> str:
     if not said:
         return ""
     marks = [f"[{format_ranks(group.ranks)}] " for group in said]
+    # A long list of ranks would push all texts to the right, so nothing is aligned then.
     width = max(len(mark) for mark in marks) if max(map(len, marks)) < 24 else 0
     most, lines = majority(groups), []
     for mark, group in zip(marks, said, strict=True):
@@ -122,6 +123,7 @@ def groups_html(groups: Sequence[Group], look: Look, what: str = "") -> list[str
     most = majority(groups)
     if len(said) > 1 and not any("\n" in group.text for group in said):
         return [markup.bar(markup.code_html(_compact(said, most, look)), markup.GREY)]
+    # Without a majority nobody is right: marks help only if the texts are much the same.
     if most is None and len(said) > 1 and _are_related(said, look):
         most = said[0]
     return [_block(group, most, look, what, is_first=n == 0) for n, group in enumerate(said)]
@@ -234,6 +236,7 @@ def _values(report: CellReport, look: Look) -> dict[int, str]:
         bundles = [bundle for bundle in output.displays if bundle["kind"] == OutputKind.RESULT]
         if bundles:
             bundle = bundles[-1]
+            # A rich value is among the figures; its text would say it twice.
             values[rank] = "" if is_rich(bundle) else str(bundle["data"].get("text/plain", ""))
         elif report.result is not None and not output.displays:  # of a function
             values[rank] = report.result.value_text(rank)
@@ -269,6 +272,7 @@ def _cut(group: Group | None, look: Look | None) -> str:
         lines = [*lines[:HEAD_LINES], note, *lines[-LAST_LINES:]]
         text = "\n".join(lines)
     if len(text) > MAX_SHOWN_CHARS:
+        # After the lines, as a single line may have megabytes.
         half = MAX_SHOWN_CHARS // 2
         note = f"[... {len(text) - 2 * half} characters left out{name} ...]"
         text = f"{text[:half]}\n{note}\n{text[-half:]}"

@@ -12,6 +12,7 @@ from gpupool.core.errors import SpmdError
 Part = Literal["nothing", "texts", "everything"]
 
 _cell = 0
+# A weak reference: this note must not keep the values of all ranks alive.
 _result: weakref.ref[Any] | None = None
 _part: Part = "nothing"
 
@@ -27,6 +28,7 @@ def mark_error_shown(error: SpmdError) -> None:
     """The running cell has shown the tracebacks of this error: raised in it, it need not again."""
     shell: Any = get_ipython()
 
+    # After the cell: asked for again in another one, the error shows its tracebacks once more.
     def forget(_: object) -> None:
         error.is_shown = False
         shell.events.unregister("post_run_cell", forget)

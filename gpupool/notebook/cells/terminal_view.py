@@ -54,6 +54,7 @@ class TerminalView(LineView):
 
     def tick(self) -> None:
         """Write what has come, once it lasts."""
+        # For good: what was written as lines cannot become groups again.
         self._comes_live |= bool(self._notices) or self._clock() - self._began >= SOON_S
         if self._comes_live:
             super().tick()
@@ -67,6 +68,7 @@ class TerminalView(LineView):
             if report.error is None and report.elapsed_s >= LONG_S:
                 _write(terminal_heading(report))
             return
+        # The report has all text, so the queued lines would be seen twice.
         self._queue.clear()
         said = said_text(report, self._look)
         has_groups = "\n[" in said  # all other lines are indented

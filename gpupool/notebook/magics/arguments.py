@@ -163,6 +163,7 @@ COMMANDS: Mapping[str, Callable[[], MagicParser]] = {
 """The commands of %gpupool and what may follow each."""
 
 
+# A type and not only `choices`, whose error lists all words and names none as the nearest.
 def _word_of(words: Sequence[str]) -> Callable[[str], str]:
     """The type of an argument that is one of some words; an error names the nearest."""
 
@@ -186,6 +187,7 @@ def _duration(text: str) -> float:
         seconds = parse_duration_s(text)
     except OptionsError as error:
         raise argparse.ArgumentTypeError(str(error).rstrip(".")) from None
+    # "never" is None as a duration, and infinity as a limit.
     return math.inf if seconds is None else seconds
 
 

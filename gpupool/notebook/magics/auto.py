@@ -113,8 +113,10 @@ class Auto:
 
     def transform(self, lines: list[str]) -> list[str]:
         """The cell's lines as they are to run; IPython calls this for all that it runs."""
+        # IPython also transforms what a magic runs within a cell: the body of `%%time`, say.
         if not lines or _in_a_cell():
             return lines
+        # Also while auto is off: the line must not become an error when the mode is.
         if lines[0].rstrip() == LOCAL:
             rest = lines[1:]
             # a comment keeps the numbers of the lines; a cell magic has to be the first
@@ -137,6 +139,7 @@ def stays_here(source: str, shell: Any) -> bool:
         return True
     if first.startswith("%%"):
         name = first[2:].split()[0] if first[2:].split() else ""
+        # A magic that nobody knows here goes to the ranks, whose error names it.
         magic = shell.magics_manager.magics["cell"].get(name)
         module = getattr(magic, "__module__", "") or ""
         return name == "spmd" or (magic is not None and not module.startswith("IPython."))
@@ -145,6 +148,7 @@ def stays_here(source: str, shell: Any) -> bool:
 
 def of(shell: Any) -> Auto:
     """The mode of this shell."""
+    # On the shell: each has its own mode, and all who ask for it find the same one.
     if not isinstance(getattr(shell, "_gpupool_auto", None), Auto):
         shell._gpupool_auto = Auto(shell)
     mode: Auto = shell._gpupool_auto
@@ -196,6 +200,7 @@ def _has_prompt(shell: Any) -> bool:
 
 def _in_a_cell() -> bool:
     """Whether a cell's code runs in this thread: a magic that runs its body, say."""
+    # IPython has no flag for it; `run_code` is the method in which all code of cells runs.
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
@@ -207,6 +212,7 @@ def _in_a_cell() -> bool:
 
 def _is_users_cell(shell: Any) -> bool:
     """Whether what is being run is a cell that the user has sent, as far as is known."""
+    # Cells run in the main thread: what another one runs is no cell of the user's.
     if threading.current_thread() is not threading.main_thread():
         return False
     kernel = getattr(shell, "kernel", None)
@@ -216,4 +222,5 @@ def _is_users_cell(shell: Any) -> bool:
     content = request.get("content", {})
     if request.get("header", {}).get("msg_type") != "execute_request":
         return False
+    # Front ends send code of their own (variable viewers) silently, or outside of the history.
     return not content.get("silent") and bool(content.get("store_history", True))

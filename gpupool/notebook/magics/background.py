@@ -34,6 +34,7 @@ class _Hook:
         self._shell = shell
 
     def __call__(self, result: Any) -> None:
+        # A copy, as runs are removed while it is walked through.
         for run in list(self.runs):
             if run.asked or run.done():
                 self.runs.remove(run)

@@ -77,6 +77,7 @@ class Commands:
             meant = _MEANT.get(word.lower().lstrip("-"))
             hint = f"Did you mean {meant!r}?" if meant else suggest(word, self._commands)
             raise OptionsError(f"%gpupool has no command {word!r}. {hint}", "unknown", word)
+        # Before anything is parsed: the history forgets the cell whatever else is wrong with it.
         if word in ("env", "start"):
             typed_secrets.refuse_typed_value(self.shell, rest)
         try:
@@ -106,6 +107,7 @@ class Commands:
 
     def _stop(self, rest: str) -> None:
         arguments.COMMANDS["stop"]().parse_line(rest)
+        # Presses do nothing meanwhile: a stop that is cut off half way would leave processes.
         with ignored():
             print("Pool stopped." if session.stop() else "No pool was running.")
         ignore_for_a_moment()  # a press that comes as it ends would say that it was interrupted

@@ -33,6 +33,7 @@ def post_mortem(pool: Pool, chosen: str | None) -> None:
     is_open = _say(pool, rank, None)
     while is_open:
         try:
+            # The kernel asks the front end for it, so it works where `%debug` does.
             line = input(f"ipdb[{rank}]> ")
         except (EOFError, KeyboardInterrupt):
             line = "q"

@@ -32,6 +32,7 @@ class GpupoolMagics(Magics):
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
+        # The docstring is the help, so `%gpupool help` and `%gpupool?` say the same.
         self._commands = Commands(shell, inspect.cleandoc(GpupoolMagics.gpupool.__doc__ or ""))
         self._reported: set[str] = set()  # names that were reported to the user
 
@@ -194,6 +195,7 @@ class GpupoolMagics(Magics):
         chosen = pool.select_ranks(ranks)
         # the n of In [n]; execution_count is one higher from some version of IPython on
         number = self.shell.displayhook.prompt_count
+        # One for each cell: a press means the loop under which its button stands.
         stop_wish = threading.Event()
         view = views.make_view(
             view_name,
@@ -255,4 +257,5 @@ def unregister(shell: Any) -> None:
     background.unregister(shell)
     for name in _NAMES:
         for kind in ("line", "cell"):
+            # IPython has no public way to take a magic away.
             shell.magics_manager.magics[kind].pop(name, None)

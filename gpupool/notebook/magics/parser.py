@@ -45,6 +45,7 @@ class MagicParser(argparse.ArgumentParser):
         except ValueError as error:
             raise OptionsError(f"{self.prog}: {error}.") from None
         try:
+            # Not `parse_args`, whose error for a word too much repeats it: it may be a secret.
             parsed, unknown = self.parse_known_args(words)
         except argparse.ArgumentError as error:
             sentence = f"{self.prog}: {_sentence(str(error))} Usage: {self._usage_of(error)}"
@@ -125,5 +126,6 @@ def _without_values(message: str, words: list[str]) -> str:
         if sign and value:
             # as a word, behind the letter of an option, and as the value of an option
             for shown in (word, word[2:], value):
+                # argparse quotes by `repr`, so its form of the word is what has to be found.
                 message = message.replace(repr(shown), repr(shown.removesuffix(value) + "..."), 1)
     return message

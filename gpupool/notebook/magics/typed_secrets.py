@@ -49,13 +49,15 @@ def forget_cell(shell: Any) -> bool:
         if getattr(manager, name, None) == kept:
             setattr(manager, name, NOTE)
     for name, value in list(shell.user_ns.items()):
+        # `_i`, `_ii`, `_iii` and `_i12` are variables of the notebook as well.
         if name.startswith("_i") and isinstance(value, str) and value == kept:
             shell.user_ns[name] = NOTE
     return _forget_in_database(manager, kept)
 
 
 def _forget_in_database(manager: Any, kept: str) -> bool:
-    """In what waits to be written, and in the file if it has been written already."""
+    """Put the note in what waits to be written, and in the file if it is written already."""
+    # IPython's thread writes the cache to the file, at any moment.
     with manager.db_input_cache_lock:
         waiting = manager.db_input_cache
         waiting[:] = [(n, NOTE, NOTE) if raw == kept else (n, src, raw) for n, src, raw in waiting]

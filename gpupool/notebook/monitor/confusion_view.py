@@ -29,6 +29,7 @@ def confusion_html(matrix: ConfusionMatrix) -> str:
     if len(matrix.classes) > _MAX_SHOWN:
         rows = [(true, said, f"{number:,}") for true, said, number in matrix.most_confused(20)]
         return markup.card(head, markup.table(("true class", "taken for", "times"), rows))
+    # `tabindex`: without it the table could be scrolled with a mouse alone.
     return markup.card(head, f'<div tabindex="0" style="overflow:auto">{_table(matrix)}</div>')
 
 
@@ -65,6 +66,7 @@ def _cell(count: int, share: float, *, is_right: bool) -> str:
     """A count; the more of its row it is, the stronger its colour."""
     colour = ""
     if count:
+        # Never quite opaque: the text keeps the colour of the page, light or dark.
         strength = 0.12 + 0.5 * share
         colour = f";background:rgba({_RIGHT if is_right else _WRONG},{strength:.2f})"
     weight = ";font-weight:600" if is_right else ""

@@ -34,6 +34,7 @@ class Curve:
     """
 
     def __init__(self, max_points: int = 600) -> None:
+        # Two points a bucket, its lowest and highest, and the very last point.
         self._max_buckets = (max_points - 1) // 2
         self._width = 1
         self._buckets: dict[int, tuple[Point, Point]] = {}
@@ -47,6 +48,7 @@ class Curve:
         self.low, self.high = min(self.low, value), max(self.high, value)
         self._put(step // self._width, self._last, self._last)
         if len(self._buckets) > self._max_buckets:
+            # Neighbours are joined in pairs, so a point costs the same after any number of steps.
             self._width *= 2
             old, self._buckets = self._buckets, {}
             for index, (low, high) in old.items():
@@ -56,6 +58,7 @@ class Curve:
         """What is to be drawn, in the order of steps, up to the very last point."""
         points: list[Point] = []
         for low, high in self._buckets.values():
+            # Points compare by step first: the two of a bucket are drawn in their order.
             points += (low,) if low is high else (low, high) if low < high else (high, low)
         if self._last and points[-1] != self._last:
             points.append(self._last)
@@ -91,6 +94,7 @@ class Curves:
 
         A training that has started again reports everything again, see `is_of_another`.
         """
+        # Else the curves of the lost attempt would be drawn below the new ones.
         if self.is_of_another(history):
             self._begin()
         self._start = history.start
@@ -123,9 +127,11 @@ class Curves:
     def axes(self, history: TrainingHistory) -> dict[str, Any]:
         """Ends and labelled ticks of each axis, and the epochs as bands along the steps."""
         lows_highs = [(c.low, c.high) for c in self._curves["loss"].values() if c.low <= c.high]
+        # The axis begins at 0, unless a loss is negative: a likelihood may be.
         low = min([0.0, *(low for low, _ in lows_highs)])
         high = max((high for _, high in lows_highs), default=1.0)
         return {
+            # The steps so far count where nobody knows how many there will be.
             "steps": step_axis(max(history.num_steps, self._num_steps, 1)),
             "y": {
                 "accuracy": {"low": 0, "high": 100, "ticks": ACCURACY_TICKS},
@@ -170,6 +176,7 @@ def step_ticks(num_steps: int) -> list[float]:
     >>> step_ticks(900), step_ticks(3)
     ([0, 200, 400, 600, 800], [0, 1, 2, 3])
     """
+    # `ceil` makes 2.5 a 3: no tick stands between two steps.
     return list(range(0, num_steps + 1, math.ceil(nice_step(num_steps, 6))))
 
 
@@ -180,13 +187,16 @@ def step_axis(num_steps: int) -> dict[str, Any]:
     return {"low": 0, "high": num_steps, "ticks": ticks}
 
 
+# Kept: a live monitor asks many times a second, and the ends change now and then.
 @functools.lru_cache(maxsize=8)
 def nice_axis(low: float, high: float) -> dict[str, Any]:
     """An axis that begins and ends on a tick and holds both values; not to be changed."""
     if high <= low:
         high = low + 1.0
     step = nice_step(high - low, 5)
+    # The small terms: 0.3 / 0.1 is 2.999..., which would add a tick that nobody needs.
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    # Through text: 3 * 0.1 is 0.30000000000000004, and would stand so beside the plot.
     ticks = [float(f"{i * step:.12g}") for i in range(first, last + 1)]
     return {"low": ticks[0], "high": ticks[-1], "ticks": labelled(ticks)}
 
@@ -238,6 +248,7 @@ def tick_label(tick: float) -> str:
     label = words.number(tick) if abs(tick) >= 1000 else f"{tick:g}"
     if "e" not in label and len(label) <= MAX_LABEL_CHARS:
         return label
+    # Without "+" and zeros: "2.5e+06" has no room.
     number, power = f"{tick:.3e}".split("e")
     return f"{float(number):g}e{int(power)}"
 

@@ -31,6 +31,7 @@ class LoopHistory:
         self.step = 0
         self.latest: dict[str, float] = {}
         self.curves: dict[str, Curve] = {}
+        # Bounded: nobody may take them, as with a view that draws the whole every time.
         self.new: deque[tuple[str, int, float]] = deque(maxlen=MAX_NEW)
         self.num_points = 0
         self._status = ""
@@ -55,7 +56,7 @@ class LoopHistory:
 
     @property
     def status(self) -> str:
-        """That of the last event, or "ended" where the end of the cell was the end."""
+        """The status of the last event, or "ended" where the end of the cell was the end."""
         return self._status or self.event.status
 
     @property
@@ -91,6 +92,7 @@ class LoopState(MonitorState):
 
     def is_of_another(self, history: LoopHistory) -> bool:
         """Whether the plots are others now, or points were missed."""
+        # More came than `new` holds: only the whole curves have all.
         missed = history.num_points - self._num_points > len(history.new)
         return missed or self._groups != history.event.groups
 

@@ -41,6 +41,7 @@ class LoopViews:
     ) -> None:
         self._at_once, self._beside, self._clock = at_once, beside, clock
         self._stop_wish = stop_wish
+        # Two locks: `take` must not wait for a picture, or the ranks' output would wait as well.
         self._lock, self._showing = threading.Lock(), threading.RLock()
         self._bars = RankBars()
         self._new: list[MonitorEvent] = []
@@ -70,6 +71,7 @@ class LoopViews:
         with self._showing:
             self._show_new()
             for number, history in self._histories.items():
+                # Looked at before `end`, which makes every history one that is over.
                 is_shown = history.is_over and number not in self._undrawn
                 history.end()
                 if not is_shown:
@@ -88,6 +90,7 @@ class LoopViews:
         now = self._clock()
         for number in sorted(self._undrawn):
             is_over = self._histories[number].is_over
+            # The last state is always drawn: nothing would draw it later.
             if is_over or now - self._drawn_at.get(number, -REDRAW_EVERY_S) >= REDRAW_EVERY_S:
                 self._draw(number, now)
 

@@ -57,6 +57,7 @@ def history_html(history: History) -> str:
     """
     state = state_of(history)
     plots, view = Plots(state), state.view
+    # While it goes on the plots are inline SVG, which takes the colours of the page.
     end = svg.DARK_STYLE if history.is_over else markup.muted(view["hint"]) if view["hint"] else ""
     return (
         '<div class="gpupool-training" style="border:1px solid rgba(128,128,128,.45);'

@@ -35,6 +35,7 @@ def curve_svg(plan: TrainingPlan) -> str:
     """The learning rate over the steps, from 0 up; the warm-up on a shaded ground."""
     points = list(plan.learning_rates)
     last, top = points[-1][0], max(rate for _, rate in points)
+    # At least 2: an axis of a single step has no length to divide by.
     x = svg.scale({"low": 1, "high": max(2, last)}, AREA.left, AREA.right)
     y = svg.scale({"low": 0.0, "high": top}, AREA.bottom, AREA.top)
     steps = {"ticks": [(1, "1"), (last, f"{last:,}")]}

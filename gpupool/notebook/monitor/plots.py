@@ -65,6 +65,7 @@ def _plot(plot: Style, place: tuple[int, int, int], lines: Lines, axes: dict[str
     for line in plot["lines"]:
         points, color = lines[line["name"]], _color(line["color"])
         out.append(svg.polyline(points, x, y, _stroke(line, color)))
+        # Few points get dots, as a line of one point is nothing to see.
         if 0 < len(points) <= line["dots"]:
             out.append(f'<g color="{color}">{svg.markers(points, x, y)}</g>')
     return "".join([*out, svg.best(area, plot["name"], axes["best"], x, y)])
@@ -74,6 +75,7 @@ def _legend(entries: list[Style], top: int, width: int) -> tuple[str, int]:
     """The signs of the lines with their labels, and how many rows that takes."""
     out, left, row = [], 0.0, 0
     for one in entries:
+        # An estimate: SVG cannot measure text, and no browser is asked.
         wide = 56 + 6.6 * len(one["label"])
         if left and left + wide > width:
             left, row = 0.0, row + 1

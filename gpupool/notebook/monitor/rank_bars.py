@@ -24,6 +24,7 @@ class RankBars:
             if self._over:  # a thread that goes on when the cell has ended
                 return
             if event.what not in self._bars:
+                # The rank has waited its second already: the bar is drawn at once.
                 self._bars[event.what] = Progress(event.what, unit=event.unit, elapsed_s=AFTER_S)
                 self._bars[event.what].start()
             bar = self._bars[event.what]
@@ -35,5 +36,6 @@ class RankBars:
         """The cell is over."""
         self._over = True
         for bar in self._bars.values():
+            # What was not ended was cut off with its cell.
             bar.close(failed=True)
         self._bars.clear()

@@ -51,7 +51,7 @@ def _slow(share: float) -> str:
 
 
 def rank_title(history: TrainingHistory) -> str:
-    """What the rows are: "GPUs", or "Ranks" of others."""
+    """What the rows are: "GPUs", or "Ranks" where not all have one."""
     devices = history.start.devices if history.start else ()
     on_gpus = bool(devices) and all(device.startswith("cuda") for device in devices)
     return "GPUs" if on_gpus else "Ranks"

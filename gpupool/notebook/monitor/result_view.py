@@ -29,6 +29,7 @@ def result_html(result: TrainingResult) -> str:
 def _curves(result: TrainingResult) -> str:
     if not result.history.steps:
         return ""
+    # A picture: the result is shown once and stays in the file, where inline SVG may be taken out.
     drawn = Plots(state_of(result.history)).html(as_picture=True)
     return (
         '<details style="margin-top:8px"><summary style="cursor:pointer">Curves</summary>'

@@ -75,6 +75,7 @@ def bands(area: Area, spans: list[tuple[int, int, str]], x: Scale) -> str:
         if index % 2 == 0:
             size = f'width="{width:.1f}" height="{area.bottom - area.top:.1f}"'
             out.append(f'<rect x="{left:.1f}" y="{area.top}" {size} fill-opacity=".1"/>')
+        # A label wider than its band would run into the next one.
         if CHAR_WIDTH * len(label) < width:
             out.append(text(left + width / 2, area.top - 5, label))
     return "".join(out)
@@ -89,12 +90,13 @@ def polyline(points: list[Point], x: Scale, y: Scale, style: str) -> str:
 def markers(points: list[Point], x: Scale, y: Scale) -> str:
     """A dot on each point; smaller where they are many, which must not become one thick line."""
     size = 6 if len(points) <= 40 else 3
+    # Lines of no length with round caps: one element draws all dots.
     dots = "".join(f"M{x(step):.1f},{y(value):.1f}h0" for step, value in points)
     return f'<path stroke="currentColor" stroke-width="{size}" stroke-linecap="round" d="{dots}"/>'
 
 
 def ring(x: float, y: float, radius: float = 6.5) -> str:
-    """The mark of the best one."""
+    """The mark of the best validation."""
     return (
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" fill="none" stroke="currentColor" '
         'stroke-width="1.5"/>'
@@ -144,4 +146,5 @@ def data_url(inner: str, width: float, height: float) -> str:
         f'width="{width:g}" height="{height:g}" font-family="system-ui,sans-serif" '
         f'font-size="{FONT_SIZE}" fill="{INK}" color="{INK}">{inner}</svg>'
     )
+    # base64 has no quotes, "#" or "%" that an attribute or a URL would misread.
     return f"data:image/svg+xml;base64,{b64encode(file.encode()).decode()}"

@@ -60,6 +60,7 @@ class TextProgress:
         if notice != self._notice:
             known = self._notice.splitlines()
             self._notice = notice
+            # A notice has several lines, and a terminal has shown the earlier ones already.
             news = "\n".join(line for line in notice.splitlines() if line not in known)
             self._write_notice(news or None)
         if self._draws:

@@ -82,6 +82,7 @@ def live_view(
     if has_widgets():
         try:
             return WidgetView(on_stop, history, place)
+        # `has_widgets` finds anywidget without importing it; that may still fail.
         except ImportError:
             pass
     return HtmlView(history, place, every_s)

@@ -56,6 +56,7 @@ class TrainingMonitor(LiveWidget):
         self._state = state_of(self._history, MAX_POINTS)
         self._stop_pressed = False
         self._sent_at = self._words_at = self._whole_at = -WHOLE_EVERY_S
+        # Last: it sends the state by `get_state`, which needs all of the above.
         super().__init__(view=self._state.view, lines=self._state.lines())
         self.on_msg(self._receive)
 
@@ -132,6 +133,7 @@ class TrainingMonitor(LiveWidget):
         """Handle a message from the browser, in a thread of the kernel's choice."""
         if content.get("press") != "stop":
             return
+        # Before the lock, which a drawing thread may hold: the wish must not wait for a picture.
         self._on_stop()
         with self._lock:
             self._stop_pressed = True

@@ -53,6 +53,7 @@ class MonitorState(ABC):
 
     def lines(self) -> str:
         """All curves as JSON."""
+        # JSON of browsers has no NaN; curves hold finite values only.
         return json.dumps(self.whole(), separators=(",", ":"), allow_nan=False)
 
     @abstractmethod
@@ -74,6 +75,7 @@ class MonitorState(ABC):
             for name, entry in now.items()
             if name not in before or entry != before[name]
         }
+        # A new dict: to traitlets one that is changed in place is no change.
         self.view = {**self.view, **changed}
         return changed
 
@@ -100,6 +102,7 @@ class TrainingState(MonitorState):
     def _plots(self, history: TrainingHistory) -> View:
         axes, curves = self._curves.axes(history), self._curves
         # Without class labels there is no accuracy, and no empty plot of it.
+        # Before the first step both are there, as nobody knows whether there will be an accuracy.
         names = [name for name in TITLES if curves.has(name) or not curves.has("loss")]
         plots = [training_plot(name, TITLES[name]) for name in names]
         legend = training_legend(
@@ -122,6 +125,7 @@ class TrainingState(MonitorState):
 
     def _ranks(self, history: TrainingHistory) -> View:
         """The strip of ranks: made again only when one of them has reported something."""
+        # A copy: the history changes its dict in place.
         seen = history.start, history.is_over, dict(history.ranks)
         if seen == self._ranks_seen:
             return {}

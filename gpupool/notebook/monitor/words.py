@@ -47,6 +47,7 @@ def headline(history: TrainingHistory, status: str | None = None) -> str:
         return f"Failed: {shortened(history.error)}"
     if status == "stopping":
         return f"Stopping: {history.stage}" if history.stage else "Stopping in a few steps"
+    # A checkpoint is read, and code compiled, after the StartEvent: still a start to the user.
     if start is None or (last is None and history.stage and status == "training"):
         return f"Starting: {history.stage}" if history.stage else "Starting"
     if status == "finished":
@@ -237,7 +238,7 @@ def _other(history: TrainingHistory) -> Rows:
 
 
 def learning_rate(history: TrainingHistory) -> str:
-    """The last step's, and what it will become: "0.1 → 0.01 at step 600"."""
+    """The rate of the last step, and what it will become: "0.1 → 0.01 at step 600"."""
     if history.start is None or not history.steps:
         return NONE
     last = history.steps[-1]

@@ -54,6 +54,7 @@ def _styled(text: str, style: str) -> str:
 
 
 def _style(codes: str, style: str) -> str:
+    # A code changes one property and leaves the others, so the style before it is taken apart.
     parts = dict(part.split(":", 1) for part in style.split(";") if part)
     # no colour needs more, and Python makes no number of thousands of digits
     numbers = [int(code[:9] or 0) for code in codes.split(";", _MAX_NUMBERS)[:_MAX_NUMBERS]]
@@ -82,6 +83,7 @@ def _known_of_many(numbers: list[int]) -> list[int]:
             known.append(number)
             continue
         kind = rest.pop(0) if rest else 0
+        # 5 is followed by a number of the 256, 2 by red, green and blue.
         values = [rest.pop(0) for _ in range(min(len(rest), 1 if kind == 5 else 3))]
         if number == 38 and kind == 5 and values:
             known.append(30 + _nearest(values[0]))
@@ -92,6 +94,7 @@ def _nearest(number: int) -> int:
     """The one of the eight colours that is nearest to one of the 256."""
     if number < 16:
         return number % 8
+    # 24 greys, from nearly black to nearly white; below them is a cube of 6 x 6 x 6 colours.
     if number >= 232:
         return 7 if number >= 244 else 0
     cube = number - 16

@@ -17,6 +17,7 @@ class Place:
     """
 
     def __init__(self, beside: Place | None = None) -> None:
+        # Our own, so that an update finds the display whichever cell runs then.
         self._display_id = uuid.uuid4().hex
         self._is_shown = False
         self._beside = beside
@@ -72,6 +73,7 @@ class Place:
         """Send a message to the front end as if its cell had; does nothing in a terminal."""
         self.bind()
         if self._kernel is not None:
+            # Past ipykernel's display publisher, which uses the cell that runs now as the parent.
             self._kernel.session.send(
                 self._kernel.iopub_socket,
                 kind,

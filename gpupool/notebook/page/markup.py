@@ -108,6 +108,7 @@ def tabs(panels: Sequence[tuple[str, str]], label: str) -> str:
         panels: name and HTML of each.
         label: what a screen reader calls the choice.
     """
+    # Random: radio buttons of one name are one choice in the whole page, in whichever cell.
     uid = f"gp{secrets.token_hex(4)}"
     buttons, blocks, rules = [], [], []
     for n, (name, inner) in enumerate([*panels, ("all", "")]):

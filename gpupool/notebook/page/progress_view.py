@@ -40,6 +40,7 @@ class NotebookBar:
     def __call__(self, course: Course) -> None:
         """Draw it, if it looks other than before."""
         bundle = {"text/html": bar_html(course), "text/plain": bar_text(course)}
+        # Each drawing is a message to the front end.
         if bundle != self._drawn:
             self._drawn = bundle
             self._place.show(bundle)
@@ -77,6 +78,7 @@ def bar_text(course: Course, width: int | None = None, blocks: bool = True) -> s
 
 def end_text(course: Course) -> str:
     """What is left of it when it is over."""
+    # "200 files", but "120 of 200 files" if it ended before.
     in_all = course.total if course.total is not None and course.done < course.total else None
     count = _count(course, in_all) if course.unit or course.total is not None else ""
     took = duration(course.elapsed_s)
@@ -118,6 +120,7 @@ def _has_numbers(course: Course) -> bool:
 def _numbers(course: Course) -> str:
     """tqdm's format of what stands right of the bar."""
     left = "<{remaining}" if course.total else ""
+    # tqdm formats the result once more.
     count = _count(course, course.total).replace("{", "{{").replace("}", "}}")
     return f"{count} [{{elapsed}}{left}, {{rate_fmt}}]"
 

@@ -58,6 +58,7 @@ def bar_of(status: PoolStatus) -> Bar:
         edge=edge,
         ranks=tuple(rank_rows(status)),
         more=tuple(_more(status)),
+        # A pool that works does not count down; a broken one does, as nobody can use it.
         idle_left_s=status.idle_left_s if status.state in ("idle", "broken") else None,
     )
 

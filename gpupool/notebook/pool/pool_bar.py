@@ -37,6 +37,7 @@ _LOOK_UNSEEN_S = 5.0  # ... and while none does
 _INTERRUPTED = "Interrupted; waiting until the ranks have ended."
 _TOO_LATE = "What was to be interrupted has ended meanwhile."
 
+# Weak: a bar must not keep a pool alive that nobody has any more.
 _bars: weakref.WeakKeyDictionary[Pool, PoolBar] = weakref.WeakKeyDictionary()
 
 
@@ -82,6 +83,7 @@ class PoolBar:
         with self._lock:
             bundle = self._bundle(status)
             if handle is None:
+                # One display id for all bars of the pool: an update reaches each of them.
                 handle = display(bundle, raw=True, display_id=f"gpupool-bar-{self.uid}")
             else:
                 handle.update(bundle, raw=True)
@@ -147,7 +149,7 @@ def _live(reference: weakref.ref[Pool], bar: PoolBar) -> None:
 
 
 def _act(pool: Pool, press: str, meant: Meant, bar: PoolBar) -> str:
-    """Do what a button says; what the bar says of it until other calls run, or none."""
+    """Do what a button says; returns what the bar says of it until other calls run, or none."""
     try:
         if press == "interrupt":
             bar.draw(pool.status(), "Interrupting …")

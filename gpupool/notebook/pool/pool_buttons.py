@@ -22,6 +22,7 @@ from gpupool.notebook.pool.bar import Bar
 Meant = tuple[int, ...] | None
 """What a press is meant for: the "meant" of the view that the page had, if there was one."""
 
+# The page counts down automatically: only another deadline is news, and looks jitter.
 _SAME_DEADLINE_S = 2.0
 
 
@@ -42,6 +43,7 @@ class PoolButtons(LiveWidget):
     view = traitlets.Dict().tag(sync=True)
 
     def __init__(self, uid: str, on_press: Callable[[str, Meant], None]) -> None:
+        # Before the base class, which registers the model: a page may answer at once.
         self._on_press = on_press
         self._num_presses = self._num_answers = 0
         self._lock = threading.Lock()
