@@ -28,7 +28,7 @@ fuzzed = settings(
 
 
 @contextlib.contextmanager
-def only_our_errors() -> Iterator[None]:
+def only_our_errors(max_memory_kib: int = MAX_MEMORY_KIB) -> Iterator[None]:
     """Let the block end well or with a GpuPoolError of plain text, within the limits.
 
     What other threads of the tests compute, and the collection of other tests' garbage, do not
@@ -42,7 +42,7 @@ def only_our_errors() -> Iterator[None]:
         except GpuPoolError as error:
             assert_plain(str(error))
         assert time.thread_time() - began < MAX_CPU_S
-        assert _status_kib("VmHWM") - memory < MAX_MEMORY_KIB
+        assert _status_kib("VmHWM") - memory < max_memory_kib
 
 
 def assert_plain(message: str) -> None:

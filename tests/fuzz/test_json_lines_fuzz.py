@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpupool.core.wire.agent import EVENTS, Event, Exited, Killed, Ready, Spawned
 from gpupool.core.wire.json_lines import JsonLines, encode
-from tests.fuzz.limits import fuzzed, only_our_errors
+from tests.fuzz.limits import MAX_MEMORY_KIB, fuzzed, only_our_errors
 
 MESSAGES: st.SearchStrategy[Event] = (
     st.sampled_from([Ready(), Killed()])
@@ -39,7 +39,7 @@ def is_message(line: bytes) -> bool:
     return fields in ({"kind"}, {"kind", "name", "pid"})
 
 
-def what_comes_of(content: bytes) -> list[Event]:
+def what_comes_of(content: bytes, max_memory_kib: int = MAX_MEMORY_KIB) -> list[Event]:
     reader, writer = os.pipe()
 
     def write() -> None:
@@ -49,7 +49,7 @@ def what_comes_of(content: bytes) -> list[Event]:
     thread = threading.Thread(target=write)
     thread.start()
     found = []
-    with os.fdopen(reader, "rb") as pipe, only_our_errors():
+    with os.fdopen(reader, "rb") as pipe, only_our_errors(max_memory_kib):
         lines = JsonLines(pipe, EVENTS)
         while not lines.closed:
             found += lines.read()
@@ -68,5 +68,6 @@ def test_every_message_comes_in_order_and_nothing_else(lines: list[Event | bytes
 
 def test_a_line_without_an_end_takes_neither_time_nor_memory() -> None:
     """The next one is read."""
-    endless = b"x" * 2**27
-    assert what_comes_of(endless + b"\n" + encode(Ready())) == [Ready()]
+    endless = b"x" * 2**26
+    content = endless + b"\n" + encode(Ready())
+    assert what_comes_of(content, max_memory_kib=160 * 1024) == [Ready()]

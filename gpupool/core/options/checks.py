@@ -60,8 +60,9 @@ def refuse_unknown(names: Iterable[str], known: Sequence[str]) -> None:
 def check_values(options: TrainingFields) -> None:
     """Refuse malformed values; make numbers plain ones and sequences tuples."""
     for name, allowed in WORDS.items():
-        if getattr(options, name) is not None:
-            _word(name, getattr(options, name), allowed)
+        value = getattr(options, name)
+        if value is not None or not _may_be_none(options, name):
+            _word(name, value, allowed)
     if not callable(options.optimizer):
         _check_optimizer(options.optimizer)
     # Before the schedule, whose pieces are added up and compared with `epochs`: a number by then.
@@ -280,11 +281,15 @@ def _word(name: str, value: object, allowed: tuple[str, ...]) -> None:
     one_of(name, value, allowed)
 
 
+def _may_be_none(options: TrainingFields, name: str) -> bool:
+    return type(options).__dataclass_fields__[name].default is None
+
+
 def _given(options: TrainingFields, name: str, *, whole: bool = False) -> Any:
     """The number, after making it a plain one: numpy's would overflow. None if it may be left
     out and was."""
     value = getattr(options, name)
-    if value is None and type(options).__dataclass_fields__[name].default is None:
+    if value is None and _may_be_none(options, name):
         return None
     number(name, value, whole=whole)
     if not math.isnan(value) and not math.isinf(value):

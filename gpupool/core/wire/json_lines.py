@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable
 from typing import IO, Any, Generic, TypeVar
 
-_MAX_LINE_BYTES = 2**26  # an environment has a few MiB
+_MAX_LINE_BYTES = 2**25  # an environment has a few MiB
 _KIND = "kind"
 
 Line = TypeVar("Line")

@@ -122,19 +122,21 @@ def _find_tars(url: str, options: Mapping[str, Any]) -> tuple[Folder, list[FileI
     folder = Folder(parent or ("/" if url.startswith("/") else "."), options)
     # One listing has sizes and versions of all; asking for each tar would take a request each.
     files = list_folder(folder).files
-    patterns = _expand(last)
-    if len(patterns) == 1:
-        tars = [file for file in files if fnmatchcase(file.path, last)]
+    names = _expand(last)
+    if "*" in last or len(names) < 2:
+        # `*` means no folders below, as in a shell.
+        here = [file for file in files if "/" not in file.path]
+        tars = [file for file in here if any(fnmatchcase(file.path, name) for name in names)]
         return folder, _required(tars, f"{folder.shown_url} holds no {last}")
     there = {file.path: file for file in files}
-    missing = [name for name in patterns if name not in there]
+    missing = [name for name in names if name not in there]
     if missing:
         raise DataNotFoundError(
-            f"{folder.name(missing[0])} does not exist ({len(missing):,} of the {len(patterns):,} "
+            f"{folder.name(missing[0])} does not exist ({len(missing):,} of the {len(names):,} "
             f"tars that {last} names are missing)",
             "missing",
         )
-    return folder, [there[name] for name in sorted(patterns)]
+    return folder, [there[name] for name in sorted(names)]
 
 
 def _required(tars: list[FileInfo], otherwise: str) -> list[FileInfo]:

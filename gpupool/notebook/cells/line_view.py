@@ -64,10 +64,10 @@ class LineView:
             self._loops.take(content)
         elif kind.is_text:
             self._queue.extend((rank, line) for line in self._lines.feed(rank, content))
-            if self._report is not None:  # nobody waits any more
-                self._write_late(rank)
         elif kind in (OutputKind.DISPLAY, OutputKind.RESULT) and not content.get("widget"):
             self._add_display(rank, kind, content)
+        if self._report is not None:  # nobody waits any more
+            self._write_late()
 
     def tick(self) -> None:
         """Write what has come."""
@@ -107,9 +107,7 @@ class LineView:
             if not isinstance(piece, str):
                 # A figure keeps its place: lines that still wait for other ranks come first.
                 self._write_merged(now, at_end=True)
-                sys.stdout.flush()
-                assert self._show_figure is not None
-                self._show_figure((rank,), piece)
+                self._draw(rank, piece)
             elif self._merger is not None:
                 self._merger.add(rank, piece, now)
             else:
@@ -130,11 +128,19 @@ class LineView:
         for ranks, line in self._merger.due(now, at_end=at_end) if self._merger else ():
             _write_line(f"[{format_ranks(ranks)}] {line}")
 
-    def _write_late(self, rank: int) -> None:
+    def _write_late(self) -> None:
         while self._queue:
             rank, piece = self._queue.popleft()
-            _write_line(f"[{rank}, late] {piece}")
+            if isinstance(piece, str):
+                _write_line(f"[{rank}, late] {piece}")
+            else:
+                self._draw(rank, piece)
         sys.stdout.flush()
+
+    def _draw(self, rank: int, figure: dict[str, Any]) -> None:
+        sys.stdout.flush()
+        assert self._show_figure is not None
+        self._show_figure((rank,), figure)
 
 
 def _write_line(line: str) -> None:

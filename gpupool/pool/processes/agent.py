@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from gpupool.core.errors import PoolStartError
@@ -194,7 +195,32 @@ def warm() -> None:
     elif not _warm.usable:
         close()
     if _warm is None:
-        _warm = HostAgent()
+        _warm = _start()
+
+
+def _start() -> HostAgent:
+    """Start an agent, or none where the user interrupts meanwhile."""
+    # An interrupt is raised in the main thread alone. In the middle of `Popen` it would lose a
+    # process that runs already, and IPython's last traceback would hold the line to it open.
+    started: Future[HostAgent] = Future()
+
+    def start() -> None:
+        try:
+            started.set_result(HostAgent())
+        except BaseException as error:  # raised where it is waited for
+            started.set_exception(error)
+
+    threading.Thread(target=start, name="gpupool-start", daemon=True).start()
+    try:
+        return started.result()
+    except KeyboardInterrupt:
+        started.add_done_callback(_end)
+        raise
+
+
+def _end(started: Future[HostAgent]) -> None:
+    if started.exception() is None:
+        started.result().kill()
 
 
 def take() -> HostAgent:

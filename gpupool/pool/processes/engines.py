@@ -84,7 +84,8 @@ class Engines:
         try:
             self._start(_Deadline(timeout_s), progress)
         except BaseException:
-            self._launch.abandon()
+            if "_launch" in vars(self):  # else an interrupt came while it was made
+                self._launch.abandon()
             raise
         self._up, self._awaiting = True, False
 

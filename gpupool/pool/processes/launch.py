@@ -51,11 +51,6 @@ class Launch:
         self._agent = agent.take()
         self._agent.num_pools += 1
         self.folder = self._agent.folder / f"pool{self._agent.num_pools}"
-        try:
-            self.folder.mkdir(mode=0o700)
-        except OSError:  # its folder is gone or cannot be written to: another agent may do better
-            self._agent.close()
-            raise
         self._connections: dict[Path, str] = {}  # what the controller wrote
         self.pids: dict[str, int] = {}
         self.preloaded = threading.Event()  # the fork server is ready
@@ -68,9 +63,14 @@ class Launch:
         self._stopped = threading.Event()
         self._released = False  # the agent is no longer ours
         self._agent.on_event = self._on_event
-        self._agent.command(lines.Open(str(self.folder)))
-        # The last one is for what users' scripts listen at, at any time.
-        self._ports = Ports(_CONTROLLER_PORTS + 1)
+        try:
+            self.folder.mkdir(mode=0o700)
+            self._agent.command(lines.Open(str(self.folder)))
+            # The last one is for what users' scripts listen at, at any time.
+            self._ports = Ports(_CONTROLLER_PORTS + 1)
+        except BaseException:  # its folder is gone, say, and another agent may do better
+            self._agent.close()
+            raise
         self._port = self._ports.ports[-1] if self._ports.ports else any_port()
 
     @property

@@ -96,6 +96,8 @@ OPTIMIZERS = "sgdm, adam, adamw, rmsprop, lbfgs, lars"
         ({"keep": "best-validation"}, "unknown", "keep"),
         ({"execution": "parallel"}, "unknown", "execution"),
         ({"on_error": "ignore"}, "unknown", "on_error"),
+        ({"on_error": None}, "unknown", "on_error"),
+        ({"execution": None}, "unknown", "execution"),
         ({"lr": 0}, "range", "lr"),
         ({"lr": float("nan")}, "range", "lr"),
         ({"lr": float("inf")}, "not finite", "lr"),

@@ -176,10 +176,17 @@ def test_tars_can_be_named_by_pattern(tmp_path: Path) -> None:
     assert values(TarDatastore(f"{url}a-09.tar")) == [9]
     assert values(TarDatastore(f"{url}a-*.tar")) == [8, 9, 10]
     assert values(TarDatastore(f"{url}a-{{08..09}}.tar")) == [8, 9]
+    assert values(TarDatastore(f"{url}a-{{09..09}}.tar")) == [9]
+    assert values(TarDatastore(f"{url}*-{{08..09}}.tar")) == [8, 9, 8]
     with raises(DataNotFoundError, "missing", shown=("a-07.tar", "(2 of the 5 ")):
         TarDatastore(f"{url}a-{{07..11}}.tar")
     with raises(DataNotFoundError, "nothing", shown=" c-*.tar"):
         TarDatastore(f"{url}c-*.tar")
+    with raises(DataNotFoundError, "nothing", shown=" a-{9..8}.tar"):
+        TarDatastore(f"{url}a-{{9..8}}.tar")
+    (tmp_path / "a-below").mkdir()
+    (tmp_path / "a-below" / "x.tar").write_bytes(shard(12, 1))
+    assert values(TarDatastore(f"{url}a-*.tar")) == [8, 9, 10]
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "x.tar.gz").write_bytes(b"x")
     with raises(DataNotFoundError, "nothing", shown=" .tar "):

@@ -35,6 +35,19 @@ def test_a_notice_is_a_line_below_what_was_said_before(capfd: pytest.CaptureFixt
     assert capfd.readouterr() == ("[0] hello\n", "gpupool: rank 1 hangs for 31 s.\n")
 
 
+def test_what_comes_after_the_end_of_the_cell_is_shown_at_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    drawn: list[object] = []
+    view = LineView((0, 1), show_figure=lambda ranks, figure: drawn.append((ranks, figure["data"])))
+    view.finish(REPORT)
+    view.on_output(0, OutputKind.STDOUT, "hello\n")
+    view.on_output(1, OutputKind.DISPLAY, {"data": {"text/plain": "a table"}})
+    view.on_output(1, OutputKind.DISPLAY, {"data": {"text/html": "<b>x</b>"}})
+    assert capfd.readouterr().out == "[0, late] hello\n[1, late] a table\n"
+    assert drawn == [((1,), {"text/html": "<b>x</b>"})]
+
+
 def test_each_notice_is_told_once_until_it_is_over(capsys: pytest.CaptureFixture[str]) -> None:
     tell = NoticeLines()
     for text in ("it lasts 31 s", "it lasts 46 s", "another", None, "it lasts 1 min 2 s"):
