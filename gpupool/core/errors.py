@@ -148,7 +148,8 @@ class RankError:
     "Cell In[12], line 3", if there is one. `was` says where the rank was when it was freed or
     killed: "in all_reduce #5 (Cell In[12], line 3)" or "at Cell In[12], line 7"; "" if unknown.
     `hint` are lines that say more than the message, such as what fills the memory. `kind` and
-    `names` are those of an error of gpupool, else empty.
+    `names` are those of an error of gpupool; of another "lost", with the name, or "earlier group",
+    where that is the cause, else empty.
     """
 
     rank: int

@@ -247,5 +247,7 @@ def _device_index(uuid: str) -> int:
             return index
     raise PlacementError(
         f"GPU {uuid} is not among the {num_devices} that torch sees in this process. Was "
-        "CUDA_VISIBLE_DEVICES changed after torch had begun to use CUDA? Restart the kernel."
+        "CUDA_VISIBLE_DEVICES changed after torch had begun to use CUDA? Restart the kernel.",
+        "unknown",
+        uuid,
     )

@@ -60,7 +60,7 @@ class Ranks:
         self.health = Health(self.secrets, on_change)
         self.on_lost: Callable[[int, Iterable[int]], None] = lambda rank, numbers: None
         self.on_replaced: Callable[[int, str], None] = lambda rank, how: None
-        self.hint: Callable[[int, str, bool], str] = lambda rank, evalue, is_alone: ""
+        self.hint: Callable[[int, str, bool], tuple[str, tuple[str, ...]]] = lambda *_: ("", ())
         self.ladder_scale = 1.0  # of the times of `calls/ladder.py`; tests wait for less
         self._on_change = on_change
         self._changing = threading.RLock()  # one at a time changes engines or their group
@@ -192,7 +192,8 @@ class Ranks:
                         if is_last or self.health.stopped:
                             reason = f"rank {listed} could not be started again: {error}"
                             self.health.give_up(reason, chosen)
-                            raise PoolError(reason) from None
+                            kind = "stopped" if self.health.stopped else "given up"
+                            raise PoolError(reason, kind, ranks=chosen) from None
             except KeyboardInterrupt:  # it came at any point, and cannot mean half of a pool
                 for rank in chosen:
                     self._lose(f"rank {rank} was restarted.", "", rank)

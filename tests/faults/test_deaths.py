@@ -12,10 +12,11 @@ import time
 import pytest
 
 import gpupool
-from gpupool import Pool, SpmdError
+from gpupool import Pool, PoolError, SpmdError
 from gpupool.pool import session
 from tests.faults.invariants import CANARY, DEADLINE_S, SECRET, SUM, Faulty
 from tests.support.processes import kill, until
+from tests.support.raising import raises
 
 WAIT = "import time\nif rank == {rank}: time.sleep(600)\ndist.all_reduce(torch.ones(1))"
 
@@ -136,7 +137,7 @@ def test_what_the_lost_rank_had_is_said_to_be_lost(faulty: Faulty) -> None:
     kill(faulty.pool, 1)
     faulty.check(lost=[1])
     assert handle[0] == 5
-    with pytest.raises(Exception, match="lost with rank 1"):
+    with raises(PoolError, "lost", "mine", ranks=(1,)):
         handle[1]
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from gpupool import SpmdError
 from tests.faults.invariants import Faulty
+from tests.support.raising import raises
 
 LIBRARY = """
 import os, time
@@ -54,7 +55,7 @@ def test_a_module_of_the_users_that_works_while_it_is_imported_hears_the_stop(
     faulty: Faulty, tmp_path: Path
 ) -> None:
     Path(tmp_path, "users_script.py").write_text("import time\ntime.sleep(60)\n")
-    with pytest.raises(SpmdError, match="TimeoutError"):
+    with raises(SpmdError, "", shown=" 0.5 s", ename="TimeoutError"):
         faulty.pool.run(
             f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport users_script", timeout_s=0.5
         )

@@ -19,6 +19,7 @@ from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
 from tests.fuzz.limits import assert_plain, fuzzed, only_our_errors
 from tests.fuzz.test_tar import member
+from tests.support.raising import raises
 
 EVIL = "bad\x1b]0;evil\x07\x1b[2J\r\n\x9b31m\u202egpj\u2066.png"
 CONTROLS = {*map(chr, (*range(32), *range(127, 160))), *"\u2028\u2029\u202a\u202e\u2066\u2069"}
@@ -62,7 +63,7 @@ def test_files_of_a_disk_are_shown_and_read(name: str, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / name).write_bytes(b"no image")
     ds = ImageDatastore(str(tmp_path))
-    with pytest.raises(SampleError, match="is damaged or not an image") as caught:
+    with raises(SampleError, "damaged") as caught:
         ds[0]
     assert_plain(str(caught.value))
     shown = repr(ds.check())

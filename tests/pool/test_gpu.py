@@ -15,6 +15,7 @@ from gpupool.core.machine.gpus import visible_gpus
 from gpupool.core.machine.topology import Gpu
 from gpupool.pool import session
 from tests.support.processes import notebook
+from tests.support.raising import raises
 from tests.support.trainings import network, samples
 
 pytestmark = pytest.mark.gpu
@@ -103,9 +104,9 @@ def test_a_gpu_that_waits_for_a_rank_without_is_freed(gpu: Gpu) -> None:
 
 def test_a_gpu_that_is_hidden_is_refused(gpu: Gpu) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    with pytest.raises(gpupool.PlacementError, match="hidden by CUDA_VISIBLE_DEVICES"):
+    with raises(PlacementError, "unusable", gpu.uuid, shown="CUDA_VISIBLE_DEVICES"):
         gpupool.start(gpus=gpu.uuid)
-    with pytest.raises(gpupool.PlacementError, match="hides all GPUs"):
+    with raises(PlacementError, "no GPU", "device", shown="CUDA_VISIBLE_DEVICES"):
         gpupool.start(device="gpu")
 
 
@@ -122,7 +123,7 @@ def test_two_pools_for_one_gpu(gpu: Gpu) -> None:
     with notebook(OTHER, gpu.uuid) as other:
         assert other.stdout is not None
         assert other.stdout.readline().strip() == gpu.uuid
-        with pytest.raises(PlacementError, match=f"process {other.pid} of .* since "):
+        with raises(PlacementError, "locked", shown=f"process {other.pid} of "):
             gpupool.start(gpus=gpu.uuid)
         with gpupool.start(gpus=gpu.uuid, backend="gloo", force=True) as pool:
             assert pool.run("torch.ones(1, device=device).item()")[0] == 1.0

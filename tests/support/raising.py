@@ -13,6 +13,12 @@ from gpupool.core.errors import GpuPoolError, SpmdError
 E = TypeVar("E", bound=GpuPoolError)
 
 
+def same_on(error: SpmdError, *ranks: int) -> bool:
+    """Whether just these ranks have failed, none by another one, and all with the same error."""
+    said = {(str(one), one.freed) for one in error.errors.values()}
+    return error.ranks == ranks and len(said) == 1 and not error.first.freed
+
+
 @contextmanager
 def raises(
     expected: type[E], kind: str, *names: str, shown: str | tuple[str, ...] = (), **others: Any

@@ -56,6 +56,7 @@ def describe(error: BaseException) -> Raised:
     _trim(error)
     hint = error_hints.hint(chain)
     kind, names = (error.kind, error.names) if isinstance(error, GpuPoolError) else ("", ())
+    kind = "earlier group" if earlier else kind
     described = RankError(
         rank=this_rank().rank,
         ename=_kind(error).__name__,

@@ -117,7 +117,10 @@ def auto_options(line: str) -> argparse.Namespace:
     named = {"-t": chosen.ranks, "--view": chosen.view, "--timeout": timeout}
     given = [f"{name} {value}" for name, value in named.items() if value is not None]
     if given and chosen.state != "on":
-        raise OptionsError(f"%gpupool auto: {given[0].split()[0]} belongs to `%gpupool auto on`.")
+        name = given[0].split()[0]
+        raise OptionsError(
+            f"%gpupool auto: {name} belongs to `%gpupool auto on`.", "no effect", name
+        )
     chosen.options = " ".join(given)
     return chosen
 

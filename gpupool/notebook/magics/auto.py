@@ -95,13 +95,18 @@ class Auto:
         try:
             if session.find() is not pool:
                 reason = pool.status().reason
-                raise PoolError(f"the pool was stopped{' (' + reason + ')' if reason else ''}.")
+                raise PoolError(
+                    f"the pool was stopped{' (' + reason + ')' if reason else ''}.", "stopped"
+                )
             pool.wait_until_usable()
         except PoolError as error:
             self.turn_off()
             raise PoolError(
                 f"{error}\nThis cell was not run. auto is off now: the next cells run in the "
-                "notebook. `%gpupool auto on` puts it on again once the pool works."
+                "notebook. `%gpupool auto on` puts it on again once the pool works.",
+                error.kind,
+                *error.names,
+                ranks=error.ranks,
             ) from None
 
     def show_sign(self) -> None:

@@ -32,7 +32,7 @@ class MagicParser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-\d")
 
     def error(self, message: str) -> NoReturn:
-        raise OptionsError(f"{self.prog}: {_sentence(message)} Usage: {self._usage()}")
+        raise OptionsError(f"{self.prog}: {_sentence(message)} Usage: {self._usage()}", "form")
 
     def parse_line(self, line: str) -> argparse.Namespace:
         """The arguments on a magic's line, split as a shell does.
@@ -43,26 +43,29 @@ class MagicParser(argparse.ArgumentParser):
         try:
             words = shlex.split(line)
         except ValueError as error:
-            raise OptionsError(f"{self.prog}: {error}.") from None
+            raise OptionsError(f"{self.prog}: {error}.", "form") from None
         try:
             # Not `parse_args`, whose error for a word too much repeats it: it may be a secret.
             parsed, unknown = self.parse_known_args(words)
         except argparse.ArgumentError as error:
             sentence = f"{self.prog}: {_sentence(str(error))} Usage: {self._usage_of(error)}"
-            raise OptionsError(plain(_without_values(sentence, words))) from None
+            names = [error.argument_name.split("/")[-1]] if error.argument_name else []
+            raise OptionsError(plain(_without_values(sentence, words)), "form", *names) from None
         except OptionsError as error:
-            raise OptionsError(plain(_without_values(str(error), words))) from None
+            raise OptionsError(plain(_without_values(str(error), words)), error.kind) from None
         if unknown:
-            raise OptionsError(plain(self._what_is_wrong_with(unknown)))
+            raise self._unknown(unknown)
         return parsed
 
-    def _what_is_wrong_with(self, words: list[str]) -> str:
+    def _unknown(self, words: list[str]) -> OptionsError:
+        """The error for words that nothing takes."""
         options = [word.split("=")[0] for word in words if word.startswith("-")]
         known = self.option_names()
         if options and known:
-            return f"{self.prog} has no option {options[0]}. {suggest(options[0], known)}"
+            sentence = f"{self.prog} has no option {options[0]}. {suggest(options[0], known)}"
+            return OptionsError(plain(sentence), "no option", plain(options[0]))
         message = f"{self.prog}: {words[0]!r} is too much. Usage: {self._usage()}"
-        return _without_values(message, words)
+        return OptionsError(plain(_without_values(message, words)), "too much")
 
     def option_names(self) -> list[str]:
         """All options in all spellings that a user may write."""

@@ -17,7 +17,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from typing import Any, Generic
 
-from gpupool.core.errors import EngineDiedError, RankError, SpmdError
+from gpupool.core.errors import EngineDiedError, GpuPoolError, RankError, SpmdError
 from gpupool.core.wire.calls import (
     BoundCall,
     Call,
@@ -181,7 +181,7 @@ class Execution(Generic[Value]):
             if self._begin():
                 self._wait_for_ranks()
         except Exception as error:  # whoever waits has to hear of it
-            self._fail(type(error).__name__, str(error))
+            self._fail(type(error).__name__, str(error), error)
         finally:
             if self._noticed is not None:
                 self._notice(None)
@@ -226,7 +226,7 @@ class Execution(Generic[Value]):
             self._all_ranks.health.require_usable()
             self._call()
         except Exception as error:  # the pool was stopped, or broke, meanwhile
-            self._fail(type(error).__name__, str(error))
+            self._fail(type(error).__name__, str(error), error)
             return False
         return True
 
@@ -255,15 +255,18 @@ class Execution(Generic[Value]):
                 time.sleep(0.02)
         return True
 
-    def _fail(self, ename: str, evalue: str) -> None:
+    def _fail(self, ename: str, evalue: str, error: Exception | None = None) -> None:
         """The same error for every rank of which nothing is known: mostly, nothing has run."""
         now = time.time()
+        ours = error if isinstance(error, GpuPoolError) else GpuPoolError()
         for rank in {*self.ranks} - {*self.values, *self.errors}:
             call = self._calls[rank]
             if isinstance(call, BoundCall) and call.bindings is not None:
                 sent = call.bindings.values.parcels
                 self._all_ranks.on_lost(rank, [number for number, _ in sent])
-            self.errors[rank] = RankError(rank, ename, evalue, "", now)
+            self.errors[rank] = RankError(
+                rank, ename, evalue, failed_at=now, kind=ours.kind, names=ours.names
+            )
 
     def _wait_for_ranks(self) -> None:
         pending = set(self._futures)
@@ -293,8 +296,10 @@ class Execution(Generic[Value]):
         failures = dict(self._failures)
         for rank, failure in failures.items():
             said = failure.error.evalue
-            hint = self._all_ranks.hint(rank, said, counts[said] == 1)
-            failures[rank] = replace(failure, error=replace(failure.error, evalue=said + hint))
+            hint, lost = self._all_ranks.hint(rank, said, counts[said] == 1)
+            if hint:
+                error = replace(failure.error, evalue=said + hint, kind="lost", names=lost)
+                failures[rank] = replace(failure, error=error)
         settled = settle(
             failures,
             asked=bool(self._presses),

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from gpupool.core.errors import RankError
+from gpupool.core.errors import GpuPoolError, RankError
 from gpupool.core.wire.location import Location
 from gpupool.core.wire.masking import Secrets, redact
 from gpupool.core.wire.replies import Raised
@@ -37,8 +37,10 @@ class Failure:
         text = redact(str(failure), hidden)  # the end of a log may hold anything
         name = type(failure).__name__
         failed_at = getattr(failure, "died_at", None) or time.time()
-        kind = getattr(failure, "kind", "")  # of one of ours
-        return cls(RankError(rank, name, text, failed_at=failed_at, kind=kind))
+        error = RankError(rank, name, text, failed_at=failed_at)
+        if isinstance(failure, GpuPoolError):
+            error = replace(error, kind=failure.kind, names=failure.names)
+        return cls(error)
 
     @classmethod
     def of(cls, raised: Raised, hidden: Secrets) -> Failure:

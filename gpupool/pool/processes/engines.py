@@ -192,7 +192,9 @@ class Engines:
                 try:
                     reply = future.result()
                 except load_ipyparallel().error.RemoteError as error:  # it could not even begin
-                    raise PoolError(f"rank {ranks_of[future]}: {error}") from None
+                    raise PoolError(
+                        f"rank {ranks_of[future]}: {error}", ranks=[ranks_of[future]]
+                    ) from None
                 values[ranks_of[future]] = value_of(ranks_of[future], reply)
         if pending:
             silent = sorted(ranks_of[future] for future in pending)
@@ -303,11 +305,11 @@ class Engines:
 
     def _check(self, deadline: _Deadline, missing: str) -> None:
         if self._stopped:  # by another thread, while this one waits
-            raise PoolStartError("the pool was stopped.")
+            raise PoolStartError("the pool was stopped.", "stopped")
         if self._losses:
             sentence, log_tail = self._losses[0]
             end = "" if self._up else " Nothing was left running."
-            raise PoolStartError(with_log(f"{sentence}{end}", log_tail))
+            raise PoolStartError(with_log(f"{sentence}{end}", log_tail), "lost")
         if deadline.left_s <= 0:
             raise self._late(deadline, missing)
 
@@ -409,7 +411,8 @@ def value_of(rank: int, reply: Reply[Value]) -> Value:
     """The value of a reply; raises the PoolError for one that says what was raised."""
     if reply.raised is not None:
         error = reply.raised.error
-        raise PoolError(of_rank(rank, error.evalue or error.ename))
+        message = of_rank(rank, error.evalue or error.ename)
+        raise PoolError(message, error.kind, *error.names, ranks=[rank])
     return reply.value
 
 

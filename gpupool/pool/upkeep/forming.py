@@ -62,7 +62,7 @@ class Forming:
                 self.abort(None)
                 if attempt == _NUM_ATTEMPTS - 1:
                     message = f"the process group was not formed: {error}"
-                    raise GroupError(message) from None
+                    raise GroupError(message, error.kind, *error.names, ranks=error.ranks) from None
 
     def abort(self, numbers: Mapping[int, int | None] | None) -> None:
         """Have ranks leave their collectives; returns at once.

@@ -84,8 +84,8 @@ class Losses:
             way_on = f"pool.sync_from({source}, {name!r}, ranks={ranks}) copies it."
         return f"{what or name} was lost with {ended}; {way_on}"
 
-    def hint(self, rank: int, evalue: str, is_alone: bool) -> str:
-        """What to add to a rank's error if it says that a name means nothing there.
+    def hint(self, rank: int, evalue: str, is_alone: bool) -> tuple[str, tuple[str, ...]]:
+        """What to add to a rank's error if it says that a name means nothing there; and the name.
 
         `is_alone`: no other rank says so. Then it may be lost, though nobody knows the name.
         """
@@ -96,4 +96,4 @@ class Losses:
                 f"what its cells had bound unseen, as by exec, %run or `import *`, was lost with "
                 f"rank {rank}, which {self._ended[rank]}: run such a cell again"
             )
-        return f" ({lost.rstrip('.')})" if lost else ""
+        return (f" ({lost.rstrip('.')})", (found[1] or found[2],)) if found and lost else ("", ())

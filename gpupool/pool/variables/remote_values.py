@@ -99,6 +99,8 @@ class RemoteValues:
             lost = self._losses.sentence(name, first.rank, wanted)
             # What the rank raises for a name, or an attribute, that it does not have.
             is_gone = first.ename == "LookupError"
-            kind = "lost" if is_gone and lost else "unknown" if is_gone else first.kind
+            kind = (
+                "lost" if is_gone and lost else "unknown" if is_gone else first.kind or "no value"
+            )
             text = lost if kind == "lost" else of_rank(first.rank, first.evalue)
             raise PoolError(text, kind, name, ranks=[first.rank]) from None

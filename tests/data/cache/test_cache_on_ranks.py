@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from gpupool import ImageDatastore, Pool, SpmdError
 from tests.servers.s3 import SeaweedServer
+from tests.support.raising import raises
 
 
 def read_all(ds: ImageDatastore, killed_rank: int | None) -> tuple[int, int, int]:
@@ -45,7 +44,7 @@ def test_a_rank_that_is_killed_leaves_the_cache_to_the_others(
 ) -> None:
     ds = ImageDatastore(f"{photos_url}/train", storage_options=s3.storage_options)
     cached = ds.cached(limit_gib=1, folder=str(tmp_path))
-    with pytest.raises(SpmdError, match="SIGKILL"):
+    with raises(SpmdError, "", shown="SIGKILL", ename="EngineDiedError"):
         pool2.run(read_all, cached, 1)
     assert cached.cache_share() > 0.25
     expected = pool2.run(read_all, ds, None)[0][2]

@@ -163,7 +163,7 @@ def test_a_cache_folder_that_cannot_be_used_is_said(
 ) -> None:
     os.environ.update(s3.env)
     cache.write_text("a file is in the way")
-    with pytest.warns(UserWarning, match="the index of the tars is not kept: .*XDG_CACHE_HOME"):
+    with pytest.warns(UserWarning, match="XDG_CACHE_HOME"):
         ds = TarDatastore(f"{bucket}/in")
     assert len(ds) == 21
 
@@ -290,25 +290,43 @@ def test_a_damaged_or_cut_header_is_not_taken_for_the_end() -> None:
 
 
 HOSTILE = {
-    "a size below zero": (member("2.png", size=negative(512)), "a negative size at byte 2,048"),
-    "a long name of such a size": (member("2.png", kind=b"L", size=negative(512)), "of -512 bytes"),
-    "a long header": (member("p", b"1" * (1 << 20), b"x"), "a header of 1,048,576 bytes"),
-    "sparse": (member("p", record("GNU.sparse.map", "0,x"), b"x") + member("2.png"), "no tar file"),
+    "a size below zero": (member("2.png", size=negative(512)), "no tar", "", [" at byte 2,048"]),
+    "a long name of such a size": (
+        member("2.png", kind=b"L", size=negative(512)),
+        "no tar",
+        "",
+        [" -512 bytes"],
+    ),
+    "a long header": (member("p", b"1" * (1 << 20), b"x"), "no tar", "", [" 1,048,576 bytes"]),
+    "sparse": (
+        member("p", record("GNU.sparse.map", "0,x"), b"x") + member("2.png"),
+        "no tar",
+        "",
+        [],
+    ),
     "brackets": (
         member("2.png", image_file()) + member("2.json", b"[" * 100_000),
-        r"beside .*2.png has no field 'kind' \(RecursionError",
+        "no field",
+        "/2.png",
+        ["(RecursionError"],
     ),
-    "a long label": (member("2.json", bytes(1 << 25)), "the label 2.json has 33,554,432 bytes"),
+    "a long label": (
+        member("2.json", bytes(1 << 25)),
+        "too large",
+        "",
+        [" 2.json ", " 33,554,432 bytes"],
+    ),
 }
 
 
 @pytest.mark.parametrize("case", HOSTILE)
 def test_a_hostile_tar_is_refused_in_one_sentence(case: str) -> None:
-    tar, message = HOSTILE[case]
+    tar, kind, name, shown = HOSTILE[case]
     whole = member("1.png", image_file()) + member("1.json", b'{"kind": "a"}') + tar + bytes(1024)
-    with pytest.raises(DataError, match=message) as caught:
+    names = ["kind"] if kind == "no field" else []
+    url = f"memory://hostile/0.tar{name}"
+    with raises(DataError, kind, *names, shown=(url, *shown), url=url):
         in_memory("hostile", whole, labels=".json:kind")
-    assert "memory://hostile/0.tar" in str(caught.value)
 
 
 def test_an_empty_member_is_a_fault_of_its_own() -> None:

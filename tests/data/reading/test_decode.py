@@ -134,34 +134,33 @@ def test_simplejpeg_and_torchvision_give_the_same_picture(
 
 
 WRONG = {
-    "empty": (b"", "empty", r"is empty \(0 bytes\)"),
-    "text": (b"this is text, not an image", "damaged", "is damaged or not an image"),
-    "a web page": (b"<html><body>404</body></html>", "damaged", "is damaged or not an image"),
-    "a JPEG's first bytes": (file(picture(), "JPEG")[:100], "damaged", "its header is cut off"),
-    "half a JPEG": (file(picture(), "JPEG")[:-100], "damaged", "an image: Image is incomplete"),
-    "half a PNG": (file(picture(), "PNG")[:-60], "damaged", "is damaged or not an image"),
-    "half a WebP": (file(picture(), "WEBP")[:-60], "damaged", "is damaged or not an image"),
-    "half a TIFF": (file(picture(), "TIFF")[:-900], "damaged", "is damaged or not an image"),
-    "a marker that is none": (b"\xff\xd8\xff\xe0\0\4ab" + b"x" * 50, "damaged", "no marker at"),
-    "a JPEG without frame": (b"\xff\xd8\xff\xd9" + b"\0" * 50, "damaged", "it has no frame"),
-    "a huge PNG": (png_that_claims(2**31 - 1, 2**31 - 1), "too large", "has too many pixels"),
-    "a huge JPEG": (jpeg_that_claims(65500, 65500), "too large", "has 65,500 x 65,500 pixels"),
-    "a huge BMP": (bmp_that_claims(60_000, 60_000), "too large", "has too many pixels"),
-    "an animated GIF": (animated("GIF"), "animated", "is an animation"),
-    "an animated PNG": (animated("PNG"), "animated", "is an animation"),
-    "an animated WebP": (animated("WEBP"), "animated", "is an animation"),
-    "a TIFF of two pages": (animated("TIFF"), "animated", "is an animation"),
-    "32 bits": (file(picture("I"), "TIFF"), "damaged", "it has 32 bits for each pixel"),
+    "empty": (b"", "empty", "(0 bytes)"),
+    "text": (b"this is text, not an image", "damaged", "(BMP, GIF"),
+    "a web page": (b"<html><body>404</body></html>", "damaged", "(BMP, GIF"),
+    "a JPEG's first bytes": (file(picture(), "JPEG")[:100], "damaged", " an image: "),
+    "half a JPEG": (file(picture(), "JPEG")[:-100], "damaged", " an image: Image is incomplete"),
+    "half a PNG": (file(picture(), "PNG")[:-60], "damaged", " an image: "),
+    "half a WebP": (file(picture(), "WEBP")[:-60], "damaged", " an image: "),
+    "half a TIFF": (file(picture(), "TIFF")[:-900], "damaged", " an image: "),
+    "a marker that is none": (b"\xff\xd8\xff\xe0\0\4ab" + b"x" * 50, "damaged", " at byte "),
+    "a JPEG without frame": (b"\xff\xd8\xff\xd9" + b"\0" * 50, "damaged", " an image: "),
+    "a huge PNG": (png_that_claims(2**31 - 1, 2**31 - 1), "too large", " pixels"),
+    "a huge JPEG": (jpeg_that_claims(65500, 65500), "too large", " 65,500 x 65,500 pixels"),
+    "a huge BMP": (bmp_that_claims(60_000, 60_000), "too large", " pixels"),
+    "an animated GIF": (animated("GIF"), "animated", ""),
+    "an animated PNG": (animated("PNG"), "animated", ""),
+    "an animated WebP": (animated("WEBP"), "animated", ""),
+    "a TIFF of two pages": (animated("TIFF"), "animated", ""),
+    "32 bits": (file(picture("I"), "TIFF"), "damaged", " 32 bits "),
 }
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_cannot_be_decoded_is_an_error_with_name_and_reason(case: str) -> None:
-    data, reason, text = WRONG[case]
-    with pytest.raises(SampleError, match=text) as caught:
-        decode(data, "s3://photos/a/bad.jpg")
-    assert str(caught.value).startswith("s3://photos/a/bad.jpg ")
-    assert (caught.value.url, caught.value.reason) == ("s3://photos/a/bad.jpg", reason)
+    (data, reason, shown), url = WRONG[case], "s3://photos/a/bad.jpg"
+    with raises(SampleError, reason, shown=shown, url=url, reason=reason) as caught:
+        decode(data, url)
+    assert str(caught.value).startswith(f"{url} ")
 
 
 def test_a_broken_remark_about_orientation_loses_no_picture() -> None:
@@ -219,7 +218,7 @@ def test_a_jpeg_of_endless_scans_is_refused_before_it_is_decoded(kind: str) -> N
     (length,) = struct.unpack_from(">H", whole, last + 2)
     large = whole[:size] + struct.pack(">HH", 8000, 8000) + whole[size + 4 : last]
     stored = large + 5000 * whole[last : last + 2 + length] + b"\xff\xd9"  # a minute's work
-    with pytest.raises(SampleError, match=f"not {kind}: it has more than 100 scans"):
+    with raises(SampleError, "damaged", shown=(f" {kind}: ", " 100 scans")):
         decode(stored, "x") if kind == "an image" else decode_mask(
             stored, "x", MaskClasses.of(None)
         )

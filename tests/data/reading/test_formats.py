@@ -131,7 +131,7 @@ def test_no_program_in_a_picture_is_run(kind: str, tmp_path: Path) -> None:
     subprocess.run(command, input=data, env={"TMPDIR": str(tmp_path)}, timeout=60, check=True)
     assert mark.read_text() == "I was here"  # so does Pillow by itself
     mark.unlink()
-    with pytest.raises(SampleError, match=r"cat.jpg is damaged or not an? \w+: its first bytes"):
+    with raises(SampleError, "damaged", shown=("cat.jpg ", " known format (BMP, GIF")):
         READERS[kind](data)
     assert not mark.exists()
 

@@ -73,22 +73,22 @@ def test_without_classes_pixels_are_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "reason", "message"),
+    ("data", "reason", "shown"),
     [
-        (b"", "empty", r"s3://b/1.png is empty \(0 bytes\)"),
-        (b"this is no image", "damaged", "s3://b/1.png is damaged or not a mask: its first bytes"),
-        (saved(grey())[:50], "damaged", "s3://b/1.png is damaged or not a mask: "),
-        (saved(Image.new("L", (400, 400)))[:-30], "damaged", "damaged or not a mask: "),
-        (saved(rgb()), "damaged", r"it is a colour image \(RGB\); give classes= from names to col"),
-        (saved(Image.new("I", (2, 2), 70_000), "TIFF"), "damaged", "ids are not in 0..65535"),
-        (saved(Image.new("F", (2, 2)), "TIFF"), "damaged", "colour image"),
+        (b"", "empty", "(0 bytes)"),
+        (b"this is no image", "damaged", "(BMP, GIF"),
+        (saved(grey())[:50], "damaged", " a mask: "),
+        (saved(Image.new("L", (400, 400)))[:-30], "damaged", " a mask: "),
+        (saved(rgb()), "damaged", "(RGB); give classes="),
+        (saved(Image.new("I", (2, 2), 70_000), "TIFF"), "damaged", " 0..65535"),
+        (saved(Image.new("F", (2, 2)), "TIFF"), "damaged", "(F); give classes="),
     ],
     ids=["empty", "text", "cut", "cut late", "colours", "large ids", "float"],
 )
-def test_a_bad_mask_is_named(data: bytes, reason: str, message: str) -> None:
-    with pytest.raises(SampleError, match=message) as caught:
-        decode_mask(data, "s3://b/1.png", MaskClasses.of(BY_ID))
-    assert (caught.value.url, caught.value.reason) == ("s3://b/1.png", reason)
+def test_a_bad_mask_is_named(data: bytes, reason: str, shown: str) -> None:
+    url = "s3://b/1.png"
+    with raises(SampleError, reason, shown=(url, shown), url=url, reason=reason):
+        decode_mask(data, url, MaskClasses.of(BY_ID))
 
 
 @pytest.mark.parametrize(

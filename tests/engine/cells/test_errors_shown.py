@@ -19,6 +19,7 @@ from gpupool.pool.pool import Pool
 from gpupool.spmd.cell import SpmdRun
 from tests.notebook.kernel import plain
 from tests.spmd.test_cell import Notes
+from tests.support.raising import raises
 from tests.support.waits import peers, touch, until_there
 
 Fails = Callable[..., SpmdError]
@@ -355,7 +356,7 @@ def test_a_script_prints_it_with_the_traceback_of_the_rank(pool2: Pool, tmp_path
 def test_a_result_can_be_waited_for_a_while(run: Callable[..., SpmdRun], tmp_path: Path) -> None:
     go = tmp_path / "go"
     handle = run(f"{until_there(go)}\nrank", 12)
-    with pytest.raises(StillRunningError, match=r"cell In\[12\] still runs after 0.1 s"):
+    with raises(StillRunningError, "", shown=("cell In[12] ", " 0.1 s")):
         handle.result(timeout=0.1)
     go.touch()
     assert dict(handle.result(timeout=60)) == {0: 0, 1: 1}
@@ -395,7 +396,7 @@ def test_a_cell_that_waits_can_be_interrupted_and_the_one_before_it_goes_on(
     first = run(f"{until_there(go)}\nrank", 5)
     second = run("never = 1", 6)
     second.interrupt()
-    with pytest.raises(SpmdError, match=r"interrupted while it waited for cell In\[5\]"):
+    with raises(SpmdError, "", shown=" cell In[5] ", ename="KeyboardInterrupt"):
         second.result(timeout=60)
     go.touch()
     assert dict(first.result()) == {0: 0, 1: 1}

@@ -26,6 +26,7 @@ from gpupool.engine.training.callbacks import EVENTS, CallbackInfo
 from gpupool.engine.training.tensorboard import Board
 from tests.servers.s3 import SeaweedServer
 from tests.support.pools import Pools
+from tests.support.raising import raises, same_on
 from tests.support.trainings import network, samples, train_on
 
 
@@ -275,14 +276,15 @@ def test_what_can_no_longer_be_written_is_a_warning(pools: Pools, tmp_path: Path
 def test_a_place_for_traces_that_cannot_be_written_to_is_told_before_training(
     pools: Pools, tmp_path: Path
 ) -> None:
-    (tmp_path / "file").write_text("")
-    for option in (
-        {"tensorboard": str(tmp_path / "file")},
-        {"profile": Profile(url=str(tmp_path / "file"), skip=1)},
+    file = str(tmp_path / "file")
+    Path(file).write_text("")
+    for option, kind, names in (
+        ({"tensorboard": file}, "cannot write", ["tensorboard"]),
+        ({"profile": Profile(url=file, skip=1)}, "disk", []),
     ):
-        with pytest.raises(SpmdError, match="there is a file where the folder should be") as caught:
+        with raises(SpmdError, kind, *names, shown=file, ename="TrainingError") as caught:
             train_on(pools[2], network(), samples(16), **option)
-        assert "the same on 2 of 2 ranks" in str(caught.value)
+        assert same_on(caught.value, 0, 1)
 
 
 def say(info: CallbackInfo) -> None:

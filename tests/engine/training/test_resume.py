@@ -35,7 +35,7 @@ from gpupool.engine.training.callbacks import CallbackInfo
 from tests.engine.training.vectors import Vectors
 from tests.servers.s3 import SeaweedServer
 from tests.support.pools import Pools
-from tests.support.raising import raises
+from tests.support.raising import raises, same_on
 from tests.support.trainings import (
     Centred,
     Held,
@@ -333,7 +333,7 @@ def test_what_kills_a_rank_at_the_same_place_again_ends_training(
     )
     data = Once(60, 3, None, kills=True)
     run = TrainingRun(pools[1], network(), data, "cross_entropy", options, None)
-    with pytest.raises(SpmdError, match="killed by SIGKILL"):
+    with raises(SpmdError, "", shown="SIGKILL", ename="EngineDiedError"):
         run.result()
     assert len(run.history.restarts) == 1
 
@@ -421,7 +421,7 @@ def test_another_training_is_refused_in_one_sentence(pools: Pools, tmp_path: Pat
         with raises(SpmdError, kind, *names, shown=shown, ename="TrainingError") as caught:
             train_on(pools[2], model, samples(num), **changed)
         assert len(str(caught.value).splitlines()) == 1
-        assert "the same on 2 of 2 ranks" in str(caught.value)
+        assert same_on(caught.value, 0, 1)
     result = train_on(pools[2], network(), samples(24), **more | {"lr": 0.5})
     assert [s.lr for s in result.history.steps] == [0.01] * 4 + [0.5] * 4
 
@@ -454,9 +454,12 @@ def test_a_sealed_file_that_holds_no_whole_state_is_said_on_every_rank(
     states += [{}, whole | {"told": 5}, whole | {"training": []}, whole | {"judge": {"best": 1}}]
     for state in states:
         (tmp_path / name).write_bytes(sealed(state))
-        with pytest.raises(SpmdError, match=rf"resume: .*{name} ") as caught:
+        with pytest.raises(SpmdError) as caught:
             train_on(pools[2], network(), samples(24), **settings, resume="auto")
-        assert "the same on 2 of 2 ranks" in str(caught.value)
+        assert caught.value.kind in ("format", "damaged", "other network")
+        assert caught.value.names == ("resume",)
+        assert f"{name} " in str(caught.value)
+        assert same_on(caught.value, 0, 1)
 
 
 def test_resume_true_needs_a_checkpoint(pools: Pools, tmp_path: Path) -> None:

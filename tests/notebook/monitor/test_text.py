@@ -20,6 +20,7 @@ from gpupool.notebook.monitor.text import TextProgress
 from gpupool.notebook.monitor.views import show_training
 from gpupool.training.history import TrainingHistory
 from tests.notebook.feed import Run
+from tests.support.raising import raises
 
 HistoryOf = Callable[..., TrainingHistory]
 
@@ -246,5 +247,5 @@ def test_an_early_stop_is_the_last_line(history_of: HistoryOf) -> None:
 
 
 def test_a_plot_without_a_notebook_is_refused() -> None:
-    with pytest.raises(OptionsError, match="progress='plot' needs a notebook"):
+    with raises(OptionsError, "no notebook", "progress"):
         show_training(Run(), "plot")

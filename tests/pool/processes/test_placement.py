@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpupool.core.errors import OptionsError, PlacementError
+from gpupool.core.errors import GpuPoolError, OptionsError, PlacementError
 from gpupool.core.machine.topology import NO_DRIVER, Discovery, Gpu, survey
 from gpupool.core.options.pool_options import PoolOptions
 from gpupool.pool.processes.placement import Placement, place_ranks
+from tests.support.raising import raises
 
 GPUS = [Gpu(i, f"GPU-{i}", "NVIDIA H200") for i in range(4)]
 FOUR = survey(GPUS, "", None)
@@ -23,7 +24,7 @@ def lock_but(*taken: str) -> Callable[[Sequence[str], int], list[str]]:
     def lock(uuids: Sequence[str], number: int) -> list[str]:
         free = [uuid for uuid in uuids if uuid not in taken]
         if len(free) < number:
-            raise PlacementError(f"{', '.join(taken)} in use by pid 4711.")
+            raise PlacementError(f"{', '.join(taken)} in use by pid 4711.", "locked")
         return free[:number]
 
     return lock
@@ -48,19 +49,19 @@ def test_one_rank_per_gpu_by_default_with_nccl() -> None:
 def test_fewer_ranks_find_the_gpus_that_are_free() -> None:
     assert uuids(placed(n=2)) == ["GPU-0", "GPU-1"]
     assert uuids(placed(n=2, taken=["GPU-0", "GPU-2"])) == ["GPU-1", "GPU-3"]
-    with pytest.raises(PlacementError, match="GPU-0, GPU-2, GPU-3 in use by pid 4711"):
+    with raises(PlacementError, "locked", shown="GPU-0, GPU-2, GPU-3 in use by pid 4711"):
         placed(n=2, taken=["GPU-0", "GPU-2", "GPU-3"])
 
 
 def test_all_gpus_are_needed_by_default() -> None:
-    with pytest.raises(PlacementError, match="GPU-3 in use"):
+    with raises(PlacementError, "locked", shown="GPU-3 in use"):
         placed(taken=["GPU-3"])
 
 
 def test_the_gpus_that_were_named_are_needed_as_they_are() -> None:
     assert uuids(placed(gpus=("3", "0"))) == ["GPU-3", "GPU-0"]
     assert uuids(placed(gpus=("3", "0"), n=1)) == ["GPU-3"]
-    with pytest.raises(PlacementError, match="GPU-3 in use"):
+    with raises(PlacementError, "locked", shown="GPU-3 in use"):
         placed(gpus=("3", "0"), n=1, taken=["GPU-3"])
 
 
@@ -76,7 +77,7 @@ def test_ranks_beyond_the_gpus_talk_by_gloo_and_the_others_train_by_nccl(
 
 
 def test_ranks_beyond_the_gpus_do_not_excuse_a_locked_one() -> None:
-    with pytest.raises(PlacementError, match="GPU-1 in use"):
+    with raises(PlacementError, "locked", shown="GPU-1 in use"):
         placed(n=6, taken=["GPU-1"])
 
 
@@ -103,40 +104,47 @@ def test_cpu_ranks_where_there_is_no_gpu_and_the_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "options", "error", "message"),
+    ("found", "options", "error", "name", "shown"),
     [
         (
             NONE,
             {"device": "gpu"},
             PlacementError,
-            "device='gpu': no NVIDIA driver. `%gpupool start --cpu` starts CPU ranks.",
+            "device",
+            (NO_DRIVER, "`%gpupool start --cpu`"),
         ),
         (
             NONE,
             {"gpus": ("0",)},
             PlacementError,
-            "GPU '0' is not there: no NVIDIA driver. `%gpupool start --cpu` starts CPU ranks.",
+            "0",
+            (NO_DRIVER, "`%gpupool start --cpu`"),
         ),
         (
             NONE,
             {"backend": "nccl"},
             OptionsError,
-            "backend='nccl' needs a GPU for every rank; no NVIDIA driver. Use 'gloo' or 'auto'.",
+            "backend",
+            (NO_DRIVER, "'gloo'"),
         ),
         (
             FOUR,
             {"backend": "nccl", "n": 5},
             OptionsError,
-            "backend='nccl' needs a GPU for every rank; 4 can be used. Use 'gloo' or 'auto'.",
+            "backend",
+            (" 4 ", "'gloo'"),
         ),
     ],
 )
 def test_what_cannot_be_had_is_refused_before_anything_is_locked(
-    found: Discovery, options: dict[str, Any], error: type[Exception], message: str
+    found: Discovery,
+    options: dict[str, Any],
+    error: type[GpuPoolError],
+    name: str,
+    shown: tuple[str, ...],
 ) -> None:
     def never(uuids: Sequence[str], number: int) -> list[str]:
         raise AssertionError("locked")
 
-    with pytest.raises(error) as caught:
+    with raises(error, "no GPU", name, shown=shown):
         place_ranks(PoolOptions(**options), never, found=found, num_cores=8)
-    assert str(caught.value) == message

@@ -23,7 +23,7 @@ from gpupool.pool.variables.variables import Variables
 from gpupool.spmd.cell import Notebook as At
 from gpupool.spmd.cell import SpmdRun
 from tests.support.processes import engine_pid, open_files, press_when, wait_for
-from tests.support.raising import raises
+from tests.support.raising import raises, same_on
 
 LARGE = 4 << 20  # bytes; beyond what travels in a message
 
@@ -186,14 +186,16 @@ def test_a_new_rank_repeats_the_imports_of_earlier_cells(
     assert cell("j").text(1) == ""  # once
     for name, way_on in {
         "fleeting": "fleeting was lost with rank 1, which was restarted; import it there again)",
-        "zipper": "zipper was lost with rank 1, which was restarted; import it there again)",
-        "string": "string was lost with rank 1, which was restarted; pool.sync_from(0, 'string'",
-        "cosh": "by exec, %run or `import *`, was lost with rank 1, which was restarted",
+        "zipper": " import ",
+        "string": "pool.sync_from(0, 'string'",
+        "cosh": "`import *`",
     }.items():
-        with pytest.raises(SpmdError, match=re.escape(way_on)):
+        with raises(SpmdError, "lost", name, ranks=(1,), shown=way_on, ename="NameError") as caught:
             cell(name)
-    with pytest.raises(SpmdError, match=r"name 'nowhere' is not defined \(the same on 2 of"):
+        assert " rank 1, " in caught.value.first.evalue
+    with raises(SpmdError, "", ranks=(0, 1), shown="'nowhere'", ename="NameError") as caught:
         cell("nowhere")
+    assert same_on(caught.value, 0, 1)
 
 
 class OnlyOnRank:
@@ -210,7 +212,7 @@ class OnlyOnRank:
 def test_if_one_rank_cannot_read_a_value_none_runs(notebook: Notebook, pool2: Pool) -> None:
     notebook.cell("ran = 0")
     notebook.names |= {"x": OnlyOnRank(0), "y": 5}
-    with pytest.raises(TransferError, match=r"x: on rank 1: ValueError: not for this rank"):
+    with raises(TransferError, "", "x", shown=(" rank 1: ", "ValueError: not for this rank")):
         notebook.cell("ran = 1; y", "x y")
     assert notebook.cell("ran") == ["0", "0"]
     assert notebook.cell("y", "y") == ["5", "5"]
@@ -268,10 +270,10 @@ def test_a_handle_of_what_was_assigned_anew_says_so(notebook: Notebook, pool2: P
     notebook.cell("x = 1", assigns="x")
     old = notebook.names["x"]
     notebook.cell("x = 2", assigns="x")
-    with raises(PoolError, "earlier value", "x"):
+    with raises(PoolError, "earlier value", "x") as caught:
         _ = old[0]
     notebook.names["y"] = {"old": old}
-    with pytest.raises(TransferError, match=r"y: PoolError: this is a handle of an earlier x"):
+    with raises(TransferError, "", "y", shown=f"PoolError: {caught.value}"):
         notebook.cell("y", "y")
 
 
@@ -287,17 +289,18 @@ def test_what_a_composite_says_of_itself(notebook: Notebook) -> None:
     assert "reshape" in dir(x)
     assert (hasattr(x, "nonsense"), hasattr(x, "_repr_html_")) == (False, False)
     assert torch.equal(x[-1], torch.ones(2, 4))
-    with pytest.raises(IndexError, match=r"one value per rank, 0 to 1. To index the values"):
+    with pytest.raises(IndexError, match=r"0 to 1\..*`%spmd x\[2\]`"):
         _ = x[2]
-    with pytest.raises(TypeError, match=r"x is on the ranks: call it there, `%spmd x\(...\)`"):
+    with pytest.raises(TypeError, match=r"`%spmd x\(\.\.\.\)`"):
         x()
-    with pytest.raises(TypeError, match=r"the truth of x may differ"):
+    with pytest.raises(TypeError, match=r"`bool\(x\[0\]\)`"):
         bool(x)
 
 
 def test_a_value_that_cannot_come_says_why(notebook: Notebook) -> None:
     notebook.cell("import threading\nx = threading.Lock()", assigns="x")
-    with pytest.raises(PoolError, match=r"rank 0: cannot pickle '_thread.lock' object"):
+    shown = "cannot pickle '_thread.lock' object"  # as Python says
+    with raises(PoolError, "no value", "x", ranks=(0,), shown=shown):
         _ = notebook.names["x"][0]
 
 
@@ -311,9 +314,9 @@ def test_while_the_ranks_are_busy_a_composite_does_not_wait(
     assert pool2.status().state == "busy"
     assert str(x.info[1]) == "list of 1"  # known already
     assert "append" not in dir(x)
-    with raises(PoolError, "busy"):
+    with raises(PoolError, "busy") as caught:
         _ = x[0]
-    with pytest.raises(AttributeError, match=r"x.append: the ranks are busy"):
+    with pytest.raises(AttributeError, match=re.escape(f"x.append: {caught.value}")):
         _ = x.append
     go.touch()
     running.result()
@@ -326,7 +329,7 @@ def test_pool_names_are_put_and_got(pool2: Pool) -> None:
     assert pool2["x"][1]["a"].tolist() == [1, 1]
     with raises(PoolError, "unknown", "nonsense"):
         _ = pool2["nonsense"]
-    with pytest.raises(TransferError, match="lock: TypeError"):
+    with raises(TransferError, "", "lock", shown=" TypeError: "):
         pool2["lock"] = threading.Lock()
 
 
@@ -369,9 +372,9 @@ def test_a_handle_of_what_the_notebook_has_covered_says_so(notebook: Notebook) -
 def test_a_handle_is_not_assigned_to(notebook: Notebook) -> None:
     notebook.cell("x = {}", assigns="x")
     handle = notebook.names["x"]
-    with pytest.raises(TypeError, match=r"`x\.lr = \.\.\.` belongs in a %%spmd cell"):
+    with pytest.raises(TypeError, match=r"`x\.lr = \.\.\.`"):
         handle.lr = 0.1
-    with pytest.raises(TypeError, match="x is on the ranks"):
+    with pytest.raises(TypeError, match="%%spmd"):
         handle[0] = 1
 
 
@@ -391,12 +394,12 @@ def test_a_value_whose_repr_fails_is_listed(notebook: Notebook) -> None:
 
 def test_a_constant_of_another_pool_is_refused(notebook: Notebook, pool2: Pool) -> None:
     foreign = Constant(Variables(pool2._all_ranks), pool2.put("ours").number, "str")
+    with raises(PoolError, "other pool") as caught:
+        pool2.run(str, foreign)
     for value in (foreign, [foreign]):
         notebook.names["x"] = value
-        with pytest.raises(TransferError, match="a Constant of another pool"):
+        with raises(TransferError, "", "x", shown=str(caught.value)):
             notebook.cell("x", "x")
-    with raises(PoolError, "other pool"):
-        pool2.run(str, foreign)
     notebook.names["x"] = 1
     assert notebook.cell("x", "x") == ["1", "1"]
 
