@@ -9,6 +9,7 @@ import builtins
 import inspect
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -142,7 +143,9 @@ def test_an_error_reads_as_one_of_an_engine(engine: Pool, inline: Pool, code: st
         error = error_of(pool, code)
         first = error.first
         # the engine's own library is the same one
-        errors.append((str(error), first.ename, first.evalue, plain(first.traceback)))
+        texts = (str(error), first.ename, first.evalue, plain(first.traceback))
+        # each pool counts its own runs
+        errors.append([re.sub(r"pool\.run \d+", "pool.run", text) for text in texts])
         assert "gpupool/" not in first.traceback
         assert dict(pool.run(SUM)) == {0: 1.0}
     assert errors[0] == errors[1]
