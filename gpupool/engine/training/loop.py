@@ -3,7 +3,7 @@
 Every rank walks through the same global batches and takes its share of each: `step.py` has one
 step, `reports.py` what comes of it. All ranks know the same sums over the ranks, and decide from
 them alike; so they end after the same step. Samples that cannot be read and may be skipped count
-nowhere, and change no number of steps.
+in no loss, and change no number of steps.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class _Training:
         while not run.stopped_by and run.epoch <= options.epochs:
             run.reporter.begin_epoch(run.epoch, self.dataset, options, run.samples_done)
             self._set_training()
-            is_over = True
+            is_epoch_over = True
             self.rank_report.timer.begin_step()
             # Only the loop holds the iterator: so its threads end here, also if a traceback stays.
             for share in epoch_shares(
@@ -176,11 +176,11 @@ class _Training:
                 normalization=run.normalization,
             ):
                 self._run_step(share)
-                is_over = share.is_last
+                is_epoch_over = share.is_last
                 if run.stopped_by:
                     break
-            if not is_over or run.has_diverged:
-                break
+            if not is_epoch_over or run.has_diverged:
+                break  # this epoch has no end
             self._end_epoch()
         run.stop("epochs")
         self.rank_report.end()
@@ -208,9 +208,10 @@ class _Training:
         self.rank_report.timer.begin_step()
 
     def _report_step(self, share: Share, *, validates: bool) -> None:
-        """Sum what the steps report over the ranks: sent after one step, received after the next.
+        """Sum steps over the ranks: sent every `log_every` steps, received one step later.
 
-        So nobody waits for the sums, unless something depends on the steps just made (`flush`).
+        So nobody waits for the sums, unless something depends on the steps just made (`flush`). A
+        loss that is no number, or a user's stop, ends training that much later.
         """
         run, options = self.run, self.run.options
         ends_training_or_epoch = share.is_last or run.step == options.max_steps
@@ -311,6 +312,8 @@ class _Training:
 
     def save_last_step(self, *, at_once: bool) -> None:
         """After an error: save the last complete step; no other rank is asked anything.
+
+        Nothing is saved if the optimizer was changing the weights.
 
         `at_once`: it was an interrupt, and the network keeps the weights of that step.
         """

@@ -27,7 +27,8 @@ from gpupool.engine.training.reports import Reporter
 class Run:
     """One training, after `step` complete steps. The same on every rank, but for what `world` says.
 
-    A step is complete when the optimizer has made it; nothing here changes before. The random
+    A step is complete when the optimizer has made it; nothing here changes before, but for the
+    weights themselves while `is_step_complete` is False. The random
     numbers of a step depend on (seed, rank, step) alone, so none are kept. `options` are those that
     hold: "linear" scaling is carried out.
     """
@@ -73,7 +74,7 @@ class Run:
         self.is_step_complete = False
 
     def end_update(self) -> None:
-        """The step is complete, and noted."""
+        """The step is complete, and noted. For L-BFGS nothing was held, and nothing is released."""
         self.is_step_complete = True
         calls.release()
 

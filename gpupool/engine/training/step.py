@@ -7,7 +7,7 @@
 `run` makes a step in this order; `_forward_and_backward` has 2 to 4:
 
 1. learning rate: `set_learning_rates`
-2. counts: `_global_count`, over how much the loss is a mean on all ranks
+2. counts: `_global_count`, how many samples or targets the loss of all ranks is a mean over
 3. forward: `_forward`, of each micro-batch; `StepBuffers` has the statistics of batch norms
 4. backward: `_add_gradient`; in the last micro-batch DDP averages gradients over ranks
 5. clip: `_clip`
@@ -132,7 +132,7 @@ class TrainingStep:
         world = self._run.world
         loss_count = self._loss.num_counted(share.targets, share.num_here)
         if isinstance(loss_count, int):
-            if self._run.options.on_error != "skip":
+            if self._run.options.on_error != "skip":  # `num_all` includes samples that were skipped
                 return share.num_all
             # `full` is computed on the device; `tensor` would be copied there, and waited for.
             loss_count = torch.full((), loss_count, dtype=torch.float64, device=world.device)
@@ -222,7 +222,8 @@ class TrainingStep:
             first[:] = first or metrics
             return float((run.world.sum(total.sum(0)) / count.to(total.device)).sum().item())
 
-        run.is_step_complete = False  # an interrupt may leave half a step: it may compute for long
+        # It may compute for long, so interrupts are not held. Half a step is never saved.
+        run.is_step_complete = False
         run.optimizer.step(closure)
         return first
 
