@@ -23,8 +23,10 @@ class OutputKind(StrEnum):
     @property
     def is_text(self) -> bool:
         """Whether the content is text of a stream."""
-        return self in (OutputKind.STDOUT, OutputKind.STDERR)
+        return self in STREAMS
 
+
+STREAMS = (OutputKind.STDOUT, OutputKind.STDERR)
 
 # (kind, content): of a call on one rank
 OnMessage = Callable[[OutputKind, Any], None]

@@ -14,7 +14,7 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-from gpupool.core.wire.output import OnMessage, OutputKind
+from gpupool.core.wire.output import STREAMS, OnMessage, OutputKind
 
 
 class Recording:
@@ -38,7 +38,7 @@ class Recording:
 
     def __enter__(self) -> Recording:
         shell: Any = get_ipython()
-        for kind in (OutputKind.STDOUT, OutputKind.STDERR):
+        for kind in STREAMS:
             stream = getattr(sys, kind)
             swap(self._undo, stream, "write", self._writer(kind, stream.write))
         if shell is not None:

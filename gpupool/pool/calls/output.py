@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpupool.core.wire.masking import Redactor, Secrets, redact_all
-from gpupool.core.wire.output import OnOutput, OutputKind
+from gpupool.core.wire.output import STREAMS, OnOutput, OutputKind
 from gpupool.pool.calls.output_widgets import Widgets
 from gpupool.pool.calls.terminal_text import as_shown
 
@@ -159,9 +159,7 @@ class OutputRecorder:
         listener: OnOutput | None = None,
     ) -> None:
         self.outputs = {rank: RankOutput() for rank in ranks}
-        self._redactors = {
-            (rank, kind): Redactor(hidden) for rank in ranks for kind in OutputKind if kind.is_text
-        }
+        self._redactors = {(rank, stream): Redactor(hidden) for rank in ranks for stream in STREAMS}
         self._hidden = hidden
         self._listener = listener
         self._to_clear: set[int] = set()
