@@ -150,7 +150,7 @@ def _is_of_script(value: Any) -> bool:
 
 
 def _waiting_once(delete: Callable[..., None]) -> Callable[..., None]:
-    """RPC's way to let go of remote references, which is of no use from its second shutdown on.
+    """RPC's way to release remote references, which is of no use from its second shutdown on.
 
     Since the first one torch informs no owner that its value is no longer needed (`RRefContext`),
     and the owner waits for that word for 100 s, in C++. Others give it up after 60 s.

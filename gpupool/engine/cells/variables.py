@@ -143,7 +143,7 @@ def around(work: Callable[[], Reply[Value]], bindings: Bindings) -> Reply[Value]
     before = identities(names)
     script_names.clear()
     reply = work()
-    settle()
+    release_rebound()
     return replace(reply, names=report(before, {*names, *script_names}))
 
 
@@ -210,8 +210,8 @@ def lost(numbers: Iterable[int]) -> list[int]:
     return sorted(set(numbers) - _kept.keys())
 
 
-def settle() -> None:
-    """After a cell: let go of values that their names do not mean any more."""
+def release_rebound() -> None:
+    """After a cell: release values that their names do not mean any more."""
     names = this_shell().user_ns
     for name, number in list(_bound.items()):
         kept = _kept.get(number)

@@ -26,7 +26,7 @@ INTERVAL_S = 0.1  # text waits that long for more
 NUM_FLUSHES = 40  # in a second that are done at once; others wait for the interval
 FREE_CHARS = 8 << 20  # of each call that are sent as they come
 RATE_CHARS = 1 << 19  # in each interval after that
-MAX_CHARS = 8 << 20  # waiting to be sent; beyond, those between the first and the last are let go
+MAX_CHARS = 8 << 20  # waiting to be sent; beyond, those between the first and the last are dropped
 KEPT_HEAD_CHARS, KEPT_LAST_CHARS = 4096, 3 << 20
 MAX_MESSAGES = 8  # for text that alternates between the streams; more go as one
 

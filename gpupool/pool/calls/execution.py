@@ -31,7 +31,7 @@ from gpupool.core.wire.masking import Secrets, redact
 from gpupool.core.wire.output import OnOutput
 from gpupool.core.wire.replies import CodeReply, Reply, Value
 from gpupool.core.wire.values import NamesReport
-from gpupool.pool.calls.failures import HANG, Failure, settle
+from gpupool.pool.calls.failures import HANG, Failure, resolve
 from gpupool.pool.calls.freeing import Freeing, give_up
 from gpupool.pool.calls.hang_watch import HangWatch
 from gpupool.pool.calls.presses import heed_again, ignore_for_a_moment
@@ -288,9 +288,9 @@ class Execution(Generic[Value]):
         self._group_wanting |= self._freeing.has_aborted
         if self._failures and not self._group_wanting:
             self._group_wanting = not self._all_ranks.group.is_in_step(self.ranks)
-        self._settle()
+        self._resolve()
 
-    def _settle(self) -> None:
+    def _resolve(self) -> None:
         """Say of each rank that failed how it did, and what went with one that was replaced."""
         counts = Counter(failure.error.evalue for failure in self._failures.values())
         failures = dict(self._failures)
@@ -300,14 +300,14 @@ class Execution(Generic[Value]):
             if hint:
                 error = replace(failure.error, evalue=said + hint, kind="lost", names=lost)
                 failures[rank] = replace(failure, error=error)
-        settled = settle(
+        resolved = resolve(
             failures,
             asked=bool(self._presses),
             limit=self._limit,
             freed_at=self._freeing.freed_at,
             where=self._watch.where | self._freeing.where,
         )
-        self.errors.update(settled)
+        self.errors.update(resolved)
 
     def _look_at_clock(self, now: float) -> bool:
         """Ask for the end if the time is over; returns whether it just was."""

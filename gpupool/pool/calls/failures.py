@@ -57,7 +57,7 @@ class Failure:
         return cls(error, collective, error.ename == "KeyboardInterrupt", raised.exception)
 
 
-def settle(
+def resolve(
     failures: Mapping[int, Failure],
     *,
     asked: bool,
@@ -82,7 +82,7 @@ def settle(
     waited = {rank for rank, one in failures.items() if _waited(one, where.get(rank))}
     # whoever waits in a collective is not who the others wait for, if one of them is elsewhere
     freed = waited if waited != failures.keys() - causes else set()
-    settled = {}
+    resolved = {}
     for rank, failure in failures.items():
         error, was = failure.error, where.get(rank)
         if rank in causes or not (failure.collective or failure.interrupted):
@@ -92,8 +92,8 @@ def settle(
             error = _interrupted(failure, limit, was)
         else:
             error = replace(error, freed=True, was=was.was if was is not None else "")
-        settled[rank] = error
-    return settled
+        resolved[rank] = error
+    return resolved
 
 
 def _causes(failures: Iterable[Failure], asked: bool, freed_at: float | None) -> list[int]:

@@ -67,7 +67,7 @@ class EngineClient:
         # `message.output` resolves after the last output: when the engine is idle again, or the
         # reply says that there was none (gpupool/engine/output/status.py).
         message.add_done_callback(
-            lambda done: message.output.add_done_callback(lambda _: _settle(reply, done))
+            lambda done: message.output.add_done_callback(lambda _: _finish(reply, done))
         )
         return reply
 
@@ -165,7 +165,7 @@ def load_ipyparallel() -> Any:
     return ipyparallel
 
 
-def _settle(reply: Future[Any], done: Any) -> None:
+def _finish(reply: Future[Any], done: Any) -> None:
     result = done.result()  # ipyparallel puts an exception here as a value
     with contextlib.suppress(InvalidStateError):  # the rank was given up meanwhile
         if isinstance(result, BaseException):

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpupool.core.errors import RankError, SpmdError
 from gpupool.core.wire.location import Collective, Location
-from gpupool.pool.calls.failures import Failure, settle
+from gpupool.pool.calls.failures import Failure, resolve
 
 LOST = "[pair.cc:561] Connection closed by peer [127.0.0.1]:4321."
 IN_COLLECTIVE = Location("Cell In[3], line 2", Collective("all_reduce", 5))
@@ -26,7 +26,7 @@ def interrupted(rank: int, at: float) -> Failure:
     return raised(rank, at, "KeyboardInterrupt", evalue="", interrupted=True)
 
 
-def settled(
+def resolved(
     *failures: Failure,
     asked: bool = False,
     limit: tuple[str, str] | None = None,
@@ -34,7 +34,7 @@ def settled(
     where: Mapping[int, Location] | None = None,
 ) -> SpmdError:
     by_rank = {failure.error.rank: failure for failure in failures}
-    told = settle(by_rank, asked=asked, limit=limit, freed_at=freed_at, where=where or {})
+    told = resolve(by_rank, asked=asked, limit=limit, freed_at=freed_at, where=where or {})
     return SpmdError(told, 3)
 
 
@@ -43,14 +43,14 @@ def freed(error: SpmdError) -> list[bool]:
 
 
 def test_a_death_is_the_cause_though_its_peers_noticed_it_before_it_was_told() -> None:
-    error = settled(lost(0, 1.0), raised(1, 2.0, "EngineDiedError"), lost(2, 1.0))
+    error = resolved(lost(0, 1.0), raised(1, 2.0, "EngineDiedError"), lost(2, 1.0))
     assert error.first.rank == 1
     assert freed(error) == [True, False, True]
 
 
 def test_who_raised_is_the_cause_also_if_others_were_interrupted() -> None:
     where = {0: IN_COLLECTIVE, 2: COMPUTING}
-    error = settled(
+    error = resolved(
         interrupted(0, 1.3), raised(1, 1.0), interrupted(2, 1.3), freed_at=1.25, where=where
     )
     assert error.first.rank == 1
@@ -61,49 +61,51 @@ def test_who_raised_is_the_cause_also_if_others_were_interrupted() -> None:
 
 
 def test_two_that_raise_by_themselves_are_both_causes() -> None:
-    error = settled(raised(0, 1.2, "KeyError"), raised(1, 1.0), lost(2, 1.3), freed_at=1.25)
+    error = resolved(raised(0, 1.2, "KeyError"), raised(1, 1.0), lost(2, 1.3), freed_at=1.25)
     assert freed(error) == [False, False, True]
     assert error.first.rank == 1
 
 
 def test_collectives_that_fail_by_themselves_are_the_cause() -> None:
-    error = settled(lost(0, 1.0), lost(1, 1.1), lost(2, 1.4), freed_at=1.3)
+    error = resolved(lost(0, 1.0), lost(1, 1.1), lost(2, 1.4), freed_at=1.3)
     assert freed(error) == [False, False, True]
 
 
 def test_of_nothing_but_freed_ones_the_first_is_the_cause() -> None:
-    error = settled(lost(0, 1.5), lost(1, 1.4), freed_at=1.3)
+    error = resolved(lost(0, 1.5), lost(1, 1.4), freed_at=1.3)
     assert error.first.rank == 1
     assert freed(error) == [True, False]
 
 
 def test_who_is_stopped_was_interrupted_in_its_collective_or_at_its_line() -> None:
-    error = settled(lost(0, 1.0), interrupted(1, 1.0), asked=True, where={0: IN_COLLECTIVE})
+    error = resolved(lost(0, 1.0), interrupted(1, 1.0), asked=True, where={0: IN_COLLECTIVE})
     assert str(error.first) == "KeyboardInterrupt"
     assert error.others() == {"freed from all_reduce #5 (Cell In[3], line 2)": [0]}
-    error = settled(lost(0, 1.0), lost(1, 1.0), asked=True, where={0: IN_COLLECTIVE})
+    error = resolved(lost(0, 1.0), lost(1, 1.0), asked=True, where={0: IN_COLLECTIVE})
     assert [str(one) for one in error.errors.values()] == [
         "KeyboardInterrupt: in all_reduce #5",
         "KeyboardInterrupt: in a collective",
     ]
     assert freed(error) == [False, False]
-    assert str(settled(lost(0, 1.0), asked=True).first) == "KeyboardInterrupt: in a collective"
+    assert str(resolved(lost(0, 1.0), asked=True).first) == "KeyboardInterrupt: in a collective"
 
 
 def test_a_limit_names_itself() -> None:
     limit = ("TimeoutError", "took longer than 5 s")
-    error = settled(lost(0, 1.0), lost(1, 1.0), asked=True, limit=limit)
+    error = resolved(lost(0, 1.0), lost(1, 1.0), asked=True, limit=limit)
     assert str(error.first) == "TimeoutError: took longer than 5 s, in a collective"
-    error = settled(interrupted(0, 1.0), interrupted(1, 1.0), asked=True, limit=limit)
+    error = resolved(interrupted(0, 1.0), interrupted(1, 1.0), asked=True, limit=limit)
     assert str(error.first) == "TimeoutError: took longer than 5 s"
 
 
 def test_what_was_raised_before_the_stop_stays_the_cause() -> None:
-    error = settled(raised(0, 1.0), interrupted(1, 2.0), asked=True, limit=("TimeoutError", "late"))
+    error = resolved(
+        raised(0, 1.0), interrupted(1, 2.0), asked=True, limit=("TimeoutError", "late")
+    )
     assert [one.ename for one in error.errors.values()] == ["ValueError", "TimeoutError"]
     assert error.first.rank == 0
 
 
 def test_of_a_killed_rank_is_told_where_it_was() -> None:
-    error = settled(raised(1, 1.0, "EngineDiedError"), where={1: IN_COLLECTIVE})
+    error = resolved(raised(1, 1.0, "EngineDiedError"), where={1: IN_COLLECTIVE})
     assert error.first.was == "in all_reduce #5 (Cell In[3], line 2)"
