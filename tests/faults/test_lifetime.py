@@ -126,6 +126,33 @@ def test_an_interrupted_start_leaves_nothing_and_the_next_one_works(kernel: Kern
     assert kernel.run("dict(pool.run('rank'))").text == "{0: 0, 1: 1}"
 
 
+INTERRUPTED = """
+import signal, time
+import psutil
+from gpupool.pool.processes import agent
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+agent.warm(); agent.close()  # imports what the next one needs
+kept = []  # as IPython keeps the last traceback, and what its frames hold
+for moment in range(20):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.0003 + 0.0004 * moment)
+        taken = agent.take()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        taken.kill()
+    except KeyboardInterrupt as error:
+        kept.append(error)
+deadline = time.monotonic() + 20
+while psutil.Process().children() and time.monotonic() < deadline:
+    time.sleep(0.05)
+print(len(kept) > 0, psutil.Process().children())
+"""
+
+
+def test_an_interrupt_at_any_moment_of_its_start_loses_no_agent() -> None:
+    output, _ = notebook(INTERRUPTED).communicate(timeout=60)
+    assert output.splitlines()[-1] == "True []"
+
+
 # ---- what is not the end ---------------------------------------------------------------------
 
 

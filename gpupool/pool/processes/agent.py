@@ -210,8 +210,8 @@ def _start() -> HostAgent:
         except BaseException as error:  # raised where it is waited for
             started.set_exception(error)
 
-    threading.Thread(target=start, name="gpupool-start", daemon=True).start()
     try:
+        threading.Thread(target=start, name="gpupool-start", daemon=True).start()
         return started.result()
     except KeyboardInterrupt:
         started.add_done_callback(_end)
