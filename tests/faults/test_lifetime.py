@@ -139,7 +139,7 @@ for moment in range(20):
         taken = agent.take()
         signal.setitimer(signal.ITIMER_REAL, 0)
         taken.kill()
-    except KeyboardInterrupt as error:
+    except (KeyboardInterrupt, RuntimeError) as error:  # the latter of a Condition that waits
         kept.append(error)
 deadline = time.monotonic() + 20
 while psutil.Process().children() and time.monotonic() < deadline:

@@ -213,7 +213,7 @@ def _start() -> HostAgent:
     try:
         threading.Thread(target=start, name="gpupool-start", daemon=True).start()
         return started.result()
-    except KeyboardInterrupt:
+    except BaseException:  # Python may make "release unlocked lock" of an interrupt that waits
         started.add_done_callback(_end)
         raise
 
