@@ -630,16 +630,40 @@ def test_a_notebook_that_ends_takes_its_pool_along(no_pool: None) -> None:
     assert not Path(told["folder"]).exists()
 
 
-class Interrupts:
-    """A stop button that is pressed while the call is being sent."""
+class Raises:
+    """Part of a call that cannot be sent."""
 
     def __reduce__(self) -> NoReturn:
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_while_a_call_is_sent_leaves_nothing_behind(pool2: Pool) -> None:
-    pressed: Any = Interrupts()
-    calls = {0: RunSource("import time; time.sleep(60)", None), 1: RunSource(pressed, None)}
+def test_an_error_while_a_call_is_sent_leaves_nothing_behind(pool2: Pool) -> None:
+    unsent: Any = Raises()
+    calls = {0: RunSource("import time; time.sleep(60)", None), 1: RunSource(unsent, None)}
     with pytest.raises(KeyboardInterrupt):
         pool2.execute(calls, lambda *_: None)
     assert pool2.run("rank", timeout_s=60)[1] == 1
+
+
+class Presses:
+    """Source whose sending waits until rank 0 is in its own, and presses the stop button then."""
+
+    def __init__(self, source: str, begun: Callable[[], bool]) -> None:
+        self._source, self._begun = source, begun
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        until(self._begun, SOON_S, "the call of rank 0")
+        signal.raise_signal(signal.SIGINT)
+        return str, (self._source,)
+
+
+def test_ctrl_c_while_calls_are_sent_interrupts_the_ranks(pool2: Pool, tmp_path: Path) -> None:
+    source = f"{reach(tmp_path / 'rank')}\nimport time; time.sleep(60)"
+    pressed: Any = Presses(source, lambda: reached(tmp_path / "rank", 0))
+    calls = {0: RunSource(source, None), 1: RunSource(pressed, None)}
+    execution = pool2.execute(calls, lambda *_: None)
+    with pytest.raises(SpmdError) as caught:
+        execution.result()
+    assert {caught.value.errors[rank].ename for rank in (0, 1)} == {"KeyboardInterrupt"}
+    assert execution.elapsed_s < SOON_S
+    assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Generic
 
@@ -34,7 +35,7 @@ from gpupool.core.wire.values import NamesReport
 from gpupool.pool.calls.failures import HANG, Failure, resolve
 from gpupool.pool.calls.freeing import Freeing, give_up
 from gpupool.pool.calls.hang_watch import HangWatch
-from gpupool.pool.calls.presses import heed_again, ignore_for_a_moment
+from gpupool.pool.calls.presses import heard_by, heed_again, ignore_for_a_moment
 from gpupool.pool.notices import NoticeLines, OnNotice
 from gpupool.pool.ranks import Ranks
 
@@ -157,7 +158,7 @@ class Execution(Generic[Value]):
     def _begin_supervision(self) -> None:
         """Have a thread supervise, and make the calls here unless they have to wait their turn.
 
-        An interrupt that comes meanwhile ends what has begun: nothing may stay in the row of turns.
+        Whatever is raised meanwhile ends what has begun: nothing may stay in the row of turns.
         """
         # Before the calls: to start a thread takes 2 ms while ipyparallel's is busy sending them.
         thread = threading.Thread(target=self._supervise, name="gpupool-execution", daemon=True)
@@ -165,7 +166,8 @@ class Execution(Generic[Value]):
             thread.start()
             if not self._waits:  # in this thread: an inline pool works here and now
                 self._turn.began = True
-                self._call()
+                with self._presses_kept():
+                    self._call()
         except BaseException:
             self.interrupt()
             if thread.ident is None:
@@ -173,6 +175,16 @@ class Execution(Generic[Value]):
             raise
         finally:
             self._called.set()
+
+    def _presses_kept(self) -> AbstractContextManager[None]:
+        """A block in which Ctrl-C interrupts the ranks as one does after it.
+
+        A rank may begin before the others have their calls. If KeyboardInterrupt were raised then,
+        a call could be on its way that nobody knows of, and the ranks would compute on.
+        """
+        if self._all_ranks.options.inline:  # the calls are made here, and hear it themselves
+            return nullcontext()
+        return heard_by(lambda _: self.interrupt())
 
     # ---- in the supervising thread -------------------------------------------------------
 

@@ -69,10 +69,11 @@ def first_calls(on_press: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def heard_by(on_press: Callable[[bool], object]) -> Iterator[None]:
-    """A block, one that awaits, in which SIGINT means `on_press(is_first)` and nothing else.
+    """A block in which SIGINT means `on_press(is_first)` and nothing else.
 
-    Without it IPython would cancel the cell, and the interrupt would cost what it waits for.
-    `on_press` is called in the middle of anything: it may only have an event loop do something.
+    In one that awaits, IPython would else cancel the cell, and the interrupt would cost what it
+    waits for. `on_press` is called in the middle of anything: it may set an event that the block
+    does not use, or have an event loop do something.
     Presses within a second of the last one that counted mean the same, and are not passed on.
     """
     if threading.current_thread() is not threading.main_thread():
