@@ -1,0 +1,323 @@
+"""What a device does with the work it is given: the only file that calls `torch.cuda`.
+
+    device = devices.of(tensor.device)
+    copy, copied = device.copy_to_host(tensor)   # begins
+    copied.synchronize()                         # is whole
+
+A CPU has computed when the call returns. A GPU is given work in the order of a stream and computes
+later: the host runs ahead of it, by many steps of a training. Tests put a third device in the place
+of the CPU, which delays as a GPU does (`tests/support/lagging.py`).
+
+It lies below the engine, because threads that read data use it too. Loads torch, and opens no
+context on a GPU before one is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Mark(Protocol):
+    """A place in the order of a device's work, as `torch.cuda.Event` is."""
+
+    def query(self) -> bool:
+        """Whether the device has come so far."""
+
+    def synchronize(self) -> None:
+        """Wait until it has; other threads run meanwhile."""
+
+    def elapsed_time(self, end: Any, /) -> float:
+        """Milliseconds on the device from here to `end`; both are reached, and timed."""
+
+
+class Counter(Protocol):
+    """Counts what the device has completed. Reading it asks the device nothing."""
+
+    def advance(self) -> None:
+        """One more, once the device has done what it was given before."""
+
+    def value(self) -> int:
+        """How many it has completed by now; from any thread."""
+
+
+class Memory(NamedTuple):
+    """Bytes of a GPU: of all processes, and what torch has of it in this one."""
+
+    free: int
+    total: int
+    allocated: int
+    reserved: int
+
+
+class Device:
+    """A CPU: everything is done when it is asked for."""
+
+    lags = False
+    """Whether the host runs ahead of it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return "CPU"
+
+    def make_current(self) -> None:
+        """Make it the device of this thread, where libraries do not say which they mean."""
+
+    def mark(self, *, timed: bool = False) -> Mark:
+        """The place behind all that it has been given, in the stream of the moment."""
+        return _Reached(time.perf_counter())
+
+    def is_done(self) -> bool:
+        """Whether the stream of the moment is empty; waits for nothing.
+
+        Raises:
+            RuntimeError: the context is lost, so that nothing works on it any more.
+        """
+        return True
+
+    def synchronize(self) -> None:
+        """Wait for all of its streams; other threads run meanwhile."""
+
+    def counter(self) -> Counter:
+        """One that counts from 0."""
+        return _Count()
+
+    def copy_to_host(self, source: Tensor) -> tuple[Tensor, Mark]:
+        """Begin to copy a tensor into memory of the host: the copy, and where it is whole."""
+        copy = self.host_buffer(source).copy_(source, non_blocking=True)
+        return copy, self.mark()
+
+    def host_buffer(self, like: Tensor) -> Tensor:
+        """Memory of the host in this shape and layout, which the device can copy from and to."""
+        return torch.empty_like(like, device="cpu")
+
+    def aside(self) -> Aside:
+        """A stream beside that of the moment, for this thread."""
+        return Aside()
+
+    def seed(self, key: int) -> None:
+        """Set its random numbers; those of the CPU are another generator."""
+
+
+class Aside:
+    """Work beside the stream of the moment; on a CPU there is no beside."""
+
+    def __enter__(self) -> None:
+        """From here on the thread gives its work to this stream."""
+
+    def __exit__(self, *_: object) -> None:
+        """As before."""
+
+    def synchronize(self) -> None:
+        """Wait until it is empty. Memory that was freed in it can be written again then."""
+
+    def hand_over(self, tensors: Iterable[Tensor]) -> Handover:
+        """All that it was given makes these tensors, which another stream is to use."""
+        return Handover()
+
+
+class Handover:
+    """Tensors that one stream makes and another one uses."""
+
+    def take(self) -> None:
+        """Have the stream of the moment wait for them, and keep their memory until it is done."""
+
+
+class Cuda(Device):
+    """A GPU of NVIDIA's; what is said to be in "the stream of the moment" is of this thread."""
+
+    lags = True
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return torch.cuda.get_device_name(self.device)
+
+    @property
+    def uuid(self) -> str:
+        """As the driver has it, without "GPU-" or "MIG-" before it."""
+        return str(torch.cuda.get_device_properties(self.device).uuid)
+
+    def make_current(self) -> None:
+        """Make it the device of this thread, where libraries do not say which they mean."""
+        torch.cuda.set_device(self.device)
+
+    def mark(self, *, timed: bool = False) -> Mark:
+        """The place behind all that it has been given, in the stream of the moment."""
+        event = torch.cuda.Event(enable_timing=timed)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def is_done(self) -> bool:
+        """Whether the stream of the moment is empty; waits for nothing."""
+        return torch.cuda.current_stream(self.device).query()
+
+    def synchronize(self) -> None:
+        """Wait for all of its streams; other threads run meanwhile."""
+        torch.cuda.synchronize(self.device)
+
+    def counter(self) -> Counter:
+        """One that counts from 0."""
+        return _PinnedCount(self.device)
+
+    def host_buffer(self, like: Tensor) -> Tensor:
+        """Pinned memory of the host in this shape and layout."""
+        return torch.empty_like(like, device="cpu", pin_memory=True)
+
+    def aside(self) -> Aside:
+        """A stream beside that of the moment, for this thread."""
+        return _SideStream(self.device)
+
+    def seed(self, key: int) -> None:
+        """Set its random numbers; those of the CPU are another generator."""
+        torch.cuda.default_generators[self.device.index].manual_seed(key)
+
+    def memory(self) -> Memory:
+        """How full it is."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        allocated = torch.cuda.memory_allocated(self.device)
+        return Memory(free, total, allocated, torch.cuda.memory_reserved(self.device))
+
+    def free_cache(self) -> None:
+        """Give back the memory that torch keeps for later tensors."""
+        with contextlib.suppress(RuntimeError):  # a context that is lost gives nothing back
+            torch.cuda.empty_cache()
+
+
+# ---- which there are ---------------------------------------------------------------------------
+
+_devices: dict[torch.device, Device] = {}
+
+
+def of(device: torch.device | str) -> Device:
+    """The device of this name; "cuda" is the current one of this thread."""
+    device = torch.device(device)
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    if device not in _devices:
+        _devices[device] = Cuda(device) if device.type == "cuda" else Device(device)
+    return _devices[device]
+
+
+def put(device: Device) -> None:
+    """Have `of` give this one for its name."""
+    _devices[device.device] = device
+
+
+def in_use() -> Device | None:
+    """The device that may still compute what this process has given it; None without one.
+
+    Nothing is initialised for the answer. Of several GPUs it is the current one of this thread.
+    """
+    if torch.cuda.is_initialized():
+        return of("cuda")
+    return next((device for device in _devices.values() if device.lags), None)
+
+
+def gpu_in_use() -> Cuda | None:
+    """The current GPU, if this process has begun to use one."""
+    current = in_use()
+    return current if isinstance(current, Cuda) else None
+
+
+def has_gpu() -> bool:
+    """Whether torch can use a GPU here."""
+    return torch.cuda.is_available()
+
+
+def visible_gpus() -> Iterator[Cuda]:
+    """The GPUs that torch sees in this process, by its own numbers."""
+    for index in range(torch.cuda.device_count()):
+        yield Cuda(torch.device("cuda", index))
+
+
+# ---- inside ------------------------------------------------------------------------------------
+
+
+class _Reached:
+    """A place that was reached when it was marked."""
+
+    def __init__(self, at_s: float) -> None:
+        self._at_s = at_s
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+    def elapsed_time(self, end: _Reached, /) -> float:
+        return 1000 * (end._at_s - self._at_s)
+
+
+class _Count:
+    def __init__(self) -> None:
+        self._value = 0
+
+    def advance(self) -> None:
+        self._value += 1
+
+    def value(self) -> int:
+        return self._value
+
+
+class _PinnedCount:
+    """A number on the GPU, which its stream copies into pinned memory: two launches, some 8 us.
+
+    Events would do, too, but a thread that asks for one can wait behind a full launch queue.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._count = torch.zeros((), dtype=torch.int64, device=device)
+        self._done = torch.zeros((), dtype=torch.int64, pin_memory=True)
+        self._seen = self._done.numpy()  # reading it makes no call of torch
+
+    def advance(self) -> None:
+        with torch.no_grad():
+            self._count += 1
+            self._done.copy_(self._count, non_blocking=True)
+
+    def value(self) -> int:
+        return int(self._seen)
+
+
+class _SideStream(Aside):
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._entered: list[AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        block = torch.cuda.stream(self._stream)
+        block.__enter__()
+        self._entered.append(block)
+
+    def __exit__(self, *error: object) -> None:
+        self._entered.pop().__exit__(None, None, None)
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+    def hand_over(self, tensors: Iterable[Tensor]) -> Handover:
+        return _StreamHandover(self._stream.record_event(), list(tensors))
+
+
+class _StreamHandover(Handover):
+    def __init__(self, ready: torch.cuda.Event, tensors: list[Tensor]) -> None:
+        self._ready, self._tensors = ready, tensors
+
+    def take(self) -> None:
+        for tensor in self._tensors:
+            stream = torch.cuda.current_stream(tensor.device)
+            stream.wait_event(self._ready)
+            # else the allocator could give its memory away while this stream still reads it
+            tensor.record_stream(stream)
