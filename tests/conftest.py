@@ -20,7 +20,12 @@ from gpupool.core.machine.gpus import discover
 from tests.servers.s3 import SeaweedServer
 from tests.support.environment import environment, plain_environment
 
-pytest_plugins = ["tests.support.pools", "tests.support.shells", "tests.support.trainings"]
+pytest_plugins = [
+    "tests.servers.nvidia_driver",
+    "tests.support.pools",
+    "tests.support.shells",
+    "tests.support.trainings",
+]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
