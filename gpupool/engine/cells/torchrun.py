@@ -13,6 +13,7 @@ import inspect
 import itertools
 import os
 import sys
+import time
 import types
 from collections.abc import Callable, Mapping
 from multiprocessing.context import get_spawning_popen
@@ -25,6 +26,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch.distributed.rpc import api
 
+from gpupool.data import device as devices
 from gpupool.engine.group import forming, reconnect
 from gpupool.engine.group.forming import Plan
 
@@ -33,6 +35,7 @@ _rpc: Any = api  # whose private names are not annotated
 _SIGNATURE = inspect.signature(_torch_init)
 # How ranks find each other is settled here, and torch ignores the name.
 _USELESS = datetime.timedelta(seconds=0.5)
+_POLL_S = 0.001
 _RENDEZVOUS = ("init_method", "rank", "world_size", "group_name")
 
 
@@ -42,6 +45,8 @@ def install() -> None:
     sys.argv = ["notebook"]  # without arguments: those of the engine are not the script's
     _replace(_torch_init, functools.wraps(_torch_init)(_init_process_group))
     _replace(dist.split_group, reconnect.splitting(dist.split_group))
+    destroy = dist.destroy_process_group
+    _replace(destroy, _destroying(destroy))
     spawn = torch.multiprocessing.spawn  # type: ignore[attr-defined]
     _replace(spawn, _refusing_cells(spawn))
     ForkingPickler.reducer_override = _by_value  # type: ignore[method-assign]
@@ -115,6 +120,25 @@ def _is_own_device(wanted: Any, present: Any, plan: Plan) -> bool:
     if device.type == "cpu":
         return plan.backend == "gloo"
     return str(device) == plan.device and plan.backend == "nccl"
+
+
+def _destroying(destroy: Callable[..., None]) -> Callable[..., None]:
+    """torch's way to destroy a group, once the device is done and no group is being aborted.
+
+    A script destroys its group in `finally`: mostly just when a peer has failed. What waits for
+    that peer on the device is aborted in a moment, and no communicator bears both at a time.
+    """
+
+    @functools.wraps(destroy)
+    def destroy_process_group(*args: Any, **kwargs: Any) -> None:
+        __tracebackhide__ = True
+        device = devices.in_use()
+        while device is not None and not device.is_done():
+            time.sleep(_POLL_S)
+        forming.require_aborted()
+        destroy(*args, **kwargs)
+
+    return destroy_process_group
 
 
 def _refusing_cells(spawn: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,7 +3,11 @@
 No call of torch ends a blocked gloo collective, not even destroying the group: the connections stay
 open for as long as a DDP wrapper or a traceback holds the group. Shutting the group's own sockets
 does end it, at once, on this rank and on the peers that wait for it, with a RuntimeError. NCCL has
-`ProcessGroup.abort`. The group is dead afterwards and has to be formed again (`forming.py`).
+`ProcessGroup.abort`, which gloo ignores. The group is dead afterwards and has to be formed again
+(`forming.py`).
+
+On gloo a failed collective raises where it stands. On NCCL nothing raises: what is queued behind it
+is computed with half a sum. Who has to know how far the device had come joins `watchers`.
 
 One in some hundred ranks that begin collectives again and again at that very moment stays blocked:
 seen in `UnboundBuffer::waitSend` with every connection closed. By its source gloo loses a send
@@ -16,47 +20,102 @@ happens, when the peer's end has gone first; that rank is replaced.
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
 import time
+import weakref
+from typing import Protocol
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from gpupool.engine.group.gloo_sockets import gloo_connections, shut
 
-_NCCL_ABORT_S = 2.0  # what has not returned by then is left to itself: the rank will be replaced
+ABORT_S = 10.0  # ncclCommAbort waits for its kernels, which stand behind those of the user
+_SOON_S = 0.5  # the control thread has more to answer
+
+
+class Watcher(Protocol):
+    """Wants to know when collectives are aborted."""
+
+    def freeze(self) -> None:
+        """They are aborted next. Called in the thread that does it, each time."""
+
+
+watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
+"""Their `freeze` is called before the first connection is shut or the first group aborted."""
+
+
+class _Abort:
+    """The one abort that a group ever has: two of one communicator crash, or hang.
+
+    ProcessGroupNCCL2 has no lock for it. Whoever comes while it runs waits until it is done.
+    """
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self._lock = threading.Lock()
+
+    def run(self, group: dist.ProcessGroup) -> None:
+        """Abort the group, if it has not been aborted; returns when that is done."""
+        with self._lock:
+            if not self.is_done:
+                with contextlib.suppress(Exception):  # a back end that cannot, of an older torch
+                    group.abort()
+                self.is_done = True
+
+
+_lock = threading.Lock()
+_aborts: weakref.WeakKeyDictionary[dist.ProcessGroup, _Abort] = weakref.WeakKeyDictionary()
 
 
 def abort_collectives() -> int:
     """Abort every process group of this rank; returns how many gloo connections were shut.
 
-    Harmless when idle or called again.
+    Harmless when idle or called again. Aborts that take their time go on when it returns:
+    `finish_aborts` waits for them.
     """
+    _freeze()
     connections = gloo_connections().items()
     num_shut = sum(shut(fd, inode, socket.SHUT_RD) for fd, inode in connections)
-    _abort_nccl()
+    with _lock:
+        for group in list(distributed_c10d._world.pg_map):  # whatever it says of its back end
+            _aborts.setdefault(group, _Abort())
+    finish_aborts(_SOON_S)
     return num_shut
 
 
-def _abort_nccl() -> None:
-    """Abort every NCCL group, each in a thread of its own: one after the other can deadlock.
+def finish_aborts(limit_s: float = ABORT_S) -> bool:
+    """Wait until every abort that was begun is done; returns whether it is.
 
-    Several communicators of a rank wait for each other's abort on the peers (nccl#1013).
+    Nobody leaves or destroys a group before: its communicator is just being freed.
     """
-
-    def abort(group: dist.ProcessGroup) -> None:
-        with contextlib.suppress(RuntimeError):  # the main thread may be destroying it
-            group.abort()
-
-    backends = dict(distributed_c10d._world.pg_map)
+    with _lock:
+        left = [(group, abort) for group, abort in _aborts.items() if not abort.is_done]
+    # Each in a thread of its own: several communicators of a rank wait for each other's abort on
+    # the peers (nccl#1013). An abort that runs already is joined.
     threads = [
-        threading.Thread(target=abort, args=[group], name="gpupool-abort", daemon=True)
-        for group, (backend, _) in backends.items()
-        if "nccl" in backend
+        threading.Thread(target=abort.run, args=[group], name="gpupool-abort", daemon=True)
+        for group, abort in left
     ]
-    deadline = time.monotonic() + _NCCL_ABORT_S
+    deadline = time.monotonic() + limit_s
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
+    return all(abort.is_done for _, abort in left)
+
+
+def _freeze() -> None:
+    while True:
+        try:
+            found = list(watchers)
+            break
+        except RuntimeError:  # another thread has just added one
+            continue
+    for watcher in found:
+        try:
+            watcher.freeze()
+        except Exception:  # whoever waits in a collective is freed all the same
+            logging.getLogger("gpupool").exception("a watcher of aborted collectives failed")

@@ -35,7 +35,7 @@ from gpupool.core.machine.topology import Rank
 from gpupool.core.wire.calls import GroupPlan
 from gpupool.core.wire.replies import Joined
 from gpupool.engine.group import location, peers, reconnect, rendezvous
-from gpupool.engine.group.abort import abort_collectives
+from gpupool.engine.group.abort import ABORT_S, abort_collectives, finish_aborts
 from gpupool.engine.group.gloo_sockets import gloo_connections
 
 # With a GPU each, CPU tensors still go through gloo, as torch does when no backend is named.
@@ -83,6 +83,8 @@ def form(plan: Plan) -> None:
 
 def join(plan: Plan) -> Joined | None:
     """Have a group that waits to be connected: the present one; None if groups do not last here."""
+    while not finish_aborts():  # else the pool ends this rank: pool/upkeep/forming.py
+        pass
     rendezvous.begin_waiting()
     if not plan.can_last:
         return None
@@ -209,8 +211,13 @@ def training_group() -> dist.ProcessGroup | None:
 
 
 def leave() -> None:
-    """Leave the groups, if there are any."""
+    """Leave the groups, if there are any.
+
+    Raises:
+        RuntimeError: they are being aborted, and that does not end.
+    """
     global _training_group, _group
+    require_aborted()
     _training_group = _group = None
     reconnect.own(None)
     if dist.is_initialized():
@@ -218,6 +225,20 @@ def leave() -> None:
         dist.destroy_process_group()
         # The traceback of an aborted collective holds the old group in a cycle, sockets and all.
         gc.collect()
+
+
+def require_aborted() -> None:
+    """Wait until no group is being aborted: a communicator is freed twice else.
+
+    Raises:
+        RuntimeError: that does not end.
+    """
+    __tracebackhide__ = True
+    if not finish_aborts():
+        raise RuntimeError(
+            f"the process group of this rank is being aborted, and that did not end within "
+            f"{ABORT_S:.0f} s: a kernel still runs on its GPU."
+        )
 
 
 def _open(plan: Plan, asked: Mapping[str, Any], store: Any) -> frozenset[str]:

@@ -1,0 +1,119 @@
+"""An abort that takes its time, as NCCL's does: once for each group, and all others wait for it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from gpupool.engine.cells import torchrun
+from gpupool.engine.group import abort, forming
+from gpupool.engine.group.abort import abort_collectives, finish_aborts
+from tests.engine.group import slow_backend
+from tests.engine.group.torch_ranks import run_ranks
+
+
+class Note:
+    """Notes when it is called, and whether an abort had begun by then."""
+
+    def __init__(self, group: slow_backend.SlowGroup) -> None:
+        self.seen: list[bool] = []
+        self._group = weakref.ref(group)
+
+    def freeze(self) -> None:
+        """As `abort.Watcher` has it."""
+        group = self._group()
+        self.seen.append(bool(group and group.has_begun.is_set()))
+        raise ZeroDivisionError  # must keep nobody from being freed
+
+
+def in_threads(*works: Any) -> list[threading.Thread]:
+    threads = [threading.Thread(target=work, daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    return threads
+
+
+def one_abort(rank: int) -> tuple[int, list[str], list[bool], bool]:
+    group = slow_backend.new_group()
+    note = Note(group)
+    abort.watchers.add(note)
+    callers = in_threads(*[abort_collectives] * 5)
+    assert group.has_begun.wait(10)
+    was_done = finish_aborts(0.01)
+    group.may_end.set()
+    for thread in callers:
+        thread.join(10)
+    assert finish_aborts()
+    abort_collectives()
+    return group.num_aborts, group.met, note.seen, was_done
+
+
+def test_a_group_is_aborted_once_however_many_ask_and_watchers_are_called_before() -> None:
+    ((num_aborts, met, seen, was_done),) = run_ranks(one_abort, n=1)
+    assert (num_aborts, met, was_done) == (1, [], False)
+    assert len(seen) == 6
+    assert not seen[0]
+
+
+def leave_meanwhile(rank: int, how: str) -> tuple[list[str], bool]:
+    torchrun.install()
+    group = slow_backend.new_group()
+    abort_collectives()
+    leave = {"destroyed": dist.destroy_process_group, "left": forming.leave}[how]
+    (thread,) = in_threads(leave)
+    thread.join(0.2)
+    waits = thread.is_alive()
+    group.may_end.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert not dist.is_initialized()
+    return group.met, waits
+
+
+@pytest.mark.parametrize("how", ["destroyed", "left"])
+def test_no_group_ends_while_it_is_being_aborted(how: str) -> None:
+    assert run_ranks(leave_meanwhile, how, n=1) == [([], True)]
+
+
+def abort_undefined(rank: int, folder: str) -> int:
+    """torch notes "undefined" of a group that is formed without a back end."""
+    dist.destroy_process_group()
+    slow_backend.register()
+    default = dist.Backend.default_device_backend_map
+    default["cpu"] = slow_backend.NAME
+    store = dist.FileStore(f"{folder}/store", 1)  # type: ignore[attr-defined]
+    dist.init_process_group(store=store, rank=0, world_size=1)
+    default["cpu"] = "gloo"
+    world: Any = dist.group.WORLD
+    world.may_end.set()
+    abort_collectives()
+    assert dist.distributed_c10d._world.pg_map[world][0] == "undefined"
+    return int(world.num_aborts)
+
+
+def test_a_group_of_which_torch_does_not_know_the_back_end_is_aborted_too(tmp_path: Any) -> None:
+    assert run_ranks(abort_undefined, str(tmp_path), n=1) == [1]
+
+
+def forget(rank: int) -> bool:
+    group = slow_backend.new_group()
+    gone = weakref.ref(group)
+    group.may_end.set()
+    abort_collectives()
+    assert finish_aborts()
+    dist.destroy_process_group()
+    del group
+    until = time.monotonic() + 10
+    while gone() is not None and time.monotonic() < until:
+        gc.collect()
+    return gone() is None
+
+
+def test_a_group_that_was_aborted_is_not_kept() -> None:
+    assert run_ranks(forget, n=1) == [True]
