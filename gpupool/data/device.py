@@ -105,6 +105,9 @@ class Device:
         """A stream beside that of the moment, for this thread."""
         return Aside()
 
+    def free_cache(self) -> None:
+        """Give back the memory that torch keeps for later tensors."""
+
     def seed(self, key: int) -> None:
         """Set its random numbers; those of the CPU are another generator."""
 

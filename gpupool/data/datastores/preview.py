@@ -102,7 +102,7 @@ def _picture(dataset: Labelled, place: int) -> Picture:
 
 def _png(image: torch.Tensor) -> bytes:
     """A uint8 RGB tensor (3, height, width) as a small PNG file; never enlarged."""
-    from torchvision.io import encode_png
+    import torch
     from torchvision.transforms.v2 import functional
 
     _, height, width = image.shape
@@ -110,4 +110,4 @@ def _png(image: torch.Tensor) -> bytes:
     size = [max(1, round(height * scale)), max(1, round(width * scale))]
     # Without antialias a photograph that shrinks to 128 pixels would show patterns that it lacks.
     small = functional.resize(image, size, antialias=True) if scale < 1 else image
-    return bytes(encode_png(small.contiguous()).numpy())
+    return bytes(torch.ops.image.encode_png(small.contiguous(), 6).numpy())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -240,6 +240,15 @@ def _mixed(name: str, kinds: set[str]) -> DataError:
         "change what the transform returns",
         "types",
     )
+
+
+def tensors(tree: Any) -> Iterator[Tensor]:
+    """All tensors of a tree of dicts, lists and tuples, in order."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, (Mapping, list, tuple)):
+        for part in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from tensors(part)
 
 
 def pinned(value: Any) -> Any:

@@ -7,13 +7,14 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from gpupool.core.errors import SampleError
+from gpupool.data import device as devices
 from gpupool.data.reading.augmentation import keyed_draws
 from gpupool.data.reading.collate import Batch, batch_of
 from gpupool.data.reading.pipeline import (
@@ -21,11 +22,12 @@ from gpupool.data.reading.pipeline import (
     Owner,
     Reading,
     read_in_threads,
-    use_device,
 )
 from gpupool.data.reading.samples import Samples, Skipped
 from gpupool.data.reading.shards import Indices
 from gpupool.data.stores.threads import join_threads, start_threads
+
+T = TypeVar("T")
 
 QUICK_BYTES = 1 << 18  # of a batch that lies in memory: about 0.03 ms
 
@@ -59,13 +61,13 @@ def _read_here(
 
 
 def read_ahead(
-    reads: Generator[Batch | None, None, None], num: int, reading: Reading
-) -> Generator[Batch | None, None, None]:
+    reads: Generator[T, None, None], num: int, reading: Reading
+) -> Generator[T, None, None]:
     """The `num` batches of `reads`, which a thread runs `reading.depth` ahead, and closes."""
     reader = _Reader(reads, reading)
     owner = Owner()
     weakref.finalize(owner, reader.close)  # should an interrupt hit the `finally` below
-    ahead: deque[_Answer] = deque()
+    ahead: deque[SimpleQueue[T | BaseException]] = deque()
     remaining = iter(range(num))
 
     def read_one_more() -> None:
@@ -90,15 +92,12 @@ def read_ahead(
         reader.close()
 
 
-_Answer = SimpleQueue[Batch | BaseException | None]
-
-
-class _Reader:
+class _Reader(Generic[T]):
     """Reads what is wanted, in a thread, until it is closed."""
 
-    def __init__(self, reads: Generator[Batch | None, None, None], reading: Reading) -> None:
+    def __init__(self, reads: Generator[T, None, None], reading: Reading) -> None:
         self.reads, self.reading = reads, reading
-        self.wanted: SimpleQueue[_Answer | None] = SimpleQueue()
+        self.wanted: SimpleQueue[SimpleQueue[T | BaseException] | None] = SimpleQueue()
         self.is_closed = False
 
     def close(self) -> None:
@@ -109,13 +108,13 @@ class _Reader:
         with closing(self.reads) as reads:
             while (answer := self.wanted.get()) is not None and not self.is_closed:
                 try:
-                    use_device(self.reading.device)
+                    devices.of(self.reading.device).make_current()
                     answer.put(next(reads))
                 except BaseException as error:  # raised again in the thread that asks
                     answer.put(error)
 
 
-def _got(answer: _Answer) -> Batch | None:
+def _got(answer: SimpleQueue[T | BaseException]) -> T:
     result = answer.get()
     if not isinstance(result, BaseException):
         return result

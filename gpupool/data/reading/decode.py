@@ -4,13 +4,16 @@ JPEG goes through simplejpeg where it is installed (`pip install gpupool[fast]`)
 time than torchvision and gives the same picture; other JPEG and WebP go through torchvision, all
 else through Pillow. PNG too: torchvision's decoder ends the process on a damaged one. And GIF, of
 which torchvision decodes every frame before it says that there are several.
+
+Of torchvision the operators are called: its functions warn since 0.29 that torchcodec will follow,
+which would be an error, of "damaged" files, where a user has made warnings errors.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import torch
-from torchvision.io import ImageReadMode, decode_image
+from torchvision.io import ImageReadMode  # and with it torch.ops.image
 
 from gpupool.core.errors import SampleError
 from gpupool.data.reading.image_headers import Header, check_size, decoding, open_image, read_header
@@ -19,6 +22,8 @@ try:
     import simplejpeg
 except ImportError:  # an extra
     simplejpeg = None
+
+RGB = ImageReadMode.RGB.value
 
 
 def decode(data: bytes, name: str, strict: bool = False) -> torch.Tensor:
@@ -58,7 +63,7 @@ def _decoded(data: bytes, header: Header, strict: bool) -> torch.Tensor:
                 raise
     # bytearray: torch warns about tensors over read-only memory.
     buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    image: torch.Tensor = decode_image(buffer, mode=ImageReadMode.RGB)
+    image: torch.Tensor = torch.ops.image.decode_image(buffer, RGB)
     return image
 
 

@@ -1,32 +1,44 @@
 """JPEGs decoded by the GPU (nvJPEG), a batch at a time: `ds.decoded_on("cuda")`. Runs on engines.
 
-    fetch threads ──> batches of contents ──> one thread: decode_jpeg(list), transform ──> batches
+    fetch threads ──> batches of contents ──> one thread: decode all, transform ──> batches
 
 What nvJPEG is not given (PNGs, CMYK, pictures that lie on their side, files that do not end as a
-JPEG does) is decoded on the CPU and copied. All that is made on the GPU goes through its current
-stream, as the steps of a training do: these need not wait for it.
+JPEG does) is decoded on the CPU and copied.
+
+torchvision lets nvJPEG write on a stream of its own, which waits for no other one (read in its
+decode_jpegs_cuda.cpp; pytorch/vision#9606). Memory that a training has freed is still read by the
+steps that the host has queued. So the decoding thread works aside, where torch gives it memory that
+no training has used, and that stream is empty before nvJPEG writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from contextlib import closing
+import re
+from collections import defaultdict
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
-from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
 
 from gpupool.core.errors import OptionsError, SampleError
-from gpupool.data.reading.collate import Batch, PendingBatch
+from gpupool.data import device as devices
+from gpupool.data.device import Aside, Device, Handover
+from gpupool.data.reading.collate import Batch, PendingBatch, tensors
 from gpupool.data.reading.cpu_loader import read_ahead, read_on_cpu
-from gpupool.data.reading.decode import decode
+from gpupool.data.reading.decode import RGB, decode
 from gpupool.data.reading.image_headers import MAX_PIXELS, read_header
 from gpupool.data.reading.pipeline import MIN_ROWS_AHEAD, Reading, result_of
 from gpupool.data.reading.samples import Draw, Samples
 from gpupool.data.reading.shards import Indices
 
 Batches = Generator[Batch | None, None, None]
+
+# What is said of memory: by torch's allocator, which torchvision repeats (0.26) or of which it says
+# only what it has called (0.29); nvjpegStatus_t 5 is NVJPEG_STATUS_ALLOCATOR_FAILURE.
+_SHORTAGE = re.compile(r"out of memory|can't allocate memory|aten::empty|Failed to [\w ]+: 5\b")
+_idle: defaultdict[Device, list[Aside]] = defaultdict(list)  # each keeps the memory it has had
 
 
 class Pictures(Samples, Protocol):
@@ -51,10 +63,14 @@ def require_decoder(device: torch.device) -> None:
 def why_not_on(device: torch.device) -> str:
     """Why `device` decodes not even a plain JPEG, so that no file is blamed for it; "" if it does.
 
-    The first call makes the decoder, which takes a moment.
+    The first call makes the decoder, which takes a moment. Raises torch.OutOfMemoryError.
     """
+    smallest = torch.ops.image.encode_jpeg(torch.zeros(3, 16, 16, dtype=torch.uint8), 75)
     try:
-        decode_jpeg([encode_jpeg(torch.zeros(3, 16, 16, dtype=torch.uint8))], device=device)
+        with _aside(device) as aside:
+            _decoded([smallest], device, aside)
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError as error:
         return f"JPEGs cannot be decoded on {device} ({str(error).splitlines()[0]})"
     return ""
@@ -62,24 +78,34 @@ def why_not_on(device: torch.device) -> str:
 
 def read_on_gpu(dataset: Pictures, batches: Sequence[Indices], reading: Reading) -> Batches:
     """As `load_batches`, with inputs that `reading.device` decodes and that lie there."""
-    decoded = _decode_all(dataset, batches, reading)
-    return decoded if reading.depth == 0 else read_ahead(decoded, len(batches), reading)
+    reads = _decode_all(dataset, batches, reading)
+    if reading.depth:
+        reads = read_ahead(reads, len(batches), reading)
+    with closing(reads):
+        for read in reads:
+            # In the thread that asked, whose stream uses the batch from here on.
+            read.handover.take()
+            batch = read.batch
+            del read
+            yield batch
+            del batch  # it is the caller's now
 
 
 def decode_many(
-    contents: Sequence[bytes], names: Sequence[str], device: torch.device
+    contents: Sequence[bytes], names: Sequence[str], device: torch.device, aside: Aside
 ) -> list[torch.Tensor | SampleError]:
     """For each image file its picture on `device`, as `decode` makes it, or what is wrong with it.
 
-    Plain JPEGs in one call. If that fails, the CPU decodes all: the device does not say which of
-    them is damaged. Raises what else the device raises, such as torch.OutOfMemoryError.
+    Plain JPEGs in one call, in the stream `aside` that was entered. If that fails, the CPU decodes
+    all: the device does not say which of them is damaged. Raises what else the device raises, such
+    as torch.OutOfMemoryError.
     """
     plain = [place for place, data in enumerate(contents) if _is_for_device(data)]
     found: dict[int, torch.Tensor | SampleError] = {}
     # bytearray: torch warns about tensors over read-only memory.
     buffers = [torch.frombuffer(bytearray(contents[at]), dtype=torch.uint8) for at in plain]
     try:
-        made = decode_jpeg(buffers, ImageReadMode.RGB, device) if buffers else []
+        made = _decoded(buffers, device, aside) if buffers else []
         found.update(zip(plain, made, strict=True))
     except torch.OutOfMemoryError:
         raise
@@ -93,6 +119,49 @@ def decode_many(
         except SampleError as error:
             found[at] = error
     return [found[at] for at in range(len(contents))]
+
+
+def _decoded(buffers: list[torch.Tensor], device: torch.device, aside: Aside) -> list[torch.Tensor]:
+    """JPEGs as RGB pictures. Raises torch.OutOfMemoryError, or RuntimeError for anything else."""
+    here = devices.of(device)
+    for is_last in (False, True):
+        aside.synchronize()
+        try:
+            if device.type == "cuda":
+                return list(torch.ops.image.decode_jpegs_cuda(buffers, RGB, device))
+            return [torch.ops.image.decode_jpeg(buffer, RGB) for buffer in buffers]
+        except RuntimeError as error:
+            # nvJPEG may still write into pictures that are freed by this error
+            here.synchronize()
+            if not _is_shortage(error):
+                raise
+            if is_last:
+                raise torch.OutOfMemoryError(
+                    f"{here.name}: no memory to decode {len(buffers)} JPEGs of a batch; take a "
+                    f'smaller batch_size, or decoded_on("cpu") ({str(error).splitlines()[0]})'
+                ) from None
+            here.free_cache()  # nvJPEG takes its own memory, and knows nothing of torch's
+    raise AssertionError
+
+
+def _is_shortage(error: RuntimeError) -> bool:
+    """Whether it is of memory: torchvision says RuntimeError of whatever nvJPEG reports."""
+    return isinstance(error, torch.OutOfMemoryError) or bool(_SHORTAGE.search(str(error)))
+
+
+@contextmanager
+def _aside(device: torch.device) -> Iterator[Aside]:
+    """A stream that no other reading uses meanwhile."""
+    here = devices.of(device)
+    idle = _idle[here]
+    try:
+        aside = idle.pop()
+    except IndexError:
+        aside = here.aside()
+    try:
+        yield aside
+    finally:
+        idle.append(aside)
 
 
 def _is_for_device(data: bytes) -> bool:
@@ -120,23 +189,37 @@ class _Contents:
         return fetched, index
 
 
-def _decode_all(dataset: Pictures, batches: Sequence[Indices], reading: Reading) -> Batches:
+class _Read(NamedTuple):
+    """A batch that was made aside."""
+
+    batch: Batch | None
+    handover: Handover
+
+
+def _decode_all(
+    dataset: Pictures, batches: Sequence[Indices], reading: Reading
+) -> Generator[_Read, None, None]:
     depth = reading.depth and _depth(dataset, batches, reading)
     on_cpu = replace(reading, depth=depth, device=torch.device("cpu"))
     with closing(read_on_cpu(_Contents(dataset), batches, on_cpu)) as reads:
         for contents in reads:
             if contents is None or contents.num == 0:
-                yield contents
-            else:
-                yield _decode_batch(dataset, contents, reading)
+                yield _Read(contents, Handover())
+                continue
+            with _aside(reading.device) as aside, aside:
+                made = _decode_batch(dataset, contents, reading, aside)
+                read = _Read(made, aside.hand_over(tensors(made.inputs)))
+            del made
+            yield read
+            del read
 
 
-def _decode_batch(dataset: Pictures, contents: Batch, reading: Reading) -> Batch:
+def _decode_batch(dataset: Pictures, contents: Batch, reading: Reading, aside: Aside) -> Batch:
     """The samples of `contents`, in order. Raises what the first failing one raises."""
     device, draw = reading.device, reading.draw
     pending = PendingBatch(contents.targets.tolist(), pin=False, skip=reading.skip, device=device)
     names = [dataset.name(index) for index in pending.indices]
-    for row, image in enumerate(decode_many(contents.inputs, names, device)):
+    for row, image in enumerate(decode_many(contents.inputs, names, device, aside)):
         index = pending.indices[row]
         try:
             if isinstance(image, SampleError):  # `decode` reads it again: a cache may be damaged

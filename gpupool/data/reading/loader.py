@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gpupool.data import device as devices
 from gpupool.data.reading.collate import Batch
 from gpupool.data.reading.cpu_loader import read_on_cpu
 from gpupool.data.reading.pipeline import MAX_BYTES_IN_FLIGHT, Reading
@@ -44,7 +45,7 @@ def load_batches(
     Raises DataError if the images of a batch differ in size, or a sample is not a pair,
     OptionsError if they shall be decoded on a GPU and `device` is none.
     """
-    reading = Reading(depth, torch.device(device), draw, skip, max_bytes)
+    reading = Reading(depth, devices.of(device).device, draw, skip, max_bytes)
     # "auto" is the CPU until somebody has measured on a GPU which one is faster.
     if getattr(dataset, "decoding", "cpu") == "cuda":
         from gpupool.data.reading.gpu_decode import (  # and with it torchvision

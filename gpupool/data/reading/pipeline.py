@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from gpupool.data import device as devices
 from gpupool.data.reading.collate import Batch, PendingBatch
 from gpupool.data.reading.samples import NUM_FETCH_THREADS, Draw, Samples
 from gpupool.data.reading.shards import Indices
@@ -221,18 +222,12 @@ class _Window:
         return 0 < rows * row_bytes < self._reading.max_bytes and rows < MIN_ROWS_AHEAD
 
 
-def use_device(device: torch.device) -> None:
-    """The current CUDA device belongs to a thread; pinning would open a context on GPU 0."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-
-
 def work_alone(device: torch.device) -> None:
     """Have this thread compute without helper threads, for `device`.
 
     As torch's own loader does: each image is worked on by one thread, there are more.
     """
-    use_device(device)
+    devices.of(device).make_current()  # pinning would open a context on GPU 0
     torch.get_num_threads()  # the first use in a thread takes over the default
     torch.set_num_threads(1)
 

@@ -24,7 +24,7 @@ from gpupool.core.errors import SampleError, TrainingError
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading import shards
 from gpupool.data.reading.augmentation import keyed_draws
-from gpupool.data.reading.collate import Batch, batch_of, checked_pair
+from gpupool.data.reading.collate import Batch, batch_of, checked_pair, tensors
 from gpupool.data.reading.cpu_loader import read_ahead
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.pipeline import MAX_BYTES_IN_FLIGHT, Reading
@@ -32,7 +32,6 @@ from gpupool.data.reading.samples import Draw, Skipped
 from gpupool.data.stores.waiting import awaited
 from gpupool.engine.batches import share
 from gpupool.engine.batches.share import Share
-from gpupool.engine.batches.trees import tensors
 from gpupool.engine.group.forming import World
 
 _FOREVER = 2**62  # batches: a stream ends itself

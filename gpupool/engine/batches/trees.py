@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
 from gpupool.core.errors import TrainingError
+from gpupool.data.reading.collate import tensors
 
 _MAIN = ("out", "logits")  # torchvision's segmentation and GoogLeNet; Hugging Face
 
@@ -29,15 +30,6 @@ def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
     if isinstance(tree, (list, tuple)):
         return type(tree)(map_tensors(function, part) for part in tree)
     return tree
-
-
-def tensors(tree: Any) -> Iterator[Tensor]:
-    """All tensors of a tree, in order."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, (Mapping, list, tuple)):
-        for part in tree.values() if isinstance(tree, Mapping) else tree:
-            yield from tensors(part)
 
 
 def first_tensor(tree: Any) -> Tensor | None:

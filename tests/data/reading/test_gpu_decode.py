@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import io
 import pickle
+import subprocess
+import sys
+import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +22,8 @@ from torchvision.transforms import v2
 
 from gpupool.core.errors import DataError, OptionsError, SampleError
 from gpupool.data.datastores.images import ImageDatastore
+from gpupool.data.datastores.preview import _png
+from gpupool.data.device import Aside
 from gpupool.data.reading import gpu_decode
 from gpupool.data.reading.collate import Batch
 from gpupool.data.reading.gpu_decode import decode_many, read_on_gpu, require_decoder
@@ -27,6 +33,7 @@ from gpupool.data.reading.samples import Draw, Skipped
 from gpupool.data.reading.subsets import opened
 from gpupool.data.segmentation.datastore import SegmentationDatastore
 from tests.data.reading.points import first, full, join_loaders
+from tests.support.beside import watched
 from tests.support.raising import raises
 
 CPU = torch.device("cpu")
@@ -115,19 +122,19 @@ def test_batches_are_those_of_the_loader_bit_for_bit(ds: ImageDatastore, depth: 
 def test_pictures_are_those_of_torchvision(ds: ImageDatastore) -> None:
     buffers = [torch.frombuffer(bytearray(plain(i)), dtype=torch.uint8) for i in range(8)]
     expected = decode_jpeg(buffers, mode=ImageReadMode.RGB)
-    found = decode_many([plain(i) for i in range(8)], ["x"] * 8, CPU)
+    found = decode_many([plain(i) for i in range(8)], ["x"] * 8, CPU, Aside())
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 def test_plain_jpegs_go_to_the_decoder_of_the_device_and_others_are_copied() -> None:
     # torchvision takes any device but CUDA for the CPU, so what has been copied can be told
     meta = torch.device("meta")
-    found = decode_many([plain(0), *ODD.values(), plain(1)], ["x"] * 6, meta)
+    found = decode_many([plain(0), *ODD.values(), plain(1)], ["x"] * 6, meta, Aside())
     kinds = [image.device.type for image in found if isinstance(image, torch.Tensor)]
     assert kinds == ["cpu", *["meta"] * 4, "cpu"]
     at = plain(1).index(b"\xff\xda") + 5
     broken = plain(1)[:at] + b"\xff" + plain(1)[at + 1 :]  # of a component that is not there
-    first_one, error = decode_many([plain(0), broken], ["x", "y"], meta)
+    first_one, error = decode_many([plain(0), broken], ["x", "y"], meta, Aside())
     assert isinstance(first_one, torch.Tensor)
     assert first_one.device == meta
     assert isinstance(error, SampleError)
@@ -240,6 +247,80 @@ def test_a_device_that_cannot_decode_says_why() -> None:
     assert gpu_decode.why_not_on(nowhere).startswith("JPEGs cannot be decoded on cuda:99 (")
     with raises(OptionsError, "no GPU", "place", shown=" cuda:99 ("):
         require_decoder(nowhere)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_batch_is_made_aside_in_an_empty_stream_and_taken_before_use(
+    ds: ImageDatastore, depth: int
+) -> None:
+    data, wanted = ds.with_transform(noisy), orders(NUM, 16, 16, 33)
+    expected = full(load_batches(data, wanted, draw=Draw(0, 3)))
+    with watched() as cpu:
+        # once more: a second reading uses the stream of the first, and its memory
+        for _ in range(2):
+            found = full(read_on_gpu(data, wanted, Reading(depth, draw=Draw(0, 3))))
+            assert same(found, expected)  # what is not taken is poison
+    assert cpu.num_streams == 1
+    steps = [step for step in cpu.steps if step != "work"]
+    took = f"take in {threading.current_thread().name}"
+    assert [step for step in steps if "take" in step] == [took] * 6
+    before = [cpu.steps[at - 1] for at, step in enumerate(cpu.steps) if step == "decode"]
+    assert before == ["empty"] * 6
+    if depth == 0:
+        assert steps == ["empty", "decode", "hand over", took] * 6
+
+
+_SHORT_OF_MEMORY = """
+import resource, torch
+from pathlib import Path
+from gpupool.data.reading.gpu_decode import decode_many
+from tests.support.beside import watched
+pixels = torch.zeros(3, 6000, 6000, dtype=torch.uint8)
+files = [torch.ops.image.encode_jpeg(pixels, 75).numpy().tobytes()]
+with watched() as cpu:
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (32 << 20), -1))
+    try:
+        decode_many(files, ["x"], torch.device("cpu"), cpu.aside())
+    except torch.OutOfMemoryError as error:
+        print(cpu.steps, str(error).split(";")[0], "DefaultCPUAllocator" in str(error))
+"""
+
+
+def test_a_shortage_of_memory_is_no_damaged_file() -> None:
+    # a real one, of the CPU: its memory is limited, and the file is as good as any
+    script = [sys.executable, "-c", _SHORT_OF_MEMORY]
+    run = subprocess.run(script, capture_output=True, text=True, timeout=60, check=True)
+    said = "CPU: no memory to decode 1 JPEGs of a batch"
+    assert run.stdout.strip() == f"['empty', 'free', 'empty'] {said} True"
+
+
+def test_nothing_warns_of_torchvision() -> None:
+    # where warnings are errors, each would be a "damaged" file
+    webp = image_file(1, "WEBP")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert gpu_decode.why_not_on(CPU) == ""
+        made = decode_many([plain(0), webp], ["x"] * 2, CPU, Aside())
+        assert _png(torch.zeros(3, 4, 4, dtype=torch.uint8))
+    assert all(isinstance(image, torch.Tensor) for image in made)
+
+
+@pytest.mark.parametrize(
+    ("words", "is_shortage"),
+    [
+        # torchvision 0.26: the allocator's words; 0.29: the call that has failed; and nvJPEG's
+        ("Error while decoding JPEG images: CUDA out of memory. Tried to allocate 2.00 GiB.", True),
+        ('torch_call_dispatcher("aten::empty", "memory_format") API call failed at ops.h', True),
+        ("Error while decoding JPEG images: Failed to decode batch: 5", True),
+        ("Failed to initialize nvjpeg with hardware backend: 5", True),
+        ("Error while decoding JPEG images: Failed to decode jpeg stream: 3", False),
+        ("Error while decoding JPEG images: Failed to get image info: 2", False),
+        ("CUDA error: an illegal memory access was encountered", False),
+    ],
+)
+def test_what_nvjpeg_says_of_memory_is_known(words: str, is_shortage: bool) -> None:
+    assert gpu_decode._is_shortage(RuntimeError(words)) == is_shortage
 
 
 @pytest.mark.gpu
