@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -20,21 +21,22 @@ _DECODERS = ("image::decode_jpeg", "image::decode_jpegs_cuda")
 class Watched(Device):
     """A CPU with side streams. What was made in one is poison until it has been taken.
 
-    `steps` are what was done, in order: "empty", "decode", "work" (any other operator), "hand
-    over", and "take" with the name of its thread.
+    `steps` are what each thread has done, by its name, in order: "empty", "decode", "work" (any
+    other operator), "hand over", "take" and "free".
     """
 
     lags = True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self.steps: list[str] = []
+        self.steps: defaultdict[str, list[str]] = defaultdict(list)
         self.num_streams = 0
 
     def add(self, step: str) -> None:
-        """Only what differs from the last one."""
-        if self.steps[-1:] != [step]:
-            self.steps.append(step)
+        """Operators that follow each other count as one."""
+        steps = self.steps[threading.current_thread().name]
+        if step not in ("work", "decode") or steps[-1:] != [step]:
+            steps.append(step)
 
     def aside(self) -> Aside:
         self.num_streams += 1
@@ -74,7 +76,7 @@ class _Poisoned(Handover):
         device.add("hand over")
 
     def take(self) -> None:
-        self._device.add(f"take in {threading.current_thread().name}")
+        self._device.add("take")
         for tensor, value in self._later:
             tensor.copy_(value)
 
