@@ -11,8 +11,9 @@ from typing import Any
 
 from IPython.display import display
 
-from gpupool.core.machine.gpus import GpuTable, holder_text
+from gpupool.core.machine.gpus import GpuTable
 from gpupool.core.machine.topology import Gpu
+from gpupool.core.machine.uses import Use, holder_text
 from gpupool.core.terminal import has_cursor, height, width
 from gpupool.notebook.page import markup
 from gpupool.notebook.page.front_end import in_notebook
@@ -124,7 +125,8 @@ def _cells(gpu: Gpu, row: dict[str, str], table: GpuTable) -> Iterator[str]:
         text = escape(row[column])
         yield _cell(text if share is None else _meter(share, text, colour))
     yield _cell(escape(row["temperature"]))
-    yield _cell(_use(gpu, table.selected.get(gpu.uuid)), wraps=True)
+    use = _use(gpu, table.selected.get(gpu.uuid), table.uses.get(gpu.uuid))
+    yield _cell(use, wraps=True)
     holders = [holder_text(process) for process in gpu.processes]
     yield _cell("<br>".join(map(escape, holders)) or "-")
 
@@ -144,10 +146,13 @@ def _small(capability: str, uuid: str) -> str:
     )
 
 
-def _use(gpu: Gpu, rank: str | None) -> str:
-    """What this notebook's pool makes of a GPU, or could."""
-    if rank is not None:
-        return _pill(rank, _BLUE)
+def _use(gpu: Gpu, rank: str | None, use: Use | None) -> str:
+    """What this notebook's pool makes of a GPU, or could, and what others do."""
+    pills = [_pill(rank, _BLUE)] if rank is not None else []
+    if use is not None:
+        pills.append(_pill(use.words, markup.AMBER))
+    if pills:
+        return " ".join(pills)
     if gpu.unavailable:
         return f'<span style="opacity:.75">no: {escape(gpu.unavailable)}</span>'
     return _pill("available", markup.GREEN)

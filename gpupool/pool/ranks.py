@@ -75,6 +75,8 @@ class Ranks:
             OptionsError, PlacementError, PoolError: something may run then, until `stop`.
         """
         self.placement = place_ranks(self.options, self._lock_gpus)
+        for note in self.placement.notes:
+            NoticeLines()(note)
         self.engines.start(self.placement.ranks, self.options.timeout_s, progress)
         self._prepare()
         self.environment.start(variables)

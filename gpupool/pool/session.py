@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gpupool.core import current
 from gpupool.core.errors import NoPoolError, PoolError
 from gpupool.core.machine.gpus import GpuTable, discover
+from gpupool.core.machine.uses import uses
 from gpupool.core.options.pool_options import PoolOptions, make_options
 from gpupool.core.progress import progress as bar
 from gpupool.pool.notices import Progress, unheard, with_bar
@@ -137,13 +138,15 @@ def _names(value: Any) -> tuple[str, ...]:
 def gpus() -> GpuTable:
     """The GPUs and MIG instances of this machine, as a table: memory, load, who holds them.
 
-    "available": whether a pool of this notebook can use it; "selected": which rank of it does.
+    "available": whether a pool of this notebook can use it, and who else does; "selected": which
+    rank of it does. What another user or another pool has, a pool uses with `--force` alone.
     """
     found = discover()
     pool = find()
     ranks = pool.ranks if pool is not None else ()
     selected = {rank.gpu.uuid: f"rank {rank.rank}" for rank in ranks if rank.gpu}
-    return GpuTable(found.gpus, selected, found.why_none, _instead(pool))
+    others = uses(found.gpus, list(selected))
+    return GpuTable(found.gpus, selected, found.why_none, _instead(pool), others)
 
 
 def _instead(pool: Pool | None) -> str:

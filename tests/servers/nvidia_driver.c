@@ -234,7 +234,8 @@ int nvmlDeviceGetGraphicsRunningProcesses_v3(Device device, unsigned *count, Pro
 /* ---- CUDA --------------------------------------------------------------------------------- */
 
 enum { CUDA_NO_DEVICE = 100, CUDA_INVALID_DEVICE = 101 };
-static int order[64], num_devices;
+static char order[64][16]; /* "0", or "0.mig.1" of an instance */
+static int num_devices;
 
 int cuInit(unsigned flags) {
   char value[ROOM];
@@ -246,7 +247,8 @@ int cuInit(unsigned flags) {
   int by_bus = wanted && !strcmp(wanted, "PCI_BUS_ID");
   if (ask(value, by_bus ? "bus_order" : "cuda_order") != OK) return CUDA_NO_DEVICE;
   num_devices = 0;
-  for (char *at = strtok(value, " "); at; at = strtok(NULL, " ")) order[num_devices++] = atoi(at);
+  for (char *at = strtok(value, " "); at; at = strtok(NULL, " "))
+    snprintf(order[num_devices++], sizeof *order, "%s", at);
   return OK;
 }
 
@@ -263,7 +265,7 @@ int cuDeviceGet(int *found, int index) {
 int cuDeviceGetUuid_v2(unsigned char *found, int device) {
   char value[ROOM];
   if (device >= num_devices) return CUDA_INVALID_DEVICE;
-  int answer = ask(value, "gpu.%d.uuid", order[device]);
+  int answer = ask(value, "gpu.%s.uuid", order[device]);
   int num_bytes = 0;
   for (char *at = value + 4; answer == OK && *at && num_bytes < 16; at++) {
     unsigned byte;

@@ -10,20 +10,22 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
 from tests.support.environment import environment
 
 GIB = 2**30
-LOST, NO_PERMISSION = "!15", "!4"  # in the place of a value: NVML's error of that number
+# in the place of a value: NVML's error of that number
+NO_PERMISSION, NOT_LOADED, LOST, MISMATCH = "!4", "!9", "!15", "!18"
+UNSEEN_PID = 2**22 - 1  # no process has it: a driver would say so of another container's
 
-Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
 Values = Mapping[str, object]
 
@@ -75,24 +77,24 @@ class DriverOn:
         self._file = folder / "machine"
         self.variables = {"LD_LIBRARY_PATH": str(library), "NVIDIA_MACHINE": str(self._file)}
         self.show()
-        with environment({**os.environ, **self.variables}):
+        own = {name: v for name, v in os.environ.items() if not name.startswith("CUDA_")}
+        with environment({**own, **self.variables}):
             self._process = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
             self._process.submit(os.getpid).result()
 
     def show(self, *gpus: Values | str, **others: object) -> None:
         """From now on this is the machine; a text in a GPU's place is an error of all of it."""
-        lines = {"count": len(gpus), "driver": "615.71", "cuda": 13020, **others}
-        for index, said in enumerate(gpus):
-            lines |= _flat(f"gpu.{index}", said)
+        machine = {"count": len(gpus), "driver": "615.71", "cuda": 13020, **others}
+        lines: dict[str, object] = {}
+        for key, said in (*machine.items(), *((f"gpu.{n}", said) for n, said in enumerate(gpus))):
+            lines |= _flat(key, said)
         new = self._file.with_suffix(".new")
         new.write_text("".join(f"{key} {value}\n" for key, value in lines.items()))
         new.replace(self._file)  # never seen half
 
-    def run(
-        self, function: Callable[Asked, Answer], *args: Asked.args, **kwargs: Asked.kwargs
-    ) -> Answer:
-        """What a function returns in the process that has this driver."""
-        return self._process.submit(function, *args, **kwargs).result()
+    def run(self, function: Callable[..., Answer], *args: object, **variables: str) -> Answer:
+        """What a function returns in the process that has this driver, and has these variables."""
+        return self._process.submit(_call, function, args, variables).result()
 
     def calls(self) -> list[str]:
         """Which of nvmlInit, nvmlShutdown and cuInit were called since this was asked last."""
@@ -104,6 +106,46 @@ class DriverOn:
     def close(self) -> None:
         """End the process."""
         self._process.shutdown()
+
+
+def _call(
+    function: Callable[..., Answer], args: tuple[object, ...], variables: dict[str, str]
+) -> Answer:
+    with environment({**os.environ, **variables}):
+        return function(*args)
+
+
+@contextlib.contextmanager
+def process_of_another_user() -> Iterator[int]:
+    """The pid of a process that is not this user's, for as long as the block lasts."""
+    if os.geteuid() != 0:
+        yield 1
+        return
+    process = subprocess.Popen(["sleep", "300"], user="nobody")
+    try:
+        yield process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def install_torch(folder: Path, version: str, cuda: str | None, nccl: str = "") -> dict[str, str]:
+    """What a wheel of torch leaves in a folder, as far as it can be known without importing it.
+
+    Returns:
+        The variable with which a process finds this one before any other.
+    """
+    package = folder / "torch"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise ImportError('it takes seconds')")
+    text = f"__version__ = '{version}'\ndebug = False\ncuda: Optional[str] = {cuda!r}\n"
+    (package / "version.py").write_text(text)
+    if cuda and nccl:
+        name = f"nvidia-nccl-cu{cuda.partition('.')[0]}"
+        about = folder / f"{name.replace('-', '_')}-{nccl}.dist-info"
+        about.mkdir()
+        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {nccl}\n")
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
 
 
 def _flat(key: str, said: Any) -> dict[str, object]:

@@ -4,13 +4,16 @@ More threads than cores make torch slower than one thread does, so the ranks of 
 what there really is. The number of cores of the machine is not that: a scheduler gives a job some
 of them (the affinity mask, which `nproc` shows), and a container mostly all of them for a share of
 the time (a quota of its cgroup, which neither `nproc` nor `os.process_cpu_count` shows). Each rank
-gets its part as `OMP_NUM_THREADS` and by `torch.set_num_threads`.
+gets its part as `OMP_NUM_THREADS` and by `torch.set_num_threads`. On a machine with several NUMA
+nodes a rank runs on those CPUs that are near to its GPU: what it copies there is in their memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 
@@ -20,12 +23,27 @@ def num_usable_cores(root: Path = Path("/")) -> int:
     Args:
         root: where `proc` and the cgroup file systems are.
     """
-    if hasattr(os, "sched_getaffinity"):
-        num_allowed = len(os.sched_getaffinity(0))
-    else:
-        num_allowed = os.cpu_count() or 1
+    num_allowed = len(usable_cpus()) or os.cpu_count() or 1
     # Rounded down: a thread too many is stopped for a part of every 0.1 s, and all wait for it.
     return max(1, math.floor(min(num_allowed, cpu_quota(root))))
+
+
+def usable_cpus() -> frozenset[int]:
+    """The CPUs that this process may run on, by number; none where the system does not say."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset()
+
+
+def run_on(cpus: Iterable[int]) -> None:
+    """Have this process run on these CPUs alone; on all it may, if there are none.
+
+    Threads that exist keep what they have. What cannot be had is not worth a process.
+    """
+    wanted = set(cpus) & usable_cpus()
+    if wanted:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, wanted)
 
 
 def cpu_quota(root: Path = Path("/")) -> float:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 
-from gpupool.core.machine.nvml import read_gpus
-from gpupool.core.machine.topology import Discovery, Gpu, GpuProcess, survey
+from gpupool.core.machine.cuda_order import cuda_order
+from gpupool.core.machine.gpu_setup import why_torch_cannot, without_driver
+from gpupool.core.machine.nvml import driver_version, read_gpus
+from gpupool.core.machine.topology import NO_DRIVER, Discovery, Gpu, survey
+from gpupool.core.machine.uses import Use, holder_text
 
 
 class GpuTable(tuple[Gpu, ...]):
     """GPUs that show as a table. `repr` is its text form; a notebook draws it.
 
-    `selected` maps the UUID of a GPU to who uses it, such as "rank 0"; `why_none` says why no GPU
-    can be used, `instead` in a sentence what a pool uses then.
+    `selected` maps the UUID of a GPU to who uses it, such as "rank 0", `uses` to who else does.
+    `why_none` says why no GPU can be used, `instead` in a sentence what a pool uses then.
     """
 
     HEADER = (
@@ -31,6 +34,7 @@ class GpuTable(tuple[Gpu, ...]):
     selected: Mapping[str, str]
     why_none: str
     instead: str
+    uses: Mapping[str, Use]
 
     def __new__(
         cls,
@@ -38,11 +42,13 @@ class GpuTable(tuple[Gpu, ...]):
         selected: Mapping[str, str] | None = None,
         why_none: str = "",
         instead: str = "",
+        uses: Mapping[str, Use] | None = None,
     ) -> GpuTable:
         table = super().__new__(cls, gpus)
         table.selected = selected or {}
         table.why_none = why_none
         table.instead = instead
+        table.uses = uses or {}
         return table
 
     @property
@@ -70,13 +76,22 @@ class GpuTable(tuple[Gpu, ...]):
                 _memory(gpu),
                 _known(gpu.utilization_percent, " %"),
                 _known(gpu.temperature_c, " °C"),
-                f"no: {gpu.unavailable}" if gpu.unavailable else "yes",
+                self._available(gpu),
                 self.selected.get(gpu.uuid, "-"),
                 ", ".join(map(holder_text, gpu.processes)) or "-",
                 gpu.uuid,
             )
             for gpu in self
         ]
+
+    def _available(self, gpu: Gpu) -> str:
+        """Whether a pool of this notebook can use it, or may only if it is asked to share."""
+        if gpu.unavailable:
+            return f"no: {gpu.unavailable}"
+        use = self.uses.get(gpu.uuid)
+        if use is None:
+            return "yes"
+        return f"no: {use.words}" if use.is_taken else f"yes: {use.words}"
 
     def __repr__(self) -> str:
         if not self:
@@ -87,12 +102,6 @@ class GpuTable(tuple[Gpu, ...]):
             "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
             for line in lines
         )
-
-
-def holder_text(process: GpuProcess) -> str:
-    """A process that holds memory, as in "python 4711 (ada, 5.0 GiB)"."""
-    used = _gib(process.used_memory_bytes)
-    return f"{process.name} {process.pid} ({process.user}, {used} GiB)"
 
 
 def _memory(gpu: Gpu) -> str:
@@ -111,8 +120,14 @@ def _known(value: int | None, unit: str) -> str:
 
 def discover() -> Discovery:
     """Ask the driver which GPUs there are; respects `CUDA_VISIBLE_DEVICES`."""
+    driver = driver_version()
     gpus, trouble = read_gpus()
-    return survey(gpus, trouble, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    if trouble == NO_DRIVER:
+        trouble += without_driver()
+    elif gpus:
+        trouble = why_torch_cannot(driver)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return survey(gpus, trouble, visible, cuda_order(gpus, visible or ""))
 
 
 def visible_gpus() -> list[Gpu]:

@@ -48,15 +48,32 @@ def locked_text(others: Mapping[str, Owner], num_gpus: int, number: int) -> str:
             who += time.strftime(" since %H:%M on %d %B", time.localtime(owner["since"]))
         owners.setdefault(who, []).append(uuid)
     listed = "; ".join(f"{', '.join(uuids)} by {who}" for who, uuids in owners.items())
-    free = num_gpus - len(others)
+    return too_few_text(f"other pools use {listed}", num_gpus - len(others), num_gpus, number)
+
+
+def too_few_text(why: str, free: int, num_gpus: int, number: int) -> str:
+    """That `free` of `num_gpus` GPUs can be had and not `number`, for which reason, what to do."""
     if free:
         advice = f"`%gpupool start -n {free}` takes those that are free; --force shares them."
     else:
         advice = "`--cpu` starts CPU ranks; --force (force=True) shares the GPUs all the same."
     return (
-        f"{number} of {num_gpus} GPUs were asked for, of which {free or 'none'} can be had; other "
-        f"pools use {listed}. {advice}"
+        f"{number} of {num_gpus} GPUs were asked for, of which {free or 'none'} can be had; {why}. "
+        f"{advice}"
     )
+
+
+def lock_owners(devices: Sequence[str]) -> dict[str, Owner]:
+    """Device -> who has locked it, of those that somebody has; asks without locking any."""
+    found: dict[str, Owner] = {}
+    for device in devices:
+        path = _lock_file(lock_folder(), device)
+        with contextlib.suppress(OSError):  # there is no such file: nobody ever has
+            descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+            if owner := _owner(descriptor):
+                found[device] = owner
+            os.close(descriptor)
+    return found
 
 
 def lock_folder() -> Path:
@@ -140,7 +157,7 @@ class DeviceLocks:
         """Lock one device; returns its owner instead if it is another pool."""
         if device in self._held:
             return None
-        descriptor = _open(self._folder / f"gpupool-{re.sub(r'[^A-Za-z0-9.-]', '-', device)}.lock")
+        descriptor = _open(_lock_file(self._folder, device))
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -151,6 +168,10 @@ class DeviceLocks:
         with contextlib.suppress(OSError):  # locked all the same
             os.utime(descriptor)
         return None
+
+
+def _lock_file(folder: Path, device: str) -> Path:
+    return folder / f"gpupool-{re.sub(r'[^A-Za-z0-9.-]', '-', device)}.lock"
 
 
 def _open(path: Path) -> int:

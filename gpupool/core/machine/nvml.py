@@ -6,15 +6,18 @@ Only reading; what follows from it is decided in `gpupool/core/machine/topology.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from gpupool.core.machine.topology import NO_DRIVER, Gpu, GpuProcess
+from gpupool.core.machine.topology import NO_DRIVER, UNREADABLE, Gpu, GpuProcess
+from gpupool.core.machine.uses import computing, holder_text
 
 RELEASE_S = 10.0  # the driver takes up to this long to free 80 GB of a killed process
 _POLL_S = 0.05
+_ANOTHERS = "this process may not use it, as it belongs to another job, say"
 
 Read = TypeVar("Read")
 _is_open = False
@@ -30,11 +33,28 @@ def read_gpus() -> tuple[list[Gpu], str]:
     import pynvml
 
     try:
-        return _read_open(lambda: [_read_index(i) for i in range(pynvml.nvmlDeviceGetCount())]), ""
+        gpus = _read_open(lambda: [_read_index(i) for i in range(pynvml.nvmlDeviceGetCount())])
     except pynvml.NVMLError_LibraryNotFound:
         return [], NO_DRIVER
     except pynvml.NVMLError as error:  # such as a version mismatch after an upgrade
         return [], _failure(error)
+    if any(gpu.uuid == UNREADABLE and gpu.unavailable != _ANOTHERS for gpu in gpus):
+        close()  # what is open now would not see that it is back
+    return gpus, ""
+
+
+def driver_version() -> tuple[str, int] | None:
+    """The driver's own version, and the newest CUDA it serves ("580.65", 13); None without one."""
+    import pynvml
+
+    def read() -> tuple[str, int]:
+        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()  # 13020 of 13.2
+        return _text(pynvml.nvmlSystemGetDriverVersion()), cuda // 1000
+
+    try:
+        return _read_open(read)
+    except pynvml.NVMLError:
+        return None
 
 
 def wait_until_released(ended: Mapping[str, int], within_s: float = RELEASE_S) -> list[str]:
@@ -65,7 +85,7 @@ def _pids_on(uuid: str) -> set[int]:
     import pynvml
 
     def read() -> set[int]:
-        return set(_memory_by_pid(pynvml.nvmlDeviceGetHandleByUUID(uuid)))
+        return set(_holders(pynvml.nvmlDeviceGetHandleByUUID(uuid)))
 
     try:
         return _read_open(read)
@@ -110,6 +130,19 @@ def close() -> None:
             pynvml.nvmlShutdown()
 
 
+def _why_unreadable(error: Any) -> str:
+    """What keeps a GPU from being used that the driver says nothing of."""
+    import pynvml
+
+    if isinstance(error, pynvml.NVMLError_NoPermission):
+        return _ANOTHERS
+    if isinstance(error, pynvml.NVMLError_GpuIsLost):
+        return "it has fallen off the bus: `sudo dmesg` says why, and a reboot brings it back"
+    if isinstance(error, pynvml.NVMLError_ResetRequired):
+        return "it needs a reset: `sudo nvidia-smi --gpu-reset`"
+    return str(error).rstrip(".")
+
+
 def _failure(error: Exception) -> str:
     return f"the NVIDIA driver fails ({str(error).rstrip('.')})"
 
@@ -121,7 +154,7 @@ def _read_index(index: int) -> Gpu:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
     except pynvml.NVMLError as error:  # it fell off the bus, or is not this user's
-        return Gpu(index, "?", "?", unavailable=str(error).rstrip("."))
+        return Gpu(index, UNREADABLE, "?", unavailable=_why_unreadable(error))
     mode = _ask("nvmlDeviceGetMigMode", handle)  # [current, after the next reset]
     mig = mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE
     return _read(handle, index, uuid, None, _instances(handle, index) if mig else None)
@@ -146,7 +179,17 @@ def _read(
     memory = _ask("nvmlDeviceGetMemoryInfo", handle)
     rates = _ask("nvmlDeviceGetUtilizationRates", handle)
     capability = _ask("nvmlDeviceGetCudaComputeCapability", handle)
-    prohibited = _ask("nvmlDeviceGetComputeMode", handle) == pynvml.NVML_COMPUTEMODE_PROHIBITED
+    mode, processes = _ask("nvmlDeviceGetComputeMode", handle), _processes(handle)
+    is_exclusive = mode == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
+    unavailable = ""
+    if mode == pynvml.NVML_COMPUTEMODE_PROHIBITED:
+        unavailable = "its compute mode is prohibited"
+    elif is_exclusive:
+        # this process may be an inline pool's; `place_ranks` looks again
+        others = [p for p in computing(processes) if p.pid != os.getpid()]
+        if others:
+            whose = ", ".join(map(holder_text, others))
+            unavailable = f"its compute mode is EXCLUSIVE_PROCESS, and {whose} has it"
     return Gpu(
         index=index,
         uuid=uuid,
@@ -155,37 +198,48 @@ def _read(
         used_memory_bytes=getattr(memory, "used", None),
         utilization_percent=getattr(rates, "gpu", None),
         temperature_c=_ask("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU),
-        processes=_processes(handle),
+        processes=processes,
         compute_capability=capability and "{}.{}".format(*capability),
-        unavailable="its compute mode is prohibited" if prohibited else "",
+        unavailable=unavailable,
         mig_index=mig_index,
         instances=instances,
+        is_exclusive=is_exclusive,
+        cpus=_cpus(handle),
+    )
+
+
+def _cpus(handle: Any) -> tuple[int, ...]:
+    """The CPUs that are near to a GPU; none where the driver does not say."""
+    num_words = (os.cpu_count() or 1) // 64 + 1
+    words = _ask("nvmlDeviceGetCpuAffinity", handle, num_words) or ()
+    return tuple(
+        64 * n + bit for n, word in enumerate(words) for bit in range(64) if word >> bit & 1
     )
 
 
 def _processes(handle: Any) -> tuple[GpuProcess, ...]:
     """Who holds memory of it, by pid."""
-    used = _memory_by_pid(handle)
-    return tuple(_process(pid, num_bytes) for pid, num_bytes in sorted(used.items()))
+    found = _holders(handle)
+    return tuple(_process(pid, *about) for pid, about in sorted(found.items()))
 
 
-def _memory_by_pid(handle: Any) -> dict[int, int | None]:
-    """Pid -> bytes, of those that compute and those that draw; None where it is hidden."""
-    used: dict[int, int | None] = {}
+def _holders(handle: Any) -> dict[int, tuple[int | None, bool]]:
+    """Pid -> bytes, None where they are hidden, and whether it computes or only draws."""
+    found: dict[int, tuple[int | None, bool]] = {}
     for kind in ("Graphics", "Compute"):
         for process in _ask(f"nvmlDeviceGet{kind}RunningProcesses", handle) or ():
-            used[process.pid] = process.usedGpuMemory
-    return used
+            found[process.pid] = process.usedGpuMemory, kind == "Compute"
+    return found
 
 
-def _process(pid: int, used: int | None) -> GpuProcess:
+def _process(pid: int, used: int | None, computes: bool) -> GpuProcess:
     import psutil
 
     try:
         process = psutil.Process(pid)
-        return GpuProcess(pid, process.name(), process.username(), used)
+        return GpuProcess(pid, process.name(), process.username(), used, computes)
     except psutil.Error:  # gone meanwhile, or in another container
-        return GpuProcess(pid, "?", "?", used)
+        return GpuProcess(pid, "?", "?", used, computes)
 
 
 def _ask(call: str, handle: Any, *args: Any) -> Any:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import socket
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from gpupool.core.errors import PlacementError
 
 NO_DRIVER = "no NVIDIA driver"
 HIDDEN = "hidden by CUDA_VISIBLE_DEVICES"
+_NAME = re.compile(r"\s*(\d|GPU-|MIG-)")  # of a GPU; "-1" and "NoDevFiles" mean none
+UNREADABLE = "?"  # as a UUID: the driver counts this GPU, and says no more of it
 
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process that holds memory of a GPU; `used_memory_bytes` is None where hidden."""
+    """A process that holds memory of a GPU; `used_memory_bytes` is None where hidden.
+
+    Name and user are "?" where it cannot be seen, as that of another container. One that only draws
+    does not compute.
+    """
 
     pid: int
     name: str
     user: str
     used_memory_bytes: int | None
+    computes: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,8 @@ class Gpu:
     mig_index: int | None = None
     parent_uuid: str = ""
     instances: tuple[Gpu, ...] | None = None
+    is_exclusive: bool = False  # one process at a time may have a context on it
+    cpus: tuple[int, ...] = ()  # those of the same NUMA node, in ascending order
 
     @property
     def label(self) -> str:
@@ -63,6 +73,7 @@ class Rank:
     device: str
     gpu: Gpu | None
     num_threads: int
+    cpus: Sequence[int] = ()  # which it runs on; all that this process may use, if there are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +88,26 @@ class Discovery:
     why_none: str
 
 
-def survey(gpus: Sequence[Gpu], trouble: str, visible_devices: str | None) -> Discovery:
+def survey(
+    gpus: Sequence[Gpu],
+    trouble: str,
+    visible_devices: str | None,
+    cuda_order: Sequence[str] = (),
+) -> Discovery:
     """What can be used of the GPUs that the driver names, and why nothing can.
 
     Args:
         gpus: as NVML shows them.
-        trouble: why NVML shows none, or "".
+        trouble: why NVML shows none, or none can be used; or "".
         visible_devices: the value of CUDA_VISIBLE_DEVICES, None where it is not set.
+        cuda_order: the UUIDs of the GPUs as CUDA counts them, if that is another order.
     """
     devices = split_mig(gpus)
-    visible = devices if visible_devices is None else restrict(devices, visible_devices)
+    if trouble:
+        devices = [replace(gpu, unavailable=gpu.unavailable or trouble) for gpu in devices]
+    visible = devices
+    if visible_devices is not None:
+        visible = restrict(devices, visible_devices, cuda_order)
     marked = tuple(
         gpu if gpu in visible or gpu.unavailable else replace(gpu, unavailable=HIDDEN)
         for gpu in devices
@@ -98,10 +119,13 @@ def survey(gpus: Sequence[Gpu], trouble: str, visible_devices: str | None) -> Di
         why_none = trouble
     elif not devices:
         why_none = "the NVIDIA driver finds no GPU"
-    elif not visible:
-        why_none = f"CUDA_VISIBLE_DEVICES={visible_devices!r} hides all GPUs"
+    elif not visible and any(gpu.uuid != UNREADABLE for gpu in devices):
+        first = str(visible_devices).split(",")[0]
+        is_wrong = _NAME.match(first) and not restrict(devices, first, cuda_order)
+        does = "names no GPU of this machine" if is_wrong else "hides all GPUs"
+        why_none = f"CUDA_VISIBLE_DEVICES={visible_devices!r} {does}"
     else:
-        why_none = ", ".join(f"GPU {gpu.label}: {gpu.unavailable}" for gpu in visible)
+        why_none = ", ".join(f"GPU {gpu.label}: {gpu.unavailable}" for gpu in visible or devices)
     return Discovery(marked, usable, why_none)
 
 
@@ -121,6 +145,7 @@ def split_mig(gpus: Sequence[Gpu]) -> list[Gpu]:
                 instance,
                 parent_uuid=gpu.uuid,
                 temperature_c=gpu.temperature_c,
+                cpus=instance.cpus or gpu.cpus,
                 compute_capability=instance.compute_capability or gpu.compute_capability,
                 unavailable=instance.unavailable or gpu.unavailable,
             )
@@ -129,20 +154,28 @@ def split_mig(gpus: Sequence[Gpu]) -> list[Gpu]:
     return devices
 
 
-def restrict(gpus: Sequence[Gpu], visible_devices: str) -> list[Gpu]:
+def restrict(
+    gpus: Sequence[Gpu], visible_devices: str, cuda_order: Sequence[str] = ()
+) -> list[Gpu]:
     """`gpus` as CUDA shows them under `CUDA_VISIBLE_DEVICES=visible_devices`.
 
     CUDA reads entries (an index, or the unambiguous beginning of a UUID) up to the first that it
-    does not know; one given twice leaves none. Indices count in the driver's order, which is
-    CUDA's on machines with equal GPUs.
+    does not know; one given twice leaves none. Indices count in `cuda_order`, or in the driver's
+    order, which is CUDA's on machines with equal GPUs. What a job may not use, as under Slurm, the
+    driver counts and CUDA does not.
 
     Where CUDA shows a process one MIG instance only, all that are named count here: a job's
     allocation may have several, and each engine is given its own. A GPU with MIG mode on stands for
     all its instances.
     """
     chosen: list[Gpu] = []
-    for entry in visible_devices.split(","):
-        found = [] if ":" in entry else _find(gpus, entry.strip())
+    cards = _cards(gpus, cuda_order)
+    for entry in map(str.strip, visible_devices.split(",")):
+        if entry.isdecimal():
+            card = cards[int(entry)] if int(entry) < len(cards) else None
+            found = [gpu for gpu in gpus if card in (gpu.uuid, gpu.parent_uuid)]
+        else:
+            found = [] if ":" in entry else _find(gpus, entry)
         if not found:
             break
         if any(gpu in chosen for gpu in found):
@@ -182,7 +215,9 @@ def choose(found: Discovery, wanted: Sequence[str] | None) -> list[Gpu]:
     return chosen
 
 
-def place(gpus: Sequence[Gpu], n: int | None, num_cores: int) -> tuple[Rank, ...]:
+def place(
+    gpus: Sequence[Gpu], n: int | None, num_cores: int, cpus: Collection[int] = ()
+) -> tuple[Rank, ...]:
     """Who gets what on this machine.
 
     Each of the first ranks has a GPU of its own; ranks beyond the GPUs have none, and take no part
@@ -193,8 +228,11 @@ def place(gpus: Sequence[Gpu], n: int | None, num_cores: int) -> tuple[Rank, ...
         gpus: the GPUs to use, at most one per rank.
         n: number of ranks; None: one per GPU, or 2 CPU ranks where there is none.
         num_cores: cores to divide among the ranks; each rank has at least one thread.
+        cpus: those that this process may run on; none of them is given to a rank if this is empty.
     """
     size = n or len(gpus) or 2
+    num_threads = max(1, num_cores // size)
+    near = [_near(gpus[i], cpus) if i < len(gpus) else () for i in range(size)]
     return tuple(
         Rank(
             rank=i,
@@ -204,16 +242,33 @@ def place(gpus: Sequence[Gpu], n: int | None, num_cores: int) -> tuple[Rank, ...
             host=socket.gethostname(),
             device="cuda:0" if i < len(gpus) else "cpu",
             gpu=gpus[i] if i < len(gpus) else None,
-            num_threads=max(1, num_cores // size),
+            num_threads=num_threads,
+            # None where a node has too few for its ranks: half of the machine would do nothing.
+            cpus=near[i] if len(near[i]) >= num_threads * near.count(near[i]) else (),
         )
         for i in range(size)
     )
+
+
+def _near(gpu: Gpu, cpus: Collection[int]) -> tuple[int, ...]:
+    """The CPUs of a GPU's own NUMA node; none where all are, or that is not known."""
+    near = tuple(cpu for cpu in gpu.cpus if cpu in cpus)
+    return near if len(near) < len(cpus) else ()
 
 
 def training_ranks(ranks: Sequence[Rank]) -> tuple[int, ...]:
     """The ranks that train: those with a GPU of their own, or all where no rank has one."""
     with_gpu = tuple(rank.rank for rank in ranks if rank.gpu is not None)
     return with_gpu or tuple(rank.rank for rank in ranks)
+
+
+def _cards(gpus: Sequence[Gpu], cuda_order: Sequence[str]) -> list[str]:
+    """The UUIDs of the GPUs, not of their instances, by CUDA's indices."""
+    listed = [gpu for gpu in gpus if gpu.uuid != UNREADABLE]
+    if cuda_order:  # CUDA shows a GPU with MIG mode on as its first instance
+        by_uuid = {gpu.uuid: gpu for gpu in listed}
+        listed = [by_uuid[uuid] for uuid in cuda_order if uuid in by_uuid]
+    return list(dict.fromkeys(gpu.parent_uuid or gpu.uuid for gpu in listed))
 
 
 def _find(gpus: Sequence[Gpu], name: str) -> list[Gpu]:

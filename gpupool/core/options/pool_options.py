@@ -37,13 +37,16 @@ class PoolOptions:
 
     Ranks beyond the GPUs are there, without a GPU, and take no part in training."""
     gpus: tuple[str, ...] | None = None
-    """GPUs to use: indices, UUIDs, or MIG instances such as "0:1"; None: all visible ones."""
+    """GPUs to use: indices as of `nvidia-smi`, UUIDs, or MIG instances such as "0:1"; None: all
+    visible ones."""
     device: str = "auto"
     """"auto" takes GPUs if there are any, "gpu" insists on them, "cpu" leaves them alone."""
     backend: str = "auto"
-    """"auto": NCCL among ranks that have a GPU each, gloo as soon as one without takes part."""
+    """"auto": NCCL among ranks that have a GPU each, gloo as soon as one without takes part.
+
+    MIG instances of one GPU need NCCL 2.30 or newer; gloo joins them otherwise."""
     force: bool = False
-    """Take GPUs that another pool has locked, too."""
+    """Take GPUs that another pool has locked, or another user computes on, too."""
     env: tuple[str, ...] = ()
     """Names or globs of environment variables that every rank gets."""
     idle_timeout: str | float | None = "30m"

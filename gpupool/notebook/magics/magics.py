@@ -48,7 +48,7 @@ class GpupoolMagics(Magics):
                                  start it: one rank per GPU, or 2 CPU ranks where there is none
             -n N                 number of ranks; those beyond the GPUs take no part in training
             --gpus 0,2           the GPUs to use: indices, UUIDs, or MIG instances such as 0:1
-            --force              take GPUs that another pool has locked, too
+            --force              take GPUs that another pool or user has, too
             --cpu                leave the GPUs alone
             --backend NAME       nccl, gloo, or auto: nccl among ranks that have a GPU each
             --env NAME ...       environment variables for the ranks, as `%gpupool env` does

@@ -6,13 +6,17 @@ order: look, choose, lock, place.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpupool.core.errors import OptionsError, PlacementError
-from gpupool.core.machine.cores import num_usable_cores
+from gpupool.core.machine.cores import num_usable_cores, usable_cpus
+from gpupool.core.machine.gpu_setup import nccl_joins_instances, nccl_version, notes
 from gpupool.core.machine.gpus import discover
+from gpupool.core.machine.locks import too_few_text
 from gpupool.core.machine.topology import Discovery, Gpu, Rank, choose, place, training_ranks
+from gpupool.core.machine.uses import computing, holder_text, taken_by_others
 from gpupool.core.options.pool_options import PoolOptions
 
 Lock = Callable[[Sequence[str], int], list[str]]
@@ -27,7 +31,8 @@ class Placement:
     """The ranks of a pool and how they talk.
 
     `backend` is that of the group of all ranks; `training_backend` that of the ranks that train.
-    `why_cpu` says why GPUs were wanted, if there are any, and none is used; else "".
+    `why_cpu` says why GPUs were wanted, if there are any, and none is used; else "". `notes` are
+    sentences on what may go wrong here, or was chosen for a reason that the user may not know.
     """
 
     ranks: tuple[Rank, ...]
@@ -35,6 +40,7 @@ class Placement:
     backend: str
     training_backend: str
     why_cpu: str = ""
+    notes: tuple[str, ...] = ()
 
 
 def place_ranks(
@@ -47,7 +53,8 @@ def place_ranks(
     """Place the ranks that `options` ask for and lock their GPUs.
 
     Without `gpus=` every usable GPU is a candidate, so that `n` ranks find `n` free ones. The GPUs
-    of `gpus=` are needed as they are; a smaller `n` takes the first of them.
+    of `gpus=` are needed as they are; a smaller `n` takes the first of them. One on which another
+    user computes is not free, whether a pool does or not; `force` shares it.
 
     Args:
         lock: called once, if a GPU is to be used, as the last thing that can fail.
@@ -55,8 +62,9 @@ def place_ranks(
         num_cores: cores to divide among the ranks; None asks the system.
 
     Raises:
-        PlacementError: a GPU that was asked for is not there, cannot be used, or is locked.
-        OptionsError: `backend="nccl"` and not every rank gets a GPU.
+        PlacementError: a GPU that was asked for is not there, cannot be used, is in use, or is
+            locked.
+        OptionsError: `backend="nccl"` and not every rank gets a GPU that NCCL takes.
     """
     why_cpu = ""
     gpus: list[Gpu] = []
@@ -77,20 +85,74 @@ def place_ranks(
             "backend",
         )
     if gpus:
-        gpus = _locked(gpus[:size] if options.gpus else gpus, min(size, len(gpus)), lock)
-    ranks = place(gpus, options.n, num_usable_cores() if num_cores is None else num_cores)
+        candidates = gpus[:size] if options.gpus else gpus
+        if not options.inline:  # which is the process that uses it
+            _refuse_own_context(candidates)
+        number = min(size, len(gpus))
+        if not options.force:
+            candidates = _free(candidates, number)
+        chosen = lock([gpu.uuid for gpu in candidates], number)
+        gpus = [gpu for gpu in gpus if gpu.uuid in chosen]
+    cores = num_usable_cores() if num_cores is None else num_cores
+    ranks = place(gpus, options.n, cores, usable_cpus() if num_cores is None else ())
     return _with_backends(options.backend, ranks, why_cpu)
 
 
-def _locked(candidates: Sequence[Gpu], number: int, lock: Lock) -> list[Gpu]:
-    by_uuid = {gpu.uuid: gpu for gpu in candidates}
-    return [by_uuid[uuid] for uuid in lock(list(by_uuid), number)]
+def _refuse_own_context(candidates: Sequence[Gpu]) -> None:
+    """Raise the PlacementError of a GPU that this process has to itself."""
+    for gpu in candidates:
+        if gpu.is_exclusive and os.getpid() in [
+            process.pid for process in computing(gpu.processes)
+        ]:
+            raise PlacementError(
+                f"GPU {gpu.label} takes one process at a time (its compute mode is "
+                "EXCLUSIVE_PROCESS), and that is this notebook: restart its kernel, and leave CUDA "
+                "to the ranks.",
+                "unusable",
+                gpu.label,
+            )
+
+
+def _free(candidates: Sequence[Gpu], number: int) -> list[Gpu]:
+    """The candidates on which no other user computes, those that nobody uses first."""
+    taken = taken_by_others(candidates)
+    free = [gpu for gpu in candidates if gpu not in taken]
+    if len(free) < number:
+        holders = {gpu.label: ", ".join(map(holder_text, gpu.processes)) for gpu in taken}
+        whose = "; ".join(f"GPU {label} is in use by {who}" for label, who in holders.items())
+        raise PlacementError(too_few_text(whose, len(free), len(candidates), number), "in use")
+    return sorted(free, key=lambda gpu: bool(computing(gpu.processes)))
 
 
 def _with_backends(wanted: str, ranks: tuple[Rank, ...], why_cpu: str) -> Placement:
     """NCCL among ranks that have a GPU each, gloo as soon as one without is in the group."""
     training = training_ranks(ranks)
-    have_gpus = any(rank.gpu for rank in ranks)
-    among_training = wanted if wanted != "auto" else "nccl" if have_gpus else "gloo"
+    gpus = [rank.gpu for rank in ranks if rank.gpu]
+    among_training = wanted if wanted != "auto" else "nccl" if gpus else "gloo"
+    found = notes(len(gpus), os.environ) if gpus else []
+    if among_training == "nccl" and _share_a_gpu(gpus):
+        version = nccl_version()
+        named = ".".join(map(str, version)) if version else "unknown"
+        if nccl_joins_instances(version):
+            found.append(f"Several ranks have instances of one GPU; NCCL {named} joins them.")
+        elif wanted == "nccl":
+            raise OptionsError(
+                "backend='nccl' cannot join several instances of one GPU before NCCL 2.30; here it "
+                f"is {named}. Use 'gloo' or 'auto', or one instance of each GPU.",
+                "no GPU",
+                "backend",
+            )
+        else:
+            among_training = "gloo"
+            found.append(
+                "Several ranks have instances of one GPU, which NCCL joins from 2.30 on. Here it "
+                f"is {named}, so they communicate by gloo, which is slower."
+            )
     among_all = among_training if len(training) == len(ranks) else "gloo"
-    return Placement(ranks, training, among_all, among_training, why_cpu)
+    return Placement(ranks, training, among_all, among_training, why_cpu, tuple(found))
+
+
+def _share_a_gpu(gpus: Sequence[Gpu]) -> bool:
+    """Whether two of these are instances of one GPU."""
+    parents = [gpu.parent_uuid for gpu in gpus if gpu.parent_uuid]
+    return len(set(parents)) < len(parents)

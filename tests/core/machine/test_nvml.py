@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
-from gpupool.core.machine.nvml import read_gpus, wait_until_released
-from tests.servers.nvidia_driver import GIB, DriverOn, gpu, mig_gpu
+import psutil
+import pytest
 
+from gpupool.core.machine.gpus import discover
+from gpupool.core.machine.nvml import close, read_gpus, wait_until_released
+from tests.servers.nvidia_driver import (
+    GIB,
+    LOST,
+    MISMATCH,
+    NO_PERMISSION,
+    NOT_LOADED,
+    DriverOn,
+    gpu,
+    mig_gpu,
+)
+
+ME = os.getpid()
 UUID = str(gpu(0)["uuid"])
 
 
@@ -52,3 +67,136 @@ def test_nvml_stays_open(driver: DriverOn) -> None:
     for _ in range(5):
         assert len(driver.run(read_gpus)[0]) == 1
     assert driver.calls() == []
+
+
+# ---- what the driver says ----------------------------------------------------------------------
+
+
+def test_eight_gpus_as_the_driver_counts_them(driver: DriverOn) -> None:
+    driver.show(*(gpu(n, cpus=[2 * n, 2 * n + 1], utilization=n) for n in range(8)))
+    found = driver.run(discover)
+    assert found.why_none == ""
+    assert [one.label for one in found.usable] == list("01234567")
+    last = found.usable[7]
+    assert (last.uuid, last.name) == (str(gpu(7)["uuid"]), "NVIDIA H100 80GB HBM3")
+    assert (last.total_memory_bytes, last.used_memory_bytes) == (80 * GIB, 0)
+    assert (last.utilization_percent, last.temperature_c) == (7, 31)
+    assert (last.compute_capability, last.cpus) == ("9.0", (14, 15))
+
+
+def test_instances_are_found_where_there_are_gaps(driver: DriverOn) -> None:
+    driver.show(mig_gpu(0, {0: "1g", 3: "3g"}), mig_gpu(1, {}), gpu(2))
+    found = driver.run(discover)
+    assert [one.label for one in found.usable] == ["0:0", "0:3", "2"]
+    assert found.usable[1].parent_uuid == gpu(0)["uuid"]
+    assert found.gpus[2].unavailable == "MIG mode is on and has no instance"
+
+
+@pytest.mark.parametrize("without", ["memory", "utilization", "temperature", "compute", "cpus"])
+def test_what_a_driver_does_not_say_is_unknown_and_the_rest_counts(
+    driver: DriverOn, without: str
+) -> None:
+    driver.show(gpu(0, **{without: "!3"}))
+    (one,) = driver.run(discover).usable
+    assert one.name == "NVIDIA H100 80GB HBM3"
+    assert without != "memory" or one.used_memory_bytes is None
+
+
+def test_a_gpu_that_falls_off_the_bus_while_it_is_watched(driver: DriverOn) -> None:
+    driver.show(gpu(0), gpu(1))
+    assert len(driver.run(discover).usable) == 2
+    driver.show(gpu(0), LOST)
+    found = driver.run(discover)
+    assert [one.label for one in found.usable] == ["0"]
+    assert "has fallen off the bus" in found.gpus[1].unavailable
+    driver.show(LOST)
+    assert "GPU 0: it has fallen off the bus" in driver.run(discover).why_none
+    driver.calls()
+    driver.show(gpu(0), gpu(1))  # after a reset
+    assert len(driver.run(discover).usable) == 2
+    assert driver.calls() == ["nvmlInit"]  # what was open would not see it
+
+
+def test_a_driver_that_was_loaded_anew_is_opened_again(driver: DriverOn) -> None:
+    driver.show(gpu(0))
+    driver.run(discover)
+    driver.show(count="!1")  # "Uninitialized"
+    assert "the NVIDIA driver fails (Uninitialized)" in driver.run(discover).why_none
+    driver.show(gpu(0))
+    assert len(driver.run(discover).usable) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (
+            {"init": MISMATCH},
+            "the NVIDIA driver fails (RM has detected an NVML/RM version mismatch)",
+        ),
+        ({"init": NOT_LOADED}, "the NVIDIA driver fails (Driver Not Loaded)"),
+        ({"init": "!12"}, "no NVIDIA driver"),
+        ({"cuda": 12040, "driver": "550.54"}, "the NVIDIA driver 550.54 serves CUDA 12, and torch"),
+    ],
+)
+def test_a_driver_that_is_missing_or_too_old(
+    driver: DriverOn, said: dict[str, object], shown: str
+) -> None:
+    driver.run(close)
+    driver.show(gpu(0), **said)
+    found = driver.run(discover)
+    assert found.usable == ()
+    assert found.why_none.startswith(shown)
+    driver.run(close)
+
+
+# ---- which is which ----------------------------------------------------------------------------
+
+FAST, SLOW = gpu(1), gpu(0, "NVIDIA T4")
+
+
+def first(driver: DriverOn, **variables: str) -> str:
+    return driver.run(discover, **variables).usable[0].uuid
+
+
+def test_an_index_is_cudas_where_gpus_differ(driver: DriverOn) -> None:
+    driver.show(SLOW, FAST, cuda_order=[1, 0], bus_order=[0, 1])
+    assert first(driver) == SLOW["uuid"]  # as `nvidia-smi` counts
+    driver.calls()
+    assert first(driver, CUDA_VISIBLE_DEVICES="0") == FAST["uuid"]
+    assert first(driver, CUDA_VISIBLE_DEVICES="0", CUDA_DEVICE_ORDER="PCI_BUS_ID") == SLOW["uuid"]
+    assert first(driver, CUDA_VISIBLE_DEVICES=str(SLOW["uuid"])) == SLOW["uuid"]
+    assert driver.calls().count("cuInit") == 1  # in a process of its own, and only where it matters
+
+
+def test_the_order_is_the_drivers_where_cuda_does_not_say(driver: DriverOn) -> None:
+    driver.show(gpu(10, "NVIDIA T4"), gpu(11), cuda_init=999)
+    assert first(driver, CUDA_VISIBLE_DEVICES="0") == gpu(10)["uuid"]
+
+
+def test_an_instance_has_the_place_of_its_gpu_in_cudas_order(driver: DriverOn) -> None:
+    driver.show(gpu(20, "NVIDIA T4"), mig_gpu(21, {0: "1g", 2: "2g"}), cuda_order=["1.mig.0", 0])
+    found = driver.run(discover, CUDA_VISIBLE_DEVICES="0")
+    assert [one.label for one in found.usable] == ["1:0", "1:2"]
+
+
+def test_gpus_of_other_jobs_have_no_index(driver: DriverOn) -> None:
+    """As under Slurm, where the driver counts what a cgroup hides, and CUDA does not."""
+    hidden = gpu(0, handle=NO_PERMISSION)
+    driver.show(hidden, gpu(1), hidden, gpu(3))
+    assert [one.label for one in driver.run(discover, CUDA_VISIBLE_DEVICES="1,0").usable] == [
+        "3",
+        "1",
+    ]
+    table = driver.run(discover).gpus
+    assert table[0].unavailable == "this process may not use it, as it belongs to another job, say"
+
+
+# ---- one process at a time ---------------------------------------------------------------------
+
+
+def test_a_gpu_for_one_process_is_free_or_not(driver: DriverOn) -> None:
+    driver.show(gpu(0, compute_mode=3), gpu(1, compute_mode=3, compute={ME: GIB}))
+    found = driver.run(discover)
+    assert [one.is_exclusive for one in found.usable] == [True]
+    whose = f"{psutil.Process().name()} {ME}"
+    assert f"its compute mode is EXCLUSIVE_PROCESS, and {whose} (" in found.gpus[1].unavailable

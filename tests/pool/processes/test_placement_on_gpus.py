@@ -1,0 +1,201 @@
+"""Placement on machines with GPUs, as a driver in a C library describes them to nvidia-ml-py."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpupool
+from gpupool.core.errors import GpuPoolError
+from gpupool.core.machine.gpu_setup import nccl_joins_instances, nccl_version
+from gpupool.core.machine.gpus import GpuTable
+from gpupool.core.machine.locks import DeviceLocks, lock_folder
+from gpupool.core.options.pool_options import PoolOptions
+from gpupool.pool import session
+from gpupool.pool.processes.launch import Launch, engine_environment
+from gpupool.pool.processes.placement import Placement, place_ranks
+from tests.servers.nvidia_driver import (
+    GIB,
+    UNSEEN_PID,
+    DriverOn,
+    gpu,
+    install_torch,
+    mig_gpu,
+    process_of_another_user,
+)
+
+FULL = (57 * GIB, 80 * GIB)
+
+
+def lock(uuids: Sequence[str], number: int) -> list[str]:
+    return list(uuids[:number])
+
+
+def place(options: PoolOptions) -> Placement:
+    return place_ranks(options, lock)
+
+
+def refusal(options: PoolOptions) -> tuple[str, str]:
+    """Kind and text of the error of a placement."""
+    try:
+        place(options)
+    except GpuPoolError as error:
+        return error.kind, str(error)
+    return "", ""
+
+
+def labels(placement: Placement) -> list[str]:
+    return [rank.gpu.label if rank.gpu else "-" for rank in placement.ranks]
+
+
+def placed(driver: DriverOn, **options: Any) -> Placement:
+    return driver.run(place, PoolOptions(**options))
+
+
+def refused(driver: DriverOn, **options: Any) -> tuple[str, str]:
+    return driver.run(refusal, PoolOptions(**options))
+
+
+# ---- whose GPU it is ---------------------------------------------------------------------------
+
+
+def test_a_gpu_of_another_users_is_left_alone_unless_it_is_to_be_shared(driver: DriverOn) -> None:
+    with process_of_another_user() as pid:
+        driver.show(gpu(0), gpu(1, memory=FULL, compute={pid: FULL[0]}), gpu(2))
+        assert labels(placed(driver, n=2)) == ["0", "2"]
+        kind, text = refused(driver)
+        assert kind == "in use"
+        assert text.startswith(
+            "3 of 3 GPUs were asked for, of which 2 can be had; GPU 1 is in use "
+        )
+        assert f" {pid} (" in text
+        assert "`%gpupool start -n 2`" in text
+        assert refused(driver, gpus=("1",))[0] == "in use"
+        assert labels(placed(driver, force=True)) == ["0", "1", "2"]
+
+
+def test_what_may_be_shared_comes_last(driver: DriverOn) -> None:
+    driver.show(gpu(0, compute={UNSEEN_PID: GIB}), gpu(1), gpu(2))
+    assert labels(placed(driver, n=2)) == ["1", "2"]
+    assert labels(placed(driver)) == ["0", "1", "2"]
+    assert labels(placed(driver, gpus=("2", "0"))) == ["2", "0"]
+
+
+def with_real_locks(number: int) -> list[str] | str:
+    """The labels that a real agent locks, or the kind of the error."""
+    launch = Launch(lambda *_: None)
+    try:
+        return labels(
+            place_ranks(PoolOptions(n=number), lambda uuids, n: launch.lock_gpus(uuids, n, False))
+        )
+    except GpuPoolError as error:
+        return error.kind
+    finally:
+        launch.stop()
+
+
+def test_a_gpu_that_another_pool_has_locked_is_not_free(driver: DriverOn) -> None:
+    driver.show(gpu(40), gpu(41), gpu(42))
+    others = DeviceLocks(lock_folder())
+    others.take([str(gpu(41)["uuid"])], 1)
+    try:
+        assert driver.run(with_real_locks, 2) == ["0", "2"]
+        assert driver.run(with_real_locks, 3) == "locked"
+    finally:
+        others.release()
+
+
+def own_context_refused(inline: bool) -> tuple[str, str]:
+    return refusal(PoolOptions(n=1, inline=inline))
+
+
+def test_a_notebook_that_uses_an_exclusive_gpu_itself_is_told_so(driver: DriverOn) -> None:
+    notebook = driver.run(os.getpid)
+    driver.show(gpu(0, compute_mode=3, compute={notebook: GIB}))
+    kind, text = driver.run(own_context_refused, False)
+    assert (kind, "restart its kernel" in text) == ("unusable", True)
+    assert driver.run(own_context_refused, True) == ("", "")
+
+
+# ---- how its ranks communicate -----------------------------------------------------------------
+
+
+def test_instances_of_one_gpu_use_nccl_where_it_joins_them(driver: DriverOn) -> None:
+    driver.show(mig_gpu(0, {0: "3g", 2: "3g"}), gpu(1))
+    placement = placed(driver)
+    assert labels(placement) == ["0:0", "0:2", "1"]
+    backend = "nccl" if nccl_joins_instances(nccl_version()) else "gloo"
+    assert (placement.backend, placement.training_backend) == (backend, backend)
+    (note,) = [note for note in placement.notes if "instances of one GPU" in note]
+    assert ("joins them" in note) is (backend == "nccl")
+    sent = [
+        engine_environment(rank, 1).get("NCCL_MULTI_RANK_GPU_ENABLE") for rank in placement.ranks
+    ]
+    assert sent == ["1", "1", None]
+
+
+# A process that has another torch: what it would choose, and what it says if it must be NCCL.
+OTHER = """
+from gpupool.core.options.pool_options import PoolOptions
+from tests.pool.processes.test_placement_on_gpus import place, refusal
+placement = place(PoolOptions())
+print(placement.backend)
+print(*(note for note in placement.notes if "instances" in note))
+print(*refusal(PoolOptions(backend="nccl")))
+"""
+
+
+@pytest.mark.parametrize(("nccl", "named"), [("2.28.9", "2.28.9"), ("", "unknown")])
+def test_instances_of_one_gpu_use_gloo_where_nccl_does_not_join_them(
+    driver: DriverOn, tmp_path: Path, nccl: str, named: str
+) -> None:
+    driver.show(mig_gpu(0, {0: "3g", 2: "3g"}))
+    torch = install_torch(tmp_path, "2.11.0+cu128", "12.8", nccl)
+    asked = subprocess.run(
+        [sys.executable, "-c", OTHER],
+        env={**os.environ, **driver.variables, **torch},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    backend, note, error = asked.stdout.splitlines()
+    assert backend == "gloo"
+    assert f"which NCCL joins from 2.30 on. Here it is {named}, so they communicate by gloo" in note
+    assert error.startswith("no GPU backend='nccl' cannot join several instances of one GPU")
+
+
+def test_one_instance_of_each_gpu_needs_nothing_special(driver: DriverOn) -> None:
+    driver.show(mig_gpu(0, {0: "3g"}), mig_gpu(1, {0: "3g"}))
+    placement = placed(driver)
+    assert placement.backend == "nccl"
+    assert not any("instances" in note for note in placement.notes)
+
+
+# ---- where they run ----------------------------------------------------------------------------
+
+
+def started() -> tuple[dict[int, Any], GpuTable]:
+    """What the ranks of a real pool see, whose GPUs are the driver's alone."""
+    with gpupool.start(n=2, backend="gloo") as pool:
+        cell = (
+            "import os\n(os.environ['CUDA_VISIBLE_DEVICES'], str(device), os.sched_getaffinity(0))"
+        )
+        return dict(pool.run(cell)), session.gpus()
+
+
+def test_a_rank_sees_its_gpu_alone_and_runs_near_to_it(driver: DriverOn) -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    half = len(cpus) // 2
+    nodes = cpus[:half], cpus[half:]
+    driver.show(gpu(0, cpus=nodes[0]), gpu(1, cpus=nodes[1]))
+    seen, table = driver.run(started)
+    for rank, node in enumerate(nodes):
+        expected = set(node) if half else set(cpus)
+        assert seen[rank] == (gpu(rank)["uuid"], "cuda:0", expected)
+    assert [table.selected[one.uuid] for one in table] == ["rank 0", "rank 1"]
