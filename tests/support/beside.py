@@ -97,11 +97,21 @@ class _Seen(TorchDispatchMode):
 
 
 @contextmanager
+def placed(device: Device) -> Iterator[None]:
+    """Have `devices.of` give this one for its name, inside."""
+    before = devices._devices.get(device.device)
+    devices.put(device)
+    try:
+        yield
+    finally:
+        del devices._devices[device.device]
+        if before:
+            devices.put(before)
+
+
+@contextmanager
 def watched(device: str = "cpu") -> Iterator[Watched]:
     """Have the device be watched, inside."""
-    before, here = devices.of(device), Watched(torch.device(device))
-    devices.put(here)
-    try:
+    here = Watched(torch.device(device))
+    with placed(here):
         yield here
-    finally:
-        devices.put(before)

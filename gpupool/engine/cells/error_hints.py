@@ -11,7 +11,7 @@ import gc
 import os
 import resource
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -21,11 +21,14 @@ import torch
 from gpupool.core.machine import cgroup
 from gpupool.core.machine.nvml import read_gpus
 from gpupool.core.machine.topology import Gpu
+from gpupool.data import device as devices
+from gpupool.data.device import Cuda
 from gpupool.engine.cells import debug
 from gpupool.engine.cells.largest_tensors import largest
 from gpupool.engine.shell.shell import this_shell
 
 _MIB, _GIB = 1 << 20, 1 << 30
+_MUCH = 64 * _MIB  # that an error before held: worth another try
 _HOST_ALLOCATOR = "DefaultCPUAllocator: "
 _NOT_KEPT = (
     "The last error here was a lack of memory. Its frames are not kept: they would hold tensors."
@@ -63,10 +66,10 @@ def hint(chain: Sequence[BaseException]) -> str:
     """What is to be reported besides the messages of an error and of those behind it, or ""."""
     try:
         for error in chain:
-            if _is_gpu_memory(error):
-                return _of_gpu_memory(_spaces(chain))
+            if _is_gpu_memory(error) and (gpu := devices.gpu_in_use()):
+                return _of_gpu_memory(gpu, chain)
             if _is_host_memory(error):
-                return _of_host_memory(_spaces(chain))
+                return _of_host_memory(chain)
         if any(_STALE_RPC in _text(error) for error in chain):
             return _RPC
         return _LOST if is_context_lost(*chain) else ""
@@ -76,10 +79,12 @@ def hint(chain: Sequence[BaseException]) -> str:
 
 def is_context_lost(*errors: BaseException) -> bool:
     """Whether one of these came from CUDA and the GPU can be used no more in this process."""
-    if not torch.cuda.is_initialized() or not any(map(_is_of_cuda, errors)):
+    if not any(map(_is_of_cuda, errors)):
         return False
     try:
-        torch.cuda.synchronize()
+        # Asked, not waited for: another rank may be late in a collective that is under way.
+        if gpu := devices.gpu_in_use():
+            gpu.is_done()
     except RuntimeError:
         return True
     return False
@@ -91,15 +96,26 @@ def release(frames: Sequence[FrameType]) -> None:
     The debugger has nothing to look at then.
     """
     debug.forget(_NOT_KEPT)
+    _clear(frames)
+    if gpu := devices.gpu_in_use():
+        gpu.free_cache()
+
+
+def _release_earlier(chain: Sequence[BaseException]) -> None:
+    """Give back what the frames of the error before hold; those of `chain` are still needed."""
+    needed = [frame for error in chain for frame, _ in traceback.walk_tb(error.__traceback__)]
+    earlier = [frame for frame in debug.frames() if frame not in needed]
+    debug.forget(_NOT_KEPT)
+    _clear(earlier)
+
+
+def _clear(frames: Iterable[FrameType]) -> None:
     for frame in frames:
         with contextlib.suppress(RuntimeError):  # it still runs
             frame.clear()
             # Python 3.11 keeps a copy of the variables once these were asked for; this renews it
             _ = frame.f_locals
     gc.collect()
-    if torch.cuda.is_initialized():
-        with contextlib.suppress(RuntimeError):
-            torch.cuda.empty_cache()
 
 
 def _is_gpu_memory(error: BaseException) -> bool:
@@ -112,7 +128,7 @@ def _is_host_memory(error: BaseException) -> bool:
 
 def _is_of_cuda(error: BaseException) -> bool:
     kind = getattr(torch, "AcceleratorError", ())
-    is_cudas = isinstance(error, RuntimeError) and "CUDA" in _text(error)
+    is_cudas = isinstance(error, RuntimeError) and "cuda" in _text(error).lower()  # NCCL: "cuda"
     return (isinstance(error, kind) or is_cudas) and not _is_gpu_memory(error)
 
 
@@ -137,18 +153,28 @@ def _locals(error: BaseException) -> Iterator[Mapping[str, Any]]:
 # ---- memory ----------------------------------------------------------------------------------
 
 
-def _of_gpu_memory(spaces: list[Mapping[str, Any]]) -> str:
-    index = torch.cuda.current_device()
-    free, total = torch.cuda.mem_get_info(index)
-    allocated, reserved = torch.cuda.memory_allocated(index), torch.cuda.memory_reserved(index)
+def _of_gpu_memory(gpu: Cuda, chain: Sequence[BaseException]) -> str:
+    before = gpu.memory().allocated
+    _release_earlier(chain)
+    free, total, allocated, reserved = gpu.memory()
     lines = [
         f"GPU memory: {_gib(free)} of {_gib(total)} GiB free; tensors of this rank hold "
         f"{_gib(allocated)} GiB, and torch keeps {_gib(reserved - allocated)} GiB for later ones."
     ]
-    uuid = str(torch.cuda.get_device_properties(index).uuid)
-    lines += _others([gpu for gpu in read_gpus()[0] if gpu.uuid.endswith(uuid)])
-    lines += _listed(torch.device("cuda", index), spaces, allocated)
+    lines += _released(before - allocated)
+    lines += _others([one for one in read_gpus()[0] if one.uuid.endswith(gpu.uuid)])
+    lines += _listed(gpu.device, _spaces(chain), allocated)
     return "\n".join(lines)
+
+
+def _released(num_bytes: int) -> list[str]:
+    """What the error before held, if it may have been too much."""
+    if num_bytes < _MUCH:
+        return []
+    return [
+        f"The frames of the error before this one, kept for the debugger, held {_gib(num_bytes)} "
+        "GiB more. They are released now: run the cell again."
+    ]
 
 
 def _others(gpus: list[Gpu]) -> list[str]:
@@ -162,7 +188,9 @@ def _others(gpus: list[Gpu]) -> list[str]:
     return [f"Also on this GPU: {', '.join(holders)}."] if holders else []
 
 
-def _of_host_memory(spaces: list[Mapping[str, Any]]) -> str:
+def _of_host_memory(chain: Sequence[BaseException]) -> str:
+    before = psutil.Process().memory_info().rss
+    _release_earlier(chain)
     machine, used = psutil.virtual_memory(), psutil.Process().memory_info().rss
     facts = [
         f"{_gib(machine.available)} of {_gib(machine.total)} GiB of this machine are available"
@@ -174,7 +202,8 @@ def _of_host_memory(spaces: list[Mapping[str, Any]]) -> str:
     if address_space != resource.RLIM_INFINITY:
         facts.append(f"its own limit (RLIMIT_AS) is {_gib(address_space)} GiB")
     head = f"Host memory: this rank holds {_gib(used)} GiB; {', '.join(facts)}."
-    return "\n".join([head, *_listed(torch.device("cpu"), spaces)])
+    listed = _listed(torch.device("cpu"), _spaces(chain))
+    return "\n".join([head, *_released(before - used), *listed])
 
 
 def _listed(device: torch.device, spaces: list[Mapping[str, Any]], allocated: int = 0) -> list[str]:

@@ -88,6 +88,36 @@ def test_what_has_failed_keeps_no_memory_and_the_debugger_says_so(
     assert "1 / 0" in plain(said.value.text)
 
 
+KEPT = """
+class Activations:
+    def __init__(self): self.numbers = torch.ones(2**25)   # 128 MiB
+def forward():
+    held = Activations()
+    held.itself = held                                     # what refers to itself stays, too
+    raise ValueError
+"""
+HELD_BY_IT = "[None for one in gc.get_objects() if type(one).__name__ == 'Activations']"
+
+
+def test_a_lack_of_memory_releases_what_the_error_before_held_and_says_so(
+    pool2: Pool, fails: Fails
+) -> None:
+    pool2.run(f"import gc\n{KEPT}")
+    fails("forward()")
+    assert dict(pool2.run(HELD_BY_IT)) == {0: [None], 1: [None]}
+    hint = fails("torch.empty(10**15)").first.hint
+    assert "\nThe frames of the error before this one" in hint
+    assert " held 0.1 GiB more. They are released now: run the cell again." in hint
+    assert dict(pool2.run(HELD_BY_IT)) == {0: [], 1: []}
+    assert "run the cell again" not in fails("torch.empty(10**15)").first.hint
+    # and an error that is raised once more keeps its own frames until it is described
+    pool2.run("try: forward()\nexcept ValueError as e: again = e")
+    fails("raise again")
+    error = fails("try: raise again\nexcept ValueError: torch.empty(10**15)")
+    assert "  128.0 MiB  " in error.first.hint
+    pool2.run("del again")
+
+
 CAUGHT = """
 def step():
     marker = 42
