@@ -32,6 +32,7 @@ from gpupool.core.wire.replies import (
 )
 from gpupool.core.wire.requests import Answer
 from gpupool.core.wire.values import Bindings, ValueInfo
+from gpupool.data import device as devices
 from gpupool.engine import calls, control, inline, process
 from gpupool.engine.cells import debug, execute, torchrun, variables
 from gpupool.engine.group import forming
@@ -74,6 +75,13 @@ def prepare(call: wire.Prepare) -> Reply[None]:
     keep_no_outputs(shell)
     torchrun.install()
     name_cells_in_warnings()
+    return Reply(None)
+
+
+@_serves(wire.WarmUp)
+def warm_up(call: wire.WarmUp) -> Reply[None]:
+    torch.zeros(1, device=this_rank().device)
+    devices.of(this_rank().device).synchronize()
     return Reply(None)
 
 

@@ -22,7 +22,7 @@ from IPython.core.getipython import get_ipython
 
 from gpupool.core.errors import PlacementError, PoolError
 from gpupool.core.machine.topology import Rank
-from gpupool.core.wire import invoke
+from gpupool.core.wire import environ, invoke
 from gpupool.core.wire.calls import Call, RunSource
 from gpupool.core.wire.output import OnMessage, OutputKind
 from gpupool.core.wire.pickles import Packed, Source
@@ -219,10 +219,10 @@ def _hear_breakpoints(undo: contextlib.ExitStack) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """torchrun's names, as an engine has them; what the group opens listens on loopback alone."""
+    """torchrun's names, and what the group reads, as an engine has them."""
     environment = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     if sys.platform == "linux":
-        environment |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+        environment |= environ.for_groups(os.environ)
     return environment
 
 

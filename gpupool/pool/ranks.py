@@ -12,9 +12,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from gpupool.core.errors import EngineDiedError, GroupError, PoolError, SpmdError
+from gpupool.core.errors import (
+    EngineDiedError,
+    GroupError,
+    PoolError,
+    PoolStartError,
+    SpmdError,
+    UnansweredError,
+)
 from gpupool.core.options.pool_options import PoolOptions, parse_ranks
-from gpupool.core.wire.calls import Call, Prepare
+from gpupool.core.wire.calls import Call, Prepare, WarmUp
 from gpupool.core.wire.events import from_dict
 from gpupool.core.wire.masking import redact, redact_all
 from gpupool.core.wire.output import OnOutput, OutputKind
@@ -222,9 +229,21 @@ class Ranks:
     def _lock_gpus(self, uuids: Sequence[str], number: int) -> list[str]:
         return self.engines.lock_gpus(uuids, number, self.options.force)
 
-    def _prepare(self, ranks: Iterable[int] | None = None) -> None:
+    def _prepare(self, ranks: Sequence[int] | None = None) -> None:
         if not self.options.inline:  # which has the notebook's folder and search path
             self.engines.call_all(Prepare(notebook_place()), ranks)
+        on_gpu = [one.rank for one in self.placement.ranks if one.gpu]
+        chosen = [rank for rank in on_gpu if ranks is None or rank in ranks]
+        try:  # now: the forming of the group is too short for a driver that is just waking up
+            self.engines.call_all(WarmUp(), chosen, self.options.timeout_s)
+        except UnansweredError as error:
+            listed = ", ".join(map(str, error.ranks))
+            raise PoolStartError(
+                f"the GPU of rank {listed} did not begin to work within {self.options.timeout_s:g} "
+                "s. A larger timeout_s (--timeout) gives a slow machine more time.",
+                "late",
+                ranks=error.ranks,
+            ) from None
 
     def _form_group(self) -> None:
         placed = self.placement

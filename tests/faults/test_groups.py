@@ -239,3 +239,17 @@ def test_names_that_mean_different_groups_are_not_kept() -> None:
 
 def test_if_one_rank_cannot_keep_any_none_does() -> None:
     assert groups_to_keep({0: joined(world=[0, 1]), 1: None}) is None
+
+
+def test_a_rank_that_forms_a_sub_group_alone_is_freed_whatever_its_back_end(
+    pool3: Pool,
+) -> None:
+    """It would wait inside torch, where nothing can be aborted yet: such ranks are replaced."""
+    pids = pool3.status().pids
+    pool3.run("from tests.engine.group import slow_backend\nslow_backend.register()")
+    for ranks in ([1, 2], [0, 1]):  # rank 1 waits for a member, or for one that is none
+        alone = f"if rank == 1: dist.new_group({ranks}, backend='slow')\nelse: 1 / 0"
+        with pytest.raises(SpmdError, match="ZeroDivisionError"):
+            pool3.run(alone)
+    assert pool3.status().pids == pids
+    assert dict(pool3.run(SUM)) == dict.fromkeys(range(3), 3.0)

@@ -51,6 +51,11 @@ class Prepare(Call[None]):
 
 
 @dataclass(frozen=True)
+class WarmUp(Call[None]):
+    """Begin to use the rank's device, so that the group does not have to wait for that."""
+
+
+@dataclass(frozen=True)
 class GroupPlan:
     """How the pool forms its group; ranks meet at the file `store_path`."""
 

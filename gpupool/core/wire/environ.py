@@ -29,6 +29,31 @@ from gpupool.core.wire.masking import passwords
 
 RANK = "GPUPOOL_RANK"  # what rank an engine is, in its environment
 
+# What process groups of one machine read. A failed collective must raise, not end the process with
+# the user's variables; and each is bound to listen on loopback alone.
+_OF_GROUPS = {
+    "GLOO_SOCKET_IFNAME": "lo",
+    "TORCH_GLOO_LAZY_INIT": "0",  # late connections could not be proved: engine/group/peers.py
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    "TORCH_NCCL_PROPAGATE_ERROR": "0",
+    "TORCH_NCCL_TEARDOWN_ON_TIMEOUT": "0",
+    "NCCL_RAS_ENABLE": "0",  # its thread listens at a fixed port, for which two pools would fight
+}
+# In these the user's own setting wins.
+_OF_GROUPS_BY_DEFAULT = {
+    "NCCL_SOCKET_IFNAME": "=lo",  # this very name: "lo" alone means "lo0" and "local1" as well
+    # No plug-in for InfiniBand and the like, which opens devices that one machine does not need.
+    "NCCL_NET": "Socket",
+    "NCCL_IB_DISABLE": "1",
+    # torch writes its record of collectives into the home at each failure that it detects.
+    "TORCH_FR_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    # Each rank sees one GPU, as number 0: symmetric memory takes them for one and the same.
+    "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
+}
+
 _SECRET_NAME = re.compile(
     r"KEY|SECRET|TOKEN(?!IZER)|PASSW|PASSPHRASE|CREDENTIAL|AUTH|SIGNATURE|COOKIE"
     # The last: ipyparallel's key, which a notebook that runs in an engine itself has there.
@@ -89,6 +114,17 @@ def apply(variables: Mapping[str, str], unset: Iterable[str] = ()) -> None:
 def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
     """The part of `environ` that processes of a pool are started with: nothing that is secret."""
     return {k: v for k, v in environ.items() if not _is_secret(k) and not passwords(v)}
+
+
+def for_groups(environ: Mapping[str, str]) -> dict[str, str]:
+    """What process groups of a process with this environment are to find set.
+
+    >>> found = for_groups({"NCCL_NET": "IB"})
+    >>> found["NCCL_SOCKET_IFNAME"], "NCCL_NET" in found
+    ('=lo', False)
+    """
+    default = {k: v for k, v in _OF_GROUPS_BY_DEFAULT.items() if k not in environ}
+    return {**_OF_GROUPS, **default}
 
 
 def sent_after_start(environ: Mapping[str, str]) -> dict[str, str]:

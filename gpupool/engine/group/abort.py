@@ -86,6 +86,12 @@ def abort_collectives() -> int:
     return num_shut
 
 
+def was_aborted(group: object) -> bool:
+    """Whether an abort of this group has begun."""
+    with _lock:
+        return group in list(_aborts)
+
+
 def finish_aborts(limit_s: float = ABORT_S) -> bool:
     """Wait until every abort that was begun is done; returns whether it is.
 

@@ -34,14 +34,21 @@ from torch.distributed import distributed_c10d
 from gpupool.core.machine.topology import Rank
 from gpupool.core.wire.calls import GroupPlan
 from gpupool.core.wire.replies import Joined
+from gpupool.data import device as devices
 from gpupool.engine.group import location, peers, reconnect, rendezvous
-from gpupool.engine.group.abort import ABORT_S, abort_collectives, finish_aborts
+from gpupool.engine.group.abort import ABORT_S, abort_collectives, finish_aborts, was_aborted
 from gpupool.engine.group.gloo_sockets import gloo_connections
 
 # With a GPU each, CPU tensors still go through gloo, as torch does when no backend is named.
 _TORCH_BACKEND = {"nccl": "cpu:gloo,cuda:nccl", "gloo": "gloo"}
-# What is said by a group whose connections are shut, and by torch of one that it has destroyed.
-_OF_LEFT = ("closed by peer", "connection reset", "not registered", "world group map")
+# What is said by a group whose connections are shut, by torch of one that it has destroyed, and by
+# NCCL's two implementations of one whose communicator was aborted or finalized.
+_OF_LEFT = (
+    "closed by peer", "connection reset", "not registered", "world group map",
+    "communicator was aborted", "failed to get async error",
+    "processgroupnccl not initialized", "processgroupnccl has been finalized",
+    "processgroupnccl already finalized",
+)  # fmt: skip
 TIMEOUT = datetime.timedelta(minutes=30)
 
 _torch_init = dist.init_process_group  # torchrun.py puts another in its place
@@ -53,7 +60,7 @@ class Plan(GroupPlan):
 
     rank: int
     world_size: int
-    device: str = "cuda:0"
+    device: str
 
     @classmethod
     def of(cls, plan: GroupPlan, rank: Rank) -> Plan:
@@ -117,7 +124,7 @@ def connect(
         _connections = _form_anew(plan)
     # What there is to be set up is set up now, not in the user's first collective.
     if plan.rank in plan.training_ranks:
-        device = "cuda" if plan.training_backend == "nccl" else "cpu"
+        device = plan.device if plan.training_backend == "nccl" else "cpu"
         number = torch.zeros(1, device=device, dtype=torch.uint8)  # a cell may set torch's default
         dist.all_reduce(number, group=_training_group)
     dist.barrier()
@@ -127,8 +134,7 @@ def connect(
 
 def _form_anew(plan: Plan) -> frozenset[str]:
     _cut_off()
-    if plan.rank in plan.training_ranks and plan.training_backend == "nccl":
-        torch.cuda.set_device(plan.device)
+    devices.of(plan.device).make_current()
     store = dist.FileStore(plan.store_path, plan.world_size)  # type: ignore[attr-defined]
     rendezvous.wait_for_all(store, "connect", plan.rank, plan.world_size)
     return _open(plan, {"backend": _TORCH_BACKEND[plan.backend], "timeout": TIMEOUT}, store)
@@ -154,8 +160,12 @@ def present() -> Mapping[str, Any] | None:
 def form_as_asked(plan: Plan, asked: Mapping[str, Any]) -> None:
     """Leave the group and form one of all ranks with other arguments of `init_process_group`.
 
+    Without a back end it has the pool's: torch would choose one by what each rank sees, and a rank
+    with a GPU and one without would wait for each other.
+
     Raises:
         RuntimeError: another rank has failed, so that it cannot be formed.
+        ValueError: it asks for NCCL, and some ranks have no GPU. All ranks raise it.
     """
     global _num_asked
     __tracebackhide__ = True  # not the user's
@@ -163,7 +173,15 @@ def form_as_asked(plan: Plan, asked: Mapping[str, Any]) -> None:
     _num_asked += 1
     path = f"{plan.store_path}.{_generation}.{_num_asked}"
     store = dist.FileStore(path, plan.world_size)  # type: ignore[attr-defined]
-    rendezvous.wait_for_all(store, "here", plan.rank, plan.world_size)
+    found = rendezvous.exchange(store, "here", plan.rank, plan.world_size, plan.device)
+    asked = {"backend": _TORCH_BACKEND[plan.backend], **asked}
+    lacking = [str(rank) for rank, device in enumerate(found) if device == "cpu"]
+    if lacking and _has_nccl(asked["backend"]):
+        one = "rank" if len(lacking) == 1 else "ranks"
+        raise ValueError(
+            f"init_process_group: {asked['backend']!r} needs a GPU for every rank, and {one} "
+            f"{', '.join(lacking)} has none here. Without a back end it takes one for all ranks."
+        )
     _open(plan, asked, store)
 
 
@@ -194,6 +212,8 @@ def about_earlier(message: str, frames: Sequence[FrameType]) -> str:
     with a group of the present generation is no collective of an earlier one.
     """
     if not reconnect.left or not any(words in message.lower() for words in _OF_LEFT):
+        return ""
+    if _has_nccl(_asked.get("backend")) and was_aborted(dist.group.WORLD):  # the present one
         return ""
     if any(one in distributed_c10d._world.pg_map for one in location.groups_in(frames)):
         return ""
@@ -241,17 +261,33 @@ def require_aborted() -> None:
         )
 
 
+def _has_nccl(backend: Any) -> bool:
+    return "nccl" in str(backend).lower()
+
+
+def _bound(plan: Plan, backend: Any) -> dict[str, Any]:
+    """The device that a group on NCCL is bound to: torch would take the one of LOCAL_RANK.
+
+    That is another one in a notebook that sees several. An older torch takes that of the tensors;
+    there, a group that is bound has ranks wait for ever that are not in a sub-group on gloo.
+    """
+    is_on_gpu = _has_nccl(backend) and plan.rank in plan.training_ranks and plan.device != "cpu"
+    if is_on_gpu and (plan.world_size == 1 or reconnect.can_bind()):
+        return {"device_id": torch.device(plan.device)}
+    return {}
+
+
 def _open(plan: Plan, asked: Mapping[str, Any], store: Any) -> frozenset[str]:
     """Form the group of all ranks; returns its connections, none yet if it is one that lasts."""
     global _training_group, _group, _asked
     __tracebackhide__ = True
+    asked = {**_bound(plan, asked["backend"]), **asked}
     reconnect.refuse_late_connections()
     hook, before = sys.excepthook, peers.listeners()
     _torch_init(**asked, store=store, rank=plan.rank, world_size=plan.world_size)
     sys.excepthook = hook  # torch puts one more "[rank0]:" before every line each time
     connections: frozenset[str] = frozenset()
-    backend = asked.get("backend") or "undefined"
-    if not asked.get("enable_reconfigure") and reconnect.has_gloo(backend):
+    if not asked.get("enable_reconfigure") and reconnect.has_gloo(asked["backend"]):
         listeners = peers.listeners() - before
         try:
             connections = peers.prove(store, "proof", plan.rank, plan.world_size, listeners)
@@ -263,7 +299,8 @@ def _open(plan: Plan, asked: Mapping[str, Any], store: Any) -> frozenset[str]:
     reconnect.own(_group)
     if len(plan.training_ranks) < plan.world_size:
         backend = _TORCH_BACKEND[plan.training_backend]
-        made = dist.new_group(list(plan.training_ranks), timeout=TIMEOUT, backend=backend)
+        bound = _bound(plan, backend)
+        made = dist.new_group(list(plan.training_ranks), TIMEOUT, backend, **bound)
         # a rank that is not in it gets a number instead
         _training_group = made if isinstance(made, dist.ProcessGroup) else None
     return connections
@@ -323,14 +360,18 @@ class World:
         gives the sums.
         """
         work = dist.all_reduce(numbers, group=self.group, async_op=True) if self.size > 1 else None
-        if numbers.device.type != "cuda":
+        device = devices.of(numbers.device)
+        if not device.lags:
             return lambda: (work and work.wait(), numbers.tolist())[1]
         if work is not None:
             work.wait()  # the stream does, and not this thread
-        copy = torch.empty_like(numbers, device="cpu", pin_memory=True)
-        copy.copy_(numbers, non_blocking=True)
-        event = torch.cuda.current_stream(numbers.device).record_event()
-        return lambda: (event.synchronize(), copy.tolist())[1]
+        copy, copied = device.copy_to_host(numbers)
+
+        def sums() -> list[float]:
+            copied.synchronize()
+            return copy.tolist()
+
+        return sums
 
     def sum(self, numbers: Tensor) -> Tensor:
         """`numbers` summed over these ranks, in place."""

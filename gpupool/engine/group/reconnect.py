@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import inspect
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from gpupool.engine.group.rendezvous import exchange, wait_for_all
 
 WORLD = "world"
 LATE = "TORCH_GLOO_LAZY_INIT"
+_GLOO = ("gloo", "cpu:gloo")  # back ends that are gloo alone
 _c10d: Any = distributed_c10d  # whose private names are not annotated
 _CONNECT_TIMEOUT = datetime.timedelta(seconds=20)  # for what takes milliseconds if all are there
 _MAX_SUB_GROUPS = 1 << 20  # formed in one generation
@@ -69,6 +71,15 @@ def is_possible() -> bool:
 def _is_checked() -> bool:
     """TORCH_DISTRIBUTED_DEBUG=DETAIL, or `set_debug_level` in a cell: new groups are wrapped."""
     return bool(_c10d.get_debug_level() == _c10d.DebugLevel.DETAIL)
+
+
+def can_bind() -> bool:
+    """Whether a group bound to a GPU may have sub-groups of other back ends.
+
+    Before, who is not in one splits NCCL's communicator for it, and waits there for its members.
+    """
+    parameters = inspect.signature(_c10d._get_split_source).parameters
+    return "requested_backend" in parameters
 
 
 def refuse_late_connections() -> None:
@@ -165,10 +176,15 @@ def install() -> None:
         *args: Any, **options: Any,
     ) -> Any:  # fmt: skip
         __tracebackhide__ = True
+        if ranks and _is_ours() and str(backend) not in _GLOO and name.isdecimal():
+            # NCCL splits the communicator of all ranks: who waits in torch for one that does not
+            # come cannot be freed. (A name in hexadecimal is that of a group its members form.)
+            world: Any = dist.group.WORLD
+            wait_for_all(store, f"gpupool{_generation}/all/{name}", world.rank(), world.size())
         if not ranks or place is None or not _is_ours() or not has_gloo(backend):
             return make(size, place, ranks, backend, store, name, *args, **options)
         refuse_late_connections()
-        lasts = WORLD in _groups and not _is_checked() and str(backend) in ("gloo", "cpu:gloo")
+        lasts = WORLD in _groups and not _is_checked() and str(backend) in _GLOO
         if lasts:
             options["enable_reconfigure"] = True
         known = set(_c10d._world.pg_map)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpupool.core.errors import EngineDiedError, PoolError, PoolStartError, UnansweredError
+from gpupool.core.machine.nvml import wait_until_released
 from gpupool.core.machine.topology import Rank
 from gpupool.core.wire.agent import FORK_SERVER, process_of, rank_of
 from gpupool.core.wire.calls import Call
@@ -103,6 +104,7 @@ class Engines:
             self._leaving.update(ranks)
             self._losses.clear()
             given_up = {rank: set(self._open[rank]) for rank in ranks}
+        had = {r.gpu.uuid: self._launch.pids.get(process_of(r.rank), 0) for r in chosen if r.gpu}
         self._launch.kill_engines(ranks)
         self._fail(given_up, "the rank was restarted", time.time())
         self._answer_for(ranks)
@@ -116,6 +118,7 @@ class Engines:
             for rank in ranks:
                 self._dead.pop(rank, None)
                 self._killed.pop(rank, None)  # it had ended already when it was killed
+        wait_until_released(had)
         self._awaiting = True
         try:
             self._launch.start_engines(chosen)

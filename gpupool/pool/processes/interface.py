@@ -17,6 +17,9 @@ from gpupool.core.wire.replies import Reply, Value
 from gpupool.core.wire.requests import Answer, ControlRequest, Found
 from gpupool.pool.notices import Progress
 
+DIE_S = 20.0
+"""From SIGKILL to the end of a process, at most: the driver takes back 80 GB that it had mapped."""
+
 
 class RankEngines(Protocol):
     """One engine per rank. Their methods are described at `Engines`."""

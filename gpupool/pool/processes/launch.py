@@ -25,6 +25,7 @@ from gpupool.core.wire import environ
 from gpupool.core.wire.agent import CONTROLLER, process_of
 from gpupool.pool.notices import NoticeLines
 from gpupool.pool.processes import agent, leftovers
+from gpupool.pool.processes.interface import DIE_S
 from gpupool.pool.processes.ports import Ports, any_port
 
 _REPLY_TIMEOUT_S = 5.0
@@ -62,6 +63,7 @@ class Launch:
         self._killed = False
         self._stopped = threading.Event()
         self._released = False  # the agent is no longer ours
+        self._ends_within_s = _REPLY_TIMEOUT_S
         self._agent.on_event = self._on_event
         try:
             self.folder.mkdir(mode=0o700)
@@ -159,6 +161,8 @@ class Launch:
         self.require_folder()
         engine_file = self.client_file.with_name("ipcontroller-engine.json")
         for rank in ranks:
+            if rank.gpu is not None:
+                self._ends_within_s = DIE_S
             arguments = [f"--file={engine_file}", f"--IPEngine.id={rank.rank}", *_ENGINE_ARGS]
             environment = engine_environment(rank, self._port)
             name = process_of(rank.rank)
@@ -178,7 +182,7 @@ class Launch:
         self._agent.command(lines.Kill(sorted(names)))
         # none can come after the answer, also not one whose start was cut off by an interrupt
         self._wait(lambda: self._killed, "did not answer")
-        self._wait(lambda: not names & self._running.keys(), "could not end the engines")
+        self._wait(lambda: not names & self._running.keys(), "could not end the engines", DIE_S)
 
     def stop(self) -> None:
         """End every process of the pool and remove its folder. May be called again."""
@@ -187,7 +191,7 @@ class Launch:
         self._released = True
         self._ports.close()
         self._agent.command(lines.Stop())
-        if self._stopped.wait(_REPLY_TIMEOUT_S):
+        if self._stopped.wait(self._ends_within_s):
             self._agent.on_event = lambda event: None  # else it would keep this pool in memory
             agent.give_back(self._agent)
         else:  # the agent itself is stopped, or stuck
@@ -216,9 +220,11 @@ class Launch:
         )
         self._agent.command(command)
 
-    def _wait(self, holds: Callable[[], bool], failure: str) -> None:
+    def _wait(
+        self, holds: Callable[[], bool], failure: str, within_s: float = _REPLY_TIMEOUT_S
+    ) -> None:
         with self._changed:
-            deadline = time.monotonic() + _REPLY_TIMEOUT_S
+            deadline = time.monotonic() + within_s
             while not holds() and time.monotonic() < deadline and not self._stopped.is_set():
                 self._changed.wait(0.1)
         if not holds():
@@ -274,6 +280,11 @@ def engine_environment(rank: Rank, master_port: int) -> dict[str, str]:
     --virtual-local-rank`), without one it counts the ranks of the host. Nothing of ours listens at
     MASTER_PORT.
     """
+    by_default = {
+        "NCCL_DEBUG": "WARN",  # into the rank's log; pool/upkeep/forming.py quotes it
+        # torch.compile starts so many processes: 32 a rank else
+        "TORCHINDUCTOR_COMPILE_THREADS": str(rank.num_threads),
+    }
     return {
         "CUDA_VISIBLE_DEVICES": rank.gpu.uuid if rank.gpu else "",
         "OMP_NUM_THREADS": str(rank.num_threads),
@@ -297,18 +308,8 @@ def engine_environment(rank: Rank, master_port: int) -> dict[str, str]:
         **({"NCCL_MULTI_RANK_GPU_ENABLE": "1"} if rank.gpu and rank.gpu.parent_uuid else {}),
         # As `accelerate launch --cpu` does: it would leave CPU ranks alone, each on its own.
         **({} if rank.gpu else {"ACCELERATE_USE_CPU": "true"}),
-        # One machine: neither backend needs to listen beyond loopback.
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
-        "TORCH_GLOO_LAZY_INIT": "0",  # late connections could not be proved: engine/group/peers.py
-        # A failed collective must raise, not end the process with the user's variables.
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-        "TORCH_NCCL_ENABLE_MONITORING": "0",
-        "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
-        "TORCH_NCCL_PROPAGATE_ERROR": "0",
-        "TORCH_NCCL_TEARDOWN_ON_TIMEOUT": "0",
-        # Its thread listens at a fixed port, for which two pools would fight.
-        "NCCL_RAS_ENABLE": "0",
+        **environ.for_groups(os.environ),
+        **{name: value for name, value in by_default.items() if name not in os.environ},
     }
 
 

@@ -7,6 +7,8 @@ connections, the groups go on that all their members still have.
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -19,13 +21,17 @@ from gpupool.core.errors import EngineDiedError, GroupError, PoolError, Unanswer
 from gpupool.core.wire.calls import FormGroup, GroupPlan, JoinGroup
 from gpupool.core.wire.replies import Joined
 from gpupool.core.wire.requests import Abort, Counts
-from gpupool.pool.processes.interface import RankEngines
+from gpupool.pool.processes.interface import DIE_S, RankEngines
 
-_ABORT_TIMEOUT_S = 2.0  # a rank that has not answered by then is stuck, and reported as such
-_FORM_TIMEOUT_S = (
-    30.0  # longer than torch waits (engine/group/reconnect.py) for what takes milliseconds
-)
+_ANSWER_S = 2.0  # a rank that has not answered by then is stuck
+_ABORT_S = 10.0  # NCCL's waits for its kernels: ABORT_S in engine/group/abort.py
+# Longer than torch waits (engine/group/reconnect.py) for what takes milliseconds; and for NCCL,
+# which looks at the machine's topology and connects each GPU to each other one.
+_FORM_S = {"gloo": 30.0, "nccl": 120.0}
 _NUM_ATTEMPTS = 4  # all but the first with new listeners, as another user may disturb
+_NUM_WARNINGS = 3
+_SHM = "/dev/shm"  # noqa: S108 - where NCCL puts what ranks share
+_SMALL_SHM_BYTES = 1 << 30
 
 
 class Forming:
@@ -46,6 +52,7 @@ class Forming:
             PoolError: as above, and a rank is not there.
         """
         plan = GroupPlan("", backend, list(training_ranks), training_backend)
+        first: PoolError | None = None  # the others only hear that somebody does not come
         for attempt in range(_NUM_ATTEMPTS):
             self._wait_for_aborts()
             try:
@@ -57,12 +64,15 @@ class Forming:
             except UnansweredError as error:
                 self._kill(error.ranks)
                 self.abort(None)
-                raise EngineDiedError(str(error)) from None
+                raise EngineDiedError(self._explained(error, first)) from first
             except PoolError as error:
                 self.abort(None)
+                first = first or error
                 if attempt == _NUM_ATTEMPTS - 1:
-                    message = f"the process group was not formed: {error}"
-                    raise GroupError(message, error.kind, *error.names, ranks=error.ranks) from None
+                    message = f"the process group was not formed: {self._explained(error, first)}"
+                    raise GroupError(
+                        message, first.kind, *first.names, ranks=first.ranks
+                    ) from first
 
     def abort(self, numbers: Mapping[int, int | None] | None) -> None:
         """Have ranks leave their collectives; returns at once.
@@ -93,7 +103,7 @@ class Forming:
         if self._lasts and len(ranks) == len(self._engines.pids):
             return False
         asked = self._engines.control(Counts(), ranks)
-        done, late = wait_futures(asked.values(), timeout=_ABORT_TIMEOUT_S)
+        done, late = wait_futures(asked.values(), timeout=_ANSWER_S)
         counts = [future.result().found or {} for future in done]
         return not late and all(
             one.get(name, number) == number
@@ -106,20 +116,30 @@ class Forming:
         """End ranks that do not come, so that they are replaced; returns when they are gone."""
         for rank in ranks:
             self._engines.kill(rank, "did not come to the process group, and was killed")
-        deadline = time.monotonic() + _ABORT_TIMEOUT_S
+        deadline = time.monotonic() + DIE_S
         while set(ranks) & set(self._engines.alive_ranks()) and time.monotonic() < deadline:
             time.sleep(0.01)
 
     def _wait_for_aborts(self) -> None:
-        wait_futures(self._aborting, timeout=_ABORT_TIMEOUT_S)
+        wait_futures(self._aborting, timeout=_ABORT_S)
         self._aborting.clear()
+
+    def _explained(self, error: PoolError, first: PoolError | None) -> str:
+        """An error with the first one before it, and what NCCL has logged of that."""
+        both = [str(first), str(error)] if first is not None else [str(error)]
+        text = " At the last attempt: ".join(dict.fromkeys(both))
+        for rank in (first or error).ranks:
+            if warnings := _warnings(self._engines.log(rank)):
+                text += f" On rank {rank} NCCL wrote: {'; '.join(warnings)}."
+        shm = os.statvfs(_SHM) if os.path.exists(_SHM) else None
+        return text + shm_hint(text, shm.f_blocks * shm.f_frsize if shm else 0)
 
     def _form(self, plan: GroupPlan, *, new_store: bool) -> None:
         generation = self.generation + 1
         if self._store is None or new_store or not self._store.exists():
             self._store = self._engines.new_file("group")
         plan = replace(plan, store_path=str(self._store))
-        joined = self._engines.call_all(JoinGroup(plan), timeout_s=_FORM_TIMEOUT_S)
+        joined = self._engines.call_all(JoinGroup(plan), timeout_s=_FORM_S["gloo"])
         handles = groups_to_keep(joined)
         if handles is None:
             new = self._engines.new_file(f"group{generation}")
@@ -128,7 +148,31 @@ class Forming:
         call = FormGroup(plan, generation, handles, num_named)
         self._lasts = handles is not None
         self.generation = generation  # also if it fails: no other one has its number
-        self._engines.call_all(call, timeout_s=_FORM_TIMEOUT_S)
+        limit_s = _FORM_S["nccl" if "nccl" in (plan.backend, plan.training_backend) else "gloo"]
+        self._engines.call_all(call, timeout_s=limit_s)
+
+
+def _warnings(log: str) -> list[str]:
+    """The last lines of a rank's log in which NCCL warns."""
+    lines = [line.strip() for line in log.splitlines() if "NCCL WARN" in line]
+    return list(dict.fromkeys(lines))[-_NUM_WARNINGS:]
+
+
+def shm_hint(text: str, shm_bytes: int) -> str:
+    """What helps if NCCL has failed for want of shared memory, as containers have little of it.
+
+    >>> shm_hint("NCCL WARN Error while creating shared memory segment", 64 << 20)[:24]
+    ' /dev/shm has 64 MiB her'
+    >>> shm_hint("NCCL WARN Error while creating shared memory segment", 64 << 30)
+    ''
+    """
+    is_about = re.search(r"shared memory|/dev/shm|No space left on device", text)
+    if not is_about or "NCCL" not in text or not 0 < shm_bytes < _SMALL_SHM_BYTES:
+        return ""
+    return (
+        f" /dev/shm has {shm_bytes >> 20} MiB here, and NCCL needs up to 33 MB for each pair of "
+        "GPUs: `docker run --shm-size=8g`, or `--ipc=host`, gives a container more."
+    )
 
 
 def groups_to_keep(joined: Mapping[int, Joined | None]) -> dict[str, list[str]] | None:

@@ -1,6 +1,7 @@
-"""A back end of `torch.distributed` whose abort takes its time, as NCCL's does.
+"""A back end of `torch.distributed` whose groups begin and end as NCCL's do.
 
-It is added in torch's own way, in Python. Its groups communicate nothing.
+To begin, each member waits in torch, in C++, for all others. An abort takes its time. It is added
+in torch's own way, in Python, and communicates nothing.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ def register() -> None:
     """Have torch know it in this process."""
 
     def make(options: Any, _: object) -> SlowGroup:
+        options.store.set(str(options.group_rank), "")
+        options.store.wait([str(rank) for rank in range(options.group_size)])
         return SlowGroup(options.group_rank, options.group_size)
 
     dist.Backend.register_backend(NAME, make, extended_api=True, devices=["cpu"])

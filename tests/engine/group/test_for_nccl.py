@@ -1,0 +1,108 @@
+"""What is arranged for groups on NCCL, as far as a machine without a GPU can show it."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from gpupool import Pool, SpmdError
+from gpupool.core.errors import PoolError
+from gpupool.core.wire.calls import WarmUp
+from gpupool.core.wire.requests import SetEnvironment
+from gpupool.engine.group import forming
+from tests.engine.group.torch_ranks import run_ranks
+from tests.support.raising import raises
+
+SUM = "t = torch.ones(1); dist.all_reduce(t); t.item()"
+LATE = "TORCH_GLOO_LAZY_INIT"
+
+
+@pytest.fixture
+def pool(pool2: Pool) -> Iterator[Pool]:
+    """The shared pool, whose group is whole afterwards."""
+    yield pool2
+    assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
+
+
+def plan(folder: str, backend: str, device: str) -> forming.Plan:
+    return forming.Plan(f"{folder}/store", backend, [0], backend, 0, 1, device)
+
+
+def form_on_gpu_3(rank: int, folder: str) -> str:
+    dist.destroy_process_group()
+    try:
+        forming.form_as_asked(plan(folder, "nccl", "cuda:3"), {})
+    except ValueError as error:  # of torch, which knows of no GPU here
+        return str(error)
+    return ""
+
+
+def test_a_group_on_nccl_is_bound_to_the_ranks_own_gpu(tmp_path: Path) -> None:
+    (error,) = run_ranks(form_on_gpu_3, str(tmp_path), n=1)
+    assert "device_id cuda:3 is out of range" in error
+
+
+def test_a_group_that_is_asked_for_without_a_back_end_has_the_pools(pool: Pool) -> None:
+    ask = "import datetime; dist.init_process_group(timeout=datetime.timedelta(seconds=78))"
+    found = "dist.distributed_c10d._world.pg_map[dist.group.WORLD][0]"
+    assert dict(pool.run(f"{ask}\n{found}")) == {0: "gloo", 1: "gloo"}
+    pool.run("dist.destroy_process_group()")
+
+
+def test_nccl_is_refused_on_all_ranks_if_one_has_no_gpu(pool: Pool) -> None:
+    shown = ("'nccl' needs a GPU for every rank", "0, 1 ")
+    with raises(SpmdError, "", shown=shown, ename="ValueError") as caught:
+        pool.run("dist.init_process_group('nccl')")
+    assert set(caught.value.errors) == {0, 1}
+
+
+WORDS = (
+    "ProcessGroupNCCL not initialized",
+    "ProcessGroupNCCL has been finalized",
+    "NCCL communicator was aborted on rank 0.",
+    "NCCL communicator was aborted after a previous error",
+)
+
+
+def form_again_and_say(rank: int, folder: str) -> list[str]:
+    dist.destroy_process_group()
+    forming.form(plan(folder, "gloo", "cpu"))
+    held = dist.group.WORLD
+    gc.collect()
+    forming.form(forming.Plan(f"{folder}/next", "gloo", [0], "gloo", 0, 1, "cpu"))
+    assert held is not dist.group.WORLD
+    return [forming.about_earlier(words, []) for words in WORDS]
+
+
+def test_what_nccl_says_of_a_group_that_was_left_is_explained(tmp_path: Path) -> None:
+    (found,) = run_ranks(form_again_and_say, str(tmp_path), n=1)
+    assert [("earlier generation" in text) for text in found] == [True] * len(WORDS)
+
+
+def test_the_first_error_and_what_nccl_has_logged_of_it_are_shown(pool: Pool) -> None:
+    warning = "host:1:2 [0] misc/shmutils.cc:72 NCCL WARN Error: failed to extend /dev/shm/nccl-x"
+    log = f"import os\nos.write(1, b'{warning}\\n'); os.environ['{LATE}'] = '1'"
+    pool.run(f"if rank == 0:\n    exec({log!r})\ndist.destroy_process_group()")
+    try:
+        with raises(PoolError, "no group", shown=(f" {LATE} ", f" rank 0 NCCL wrote: {warning}.")):
+            pool.run(SUM)
+    finally:
+        for answer in pool.ask(SetEnvironment({}, [LATE], False), [0]).values():
+            answer.result(30)
+
+
+def test_ranks_find_what_nccl_and_the_compiler_read(pool: Pool) -> None:
+    names = ("NCCL_SOCKET_IFNAME", "NCCL_DEBUG", "TORCH_FR_DUMP_ON_TIMEOUT", "NCCL_NET")
+    found: Any = pool.run(f"import os; [os.environ[name] for name in {names}]")[0]
+    assert found == ["=lo", "WARN", "0", "Socket"]
+    threads = "os.environ['TORCHINDUCTOR_COMPILE_THREADS'] == os.environ['OMP_NUM_THREADS']"
+    assert pool.run(f"import os; {threads}")[0]
+
+
+def test_a_rank_warms_up_in_a_call_of_its_own(pool: Pool) -> None:
+    assert pool._all_ranks.engines.call_all(WarmUp()) == {0: None, 1: None}
