@@ -25,7 +25,8 @@ MAY_IMPORT = {
     "pool": {"core"},
     "spmd": {"core", "pool"},
     "training": {"core", "pool"},
-    "notebook": {"core", "pool", "spmd", "training"},
+    "check": {"core"},  # else what the package gives to users
+    "notebook": {"core", "pool", "spmd", "training", "check"},
 }
 NEVER_AT_IMPORT = {
     "core": {"torch", "ipyparallel", "IPython", "ipywidgets", "anywidget", "numpy", "pynvml"},
@@ -35,6 +36,7 @@ NEVER_AT_IMPORT = {
     "pool": {"torch", "ipywidgets", "anywidget", "IPython"},
     "spmd": {"torch", "ipywidgets", "anywidget", "IPython"},
     "training": {"torch", "ipywidgets", "anywidget", "IPython"},
+    "check": {"torch", "ipywidgets", "anywidget", "IPython"},
     "notebook": {"torch"},
 }
 KNOW_IPYPARALLEL = {
@@ -46,6 +48,7 @@ KNOW_IPYPARALLEL = {
 ROOM_SIZES = range(3, 18)  # files in a room, its `__init__` aside
 FILE_LINES = range(40, 501)  # a file that is one class, or in SHORT, may be shorter
 SHORT = {
+    "__main__.py": "an entry point",
     "core/botocore_logs.py": "used by the client and by ranks, which share nothing else",
     "core/current.py": "a hook: the folder may not know pools",
     "core/wire/invoke.py": "an entry point",

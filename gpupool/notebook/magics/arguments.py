@@ -76,6 +76,15 @@ def debug_parser() -> MagicParser:
     return parser
 
 
+def check_parser() -> MagicParser:
+    """%gpupool check"""
+    from gpupool.check import command  # `%load_ext gpupool` does not wait for it
+
+    parser = MagicParser("%gpupool check")
+    command.add_options(parser)
+    return parser
+
+
 def restart_parser() -> MagicParser:
     """%gpupool restart"""
     parser = MagicParser("%gpupool restart")
@@ -161,6 +170,7 @@ COMMANDS: Mapping[str, Callable[[], MagicParser]] = {
     "env": env_parser,
     "log": log_parser,
     "debug": debug_parser,
+    "check": check_parser,
     "help": bare_parser("help"),
 }
 """The commands of %gpupool and what may follow each."""

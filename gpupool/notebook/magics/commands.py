@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ from IPython.display import display
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.options.pool_options import suggest
-from gpupool.notebook.magics import arguments, auto, debug, typed_secrets
+from gpupool.notebook.magics import arguments, auto, checking, debug, typed_secrets
 from gpupool.notebook.page.front_end import in_notebook
 from gpupool.notebook.pool import pool_bar, tables
 from gpupool.pool import session
@@ -26,6 +27,7 @@ _MEANT = {  # words for the same that others use
 _AFTER = {  # what an interrupted command has left
     "start": " Nothing was left running.",
     "restart": " It goes on in the background.",
+    "check": " Nothing was left running.",
 }
 _NOT_RESTARTED = "The restart was not completed."
 
@@ -56,6 +58,7 @@ class Commands:
             "env": self._env,
             "log": self._log,
             "debug": self._debug,
+            "check": self._check,
             "help": self._help,
         }
 
@@ -188,6 +191,10 @@ class Commands:
     def _debug(self, rest: str) -> None:
         rank = arguments.COMMANDS["debug"]().parse_line(rest).rank
         debug.post_mortem(session.current_pool(), rank)
+
+    def _check(self, rest: str) -> None:
+        arguments.COMMANDS["check"]().parse_line(rest)
+        checking.run(shlex.split(rest))
 
     def _help(self, rest: str) -> None:
         arguments.COMMANDS["help"]().parse_line(rest)

@@ -74,6 +74,12 @@ def _environment() -> list[str]:
     return sorted(os.environ)
 
 
+def _checks() -> list[str]:
+    from gpupool.check.command import CHECKS
+
+    return [check.name for check in CHECKS]
+
+
 def _composites() -> list[str]:
     named = list(namespace().items())
     return sorted(name for name, value in named if isinstance(value, Composite))
@@ -86,6 +92,7 @@ def _ranks() -> list[str]:
 
 _WORDS: Words = {
     "profile": lambda: PROFILES,
+    "only": _checks,
     "env": _environment,
     "names": _environment,
     "variables": _composites,

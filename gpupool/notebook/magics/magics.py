@@ -87,6 +87,15 @@ class GpupoolMagics(Magics):
                                  the end of an engine's log
         %gpupool debug [RANK]    the debugger on a rank's last error, or on that of the rank that
                                  failed first: p x, up, down, w, l, !x = 1; q ends it
+        %gpupool check [--gpu] [--cpu] [--gpus 0,2] [--only NAME ...] [--seconds SECONDS] [--json]
+                                 does gpupool keep its promises on this machine? A line for each, in
+                                 two to four minutes, while no pool runs here and nobody else uses
+                                 these GPUs
+            --gpu, --cpu         on GPUs, or on two CPU ranks; else on GPUs if there are any
+            --gpus 0,2           on these GPUs
+            --only NAME ...      the checks whose names begin so: abort, kill, bits
+            --seconds SECONDS    begin none later than that: 240
+            --json               the report for programs, too
         %gpupool help            this text
         """
         return self._commands.run(line)

@@ -53,6 +53,8 @@ def test_every_line_gives_arguments_or_one_sentence(command: str, line: str) -> 
         ),
         ("start", "--on-hang x", "'x' is unknown. There are: tell, abort. Usage: %gpupool start"),
         ("auto", "onn", "%gpupool auto: argument state: 'onn' is unknown. Did you mean 'on'?"),
+        ("check", "--only kil abrot-all", "'abrot-all' is unknown. Did you mean 'abort-all'?"),
+        ("check", "--cpu --gpu", "argument --gpu: not allowed with argument --cpu."),
         ("gpus", "--watsh", "%gpupool gpus has no option --watsh. Did you mean '--watch'?"),
         ("gpus", "--watch 0", "argument --watch: 0 is not a number of seconds above 0."),
         ("start", "--timeout 0", "argument --timeout: 0 is not a number of seconds above 0."),

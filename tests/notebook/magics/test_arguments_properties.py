@@ -52,6 +52,13 @@ VALID: dict[str, dict[str, tuple[str, st.SearchStrategy[Any]]]] = {
     "debug": {"": ("rank", RANKS)},
     "gpus": {"--watch": ("every_s", SECONDS)},
     "help": {},
+    "check": {
+        "--cpu": ("device", st.just("cpu")),
+        "--gpus": ("gpus", WORD),
+        "--only": ("only", st.lists(st.sampled_from(["abort", "own-cell", "k"]), min_size=1)),
+        "--seconds": ("seconds", SECONDS),
+        "--json": ("as_json", FLAG),
+    },
     "env": {
         "--aws": ("aws", FLAG),
         "--unset": ("unset", FLAG),
@@ -68,7 +75,7 @@ VALID: dict[str, dict[str, tuple[str, st.SearchStrategy[Any]]]] = {
     },
 }
 WITHOUT_VALUE = {"--force", "--cpu", "--inline", "--aws", "--unset"}
-WITHOUT_VALUE |= {"--nowait", "--isolate"}
+WITHOUT_VALUE |= {"--nowait", "--isolate", "--json"}
 
 
 def refusal(command: str, line: str) -> str:
@@ -83,7 +90,7 @@ def refusal(command: str, line: str) -> str:
 def test_every_command_and_option_is_tried() -> None:
     assert set(VALID) == set(PARSERS)
     assert {option for options in VALID.values() for option in options if option} == {
-        option for option in OPTIONS if option not in ("--targets", "-o")
+        option for option in OPTIONS if option not in ("--targets", "-o", "--gpu")
     }
 
 

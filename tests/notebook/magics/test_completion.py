@@ -21,6 +21,7 @@ WORDS: Words = {
     "gpus": lambda: ["0", "1:0"],
     "idle_timeout": lambda: ["30m", "never"],
     "hang_after_s": lambda: ["30s", "never"],
+    "only": lambda: ["kill", "abort-item"],
 }
 
 
@@ -55,6 +56,11 @@ WORDS: Words = {
         ("%gpupool auto o", ["on", "off"]),
         ("%gpupool auto on --view q", ["quiet"]),
         ("%gpupool he", ["help"]),
+        ("%gpupool ch", ["check"]),
+        ("%gpupool check --on", ["--only"]),
+        ("%gpupool check --only k", ["kill"]),
+        ("%gpupool check --only kill abort-i", ["abort-item"]),
+        ("%gpupool check --cpu --j", ["--json"]),
         ("%%spmd -t ", ["all", "0", "1"]),
         ("%%spmd --targets 0 --n", ["--nowait"]),
         ("%gpupool sync 0 m", ["model"]),

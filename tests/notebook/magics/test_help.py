@@ -65,6 +65,7 @@ def test_every_command_is_done_by_something() -> None:
         ("gpu", "Did you mean 'gpus'?"),
         ("logs", "Did you mean 'log'?"),
         ("shutdown", "Did you mean 'stop'?"),
+        ("chekc", "Did you mean 'check'?"),
         ("--help", "Did you mean 'help'?"),
         ("parpool", "Did you mean 'start'?"),
         ("xyzzy", "There are: status, start, stop, restart, "),

@@ -1,0 +1,175 @@
+"""What checks work at: a pool of their own, and a folder. Runs on the client."""
+
+from __future__ import annotations
+
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import gpupool
+from gpupool.check.promise import NotKeptError, NotTriedError
+from gpupool.core.errors import SpmdError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from gpupool import Pool, TrainingResult
+
+HANG_AFTER_S = 3.0
+START_S = 180.0  # on a machine whose driver and file system have slept
+SUM = "x = torch.ones(1, device=device)\ndist.all_reduce(x)\nx.item()"
+_T = TypeVar("_T")
+
+
+class Bench:
+    """The pool of the moment: another one, if the last was broken by a check.
+
+    Args:
+        where: the options of `gpupool.start` that say on which devices.
+        folder: an empty one, for checkpoints and pictures.
+    """
+
+    def __init__(self, where: dict[str, Any], folder: Path) -> None:
+        self.folder = folder
+        self.start_s = 0.0
+        self._where = where
+        self._pool: Pool | None = None
+        self._is_closed = False
+        self._lock = threading.RLock()  # who closes it waits for a pool that is being started
+
+    @property
+    def pool(self) -> Pool:
+        """A pool that works. Raises NotTriedError when the bench is closed."""
+        with self._lock:
+            if self._is_closed:
+                raise NotTriedError("the bench is closed")
+            if self._pool is not None and self._pool.status().state in ("broken", "stopped"):
+                self.stop()
+            if self._pool is None:
+                began = time.monotonic()
+                self._pool = gpupool.start(
+                    **self._where,
+                    hang_after_s=HANG_AFTER_S,
+                    timeout_s=START_S,
+                    idle_timeout="10m",
+                )
+                self.start_s = time.monotonic() - began
+            return self._pool
+
+    def stop(self) -> None:
+        """Stop the pool, if there is one."""
+        with self._lock:
+            if self._pool is not None:
+                pool, self._pool = self._pool, None
+                pool.stop()
+
+    def close(self) -> None:
+        """Stop the pool, and start none any more, whoever still works here."""
+        self._is_closed = True
+        self.stop()
+
+    def another(self) -> Bench:
+        """One like it, for the next check."""
+        return Bench(self._where, self.folder)
+
+    # ---- what it is --------------------------------------------------------------------------
+
+    @property
+    def n(self) -> int:
+        """Number of ranks."""
+        return self.pool.world_size
+
+    @property
+    def last(self) -> int:
+        """The last rank, which is the one that suffers."""
+        return self.n - 1
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether every rank has a GPU."""
+        return all(rank.gpu is not None for rank in self.pool.ranks)
+
+    def pids(self) -> dict[int, int]:
+        """Rank -> its process."""
+        return dict(self.pool.status().pids)
+
+    def needs_ranks(self, number: int = 2) -> None:
+        """Raise NotTriedError where there are fewer."""
+        if self.n < number:
+            raise NotTriedError(f"needs {number} ranks")
+
+    # ---- what it does ------------------------------------------------------------------------
+
+    def cell(self, source: str, limit_s: float = 60.0) -> dict[int, Any]:
+        """The value of a cell on each rank."""
+        return dict(self.pool.run(_dedented(source), timeout_s=limit_s))
+
+    def call(self, function: Callable[..., _T], *args: Any, limit_s: float = 60.0) -> dict[int, _T]:
+        """What a function returns on each rank."""
+        return dict(self.pool.run(function, *args, timeout_s=limit_s))
+
+    def begin(
+        self, source: str, on_notice: Callable[[str | None], None] = lambda text: None
+    ) -> Any:
+        """Begin a cell on all ranks: an execution with `wait`, `interrupt`, `done` and `error`."""
+        return self.pool.begin(
+            _dedented(source),
+            ranks=range(self.n),
+            on_output=lambda *_: None,
+            on_notice=on_notice,
+        )
+
+    def error_of(self, source_or_function: str | Callable[..., Any], *args: Any) -> SpmdError:
+        """The error of a cell or function. Raises NotKeptError if there is none."""
+        code = source_or_function
+        try:
+            self.pool.run(_dedented(code) if isinstance(code, str) else code, *args, timeout_s=60.0)
+        except SpmdError as error:
+            return error
+        raise NotKeptError("the cell did not fail")
+
+    def healthy(self, limit_s: float = 90.0) -> float:
+        """Seconds until a collective gives the right sum on every rank.
+
+        Raises NotKeptError if it is wrong.
+        """
+        began = time.monotonic()
+        found = self.cell(SUM, limit_s)
+        if set(found.values()) != {float(self.n)}:
+            raise NotKeptError(f"afterwards all_reduce gives {found} and not {self.n}")
+        return time.monotonic() - began
+
+    def train(self, model: nn.Module, data: Any, **options: Any) -> TrainingResult:
+        """Train quietly on this pool."""
+        assert self.pool is not None  # `train` would start one of its own
+        return gpupool.train(
+            model, data, options=gpupool.TrainingOptions(progress="none", **options)
+        )
+
+
+class Kept:
+    """The processes and a variable of each rank, to be compared with those after a fault."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        bench.cell("kept = rank")
+        self.pids = bench.pids()
+
+    def compare(self, without: Iterable[int] = ()) -> None:
+        """Raise NotKeptError if a rank, but for those `without`, has lost a process or variable."""
+        others = self.pids.keys() - set(without)
+        after = self._bench.pids()
+        replaced = [rank for rank in others if after.get(rank) != self.pids[rank]]
+        if replaced:
+            raise NotKeptError(f"rank {replaced} was replaced too, its variables are lost")
+        found = self._bench.cell("globals().get('kept')")
+        lost = [rank for rank in others if found[rank] != rank]
+        if lost:
+            raise NotKeptError(f"rank {lost} has lost its variables")
+
+
+def _dedented(source: str) -> str:
+    return textwrap.dedent(source).strip()

@@ -1,0 +1,247 @@
+"""Checks of faults: each is provoked, and costs what was promised. Runs on the client."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from gpupool.check import cells
+from gpupool.check.bench import HANG_AFTER_S, SUM, Bench, Kept
+from gpupool.check.promise import Check, Found, NotKeptError, check
+from gpupool.core.errors import SpmdError
+
+_FREED_S = 40.0  # within which a stop must have ended a cell
+_REACHED_S = 2.0  # after which ranks have come to where they wait
+_AT_EASE_S = 0.3  # as late may a cell end whose device has been waited for
+_GIB = 1 << 30
+_FILL = """
+def fill():
+    local = []
+    while True:
+        local.append(torch.ones(2**26, dtype=torch.uint8, device=device))
+        if device.type == "cpu":  # more than addresses: the machine need not be filled for it
+            local.append(torch.ones(2**50, dtype=torch.uint8))
+        local.append(torch.empty(2**30, dtype=torch.uint8, device=device))
+fill()
+"""
+
+
+@check(limit_s=60.0)
+def mistake(bench: Bench) -> Found:
+    """a rank raises, and those that wait for it in a collective are freed"""
+    bench.needs_ranks()
+    kept, began = Kept(bench), time.monotonic()
+    error = bench.error_of(f"if rank == world_size - 1:\n    raise ValueError('on purpose')\n{SUM}")
+    seconds = time.monotonic() - began
+    if (error.first.rank, error.first.ename) != (bench.last, "ValueError"):
+        raise NotKeptError(f"it is reported as {error.first.ename} of rank {error.first.rank}")
+    again = bench.healthy()
+    kept.compare()
+    words = f"reported after {seconds:.1f} s, the group works {again:.1f} s later"
+    return Found(words, reported_s=seconds, works_s=again)
+
+
+def _stopped(bench: Bench, source: str) -> Found:
+    """Stop a cell that hangs: it ends, and the ranks keep their variables."""
+    bench.needs_ranks()
+    kept = Kept(bench)
+    execution = bench.begin(source)
+    if execution.wait(_REACHED_S):
+        raise NotKeptError(f"the cell ended without being stopped: {execution.error()}")
+    began = time.monotonic()
+    execution.interrupt()
+    if not execution.wait(_FREED_S):
+        raise NotKeptError(f"the cell goes on {_FREED_S:.0f} s after it was stopped")
+    seconds = time.monotonic() - began
+    again = bench.healthy()
+    kept.compare()
+    words = f"after {seconds:.1f} s, the group works {again:.1f} s later"
+    return Found(words, freed_s=seconds, works_s=again)
+
+
+@check(limit_s=150.0)
+def abort_item(bench: Bench) -> Found:
+    """stop frees a rank that waits for the value of a collective"""
+    return _stopped(
+        bench,
+        """
+        import time
+        if rank == 0:
+            x = torch.ones(1, device=device)
+            dist.all_reduce(x)
+            x.item()
+        while True:
+            time.sleep(0.05)
+        """,
+    )
+
+
+@check(limit_s=150.0)
+def abort_all(bench: Bench) -> Found:
+    """stop frees them also when every rank waits in a collective"""
+    return _stopped(
+        bench,
+        """
+        x = torch.ones(1, device=device)
+        if rank == 0:
+            dist.all_reduce(x)
+        else:
+            dist.recv(x, src=0)
+        x.item()
+        """,
+    )
+
+
+@check(limit_s=150.0)
+def abort_queue(bench: Bench) -> Found:
+    """stop frees a rank that has queued much behind a collective"""
+    # A GPU takes about a thousand launches; then the host waits within the launch itself. The other
+    # ranks wait in Python, as those do that compute.
+    return _stopped(
+        bench,
+        """
+        import time
+        if rank == 0:
+            x = torch.ones(1, device=device)
+            works = [dist.all_reduce(x, async_op=True) for _ in range(20)]
+            if device.type == "cpu":
+                works[-1].wait()
+            else:
+                works[0].wait()
+            for _ in range(20_000):
+                x = x + 1
+        while True:
+            time.sleep(0.05)
+        """,
+    )
+
+
+@check(limit_s=100.0)
+def hang(bench: Bench) -> Found:
+    """a hang is reported while it lasts, with the collective of each rank"""
+    bench.needs_ranks()
+    notices: list[str] = []
+
+    def on_notice(text: str | None) -> None:
+        notices.extend([text] if text else [])
+
+    execution = bench.begin(
+        f"""
+        import time
+        x = torch.ones(1, device=device)
+        if rank:
+            time.sleep({3 * HANG_AFTER_S})
+        dist.all_reduce(x)
+        x.item()
+        """,
+        on_notice,
+    )
+    if not execution.wait(_FREED_S):
+        execution.interrupt()
+        execution.wait(_FREED_S)
+        raise NotKeptError("a cell that only sleeps did not end")
+    found = next((text for text in notices if "all_reduce" in text), None)
+    if found is None:
+        raise NotKeptError(f"no collective is named in {notices[-1:]}")
+    return Found(found.split("\n")[0][:200])
+
+
+@check(limit_s=90.0)
+def own_cell(bench: Bench) -> Found:
+    """a cell ends when its work on the device ends"""
+    queued = max(bench.call(cells.queue_work, 1.0).values())
+    rest = max(bench.call(cells.seconds_to_finish).values())
+    if rest > _AT_EASE_S:
+        raise NotKeptError(f"the next cell waits {rest:.2f} s for the work of the one before")
+    words = f"queued in {queued:.2f} s, {rest:.2f} s left for the next cell"
+    if bench.n == 1:
+        return Found(words, left_s=rest)
+    kept = Kept(bench)
+    try:
+        bench.cell("if rank == 0:\n    dist.all_reduce(torch.ones(1, device=device))", limit_s=4.0)
+    except SpmdError:
+        bench.healthy()
+        kept.compare()
+        return Found(f"{words}; a collective that nobody joins fails its own cell", left_s=rest)
+    raise NotKeptError("a cell with a collective that nobody joins ended as if all were well")
+
+
+@check(limit_s=180.0)
+def memory(bench: Bench) -> Found:
+    """running out of memory costs one cell, and names what fills it"""
+    kept, free = Kept(bench), bench.call(cells.free_memory)
+    error = bench.error_of(_FILL)
+    kinds = ("OutOfMemoryError",) if bench.on_gpus else ("RuntimeError", "MemoryError")
+    if error.first.ename not in kinds:
+        raise NotKeptError(f"it is reported as {error.first.ename}: {error.first.evalue[:80]}")
+    if "local" not in error.first.hint:
+        raise NotKeptError(f"what fills the memory is not named: {error.first.hint[:80]!r}")
+    bench.healthy()
+    kept.compare()
+    now = bench.call(cells.free_memory)
+    lost = max(free[rank] - now[rank] for rank in free) / _GIB
+    if lost > 1.0:
+        raise NotKeptError(f"{lost:.1f} GiB are not free again")
+    return Found(f"all but {max(lost, 0.0):.2f} GiB are free again", lost_gib=lost)
+
+
+@check(limit_s=180.0)
+def broken_rank(bench: Bench) -> Found:
+    """what breaks a rank's GPU or process costs that rank, and no other"""
+    kept = Kept(bench)
+    try:
+        bench.pool.run(cells.break_rank, ranks=[bench.last], timeout_s=60.0)
+    except SpmdError as error:
+        first = error.first
+    else:
+        raise NotKeptError("the cell did not fail")
+    if bench.on_gpus and "CUDA" not in first.evalue:
+        raise NotKeptError(f"it is reported as {first}"[:120])
+    if bench.on_gpus and "context" not in first.hint:
+        raise NotKeptError("that the context of the GPU is lost is not reported")
+    seconds = bench.healthy(120.0)
+    kept.compare(without=[bench.last])
+    if bench.pids()[bench.last] == kept.pids[bench.last]:
+        raise NotKeptError("the rank is not replaced")
+    return Found(f"replaced in {seconds:.1f} s", replaced_s=seconds)
+
+
+@check(limit_s=240.0)
+def kill(bench: Bench) -> Found:
+    """kill -9 of a rank while the others wait for it in a collective"""
+    kept = Kept(bench)
+    execution = bench.begin(
+        """
+        import time
+        if rank != world_size - 1:
+            x = torch.ones(2**20, device=device)
+            dist.all_reduce(x)
+            x.sum().item()
+        time.sleep(60)
+        """
+    )
+    execution.wait(_REACHED_S)
+    began = time.monotonic()
+    os.kill(kept.pids[bench.last], signal.SIGKILL)
+    if not execution.wait(60.0):
+        raise NotKeptError("the other ranks are not freed within 60 s")
+    freed = time.monotonic() - began
+    bench.healthy(120.0)
+    seconds = time.monotonic() - began
+    kept.compare(without=[bench.last])
+    words = f"others freed after {freed:.1f} s, all ranks there after {seconds:.1f} s"
+    return Found(words, freed_s=freed, replaced_s=seconds)
+
+
+FAULTS: tuple[Check[Bench], ...] = (
+    mistake,
+    abort_item,
+    abort_all,
+    abort_queue,
+    hang,
+    own_cell,
+    memory,
+    broken_rank,
+    kill,
+)

@@ -1,0 +1,259 @@
+"""Checks of what trainings compute, and how fast. Runs on the client."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import gpupool
+from gpupool.check import cells, networks
+from gpupool.check.bench import Bench
+from gpupool.check.promise import Check, Found, NotKeptError, NotTriedError, check
+from gpupool.core.errors import SpmdError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_EXACT = 1e-12  # of float64, where one rank and several compute on the same kind of device
+_NEARLY = 1e-9  # where one computes on the CPU and the others on GPUs
+_SLOW = 0.85  # of the rate of a loop by hand is worth a look
+
+
+@check(limit_s=120.0)
+def exact(bench: Bench) -> Found:
+    """several ranks train what one trains: float64, uneven shares, batch norm over all"""
+    where = "gpu" if bench.on_gpus and bench.n > 1 else "cpu"
+    data, options = (
+        networks.pictures(100, 8, double=True),
+        {"batch_size": 26, "epochs": 2, "lr": 0.05},
+    )
+    many = bench.train(networks.convolutions(double=True), data, batch_norm="sync", **options)
+    one = bench.train(
+        networks.convolutions(double=True), data, batch_norm="sync", execution=where, **options
+    )
+    apart = networks.apart(many.model, one.model)
+    limit = _NEARLY if bench.on_gpus and where == "cpu" else _EXACT
+    if not apart <= limit:
+        raise NotKeptError(f"weights differ by {apart:.1e} from those of one rank ({where})")
+    return Found(f"{apart:.0e} from one rank ({where})", apart=apart)
+
+
+@check(limit_s=90.0)
+def mixed(bench: Bench) -> Found:
+    """bf16 and fp16 learn"""
+    texts = []
+    for precision in ("bf16", "fp16") if bench.on_gpus else ("bf16",):
+        result = bench.train(
+            networks.layers(),
+            networks.points(512, 8),
+            batch_size=64,
+            epochs=8,
+            lr=0.2,
+            precision=precision,
+        )
+        first, last = result.history.loss[0], result.history.loss[-1]
+        if not last < 0.9 * first:
+            raise NotKeptError(f"{precision}: loss {first:.3f} to {last:.3f}")
+        texts.append(f"{precision} loss {first:.2f} to {last:.2f}")
+    return Found(", ".join(texts))
+
+
+@check(limit_s=120.0)
+def jpeg(bench: Bench) -> Found:
+    """decoded pictures train as those that Pillow decodes"""
+    folder = bench.folder / "jpegs"
+    losses = {"Pillow": _first_loss(bench, networks.write_jpegs(folder, 96, 128))}
+    images = gpupool.ImageDatastore(str(folder))
+    for place in ("cpu", "cuda") if bench.on_gpus else ("cpu",):
+        losses[place] = _first_loss(bench, images.decoded_on(place))
+    apart = max(losses.values()) - min(losses.values())
+    if not apart < 0.05:
+        raise NotKeptError(f"the first losses are {losses}")
+    return Found(f"first losses {apart:.1e} apart: {', '.join(losses)}", apart=apart)
+
+
+def _first_loss(bench: Bench, data: Any) -> float:
+    # in its order: the same batch, however the data set would be read
+    options = {"batch_size": 32, "max_steps": 1, "epochs": 1, "lr": 1e-4, "shuffle": "never"}
+    return float(bench.train(networks.convolutions(), data, **options).history.loss[0])
+
+
+@check(limit_s=120.0)
+def jpeg_memory(bench: Bench) -> Found:
+    """decoding leaves memory alone that queued work still reads"""
+    folder = bench.folder / "jpegs-beside"
+    networks.write_jpegs(folder, 64, 512 if bench.on_gpus else 64)
+    images = gpupool.ImageDatastore(str(folder)).decoded_on("cuda" if bench.on_gpus else "cpu")
+    found = bench.call(cells.decode_beside_queue, images, 8 * bench.n, 3, limit_s=100.0)
+    wrong, batches = max(found.values())
+    if wrong:
+        raise NotKeptError(f"beside {wrong} of {batches} batches it spoilt what was still read")
+    return Found(f"{batches} batches", batches=batches)
+
+
+@check(limit_s=120.0)
+def bits(bench: Bench) -> Found:
+    """a training that is resumed ends with the bits of one that was not interrupted"""
+    texts, is_note, largest = [], False, 0.0
+    for name, make, data in (
+        ("linear", networks.layers, networks.points(640, 8)),
+        ("convolutions", networks.convolutions, networks.pictures(640, 16)),
+    ):
+        options = {"batch_size": 64, "epochs": 2, "lr": 0.1}
+        whole = bench.train(make(), data, **options)
+        twin = bench.train(make(), data, **options)
+        folder = str(bench.folder / f"bits-{name}")
+        bench.train(make(), data, checkpoint=folder, max_steps=13, **options)
+        rest = bench.train(make(), data, checkpoint=folder, resume="auto", **options)
+        drift = networks.apart(whole.model, twin.model)
+        apart = networks.apart(whole.model, rest.model)
+        largest = max(largest, apart)
+        if apart and not drift:
+            raise NotKeptError(f"{name}: {apart:.1e} apart, and two whole runs are equal")
+        if apart:
+            is_note = True
+            texts.append(f"{name} {apart:.0e} apart, as two runs from one seed ({drift:.0e})")
+        else:
+            texts.append(f"{name} equal")
+    return Found("; ".join(texts), is_note=is_note, apart=largest)
+
+
+@check(limit_s=180.0)
+def throughput(bench: Bench) -> Found:
+    """as fast as a DDP loop by hand: ResNet-18, channels last, bf16 on GPUs"""
+    import torch
+    from torch.utils.data import TensorDataset
+
+    size, per_rank, steps = (128, 128, 80) if bench.on_gpus else (32, 4, 12)
+    batch = per_rank * bench.n
+    by_hand = sum(bench.call(cells.train_by_hand, per_rank, size, steps, limit_s=120.0).values())
+    generator = torch.Generator().manual_seed(4)
+    images = torch.randint(
+        0, 256, (10 * batch, 3, size, size), dtype=torch.uint8, generator=generator
+    )
+    labels = torch.randint(0, 10, (10 * batch,), generator=generator)
+    result = bench.train(
+        networks.resnet18(),
+        TensorDataset(images, labels),
+        batch_size=batch,
+        epochs=-(-steps // 10),
+        lr=0.01,
+        precision="bf16" if bench.on_gpus else "float32",
+        channels_last=True,
+        log_every=20,
+    )
+    done = result.history.steps
+    first, last = done[len(done) // 4], done[-1]
+    ours = (last.step - first.step) * batch / (last.elapsed_s - first.elapsed_s)
+    words = f"{ours:,.0f} images/s, by hand {by_hand:,.0f} ({ours / by_hand:.0%})"
+    waits = result.history.data_wait_share
+    words += f"; {waits:.0%} of the time it waited for data" if waits > 0.05 else ""
+    # a handful of steps of a busy CPU says little
+    is_slow = bench.on_gpus and ours < _SLOW * by_hand
+    return Found(words, is_note=is_slow, images_s=ours, by_hand_images_s=by_hand)
+
+
+@check(limit_s=180.0)
+def failure(bench: Bench) -> Found:
+    """no checkpoint is made of what an aborted collective has left"""
+    bench.needs_ranks()
+    training = _Long(bench)
+    folder = bench.folder / "failure"
+    # The last rank fails in step 61, while the others have queued what comes behind it.
+    at = 60 * training.options["batch_size"] // bench.n + 1
+    damaged = networks.Damaged(training.data, bench.last, at)
+    try:
+        bench.train(
+            training.model,
+            damaged,
+            max_steps=90,
+            checkpoint=str(folder),
+            checkpoint_every=10_000,
+            **training.options,
+        )
+    except SpmdError as error:
+        if error.first.rank != bench.last:
+            raise NotKeptError(f"it is reported as one of rank {error.first.rank}") from None
+    else:
+        raise NotKeptError("the training did not fail")
+    kept = sorted(folder.glob("step-*.pt"))
+    if not kept:
+        return Found("none was kept")
+    step = int(kept[-1].stem.partition("-")[2])
+    saved = gpupool.load_weights(training.model, kept[-1])
+    return training.compared(saved, step, f"the checkpoint of step {step}")
+
+
+@check(limit_s=240.0)
+def resume(bench: Bench) -> Found:
+    """kill -9 in a training with on_failure="resume" changes nothing of its outcome"""
+    bench.needs_ranks()
+    training, every = _Long(bench), 100 if bench.on_gpus else 50
+    options = gpupool.TrainingOptions(
+        progress="none",
+        checkpoint=str(bench.folder / "resume"),
+        checkpoint_every=every,
+        on_failure="resume",
+        max_steps=4 * every,
+        **training.options,
+    )
+    run = gpupool.train(training.model, training.data, options=options, wait=False)
+    deadline = time.monotonic() + 60
+    while len(run.history.steps) < 1.5 * every and not run.done() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    if not run.done():
+        os.kill(bench.pids()[bench.last], signal.SIGKILL)
+    result = run.result()
+    if not result.history.restarts:
+        raise NotTriedError("it was over before the death was noticed")
+    how = result.history.restarts[-1].rpartition("; ")[2]
+    return training.compared(result.model, 4 * every, how)
+
+
+class _Long:
+    """A training whose host runs far ahead of its devices."""
+
+    def __init__(self, bench: Bench) -> None:
+        width, depth, batch_size = (2048, 5, 1024) if bench.on_gpus else (32, 1, 128)
+        self._bench = bench
+        self.model = networks.layers(64, width, depth)
+        self.data = networks.points(200 * batch_size, 64)
+        self.options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "epochs": 3,
+            "lr": 0.05,
+            "log_every": 50,
+        }
+
+    def compared(self, found: nn.Module, steps: int, words: str) -> Found:
+        """Compare a network with that of a training which met nothing; if it is another one, with
+        a second one of these. Raises NotKeptError.
+        """
+        whole = self._undisturbed(steps)
+        apart = networks.apart(whole, found)
+        if not apart:
+            return Found(f"equal to the last bit: {words}", apart=0.0)
+        drift = networks.apart(whole, self._undisturbed(steps))
+        text = f"{apart:.1e} apart, two undisturbed ones {drift:.1e}: {words}"
+        # Not all kernels of GPUs are deterministic: what two equal trainings differ by is no fault.
+        if apart > max(100 * drift, 1e-6):
+            raise NotKeptError(text)
+        return Found(text, apart=apart)
+
+    def _undisturbed(self, steps: int) -> nn.Module:
+        options = self.options | {"max_steps": steps}
+        return self._bench.train(self.model, self.data, **options).model
+
+
+NUMBERS: tuple[Check[Bench], ...] = (
+    exact,
+    mixed,
+    jpeg,
+    jpeg_memory,
+    bits,
+    throughput,
+    failure,
+    resume,
+)

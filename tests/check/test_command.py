@@ -1,0 +1,146 @@
+"""`python -m gpupool check`, as it is typed: what it prints, its status, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gpupool.check.command import CHECKS
+from gpupool.check.pools import FIRST, Home, stop
+from gpupool.core.machine.gpus import visible_gpus
+from tests.support.processes import gone, until
+
+LIMIT_S = 170.0
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def temporary(tmp_path: Path) -> Path:
+    """Where the commands make their temporary files."""
+    folder = tmp_path / "t"
+    folder.mkdir()
+    return folder
+
+
+@contextmanager
+def checking(temporary: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """The command, whose lines can be read as they come."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "gpupool", "check", *arguments],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def checked(temporary: Path, *arguments: str, limit_s: float = LIMIT_S) -> tuple[int, str, str]:
+    """Status, stdout and stderr of the command."""
+    with checking(temporary, *arguments) as process:
+        out, err = process.communicate(timeout=limit_s)
+    return process.returncode, out, err
+
+
+def test_promises_are_kept_on_cpu_ranks_and_nothing_is_left(temporary: Path) -> None:
+    names = ["pinning", "loopback", "mistake", "failure"]
+    status, out, err = checked(temporary, "--cpu", "--json", "--only", *names)
+    report = json.loads(out)
+    lines = {line["name"]: line for line in report["lines"]}
+    assert {name: line["verdict"] for name, line in lines.items()} == dict.fromkeys(
+        ["start", *names, "stop", "home"], "ok"
+    )
+    assert (status, report["failed"], report["device"]) == (0, 0, "CPU")
+    assert report["machine"]["torch"]
+    assert lines["start"]["figures"]["ranks"] == 2
+    assert lines["failure"]["figures"]["apart"] == 0.0
+    assert err.splitlines()[1].startswith("  ok  start: ")  # the lines, for who waits
+    assert left(temporary) == set()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_every_promise_is_kept_on_cpu_ranks(temporary: Path) -> None:
+    status, out, err = checked(temporary, "--cpu", "--json", "--seconds", "800", limit_s=850)
+    lines = json.loads(out)["lines"]
+    assert [line["name"] for line in lines] == [
+        "start",
+        *(check.name for check in CHECKS),
+        "stop",
+        "home",
+    ]
+    assert {line["name"]: line["text"] for line in lines if line["verdict"] != "ok"} == {}
+    assert status == 0, err
+    assert left(temporary) == set()
+
+
+@pytest.mark.skipif(bool(visible_gpus()), reason="there is a GPU")
+def test_a_promise_that_is_not_kept_is_a_line_and_the_status(temporary: Path) -> None:
+    status, out, _ = checked(temporary, "--gpu", "--only", "kill")
+    header, start, *others = out.splitlines()
+    assert re.match(r"gpupool \S+, Python 3\.\S+, torch \S+, ", header)
+    assert re.match(r"FAIL  start: .*: PlacementError: .*no NVIDIA driver", start)
+    assert [line[:10] for line in others[:-1]] == ["skip  kill", "skip  stop", "skip  home"]
+    assert others[-1].startswith("1 of 4 promises not kept, 3 skipped; ")
+    assert status == 1
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
+def test_whoever_ends_it_has_a_report_and_nothing_is_left(
+    temporary: Path, number: signal.Signals
+) -> None:
+    with checking(temporary, "--cpu", "--only", "kill") as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        assert any(line.startswith("  ok  start") for line in lines)
+        family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+        process.send_signal(number)
+        rest = "".join(lines)
+        assert process.wait(60) == 130
+    assert "It was interrupted." in rest
+    assert family
+    until(lambda: gone(*family), 10.0, "the end of its processes")
+    assert left(temporary) == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--only", "kil", "abrot-item"], "'abrot-item' is unknown. Did you mean 'abort-item'?"),
+        (["--cpu", "--gpu"], "argument --gpu: not allowed with argument --cpu"),
+        (["--seconds", "0"], "0 is not a number of seconds above 0"),
+        (["--cpu", "--gpus", "0"], "exclude each other"),
+    ],
+)
+def test_what_cannot_be_run_is_one_sentence_and_a_status_of_its_own(
+    temporary: Path, arguments: list[str], sentence: str
+) -> None:
+    status, _, err = checked(temporary, *arguments)
+    assert (status, sentence in err) == (126, True)
+    assert "Traceback" not in err
+
+
+def test_the_docs_have_every_line() -> None:
+    rows = re.findall(r"^\| `(.+)` \| (.+) \|$", (ROOT / "docs" / "proven.md").read_text(), re.M)
+    checks = (FIRST[0], *CHECKS, stop, Home().check())
+    assert rows == [(check.name, check.promise) for check in checks]
+
+
+def left(temporary: Path) -> set[str]:
+    """The temporary files that are there, but for the cache of compiled kernels that a user has."""
+    return {path.name for path in temporary.iterdir()} - {f"gpupool-{os.geteuid()}"}
