@@ -26,6 +26,7 @@ from gpupool.core.wire.state_dicts import packed
 from gpupool.engine import calls, control
 from gpupool.engine.cells.variables import find_modules
 from gpupool.engine.group.forming import World
+from gpupool.engine.numerics.determinism import deterministic
 from gpupool.engine.output.emit import emit
 from gpupool.engine.probe.rank_report import RankReport
 from gpupool.engine.process import this_rank
@@ -46,7 +47,10 @@ def train(call: Train) -> Reply[TrainReply]:
         job = replace(job, options=resuming(job.options))
     stop_requested = partial(control.stop_requested, call.job_path)
     stops_at_once = partial(control.stops_at_once, call.job_path)
-    with closing(RankReport(this_rank().rank, world.device, emit)) as rank_report:
+    with (
+        deterministic(job.options.deterministic, world) as world,
+        closing(RankReport(this_rank().rank, world.device, emit)) as rank_report,
+    ):
         found = fit(
             **vars(job),
             world=world,

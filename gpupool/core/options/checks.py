@@ -74,10 +74,9 @@ def check_values(options: TrainingFields) -> None:
     _check_sequences(options)
     if options.compile not in (True, False):
         _word("compile", options.compile, COMPILE_MODES)
-    if not isinstance(options.channels_last, bool):
-        raise OptionsError.of(
-            "channels_last", options.channels_last, "must be True or False.", "type"
-        )
+    for name in ("channels_last", "deterministic"):
+        if not isinstance(getattr(options, name), bool):
+            raise OptionsError.of(name, getattr(options, name), "must be True or False.", "type")
 
 
 def warmup_of(value: str | int) -> tuple[int, str]:

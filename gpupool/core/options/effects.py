@@ -112,6 +112,14 @@ def check_effects(options: TrainingFields) -> None:
             "bn_statistics",
         )
     _check_objective(options)
+    if options.deterministic and str(options.compile).startswith("max-autotune"):
+        raise OptionsError(
+            f"deterministic=True and compile={options.compile!r} exclude each other: autotuning "
+            "takes the kernels that were fastest, which differ from run to run. Did you mean "
+            "compile=True?",
+            "conflict",
+            "compile",
+        )
 
 
 def check_for(

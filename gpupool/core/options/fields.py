@@ -113,6 +113,9 @@ class TrainingFields:
     """"every-epoch", "once" (the same order each epoch) or "never"."""
     seed: int = 0
     """Fixes the order of the samples and the random numbers of each rank and step."""
+    deterministic: bool = False
+    """Two trainings from one `seed`, on as many GPUs of one kind, are equal to the last bit, which
+    takes longer; what torch cannot compute so is an error. On CPUs they always are."""
     normalize: str = "none"
     """"fit" takes the mean of each channel of the training inputs away and divides by the standard
     deviation; one pass over the data, by all ranks, before training."""

@@ -217,6 +217,8 @@ def _step(plan: TrainingPlan) -> Rows:
     extras = [name for name in ("compile", "channels_last") if getattr(options, name)]
     if extras:
         rows.append(("made faster by", ", ".join(extras)))
+    if options.deterministic:
+        rows.append(("deterministic", "equal to the last bit on the same kind of GPU"))
     return rows
 
 

@@ -306,11 +306,18 @@ def engine_environment(rank: Rank, master_port: int) -> dict[str, str]:
         environ.RANK: json.dumps(asdict(replace(rank, gpu=None))),
         # Of instances of one GPU NCCL would else say that they are one and the same.
         **({"NCCL_MULTI_RANK_GPU_ENABLE": "1"} if rank.gpu and rank.gpu.parent_uuid else {}),
+        # cuBLAS reads it once: for a training with deterministic=True that comes later.
+        **({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if rank.gpu and _is_cublas_free() else {}),
         # As `accelerate launch --cpu` does: it would leave CPU ranks alone, each on its own.
         **({} if rank.gpu else {"ACCELERATE_USE_CPU": "true"}),
         **environ.for_groups(os.environ),
         **{name: value for name, value in by_default.items() if name not in os.environ},
     }
+
+
+def _is_cublas_free() -> bool:
+    """Whether the user leaves it to us how cuBLAS divides its memory."""
+    return "CUBLAS_WORKSPACE_CONFIG" not in os.environ
 
 
 def exit_reason(status: int, cause: str = "") -> str:

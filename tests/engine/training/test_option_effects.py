@@ -478,6 +478,7 @@ ELSEWHERE = {
     "on_failure": "test_resume.py",
     "progress": "../../notebook/monitor/test_text.py",
     "execution": "../../training/test_spare_ranks.py",
+    "deterministic": "../numerics/test_determinism.py",
 }
 OF_THE_RATE = {
     *("schedule", "drop_factor", "drop_period", "power", "min_factor", "cycle_period"),
