@@ -83,6 +83,30 @@ def test_ranks_beyond_the_gpus_have_none_and_do_not_train() -> None:
     assert training_ranks(ranks) == (0, 1)
 
 
+def on_nodes(*nodes: int) -> list[Sequence[int]]:
+    """The CPUs that ranks run on, whose GPUs are on these of two NUMA nodes of eight CPUs each."""
+    of_node = tuple(range(8)), tuple(range(8, 16))
+    gpus = [replace(GPUS[i], cpus=of_node[node]) for i, node in enumerate(nodes)]
+    return [rank.cpus for rank in place(gpus, None, 16, range(16))]
+
+
+def test_a_rank_runs_near_to_its_gpu_where_it_loses_no_cores_by_it() -> None:
+    low, high = tuple(range(8)), tuple(range(8, 16))
+    assert on_nodes(0, 1) == [low, high]
+    assert on_nodes(0, 0, 1, 1) == [low, low, high, high]
+    assert on_nodes(1, 0) == [high, low]
+    assert on_nodes(0, 0) == [(), ()]  # else node 1 would do nothing
+    assert on_nodes(0, 0, 1) == [(), (), high]  # where two have 5 threads each of 8 cores
+
+
+def test_a_rank_runs_anywhere_where_there_is_one_node_or_no_gpu() -> None:
+    near = replace(GPUS[0], cpus=tuple(range(16)))
+    assert [rank.cpus for rank in place([near], None, 16, range(16))] == [()]
+    assert [rank.cpus for rank in place([near], 2, 8, range(4, 8))] == [(), ()]
+    half = replace(near, cpus=tuple(range(8)))
+    assert [rank.cpus for rank in place([half], 2, 8, range(4, 12))] == [(4, 5, 6, 7), ()]
+
+
 # ---- what a user names -------------------------------------------------------------------------
 
 
