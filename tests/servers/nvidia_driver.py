@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from tests.support.environment import environment
 GIB = 2**30
 # in the place of a value: NVML's error of that number
 NO_PERMISSION, NOT_LOADED, LOST, MISMATCH = "!4", "!9", "!15", "!18"
+_OURS = secrets.token_hex(6)  # other tests of this machine lock their GPUs too
 UNSEEN_PID = 2**22 - 1  # no process has it: a driver would say so of another container's
 
 Answer = TypeVar("Answer")
@@ -39,7 +41,7 @@ def gpu(number: int, name: str = "NVIDIA H100 80GB HBM3", **others: object) -> d
             mig={index: gpu(...)}, or `handle=NO_PERMISSION`.
     """
     said = {
-        "uuid": f"GPU-{number:08x}-1111-2222-3333-444455556666",
+        "uuid": f"GPU-{number:08x}-1111-2222-3333-{_OURS}",
         "name": name,
         "memory": (0, 80 * GIB),
         "utilization": 0,
@@ -57,7 +59,7 @@ def mig_gpu(number: int, instances: Mapping[int, str], **others: object) -> dict
     """A GPU with MIG mode on, and its instances: index -> name. What is no index is a gap."""
     made = {
         index: {
-            "uuid": f"MIG-{number:04x}{index:04x}-1111-2222-3333-444455556666",
+            "uuid": f"MIG-{number:04x}{index:04x}-1111-2222-3333-{_OURS}",
             "name": name,
             "memory": (0, 20 * GIB),
             "compute": {},

@@ -1,7 +1,8 @@
 """What an error's own message does not say: what fills the memory, and what helps. Runs on engines.
 
-Four causes are known: memory of a GPU has run out, memory of the host has, the GPU's context is
-lost, after which nothing on the GPU works in this process, and RPC was begun again.
+Five causes are known: memory of a GPU has run out, memory of the host has, the GPU's context is
+lost, after which nothing on the GPU works in this process, the GPU is another process's alone, and
+RPC was begun again.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ _LOST = (
     "`%gpupool restart` have the next one name its own line."
 )
 
+_BUSY = "busy or unavailable"  # cudaErrorDevicesUnavailable
 _STALE_RPC = "but RPC is no longer running on this node"
 _RPC = (
     "torch passes references (RRef) on in the first RPC of a process alone, and this rank has "
@@ -72,6 +74,8 @@ def hint(chain: Sequence[BaseException]) -> str:
                 return _of_host_memory(chain)
         if any(_STALE_RPC in _text(error) for error in chain):
             return _RPC
+        if any(_BUSY in _text(error) for error in chain):
+            return _of_busy_gpu()
         return _LOST if is_context_lost(*chain) else ""
     except Exception:  # a hint must not take the error's place
         return ""
@@ -186,6 +190,15 @@ def _others(gpus: list[Gpu]) -> list[str]:
         if process.pid != os.getpid()
     ]
     return [f"Also on this GPU: {', '.join(holders)}."] if holders else []
+
+
+def _of_busy_gpu() -> str:
+    """Why no context can be had on this rank's GPU, as far as the driver says it."""
+    own = [gpu for gpu in read_gpus()[0] if gpu.uuid == os.environ.get("CUDA_VISIBLE_DEVICES")]
+    if not any(gpu.is_exclusive for gpu in own):
+        return "\n".join(_others(own))
+    mode = "The compute mode of this GPU is EXCLUSIVE_PROCESS: one process at a time can use it."
+    return "\n".join([mode, *_others(own)])
 
 
 def _of_host_memory(chain: Sequence[BaseException]) -> str:

@@ -5,23 +5,29 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from ast import literal_eval
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import gpupool
 from gpupool.core.errors import GpuPoolError
 from gpupool.core.machine.gpu_setup import nccl_joins_instances, nccl_version
-from gpupool.core.machine.gpus import GpuTable
 from gpupool.core.machine.locks import DeviceLocks, lock_folder
+from gpupool.core.machine.processes import ProcessId
 from gpupool.core.options.pool_options import PoolOptions
+from gpupool.core.wire.calls import RunSource
 from gpupool.pool import session
+from gpupool.pool.notices import unheard
+from gpupool.pool.processes.engines import Engines
 from gpupool.pool.processes.launch import Launch, engine_environment
 from gpupool.pool.processes.placement import Placement, place_ranks
 from tests.servers.nvidia_driver import (
     GIB,
+    LOST,
     UNSEEN_PID,
     DriverOn,
     gpu,
@@ -29,8 +35,18 @@ from tests.servers.nvidia_driver import (
     mig_gpu,
     process_of_another_user,
 )
+from tests.support.processes import gone, until
 
 FULL = (57 * GIB, 80 * GIB)
+PROBE = """
+import os, pynvml
+from gpupool.engine.probe import device_stats
+pynvml.nvmlInit()
+handle = device_stats._handle(os.environ["CUDA_VISIBLE_DEVICES"][4:])
+"""
+READING = "tuple(device_stats._of_nvml(handle))"
+# as torch says it
+BUSY = "raise RuntimeError('CUDA error: CUDA-capable device(s) is/are busy or unavailable')"
 
 
 def lock(uuids: Sequence[str], number: int) -> list[str]:
@@ -177,25 +193,98 @@ def test_one_instance_of_each_gpu_needs_nothing_special(driver: DriverOn) -> Non
     assert not any("instances" in note for note in placement.notes)
 
 
-# ---- where they run ----------------------------------------------------------------------------
+# ---- engines whose GPUs are the driver's alone -------------------------------------------------
+# torch sees none there, so no group is formed; all else is as on such a machine.
+
+_engines: Engines | None = None
 
 
-def started() -> tuple[dict[int, Any], GpuTable]:
-    """What the ranks of a real pool see, whose GPUs are the driver's alone."""
-    with gpupool.start(n=2, backend="gloo") as pool:
-        cell = (
-            "import os\n(os.environ['CUDA_VISIBLE_DEVICES'], str(device), os.sched_getaffinity(0))"
-        )
-        return dict(pool.run(cell)), session.gpus()
+def start() -> dict[int, int]:
+    """Start the engines of two ranks, and give their pids."""
+    global _engines
+    _engines = Engines(lambda *_: None)
+    _engines.start(place_ranks(PoolOptions(n=2), _engines.lock_gpus).ranks, 60.0, unheard)
+    return _engines.pids
 
 
-def test_a_rank_sees_its_gpu_alone_and_runs_near_to_it(driver: DriverOn) -> None:
-    cpus = sorted(os.sched_getaffinity(0))
-    half = len(cpus) // 2
-    nodes = cpus[:half], cpus[half:]
-    driver.show(gpu(0, cpus=nodes[0]), gpu(1, cpus=nodes[1]))
-    seen, table = driver.run(started)
-    for rank, node in enumerate(nodes):
-        expected = set(node) if half else set(cpus)
-        assert seen[rank] == (gpu(rank)["uuid"], "cuda:0", expected)
-    assert [table.selected[one.uuid] for one in table] == ["rank 0", "rank 1"]
+def stop() -> None:
+    assert _engines is not None
+    _engines.stop()
+
+
+def cell(source: str) -> list[tuple[Any, str]]:
+    """For each rank the value of a cell, or the hint of its error."""
+    assert _engines is not None
+    calls = [_engines.call(rank, RunSource(source, None)) for rank in range(2)]
+    replies = [call.result(60) for call in calls]
+    return [
+        (None, reply.raised.error.hint) if reply.raised else (literal_eval(reply.value.text), "")
+        for reply in replies
+    ]
+
+
+def restart(rank: int) -> float:
+    """Restart a rank; when its new process began, in seconds since boot."""
+    assert _engines is not None
+    _engines.restart([rank], 60.0, unheard)
+    return ProcessId.of(_engines.pids[rank]).started / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.fixture
+def pids(driver: DriverOn) -> Iterator[dict[int, int]]:
+    """The ranks on two GPUs, each next to half of the CPUs."""
+    driver.show(*NODES)
+    yield driver.run(start)
+    driver.run(stop)
+
+
+CPUS = sorted(os.sched_getaffinity(0))
+HALVES = CPUS[: len(CPUS) // 2], CPUS[len(CPUS) // 2 :]
+NODES = [gpu(n, cpus=half) for n, half in enumerate(HALVES)]
+
+
+def test_a_rank_sees_its_gpu_alone_and_runs_near_to_it(
+    driver: DriverOn, pids: dict[int, int]
+) -> None:
+    seen = driver.run(
+        cell, "import os\n(os.environ['CUDA_VISIBLE_DEVICES'], os.sched_getaffinity(0))"
+    )
+    for rank, half in enumerate(HALVES):
+        expected = set(half) if HALVES[0] else set(CPUS)
+        assert seen[rank][0] == (gpu(rank)["uuid"], expected)
+    # these engines are no pool of the notebook's
+    assert repr(driver.run(session.gpus)).count("no: in use by another pool") == 2
+
+
+def test_a_rank_hears_of_its_gpu_while_the_machine_changes(
+    driver: DriverOn, pids: dict[int, int]
+) -> None:
+    driver.show(gpu(0, memory=FULL, utilization=50), gpu(1))
+    driver.run(cell, f"{PROBE}True")
+    assert driver.run(cell, READING)[0][0] == (0.5, FULL[0], FULL[1], 31)
+    driver.show(LOST, gpu(1))
+    assert driver.run(cell, READING)[0][0] == (None, None, None, None)
+    assert "has fallen off the bus" in repr(driver.run(session.gpus))
+    driver.show(gpu(0, compute_mode=3, compute={UNSEEN_PID: GIB}), gpu(1))
+    _, hint = driver.run(cell, BUSY)[0]
+    assert "EXCLUSIVE_PROCESS" in hint
+    assert str(UNSEEN_PID) in hint
+
+
+def test_a_new_rank_begins_when_the_driver_shows_the_one_before_no_more(
+    driver: DriverOn, pids: dict[int, int]
+) -> None:
+    driver.show(NODES[0], gpu(1, compute={pids[1]: FULL[0]}))
+    freed_at: list[float] = []
+
+    def free() -> None:
+        until(lambda: gone(pids[1]), 30.0, "the end of the rank before")
+        time.sleep(0.5)  # as long as the driver takes
+        freed_at.append(time.clock_gettime(time.CLOCK_BOOTTIME))
+        driver.show(*NODES)
+
+    frees = threading.Thread(target=free)
+    frees.start()
+    began_at = driver.run(restart, 1)
+    frees.join()
+    assert began_at > freed_at[0] - 0.02  # it is rounded down to a tick
