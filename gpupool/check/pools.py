@@ -13,10 +13,9 @@ import gpupool
 from gpupool.check import cells
 from gpupool.check.bench import SUM, Bench
 from gpupool.check.promise import Check, Found, NotKeptError, NotTriedError, check
+from gpupool.core.machine.gpu_setup import notes
 
-_GIB = 1 << 30
 _SHM = Path("/dev/shm")  # noqa: S108 - the one that NCCL uses
-_LEAST_SHM_BYTES = 1 * _GIB
 _DEPTH = 2  # folders below those in which something could be left
 
 
@@ -30,14 +29,11 @@ def start(bench: Bench) -> Found:
 
 @check(limit_s=10.0)
 def machine(bench: Bench) -> Found:
-    """the machine has the shared memory that ranks need"""
-    if not _SHM.is_dir():
-        return Found("there is no /dev/shm", is_note=True)
-    free = shutil.disk_usage(_SHM).free
-    words = f"{free / _GIB:.1f} GiB free in /dev/shm"
-    if free < _LEAST_SHM_BYTES:
-        words += "; Docker gives more with --shm-size=8g or --ipc=host"
-    return Found(words, is_note=free < _LEAST_SHM_BYTES, free_gib=free / _GIB)
+    """nothing in how the machine is set up is in the way of a pool"""
+    found = notes(sum(rank.gpu is not None for rank in bench.pool.ranks), os.environ)
+    free = shutil.disk_usage(_SHM).free / 2**30 if _SHM.is_dir() else 0.0
+    words = " ".join([*found, f"{free:.1f} GiB free in /dev/shm"])
+    return Found(words, is_note=bool(found), shm_free_gib=free)
 
 
 @check(limit_s=60.0)
@@ -96,7 +92,9 @@ def holders(bench: Bench) -> Found:
 def group(bench: Bench) -> Found:
     """NCCL among ranks that have a GPU each, else gloo"""
     parents = [rank.gpu.parent_uuid or rank.gpu.uuid for rank in bench.pool.ranks if rank.gpu]
-    expected = "nccl" if len(set(parents)) == bench.n else "gloo"
+    expected = "nccl" if len(parents) == bench.n else "gloo"
+    if len(set(parents)) < len(parents):  # instances of one GPU: it depends on the NCCL
+        expected = bench.pool.backend
     found = bench.call(cells.group_seen)
     if bench.pool.backend != expected or any(expected not in seen[0] for seen in found.values()):
         raise NotKeptError(f"it should be {expected}: {bench.pool.backend}, {found[0][0]}")
@@ -176,12 +174,16 @@ class Home:
 
 
 def _files() -> Iterator[Path]:
-    """Where torch, CUDA, NCCL, IPython and a kernel that dumps core leave files."""
+    """Where torch, NCCL, ipyparallel and a kernel that dumps core leave files.
+
+    Only there: other programs of this user write to the home at the same time.
+    """
     home = Path.home()
-    for folder in (home / ".cache" / "torch", home / ".ipython"):
-        yield from _below(folder, _DEPTH)
+    yield from _below(home / ".cache" / "torch", _DEPTH)
+    for name in ("log", "pid", "security"):
+        yield from _below(home / ".ipython" / "profile_default" / name, 0)
     for folder in (home, Path.cwd()):
-        yield from (path for path in _listed(folder) if path.name.startswith(("core", "nccl")))
+        yield from (path for path in _listed(folder) if path.name.startswith(("core.", "nccl_")))
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:

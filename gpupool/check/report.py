@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import platform
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 
 import gpupool
 from gpupool.check.promise import Line
+from gpupool.core.machine.nvml import driver_version
 
 MAX_STATUS = 125  # shells use those above for what they have to say themselves
 
@@ -48,6 +48,7 @@ def this_machine() -> Machine:
     """The versions and GPUs of this machine; opens no context on a GPU."""
     import torch
 
+    driver = driver_version()
     return Machine(
         gpupool=gpupool.__version__,
         python=platform.python_version(),
@@ -55,7 +56,7 @@ def this_machine() -> Machine:
         torch=str(torch.__version__),
         cuda=str(torch.version.cuda or ""),
         nccl=_nccl(),
-        driver=_driver(),
+        driver=driver[0] if driver else "",
         gpus=tuple(gpu.name for gpu in gpupool.gpus()),
     )
 
@@ -68,18 +69,6 @@ def _nccl() -> str:
         return ""
     # What is linked to torch says its own version: no GPU is asked.
     return ".".join(map(str, torch.get_device_module("cuda").nccl.version()))
-
-
-def _driver() -> str:
-    import pynvml
-
-    with contextlib.suppress(pynvml.NVMLError):
-        pynvml.nvmlInit()
-        try:
-            return str(pynvml.nvmlSystemGetDriverVersion())
-        finally:
-            pynvml.nvmlShutdown()
-    return ""
 
 
 @dataclass

@@ -98,9 +98,8 @@ def test_a_promise_that_is_not_kept_is_a_line_and_the_status(temporary: Path) ->
     assert status == 1
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
-)
+@pytest.mark.long  # the stop button of a notebook is SIGINT, too: see test_check_kernel.py
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_whoever_ends_it_has_a_report_and_nothing_is_left(
     temporary: Path, number: signal.Signals
 ) -> None:
