@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gpupool.check.bench import SUM, Bench
+from gpupool.check.numbers import LongTraining
 from gpupool.check.pools import group, start
 from gpupool.check.promise import Check, Found, Line, NotKeptError, check
 from gpupool.check.report import MAX_STATUS, Report, this_machine
@@ -104,6 +105,13 @@ def test_each_verdict_comes_of_what_was_found(bench: Bench) -> None:
     assert texts["mistaken"].startswith("ZeroDivisionError at runner.py, line ")
     assert str(lines[-1]).endswith(": half as fast")
     assert lines[-1].figures == {"share": 0.5}
+
+
+def test_a_network_that_is_one_step_behind_is_found(bench: Bench) -> None:
+    training = LongTraining(bench)
+    behind = bench.train(training.model, training.data, max_steps=9, **training.options).model
+    with pytest.raises(NotKeptError, match=r"e-0\d apart, two undisturbed ones 0.0e\+00: its step"):
+        training.compared(behind, 10, "its step")
 
 
 def test_a_check_that_is_late_has_failed_and_the_next_has_another_pool(
