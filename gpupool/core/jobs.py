@@ -1,14 +1,23 @@
-"""What a training, and what else runs a network over data, is given: pickled into a file. Anywhere.
+"""What a training, and what else runs a network over data, is given: packed into a file. Anywhere.
 
-It goes through a file in the pool's private folder, as models are large.
+It goes through a file in the pool's private folder, as models are large. Tensors and arrays are in
+it as values of cells are (`core/wire/pickles.py`): ranks map them, and those of a GPU come to the
+GPU of the rank, whatever its number was in the notebook.
 """
 
 from __future__ import annotations
 
+import pickle
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.wire.pickles import DataPacker, Packed, Source, write_file
+
+_LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
@@ -32,3 +41,32 @@ class InferenceJob:
     precision: str
     metrics: Any = ()
     loss: Any = None
+
+
+def pack(part: object) -> DataPacker:
+    """A job, or a part of it, ready to be written. Raises whatever pickling runs into."""
+    packer = DataPacker()
+    packer.dump(part)
+    return packer
+
+
+def write(path: Path, job: DataPacker, sys_path: Sequence[str]) -> None:
+    """Leave a job in a file, with where the notebook finds modules."""
+    # At the end, behind what is mapped: a rank needs it before it unpickles the job.
+    sizes = [(buffer.nbytes, buffer.readonly) for buffer in job.buffers]
+    before = pickle.dumps((list(sys_path), sizes))
+    with path.open("wb") as file:
+        write_file(file.fileno(), job.buffers, job.stream())
+        file.seek(0, 2)
+        file.write(before + _LENGTH.pack(len(before)))
+
+
+def read(path: str) -> tuple[list[str], Source]:
+    """Where the notebook finds modules, and the job, which is to be loaded when that is known."""
+    with open(path, "rb") as file:
+        file.seek(-_LENGTH.size, 2)
+        (length,) = _LENGTH.unpack(file.read())
+        file.seek(-_LENGTH.size - length, 2)
+        # The client wrote this file into the pool's private folder; it is as trusted as a cell.
+        sys_path, sizes = pickle.loads(file.read(length))  # nosec B301
+    return sys_path, Source(Packed(b"", sizes, (), path))

@@ -6,17 +6,16 @@ which would copy them several times.
 
 from __future__ import annotations
 
-import pickle
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-import cloudpickle
 import torch
 from torch import nn
 from tqdm.utils import CallbackIOWrapper
 
+from gpupool.core import jobs
 from gpupool.core.jobs import TrainingJob
 from gpupool.core.progress import BYTES, progress
 from gpupool.core.wire.calls import Train
@@ -24,7 +23,7 @@ from gpupool.core.wire.events import ProgressEvent
 from gpupool.core.wire.replies import Reply, TrainReply
 from gpupool.core.wire.state_dicts import packed
 from gpupool.engine import calls, control
-from gpupool.engine.cells.variables import find_modules
+from gpupool.engine.cells.variables import Unpickler, find_modules
 from gpupool.engine.group.forming import World
 from gpupool.engine.numerics.determinism import deterministic
 from gpupool.engine.output.emit import emit
@@ -82,9 +81,8 @@ def world_here() -> World:
 
 def load_job(job_path: str, kind: type[Job]) -> Job:
     """The job of this kind that the client has written for the ranks."""
-    # The client wrote this file into the pool's private folder; it is as trusted as a cell.
-    with open(job_path, "rb") as file:
-        find_modules(pickle.load(file))  # nosec B301 # the job's classes may be of them
-        job = cloudpickle.load(file)
+    sys_path, source = jobs.read(job_path)
+    find_modules(sys_path)  # the job's classes may be of them
+    job = source.load(Unpickler)
     assert isinstance(job, kind)
     return job

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpupool.core import jobs
 from gpupool.core.errors import OptionsError, TrainingError
 from gpupool.core.jobs import InferenceJob, TrainingJob
 from gpupool.core.options.datasets import num_samples, require_dataset
@@ -68,16 +68,12 @@ def checked(
 def write_job(pool: Pool, job: TrainingJob | InferenceJob) -> Path:
     """Pickle a job into the pool's private folder; returns the path.
 
-    Before it stands where the notebook finds modules, which may have changed since the pool began.
-
     Raises:
         TrainingError: a part of it cannot be pickled; the message names it.
     """
-    from gpupool.core.wire.reductions import dumps
-
     with progress("Sending the network and the data set"):
         try:
-            pickled = dumps(job)
+            packed = jobs.pack(job)
         except Exception as error:  # pickling runs arbitrary code of the objects' classes
             # Pickled part by part only after a failure, as it takes as long again.
             name = next(n for n, part in vars(job).items() if not _can_pickle(part))
@@ -85,16 +81,13 @@ def write_job(pool: Pool, job: TrainingJob | InferenceJob) -> Path:
                 f"{name} cannot be sent to the ranks: {error}", "cannot send", name
             ) from None
         path = pool.new_file("job.pkl")
-        # Two pickles: the rank sets its search path by the first, as the job may import from there.
-        path.write_bytes(pickle.dumps(notebook_place().sys_path) + pickled)
+        jobs.write(path, packed, notebook_place().sys_path)
     return path
 
 
 def _can_pickle(part: object) -> bool:
-    from gpupool.core.wire.reductions import dumps
-
     try:
-        dumps(part)
+        jobs.pack(part)
     except Exception:  # as above; the caller reports it
         return False
     return True

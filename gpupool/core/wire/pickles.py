@@ -5,8 +5,9 @@ so that it is neither copied nor sent through the controller: large parcels are 
 sides map. A file without a name (memfd_create(2)) holds it, which the kernel frees with the last
 process that has it open: nothing is left behind, whoever is killed, and no mount limits its size.
 
-Functions and classes of the notebook travel by value, as cloudpickle does it, but without a copy of
-the names they use: those are looked up where the function runs, in the namespace of the cells.
+Functions and classes of the notebook travel by value, as cloudpickle does it. In values of cells
+they have no copy of the names they use: those are looked up where the function runs, in the
+namespace of the cells.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def sparse_tensor(parts: tuple[Any, Any], size: Any, requires_grad: bool, coales
     return made.requires_grad_(requires_grad)
 
 
-class Packer(Pickler):
+class DataPacker(Pickler):
     """Pickles one value; afterwards `stream()` is the pickle and `buffers` the data beside it."""
 
     def __init__(self, max_bytes: int | None = None) -> None:
@@ -124,6 +125,10 @@ class Packer(Pickler):
         empty = torch.empty(0, dtype=torch.uint8, device="cpu")  # whatever the default is
         data = empty.set_(obj.cpu() if on_gpu else obj).numpy()
         return storage, (pickle.PickleBuffer(data), on_gpu)
+
+
+class Packer(DataPacker):
+    """The same for a value of a cell."""
 
     def _dynamic_function_reduce(self, func: FunctionType) -> Any:
         """cloudpickle's, for a function of the notebook with the rank's names for its globals."""

@@ -1,0 +1,88 @@
+"""What ranks are given to do crosses as values of cells do: tensors come to the rank's device."""
+
+from __future__ import annotations
+
+import pickletools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import gpupool
+from gpupool import Pool
+from gpupool.core import jobs
+from gpupool.core.jobs import InferenceJob, TrainingJob
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.wire.calls import Predict
+from gpupool.core.wire.pickles import DataPacker
+from gpupool.pool.result import OutputRecorder
+from gpupool.training.job import write_job
+from tests.support.trainings import network, samples
+
+
+def globals_of(stream: bytes) -> list[str]:
+    """What a pickle names, of classes and functions."""
+    found, strings = [], [""]
+    for code, argument, _ in pickletools.genops(stream):
+        if code.name == "STACK_GLOBAL":
+            found.append(strings[-1])
+        elif isinstance(argument, str):
+            strings.append(argument)
+    return found
+
+
+class OnGpus(DataPacker):
+    """As if all tensors had been on a GPU of the notebook: they are marked so."""
+
+    def _reduce_storage(self, torch: Any, obj: Any) -> Any:
+        make, (data, _) = super()._reduce_storage(torch, obj)
+        return make, (data, True)
+
+
+def test_no_tensor_of_a_job_has_the_number_of_a_gpu_in_it() -> None:
+    loss = nn.CrossEntropyLoss(weight=torch.ones(3))
+    packer = jobs.pack(TrainingJob(network(), samples(5), loss, TrainingOptions(), samples(2)))
+    named = globals_of(packer.stream())
+    assert "storage" in named
+    assert not {"_load_from_bytes", "_new_shared", "_rebuild_cuda_tensor"} & {*named}
+    assert len(packer.buffers) == 4 + 2 + 1 + 2  # weights, samples, weights of the loss
+
+
+def test_tensors_of_gpus_come_to_the_device_of_the_rank(pool2: Pool, tmp_path: Path) -> None:
+    model, data = network(), samples(7)
+    packer = OnGpus()
+    packer.dump(InferenceJob(model, data, 4, "float32"))
+    path, result = tmp_path / "job.pkl", tmp_path / "out"
+    jobs.write(path, packer, [])
+    ranks = pool2.training_ranks  # which are on the CPU
+    call = Predict(str(path), str(result))
+    pool2.execute(dict.fromkeys(ranks, call), OutputRecorder(ranks, frozenset())).result()
+    parts = [torch.load(f"{result}.{rank}", weights_only=True) for rank in ranks]
+    outputs = torch.cat([batch for part in parts for batch in part])
+    assert torch.allclose(outputs, model(data.tensors[0]), atol=1e-6)
+
+
+def test_a_job_is_mapped_and_may_be_written_to(pool2: Pool) -> None:
+    data = TensorDataset(torch.zeros(10), torch.ones(10))
+    path = write_job(pool2, InferenceJob(network(), data, 4, "float32"))
+    loaded = [jobs.read(str(path))[1].load() for _ in range(2)]
+    path.unlink()  # as the client does; who has read it keeps it
+    loaded[0].dataset.tensors[0].add_(1)
+    assert [job.dataset.tensors[0].sum().item() for job in loaded] == [10, 0]
+    assert Path("/proc/self/maps").read_text().count(f"{path} (deleted)") == 2
+
+
+@pytest.mark.gpu
+def test_networks_and_data_on_a_gpu_of_the_notebook_are_predicted_and_trained() -> None:
+    index = torch.cuda.device_count() - 1
+    model, data = network().to(f"cuda:{index}"), samples(64)
+    there = TensorDataset(*(tensor.to(f"cuda:{index}") for tensor in data.tensors))
+    loss = nn.CrossEntropyLoss(weight=torch.ones(3, device=f"cuda:{index}"))
+    with gpupool.start() as pool:
+        found = gpupool.predict(model, there, pool=pool)
+        assert torch.allclose(found, model.cpu()(data.tensors[0]), atol=1e-4)
+        options = TrainingOptions(epochs=1, batch_size=16)
+        gpupool.train(model, there, loss, options=options, pool=pool)
