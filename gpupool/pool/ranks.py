@@ -149,6 +149,7 @@ class Ranks:
         """
         self._recovery.wait()
         self.turns.wait_until_formed()
+        self._recovery.wait()  # of a rank that did not come to it
         if self.health.lacks_group:  # another user has disturbed, say, and may have ended
             self.reform_group()
         self.health.require_usable()

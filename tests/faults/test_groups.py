@@ -241,15 +241,43 @@ def test_if_one_rank_cannot_keep_any_none_does() -> None:
     assert groups_to_keep({0: joined(world=[0, 1]), 1: None}) is None
 
 
+SLOW = "from tests.engine.group import slow_backend\n"
+FAILS = "if rank == 0: 1 / 0\ndist.all_reduce(torch.ones(1))"
+
+
 def test_a_rank_that_forms_a_sub_group_alone_is_freed_whatever_its_back_end(
     pool3: Pool,
 ) -> None:
     """It would wait inside torch, where nothing can be aborted yet: such ranks are replaced."""
     pids = pool3.status().pids
-    pool3.run("from tests.engine.group import slow_backend\nslow_backend.register()")
+    pool3.run(f"{SLOW}slow_backend.register()")
     for ranks in ([1, 2], [0, 1]):  # rank 1 waits for a member, or for one that is none
         alone = f"if rank == 1: dist.new_group({ranks}, backend='slow')\nelse: 1 / 0"
         with pytest.raises(SpmdError, match="ZeroDivisionError"):
             pool3.run(alone)
     assert pool3.status().pids == pids
     assert dict(pool3.run(SUM)) == dict.fromkeys(range(3), 3.0)
+
+
+def test_the_group_is_formed_when_the_last_abort_is_done(pool3: Pool) -> None:
+    """The error is there before; no group is destroyed in the middle of its abort."""
+    pids = pool3.status().pids
+    pool3.run(f"{SLOW}slow = slow_backend.new_group()\nslow_backend.end_later(slow, 2.0)")
+    with pytest.raises(SpmdError, match="ZeroDivisionError"):
+        pool3.run(FAILS)
+    assert set(
+        dict(pool3.run("slow.num_aborts, tuple(slow.met), slow.may_end.is_set()")).values()
+    ) == {(1, (), True)}
+    assert dict(pool3.run(SUM)) == dict.fromkeys(range(3), 3.0)
+    assert pool3.status().pids == pids
+
+
+@pytest.mark.long
+def test_a_rank_whose_abort_does_not_end_is_replaced(pool3: Pool) -> None:
+    pids = pool3.status().pids
+    pool3.run(f"{SLOW}slow = slow_backend.new_group()\nif rank != 1: slow.may_end.set()")
+    with pytest.raises(SpmdError, match="ZeroDivisionError"):
+        pool3.run(FAILS)
+    assert dict(pool3.run(SUM)) == dict.fromkeys(range(3), 3.0)
+    now = pool3.status().pids
+    assert [rank for rank in range(3) if now[rank] != pids[rank]] == [1]

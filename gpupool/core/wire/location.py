@@ -61,7 +61,8 @@ class Location:
     `line` is the innermost one of the user's: "Cell In[3], line 2", "train.py, line 7", or "".
     `function` is the function of torch.distributed that the main thread has called, "" outside of
     them. `cpu_s` is what the main thread has computed since it was started. `idle`: no call runs.
-    `imports`: a library is being imported, which is not cut off.
+    `imports`: a library is being imported, which is not cut off. `queued`: the collective waits in
+    the queue of a device, and the host has gone on to `line`; nobody knows where it was called.
     `also` are collectives that are under way besides, called with `async_op=True`. `last`, if it
     was asked for: of each group the last collective that is over.
     """
@@ -74,6 +75,7 @@ class Location:
     imports: bool = False
     also: tuple[Collective, ...] = ()
     last: tuple[Collective, ...] = ()
+    queued: bool = False
 
     @property
     def doing(self) -> str:
@@ -88,13 +90,15 @@ class Location:
     @property
     def place(self) -> str:
         """ "all_reduce #5 at Cell In[3], line 2", or as much of it as there is."""
-        return " at ".join(part for part in (self.doing, self.line) if part)
+        joint = ", queued at or before " if self.queued else " at "
+        return joint.join(part for part in (self.doing, self.line) if part)
 
     @property
     def was(self) -> str:
         """As in `RankError`: "in all_reduce #5 (Cell In[3], line 2)" or "at Cell In[3], line 7"."""
         if self.doing:
-            return f"in {self.doing} ({self.line})" if self.line else f"in {self.doing}"
+            line = f"queued at or before {self.line}" if self.queued else self.line
+            return f"in {self.doing} ({line})" if self.line else f"in {self.doing}"
         return f"at {self.line}" if self.line else ""
 
     def __str__(self) -> str:

@@ -75,6 +75,7 @@ def locate(history: bool = False, glance: bool = False) -> Location:
         function=function,
         cpu_s=_cpu_s(),
         imports=calls.imports(),
+        queued=bool(pending and pending[0]["queued"]),
         idle=calls.is_over() or not any(frame.f_code.co_filename == _STUB for frame in frames),
         also=tuple(map(_collective, pending[1:_MAX_ALSO])),
         last=tuple(_collective(entry) for entry in entries if entry["retired"]) if history else (),
@@ -168,7 +169,7 @@ def _cpu_s() -> float:
 
 def _statuses() -> list[Any]:
     """Of each group how many collectives have begun and are over: 0.1 ms."""
-    return [status for dump in _dumps(False) for status in dump.get("pg_status", {}).values()]
+    return [status for _, dump in _dumps(False) for status in dump.get("pg_status", {}).values()]
 
 
 def _entries(has_changed: bool) -> list[dict[str, Any]]:
@@ -181,7 +182,11 @@ def _entries(has_changed: bool) -> list[dict[str, Any]]:
     global _known
     counts, entries = _known
     if counts != _counts:
-        recorded = [entry for dump in _dumps(True) for entry in dump.get("entries", ())]
+        recorded = [
+            {**entry, "queued": queued}
+            for queued, dump in _dumps(True)
+            for entry in dump.get("entries", ())
+        ]
         newest = {entry["process_group"][0]: entry for entry in recorded if entry["retired"]}
         pending = [e for e in recorded if not e["retired"] and e["time_created_ns"] >= _formed_ns]
         entries = [*newest.values(), *pending]
@@ -189,13 +194,13 @@ def _entries(has_changed: bool) -> list[dict[str, Any]]:
     return [entry for entry in entries if entry["time_created_ns"] >= _formed_ns]
 
 
-def _dumps(with_entries: bool) -> Iterator[dict[str, Any]]:
-    """What each backend of this torch has recorded."""
+def _dumps(with_entries: bool) -> Iterator[tuple[bool, dict[str, Any]]]:
+    """What each backend of this torch has recorded, and whether its collectives are queued."""
     for backend in ((), ("nccl2",)) if _TAKES_BACKEND else ((),):
-        yield json.loads(c10d._dump_fr_trace_json(with_entries, False, *backend))
+        yield bool(backend), json.loads(c10d._dump_fr_trace_json(with_entries, False, *backend))
     dump_nccl = getattr(c10d, "_dump_nccl_trace_json", None)
     if dump_nccl is not None:
-        yield json.loads(dump_nccl(with_entries, False))
+        yield True, json.loads(dump_nccl(with_entries, False))
 
 
 _TAKES_BACKEND = "backend" in (c10d._dump_fr_trace_json.__doc__ or "")

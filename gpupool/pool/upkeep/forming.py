@@ -25,8 +25,10 @@ from gpupool.pool.processes.interface import DIE_S, RankEngines
 
 _ANSWER_S = 2.0  # a rank that has not answered by then is stuck
 _ABORT_S = 10.0  # NCCL's waits for its kernels: ABORT_S in engine/group/abort.py
-# Longer than torch waits (engine/group/reconnect.py) for what takes milliseconds; and for NCCL,
-# which looks at the machine's topology and connects each GPU to each other one.
+# To form a group on gloo takes milliseconds; torch waits for less (engine/group/reconnect.py). NCCL
+# looks at the machine's topology and connects each GPU to each other one. To join, a rank on NCCL
+# finishes its aborts.
+_JOIN_S = {"gloo": 30.0, "nccl": _ABORT_S + 5.0}
 _FORM_S = {"gloo": 30.0, "nccl": 120.0}
 _NUM_ATTEMPTS = 4  # all but the first with new listeners, as another user may disturb
 _NUM_WARNINGS = 3
@@ -139,7 +141,8 @@ class Forming:
         if self._store is None or new_store or not self._store.exists():
             self._store = self._engines.new_file("group")
         plan = replace(plan, store_path=str(self._store))
-        joined = self._engines.call_all(JoinGroup(plan), timeout_s=_FORM_S["gloo"])
+        slower = "nccl" if "nccl" in (plan.backend, plan.training_backend) else "gloo"
+        joined = self._engines.call_all(JoinGroup(plan), timeout_s=_JOIN_S[slower])
         handles = groups_to_keep(joined)
         if handles is None:
             new = self._engines.new_file(f"group{generation}")
@@ -148,8 +151,7 @@ class Forming:
         call = FormGroup(plan, generation, handles, num_named)
         self._lasts = handles is not None
         self.generation = generation  # also if it fails: no other one has its number
-        limit_s = _FORM_S["nccl" if "nccl" in (plan.backend, plan.training_backend) else "gloo"]
-        self._engines.call_all(call, timeout_s=limit_s)
+        self._engines.call_all(call, timeout_s=_FORM_S[slower])
 
 
 def _warnings(log: str) -> list[str]:

@@ -36,6 +36,11 @@ SUM = Collective("all_reduce", 5, (0, 1, 2), 31.2, "float32[4]", "0")
             "new_group at Cell In[3], line 2",
             "in new_group (Cell In[3], line 2)",
         ),
+        (
+            Location(LINE, SUM, queued=True),
+            "all_reduce #5, queued at or before Cell In[3], line 2, for 31 s",
+            "in all_reduce #5 (queued at or before Cell In[3], line 2)",
+        ),
         (Location(LINE), LINE, "at Cell In[3], line 2"),
         (Location("", SUM), "all_reduce #5, for 31 s", "in all_reduce #5"),
         (Location(), "code without a line of yours", ""),

@@ -22,12 +22,18 @@ class SlowGroup(dist.ProcessGroup):
     free one communicator of NCCL at a time crash.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, name: str) -> None:
         super().__init__(rank, size)
+        self._name = name
         self.num_aborts = 0
         self.met: list[str] = []
         self.has_begun, self.may_end = threading.Event(), threading.Event()
         self._frees = threading.Lock()
+
+    @property
+    def group_name(self) -> str:
+        """What torch finds it by."""
+        return self._name
 
     def abort(self) -> None:
         """Free the communicator, which takes a while."""
@@ -49,13 +55,24 @@ class SlowGroup(dist.ProcessGroup):
             self._frees.release()
 
 
+def end_later(group: SlowGroup, after_s: float) -> None:
+    """Have an abort of the group take so long, from when it begins."""
+
+    def wait() -> None:
+        group.has_begun.wait()
+        group.may_end.wait(after_s)
+        group.may_end.set()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def register() -> None:
     """Have torch know it in this process."""
 
     def make(options: Any, _: object) -> SlowGroup:
         options.store.set(str(options.group_rank), "")
         options.store.wait([str(rank) for rank in range(options.group_size)])
-        return SlowGroup(options.group_rank, options.group_size)
+        return SlowGroup(options.group_rank, options.group_size, options.group_id)
 
     dist.Backend.register_backend(NAME, make, extended_api=True, devices=["cpu"])
 
