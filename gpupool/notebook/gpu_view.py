@@ -121,7 +121,7 @@ def _cells(gpu: Gpu, row: dict[str, str], table: GpuTable) -> Iterator[str]:
     yield _cell(escape(row["name"]) + _small(row["capability"], row["uuid"]))
     for column in ("memory", "utilization"):
         share = table.share(gpu, column)
-        colour = _BLUE if column == "utilization" else _alarm(share or 0.0)
+        colour = _BLUE if column == "utilization" else _alarm(share or 0.0, gpu.uuid in table.uses)
         text = escape(row[column])
         yield _cell(text if share is None else _meter(share, text, colour))
     yield _cell(escape(row["temperature"]))
@@ -165,10 +165,11 @@ def _meter(share: float, text: str, colour: str) -> str:
     return f'{text}<div style="{_TROUGH}">{bar}</div>'
 
 
-def _alarm(share: float) -> str:
+def _alarm(share: float, has_others: bool) -> str:
+    """Green stands for what a pool can have, so not for memory of a GPU that others use."""
     if share >= _FULL:
         return markup.RED
-    return markup.AMBER if share >= _NEARLY else markup.GREEN
+    return markup.AMBER if has_others or share >= _NEARLY else markup.GREEN
 
 
 def _pill(text: str, colour: str) -> str:

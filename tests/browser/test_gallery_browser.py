@@ -51,9 +51,7 @@ VIEWS = {  # name of the picture: cell
     "    for step in range(1, 41):\n"
     "        monitor.record(step, loss=torch.tensor(1 / step), accuracy=1 - 1 / step)",
     "gpus": "gpupool.gpus()",
-    "gpus_busy": "from tests.core.machine.test_gpu_table import BUSY, INSTANCE, UNKNOWN\n"
-    "from gpupool.core.machine.gpus import GpuTable\n"
-    "GpuTable([BUSY, UNKNOWN, INSTANCE], {'GPU-0': 'rank 0'})",
+    "gpus_busy": "from tests.core.machine.test_gpu_table import TABLE\nTABLE",
     "status": "%gpupool",
 }
 NAMES = ["pool_bar", *VIEWS]

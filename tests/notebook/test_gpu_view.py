@@ -14,6 +14,7 @@ from gpupool.core.machine.gpus import GpuTable
 from gpupool.core.machine.topology import NO_DRIVER, Gpu, GpuProcess, survey
 from gpupool.notebook.gpu_view import gpu_table_html
 from tests.notebook.kernel import Kernel
+from tests.servers.nvidia_driver import LOST, DriverOn, gpu
 
 GIB = 2**30
 GPU = Gpu(
@@ -108,6 +109,35 @@ def test_on_a_terminal_the_table_is_drawn_over_the_last_one() -> None:
     assert all(len(line) < 40 for table in tables for line in table.splitlines())
     header, gpu, after = last.splitlines()
     assert (header.split()[-1], gpu.split()[-1], after) == ("uuid", "GPU-0", "goes on")
+
+
+LIVE = """
+from gpupool.notebook.gpu_view import Watch
+from gpupool.pool import session
+Watch(session.gpus, every_s=0.05).run()
+"""
+
+
+def test_a_gpu_that_is_lost_while_the_table_is_watched(driver: DriverOn) -> None:
+    driver.show(gpu(0), gpu(1))
+    child = pexpect.spawn(
+        sys.executable,
+        ["-c", LIVE],
+        env={**os.environ, **driver.variables, "TERM": "xterm", "COLUMNS": "300", "LINES": "24"},
+        dimensions=(24, 300),
+        encoding="utf-8",
+        timeout=60,
+    )
+    child.expect(r"\x1b\[3F.*\x1b\[3F")  # drawn twice, so that NVML is open
+    assert driver.calls().count("nvmlInit") == 1
+    driver.show(gpu(0), LOST)
+    child.expect("no: it has fallen off the bus")
+    driver.show(gpu(0), gpu(1, name="NVIDIA H100 after a reset"))
+    child.expect("NVIDIA H100 after a reset")
+    child.sendintr()
+    child.expect(pexpect.EOF)
+    assert child.wait() == 0
+    child.close()
 
 
 def test_on_a_terminal_the_words_that_there_is_no_gpu_are_not_cut() -> None:

@@ -7,6 +7,7 @@ import os
 import gpupool
 from gpupool.core.machine.gpus import GpuTable
 from gpupool.core.machine.topology import Gpu, GpuProcess
+from gpupool.core.machine.uses import Use
 
 BUSY = Gpu(
     index=0,
@@ -23,12 +24,19 @@ BUSY = Gpu(
     ),
 )
 UNKNOWN = Gpu(1, "GPU-1", "T4", unavailable="hidden by CUDA_VISIBLE_DEVICES")
+TAKEN = Gpu(3, "GPU-3", "NVIDIA H200", 141 * 2**30, 57 * 2**30)
 INSTANCE = Gpu(2, "MIG-2", "A100 MIG 1g.5gb", mig_index=1)
+TABLE = GpuTable(
+    [BUSY, UNKNOWN, INSTANCE, TAKEN],
+    {"GPU-0": "rank 0"},
+    uses={"GPU-3": Use("in use by another user", is_taken=True)},
+)
 
 
 def test_the_table_shows_what_is_known_and_a_dash_for_the_rest() -> None:
-    table = GpuTable([BUSY, UNKNOWN, INSTANCE], {"GPU-0": "rank 0"})
-    assert table.rows() == [
+    *rows, taken = TABLE.rows()
+    assert taken[6] == "no: in use by another user"
+    assert rows == [
         (
             "0",
             "NVIDIA H200",
@@ -55,12 +63,12 @@ def test_the_table_shows_what_is_known_and_a_dash_for_the_rest() -> None:
         ),
         ("2:1", "A100 MIG 1g.5gb", "-", "-", "-", "-", "yes", "-", "-", "MIG-2"),
     ]
-    header, first, *_ = repr(table).splitlines()
+    header, first, *_ = repr(TABLE).splitlines()
     assert header.split() == [
         "index", "name", "capability", "memory", "utilization", "temperature", "available",
         "selected", "held", "by", "uuid",
     ]  # fmt: skip
-    assert first.startswith("0      NVIDIA H200      9.0         1.5 of 141.0 GiB  7 %")
+    assert first.startswith("0      NVIDIA H200      9.0         1.5 of 141.0 GiB   7 %")
 
 
 def test_a_table_without_rows_is_a_sentence() -> None:

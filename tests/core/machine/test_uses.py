@@ -25,7 +25,7 @@ ME = os.getpid()
 ANOTHERS = Use("in use by another user", is_taken=True)
 UNSEEN = Use("in use by a process that cannot be seen from here", is_taken=False)
 OURS = Use("in use by you", is_taken=False)
-FULL = (57 * GIB, 80 * GIB)
+FULL = (57 * GIB, 141 * GIB)  # less than half of it
 
 
 def found_uses(driver: DriverOn) -> list[Use | None]:
@@ -46,11 +46,14 @@ def test_a_card_with_57_gib_of_another_users_is_never_called_available(driver: D
         table, lines = pictures(driver)
         assert "no: in use by another user" in lines[0]
         assert f" {pid} (" in lines[0]
-        assert "57.0 of 80.0 GiB" in lines[0]
-        html = gpu_table_html(table)
-        pill = f"1px solid {markup.AMBER}"
-        assert html.index(pill) < html.index("in use by another user") < html.index("available")
-        assert html.count(">available<") == 1  # the free one
+        assert "57.0 of 141.0 GiB" in lines[0]
+        used, free = gpu_table_html(table).split("</tr>")[1:3]
+        assert f"1px solid {markup.AMBER}" in used
+        assert "in use by another user" in used
+        assert "available" not in used
+        assert markup.GREEN not in used
+        assert ">available<" in free
+        assert markup.AMBER not in free
 
 
 def test_who_uses_a_gpu(driver: DriverOn) -> None:

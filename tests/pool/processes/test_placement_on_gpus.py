@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import gpupool
 from gpupool.core.errors import GpuPoolError
 from gpupool.core.machine.gpu_setup import nccl_joins_instances, nccl_version
 from gpupool.core.machine.locks import DeviceLocks, lock_folder
@@ -167,7 +170,9 @@ print(*refusal(PoolOptions(backend="nccl")))
 """
 
 
-@pytest.mark.parametrize(("nccl", "named"), [("2.28.9", "2.28.9"), ("", "unknown")])
+@pytest.mark.parametrize(
+    ("nccl", "named"), [("2.28.9", "2.28.9"), pytest.param("", "unknown", marks=pytest.mark.long)]
+)
 def test_instances_of_one_gpu_use_gloo_where_nccl_does_not_join_them(
     driver: DriverOn, tmp_path: Path, nccl: str, named: str
 ) -> None:
@@ -191,6 +196,37 @@ def test_one_instance_of_each_gpu_needs_nothing_special(driver: DriverOn) -> Non
     placement = placed(driver)
     assert placement.backend == "nccl"
     assert not any("instances" in note for note in placement.notes)
+
+
+# ---- what else a machine may be like -----------------------------------------------------------
+
+
+def test_the_order_of_cuda_visible_devices_is_that_of_the_ranks(driver: DriverOn) -> None:
+    driver.show(*(gpu(n) for n in range(4)))
+    named = f"{gpu(3)['uuid']}, {gpu(1)['uuid']}"
+    assert labels(driver.run(place, PoolOptions(), CUDA_VISIBLE_DEVICES=named)) == ["3", "1"]
+    assert labels(driver.run(place, PoolOptions(), CUDA_VISIBLE_DEVICES="2,0")) == ["2", "0"]
+    wrong = driver.run(place, PoolOptions(), CUDA_VISIBLE_DEVICES="GPU-0badbad")
+    assert wrong.why_cpu == "CUDA_VISIBLE_DEVICES='GPU-0badbad' names no GPU of this machine"
+
+
+def start_and_fail() -> tuple[str, str]:
+    """What a start writes to stderr, and its error: torch finds no GPU here."""
+    with contextlib.redirect_stderr(io.StringIO()) as written:
+        try:
+            gpupool.start(n=1).stop()
+        except GpuPoolError as error:
+            return written.getvalue(), str(error)
+    return written.getvalue(), ""
+
+
+def test_a_pool_that_uses_mps_says_what_that_means(driver: DriverOn) -> None:
+    driver.show(gpu(0))
+    written, error = driver.run(start_and_fail, CUDA_MPS_PIPE_DIRECTORY="/tmp/nvidia-mps")
+    assert written.startswith(
+        "gpupool: CUDA_MPS_PIPE_DIRECTORY is set, so the ranks share a server"
+    )
+    assert "rank 0: " in error
 
 
 # ---- engines whose GPUs are the driver's alone -------------------------------------------------
