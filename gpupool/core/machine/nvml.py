@@ -143,8 +143,16 @@ def _why_unreadable(error: Any) -> str:
     return str(error).rstrip(".")
 
 
-def _failure(error: Exception) -> str:
-    return f"the NVIDIA driver fails ({str(error).rstrip('.')})"
+def _failure(error: Any) -> str:
+    """Why the driver shows no GPU at all, in its words, and what helps where that is known."""
+    import pynvml
+
+    advice = {
+        pynvml.NVML_ERROR_NO_PERMISSION: ": this user may not open /dev/nvidiactl",
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: ": it was updated, and needs a reboot",
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED: ": `sudo modprobe nvidia` loads it or says why not",
+    }
+    return f"the NVIDIA driver fails ({str(error).rstrip('.')}){advice.get(error.value, '')}"
 
 
 def _read_index(index: int) -> Gpu:
@@ -228,7 +236,9 @@ def _holders(handle: Any) -> dict[int, tuple[int | None, bool]]:
     found: dict[int, tuple[int | None, bool]] = {}
     for kind in ("Graphics", "Compute"):
         for process in _ask(f"nvmlDeviceGet{kind}RunningProcesses", handle) or ():
-            found[process.pid] = process.usedGpuMemory, kind == "Compute"
+            # A desktop may be in both lists, and has the GPU for its screen all the same.
+            computes = kind == "Compute" and process.pid not in found
+            found[process.pid] = process.usedGpuMemory, computes
     return found
 
 

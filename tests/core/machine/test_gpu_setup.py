@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
+import mmap
 import os
 import subprocess
 import sys
@@ -81,6 +83,18 @@ def test_instances_of_one_gpu_are_joined_from_nccl_2_30_on(
     version: tuple[int, ...] | None, joins: bool
 ) -> None:
     assert nccl_joins_instances(version) is joins
+
+
+def test_nccl_knows_the_variable_that_its_version_stands_for() -> None:
+    spec = importlib.util.find_spec("nvidia.nccl")
+    if spec is None or not nccl_joins_instances(nccl_version()):
+        pytest.skip("no NCCL here that could know it")
+    (folder,) = spec.submodule_search_locations or ()
+    with (
+        open(Path(folder) / "lib" / "libnccl.so.2", "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library,
+    ):
+        assert library.find(b"NCCL_MULTI_RANK_GPU_ENABLE") > 0
 
 
 def test_a_server_of_mps_is_reported() -> None:

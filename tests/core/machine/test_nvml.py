@@ -131,9 +131,11 @@ def test_a_driver_that_was_loaded_anew_is_opened_again(driver: DriverOn) -> None
     [
         (
             {"init": MISMATCH},
-            "the NVIDIA driver fails (RM has detected an NVML/RM version mismatch)",
+            "the NVIDIA driver fails (RM has detected an NVML/RM version mismatch): it was updated",
         ),
-        ({"init": NOT_LOADED}, "the NVIDIA driver fails (Driver Not Loaded)"),
+        ({"init": NOT_LOADED}, "the NVIDIA driver fails (Driver Not Loaded): `sudo modprobe"),
+        ({"init": NO_PERMISSION}, "the NVIDIA driver fails (Insufficient Permissions): this user"),
+        ({"init": "!999"}, "the NVIDIA driver fails (Unknown Error)"),
         ({"init": "!12"}, "no NVIDIA driver"),
         ({"cuda": 12040, "driver": "550.54"}, "the NVIDIA driver 550.54 serves CUDA 12, and torch"),
     ],

@@ -65,7 +65,7 @@ def test_who_uses_a_gpu(driver: DriverOn) -> None:
             gpu(3, memory=FULL, compute={UNSEEN_PID: FULL[0]}),  # of another container
             gpu(4, memory=FULL),  # of one that the driver does not show at all
             gpu(5, memory=FULL, compute={ME: FULL[0]}),
-            gpu(6, memory=(GIB, 80 * GIB), graphics={pid: GIB}),  # it draws a screen
+            gpu(6, memory=(GIB, 80 * GIB), graphics={pid: GIB}, compute={pid: GIB}),  # a desktop
             gpu(7, memory=(GIB, 80 * GIB)),  # the driver's own
         )
         expected = [None, ANOTHERS, ANOTHERS, UNSEEN, UNSEEN, OURS, None, None]
