@@ -69,6 +69,7 @@ def test_it_is_the_pool_of_this_notebook_until_it_stops(scratch: Path) -> None:
     with raises(PoolError, "running"):
         gpupool.start(inline=True)
     assert os.environ["WORLD_SIZE"] == "1"
+    assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"  # it would end this process
     assert this_process()["main"] is before["main"]
     folder = folder_of(pool)
     pool.stop()

@@ -175,13 +175,7 @@ def form_as_asked(plan: Plan, asked: Mapping[str, Any]) -> None:
     store = dist.FileStore(path, plan.world_size)  # type: ignore[attr-defined]
     found = rendezvous.exchange(store, "here", plan.rank, plan.world_size, plan.device)
     asked = {"backend": _TORCH_BACKEND[plan.backend], **asked}
-    lacking = [str(rank) for rank, device in enumerate(found) if device == "cpu"]
-    if lacking and _has_nccl(asked["backend"]):
-        one = "rank" if len(lacking) == 1 else "ranks"
-        raise ValueError(
-            f"init_process_group: {asked['backend']!r} needs a GPU for every rank, and {one} "
-            f"{', '.join(lacking)} has none here. Without a back end it takes one for all ranks."
-        )
+    reconnect.refuse_without_gpu("init_process_group", asked["backend"], dict(enumerate(found)))
     _open(plan, asked, store)
 
 
@@ -213,7 +207,9 @@ def about_earlier(message: str, frames: Sequence[FrameType]) -> str:
     """
     if not reconnect.left or not any(words in message.lower() for words in _OF_LEFT):
         return ""
-    if _has_nccl(_asked.get("backend")) and was_aborted(dist.group.WORLD):  # the present one
+    if reconnect.has_nccl(_asked.get("backend")) and was_aborted(
+        dist.group.WORLD
+    ):  # the present one
         return ""
     if any(one in distributed_c10d._world.pg_map for one in location.groups_in(frames)):
         return ""
@@ -261,17 +257,14 @@ def require_aborted() -> None:
         )
 
 
-def _has_nccl(backend: Any) -> bool:
-    return "nccl" in str(backend).lower()
-
-
 def _bound(plan: Plan, backend: Any) -> dict[str, Any]:
     """The device that a group on NCCL is bound to: torch would take the one of LOCAL_RANK.
 
     That is another one in a notebook that sees several. An older torch takes that of the tensors;
     there, a group that is bound has ranks wait for ever that are not in a sub-group on gloo.
     """
-    is_on_gpu = _has_nccl(backend) and plan.rank in plan.training_ranks and plan.device != "cpu"
+    trains = plan.rank in plan.training_ranks
+    is_on_gpu = reconnect.has_nccl(backend) and trains and plan.device != "cpu"
     if is_on_gpu and (plan.world_size == 1 or reconnect.can_bind()):
         return {"device_id": torch.device(plan.device)}
     return {}

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from gpupool.core.wire.replies import GroupHandle, Joined
+from gpupool.data import device as devices
 from gpupool.engine.group import peers
 from gpupool.engine.group.gloo_sockets import Listener
 from gpupool.engine.group.rendezvous import exchange, wait_for_all
@@ -180,7 +181,9 @@ def install() -> None:
             # NCCL splits the communicator of all ranks: who waits in torch for one that does not
             # come cannot be freed. (A name in hexadecimal is that of a group its members form.)
             world: Any = dist.group.WORLD
-            wait_for_all(store, f"gpupool{_generation}/all/{name}", world.rank(), world.size())
+            key, device = f"gpupool{_generation}/all/{name}", "cuda" if devices.has_gpu() else "cpu"
+            found = exchange(store, key, world.rank(), world.size(), device)
+            refuse_without_gpu("new_group", backend, {rank: found[rank] for rank in ranks})
         if not ranks or place is None or not _is_ours() or not has_gloo(backend):
             return make(size, place, ranks, backend, store, name, *args, **options)
         refuse_late_connections()
@@ -233,6 +236,28 @@ def _is_ours() -> bool:
 def has_gloo(backend: Any) -> bool:
     """Whether a group of this backend carries the tensors of some device by gloo."""
     return "gloo" in str(backend) or str(backend) == "undefined"
+
+
+def has_nccl(backend: Any) -> bool:
+    """Whether a group of this backend carries the tensors of some device by NCCL."""
+    return "nccl" in str(backend).lower()
+
+
+def refuse_without_gpu(function: str, backend: Any, found: Mapping[int, str]) -> None:
+    """Raise a ValueError, on all ranks alike, if NCCL is asked for and a member has no GPU.
+
+    Those that have one would wait inside torch for the others, which torch refuses there.
+
+    Args:
+        found: rank -> its device.
+    """
+    __tracebackhide__ = True
+    lacking = [str(rank) for rank, device in found.items() if device == "cpu"]
+    if lacking and has_nccl(backend):
+        raise ValueError(
+            f"{function}: {str(backend)!r} needs a GPU for every rank that takes part; rank "
+            f"{', '.join(lacking)} has none. Without a back end it takes one that all ranks have."
+        )
 
 
 def splitting(split: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,8 +9,10 @@ import weakref
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
+from gpupool.data import device as devices
 from gpupool.engine.cells import torchrun
 from gpupool.engine.group import abort, forming
 from gpupool.engine.group.abort import abort_collectives, finish_aborts
@@ -80,6 +82,37 @@ def leave_meanwhile(rank: int, how: str) -> tuple[list[str], bool]:
 @pytest.mark.parametrize("how", ["destroyed", "left"])
 def test_no_group_ends_while_it_is_being_aborted(how: str) -> None:
     assert run_ranks(leave_meanwhile, how, n=1) == [([], True)]
+
+
+class Busy(devices.Device):
+    """A device that still computes what it was given, until `may_end` is set."""
+
+    lags = True
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.may_end = threading.Event()
+
+    def is_done(self) -> bool:
+        """As of a GPU behind a collective that no peer comes to."""
+        return self.may_end.is_set()
+
+
+def destroy_on_a_busy_device(rank: int) -> bool:
+    torchrun.install()
+    device = Busy()
+    devices.put(device)
+    (thread,) = in_threads(dist.destroy_process_group)
+    thread.join(0.2)
+    waits = thread.is_alive()
+    device.may_end.set()
+    thread.join(10)
+    assert not dist.is_initialized()
+    return waits
+
+
+def test_a_group_is_destroyed_when_the_device_has_done_what_was_queued() -> None:
+    assert run_ranks(destroy_on_a_busy_device, n=1) == [True]
 
 
 def abort_undefined(rank: int, folder: str) -> int:

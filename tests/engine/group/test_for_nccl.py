@@ -54,10 +54,11 @@ def test_a_group_that_is_asked_for_without_a_back_end_has_the_pools(pool: Pool) 
     pool.run("dist.destroy_process_group()")
 
 
-def test_nccl_is_refused_on_all_ranks_if_one_has_no_gpu(pool: Pool) -> None:
-    shown = ("'nccl' needs a GPU for every rank", "0, 1 ")
+@pytest.mark.parametrize("ask", ["init_process_group('nccl')", "new_group([0, 1], backend='nccl')"])
+def test_nccl_is_refused_on_all_ranks_if_one_has_no_gpu(pool: Pool, ask: str) -> None:
+    shown = (f"{ask.partition('(')[0]}: 'nccl' needs a GPU for every rank", "0, 1 ")
     with raises(SpmdError, "", shown=shown, ename="ValueError") as caught:
-        pool.run("dist.init_process_group('nccl')")
+        pool.run(f"dist.{ask}")
     assert set(caught.value.errors) == {0, 1}
 
 
