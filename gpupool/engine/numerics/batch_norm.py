@@ -3,7 +3,7 @@
 torch's own SyncBatchNorm wants GPUs, and counts every row. Here the ranks exchange how many values
 a channel has, their mean and their squared deviations (Chan, Golub and LeVeque 1983, "Algorithms
 for computing the sample variance", formula 2.1), so that uneven shares give what one process gives,
-and a placeholder for an empty share counts nothing.
+and a placeholder for an empty share counts nothing. On GPUs it works by torch's fused kernels.
 
     model = sync_batch_norm(model)          # before DistributedDataParallel
     with counting(share.num_here > 0):
@@ -24,6 +24,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gpupool.core.errors import TrainingError
 from gpupool.engine.group.forming import World, training_group
+from gpupool.engine.numerics.batch_norm_passes import Passes, passes_over
 
 Group = dist.ProcessGroup | Literal["alone"] | None  # None: of the ranks that train
 
@@ -222,35 +223,33 @@ class _Normalize(torch.autograd.Function):
         counts: bool,
         group: Group,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        num, mean, var = _statistics(x, counts, group)
-        scale = torch.rsqrt(var + eps)
-        ctx.save_for_backward(x, weight, mean, scale, num)
+        passes = passes_over(x)
+        num, mean, var = _statistics(passes, counts, group)
+        invstd = torch.rsqrt(var + eps)
+        ctx.save_for_backward(passes.x, weight, mean, invstd, num)
         ctx.counts, ctx.group = counts, group
-        factor = scale if weight is None else scale * weight
-        shift = -mean * factor if bias is None else bias - mean * factor
-        outputs = torch.addcmul(_along(shift, x), x.to(mean.dtype), _along(factor, x)).to(x.dtype)
+        outputs = passes.normalized(mean, invstd, weight, bias)
         ctx.mark_non_differentiable(num, mean, var)
         return outputs, num, mean, var
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, mean, scale, num = ctx.saved_tensors
-        dims = _dims(x)
-        grad = grads[0].to(mean.dtype)
-        apart = x.to(mean.dtype) - _along(mean, x)
-        sums = torch.cat([grad.sum(dims), (grad * apart).sum(dims)])
+        x, weight, mean, invstd, num = ctx.saved_tensors
+        passes = passes_over(x)
+        sums = torch.cat(passes.sums(grads[0], mean, invstd, weight))
         if not ctx.counts:
             sums.zero_()
         own_bias, own_weight = sums.chunk(2)
         # Of weight and bias each rank gives its own part: DDP averages those.
-        own_weight = own_weight * scale
+        own_weight = own_weight * invstd
         # The ranks need each other's sums, as each output depends on all ranks' inputs.
-        means = _sum(sums.clone(), ctx.group) / num.clamp(min=1)
-        of_grad, of_product = means.chunk(2)
-        slope = _along(of_product * scale.square(), x)
-        factor = scale if weight is None else scale * weight
-        inner = (grad - _along(of_grad, x)).addcmul_(apart, slope, value=-1)
-        of_x = inner.mul_(_along(factor * float(ctx.counts), x)).to(x.dtype)
+        of_grad, of_product = _sum(sums.clone(), ctx.group).chunk(2)
+        all_sums = of_grad, of_product
+        of_x = (
+            passes.gradient(mean, invstd, weight, all_sums, num.clamp(min=1))
+            if ctx.counts
+            else torch.zeros_like(x)
+        )
         has_affine = weight is not None
         return (
             of_x,
@@ -262,19 +261,16 @@ class _Normalize(torch.autograd.Function):
         )
 
 
-def _statistics(x: Tensor, counts: bool, group: Group) -> tuple[Tensor, Tensor, Tensor]:
+def _statistics(passes: Passes, counts: bool, group: Group) -> tuple[Tensor, Tensor, Tensor]:
     """Values a channel, mean and biased variance over the counting rows of all ranks."""
-    # As torch's batch norm under autocast: statistics in float32 at least.
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    own = torch.zeros(2 * x.shape[1] + 1, dtype=dtype, device=x.device)
+    size, device = passes.x.shape[1], passes.x.device
+    own = torch.zeros(2 * size + 1, dtype=passes.dtype, device=device)
     if counts:
-        var, mean = torch.var_mean(x.to(dtype), _dims(x), correction=0)
-        values = x.numel() // x.shape[1]
-        here = torch.full((1,), values, dtype=dtype, device=x.device)
-        own = torch.cat([mean, var * values, here])
+        mean, var = passes.moments()
+        here = torch.full((1,), passes.num_values, dtype=passes.dtype, device=device)
+        own = torch.cat([mean, var * passes.num_values, here])
     # One collective: mean, squared deviations and number of values of each rank in one row.
     every = _gather(own, group)
-    size = x.shape[1]
     means, deviations, nums = every[:, :size], every[:, size:-1], every[:, -1:]
     num = nums.sum()
     known = num.clamp(min=1)
@@ -305,11 +301,3 @@ def _group_of(group: Group) -> tuple[dist.ProcessGroup | None, int]:
         return None, 1
     group = group or training_group()
     return group, dist.get_world_size(group)
-
-
-def _dims(x: Tensor) -> list[int]:
-    return [dim for dim in range(x.ndim) if dim != 1]
-
-
-def _along(channels: Tensor, x: Tensor) -> Tensor:
-    return channels.view(-1, *[1] * (x.ndim - 2))
