@@ -78,6 +78,11 @@ class Bench:
     # ---- what it is --------------------------------------------------------------------------
 
     @property
+    def is_up(self) -> bool:
+        """Whether there is a pool at this moment."""
+        return self._pool is not None
+
+    @property
     def n(self) -> int:
         """Number of ranks."""
         return self.pool.world_size

@@ -140,6 +140,8 @@ def all_reduce(bench: Bench) -> Found:
 @check(limit_s=90.0)
 def stop(bench: Bench) -> Found:
     """every rank is gone, from its GPU too"""
+    if not bench.is_up:
+        raise NotTriedError("there is no pool")
     pids = set(bench.pids().values())
     began = time.monotonic()
     bench.stop()

@@ -56,7 +56,7 @@ class Runner:
             why = "no time left" if time.monotonic() > self._deadline else ""
             self._add(one, "there is no pool" if not is_up else why)
         for one in last:
-            self._add(one, "" if is_up else "there is no pool")
+            self._add(one)
 
     def close(self) -> None:
         """Stop the pool and wait for the check that works with it, for no longer than `STOP_S`."""
