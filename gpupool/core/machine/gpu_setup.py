@@ -6,7 +6,6 @@ Versions are read from files: to import torch takes the notebook seconds, and so
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -47,6 +46,8 @@ def nccl_version() -> tuple[int, ...] | None:
 
     torch from PyPI has it as a package of its own. Other builds have it inside.
     """
+    import importlib.metadata  # some 10 ms, which `%load_ext gpupool` can do without
+
     _, cuda = _torch() or ("", None)
     try:
         version = importlib.metadata.version(f"nvidia-nccl-cu{cuda}")
