@@ -34,6 +34,7 @@ from gpupool.engine.group.abort import abort_collectives
 from gpupool.engine.output import log
 
 _stopped: set[str] = set()  # what is to stop; a signal's handler may add to it in the main thread
+_newest_environment = 0  # number of the request
 _stopped_at_once: set[str] = set()  # trainings that end where they are: their data do not come
 
 
@@ -80,20 +81,28 @@ def _do(request: ControlRequest[Any]) -> Any:
             return location.locate(history, glance)
         case Counts():
             return forming.counts()
-        case SetEnvironment(variables, unset, refresh):
-            set_environment(variables, unset, refresh)
+        case SetEnvironment(variables, unset, refresh, number):
+            _set_environment(variables, unset, refresh, number)
         case Signal(sig):
             _signal(sig)
     return None
 
 
-def set_environment(variables: Mapping[str, str], unset: Sequence[str], refresh: bool) -> None:
-    """Set and remove environment variables.
+def _set_environment(
+    variables: Mapping[str, str], unset: Sequence[str], refresh: bool, number: int
+) -> None:
+    """Set and remove environment variables, unless that was done for a request of this number.
 
     Args:
         refresh: also have open file systems take new credentials. Not needed for keys that replace
             others with an expiry (AWS_CREDENTIAL_EXPIRATION): botocore reads the variables again.
     """
+    global _newest_environment
+    if number and number <= _newest_environment:
+        return
+    # First: where a refresh takes long, the same request waits behind it, and must not begin it
+    # once more.
+    _newest_environment = max(number, _newest_environment)
     log.hide(environ.secret_values(variables))
     environ.apply(variables, unset)
     if refresh:

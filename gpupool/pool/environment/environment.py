@@ -6,6 +6,7 @@ compute: `%gpupool env` works, and AWS credentials are renewed, in the middle of
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -35,6 +36,7 @@ from gpupool.pool.processes.interface import RankEngines
 
 _TIMEOUT_S = 60.0
 _SEND_AGAIN_S = 2.0  # a rank that has just come up may not hear the first time
+_numbers = itertools.count(1)  # of requests, over all pools of this process
 
 _HOW_TO = (
     "Log in (`aws sso login`), name a profile (AWS_PROFILE), or set AWS_ACCESS_KEY_ID and "
@@ -174,7 +176,8 @@ class Environment:
             self.secrets.add(environ.secret_values(variables))
             both = {**self._variables, **variables}
             self._variables = {k: v for k, v in both.items() if k not in unset}
-            self._control(SetEnvironment(dict(variables), list(unset), refresh))
+            number = next(_numbers)
+            self._control(SetEnvironment(dict(variables), list(unset), refresh, number))
 
     def apply_to(self, rank: int) -> None:
         """Bring one rank that has just come up to where the others are.
