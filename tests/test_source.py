@@ -22,3 +22,14 @@ def test_weights_are_loaded_without_running_what_is_in_the_file() -> None:
     for name, call in calls:
         options = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
         assert options.get("weights_only") == "True", f"{name}, line {call.lineno}"
+
+
+def test_one_file_calls_cuda() -> None:
+    """`gpupool/data/device.py`, which a device of the tests takes the place of."""
+    found = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith("torch.cuda")
+    }
+    assert found == {"data/device.py"}

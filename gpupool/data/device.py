@@ -23,6 +23,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+_SPIN_S = 0.0002  # so long a wait does not sleep: short cells lose nothing
+_POLL_S = 0.0005
+
 
 class Mark(Protocol):
     """A place in the order of a device's work, as `torch.cuda.Event` is."""
@@ -87,6 +90,19 @@ class Device:
 
     def synchronize(self) -> None:
         """Wait for all of its streams; other threads run meanwhile."""
+
+    def wait(self) -> None:
+        """As `synchronize`; an interrupt ends it while the stream of the moment has work.
+
+        Raises:
+            RuntimeError: what the device has given instead of results.
+        """
+        began = time.perf_counter()
+        while not self.is_done():
+            if time.perf_counter() - began > _SPIN_S:
+                time.sleep(_POLL_S)
+        # Other streams, NCCL's too: they are rarely behind, and an abort of collectives ends it.
+        self.synchronize()
 
     def counter(self) -> Counter:
         """One that counts from 0."""

@@ -28,6 +28,7 @@ from gpupool.core.wire.output import OnMessage, OutputKind
 from gpupool.core.wire.pickles import Packed, Source
 from gpupool.core.wire.replies import CodeReply, Reply, Value
 from gpupool.core.wire.requests import Answer, ControlRequest, Found
+from gpupool.data import device as devices
 from gpupool.engine import process
 from gpupool.engine.cells import execute
 from gpupool.engine.control import answer
@@ -45,7 +46,7 @@ class _Before:
 
     environ: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     names: dict[str, tuple[object, object]] = field(default_factory=dict)
-    cuda_device: int | None = None
+    gpu: devices.Device | None = None
     group: object = None  # the process group that was formed here
 
 
@@ -73,7 +74,7 @@ def join(rank: Rank, folder: Path) -> tuple[Rank, list[str]]:
     device = "cpu"
     if rank.gpu is not None:
         index = _device_index(rank.gpu.uuid)
-        device, before.cuda_device = f"cuda:{index}", torch.cuda.current_device()
+        device, before.gpu = f"cuda:{index}", devices.of("cuda")
     rank = replace(rank, device=device, num_threads=torch.get_num_threads())
     for name, value in _environment().items():
         before.environ[name] = value, os.environ.get(name)
@@ -105,8 +106,8 @@ def leave() -> None:
     process.rank = None
     if dist.is_initialized() and dist.group.WORLD is before.group:
         forming.leave()
-    if before.cuda_device is not None:
-        torch.cuda.set_device(before.cuda_device)
+    if before.gpu is not None:
+        before.gpu.make_current()
     for name, (ours, users) in before.environ.items():
         if os.environ.get(name) == ours:
             os.environ.pop(name)
@@ -164,7 +165,7 @@ _HAS_GROUP = (
 )
 
 
-def run_source(source: str, cell_number: int | None) -> Reply[CodeReply]:
+def run_source(source: str, cell_number: int | None, waits: bool) -> Reply[CodeReply]:
     """Run a cell inside the notebook's cell that asked for it; no variable has to travel."""
     shell = this_shell()
     values: list[object] = []
@@ -182,7 +183,7 @@ def run_source(source: str, cell_number: int | None) -> Reply[CodeReply]:
         result = execute.run_cell(shell, source, is_cell=cell_number is not None)
     quiet.passed_over(result)
     value = values[-1] if values else None
-    return execute.cell_reply(result, value, time.monotonic() - started)
+    return execute.cell_reply(result, value, started, waits)
 
 
 @contextlib.contextmanager
@@ -241,12 +242,12 @@ def _differ(ours: object, users: object) -> bool:
 
 def _device_index(uuid: str) -> int:
     """torch's number of a GPU: it need not be the driver's."""
-    num_devices = torch.cuda.device_count()
-    for index in range(num_devices):
-        if uuid.endswith(str(torch.cuda.get_device_properties(index).uuid)):  # GPU-..., MIG-...
+    gpus = list(devices.visible_gpus())
+    for index, gpu in enumerate(gpus):
+        if uuid.endswith(gpu.uuid):  # GPU-..., MIG-...
             return index
     raise PlacementError(
-        f"GPU {uuid} is not among the {num_devices} that torch sees in this process. Was "
+        f"GPU {uuid} is not among the {len(gpus)} that torch sees in this process. Was "
         "CUDA_VISIBLE_DEVICES changed after torch had begun to use CUDA? Restart the kernel.",
         "unknown",
         uuid,

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from gpupool.core.wire.state_dicts import same_kind
+from gpupool.data import device as devices
+from gpupool.data.device import Mark
 
 
 class Snapshot:
@@ -22,7 +24,7 @@ class Snapshot:
 
     def __init__(self) -> None:
         self._buffers: list[Tensor] = []
-        self._events: list[torch.cuda.Event] = []
+        self._marks: list[Mark] = []
 
     def take(self, state: Mapping[str, Any]) -> dict[str, Any]:
         """The state with copies of its tensors, which are whole after `wait`."""
@@ -32,21 +34,20 @@ class Snapshot:
             _fits(*pair) for pair in zip(sources, self._buffers, strict=True)
         )
         if not fitting:
-            self._buffers = [_buffer_for(source) for source in sources]
+            self._buffers = [devices.of(one.device).host_buffer(one) for one in sources]
         if sources:
             # One call for all: hundreds of small copies would each cost a launch.
             with torch.no_grad():
                 torch._foreach_copy_(self._buffers, sources, non_blocking=True)
         # What `wait` waits for: the copies, and not what the stream is given afterwards.
-        devices = {source.device for source in sources if source.device.type == "cuda"}
-        self._events = [torch.cuda.current_stream(device).record_event() for device in devices]
+        self._marks = [devices.of(device).mark() for device in {one.device for one in sources}]
         copies = iter(self._buffers)
         return {key: _replaced(value, copies) for key, value in state.items()}
 
     def wait(self) -> None:
         """Wait until the copies are whole."""
-        for event in self._events:
-            event.synchronize()
+        for mark in self._marks:
+            mark.synchronize()
 
 
 def _collect(value: Any, found: list[Tensor]) -> None:
@@ -80,7 +81,3 @@ def _fits(source: Tensor, buffer: Tensor) -> bool:
         and source.dtype == buffer.dtype
         and source.stride() == buffer.stride()  # channels_last would be copied element by element
     )
-
-
-def _buffer_for(source: Tensor) -> Tensor:
-    return torch.empty_like(source, device="cpu", pin_memory=source.device.type == "cuda")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gpupool.core.wire.state_dicts import ExtraState
+from gpupool.data import device as devices
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -73,8 +74,7 @@ def seed_step(seed: int, rank: int, step: int, device: torch.device) -> None:
     # Not `torch.manual_seed`, which seeds all devices of the machine.
     key = step_key(seed, rank, step)
     torch.default_generator.manual_seed(key)
-    if device.type == "cuda":
-        torch.cuda.default_generators[device.index or 0].manual_seed(key)
+    devices.of(device).seed(key)
 
 
 def step_key(seed: int, rank: int, step: int) -> int:

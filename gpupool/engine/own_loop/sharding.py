@@ -29,6 +29,7 @@ from torch import Tensor
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.options.training_options import TrainingOptions
+from gpupool.data import device as devices
 from gpupool.engine import process
 from gpupool.engine.batches.share import Dataset, Share, num_samples
 from gpupool.engine.batches.shares import epoch_shares
@@ -44,7 +45,7 @@ def this_device() -> torch.device:
     """
     if process.is_inline() or "GPUPOOL_RANK" in os.environ:
         return torch.device(this_rank().device)
-    if not torch.cuda.is_available():
+    if not devices.has_gpu():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 

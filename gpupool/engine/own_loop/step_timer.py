@@ -114,7 +114,9 @@ class StepTimer:
         host = _by_phase(kept, Lap.host_ms)
         device: dict[str, list[float]] = {}
         if self._clock.is_on_gpu and kept:
-            kept[-1][-1].end.event.synchronize()  # all earlier ones have happened then
+            last = kept[-1][-1].end.event
+            assert last is not None
+            last.synchronize()  # all earlier ones have happened then
             device = _by_phase(kept, Lap.device_ms)
         # Few numbers of each rank: the laps themselves never leave it.
         by_rank = world_of(group).gather((len(kept), _quantiles(host), _quantiles(device)))

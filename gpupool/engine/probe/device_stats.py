@@ -14,6 +14,7 @@ import psutil
 import torch
 
 from gpupool.core.machine import cgroup
+from gpupool.data import device as devices
 
 EVERY_S = 1.0
 _LEAST_S = 0.05  # of wall time, for a share of it to say something
@@ -65,12 +66,12 @@ def _gpu_probe(device: torch.device) -> Probe:
     """NVML's, of the GPU that torch computes on; torch's own figures if NVML does not know it."""
     import pynvml
 
-    uuid = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+    gpu = devices.Cuda(device)
     try:
         pynvml.nvmlInit()  # counted by NVML: it stays open, for as long as this process lives
-        handle = _handle(uuid)
+        handle = _handle(gpu.uuid)
     except pynvml.NVMLError:
-        return lambda: _of_torch(device)
+        return lambda: _of_torch(gpu)
     return lambda: _of_nvml(handle)
 
 
@@ -97,10 +98,10 @@ def _of_nvml(handle: Any) -> Reading:
     )
 
 
-def _of_torch(device: torch.device) -> Reading:
+def _of_torch(gpu: devices.Cuda) -> Reading:
     """What torch holds of the GPU, of all there is."""
-    total = torch.cuda.get_device_properties(device).total_memory
-    return Reading(None, torch.cuda.memory_reserved(device), total)
+    memory = gpu.memory()
+    return Reading(None, memory.reserved, memory.total)
 
 
 def _ask(call: str, handle: Any, *args: Any) -> Any:

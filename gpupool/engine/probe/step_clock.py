@@ -16,20 +16,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
+from gpupool.data import device as devices
+from gpupool.data.device import Mark
+
 
 class Moment(NamedTuple):
-    """A point in time: seconds of the host's clock, and a CUDA event, or None on the CPU."""
+    """A point in time: seconds of the host's clock, and of the stream; None on the CPU."""
 
     at_s: float
-    event: Any
+    event: Mark | None
 
     def has_happened(self) -> bool:
         """Whether the GPU has come so far; on the CPU it always has."""
-        return self.event is None or bool(self.event.query())
+        return self.event is None or self.event.query()
 
 
 class Lap(NamedTuple):
@@ -45,7 +48,8 @@ class Lap(NamedTuple):
 
     def device_ms(self) -> float:
         """How long it took on the GPU's stream; both moments must have happened."""
-        return float(self.start.event.elapsed_time(self.end.event))
+        assert self.start.event is not None
+        return self.start.event.elapsed_time(self.end.event)
 
 
 class StepClock:
@@ -59,8 +63,8 @@ class StepClock:
     def __init__(
         self, device: torch.device, seconds: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._seconds = seconds
-        self.is_on_gpu = device.type == "cuda"
+        self._seconds, self._device = seconds, devices.of(device)
+        self.is_on_gpu = self._device.lags
         self.start()
 
     def start(self) -> None:
@@ -76,9 +80,7 @@ class StepClock:
     def _now(self) -> Moment:
         if not self.is_on_gpu:
             return Moment(self._seconds(), None)
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()  # in the stream of the moment
-        return Moment(self._seconds(), event)
+        return Moment(self._seconds(), self._device.mark(timed=True))
 
 
 def phase_ms(step: Sequence[Lap], length_ms: Callable[[Lap], float]) -> dict[str, float]:

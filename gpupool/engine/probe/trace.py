@@ -6,12 +6,12 @@ import gzip
 import tempfile
 from pathlib import Path
 
-import torch
 from torch.profiler import ProfilerActivity, profile
 
 from gpupool.core.errors import DataError
 from gpupool.core.options.fields import Profile
 from gpupool.core.progress import progress
+from gpupool.data import device as devices
 from gpupool.data.stores.writable import Target
 from gpupool.engine.group.forming import World
 
@@ -84,8 +84,7 @@ class Trace:
         assert self._options is not None
         self._is_written = True
         # Kernels that still run would be missing from the trace.
-        if self._world.device.type == "cuda":
-            torch.cuda.synchronize(self._world.device)
+        devices.of(self._world.device).synchronize()
         with progress("saving the profile"):
             self._profile.stop()
             with tempfile.TemporaryDirectory(prefix="gpupool-trace-") as folder:

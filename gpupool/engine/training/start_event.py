@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 from gpupool.core.options.schedule import total_steps, turns
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.events import StartEvent
+from gpupool.data import device as devices
 from gpupool.data.cache.cache import Cached
 from gpupool.data.datastores.base import Datastore
 from gpupool.engine.batches.share import Dataset, num_samples
@@ -43,7 +43,7 @@ def start_event(
         num_samples=num_samples(dataset),
         batch_size=options.batch_size,
         world_size=world.size,
-        device=torch.cuda.get_device_name() if world.device.type == "cuda" else "CPU",
+        device=devices.of(world.device).name,
         backend=world.backend,
         num_steps=total_steps(options, steps_per_epoch) or 0,
         objective=options.objective if validates else "",
