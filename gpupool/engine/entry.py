@@ -35,7 +35,7 @@ from gpupool.core.wire.values import Bindings, ValueInfo
 from gpupool.data import device as devices
 from gpupool.engine import calls, control, inline, process
 from gpupool.engine.cells import debug, execute, torchrun, variables
-from gpupool.engine.group import forming
+from gpupool.engine.group import forming, unfinished
 from gpupool.engine.output import log, status
 from gpupool.engine.process import end_at_once, this_rank
 from gpupool.engine.shell import restoring
@@ -108,7 +108,7 @@ def ask(call: wire.Ask) -> Reply[Answer[Any]]:
 @_serves(wire.RunSource)
 def run_source(call: wire.RunSource) -> Reply[CodeReply]:
     run = inline.run_source if process.is_inline() else execute.run_source
-    return _around(lambda: run(call.source, call.cell_number), call.bindings)
+    return _around(lambda: run(call.source, call.cell_number, call.waits), call.bindings)
 
 
 @_serves(wire.RunFunction)
@@ -151,7 +151,7 @@ def fetch(call: wire.Fetch) -> Reply[Packed]:
 def sync_state(call: wire.SyncState) -> Reply[SyncReply]:
     from gpupool.engine.state_sync import sync
 
-    return _around(lambda: Reply(sync.sync(call.source, call.names, call.ranks)), call.bindings)
+    return _around(lambda: Reply(sync.sync(call)), call.bindings)
 
 
 @_serves(wire.Train)
@@ -207,6 +207,8 @@ def _around(work: Callable[[], Reply[Value]], bindings: Bindings | None) -> Repl
         reply = replace(reply, lost=variables.lost(bindings.values.numbers.values()))
     else:
         reply = execute.guarded(work)
+    if reply.raised is not None and unfinished.tensors.are_unfinished():
+        reply = replace(reply, unfinished=True)
     return replace(reply, group_wanting=True) if forming.is_wanting() else reply
 
 

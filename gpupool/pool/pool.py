@@ -166,6 +166,7 @@ class Pool:
         cell_number: int | None = None,
         bindings: Mapping[int, Bindings] | None = None,
         on_notice: OnNotice = unnoticed,
+        waits_for_gpu: bool = True,
         **kwargs: Any,
     ) -> Execution[CodeReply]:
         """Start what `run` does and return at once.
@@ -173,13 +174,16 @@ class Pool:
         Args:
             bindings: of a cell, rank -> the variables it uses: see `variables.Variables`.
             on_notice: hears what the user should know while it runs.
+            waits_for_gpu: a cell ends when its GPU work does; a function always.
         """
         if not isinstance(source_or_function, str):
             call = (source_or_function, args, kwargs)
             return self._begin_call(call, ranks, on_output, timeout_s, on_notice)
         bindings = {} if bindings is None else bindings
         calls = {
-            rank: RunSource(source_or_function, cell_number, bindings=bindings.get(rank))
+            rank: RunSource(
+                source_or_function, cell_number, waits_for_gpu, bindings=bindings.get(rank)
+            )
             for rank in ranks
         }
         return self.execute(calls, on_output, timeout_s, on_notice=on_notice)
@@ -287,7 +291,11 @@ class Pool:
         self._all_ranks.restart(self.select_ranks(ranks), progress)
 
     def sync_from(
-        self, rank: int, *names: str, ranks: str | int | Iterable[int] | None = None
+        self,
+        rank: int,
+        *names: str,
+        ranks: str | int | Iterable[int] | None = None,
+        force: bool = False,
     ) -> tuple[int, ...]:
         """Give names on every other rank, or on `ranks`, the meaning they have on `rank`: after a
         rank was replaced, `pool.sync_from(0, "model", "optimizer", "scheduler")`.
@@ -297,15 +305,19 @@ class Pool:
         name is bound to a copy. Gradients and the state of random generators are not copied.
         DistributedDataParallel models get fresh buckets on all ranks, also on `rank`.
 
+        Tensors on a GPU that may hold what an aborted collective has left, since a cell has failed,
+        are refused; `force` copies them all the same.
+
         Returns:
             The ranks that have it now; none where there is no other rank.
 
         Raises:
             OptionsError: no name, or `ranks` are not others than `rank`.
-            PoolError: the rank has no such variable, or it cannot be copied; nothing was changed.
+            PoolError: the rank has no such variable, or it cannot be copied, or is refused;
+                nothing was changed.
             SpmdError: a rank failed meanwhile, or the user interrupted.
         """
-        return sync_state(self._all_ranks, self.variables, rank, names, ranks)
+        return sync_state(self._all_ranks, self.variables, rank, names, ranks, force)
 
     def status(self) -> PoolStatus:
         """The pool at this moment."""

@@ -73,7 +73,8 @@ class Notebook:
 class SpmdRun:
     """A cell that runs on the ranks: a future. `await run` gives its result in an async cell.
 
-    Without a `notebook` no variable travels, in either direction. While somebody waits for it,
+    Without a `notebook` no variable travels, in either direction. Unless it `waits_for_gpu` it ends
+    when its code does. While somebody waits for it,
     `stop_wish` being set ends a loop that heeds it, and does nothing to anything else.
     """
 
@@ -88,6 +89,7 @@ class SpmdRun:
         cell_number: int | None = None,
         notebook: Notebook | None = None,
         stop_wish: threading.Event | None = None,
+        waits_for_gpu: bool = True,
     ) -> None:
         self._pool, self._ranks = pool, tuple(ranks)
         self._stop_wish = stop_wish or threading.Event()
@@ -110,6 +112,7 @@ class SpmdRun:
             cell_number=cell_number,
             bindings=self._ship(source, ranks),
             on_notice=view.notice,
+            waits_for_gpu=waits_for_gpu,
         )
         # The ranks read these files when the cell's turn comes, which may be later.
         self._execution.keeps, self._files = self._files, []

@@ -97,10 +97,14 @@ class Ask(Call[Answer[Any]]):
 
 @dataclass(frozen=True)
 class RunSource(BoundCall[CodeReply]):
-    """Run a cell. `cell_number` is the notebook's; None: it is no cell of it."""
+    """Run a cell. `cell_number` is the notebook's; None: it is no cell of it.
+
+    `waits`: it ends when the device has computed all that it was given.
+    """
 
     source: str
     cell_number: int | None
+    waits: bool = True
 
 
 @dataclass(frozen=True)
@@ -157,11 +161,15 @@ class Fetch(Call[Packed]):
 
 @dataclass(frozen=True)
 class SyncState(BoundCall[SyncReply]):
-    """Give names on `ranks` the meaning they have on `source`; all ranks are called at once."""
+    """Give names on `ranks` the meaning they have on `source`; all ranks are called at once.
+
+    `force`: also tensors that may hold what an aborted collective has left.
+    """
 
     source: int
     names: Sequence[str]
     ranks: Sequence[int]
+    force: bool = False
 
 
 # ---- training --------------------------------------------------------------------------------

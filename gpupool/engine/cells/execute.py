@@ -23,9 +23,11 @@ from gpupool.core.machine.topology import Rank
 from gpupool.core.wire.global_names import RANK_NAMES
 from gpupool.core.wire.pickles import pack
 from gpupool.core.wire.replies import CodeReply, Reply, Value
+from gpupool.data import device as devices
 from gpupool.engine import calls, process
 from gpupool.engine.cells import error_hints
 from gpupool.engine.cells.tracebacks import describe
+from gpupool.engine.group import unfinished
 from gpupool.engine.output.recording import swap
 from gpupool.engine.process import this_rank
 from gpupool.engine.shell.cell_names import counting_lines
@@ -35,7 +37,7 @@ _GONE = object()
 MAX_VALUE_BYTES = 1 << 20  # the last expression of a cell comes along up to here
 
 
-def run_source(source: str, cell_number: int | None) -> Reply[CodeReply]:
+def run_source(source: str, cell_number: int | None, waits: bool) -> Reply[CodeReply]:
     """Run a cell as IPython does: magics, display of the last expression, top-level await."""
     shell = this_shell()
     if cell_number is not None:
@@ -44,23 +46,37 @@ def run_source(source: str, cell_number: int | None) -> Reply[CodeReply]:
     with QuietErrors(shell) as quiet:
         result = run_cell(shell, source, is_cell=cell_number is not None)
     quiet.passed_over(result)
-    return cell_reply(result, result.result, time.monotonic() - started)
+    return cell_reply(result, result.result, started, waits)
 
 
-def cell_reply(result: Any, value: object, elapsed_s: float) -> Reply[CodeReply]:
+def cell_reply(result: Any, value: object, started: float, waits: bool) -> Reply[CodeReply]:
     """The reply for IPython's result of a cell and the value of its last expression."""
-    if result.success or ended_early(result.error_in_exec):
-        packed, text = _packed_if_small(value)
-        return Reply(CodeReply(packed, text, elapsed_s, left=not result.success))
-    return failed(result.error_before_exec or result.error_in_exec)
+    if not result.success and not ended_early(result.error_in_exec):
+        # At once, as others may wait for this rank; what its device still has to do is theirs, too.
+        return failed(result.error_before_exec or result.error_in_exec)
+    if waits:
+        _wait_for_device()
+    elapsed_s = time.monotonic() - started
+    packed, text = _packed_if_small(value)
+    return Reply(CodeReply(packed, text, elapsed_s, left=not result.success))
+
+
+def _wait_for_device() -> None:
+    """Let the cell end when its work does: so errors and hangs of that work are the cell's own."""
+    device = devices.in_use()
+    if device is not None:
+        device.wait()
+    unfinished.tensors.drained()
 
 
 def run_function(load: Callable[[], tuple[Any, Any, Any]]) -> Reply[CodeReply]:
     """Call the (function, args, kwargs) that `load` gives; its value comes back whole."""
     started = time.monotonic()
+    unfinished.tensors.begin_call()
     try:
         function, args, kwargs = load()
         value = function(*args, **kwargs)
+        _wait_for_device()
         packed, text = pack(value), _text_of(value)
     except BaseException as error:  # also SystemExit and KeyboardInterrupt: the engine goes on
         return failed(error)
@@ -189,6 +205,7 @@ def run_cell(shell: Any, source: str, is_cell: bool = True) -> Any:
     names = shell.user_ns
     _restore_names(shell)
     before = {name: names[name] for name in RANK_NAMES}
+    unfinished.tensors.begin_call()
     with counting_lines(shell, source, is_cell) as compiler:
         result = _run_cell(shell, source)
     if any(names.get(name, _GONE) is not value for name, value in before.items()):

@@ -14,7 +14,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +49,7 @@ class _Job:
     step: int
     state: dict[str, Any]
     stall_s: float
+    why_not: Callable[[], str]
 
 
 class Checkpoints:
@@ -112,11 +113,13 @@ class Checkpoints:
         *,
         fixed: Mapping[str, Any] | None = None,
         wait: bool = False,
+        why_not: Callable[[], str] = lambda: "",
     ) -> None:
         """Copy the tensors in `state` to the CPU, and have a thread write them.
 
         Waits for the one before, should that not be complete yet. What is in `fixed` is saved with
-        `state`, and not copied: it must not change any more.
+        `state`, and not copied: it must not change any more. `why_not` is asked when the copy is
+        whole: unless it says "", nothing is written, for that reason.
 
         With `wait` it is complete when this returns; raises DataError if it cannot be written.
         Otherwise `news` has it.
@@ -129,7 +132,7 @@ class Checkpoints:
             self._failed_with(_of_state(self.url(_name(step)), error), heard=wait)
             return
         self._idle.clear()
-        job = _Job(step, copy, time.perf_counter() - began)
+        job = _Job(step, copy, time.perf_counter() - began, why_not)
         self._newest_step = step
         if wait:
             with progress(_saving(step)):
@@ -230,6 +233,8 @@ class Checkpoints:
         name = _name(job.step)
         try:
             self._snapshot.wait()  # here, not in `save`: the training does not wait for the copy
+            if reason := job.why_not():
+                raise DataError(f"{self.url(name)} was not written: {reason}", "unfinished")
             data = sealed(job.state)
             # A file that is there may be another program's: nothing is written over.
             while not self._target.put(name, data, is_new=True):

@@ -76,7 +76,7 @@ def abort_collectives() -> int:
     Harmless when idle or called again. Aborts that take their time go on when it returns:
     `finish_aborts` waits for them.
     """
-    _freeze()
+    freeze_watchers()
     connections = gloo_connections().items()
     num_shut = sum(shut(fd, inode, socket.SHUT_RD) for fd, inode in connections)
     with _lock:
@@ -113,7 +113,8 @@ def finish_aborts(limit_s: float = ABORT_S) -> bool:
     return all(abort.is_done for _, abort in left)
 
 
-def _freeze() -> None:
+def freeze_watchers() -> None:
+    """Collectives are cut off next, by an abort or by new connections in the place of theirs."""
     while True:
         try:
             found = list(watchers)

@@ -36,7 +36,13 @@ from gpupool.core.wire.calls import GroupPlan
 from gpupool.core.wire.replies import Joined
 from gpupool.data import device as devices
 from gpupool.engine.group import location, peers, reconnect, rendezvous
-from gpupool.engine.group.abort import ABORT_S, abort_collectives, finish_aborts, was_aborted
+from gpupool.engine.group.abort import (
+    ABORT_S,
+    abort_collectives,
+    finish_aborts,
+    freeze_watchers,
+    was_aborted,
+)
 from gpupool.engine.group.gloo_sockets import gloo_connections
 
 # With a GPU each, CPU tensors still go through gloo, as torch does when no backend is named.
@@ -118,6 +124,7 @@ def connect(
     """
     global _plan, _num_asked, _generation, _connections
     _plan, _num_asked, _generation = None, 0, generation
+    freeze_watchers()  # a device that lags may still have collectives of the group before
     if handles is not None:
         _connections = reconnect.connect(generation, handles, num_named)
     else:

@@ -80,8 +80,8 @@ def fit(
         training.hooks.end()
         training.keep_weights()
     except BaseException:
-        at_once = stops_at_once() and training.has_begun and training.run.is_step_complete
         with calls.uninterrupted():
+            at_once = stops_at_once() and training.is_last_step_whole()
             training.save_last_step(at_once=at_once)
         if not at_once:
             raise
@@ -309,6 +309,17 @@ class _Training:
         if options.bn_statistics == "population":
             recompute_statistics(run.model, self.dataset, options, run.world, run.normalization)
         plain_batch_norm(run.model).eval()
+
+    def is_last_step_whole(self) -> bool:
+        """Whether the network can be left as it is after the last step, and it is known of which.
+
+        After an interrupt; where collectives have been aborted, the device may have gone on with
+        half a sum.
+        """
+        run = self.run
+        if not self.has_begun or not run.is_step_complete:
+            return False
+        return not run.completed.why_spoilt_at_end()
 
     def save_last_step(self, *, at_once: bool) -> None:
         """After an error: save the last complete step; no other rank is asked anything.

@@ -16,6 +16,7 @@ from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading.normalization import Normalization
 from gpupool.engine import calls
 from gpupool.engine.group.forming import World
+from gpupool.engine.group.unfinished import CompletedSteps
 from gpupool.engine.numerics.batch_norm import norm_group, plain_batch_norm, sync_batch_norm
 from gpupool.engine.numerics.ema import averaged
 from gpupool.engine.numerics.optimizers import make_optimizer
@@ -42,6 +43,8 @@ class Run:
     optimizer: torch.optim.Optimizer
     early_stopping: EarlyStopping
     reporter: Reporter
+    completed: CompletedSteps
+    """Those of this process: a run that is resumed begins with 0."""
     scaler: torch.amp.GradScaler | None = None
     """Of precision "fp16"."""
     ema: AveragedModel | None = None
@@ -119,6 +122,7 @@ def make_run(model: nn.Module, options: TrainingOptions, world: World, reporter:
         optimizer=make_optimizer(model, options),
         early_stopping=EarlyStopping(options.objective, options.patience),
         reporter=reporter,
+        completed=CompletedSteps(world.device),
     )
     if options.precision == "fp16":
         run.scaler = torch.amp.GradScaler(world.device.type)

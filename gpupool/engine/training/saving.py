@@ -102,7 +102,12 @@ class Saving:
             reason = reason or ("epoch" if self._every_epoch else usual)
             self._reasons[self._run.step] = run_state.epoch_of(self._run), reason
             fixed = run_state.facts(self._run, self._event_log, self._dataset)
-            self._checkpoints.save(run_state.capture(self._run), self._run.step, fixed=fixed)
+            self._checkpoints.save(
+                run_state.capture(self._run),
+                self._run.step,
+                fixed=fixed,
+                why_not=self._run.completed.why_spoilt,
+            )
 
     def is_time(self) -> bool:
         """Whether a checkpoint is due by the clock of the first rank, which requests it."""
@@ -196,7 +201,8 @@ class Saving:
             self._reasons[run.step] = run_state.epoch_of(run), "failure"
             unreported = run.reporter.unreported()
             fixed = run_state.facts(run, self._event_log, self._dataset, unreported)
-            checkpoints.save(run_state.capture(run), run.step, fixed=fixed)
+            why_not = run.completed.why_spoilt
+            checkpoints.save(run_state.capture(run), run.step, fixed=fixed, why_not=why_not)
         if within_s is not None and not checkpoints.is_written(within_s):
             raise DataError(f"it is still being written after {within_s:g} s", "late")
         checkpoints.finish()

@@ -95,7 +95,8 @@ class TrainingStep:
         self._has_undo = False
         self._timer.end_work()
 
-        # The step is complete.
+        # The step is complete on the host; the device counts it when it is complete there.
+        run.completed.add()
         run.step += 1
         run.samples_done += share.num_all
         # The report: kept on the device, summed over ranks every few steps, read a step later.

@@ -98,6 +98,7 @@ def sync_parser() -> MagicParser:
     parser.add_argument("rank", nargs="?", type=int, metavar="RANK", default=None)
     parser.add_argument("variables", nargs="*", type=_variable_name, metavar="NAME", default=[])
     parser.add_argument("-t", "--targets", dest="ranks", default=None, metavar="RANKS")
+    parser.add_argument("--force", action="store_true", default=False)
     return parser
 
 
@@ -153,6 +154,7 @@ def spmd_parser() -> MagicParser:
     )
     parser.add_argument("--nowait", action="store_true", default=False)
     parser.add_argument("--isolate", action="store_true", default=False)
+    parser.add_argument("--no-sync", dest="waits", action="store_false", default=True)
     # put there by `%gpupool auto on`, never by a user
     parser.add_argument("--auto", action="store_true", default=False, help=argparse.SUPPRESS)
     return parser

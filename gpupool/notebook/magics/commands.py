@@ -133,7 +133,9 @@ class Commands:
                 "incomplete",
                 "sync",
             )
-        ranks = session.current_pool().sync_from(chosen.rank, *chosen.variables, ranks=chosen.ranks)
+        ranks = session.current_pool().sync_from(
+            chosen.rank, *chosen.variables, ranks=chosen.ranks, force=chosen.force
+        )
         names, listed = ", ".join(chosen.variables), ", ".join(map(str, ranks))
         if not ranks:
             print("There is no other rank.")

@@ -63,10 +63,11 @@ class GpupoolMagics(Magics):
         %gpupool stop            end every process of the pool
         %gpupool restart [RANKS] new engines for these ranks, or for all; the others keep
                                  their variables
-        %gpupool sync RANK NAME ... [-t RANKS]
+        %gpupool sync RANK NAME ... [-t RANKS] [--force]
                                  copy variables of a rank to the others, such as
                                  `%gpupool sync 0 model optimizer` after a restart of rank 1;
-                                 -t (--targets): to these ranks only
+                                 -t (--targets): to these ranks only; --force: also tensors that
+                                 an aborted collective on GPUs may have spoilt
         %gpupool interrupt       interrupt the ranks that are busy; a training is asked to stop, and
                                  keeps its network
         %gpupool auto on [-t RANKS] [--view NAME] [--timeout SECONDS] | off
@@ -105,7 +106,7 @@ class GpupoolMagics(Magics):
         """Run the cell on every rank; the process group of torch.distributed is ready.
 
         %%spmd [-t RANKS] [-o NAME] [--view auto|ranks|raw|quiet] [--timeout SECONDS] [--nowait]
-               [--isolate]
+               [--isolate] [--no-sync]
 
             -t, --targets RANKS  where: all (the default), 0, 0,2, 0:4, ::2 or -1
             -o, --out NAME       bind the result: NAME[rank] is the value of the last expression,
@@ -118,6 +119,8 @@ class GpupoolMagics(Magics):
             --nowait             go on at once with a handle, NAME or the cell's own value:
                                  .done(), .result(), .interrupt(), `await handle`
             --isolate            no variable travels, in either direction
+            --no-sync            end without waiting for what GPUs still compute; its errors come
+                                 in a later cell then
 
         A name that the cell reads and the notebook has is sent to the ranks, if it has changed. A
         name that the cell assigns is afterwards a Composite in the notebook, a handle of each
@@ -155,6 +158,7 @@ class GpupoolMagics(Magics):
                 # a terminal shows the value of every expression, that of `handle.result()` too
                 is_value=chosen.nowait and getattr(self.shell, "kernel", None) is None,
                 unwaited=chosen.nowait,
+                waits_for_gpu=chosen.waits,
             )
         except KeyboardInterrupt:
             ignore_for_a_moment()
@@ -196,6 +200,7 @@ class GpupoolMagics(Magics):
         result_name: str = "_",
         is_value: bool = False,
         unwaited: bool = False,
+        waits_for_gpu: bool = True,
     ) -> SpmdRun:
         pool = session.find() or tables.start_unasked()
         status = pool.status()
@@ -225,6 +230,7 @@ class GpupoolMagics(Magics):
             notebook=notebook,
             cell_number=number,
             stop_wish=stop_wish,
+            waits_for_gpu=waits_for_gpu,
         )
         self._tell_covered(run.covered)
         return run

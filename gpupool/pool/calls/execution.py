@@ -41,6 +41,11 @@ from gpupool.pool.ranks import Ranks
 
 _OTHERS = "what another client of ipyparallel runs"
 _OTHERS_HANG_S = 1.0  # for what hangs there: nothing of ours runs
+_UNFINISHED = (
+    "Collectives were aborted while GPUs computed. Tensors that the cell has changed may hold "
+    "unfinished numbers on every rank: gradients, and with them the weights of a DDP loop. Load a "
+    "checkpoint, or make them again."
+)
 _numbers = itertools.count(1)
 
 
@@ -88,6 +93,7 @@ class Execution(Generic[Value]):
         self._finished = threading.Event()
         self._freeing = Freeing(all_ranks, self.ranks, self.number, self._notice)
         self._watch = HangWatch(all_ranks, self.ranks, all_ranks.options.hang_after_s)
+        self._unfinished = False  # a device has more to compute, with half a sum perhaps
         self._group_wanting = False  # the process group was left, or has failed
         self._futures: dict[Future[Reply[Value]], int] = {}
         self._called = threading.Event()
@@ -319,6 +325,10 @@ class Execution(Generic[Value]):
             freed_at=self._freeing.freed_at,
             where=self._watch.where | self._freeing.where,
         )
+        if self._unfinished and self._group_wanting and resolved:
+            first = SpmdError(resolved, len(self.ranks)).first
+            hint = "\n".join(filter(None, [first.hint, _UNFINISHED]))
+            resolved[first.rank] = replace(first, hint=hint)
         self.errors.update(resolved)
 
     def _look_at_clock(self, now: float) -> bool:
@@ -358,6 +368,7 @@ class Execution(Generic[Value]):
             return
         reply = future.result()
         self._group_wanting |= reply.group_wanting
+        self._unfinished |= reply.unfinished
         self._all_ranks.on_lost(rank, reply.lost)
         if reply.names is not None:
             self.names[rank] = reply.names
