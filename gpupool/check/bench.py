@@ -68,7 +68,7 @@ class Bench:
 
     def close(self) -> None:
         """Stop the pool, and start none any more, whoever still works here."""
-        self._is_closed = True
+        self._is_closed = True  # first, and without the lock: who holds it may be starting a pool
         self.stop()
 
     def another(self) -> Bench:
@@ -142,6 +142,7 @@ class Bench:
         Raises NotKeptError if it is wrong.
         """
         began = time.monotonic()
+        # a group that is half aborted may answer too, but not with the right sum
         found = self.cell(SUM, limit_s)
         if set(found.values()) != {float(self.n)}:
             raise NotKeptError(f"afterwards all_reduce gives {found} and not {self.n}")

@@ -64,7 +64,7 @@ def sums(num_bytes: int) -> tuple[list[str], float]:
         expected = (base * size + sum(r % 3 for r in range(size))).to(dtype)
         if not torch.equal(x, expected):
             wrong.append(str(dtype))
-    big = torch.zeros(num_bytes // 4, device=device)
+    big = torch.zeros(num_bytes // 4, device=device)  # zeros stay finite, however often summed
     for _ in range(3):
         dist.all_reduce(big)
     finish(device)
@@ -142,6 +142,7 @@ def decode_beside_queue(pictures: Any, batch_size: int, epochs: int) -> tuple[in
 
     device = rank_device()
     on_gpu = device.type != "cpu"
+    # Of the size of decoded pictures, so that the allocator gives the same blocks to the decoder.
     numel, number = (3 * 512 * 512, 16) if on_gpu else (1000, 4)
     matrix = torch.rand(4096 if on_gpu else 64, 4096 if on_gpu else 64, device=device)
     wrong = batches = 0
@@ -155,7 +156,9 @@ def decode_beside_queue(pictures: Any, batch_size: int, epochs: int) -> tuple[in
             ]
             finish(device)
             product = matrix
-            for _ in range(20):
+            for _ in range(
+                20
+            ):  # tens of milliseconds of a GPU, in which the decoder's thread works
                 product = product @ matrix
             totals = [one.sum(dtype=torch.int64) for one in held]
             del held

@@ -77,12 +77,12 @@ def run(
 
 
 def _run(where: dict[str, Any], chosen: list[Check[Bench]], seconds: float, as_json: bool) -> int:
-    out: TextIO = sys.stderr if as_json else sys.stdout
+    out: TextIO = sys.stderr if as_json else sys.stdout  # a program reads nothing but the JSON
     device = {"gpu": "GPU", "cpu": "CPU"}[where["device"]]
     # If the main thread itself should hang, in a print or in the driver: nothing stays for ever.
     longest_s = max(one.limit_s for one in (_START, stop, *chosen))
     faulthandler.dump_traceback_later(seconds + 2 * longest_s + 4 * STOP_S, exit=True)
-    home, began = Home(), time.monotonic()
+    home, began = Home(), time.monotonic()  # before torch is imported, which could write there
     report = Report(this_machine(), device, [])
     print(report.machine, file=out, flush=True)
 

@@ -48,6 +48,7 @@ def _stopped(bench: Bench, source: str) -> Found:
     bench.needs_ranks()
     kept = Kept(bench)
     execution = bench.begin(source)
+    # Nothing says from outside that a rank waits within NCCL; it takes milliseconds.
     if execution.wait(_REACHED_S):
         raise NotKeptError(f"the cell ended without being stopped: {execution.error()}")
     began = time.monotonic()
@@ -151,6 +152,7 @@ def hang(bench: Bench) -> Found:
 @check(limit_s=90.0)
 def own_cell(bench: Bench) -> Found:
     """a cell ends when its work on the device ends"""
+    # What a cell leaves to the device is seen by the next one, which has to wait for it.
     queued = max(bench.call(cells.queue_work, 1.0).values())
     rest = max(bench.call(cells.seconds_to_finish).values())
     if rest > _AT_EASE_S:

@@ -75,7 +75,7 @@ def jpeg(bench: Bench) -> Found:
 
 
 def _first_loss(bench: Bench, data: Any) -> float:
-    # in its order: the same batch, however the data set would be read
+    # in its order, so that each of the data sets has the same first batch
     options = {"batch_size": 32, "max_steps": 1, "epochs": 1, "lr": 1e-4, "shuffle": "never"}
     return float(bench.train(networks.convolutions(), data, **options).history.loss[0])
 

@@ -49,7 +49,7 @@ def pinning(bench: Bench) -> Found:
                     f"{place.num_threads}"
                 )
             continue
-        # of an instance CUDA may give the UUID of its GPU
+        # of a MIG instance CUDA may give the UUID of its GPU
         is_right = place.gpu.parent_uuid or place.gpu.uuid.endswith(uuid)
         if number != 1 or not is_right:
             raise NotKeptError(

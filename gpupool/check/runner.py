@@ -62,6 +62,7 @@ class Runner:
         """Stop the pool and wait for the check that works with it, for no longer than `STOP_S`."""
         deadline = time.monotonic() + STOP_S
         closing = _begun(self._bench.close)
+        # Both: a check that still worked could start another pool while this process ends.
         for thread in (closing, self._working):
             thread.join(max(0.0, deadline - time.monotonic()))
             self.is_stuck |= thread.is_alive()
@@ -111,7 +112,7 @@ def _outcome(one: Check[Bench], bench: Bench) -> tuple[Verdict, Found]:
         return "FAIL", Found(str(reason))
     except GpuPoolError as error:
         return "FAIL", Found(f"{type(error).__name__}: {error}".split("\n")[0][:_MAX_CHARS])
-    except Exception as error:
+    except BaseException as error:  # also what ends threads: whoever waits has to hear of it
         frames = traceback.extract_tb(error.__traceback__)
         ours = [f for f in frames if f.filename.startswith(_OURS)] or list(frames)
         place = f"{Path(ours[-1].filename).name}, line {ours[-1].lineno}"

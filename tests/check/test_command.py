@@ -117,6 +117,19 @@ def test_whoever_ends_it_has_a_report_and_nothing_is_left(
     assert left(temporary) == set()
 
 
+@pytest.mark.long
+def test_a_reader_that_goes_away_ends_it_and_nothing_is_left(temporary: Path) -> None:
+    with checking(temporary, "--cpu", "--only", "kill") as process:
+        assert process.stdout is not None
+        lines = iter(process.stdout.readline, "")
+        assert any(line.startswith("  ok  start") for line in lines)
+        family = [child.pid for child in psutil.Process(process.pid).children(recursive=True)]
+        process.stdout.close()  # as that of a notebook whose kernel is killed
+        assert process.wait(60) != 0
+    until(lambda: gone(*family), 10.0, "the end of its processes")
+    assert left(temporary) == set()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
