@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -216,6 +217,7 @@ class Cuda(Device):
 # ---- which there are ---------------------------------------------------------------------------
 
 _devices: dict[torch.device, Device] = {}
+_idle: defaultdict[Device, list[Aside]] = defaultdict(list)  # side streams, each with its memory
 
 
 def of(device: torch.device | str) -> Device:
@@ -247,6 +249,21 @@ def gpu_in_use() -> Cuda | None:
     """The current GPU, if this process has begun to use one."""
     current = in_use()
     return current if isinstance(current, Cuda) else None
+
+
+@contextmanager
+def borrowed_aside(device: torch.device | str) -> Iterator[Aside]:
+    """A side stream that nobody else uses meanwhile; the next one gets it with its memory."""
+    here = of(device)
+    idle = _idle[here]
+    try:
+        aside = idle.pop()
+    except IndexError:
+        aside = here.aside()
+    try:
+        yield aside
+    finally:
+        idle.append(aside)
 
 
 def has_gpu() -> bool:

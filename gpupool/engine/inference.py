@@ -24,12 +24,12 @@ from gpupool.data.reading.samples import Draw
 from gpupool.engine.batches.share import (
     Dataset,
     as_input,
-    moved,
     normalization_of,
     num_samples,
     read_ahead,
 )
 from gpupool.engine.batches.shares import epoch_shares
+from gpupool.engine.batches.transfer import transfer
 from gpupool.engine.batches.trees import main_output
 from gpupool.engine.group.forming import World
 from gpupool.engine.jobs import load_job, world_here
@@ -137,10 +137,12 @@ def _inputs(dataset: Dataset, batch_size: int, world: World) -> Iterator[Any]:
         dataset, batches, depth=read_ahead(), device=world.device, draw=Draw(0, 0)
     )
     normalization = normalization_of(dataset, world.device)
-    with closing(loading):
+    with closing(loading), transfer(world.device) as on_way:
         for loaded in loading:
             assert loaded is not None  # no batch is empty
-            yield as_input(moved("inputs", loaded.inputs, world.device), normalization)
+            (inputs,) = on_way.bring(inputs=loaded.inputs)
+            yield as_input(inputs, normalization)
+            on_way.end_step()
 
 
 def _plain(outputs: Any) -> Any:

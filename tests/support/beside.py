@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpupool.data import device as devices
-from gpupool.data.device import Aside, Device, Handover
+from gpupool.data.device import Aside, Device, Handover, Mark, _Reached
 
 _DECODERS = ("image::decode_jpeg", "image::decode_jpegs_cuda")
 
@@ -30,7 +30,9 @@ class Watched(Device):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self.steps: defaultdict[str, list[str]] = defaultdict(list)
-        self.num_streams = 0
+        self.num_streams = self.num_marks = 0
+        self.reached: list[int] = []
+        """The marks that were waited for."""
 
     def add(self, step: str) -> None:
         """Operators that follow each other count as one."""
@@ -42,8 +44,21 @@ class Watched(Device):
         self.num_streams += 1
         return _Stream(self)
 
+    def mark(self, *, timed: bool = False) -> Mark:
+        self.num_marks += 1
+        return _Numbered(self, self.num_marks)
+
     def free_cache(self) -> None:
         self.add("free")
+
+
+class _Numbered(_Reached):
+    def __init__(self, device: Watched, number: int) -> None:
+        super().__init__(0.0)
+        self._device, self._number = device, number
+
+    def synchronize(self) -> None:
+        self._device.reached.append(self._number)
 
 
 class _Stream(Aside):

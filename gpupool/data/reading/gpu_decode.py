@@ -14,9 +14,8 @@ no training has used, and that stream is empty before nvJPEG writes.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -24,7 +23,7 @@ import torch
 
 from gpupool.core.errors import OptionsError, SampleError
 from gpupool.data import device as devices
-from gpupool.data.device import Aside, Device, Handover
+from gpupool.data.device import Aside, Handover
 from gpupool.data.reading.collate import Batch, PendingBatch, tensors
 from gpupool.data.reading.cpu_loader import read_ahead, read_on_cpu
 from gpupool.data.reading.decode import RGB, decode
@@ -38,7 +37,6 @@ Batches = Generator[Batch | None, None, None]
 # What is said of memory: by torch's allocator, which torchvision repeats (0.26) or of which it says
 # only what it has called (0.29); nvjpegStatus_t 5 is NVJPEG_STATUS_ALLOCATOR_FAILURE.
 _SHORTAGE = re.compile(r"out of memory|can't allocate memory|aten::empty|Failed to [\w ]+: 5\b")
-_idle: defaultdict[Device, list[Aside]] = defaultdict(list)  # each keeps the memory it has had
 
 
 class Pictures(Samples, Protocol):
@@ -67,7 +65,7 @@ def why_not_on(device: torch.device) -> str:
     """
     smallest = torch.ops.image.encode_jpeg(torch.zeros(3, 16, 16, dtype=torch.uint8), 75)
     try:
-        with _aside(device) as aside:
+        with devices.borrowed_aside(device) as aside:
             _decoded([smallest], device, aside)
     except torch.OutOfMemoryError:
         raise
@@ -149,21 +147,6 @@ def _is_shortage(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or bool(_SHORTAGE.search(str(error)))
 
 
-@contextmanager
-def _aside(device: torch.device) -> Iterator[Aside]:
-    """A stream that no other reading uses meanwhile."""
-    here = devices.of(device)
-    idle = _idle[here]
-    try:
-        aside = idle.pop()
-    except IndexError:
-        aside = here.aside()
-    try:
-        yield aside
-    finally:
-        idle.append(aside)
-
-
 def _is_for_device(data: bytes) -> bool:
     """A plain, upright JPEG that is not cut off: nvJPEG need not report what is missing."""
     try:
@@ -206,7 +189,7 @@ def _decode_all(
             if contents is None or contents.num == 0:
                 yield _Read(contents, Handover())
                 continue
-            with _aside(reading.device) as aside, aside:
+            with devices.borrowed_aside(reading.device) as aside, aside:
                 made = _decode_batch(dataset, contents, reading, aside)
                 read = _Read(made, aside.hand_over(tensors(made.inputs)))
             del made

@@ -24,10 +24,10 @@ from gpupool.engine.batches.share import (
     Dataset,
     Share,
     as_input,
-    moved,
     normalization_of,
     read_ahead,
 )
+from gpupool.engine.batches.transfer import moved, transfer
 from gpupool.engine.batches.trees import map_tensors
 from gpupool.engine.group.forming import World
 
@@ -92,7 +92,7 @@ def load_shares(
     # A placeholder is needed where a share is empty, or may become so when samples are skipped.
     may_lack = skip or not all(map(len, mine))
     placeholder: tuple[Any, ...] | None = None
-    with closing(loading):  # a traceback may hold this frame
+    with closing(loading), transfer(world.device) as on_way:  # a traceback may hold this frame
         asked = time.perf_counter()
         pairs = zip(batches, awaited(loading), strict=True)
         for number, (batch, loaded) in enumerate(pairs, start=1):
@@ -106,9 +106,10 @@ def load_shares(
                 placeholder = one_of(whole, world.device)
             if loaded.num == 0 and placeholder is not None:
                 inputs, targets = placeholder
+            inputs, targets = on_way.bring(inputs=inputs, targets=targets)
             yield Share(
-                inputs=as_input(moved("inputs", inputs, world.device), scaling),
-                targets=moved("targets", targets, world.device),
+                inputs=as_input(inputs, scaling),
+                targets=targets,
                 num_here=loaded.num,
                 num_all=len(batch),
                 wait_s=time.perf_counter() - asked,
@@ -116,7 +117,10 @@ def load_shares(
                 is_last=number == len(batches),
                 part_sizes=cuts[number - 1][1],
             )
-            asked = time.perf_counter()  # the step in between is no wait for data
+            # neither the step in between nor a wait for the device is one for data
+            del inputs, targets, loaded
+            on_way.end_step()
+            asked = time.perf_counter()
 
 
 def one_of(batch: Batch, device: torch.device) -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Skipped
 from gpupool.engine import process
-from gpupool.engine.batches.trees import first_tensor, map_tensors
+from gpupool.engine.batches.trees import map_tensors
 
 Scaling = tuple[Tensor, Tensor]  # mean and standard deviation of each channel, float64
 
@@ -71,20 +71,6 @@ def parts_of_batch(options: TrainingOptions) -> int:
 def read_ahead() -> int:
     """Batches to read ahead: none in the notebook's own process, where breakpoints are meant."""
     return 0 if process.is_inline() else 2
-
-
-def moved(name: str, batch: Any, device: torch.device) -> Any:
-    """The inputs or targets of a batch on the device. Raises DataError if they have no tensor."""
-    if isinstance(batch, Tensor):  # from pinned memory the copy overlaps with what the GPU does
-        return batch.to(device, non_blocking=True)
-    if first_tensor(batch) is None:
-        raise DataError(
-            f"the {name} of a batch are a {type(batch).__name__}, not a tensor; change what the "
-            "transform or the data set returns",
-            "no tensor",
-            name,
-        )
-    return map_tensors(partial(Tensor.to, device=device, non_blocking=True), batch)
 
 
 def as_input(images: Any, scaling: Scaling | None = None) -> Any:

@@ -32,6 +32,7 @@ from gpupool.data.reading.samples import Draw, Skipped
 from gpupool.data.stores.waiting import awaited
 from gpupool.engine.batches import share
 from gpupool.engine.batches.share import Share
+from gpupool.engine.batches.transfer import transfer
 from gpupool.engine.group.forming import World
 
 _FOREVER = 2**62  # batches: a stream ends itself
@@ -77,7 +78,7 @@ def stream_shares(
         loading = read_ahead(loading, _FOREVER, reading)
     scaling = share.normalization_of(dataset, world.device, normalization)
     asked, is_empty = time.perf_counter(), samples_done == 0
-    with closing(loading):
+    with closing(loading), transfer(world.device) as on_way:
         for cut in awaited(loading):
             _compare(cut, world, epoch)
             if cut is None:  # the same on all ranks, or `_compare` would have raised
@@ -93,10 +94,10 @@ def stream_shares(
             inputs, targets = batch.inputs, batch.targets
             if not batch.num:
                 inputs, targets = cut.spare.inputs, cut.spare.targets
-            inputs = share.moved("inputs", inputs, world.device)
+            inputs, targets = on_way.bring(inputs=inputs, targets=targets)
             yield Share(
                 inputs=share.as_input(inputs, scaling),
-                targets=share.moved("targets", targets, world.device),
+                targets=targets,
                 num_here=batch.num,
                 num_all=cut.num_all,
                 wait_s=time.perf_counter() - asked,
@@ -106,6 +107,7 @@ def stream_shares(
             )
             if cut.is_last:  # to compare what comes after it would cost one more all-reduce
                 return
+            on_way.end_step()
             asked = time.perf_counter()
 
 

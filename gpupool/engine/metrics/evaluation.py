@@ -108,10 +108,14 @@ def accuracy(num_correct: float, num_labeled: float) -> float | None:
 def _row(loss: Loss, mean: Tensor, loss_count: int | Tensor, outputs: Any, share: Any) -> Tensor:
     device = mean.device
     terms = (mean.double() * loss_count).view(loss.num_terms)
-    counts = torch.as_tensor(loss_count, dtype=torch.float64, device=device).expand(loss.num_terms)
+    counts = _number(loss_count, device).expand(loss.num_terms)
     correct = count_correct(loss, outputs, share.targets, share.num_here) or (0, 0)
-    rest = [
-        torch.as_tensor(number, dtype=torch.float64, device=device)
-        for number in (*correct, share.num_here)
-    ]
+    rest = [_number(number, device) for number in (*correct, share.num_here)]
     return torch.cat([terms, counts, torch.stack(rest)])
+
+
+def _number(number: float | Tensor, device: torch.device) -> Tensor:
+    """A number on the device. A copy from the host would wait for all that is queued there."""
+    if isinstance(number, Tensor):
+        return number.to(device, torch.float64)
+    return torch.full((), number, dtype=torch.float64, device=device)
