@@ -265,10 +265,13 @@ class Pool:
         asked = [one for one in list(self._stops) if one.number in numbers and not one.done()]
         for execution in asked:
             self._stops.pop(execution)()
-        stopping = {execution.number for execution in asked}
-        for rank, number in running:
-            if number not in stopping:
-                self._all_ranks.engines.interrupt({rank: number})
+        for number in numbers - {one.number for one in asked}:
+            supervised = self._all_ranks.supervised.get(number or 0)
+            if supervised is not None:  # it also aborts the collectives that ranks wait in
+                supervised.interrupt()
+            else:
+                ranks = [rank for rank, running_number in running if running_number == number]
+                self._all_ranks.engines.interrupt(dict.fromkeys(ranks, number))
         return bool(running)
 
     def restart(

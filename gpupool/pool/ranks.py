@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from gpupool.core.errors import (
     EngineDiedError,
@@ -37,6 +38,13 @@ from gpupool.pool.upkeep.recovery import Recovery
 from gpupool.pool.upkeep.turns import Turns
 
 _NUM_REPLACEMENTS = 3  # of a rank that does not come up
+
+
+class Supervised(Protocol):
+    """A call that a thread supervises: `calls/execution.py`."""
+
+    def interrupt(self) -> None:
+        """Interrupt the ranks that still run, and free them from collectives."""
 
 
 class Ranks:
@@ -68,6 +76,8 @@ class Ranks:
         self.on_lost: Callable[[int, Iterable[int]], None] = lambda rank, numbers: None
         self.on_replaced: Callable[[int, str], None] = lambda rank, how: None
         self.hint: Callable[[int, str, bool], tuple[str, tuple[str, ...]]] = lambda *_: ("", ())
+        # number -> the call on several ranks that is supervised, and can be ended as a whole
+        self.supervised: WeakValueDictionary[int, Supervised] = WeakValueDictionary()
         self.ladder_scale = 1.0  # of the times of `calls/ladder.py`; tests wait for less
         self._on_change = on_change
         self._changing = threading.RLock()  # one at a time changes engines or their group

@@ -324,6 +324,24 @@ def sleeps(pid: int) -> bool:
     return False
 
 
+@pytest.mark.parametrize("waits", ["recv", "function"])
+def test_an_interrupt_frees_ranks_that_all_wait_for_each_other(pool2: Pool, waits: str) -> None:
+    def receive() -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.recv(torch.ones(1), 1 - dist.get_rank())
+
+    code: Any = receive if waits == "function" else "dist.recv(torch.ones(1), 1 - rank)"
+    pids, started = pool2.status().pids, time.monotonic()
+    presser = do_when(lambda: pool2.status().state == "busy", pool2.interrupt)
+    assert error_of(pool2, code).first.ename == "KeyboardInterrupt"
+    presser.join()
+    assert time.monotonic() - started < 15  # what only interrupts them takes 20 s: nobody aborts
+    assert pool2.status().pids == pids
+    assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
+
+
 def test_an_interrupt_of_an_idle_pool_does_no_harm(pool2: Pool) -> None:
     pids = pool2.status().pids
     pool2.interrupt()

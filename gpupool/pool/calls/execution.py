@@ -105,6 +105,8 @@ class Execution(Generic[Value]):
 
         self._call = call
         self._calls = {r: replace(one, number=self.number) for r, one in calls.items()}
+        if not all_ranks.options.inline:  # there the call itself hears the interrupt
+            all_ranks.supervised[self.number] = self
         self._turn = all_ranks.turns.ask(calls, _title(calls))
         self.waits_for = [] if all_ranks.options.inline else all_ranks.turns.begin(self._turn)
         self._waits = bool(self.waits_for or all_ranks.engines.of_others(self.ranks))
