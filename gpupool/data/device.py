@@ -344,7 +344,8 @@ class _SideStream(Aside):
         self._stream.synchronize()
 
     def hand_over(self, tensors: Iterable[Tensor]) -> Handover:
-        return _StreamHandover(self._stream.record_event(), list(tensors))
+        # a transform may leave parts of a batch on the CPU
+        return _StreamHandover(self._stream.record_event(), [t for t in tensors if t.is_cuda])
 
 
 class _StreamHandover(Handover):

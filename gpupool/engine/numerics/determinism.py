@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from gpupool.core.errors import TrainingError
+from gpupool.engine.group import reconnect
 from gpupool.engine.group.forming import TIMEOUT, World
 
 _FIXED_WORKSPACES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
@@ -72,12 +73,15 @@ def in_one_order(world: World) -> World:
     everyone = dist.group.WORLD
     assert everyone is not None
     if _formed is None or _formed[0] is not everyone:
+        # as the group beside it: else torch would choose the device of the communicator
+        binds = world.device.type == "cuda" and reconnect.can_bind()
         with _environment(_WITHOUT_NVLS):
             made = dist.new_group(
                 dist.get_process_group_ranks(world.group or everyone),
                 timeout=TIMEOUT,
                 backend=dist.get_backend_config(world.group),
                 use_local_synchronization=world.group is not None,  # other ranks do not train
+                device_id=world.device if binds else None,
             )
         assert isinstance(made, dist.ProcessGroup)
         _formed = everyone, made
