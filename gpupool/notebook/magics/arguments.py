@@ -154,7 +154,7 @@ def spmd_parser() -> MagicParser:
     )
     parser.add_argument("--nowait", action="store_true", default=False)
     parser.add_argument("--isolate", action="store_true", default=False)
-    parser.add_argument("--no-sync", dest="waits", action="store_false", default=True)
+    parser.add_argument("--no-sync", action="store_true", default=False)
     # put there by `%gpupool auto on`, never by a user
     parser.add_argument("--auto", action="store_true", default=False, help=argparse.SUPPRESS)
     return parser

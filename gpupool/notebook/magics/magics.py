@@ -158,7 +158,7 @@ class GpupoolMagics(Magics):
                 # a terminal shows the value of every expression, that of `handle.result()` too
                 is_value=chosen.nowait and getattr(self.shell, "kernel", None) is None,
                 unwaited=chosen.nowait,
-                waits_for_gpu=chosen.waits,
+                waits_for_gpu=not chosen.no_sync,
             )
         except KeyboardInterrupt:
             ignore_for_a_moment()

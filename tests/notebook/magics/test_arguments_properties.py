@@ -42,7 +42,7 @@ VALID: dict[str, dict[str, tuple[str, st.SearchStrategy[Any]]]] = {
         "--env": ("env", st.lists(WORD, min_size=1)),
     },
     "restart": {"": ("ranks", RANKS)},
-    "sync": {"-t": ("ranks", RANKS), "": ("rank", st.integers(0))},
+    "sync": {"-t": ("ranks", RANKS), "--force": ("force", FLAG), "": ("rank", st.integers(0))},
     "auto": {
         "": ("state", st.sampled_from(["on", "off"])),
         "-t": ("ranks", RANKS),
@@ -72,10 +72,11 @@ VALID: dict[str, dict[str, tuple[str, st.SearchStrategy[Any]]]] = {
         "--timeout": ("timeout_s", SECONDS),
         "--nowait": ("nowait", FLAG),
         "--isolate": ("isolate", FLAG),
+        "--no-sync": ("no_sync", FLAG),
     },
 }
 WITHOUT_VALUE = {"--force", "--cpu", "--inline", "--aws", "--unset"}
-WITHOUT_VALUE |= {"--nowait", "--isolate", "--json"}
+WITHOUT_VALUE |= {"--nowait", "--isolate", "--no-sync", "--json"}
 
 
 def refusal(command: str, line: str) -> str:
