@@ -60,4 +60,5 @@ def test_a_module_of_the_users_that_works_while_it_is_imported_hears_the_stop(
             f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\nimport users_script", timeout_s=0.5
         )
     assert "users_script" not in sys.modules
+    faulty.pool.run(f"sys.path.remove({str(tmp_path)!r})")  # others share these ranks
     faulty.check()
