@@ -11,6 +11,8 @@ import contextlib
 import functools
 import logging
 import os
+import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from pathlib import Path
@@ -159,10 +161,21 @@ def plain_client(connection_file: Path) -> Any:
 
 def load_ipyparallel() -> Any:
     """The module; `import gpupool` must not wait for it (0.3 s), nor the first call for numpy."""
+    # In a thread, where no interrupt comes: one that cuts off numpy's import costs this process
+    # numpy for good ("cannot load module more than once per process").
+    if not {"ipyparallel", "numpy"} <= sys.modules.keys():
+        loads = threading.Thread(target=_import_libraries, name="gpupool-import", daemon=True)
+        loads.start()
+        loads.join()
     import ipyparallel
-    import numpy  # noqa: F401 - ipyparallel does it when it first packs arguments
 
     return ipyparallel
+
+
+def _import_libraries() -> None:
+    with contextlib.suppress(ImportError):  # which who needs it meets again
+        import ipyparallel  # noqa: F401
+        import numpy  # noqa: F401 - ipyparallel does it when it first packs arguments
 
 
 def _finish(reply: Future[Any], done: Any) -> None:
