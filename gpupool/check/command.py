@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import faulthandler
-import math
 import signal
 import sys
 import tempfile
@@ -25,7 +24,7 @@ from gpupool.check.pools import FIRST, Home, stop
 from gpupool.check.promise import Check, Line
 from gpupool.check.report import Report, this_machine
 from gpupool.check.runner import STOP_S, Runner
-from gpupool.core.options.pool_options import suggest
+from gpupool.core.options.pool_options import seconds_argument, suggest
 
 SECONDS = 240.0
 INTERRUPTED = 130  # as shells say it of a program that SIGINT has ended
@@ -41,7 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--cpu", dest="device", action="store_const", const="cpu")
     parser.add_argument("--gpus", metavar="GPUS")
     parser.add_argument("--only", nargs="+", type=_name, metavar="NAME")
-    parser.add_argument("--seconds", type=_seconds, metavar="SECONDS")
+    parser.add_argument("--seconds", type=seconds_argument, metavar="SECONDS")
     parser.add_argument("--json", dest="as_json", action="store_true")
 
 
@@ -133,13 +132,3 @@ def _name(text: str) -> str:
     if not any(name.startswith(text) for name in names):
         raise argparse.ArgumentTypeError(f"{text!r} is unknown. {suggest(text, names)}")
     return text
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
-    return seconds
-
-
-_seconds.__name__ = "number of seconds"  # argparse names the type in its errors

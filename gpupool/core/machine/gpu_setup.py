@@ -85,13 +85,20 @@ def notes(num_gpus: int, environ: Mapping[str, str], root: Path = Path("/")) -> 
             "CUDA_MPS_PIPE_DIRECTORY is set, so the ranks share a server (MPS): one that is "
             "killed while it computes may end the others too."
         )
-    size = _size(root / "dev/shm")
-    if num_gpus > 1 and size is not None and size < _SHARED_BYTES:
-        found.append(
-            f"Shared memory (/dev/shm) has {size // _MIB} MiB, which NCCL and data loaders can "
-            "fill: give the container more (`docker run --shm-size=8g`, or --ipc=host)."
-        )
+    if num_gpus > 1 and (words := little_shared_memory(root)):
+        found.append(words)
     return found
+
+
+def little_shared_memory(root: Path = Path("/")) -> str:
+    """What to say if shared memory is small, as it is in a container by default; else ""."""
+    size = _size(root / "dev/shm")
+    if size is None or size >= _SHARED_BYTES:
+        return ""
+    return (
+        f"Shared memory (/dev/shm) has {size // _MIB} MiB, which NCCL and data loaders can fill: "
+        "give the container more (`docker run --shm-size=8g`, or --ipc=host)."
+    )
 
 
 @functools.cache

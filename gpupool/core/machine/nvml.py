@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+from gpupool.core.machine.processes import command_of
 from gpupool.core.machine.topology import NO_DRIVER, UNREADABLE, Gpu, GpuProcess
 from gpupool.core.machine.uses import computing, holder_text
 
@@ -246,8 +247,8 @@ def _process(pid: int, used: int | None, computes: bool) -> GpuProcess:
     import psutil
 
     try:
-        process = psutil.Process(pid)
-        return GpuProcess(pid, process.name(), process.username(), used, computes)
+        # `command_of`, as a name is what its process says: another user's may hold escape codes
+        return GpuProcess(pid, command_of(pid), psutil.Process(pid).username(), used, computes)
     except psutil.Error:  # gone meanwhile, or in another container
         return GpuProcess(pid, "?", "?", used, computes)
 

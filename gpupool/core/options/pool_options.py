@@ -7,6 +7,7 @@ Magics and views read names and defaults from here and repeat none. A wrong valu
 from __future__ import annotations
 
 import difflib
+import math
 import numbers
 import os
 import re
@@ -179,6 +180,19 @@ def parse_duration_s(value: str | float | None) -> float | None:
     if not match or float(match[1]) <= 0:
         raise OptionsError(f"{value!r} is not a time. Write '90s', '30m', '2h' or 'never'.", "form")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+
+
+def seconds_argument(text: str) -> float:
+    """The type of an argument that is a number of seconds, for `argparse`."""
+    import argparse  # who parses arguments has it; `import gpupool` does not
+
+    seconds = float(text)
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+    return seconds
+
+
+seconds_argument.__name__ = "number of seconds"  # argparse names the type in its errors
 
 
 def parse_ranks(text: str, world_size: int) -> tuple[int, ...]:

@@ -39,11 +39,13 @@ _OF_GROUPS = {
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
     "TORCH_NCCL_PROPAGATE_ERROR": "0",
     "TORCH_NCCL_TEARDOWN_ON_TIMEOUT": "0",
+    # This very name: "lo" alone means "lo0" and "local1" as well. A cluster may set another one for
+    # all its users, on which every one of them could connect.
+    "NCCL_SOCKET_IFNAME": "=lo",
     "NCCL_RAS_ENABLE": "0",  # its thread listens at a fixed port, for which two pools would fight
 }
 # In these the user's own setting wins.
 _OF_GROUPS_BY_DEFAULT = {
-    "NCCL_SOCKET_IFNAME": "=lo",  # this very name: "lo" alone means "lo0" and "local1" as well
     # No plug-in for InfiniBand and the like, which opens devices that one machine does not need.
     "NCCL_NET": "Socket",
     "NCCL_IB_DISABLE": "1",
@@ -119,7 +121,7 @@ def inheritable(environ: Mapping[str, str]) -> dict[str, str]:
 def for_groups(environ: Mapping[str, str]) -> dict[str, str]:
     """What process groups of a process with this environment are to find set.
 
-    >>> found = for_groups({"NCCL_NET": "IB"})
+    >>> found = for_groups({"NCCL_NET": "IB", "NCCL_SOCKET_IFNAME": "eth0"})
     >>> found["NCCL_SOCKET_IFNAME"], "NCCL_NET" in found
     ('=lo', False)
     """

@@ -10,7 +10,7 @@ Nothing here knows which device it is: only that it lags behind the host, or doe
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from gpupool.data import device as devices
 from gpupool.engine.group import abort
+
+_DEVICE: Callable[[Tensor], torch.device] = vars(torch._C.TensorBase)["device"].__get__
 
 
 class CompletedSteps:
@@ -112,10 +114,11 @@ class Tensors:
         device = devices.in_use()
         if not was_aborted or device is None or not device.lags:
             return
-        for one in gc.get_objects():
-            # Not isinstance: that may run code of the object's.
-            if issubclass(type(one), Tensor) and one.device == device.device:
-                self._spoilt[one] = True
+        with torch._C.DisableTorchFunctionSubclass():
+            for one in gc.get_objects():
+                # Neither isinstance nor the class's own `device`: both may run code of the user's.
+                if issubclass(type(one), Tensor) and _DEVICE(one) == device.device:
+                    self._spoilt[one] = True
 
     def forget(self, sound: Iterable[Tensor]) -> None:
         """These have other numbers now, or the user wants them as they are."""

@@ -12,7 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.pool_options import BACKENDS, ON_HANG, parse_duration_s, suggest
+from gpupool.core.options.pool_options import (
+    BACKENDS,
+    ON_HANG,
+    parse_duration_s,
+    seconds_argument,
+    suggest,
+)
 from gpupool.notebook.magics.parser import MagicParser
 from gpupool.spmd.cell import VIEWS
 
@@ -30,7 +36,7 @@ def start_parser() -> MagicParser:
     parser.add_argument("--backend", type=_word_of(BACKENDS), choices=BACKENDS)
     parser.add_argument("--env", nargs="+", metavar="NAME")
     parser.add_argument("--idle-timeout", metavar="TIME")
-    parser.add_argument("--timeout", dest="timeout_s", type=_seconds, metavar="SECONDS")
+    parser.add_argument("--timeout", dest="timeout_s", type=seconds_argument, metavar="SECONDS")
     parser.add_argument("--on-hang", type=_word_of(ON_HANG), choices=ON_HANG)
     parser.add_argument("--hang-after", dest="hang_after_s", type=_duration, metavar="TIME")
     parser.add_argument("--inline", action="store_true")
@@ -55,7 +61,7 @@ def gpus_parser() -> MagicParser:
         nargs="?",
         const=WATCH_EVERY_S,
         default=None,
-        type=_seconds,
+        type=seconds_argument,
         metavar="SECONDS",
     )
     return parser
@@ -111,7 +117,7 @@ def auto_parser() -> MagicParser:
     parser.add_argument("-t", "--targets", dest="ranks", default=None, metavar="RANKS")
     parser.add_argument("--view", type=_word_of(VIEWS), choices=VIEWS, default=None)
     parser.add_argument(
-        "--timeout", dest="timeout_s", type=_seconds, default=None, metavar="SECONDS"
+        "--timeout", dest="timeout_s", type=seconds_argument, default=None, metavar="SECONDS"
     )
     return parser
 
@@ -150,7 +156,7 @@ def spmd_parser() -> MagicParser:
     )
     parser.add_argument("--view", type=_word_of(VIEWS), choices=VIEWS, default="auto")
     parser.add_argument(
-        "--timeout", dest="timeout_s", type=_seconds, default=None, metavar="SECONDS"
+        "--timeout", dest="timeout_s", type=seconds_argument, default=None, metavar="SECONDS"
     )
     parser.add_argument("--nowait", action="store_true", default=False)
     parser.add_argument("--isolate", action="store_true", default=False)
@@ -190,13 +196,6 @@ def _word_of(words: Sequence[str]) -> Callable[[str], str]:
     return word_of
 
 
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
-    return seconds
-
-
 def _duration(text: str) -> float:
     try:
         seconds = parse_duration_s(text)
@@ -224,5 +223,5 @@ def _variable_name(text: str) -> str:
 
 
 # argparse names the type in "invalid float value: 'x'"
-_seconds.__name__, _count.__name__ = "number of seconds", "number"
+_count.__name__ = "number"
 _whole.__name__ = "whole number"

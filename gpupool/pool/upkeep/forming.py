@@ -7,7 +7,6 @@ connections, the groups go on that all their members still have.
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpupool.core.errors import EngineDiedError, GroupError, PoolError, UnansweredError
+from gpupool.core.machine.gpu_setup import little_shared_memory
 from gpupool.core.wire.calls import FormGroup, GroupPlan, JoinGroup
 from gpupool.core.wire.replies import Joined
 from gpupool.core.wire.requests import Abort, Counts
@@ -32,8 +32,7 @@ _JOIN_S = {"gloo": 30.0, "nccl": _ABORT_S + 5.0}
 _FORM_S = {"gloo": 30.0, "nccl": 120.0}
 _NUM_ATTEMPTS = 4  # all but the first with new listeners, as another user may disturb
 _NUM_WARNINGS = 3
-_SHM = "/dev/shm"  # noqa: S108 - where NCCL puts what ranks share
-_SMALL_SHM_BYTES = 1 << 30
+_OF_SHARED_MEMORY = re.compile(r"shared memory|/dev/shm|No space left on device")
 
 
 class Forming:
@@ -133,8 +132,9 @@ class Forming:
         for rank in (first or error).ranks:
             if warnings := _warnings(self._engines.log(rank)):
                 text += f" On rank {rank} NCCL wrote: {'; '.join(warnings)}."
-        shm = os.statvfs(_SHM) if os.path.exists(_SHM) else None
-        return text + shm_hint(text, shm.f_blocks * shm.f_frsize if shm else 0)
+        if "NCCL" in text and _OF_SHARED_MEMORY.search(text):
+            text = f"{text} {little_shared_memory()}".rstrip()
+        return text
 
     def _form(self, plan: GroupPlan, *, new_store: bool) -> None:
         generation = self.generation + 1
@@ -158,23 +158,6 @@ def _warnings(log: str) -> list[str]:
     """The last lines of a rank's log in which NCCL warns."""
     lines = [line.strip() for line in log.splitlines() if "NCCL WARN" in line]
     return list(dict.fromkeys(lines))[-_NUM_WARNINGS:]
-
-
-def shm_hint(text: str, shm_bytes: int) -> str:
-    """What helps if NCCL has failed for want of shared memory, as containers have little of it.
-
-    >>> shm_hint("NCCL WARN Error while creating shared memory segment", 64 << 20)[:24]
-    ' /dev/shm has 64 MiB her'
-    >>> shm_hint("NCCL WARN Error while creating shared memory segment", 64 << 30)
-    ''
-    """
-    is_about = re.search(r"shared memory|/dev/shm|No space left on device", text)
-    if not is_about or "NCCL" not in text or not 0 < shm_bytes < _SMALL_SHM_BYTES:
-        return ""
-    return (
-        f" /dev/shm has {shm_bytes >> 20} MiB here, and NCCL needs up to 33 MB for each pair of "
-        "GPUs: `docker run --shm-size=8g`, or `--ipc=host`, gives a container more."
-    )
 
 
 def groups_to_keep(joined: Mapping[int, Joined | None]) -> dict[str, list[str]] | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -67,6 +69,19 @@ def test_nvml_stays_open(driver: DriverOn) -> None:
     for _ in range(5):
         assert len(driver.run(read_gpus)[0]) == 1
     assert driver.calls() == []
+
+
+def test_a_process_cannot_draw_by_its_name(driver: DriverOn) -> None:
+    source = "open('/proc/self/comm', 'w').write('\\x1b[2Jnice'); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        driver.show(gpu(0, compute={process.pid: GIB}))
+        (seen,) = driver.run(read_gpus)[0]
+        process.communicate(b"\n")
+    assert [one.name for one in seen.processes] == ["?[2Jnice"]
 
 
 # ---- what the driver says ----------------------------------------------------------------------
