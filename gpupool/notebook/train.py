@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
+from gpupool.core.options.keywords import TrainingKeywords, merged, with_keywords
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.notebook.cells.line_view import LineView
 from gpupool.notebook.monitor.views import show_training
@@ -24,6 +25,7 @@ def train(
     options: TrainingOptions | None = ...,
     validation: Any = ...,
     wait: Literal[True] = ...,
+    **keywords: Unpack[TrainingKeywords],
 ) -> TrainingResult: ...
 @overload
 def train(
@@ -34,6 +36,7 @@ def train(
     validation: Any = ...,
     *,
     wait: Literal[False],
+    **keywords: Unpack[TrainingKeywords],
 ) -> TrainingRun: ...
 def train(
     model: nn.Module,
@@ -42,6 +45,7 @@ def train(
     options: TrainingOptions | None = None,
     validation: Any = None,
     wait: bool = True,
+    **keywords: Unpack[TrainingKeywords],
 ) -> TrainingResult | TrainingRun:
     """Train a copy of `model` on all ranks of the pool and show how it goes.
 
@@ -63,14 +67,16 @@ def train(
             weights and `ignore_index`; or a dict {name of an output: one of these, or (loss,
             weight)}. Pixels of class -100 count nowhere.
         options: how; `TrainingOptions()` if left out.
+        keywords: single options by name, as `epochs=3`; they replace those of `options`.
         validation: a data set whose loss, accuracy and `metrics` are computed after every epoch.
         wait: False returns the running `TrainingRun` at once (of an inline pool: when it is over).
 
     Raises:
+        OptionsError: an option is unknown, wrong, or would do nothing; no rank has started.
         TrainingError: the input cannot be trained on; no rank has started.
         SpmdError: a rank failed.
     """
-    options = options or TrainingOptions()
+    loss, options = merged(loss, options, keywords)
     pool = current_pool(create=True)
     prints: LineView | None = None
 
@@ -90,3 +96,6 @@ def train(
         # Also after an error: what ranks printed before it is often what explains it.
         if prints is not None:
             prints.finish(CellReport(run.outputs, elapsed_s=run.history.elapsed_s))
+
+
+train.__signature__ = with_keywords(train)  # type: ignore[attr-defined]

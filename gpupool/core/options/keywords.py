@@ -1,0 +1,159 @@
+"""Options as keywords of `train`. Runs anywhere."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, fields, replace
+from typing import Any, TypedDict
+
+from gpupool.core.errors import OptionsError, TrainingError
+from gpupool.core.options.fields import Profile
+from gpupool.core.options.named_measures import check_loss
+from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.wire.masking import without_passwords
+
+_MAX_CHARS = 80  # of a value in an error
+
+
+class TrainingKeywords(TypedDict, total=False):
+    """The fields of `TrainingOptions`, for editors and type checkers: see there what each means."""
+
+    optimizer: str | Callable[..., Any]
+    lr: float
+    momentum: float | None
+    betas: tuple[float, float] | None
+    alpha: float | None
+    eps: float | None
+    trust_coefficient: float | None
+    weight_decay: float
+    weight_decay_factors: Mapping[str, float]
+    learn_rate_factors: Mapping[str, float]
+    schedule: str | Sequence[tuple[str, int]] | Callable[[int, int], float]
+    drop_factor: float | None
+    drop_period: int | None
+    power: float | None
+    min_factor: float | None
+    cycle_period: int | None
+    warmup: str | int | None
+    warmup_factor: float | None
+    epochs: int
+    max_steps: int | None
+    batch_size: int
+    scale: str
+    accumulate: int
+    rank_load: Sequence[float] | None
+    shuffle: str
+    seed: int
+    deterministic: bool
+    normalize: str
+    on_error: str
+    max_skipped: float | None
+    clip: float | None
+    clip_method: str | None
+    precision: str
+    compile: bool | str
+    channels_last: bool
+    compress: str
+    batch_norm: str
+    bn_statistics: str
+    ema: float | None
+    validate_every: str | int
+    metrics: Sequence[Any] | Mapping[str, Any]
+    objective: str
+    keep: str
+    patience: int | None
+    on_divergence: str
+    checkpoint: str | None
+    checkpoint_every: str | int | None
+    num_checkpoints: int
+    resume: str | bool
+    on_failure: str
+    log_every: int
+    progress: str
+    callbacks: Sequence[Callable[[Any], Any]]
+    tensorboard: str | None
+    profile: Profile | None
+    execution: str
+
+
+def with_keywords(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature of `function` with every option by name instead of its last parameter.
+
+    Completion in a notebook reads it: it knows nothing of `TypedDict`.
+    """
+    signature = inspect.signature(function)
+    by_name = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default={} if field.default is MISSING else field.default,
+            annotation=field.type,
+        )
+        for field in fields(TrainingOptions)
+    ]
+    own = list(signature.parameters.values())[:-1]
+    return signature.replace(parameters=[*own, *by_name])
+
+
+def merged(
+    loss: Any, options: TrainingOptions | None, keywords: Mapping[str, Any]
+) -> tuple[Any, TrainingOptions]:
+    """The loss and the options of a call of `train`: `keywords` replace single fields of `options`.
+
+    Options in the place of the loss, `train(model, dataset, options)`, count as options.
+
+    Raises:
+        OptionsError: a name that is no option, a value that is none, or options given twice.
+    """
+    if isinstance(loss, TrainingOptions):
+        if options is not None:
+            raise OptionsError(
+                "train(...) has TrainingOptions twice, as loss and as options: the loss comes "
+                "third, as 'cross_entropy', and options=... after it.",
+                "type",
+                "loss",
+            )
+        loss, options = "cross_entropy", loss
+    if isinstance(loss, Mapping) and _has_options(loss):
+        raise OptionsError(
+            f"loss={short(loss)} has names of options: write train(model, dataset, "
+            f"{_as_keywords(loss)}).",
+            "type",
+            "loss",
+        )
+    if options is None:
+        return loss, TrainingOptions(**keywords)
+    if not isinstance(options, TrainingOptions):
+        meant = (
+            f"write train(model, dataset, {_as_keywords(options)})"
+            if isinstance(options, Mapping) and options
+            else "give a gpupool.TrainingOptions(...), or its fields by name, as "
+            "train(model, dataset, epochs=1)"
+        )
+        raise OptionsError(f"options={short(options)}: {meant}.", "type", "options")
+    # `replace` makes new options, which are checked as a whole.
+    return loss, replace(options, **keywords) if keywords else options
+
+
+def _has_options(loss: Mapping[Any, Any]) -> bool:
+    """Whether a dict in the place of the loss names options, and no outputs of a network."""
+    known = {field.name for field in fields(TrainingOptions)}
+    if not loss or not known.issuperset(loss):
+        return False
+    # An output may be called "scale": it has a loss then, which no option takes.
+    try:
+        check_loss(loss)
+    except TrainingError:
+        return True
+    return False
+
+
+def _as_keywords(values: Mapping[Any, Any]) -> str:
+    return ", ".join(f"{name}={short(value)}" for name, value in values.items())
+
+
+def short(value: object) -> str:
+    """`repr`, cut off where it is long: a network, or a data set, would fill the screen."""
+    text = without_passwords(" ".join(repr(value).split()))
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]}..."
