@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +33,20 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class InferenceJob:
-    """A network over a data set; `metrics` and `loss` are what is to be evaluated."""
+    """A network over a data set, read and computed as `options` say, in its own order.
+
+    `metrics` and `loss` are what is to be evaluated.
+    """
 
     model: Any
     dataset: Any
-    batch_size: int
-    precision: str
+    options: TrainingOptions
     metrics: Any = ()
     loss: Any = None
+
+    def __post_init__(self) -> None:
+        # Outputs come in the order of the samples: no option may change that.
+        object.__setattr__(self, "options", replace(self.options, shuffle="never"))
 
 
 def pack(part: object) -> DataPacker:

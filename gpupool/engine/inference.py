@@ -6,30 +6,19 @@ Runs on engines. A pickled job comes in; outputs go out as files, numbers as the
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gpupool.core.errors import TrainingError
 from gpupool.core.jobs import InferenceJob
 from gpupool.core.options.datasets import is_stream
-from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import Course, Progress, progress
-from gpupool.data.reading import shards, subsets
-from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.samples import Draw
-from gpupool.engine.batches.share import (
-    Dataset,
-    as_input,
-    normalization_of,
-    num_samples,
-    read_ahead,
-)
+from gpupool.engine.batches.share import Dataset, Share, num_samples
 from gpupool.engine.batches.shares import epoch_shares
-from gpupool.engine.batches.transfer import transfer
 from gpupool.engine.batches.trees import main_output
 from gpupool.engine.group.forming import World
 from gpupool.engine.jobs import load_job, world_here
@@ -44,22 +33,22 @@ from gpupool.engine.output.emit import emit_progress
 
 
 def predict(job_path: str, result_path: str) -> None:
-    """Save what the network gives for this rank's part of the samples: a list of batches' outputs.
+    """Save what the network gives for this rank's share of each batch: a list of outputs.
 
-    The parts follow each other; of a stream, batch i of the whole is entry i of each rank's list,
-    one rank after the other. The number that ends the file's name counts the ranks that train.
+    Batch i of the whole is entry i of each rank's list, one rank after the other; None is an empty
+    share. The number that ends the file's name counts the ranks that train.
     """
     world, job = world_here(), load_job(job_path, InferenceJob)
     model = job.model.to(world.device).eval()
     outputs: list[Any] = []
     with torch.no_grad(), _counted("predict", job.dataset, world) as bar:
-        for inputs in _inputs(job.dataset, job.batch_size, world):
-            bar.advance(job.batch_size)  # about: that of all ranks
-            if inputs is None:
+        for share in _shares(job, world):
+            bar.advance(share.num_all)
+            if not share.num_here:
                 outputs.append(None)
                 continue
-            with autocast(world.device, job.precision):
-                outputs.append(_plain(model(inputs)))
+            with autocast(world.device, job.options.precision):
+                outputs.append(_plain(model(share.inputs)))
     with progress("saving the outputs"):
         torch.save(outputs, f"{result_path}.{world.rank}")
 
@@ -69,7 +58,7 @@ def evaluate(job_path: str) -> dict[str, float]:
     world, job = world_here(), load_job(job_path, InferenceJob)
     loss = NO_LOSS if job.loss is None else make_loss(job.loss, world.device)
     metrics = make_metrics(job.metrics, world.device, scored=loss.scored, ignored=loss.ignored)
-    options, dataset = _options(job), job.dataset
+    options, dataset = job.options, job.dataset
     with _counted("evaluate", dataset, world) as bar:
         found = run_evaluation(
             job.model.to(world.device),
@@ -94,13 +83,12 @@ def confusion(job_path: str) -> list[list[int]] | None:
     world, job = world_here(), load_job(job_path, InferenceJob)
     model = job.model.to(world.device).eval()
     counts: Tensor | None = None
-    options = _options(job)
     with torch.no_grad(), _counted("confusion", job.dataset, world) as bar:
-        for share in epoch_shares(job.dataset, options, world, 1, draw=Draw(options.seed, 0)):
+        for share in _shares(job, world):
             bar.advance(share.num_all)
             if not share.num_here:
                 continue
-            with autocast(world.device, options.precision):
+            with autocast(world.device, job.options.precision):
                 outputs = main_output(model(share.inputs))
             predicted, actual, num_classes = classes(outputs, share.targets)
             new = confusion_counts(predicted, actual, num_classes, NO_CLASS)
@@ -118,31 +106,10 @@ def _unseen(course: Course) -> None:
     """Draws nothing."""
 
 
-def _options(job: InferenceJob) -> TrainingOptions:
-    return TrainingOptions(batch_size=job.batch_size, precision=job.precision, shuffle="never")
-
-
-def _inputs(dataset: Dataset, batch_size: int, world: World) -> Iterator[Any]:
-    """The inputs of this rank's samples, a batch after the other; None for an empty one."""
-    if is_stream(dataset):
-        options = TrainingOptions(batch_size=batch_size, shuffle="never")
-        for share in epoch_shares(dataset, options, world, 1, draw=Draw(0, 0)):
-            yield share.inputs if share.num_here else None
-        return
-    dataset = subsets.opened(dataset)
-    mine = shards.shard(np.arange(len(dataset)), world.rank, world.size)
-    part = max(1, batch_size // world.size)
-    batches = [mine[i : i + part] for i in range(0, len(mine), part)]
-    loading = load_batches(
-        dataset, batches, depth=read_ahead(), device=world.device, draw=Draw(0, 0)
-    )
-    normalization = normalization_of(dataset, world.device)
-    with closing(loading), transfer(world.device) as on_way:
-        for loaded in loading:
-            assert loaded is not None  # no batch is empty
-            (inputs,) = on_way.bring(inputs=loaded.inputs)
-            yield as_input(inputs, normalization)
-            on_way.end_step()
+def _shares(job: InferenceJob, world: World) -> Iterator[Share]:
+    """This rank's share of each batch; augmentation, if there is any, as in validations."""
+    draw = Draw(job.options.seed, 0)
+    return epoch_shares(job.dataset, job.options, world, 1, draw=draw)
 
 
 def _plain(outputs: Any) -> Any:

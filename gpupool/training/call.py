@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gpupool.core.errors import TrainingError
+from gpupool.core.errors import OptionsError, TrainingError
 from gpupool.core.jobs import InferenceJob
 from gpupool.core.options.datasets import require_dataset
 from gpupool.core.options.training_options import TrainingOptions
@@ -21,6 +21,8 @@ from gpupool.pool.session import current_pool
 from gpupool.training.head import require_module
 from gpupool.training.job import write_job
 
+# What a training and a pass over a data set have in common: how samples are read and computed.
+_OPTIONS = ("batch_size", "precision", "workers", "collate", "inputs", "targets", "seed")
 _WHAT = {"predict": "Predicting", "evaluate": "Evaluating", "confusion": "Counting classes"}
 
 
@@ -35,13 +37,10 @@ def ask(
 
     Raises:
         TrainingError: the model is no network, the data set is none, or something cannot be sent.
-        OptionsError: a wrong batch size or precision.
         SpmdError: a rank failed.
     """
     require_module(job.model)
     require_dataset("dataset", job.dataset)
-    # The same checks and sentences as for `train`, without a copy of them.
-    TrainingOptions(batch_size=job.batch_size, precision=job.precision)  # checks them
     pool = current_pool(create=True) if pool is None else pool
     if not isinstance(pool, Pool):
         raise TrainingError(
@@ -58,6 +57,23 @@ def ask(
     finally:
         path.unlink(missing_ok=True)
     return [values[rank] for rank in ranks]
+
+
+def inference_options(what: str, **given: Any) -> TrainingOptions:
+    """The options of a pass over a data set.
+
+    Raises:
+        OptionsError: one is wrong, or does nothing without training.
+    """
+    known = [name for name in _OPTIONS if name in TrainingOptions.__dataclass_fields__]
+    for name in given:
+        if name in TrainingOptions.__dataclass_fields__ and name not in known:
+            raise OptionsError(
+                f"{name} does nothing in {what}(), which takes {', '.join(known)}.",
+                "no effect",
+                name,
+            )
+    return TrainingOptions(**given)
 
 
 def _listener(name: str, bar: Progress) -> OnOutput:

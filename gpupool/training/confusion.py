@@ -14,7 +14,7 @@ from gpupool.core.formatting import percent
 from gpupool.core.jobs import InferenceJob
 from gpupool.core.wire.calls import Confusion
 from gpupool.pool.pool import Pool
-from gpupool.training.call import ask
+from gpupool.training.call import ask, inference_options
 
 if TYPE_CHECKING:
     from torch import nn
@@ -96,6 +96,7 @@ def confusion(
     batch_size: int = 256,
     precision: str = "float32",
     pool: Pool | None = None,
+    **reading: Any,
 ) -> ConfusionMatrix:
     """Count which class `model` takes each sample for: pixels, where targets are maps.
 
@@ -107,12 +108,15 @@ def confusion(
         batch_size: samples per step over all ranks.
         precision: "float32", or "bf16" or "fp16" by `torch.autocast`.
         pool: where; the notebook's pool, which is started if none runs, unless given.
+        reading: options of `TrainingOptions` that say how samples are read.
 
     Raises:
         TrainingError: the input is not a network or not a data set, or `classes` are too few.
+        OptionsError: an option is wrong, or does nothing here.
         SpmdError: a rank failed.
     """
-    job = InferenceJob(model, dataset, batch_size, precision)
+    options = inference_options("confusion", batch_size=batch_size, precision=precision, **reading)
+    job = InferenceJob(model, dataset, options)
     counts = ask("confusion", pool, job, Confusion)
     # A rank without a sample does not know how many classes the network has, and sends None.
     total = np.sum([np.array(c, np.int64) for c in counts if c is not None], axis=0)

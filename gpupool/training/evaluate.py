@@ -8,7 +8,7 @@ from gpupool.core.jobs import InferenceJob
 from gpupool.core.options.named_measures import check_loss, check_metrics
 from gpupool.core.wire.calls import Evaluate
 from gpupool.pool.pool import Pool
-from gpupool.training.call import ask
+from gpupool.training.call import ask, inference_options
 
 if TYPE_CHECKING:
     from torch import nn
@@ -23,6 +23,7 @@ def evaluate(
     batch_size: int = 256,
     precision: str = "float32",
     pool: Pool | None = None,
+    **reading: Any,
 ) -> dict[str, float]:
     """The metrics of `model` over all samples, and its loss if one is given, by name.
 
@@ -39,14 +40,17 @@ def evaluate(
         batch_size: samples per step over all ranks.
         precision: "float32", or "bf16" or "fp16" by `torch.autocast`.
         pool: where; the notebook's pool, which is started if none runs, unless given.
+        reading: options of `TrainingOptions` that say how samples are read.
 
     Raises:
         TrainingError: the input is not a network or not a data set, or a metric is unknown.
+        OptionsError: an option is wrong, or does nothing here.
         SpmdError: a rank failed.
     """
     check_metrics(metrics)
     if loss is not None:
         check_loss(loss)
-    job = InferenceJob(model, dataset, batch_size, precision, metrics, loss)
+    options = inference_options("evaluate", batch_size=batch_size, precision=precision, **reading)
+    job = InferenceJob(model, dataset, options, metrics, loss)
     # All ranks have summed the same over all samples, so the first one's values are everybody's.
     return dict(ask("evaluate", pool, job, Evaluate)[0])

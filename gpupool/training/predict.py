@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.jobs import InferenceJob
-from gpupool.core.options.datasets import is_stream
 from gpupool.core.progress import progress
 from gpupool.core.wire.calls import Predict
 from gpupool.pool.pool import Pool
 from gpupool.pool.session import current_pool
-from gpupool.training.call import ask
+from gpupool.training.call import ask, inference_options
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,6 +26,7 @@ def predict(
     batch_size: int = 256,
     precision: str = "float32",
     pool: Pool | None = None,
+    **reading: Any,
 ) -> Any:
     """The outputs of `model` for every sample, in order, on the CPU.
 
@@ -37,6 +37,7 @@ def predict(
         batch_size: samples per step over all ranks.
         precision: "float32", or "bf16" or "fp16" by `torch.autocast`; outputs are float32 then.
         pool: where; the notebook's pool, which is started if none runs, unless given.
+        reading: options of `TrainingOptions` that say how samples are read.
 
     Returns:
         A tensor of shape (len(dataset), ...): for a classifier (samples, classes). Of a network
@@ -44,6 +45,7 @@ def predict(
 
     Raises:
         TrainingError: the input is not a network or not a data set.
+        OptionsError: an option is wrong, or does nothing here.
         SpmdError: a rank failed.
     """
     import torch
@@ -51,7 +53,8 @@ def predict(
     # Before `ask`, which would do the same: the outputs need a place in the pool's folder.
     pool = current_pool(create=True) if pool is None else pool
     result_path = pool.new_file("outputs.pt")
-    job = InferenceJob(model, dataset, batch_size, precision)
+    options = inference_options("predict", batch_size=batch_size, precision=precision, **reading)
+    job = InferenceJob(model, dataset, options)
     # Through files: the controller would copy outputs several times, and hold them in memory.
     num = len(ask("predict", pool, job, partial(Predict, result_path=str(result_path))))
     paths = [result_path.with_name(f"{result_path.name}.{i}") for i in range(num)]
@@ -62,8 +65,8 @@ def predict(
             parts.append(torch.load(path, weights_only=True))
             bar.advance()
     _remove(paths)
-    # Of a stream each rank has a share of every batch; else each has one contiguous part.
-    batches = chain.from_iterable(zip(*parts, strict=True) if is_stream(dataset) else parts)
+    # Each rank has a share of every batch.
+    batches = chain.from_iterable(zip(*parts, strict=True))
     return _together([batch for batch in batches if batch is not None])
 
 

@@ -54,20 +54,20 @@ def test_no_tensor_of_a_job_has_the_number_of_a_gpu_in_it() -> None:
 def test_tensors_of_gpus_come_to_the_device_of_the_rank(pool2: Pool, tmp_path: Path) -> None:
     model, data = network(), samples(7)
     packer = OnGpus()
-    packer.dump(InferenceJob(model, data, 4, "float32"))
+    packer.dump(InferenceJob(model, data, TrainingOptions(batch_size=4)))
     path, result = tmp_path / "job.pkl", tmp_path / "out"
     jobs.write(path, packer, [])
     ranks = pool2.training_ranks  # which are on the CPU
     call = Predict(str(path), str(result))
     pool2.execute(dict.fromkeys(ranks, call), OutputRecorder(ranks, frozenset())).result()
     parts = [torch.load(f"{result}.{rank}", weights_only=True) for rank in ranks]
-    outputs = torch.cat([batch for part in parts for batch in part])
+    outputs = torch.cat([share for batch in zip(*parts, strict=True) for share in batch])
     assert torch.allclose(outputs, model(data.tensors[0]), atol=1e-6)
 
 
 def test_a_job_is_mapped_and_may_be_written_to(pool2: Pool) -> None:
     data = TensorDataset(torch.zeros(10), torch.ones(10))
-    path = write_job(pool2, InferenceJob(network(), data, 4, "float32"))
+    path = write_job(pool2, InferenceJob(network(), data, TrainingOptions(batch_size=4)))
     loaded = [jobs.read(str(path))[1].load() for _ in range(2)]
     path.unlink()  # as the client does; who has read it keeps it
     loaded[0].dataset.tensors[0].add_(1)

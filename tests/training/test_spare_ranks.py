@@ -85,7 +85,7 @@ def test_the_spare_rank_is_free_while_the_others_train(spare: Pool) -> None:
 
 def test_prediction_is_by_the_ranks_that_train(spare: Pool, tmp_path: Path) -> None:
     model, data = network(), samples(7)
-    asked = InferenceJob(model, data, 4, "float32")
+    asked = InferenceJob(model, data, TrainingOptions(batch_size=4))
     job, result = write_job(spare, asked), tmp_path / "out"
     call = Predict(str(job), str(result))
     ranks = spare.training_ranks
@@ -93,8 +93,8 @@ def test_prediction_is_by_the_ranks_that_train(spare: Pool, tmp_path: Path) -> N
     spare.execute(dict.fromkeys(ranks, call), recorder).result()
     parts = [torch.load(f"{result}.{i}", weights_only=True) for i in range(2)]
     assert not Path(f"{result}.2").exists()
-    batches = [batch for part in parts for batch in part]
-    assert torch.allclose(torch.cat(batches), model(data.tensors[0]), atol=1e-6)
+    shares = [share for batch in zip(*parts, strict=True) for share in batch]
+    assert torch.allclose(torch.cat(shares), model(data.tensors[0]), atol=1e-6)
 
 
 class Slow(TensorDataset):

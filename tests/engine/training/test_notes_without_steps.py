@@ -127,7 +127,7 @@ def test_a_stop_is_heard_with_the_next_report_and_said_until_then(
 def test_who_waits_for_outputs_is_told_that_they_are_saved(
     pools: Pools, tmp_path: Path, drawn: list[Course]
 ) -> None:
-    job = InferenceJob(network(), samples(20_000), 4096, "float32")
+    job = InferenceJob(network(), samples(20_000), TrainingOptions(batch_size=4096))
     path = tmp_path / "outputs.0"
     os.mkfifo(path)  # a file that takes no more than somebody reads
 
