@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pickle
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,23 +56,30 @@ def pack(part: object) -> DataPacker:
     return packer
 
 
-def write(path: Path, job: DataPacker, sys_path: Sequence[str]) -> None:
-    """Leave a job in a file, with where the notebook finds modules."""
+def write(
+    path: Path,
+    job: DataPacker,
+    sys_path: Sequence[str],
+    sources: Mapping[str, tuple[int, str]],
+) -> None:
+    """Leave a job in a file, with where the notebook finds modules, and the text of the cells that
+    its code is of: file name -> (number of the cell, its text)."""
     # At the end, behind what is mapped: a rank needs it before it unpickles the job.
     sizes = [(buffer.nbytes, buffer.readonly) for buffer in job.buffers]
-    before = pickle.dumps((list(sys_path), sizes))
+    before = pickle.dumps((list(sys_path), dict(sources), sizes))
     with path.open("wb") as file:
         write_file(file.fileno(), job.buffers, job.stream())
         file.seek(0, 2)
         file.write(before + _LENGTH.pack(len(before)))
 
 
-def read(path: str) -> tuple[list[str], Source]:
-    """Where the notebook finds modules, and the job, which is to be loaded when that is known."""
+def read(path: str) -> tuple[list[str], dict[str, tuple[int, str]], Source]:
+    """Where the notebook finds modules, the text of its cells, and the job, which is to be loaded
+    when both are known."""
     with open(path, "rb") as file:
         file.seek(-_LENGTH.size, 2)
         (length,) = _LENGTH.unpack(file.read())
         file.seek(-_LENGTH.size - length, 2)
         # The client wrote this file into the pool's private folder; it is as trusted as a cell.
-        sys_path, sizes = pickle.loads(file.read(length))  # nosec B301
-    return sys_path, Source(Packed(b"", sizes, (), path))
+        sys_path, sources, sizes = pickle.loads(file.read(length))  # nosec B301
+    return sys_path, sources, Source(Packed(b"", sizes, (), path))

@@ -17,6 +17,7 @@ from gpupool.core.progress import progress
 from gpupool.core.wire.state_dicts import check_extra_state
 from gpupool.pool.environment.environment import notebook_place
 from gpupool.pool.pool import Pool
+from gpupool.pool.variables.delivery import sources_of
 from gpupool.training.head import require_module
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ def write_job(pool: Pool, job: TrainingJob | InferenceJob) -> Path:
                 f"{name} cannot be sent to the ranks: {error}", "cannot send", name
             ) from None
         path = pool.new_file("job.pkl")
-        jobs.write(path, packed, notebook_place().sys_path)
+        # With the text, tracebacks of the ranks show lines of the notebook's cells.
+        jobs.write(path, packed, notebook_place().sys_path, sources_of(packed.filenames))
     return path
 
 

@@ -56,7 +56,7 @@ def test_tensors_of_gpus_come_to_the_device_of_the_rank(pool2: Pool, tmp_path: P
     packer = OnGpus()
     packer.dump(InferenceJob(model, data, TrainingOptions(batch_size=4)))
     path, result = tmp_path / "job.pkl", tmp_path / "out"
-    jobs.write(path, packer, [])
+    jobs.write(path, packer, [], {})
     ranks = pool2.training_ranks  # which are on the CPU
     call = Predict(str(path), str(result))
     pool2.execute(dict.fromkeys(ranks, call), OutputRecorder(ranks, frozenset())).result()
@@ -68,7 +68,7 @@ def test_tensors_of_gpus_come_to_the_device_of_the_rank(pool2: Pool, tmp_path: P
 def test_a_job_is_mapped_and_may_be_written_to(pool2: Pool) -> None:
     data = TensorDataset(torch.zeros(10), torch.ones(10))
     path = write_job(pool2, InferenceJob(network(), data, TrainingOptions(batch_size=4)))
-    loaded = [jobs.read(str(path))[1].load() for _ in range(2)]
+    loaded = [jobs.read(str(path))[2].load() for _ in range(2)]
     path.unlink()  # as the client does; who has read it keeps it
     loaded[0].dataset.tensors[0].add_(1)
     assert [job.dataset.tensors[0].sum().item() for job in loaded] == [10, 0]

@@ -75,13 +75,17 @@ def sparse_tensor(parts: tuple[Any, Any], size: Any, requires_grad: bool, coales
 
 
 class DataPacker(Pickler):
-    """Pickles one value; afterwards `stream()` is the pickle and `buffers` the data beside it."""
+    """Pickles one value; afterwards `stream()` is the pickle and `buffers` the data beside it.
+
+    `filenames` are where the functions in it, and those of its classes, were compiled.
+    """
 
     def __init__(self, max_bytes: int | None = None) -> None:
         self._file = _BoundedFile(max_bytes)
         self._max_bytes = max_bytes
         self._storages: dict[int, Any] = {}  # address -> one object for all tensors that share it
         self.buffers = buffers = list[memoryview]()
+        self.filenames: set[str] = set()
 
         # Not a method: a packer in a circle would keep the value it has packed until a collection.
         def leave_out(buffer: pickle.PickleBuffer) -> None:
@@ -118,6 +122,11 @@ class DataPacker(Pickler):
             elif isinstance(obj, torch.UntypedStorage):
                 return self._reduce_storage(torch, obj)
         return super().reducer_override(obj)
+
+    def _dynamic_function_reduce(self, func: FunctionType) -> Any:
+        """cloudpickle's, for a function that travels by value, alone or in a class."""
+        self.filenames.add(func.__code__.co_filename)
+        return super()._dynamic_function_reduce(func)
 
     def _reduce_storage(self, torch: Any, obj: Any) -> Any:
         on_gpu = obj.device.type != "cpu"

@@ -31,6 +31,7 @@ MAX_FRAMES = 24  # of one exception; the middle is left out
 MAX_CHAIN = 8  # exceptions behind one another
 MAX_MEMBERS = 8  # of an exception group
 _RAISE = dis.opmap["RAISE_VARARGS"]
+_CALLS_MODULE = ("_wrapped_call_impl", "_call_impl")  # what lies between `net(x)` and `forward`
 _IN_COLLECTIVE = (
     "gloo",
     "nccl",
@@ -177,6 +178,7 @@ def _end_before_torch(error: BaseException) -> None:
 def _users(frames: list[TracebackType]) -> list[TracebackType]:
     """The frames without those that lead to the user's code, torch's too, and those of machinery.
 
+    So go those by which torch calls a module's `forward`: they say nothing of the error.
     The line of a magic goes too if a line of the magic's own code follows.
     """
     shell, kept = this_shell(), list[TracebackType]()
@@ -186,7 +188,7 @@ def _users(frames: list[TracebackType]) -> list[TracebackType]:
         if code.co_filename.startswith((*MACHINERY, "<frozen runpy>")):  # of `%run -m`
             in_magic = in_magic or code.co_name in ("run_cell_magic", "run_line_magic", "run_magic")
             continue
-        if not kept and code.co_filename.startswith(TORCH):
+        if code.co_filename.startswith(TORCH) and (not kept or code.co_name in _CALLS_MODULE):
             continue
         if "__tracebackhide__" in frame.tb_frame.f_locals:  # a handler of signals
             continue

@@ -60,10 +60,10 @@ class NotebookPacker(Packer):
     """Pickles (value, parts): `parts` are the objects in it that others may refer to later.
 
     Afterwards `names_read` are the global names that its functions read and by which its classes
-    are found, `names_bound` those that they bind, and `filenames` where they were compiled; `needs`
-    the parcels it refers to. `plain` says that nothing but data and functions is in it, so that to
-    unpickle it runs no code of anybody's and cannot fail; `runs_notebook`, that it may run methods
-    of the notebook's classes, which read names.
+    are found, `names_bound` those that they bind; `needs` the parcels it refers to. `plain` says
+    that nothing but data and functions is in it, so that to unpickle it runs no code of anybody's
+    and cannot fail; `runs_notebook`, that it may run methods of the notebook's classes, which read
+    names.
     """
 
     def __init__(
@@ -73,7 +73,6 @@ class NotebookPacker(Packer):
         self.parts: list[object] = []
         self.names_read: set[str] = set()
         self.names_bound: set[str] = set()
-        self.filenames: set[str] = set()
         self.needs: set[int] = set()
         self.plain = True
         self.runs_notebook = False
@@ -97,7 +96,6 @@ class NotebookPacker(Packer):
             reads, binds = names_in_code(obj.__code__)
             self.names_read |= reads
             self.names_bound |= binds
-            self.filenames.add(obj.__code__.co_filename)
         elif isinstance(obj, Constant) or _is_part(obj):
             known = self._find_part(obj)
             if known is not None:

@@ -1,0 +1,134 @@
+"""Errors in the user's own parts of a training, as a notebook shows them: cell, line and source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.notebook.kernel import Kernel
+
+SETUP = """%load_ext gpupool
+%gpupool start --cpu -n 2
+import torch, gpupool
+from torch import nn
+from gpupool import TrainingOptions, evaluate, predict, train
+data = torch.utils.data.TensorDataset(torch.randn(8, 4), torch.arange(8) % 2)
+def options(**more):
+    return TrainingOptions(epochs=1, batch_size=8, **more)"""
+NETWORK = """class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+    def forward(self, x):
+        y = self.layer(x)
+        return y.missing_name
+"""
+DATA = """class Data:
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        item = index + 1
+        return missing_name
+"""
+# what fails -> (the cell, the line of it that fails)
+PARTS = {
+    "forward": (f"{NETWORK}train(Net(), data, options=options())", 7),
+    "predict": (f"{NETWORK}predict(Net(), data)", 7),
+    "evaluate": (f"{NETWORK}evaluate(Net(), data)", 7),
+    "__getitem__": (f"{DATA}train(nn.Linear(4, 2), Data(), options=options())", 6),
+    "loss": (
+        "def loss(outputs, targets):\n    return missing_name\n"
+        "train(nn.Linear(4, 2), data, loss, options=options())",
+        2,
+    ),
+    "metric": (
+        "def metric(outputs, targets):\n    return missing_name\n"
+        "evaluate(nn.Linear(4, 2), data, metrics=[metric])",
+        2,
+    ),
+    "callback": (
+        "def callback(info):\n    return missing_name\n"
+        "train(nn.Linear(4, 2), data, options=options(callbacks=[callback]))",
+        2,
+    ),
+    "optimizer": (
+        "def optimizer(parameters):\n    return missing_name\n"
+        "train(nn.Linear(4, 2), data, options=options(optimizer=optimizer))",
+        2,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def kernel(clean_kernel: Kernel) -> Kernel:
+    """A kernel with a pool of two ranks, a data set and options."""
+    assert clean_kernel.run(SETUP).status == "ok"
+    return clean_kernel
+
+
+def number_of_next_cell(kernel: Kernel) -> int:
+    """What `In[...]` of the cell after this one will say."""
+    return int(kernel.run("print(get_ipython().execution_count)").text)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_an_error_shows_the_line_of_the_cell_and_no_frame_of_ours(
+    kernel: Kernel, part: str
+) -> None:
+    cell, line = PARTS[part]
+    place = f"Cell In[{number_of_next_cell(kernel)}], line {line}"
+    shown = kernel.run(cell).error_text
+    assert shown.splitlines()[0].endswith(f"; {place})")
+    assert f"\n{place}, in " in shown  # the frame, and the arrow at its line
+    assert any(row.startswith(f"----> {line} ") for row in shown.splitlines())
+    assert "missing_name" in shown.partition("---->")[2].splitlines()[0]
+    assert "gpupool/" not in shown
+    assert "torch/nn/" not in shown
+
+
+def test_the_debugger_opens_at_that_line(kernel: Kernel) -> None:
+    kernel.run(PARTS["__getitem__"][0])
+    text = kernel.run("%gpupool debug", answers=["p item - index", "q"]).text
+    assert "----> 6         return missing_name" in text
+    assert text.rstrip().endswith("\n1")
+
+
+def test_a_cell_that_is_run_again_with_other_code_shows_the_code_that_ran(kernel: Kernel) -> None:
+    kernel.run(NETWORK + "before = Net()")
+    after = kernel.run("# another version\n" + NETWORK + "predict(Net(), data)").error_text
+    assert "----> 8         return y.missing_name" in after
+    assert "----> 7         return y.missing_name" in kernel.run("predict(before, data)").error_text
+
+
+def test_a_module_beside_the_notebook_shows_its_line_too(kernel: Kernel, tmp_path: Path) -> None:
+    (tmp_path / "own_nets.py").write_text(f"from torch import nn\n{NETWORK}")
+    kernel.run(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import own_nets")
+    shown = kernel.run("predict(own_nets.Net(), data)").error_text
+    assert "own_nets.py, line 8)" in shown.splitlines()[0]
+    assert "----> 8     return y.missing_name" in shown
+
+
+def test_a_module_that_calls_another_shows_both_lines_and_not_how_torch_calls(
+    kernel: Kernel,
+) -> None:
+    outer = (
+        "class Outer(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.inner = Net()\n"
+        "    def forward(self, x):\n        return self.inner(x)\n"
+    )
+    cell = f"{NETWORK}{outer}predict(Outer(), data)"
+    shown = kernel.run(cell).error_text
+    assert "---> 13         return self.inner(x)" in shown
+    assert "----> 7         return y.missing_name" in shown
+    assert "_call_impl" not in shown + kernel.run(f"%%spmd\n{outer}Outer()(torch.ones(2, 4))").text
+
+
+def test_in_an_inline_pool_it_is_the_same(kernel: Kernel) -> None:
+    kernel.run("%gpupool stop\n%gpupool start --inline")
+    try:
+        for part in ("forward", "__getitem__", "loss"):
+            cell, line = PARTS[part]
+            assert f"----> {line} " in kernel.run(cell).error_text
+    finally:
+        kernel.run("%gpupool stop\n%gpupool start --cpu -n 2")
