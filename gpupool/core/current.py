@@ -1,4 +1,4 @@
-"""The pool of this notebook, for code that may not know pools. Runs on the client."""
+"""The pool of this notebook, for code that may not know pools. Runs anywhere."""
 
 from __future__ import annotations
 
@@ -12,3 +12,6 @@ def _none() -> None:
 
 find_pool: Callable[[], Any] = _none
 """Returns the running pool, or None; `gpupool/pool/session.py` puts the real one here."""
+
+is_on_rank: Callable[[], bool] = bool
+"""Whether this code runs on a rank, in a cell or a callback; engines put theirs here."""

@@ -40,7 +40,7 @@ from gpupool.engine.output import log, status
 from gpupool.engine.process import end_at_once, this_rank
 from gpupool.engine.shell import restoring
 from gpupool.engine.shell.cell_names import name_cells_in_warnings
-from gpupool.engine.shell.shell import disarm_exit, keep_no_outputs, refuse_prompts
+from gpupool.engine.shell.shell import disarm_exit, keep_no_outputs, refuse_magics, refuse_prompts
 
 _functions: dict[type[Call[Any]], Callable[[Any], Reply[Any]]] = {}
 
@@ -72,6 +72,7 @@ def prepare(call: wire.Prepare) -> Reply[None]:
     log.mask()
     disarm_exit(shell)
     refuse_prompts(shell)
+    refuse_magics(shell)
     keep_no_outputs(shell)
     torchrun.install()
     name_cells_in_warnings()

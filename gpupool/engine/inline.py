@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from IPython.core.getipython import get_ipython
 
+from gpupool.core import current
 from gpupool.core.errors import PlacementError, PoolError
 from gpupool.core.machine.topology import Rank
 from gpupool.core.wire import environ, invoke
@@ -84,6 +85,7 @@ def join(rank: Rank, folder: Path) -> tuple[Rank, list[str]]:
         _cover(this_shell().user_ns, names, before)
     plan_shell(folder, names)
     process.rank, _before = rank, before
+    current.is_on_rank = lambda: process.publish is not None
     covered = [name for name, (ours, users) in before.names.items() if _differ(ours, users)]
     return rank, covered
 
@@ -104,6 +106,7 @@ def leave() -> None:
         return
     before, _before = _before, None
     process.rank = None
+    current.is_on_rank = bool
     if dist.is_initialized() and dist.group.WORLD is before.group:
         forming.leave()
     if before.gpu is not None:

@@ -10,6 +10,7 @@ from gpupool.notebook.cells.line_view import LineView
 from gpupool.notebook.monitor.views import show_training
 from gpupool.pool.session import current_pool
 from gpupool.spmd.cell import CellReport
+from gpupool.training.job import check_input
 from gpupool.training.result import TrainingResult
 from gpupool.training.run import TrainingRun
 
@@ -77,6 +78,7 @@ def train(
         SpmdError: a rank failed.
     """
     loss, options = merged(loss, options, keywords)
+    check_input(model, dataset, loss, validation)  # before a pool is started for it
     pool = current_pool(create=True)
     prints: LineView | None = None
 

@@ -31,10 +31,11 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
 
     Raises:
         OptionsError, PlacementError: bad input; nothing was started.
-        PoolError: a pool runs already.
+        PoolError: a pool runs already, or this is a rank.
         PoolStartError: it did not come up; nothing was left running.
     """
     global _current
+    _refuse_on_rank()
     with _starting:
         running = find()
         if running is not None:
@@ -63,8 +64,11 @@ def current_pool(create: bool = False) -> Pool:
 
     Raises:
         NoPoolError: there is none and `create` is false.
+        PoolError: this is a rank.
     """
     pool = find()
+    if create or pool is None:  # an inline pool is there, and cannot be asked from its own cell
+        _refuse_on_rank()
     if pool is not None:
         return pool
     if not create:
@@ -76,6 +80,17 @@ def current_pool(create: bool = False) -> Pool:
     pool = start()
     print(sentence.format(describe(pool)))
     return pool
+
+
+def _refuse_on_rank() -> None:
+    """Raise PoolError on a rank, which would start a pool of its own."""
+    if current.is_on_rank():
+        raise PoolError(
+            "this runs on a rank, in a %%spmd cell: call gpupool.train, predict, evaluate, "
+            "confusion and start in a cell of the notebook without %%spmd. They use all ranks "
+            "there.",
+            "on a rank",
+        )
 
 
 def started_unasked() -> str:

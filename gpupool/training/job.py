@@ -40,15 +40,11 @@ def checked(
         TrainingError: the input cannot be trained on.
         OptionsError: an option is wrong for it, or would do nothing.
     """
-    require_module(model)
-    require_dataset("dataset", dataset)
-    if validation is not None:
-        require_dataset("validation", validation)
+    check_input(model, dataset, loss, validation)
     if not isinstance(options, TrainingOptions):
         raise OptionsError(
             f"options={options!r}: give a gpupool.TrainingOptions(...).", "type", "options"
         )
-    check_loss(loss)
     check_metrics(options.metrics)
     # Which ranks train comes first: scale="linear" multiplies by their number, and effects follow.
     where = choose_execution(options.execution, pool.ranks, pool.training_ranks, pool.why_cpu)
@@ -64,6 +60,15 @@ def checked(
     # Now, not when it is saved: after hours of training it would be too late.
     check_extra_state(model, in_checkpoints=options.checkpoint is not None)
     return options, where
+
+
+def check_input(model: nn.Module, dataset: Any, loss: Any, validation: Any) -> None:
+    """Refuse what cannot be trained on any pool: see `checked`."""
+    require_module(model)
+    require_dataset("dataset", dataset)
+    if validation is not None:
+        require_dataset("validation", validation)
+    check_loss(loss)
 
 
 def write_job(pool: Pool, job: TrainingJob | InferenceJob) -> Path:

@@ -10,7 +10,7 @@ import torch
 
 import gpupool
 from gpupool import OptionsError, TrainingOptions
-from gpupool.core.options import matlab_names
+from gpupool.core.options import other_names
 from tests.support.raising import raises
 
 PAGE = Path(__file__).parents[2] / "docs" / "training.md"
@@ -38,5 +38,5 @@ def test_a_function_is_there(row: list[str]) -> None:
 def test_the_name_that_matlab_has_is_answered_with_ours(name: str) -> None:
     if name in ("WeightL2Factor", "WeightLearnRateFactor", "BiasLearnRateFactor", "NumClasses"):
         return  # of layers and functions, not of trainingOptions
-    with raises(OptionsError, "no option", name, shown=repr(matlab_names.NAMES[name])):
+    with raises(OptionsError, "no option", name, shown=repr(other_names.NAMES[name])):
         TrainingOptions(**{name: 1})

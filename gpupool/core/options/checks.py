@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options import matlab_names
+from gpupool.core.options import other_names
 from gpupool.core.options.fields import Profile, TrainingFields
-from gpupool.core.options.pool_options import folder_url, number, one_of, parse_duration_s, suggest
+from gpupool.core.options.pool_options import folder_url, number, one_of, parse_duration_s
 from gpupool.core.wire.masking import without_passwords
 
 SCHEDULES = ("none", "piecewise", "exponential", "polynomial", "cosine", "cyclical")
@@ -46,15 +46,6 @@ _ABOVE_0 = ("lr", "trust_coefficient", "power", "clip")
 _FROM_0 = ("weight_decay", "eps")
 _BELOW_1 = ("momentum", "alpha", "min_factor", "warmup_factor")  # and not below 0
 _BETWEEN = ("drop_factor", "ema")  # above 0 and below 1
-
-
-def refuse_unknown(names: Iterable[str], known: Sequence[str]) -> None:
-    """Raise OptionsError for the first name that is no option, with what was meant."""
-    for name in names:
-        if name not in known:
-            raise OptionsError(
-                f"{name!r} is not an option. {suggest(name, known)}", "no option", name
-            )
 
 
 def check_values(options: TrainingFields) -> None:
@@ -272,7 +263,10 @@ def _numbers(name: str, values: Any, num: int | None = None) -> tuple[float, ...
 
 def _word(name: str, value: object, allowed: tuple[str, ...]) -> None:
     # An unhashable value, a list say, must reach `one_of`, whose sentence says what is allowed.
-    meant = matlab_names.WORDS.get(name, {}).get(value) if isinstance(value, str) else None
+    is_plain = isinstance(value, (str, int))
+    meant = other_names.WORDS.get(name, {}).get(value) if is_plain else None
+    if isinstance(value, str) and value not in allowed and value.lower() in allowed:
+        meant = value.lower()
     if meant is not None:
         raise OptionsError(
             f"{name}={value!r} is unknown. Did you mean {name}={meant!r}?", "unknown", name

@@ -11,12 +11,12 @@ import math
 import numbers
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options import matlab_names
+from gpupool.core.options import other_names
 from gpupool.core.wire.masking import without_passwords
 
 DEVICES = ("auto", "cpu", "gpu")
@@ -146,26 +146,40 @@ def make_options(cls: type[_T], values: Mapping[str, Any]) -> _T:
     Raises:
         OptionsError: an unknown name, or a value that the class refuses.
     """
-    known = [f.name for f in fields(cls)]  # type: ignore[arg-type]
-    for name in values:
-        if name not in known:
-            raise OptionsError(
-                f"{name!r} is not an option. {suggest(name, known)}", "no option", name
-            )
+    refuse_unknown(
+        values,
+        [field.name for field in fields(cls)],  # type: ignore[arg-type]
+        other_names.POOL,
+    )
     return cls(**values)
+
+
+def refuse_unknown(
+    names: Iterable[str],
+    known: Sequence[str],
+    others: Mapping[str, str],
+    elsewhere: Mapping[str, str] | None = None,
+    where: str = "",
+    of: str = "",
+) -> None:
+    """Raise OptionsError for the first name that is no option, with what was meant.
+
+    Args:
+        others, elsewhere, where, of: see `other_names.answer`; all options are listed unless
+            `where` says where they are.
+    """
+    for name in names:
+        if name not in known:
+            where = where or f"there are: {', '.join(known)}."
+            said = other_names.answer(name, known, others, elsewhere or {}, where, of)
+            raise OptionsError(said, "no option", name)
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """A sentence that names the closest known word, or lists them all."""
     known = list(known)
-    # Options of a pool are suggested here too; MATLAB's names for trainings mean nothing there.
-    if name in matlab_names.ELSEWHERE and "lr" in known:
-        return f"It is not needed: {matlab_names.ELSEWHERE[name]}"
-    similar = next(iter(difflib.get_close_matches(name, known, 1)), None)
-    close = {**matlab_names.OTHERS, **matlab_names.NAMES}.get(name, similar)
-    if close in known:
-        return f"Did you mean {close!r}?"
-    return f"There are: {', '.join(known)}."
+    close = next(iter(difflib.get_close_matches(name, known, 1)), None)
+    return f"Did you mean {close!r}?" if close else f"There are: {', '.join(known)}."
 
 
 def parse_duration_s(value: str | float | None) -> float | None:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options import checks, effects, serialise
+from gpupool.core.options import checks, effects, other_names, serialise
 from gpupool.core.options.fields import Profile, TrainingFields
+from gpupool.core.options.pool_options import refuse_unknown
 
 if TYPE_CHECKING:
     from gpupool.core.options.model_facts import ModelFacts
@@ -35,7 +36,13 @@ class TrainingOptions(TrainingFields):
                 "TrainingOptions(optimizer='sgdm', lr=0.01).",
                 "by position",
             )
-        checks.refuse_unknown(values, list(cls.__dataclass_fields__))
+        refuse_unknown(
+            values,
+            list(cls.__dataclass_fields__),
+            {**other_names.OTHERS, **other_names.NAMES},
+            other_names.ELSEWHERE,
+            "`gpupool.train?` shows all, and docs/reference/training-options.md explains them.",
+        )
         # Not `super()`: slots=True makes a second class, and `super()` would mean the first.
         return object.__new__(cls)
 

@@ -7,6 +7,7 @@ pickle, where they are read. Importing this loads no torch; reading an image doe
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,6 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpupool.core.errors import OptionsError
+from gpupool.core.options import other_names
+from gpupool.core.options.pool_options import refuse_unknown
 from gpupool.core.progress import OnProgress
 from gpupool.data.cache.cache import cached
 from gpupool.data.datastores import splits
@@ -44,6 +47,15 @@ class Datastore(Generic[ItemsT]):
     `fetch` reads what `Items.read` gives, `decode` makes it an image and a label: what is not a
     file with one image each overrides `decode`.
     """
+
+    def __new__(cls, *args: Any, **values: Any) -> Self:
+        """Refuse names that are no arguments with a better word than Python's TypeError."""
+        # pickle and copy call this without values.
+        if values:
+            known = [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
+            names, elsewhere = other_names.DATASTORE, other_names.DATASTORE_ELSEWHERE
+            refuse_unknown(values, known, names, elsewhere, of=f" of {cls.__name__}")
+        return super().__new__(cls)
 
     def __init__(self, manifest: Manifest[ItemsT]) -> None:
         self._manifest = manifest

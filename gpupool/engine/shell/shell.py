@@ -25,6 +25,7 @@ from IPython.core.getipython import get_ipython
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from gpupool.core.errors import PoolError
 from gpupool.core.wire.global_names import RANK_NAMES
 
 # What IPython leaves behind in a process: (where, name)
@@ -145,6 +146,20 @@ def refuse_prompts(shell: Any) -> None:
     pdb.set_trace = debugger.set_trace = refusing("set_trace()", _STOPPED)
     shell.debugger = say  # of %debug and `%pdb on`
     shell.set_hook("show_in_pager", page.as_hook(_print_page), 0)
+
+
+def refuse_magics(shell: Any) -> None:
+    """Have the magics of the notebook say, in a cell of a rank, where they belong."""
+
+    def refuse(line: str, cell: str | None = None) -> NoReturn:
+        raise PoolError(
+            "%gpupool and %%spmd belong to the notebook, and this is a rank: write them in a cell "
+            "of their own, without %%spmd above them.",
+            "on a rank",
+        )
+
+    for name in ("gpupool", "spmd"):
+        shell.register_magic_function(refuse, "line_cell", name)
 
 
 def _print_page(text: Any, *_: object, **__: object) -> None:

@@ -15,7 +15,6 @@ from gpupool.core.options.pool_options import (
     parse_duration_s,
     parse_ranks,
 )
-from gpupool.core.options.training_options import TrainingOptions
 from tests.support.raising import raises
 
 
@@ -56,19 +55,17 @@ def test_a_wrong_pool_option_is_refused(values: dict[str, Any], kind: str, names
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
-        ("batchsize", " 'batch_size'?"),
-        ("epoch", " 'epochs'?"),
-        ("InitialLearnRate", " 'lr'?"),
-        ("MiniBatchSize", " 'batch_size'?"),
-        ("MaxEpochs", " 'epochs'?"),
-        ("L2Regularization", " 'weight_decay'?"),
-        ("VerboseFrequency", " 'log_every'?"),
-        ("xyzzy", " optimizer, lr, momentum, "),
+        ("idle_timout", " 'idle_timeout'?"),
+        ("num_workers", " 'n'?"),
+        ("NumWorkers", " 'n'?"),
+        ("devices", " 'gpus'?"),
+        ("accelerator", " 'device'?"),
+        ("xyzzy", " profile, n, gpus, device, "),
     ],
 )
 def test_an_unknown_name_is_answered_with_the_right_one(name: str, answer: str) -> None:
     with raises(OptionsError, "no option", name) as caught:
-        make_options(TrainingOptions, {name: 1})
+        make_options(PoolOptions, {name: 1})
     assert answer in str(caught.value)
 
 
