@@ -171,6 +171,18 @@ class _OfOutputs:
         return main_output(part_of(outputs, name)), _target(targets, name)
 
 
+def require_gradient(mean_loss: Tensor) -> None:
+    """Raise TrainingError for a loss from which no gradient goes back into the network."""
+    if not mean_loss.requires_grad:
+        raise TrainingError(
+            "the loss has no gradient: it does not depend on the network's outputs, or was cut off "
+            "from them by .detach(), .item(), .numpy(), argmax, torch.tensor() or torch.no_grad(). "
+            "Compute it from the outputs by functions of torch.",
+            "no gradient",
+            "loss",
+        )
+
+
 def aligned(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs and targets as numbers of the same shape; outputs may have a last dimension of 1.
 

@@ -38,7 +38,7 @@ from gpupool.engine.numerics.buffers import StepBuffers
 from gpupool.engine.numerics.ddp import all_used, wrap_ddp
 from gpupool.engine.numerics.ema import update_average
 from gpupool.engine.numerics.forward import ForwardState, autocast, seed_step
-from gpupool.engine.numerics.losses import Loss
+from gpupool.engine.numerics.losses import Loss, require_gradient
 from gpupool.engine.numerics.optimizers import clip_gradients, needs_closure, set_learning_rates
 from gpupool.engine.probe.rank_report import WorkTimer
 from gpupool.engine.training.reports import BatchMetrics, batch_metrics
@@ -171,6 +171,7 @@ class TrainingStep:
         with autocast(run.world.device, run.options.precision), norms:
             outputs = self._parallel(inputs)
             mean_loss = self._loss(outputs, targets)
+        require_gradient(mean_loss)
         loss_count = self._loss.num_counted(targets, num_here)
         if not num_here:
             loss_count = loss_count * 0

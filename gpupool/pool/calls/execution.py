@@ -316,9 +316,9 @@ class Execution(Generic[Value]):
         failures = dict(self._failures)
         for rank, failure in failures.items():
             said = failure.error.evalue
-            hint, lost = self._all_ranks.hint(rank, said, counts[said] == 1)
+            hint, kind, names = self._all_ranks.hint(rank, said, counts[said] == 1, self.names)
             if hint:
-                error = replace(failure.error, evalue=said + hint, kind="lost", names=lost)
+                error = replace(failure.error, evalue=said + hint, kind=kind, names=names)
                 failures[rank] = replace(failure, error=error)
         resolved = resolve(
             failures,

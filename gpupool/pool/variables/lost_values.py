@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+
+from gpupool.core.wire.values import NamesReport
 
 # What Python's NameError says, and what a rank says of a name it was asked for.
 _MISSING = re.compile(r"name '(\w+)' is not defined|has no variable '(\w+)'")
@@ -19,6 +22,7 @@ class Losses:
         self._world_size = world_size
         self._lost: dict[str, dict[int, str]] = {}  # name -> rank -> how that rank ended
         self._without: dict[str, set[int]] = {}  # name -> ranks that are known to have had none
+        self._with: dict[str, set[int]] = {}  # name -> ranks that had a value after a cell
         self._imported: set[str] = set()
         self._ended: dict[int, str] = {}  # rank -> how the one before it ended
 
@@ -30,6 +34,8 @@ class Losses:
         """
         self._ended[rank] = why
         self._imported.update(imported)
+        for there in self._with.values():
+            there.discard(rank)
         for name in (*names, *imported):
             if rank not in self._without.get(name, ()):
                 # The first reason stays: a rank that dies again without the value loses nothing.
@@ -41,11 +47,13 @@ class Losses:
         # A rank that never had the name has lost nothing when it is replaced.
         without = {rank for rank, info in infos.items() if info is None} - self.of(name).keys()
         self._without.setdefault(name, set()).update(without)
+        self._with[name] -= {rank for rank, info in infos.items() if info is None}
 
     def found(self, names: Iterable[str], ranks: Iterable[int]) -> None:
         """These ranks have a value by these names."""
         there = set(ranks)
         for name in names:
+            self._with.setdefault(name, set()).update(there)
             self._without.get(name, set()).difference_update(there)
             left = {rank: why for rank, why in self.of(name).items() if rank not in there}
             self._lost[name] = left
@@ -54,6 +62,7 @@ class Losses:
         """The name means something else from now on, or nothing."""
         self._lost.pop(name, None)
         self._without.pop(name, None)
+        self._with.pop(name, None)
         self._imported.discard(name)
 
     def of(self, name: str) -> Mapping[int, str]:
@@ -84,16 +93,38 @@ class Losses:
             way_on = f"pool.sync_from({source}, {name!r}, ranks={ranks}) copies it."
         return f"{what or name} was lost with {ended}; {way_on}"
 
-    def hint(self, rank: int, evalue: str, is_alone: bool) -> tuple[str, tuple[str, ...]]:
-        """What to add to a rank's error if it says that a name means nothing there; and the name.
+    def hint(
+        self,
+        rank: int,
+        evalue: str,
+        is_alone: bool,
+        reports: Mapping[int, NamesReport] = MappingProxyType({}),
+    ) -> tuple[str, str, tuple[str, ...]]:
+        """What to add to a rank's error if it says that a name means nothing there, the error's
+        kind, and the name.
 
         `is_alone`: no other rank says so. Then it may be lost, though nobody knows the name.
+        `reports` are what the ranks' names mean after that cell.
         """
         found = _MISSING.search(evalue)
-        lost = self.sentence(found[1] or found[2], rank) if found else ""
-        if found and not lost and is_alone and rank in self._ended:
+        if not found:
+            return "", "", ()
+        name = found[1] or found[2]
+        lost = self.sentence(name, rank)
+        if not lost and is_alone and rank in self._ended:
             lost = (
                 f"what its cells had bound unseen, as by exec, %run or `import *`, was lost with "
                 f"rank {rank}, which {self._ended[rank]}: run such a cell again"
             )
-        return (f" ({lost.rstrip('.')})", (found[1] or found[2],)) if found and lost else ("", ())
+        if lost:
+            return f" ({lost.rstrip('.')})", "lost", (name,)
+        there = self._with.get(name, set()) | {
+            other for other, report in reports.items() if report.info.get(name) is not None
+        }
+        if not there or rank in there:
+            return "", "", ()
+        lacking = [r for r in range(self._world_size()) if r not in there]
+        have = f"ranks {', '.join(map(str, sorted(there)))} have"
+        have = have if len(there) > 1 else f"rank {min(there)} alone has"
+        way_on = f"pool.sync_from({min(there)}, {name!r}, ranks={lacking}) copies it"
+        return f" ({have} it: assign it on every rank, or {way_on})", "elsewhere", (name,)
