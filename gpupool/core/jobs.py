@@ -10,10 +10,11 @@ from __future__ import annotations
 import pickle
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpupool.core.options.sampling import in_order
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.pickles import DataPacker, Packed, Source, write_file
 
@@ -46,7 +47,7 @@ class InferenceJob:
 
     def __post_init__(self) -> None:
         # Outputs come in the order of the samples: no option may change that.
-        object.__setattr__(self, "options", replace(self.options, shuffle="never"))
+        object.__setattr__(self, "options", in_order(self.options))
 
 
 def pack(part: object) -> DataPacker:

@@ -11,6 +11,7 @@ from gpupool.core.jobs import InferenceJob, TrainingJob
 from gpupool.core.options.datasets import num_samples, require_dataset
 from gpupool.core.options.model_facts import ModelFacts
 from gpupool.core.options.named_measures import check_loss, check_metrics
+from gpupool.core.options.sampling import with_data
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.options.training_ranks import Execution, choose_execution
 from gpupool.core.progress import progress
@@ -50,6 +51,7 @@ def checked(
     where = choose_execution(options.execution, pool.ranks, pool.training_ranks, pool.why_cpu)
     # Made absolute by the client, in whose folder they were written: a cell may move a rank.
     options = with_absolute_paths(options.resolve(len(where.ranks)))
+    options = with_data(options, dataset)
     options.check_for(
         has_validation=validation is not None,
         num_ranks=len(where.ranks),

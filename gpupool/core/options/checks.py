@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options import other_names
+from gpupool.core.options import other_names, sampling
 from gpupool.core.options.fields import Profile, TrainingFields
 from gpupool.core.options.pool_options import folder_url, number, one_of, parse_duration_s
 from gpupool.core.wire.masking import without_passwords
@@ -63,6 +63,7 @@ def check_values(options: TrainingFields) -> None:
     _check_intervals(options)
     _check_places(options)
     _check_sequences(options)
+    sampling.check(options)
     if options.compile not in (True, False):
         _word("compile", options.compile, COMPILE_MODES)
     for name in ("channels_last", "deterministic"):

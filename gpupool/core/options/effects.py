@@ -15,6 +15,7 @@ from gpupool.core.options.checks import warmup_of
 from gpupool.core.options.fields import TrainingFields
 from gpupool.core.options.model_facts import ModelFacts
 from gpupool.core.options.named_measures import name_of
+from gpupool.core.options.sampling import steps_per_epoch
 from gpupool.core.options.schedule import check_for_stream
 
 
@@ -71,6 +72,13 @@ EFFECTS = (
     Effect(("warmup_factor",), "warmup", _is_given, "'1 epoch'"),
     Effect(("max_skipped",), "on_error", ("skip",), "'skip'"),
     Effect(("clip_method",), "clip", _is_given, "1.0"),
+    # A sampler decides all of this itself; linear scaling would change the rate alone.
+    Effect(
+        ("batch_size", "shuffle", "scale", "weights", "bucket_by"),
+        "batch_sampler",
+        lambda sampler: sampler is None,
+        "None",
+    ),
     Effect(
         ("checkpoint_every", "num_checkpoints", "on_failure"),
         "checkpoint",
@@ -153,11 +161,11 @@ def check_for(
             "length",
             "rank_load",
         )
-    if is_stream:
+    num_steps = steps_per_epoch(options, num_samples)
+    if is_stream or (num_samples and not num_steps):
         check_for_stream(options)
-    # A last batch that is smaller is a step too, hence the division rounds up.
-    if num_samples:
-        _check_lengths(options, -(-num_samples // options.batch_size))
+    if num_steps:
+        _check_lengths(options, num_steps)
     if model is not None:
         _check_model(options, model)
 
@@ -307,6 +315,8 @@ def _check_model(options: TrainingFields, model: ModelFacts) -> None:
 
 def _shown(value: Any) -> str:
     """A value as it is shown: a callable by its name."""
+    if not callable(value) and repr(value).startswith("<"):
+        return f"a {type(value).__name__}"
     return getattr(value, "__name__", repr(value)) if callable(value) else repr(value)
 
 

@@ -6,7 +6,7 @@ given, and one that would have no effect is an error. `TrainingOptions` checks t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -111,6 +111,18 @@ class TrainingFields:
     given."""
     shuffle: str = "every-epoch"
     """"every-epoch", "once" (the same order each epoch) or "never"."""
+    weights: Sequence[float] | str | None = None
+    """How often each sample is drawn, relative to the others: an epoch draws as many samples as the
+    data set has, with replacement (torch's WeightedRandomSampler). "balanced": each class as often
+    as any other, where the data set knows its labels."""
+    bucket_by: Sequence[float] | Callable[[int], float] | str | None = None
+    """Makes batches of samples of similar length, other ones each epoch: the length of each sample,
+    a function of the index, or the column of a Hugging Face data set that has it or is that long.
+    Each sample comes once an epoch."""
+    batch_sampler: Iterable[Sequence[int]] | None = None
+    """Gives the batches of an epoch as lists of indices, over all ranks: a list, a BatchSampler of
+    torch, or an object of one's own, the same on every rank. `set_epoch(epoch)` is called if it
+    has that."""
     seed: int = 0
     """Fixes the order of the samples and the random numbers of each rank and step."""
     deterministic: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from typing import Any, TypedDict
 
@@ -44,6 +44,9 @@ class TrainingKeywords(TypedDict, total=False):
     accumulate: int
     rank_load: Sequence[float] | None
     shuffle: str
+    weights: Sequence[float] | str | None
+    bucket_by: Sequence[float] | Callable[[int], float] | str | None
+    batch_sampler: Iterable[Sequence[int]] | None
     seed: int
     deterministic: bool
     normalize: str

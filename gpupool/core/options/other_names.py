@@ -71,6 +71,9 @@ _ALSO = {
     "per_gpu_train_batch_size",
     "accumulate": "accumulate_grad_batches gradient_accumulation_steps accumulation_steps "
     "grad_accum_steps",
+    "weights": "sampler sample_weights sampling_weights weighted_sampler",
+    "bucket_by": "group_by_length length_column_name bucketing bucket_sampler",
+    "batch_sampler": "train_sampler",
     "seed": "random_state random_seed manual_seed data_seed",
     "clip": "gradient_clip_val max_grad_norm clipnorm clipvalue global_clipnorm grad_clip "
     "gradient_clip clip_grad_norm clip_grad",

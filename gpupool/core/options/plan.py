@@ -56,7 +56,7 @@ class TrainingPlan:
     @property
     def last_batch(self) -> int | None:
         """Samples in the last batch of an epoch."""
-        if not self.num_samples:
+        if not self.num_samples or self.options.batch_sampler is not None:
             return None
         return self.num_samples % self.options.batch_size or self.options.batch_size
 
@@ -137,10 +137,17 @@ def rank_rows(plan: TrainingPlan) -> list[tuple[str, str, str]]:
         (
             str(rank.rank),
             rank.device,
-            f"idle: {rank.why_idle}" if rank.why_idle else f"{_many(rank.share, 'sample')} a step",
+            f"idle: {rank.why_idle}" if rank.why_idle else _share(plan, rank),
         )
         for rank in plan.ranks
     ]
+
+
+def _share(plan: TrainingPlan, rank: RankPlan) -> str:
+    """What a rank does in a step; a sampler's batches are not known before."""
+    if plan.options.batch_sampler is not None:
+        return "its share of each batch"
+    return f"{_many(rank.share, 'sample')} a step"
 
 
 def sparkline(plan: TrainingPlan) -> str:
@@ -155,19 +162,27 @@ def sparkline(plan: TrainingPlan) -> str:
 
 def _batches(plan: TrainingPlan) -> Rows:
     options = plan.options
-    rows = [("global batch", f"{_many(options.batch_size, 'sample')}{_was(plan, 'batch_size')}")]
+    batch = f"{_many(options.batch_size, 'sample')}{_was(plan, 'batch_size')}"
+    if options.batch_sampler is not None:
+        batch = f"as the {type(options.batch_sampler).__name__} gives it"
+    rows = [("global batch", batch)]
     if plan.num_samples is not None:
         rows.append(("samples", f"{plan.num_samples:,}"))
     if plan.is_stream:
         rows.append(("samples", "a stream: as many as it gives"))
     if plan.steps_per_epoch is not None:
-        short = plan.last_batch != options.batch_size
+        short = plan.last_batch not in (None, options.batch_size)
         last = f", the last of {_many(plan.last_batch or 0, 'sample')}" if short else ""
         rows.append(("steps per epoch", f"{plan.steps_per_epoch:,}{last}"))
     if options.accumulate > 1:
         rows.append(("computed in", f"{options.accumulate} parts on each rank"))
     order = {"every-epoch": f"a new one every epoch (seed {options.seed})", "never": "as given"}
-    rows.append(("order", order.get(options.shuffle, f"shuffled once (seed {options.seed})")))
+    if options.batch_sampler is None:
+        rows.append(("order", order.get(options.shuffle, f"shuffled once (seed {options.seed})")))
+    if options.weights is not None:
+        rows.append(("samples of an epoch", "drawn by their weights, with replacement"))
+    if options.bucket_by is not None:
+        rows.append(("samples of a batch", "of similar length"))
     if options.normalize == "fit":
         rows.append(("inputs", "normalized by the mean and deviation of the training data"))
     return rows

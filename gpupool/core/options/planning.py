@@ -13,6 +13,7 @@ from gpupool.core.options.effects import check_for
 from gpupool.core.options.fields import TrainingFields
 from gpupool.core.options.model_facts import ModelFacts
 from gpupool.core.options.plan import RankPlan, TrainingPlan
+from gpupool.core.options.sampling import steps_per_epoch, with_data
 from gpupool.core.options.schedule import lr_factor, total_steps, warmup_steps
 from gpupool.core.options.training_ranks import Execution, choose_execution, share_sizes
 
@@ -36,6 +37,8 @@ def make_plan(
     resolved = options.resolve(len(execution.ranks))
     samples = None if dataset is None else num_samples(dataset)
     is_stream = dataset is not None and samples is None
+    if dataset is not None:
+        resolved = with_data(resolved, dataset)
     facts = None if model is None else ModelFacts.of(model, resolved)
     # Data alone mean that there is no validation. With neither nobody knows: nothing is refused.
     knows_validation = dataset is not None or validation is not None
@@ -47,7 +50,7 @@ def make_plan(
         is_stream=is_stream,
         model=facts,
     )
-    per_epoch = -(-samples // resolved.batch_size) if samples else None
+    per_epoch = steps_per_epoch(resolved, samples) or None
     return TrainingPlan(
         options=resolved,
         before=options,

@@ -199,9 +199,9 @@ def _require_known(options: TrainingFields, steps_per_epoch: int, what: str = ""
     if not steps_per_epoch:
         what = what or f"schedule={options.schedule!r}"
         raise OptionsError(
-            f"{what} needs the number of steps in an epoch, which a stream of samples does not "
-            "tell: give warmup= in steps, max_steps= for 'cosine' and 'polynomial', or a callable "
-            "schedule.",
+            f"{what} needs the number of steps in an epoch, which a stream, or a "
+            "batch_sampler without len(), does not give: give warmup= in steps, max_steps= for "
+            "'cosine' and 'polynomial', or a callable schedule.",
             "unknown length",
             what.split("=")[0],
         )

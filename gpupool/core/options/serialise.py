@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass
 from typing import Any
@@ -38,7 +39,7 @@ def to_json(options: Any) -> str:
                     name,
                 )
     # JSON has no NaN: Python would write one that other readers refuse.
-    return json.dumps(_values(options), indent=2, allow_nan=False)
+    return json.dumps(_values(options), indent=2, allow_nan=False, default=list)
 
 
 def from_json(text: str, profile: type) -> dict[str, Any]:
@@ -76,6 +77,8 @@ def describe(options: Any) -> dict[str, Any]:
             return [plain(part) for part in value]
         if isinstance(value, Mapping):
             return {name: plain(part) for name, part in value.items()}
+        if isinstance(value, array):
+            return _in_short(value)
         if isinstance(value, str):
             return without_passwords(value)
         return value if _is_plain(value) else _name_of(value)
@@ -85,8 +88,17 @@ def describe(options: Any) -> dict[str, Any]:
 
 def in_words(options: Any) -> str:
     """What `repr` shows of options: all but the passwords in URLs."""
-    values = (f"{one.name}={getattr(options, one.name)!r}" for one in fields(options))
+
+    def shown(value: Any) -> str:
+        return _in_short(value) if isinstance(value, array) else repr(value)
+
+    values = (f"{one.name}={shown(getattr(options, one.name))}" for one in fields(options))
     return without_passwords(f"{type(options).__name__}({', '.join(values)})")
+
+
+def _in_short(values: array[float]) -> str:
+    """An array has a number for each sample: too many to be shown."""
+    return f"<{len(values):,} numbers>"
 
 
 def _values(options: Any) -> dict[str, Any]:
@@ -103,6 +115,8 @@ def _is_plain(value: Any) -> bool:
         return all(map(_is_plain, value))
     if isinstance(value, Mapping):
         return all(map(_is_plain, value.values()))
+    if isinstance(value, array):  # of numbers, one for each sample
+        return True
     return value is None or isinstance(value, (str, int, float, bool))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,15 +23,56 @@ from gpupool.core.options.training_ranks import bounds
 Indices = NDArray[np.int64]
 
 
-def epoch_order(num_samples: int, seed: int, epoch: int, shuffle: bool = True) -> Indices:
-    """The order of all samples in one epoch: shape (num_samples,), every index exactly once.
+def epoch_order(
+    num_samples: int,
+    seed: int,
+    epoch: int,
+    shuffle: bool = True,
+    *,
+    weights: Sequence[float] | None = None,
+    lengths: Sequence[float] | None = None,
+    batch_size: int = 1,
+) -> Indices:
+    """The samples of one epoch in order: shape (num_samples,), every index exactly once.
 
-    It depends on `num_samples`, `seed` and `epoch` alone: not on the number of ranks, nor on what
-    was drawn before, so any epoch can be made again at once when training resumes.
+    It depends on the arguments alone: not on the number of ranks, nor on what was drawn before, so
+    any epoch can be made again at once when training resumes.
+
+    Args:
+        weights: draws the samples in proportion, with replacement.
+        lengths: of each sample; those of a batch of `batch_size` are of similar length.
     """
     if not shuffle:
         return np.arange(num_samples, dtype=np.int64)
-    return keyed_generator(seed, epoch).permutation(num_samples).astype(np.int64, copy=False)
+    generator = keyed_generator(seed, epoch)
+    if weights is None:
+        order = generator.permutation(num_samples)
+    else:
+        upto = np.cumsum(np.asarray(weights, np.float64))
+        # "right": what has the weight 0 ends where it begins, and no number falls between
+        order = np.searchsorted(upto / upto[-1], generator.random(num_samples), "right")
+    if lengths is not None:
+        order = _bucketed(order, np.asarray(lengths)[order], batch_size, generator)
+    return order.astype(np.int64, copy=False)
+
+
+def _bucketed(
+    order: Indices, lengths: NDArray[Any], batch_size: int, generator: np.random.Generator
+) -> Indices:
+    """The same samples, so that each batch has similar lengths; the batches in any order."""
+    num = len(order)
+    # Neighbours by length change places within this distance, so each epoch has other batches:
+    # 2 % of the samples, whose lengths are alike, or two batches of a small data set.
+    spread = max(2 * batch_size, num // 50)
+    order = order[np.argsort(lengths, kind="stable")]
+    order = order[np.argsort(np.arange(num) + generator.uniform(0, spread, num), kind="stable")]
+    # The batch that is short comes last, and may be of any length.
+    at = int(generator.integers(num // batch_size + 1)) * batch_size
+    rest = num % batch_size
+    short, whole = order[at : at + rest], np.concatenate([order[:at], order[at + rest :]])
+    batches = generator.permutation(whole.reshape(-1, batch_size))
+    # In a batch in any order, too, or the first rank would have the short samples of each.
+    return np.concatenate([generator.permuted(batches, axis=1).ravel(), short])
 
 
 def num_batches(num_samples: int, batch_size: int) -> int:

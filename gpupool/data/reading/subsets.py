@@ -32,6 +32,63 @@ def opened(dataset: Any) -> Any:
     return dataset
 
 
+def again(dataset: Any) -> Any:
+    """The data set for an epoch in which a sample may come more than once.
+
+    Its sample i + k * len(dataset) is sample i when it comes for the (k + 1)th time, with random
+    numbers of augmentation of its own.
+    """
+    dataset = opened(dataset)
+    return _SamplesAgain(dataset) if isinstance(dataset, Samples) else _Again(dataset)
+
+
+@dataclass(frozen=True, eq=False)
+class _Again:
+    """What keys the random numbers of a data set of the user's is the index that is asked for."""
+
+    part: Any
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "part":  # asked for while it is unpickled
+            raise AttributeError(name)
+        found = getattr(self.part, name)
+        if name == "__getitems__":
+            return lambda indices: found([index % len(self.part) for index in indices])
+        return found
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.part[index % len(self.part)]
+
+
+class _SamplesAgain(_Again):
+    """A `Samples`."""
+
+    def num_bytes(self, index: int) -> int:
+        """About how many bytes `fetch` holds."""
+        return int(self.part.num_bytes(index % len(self.part)))
+
+    def fetch(self, index: int) -> Any:
+        """What the data set fetches."""
+        return self.part.fetch(index % len(self.part))
+
+    def decode(self, index: int, fetched: Any, draw: Draw | None) -> Any:
+        """What the data set decodes, with other random numbers each time."""
+        number, row = divmod(index, len(self.part))
+        return self.part.decode(row, fetched, _own(draw, number))
+
+    def name(self, index: int) -> str:
+        """The printable URL of an image."""
+        return str(self.part.name(index % len(self.part)))
+
+    def finish(self, index: int, image: Any, draw: Draw | None) -> Any:
+        """What the data set makes of a decoded image, with the random numbers of `decode`."""
+        number, row = divmod(index, len(self.part))
+        return self.part.finish(row, image, _own(draw, number))
+
+
 @dataclass(frozen=True, eq=False)
 class Nested:
     """A `Samples`: sample i is sample `rows[i]` of all `parts`, one after the other."""

@@ -9,16 +9,15 @@ from itertools import chain, islice
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from gpupool.core.errors import TrainingError
-from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading import shards, subsets
 from gpupool.data.reading.collate import Batch
 from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw
+from gpupool.data.reading.shards import Indices
 from gpupool.data.stores.waiting import awaited
 from gpupool.engine.batches.share import (
     Dataset,
@@ -31,36 +30,7 @@ from gpupool.engine.batches.transfer import moved, transfer
 from gpupool.engine.batches.trees import map_tensors
 from gpupool.engine.group.forming import World
 
-Indices = npt.NDArray[np.int64]
-
 _MAX_PLACEHOLDERS = 1000  # samples that are tried when not one of a share could be read
-
-
-def epoch_batches(
-    dataset: Dataset, options: TrainingOptions, epoch: int, samples_done: int = 0
-) -> list[Indices]:
-    """The global batches of an epoch as sample indices: the same on every rank, for any ranks.
-
-    `samples_done` of the epoch are left out: what remains is the same, whatever the number of ranks
-    was before or is now.
-
-    Raises TrainingError if the data set orders its epochs itself, and not each sample comes once.
-    """
-    # (seed, epoch) alone make the order, so that a resumed run finds its place on any ranks.
-    shuffled_epoch = 1 if options.shuffle == "once" else epoch
-    shuffles = options.shuffle != "never"
-    if shuffles and hasattr(dataset, "epoch_order"):
-        # Patches of one image stay together, for example; a sample left out would go unnoticed.
-        order = dataset.epoch_order(options.seed, shuffled_epoch, options.batch_size)
-        if not shards.is_permutation(order, len(dataset)):
-            raise TrainingError(
-                f"epoch_order() of the {type(dataset).__name__} does not name each of its "
-                f"{len(dataset):,} samples once; correct it, or take it away.",
-                "epoch order",
-            )
-    else:
-        order = shards.epoch_order(len(dataset), options.seed, shuffled_epoch, shuffle=shuffles)
-    return shards.global_batches(order, options.batch_size, samples_done)
 
 
 def load_shares(

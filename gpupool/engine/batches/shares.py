@@ -6,9 +6,11 @@ from collections.abc import Iterator
 
 from gpupool.core.options.datasets import is_stream
 from gpupool.core.options.training_options import TrainingOptions
+from gpupool.data.reading import subsets
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw
-from gpupool.engine.batches.map_style import epoch_batches, load_shares
+from gpupool.engine.batches.map_style import load_shares
+from gpupool.engine.batches.order import compare, epoch_batches, may_repeat
 from gpupool.engine.batches.share import Dataset, Share, parts_of_batch
 from gpupool.engine.batches.stream import stream_shares
 from gpupool.engine.group.forming import World
@@ -32,6 +34,10 @@ def epoch_shares(
     if is_stream(dataset):  # it has no index: every rank reads all of it
         return stream_shares(dataset, options, world, epoch, samples_done, draw, normalization)
     batches = epoch_batches(dataset, options, epoch, samples_done)
+    if options.batch_sampler is not None:
+        compare(batches, options, world, epoch)
+    if may_repeat(dataset, options):
+        dataset = subsets.again(dataset)
     return load_shares(
         dataset,
         batches,

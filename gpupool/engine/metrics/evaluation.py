@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gpupool.core.options.sampling import in_order
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw, Skipped
@@ -56,7 +57,7 @@ def evaluate(
     sums = torch.zeros(2 * loss.num_terms + 3, dtype=torch.float64, device=world.device)
     skipped: list[Skipped] = []
     # The same random numbers after every epoch, should its transform draw any.
-    draw, options = Draw(options.seed, 0), replace(options, shuffle="never")
+    draw, options = Draw(options.seed, 0), in_order(options)
     with torch.no_grad():
         for share in epoch_shares(
             dataset, options, world, 1, draw=draw, normalization=normalization

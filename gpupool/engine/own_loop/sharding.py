@@ -22,16 +22,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from gpupool.core.errors import OptionsError
+from gpupool.core.options.sampling import with_data
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data import device as devices
 from gpupool.engine import process
-from gpupool.engine.batches.share import Dataset, Share, num_samples
+from gpupool.engine.batches.order import epoch_batches, epoch_size
+from gpupool.engine.batches.share import Dataset, Share
 from gpupool.engine.batches.shares import epoch_shares
 from gpupool.engine.group.forming import World
 from gpupool.engine.numerics.batch_norm import counting
@@ -72,7 +75,9 @@ class ShardedBatches:
     world: World
 
     def __len__(self) -> int:
-        num = num_samples(self.dataset)
+        num = epoch_size(self.dataset, self.options, self.epoch)
+        if self.options.batch_sampler is not None:
+            return len(epoch_batches(self.dataset, self.options, self.epoch, self.samples_done))
         if not num:
             raise TypeError("nobody knows how many batches there are: the stream has no len()")
         return -(-(num - self.samples_done) // self.options.batch_size)  # rounded up
@@ -86,12 +91,15 @@ class ShardedBatches:
 
 def shard_batches(
     dataset: Dataset,
-    batch_size: int,
+    batch_size: int | None = None,
     *,
     epoch: int = 1,
     seed: int = 0,
     shuffle: str | bool = "every-epoch",
     samples_done: int = 0,
+    weights: Any = None,
+    bucket_by: Any = None,
+    batch_sampler: Any = None,
     device: torch.device | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> ShardedBatches:
@@ -107,9 +115,11 @@ def shard_batches(
         dataset: a datastore, any map-style torch data set, or an `IterableDataset` that gives every
             rank the same samples.
         batch_size: samples of a step over all ranks; the last batch of an epoch may be smaller.
+            128 unless given; a `batch_sampler` decides it.
         epoch: counts from 1; with the seed it says in which order the samples come.
         shuffle: as in `TrainingOptions`; True means "every-epoch", False "never".
         samples_done: how many samples of the epoch are left out, as they were trained on before.
+        weights, bucket_by, batch_sampler: as in `TrainingOptions`.
         device: where the batches are put; this rank's device unless given.
         group: the ranks that share the batches; all unless given.
 
@@ -119,10 +129,19 @@ def shard_batches(
     words = {True: "every-epoch", False: "never"}
     # Through the options of `train()`, so that both have the same batches and the same checks.
     chosen = words[shuffle] if isinstance(shuffle, bool) else shuffle
-    options = TrainingOptions(batch_size=batch_size, seed=seed, shuffle=chosen)
+    given: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}
+    options = TrainingOptions(
+        **given,
+        seed=seed,
+        shuffle=chosen,
+        weights=weights,
+        bucket_by=bucket_by,
+        batch_sampler=batch_sampler,
+    )
+    options = with_data(options, dataset)
     if epoch < 1:
         raise OptionsError.of("epoch", epoch, "epochs are counted from 1.")
-    most = num_samples(dataset)
+    most = epoch_size(dataset, options, epoch)
     if samples_done < 0 or (most and samples_done > most):
         raise OptionsError.of("samples_done", samples_done, f"must be in 0..{most or 'all'}.")
     return ShardedBatches(dataset, options, epoch, samples_done, world_of(group, device))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 
 from gpupool.core.errors import OptionsError
+from gpupool.core.options.sampling import in_order
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw
@@ -33,7 +32,7 @@ def recompute_statistics(
     """
     # Frozen batch norms keep their statistics, as in training.
     set_training(model)
-    options = replace(options, shuffle="never")
+    options = in_order(options)
     with collecting(model, norm_group(world)), torch.no_grad():
         for share in epoch_shares(
             dataset, options, world, 1, draw=Draw(options.seed, 0), normalization=normalization
@@ -56,7 +55,7 @@ def fit_normalization(dataset: Dataset, options: TrainingOptions, world: World) 
             "normalize",
         )
     found = Population()
-    options = replace(options, shuffle="never")
+    options = in_order(options)
     for share in epoch_shares(dataset, options, world, 1, draw=Draw(options.seed, 0)):
         if not isinstance(share.inputs, Tensor) or share.inputs.ndim < 2:
             raise OptionsError(

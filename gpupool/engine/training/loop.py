@@ -15,10 +15,10 @@ from typing import Any
 
 from torch import nn
 
+from gpupool.core.options.sampling import steps_per_epoch, with_data
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import EVERY_S, Progress
 from gpupool.core.wire.events import Event, ProgressEvent, StepEvent
-from gpupool.data.reading import shards
 from gpupool.engine import calls
 from gpupool.engine.batches.share import Dataset, Share, num_samples
 from gpupool.engine.batches.shares import epoch_shares
@@ -68,6 +68,7 @@ def fit(
 
     Raises whatever a rank meets; the last complete step is in the checkpoints then, if there are.
     """
+    options = with_data(options, dataset)
     training = _Training(
         model, dataset, loss, options, world, validation, emit, rank_report or RankReport()
     )
@@ -112,7 +113,7 @@ class _Training:
         self.metrics = make_metrics(
             options.metrics, world.device, scored=self.loss.scored, ignored=self.loss.ignored
         )
-        self.steps_per_epoch = shards.num_batches(num_samples(dataset), options.batch_size)
+        self.steps_per_epoch = steps_per_epoch(options, num_samples(dataset))
         self.train_step = TrainingStep(self.run, self.loss, self.steps_per_epoch, rank_report.timer)
         self.best = BestWeights(self.run, has_validation=validation is not None)
         self.has_begun = False

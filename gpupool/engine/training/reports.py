@@ -26,6 +26,7 @@ from gpupool.core.wire.events import (
     StepEvent,
     ValidationEvent,
 )
+from gpupool.engine.batches.order import epoch_size
 from gpupool.engine.batches.read_counts import NUM_READ, ReadCounts
 from gpupool.engine.batches.share import Dataset, Share, num_samples
 from gpupool.engine.group.forming import World
@@ -190,7 +191,8 @@ class Reporter:
     ) -> None:
         """An epoch begins, or resumes after `samples_done` of its samples."""
         self._num_counted = 0
-        self._begin_pass(f"epoch {epoch}", dataset, options, samples_done)
+        num = epoch_size(dataset, options, epoch)
+        self._begin_pass(f"epoch {epoch}", num - samples_done if num else 0, num, options)
 
     def end_epoch(self) -> None:
         """An epoch is over: each sample was trained on, or skipped, once.
@@ -202,7 +204,9 @@ class Reporter:
     def begin_validation(self, step: int, dataset: Dataset, options: TrainingOptions) -> None:
         """A validation begins, in an epoch or after it."""
         self._training_pass = self._reads.pause()
-        self._begin_pass(f"the validation after step {step}", dataset, options)
+        # of a stream its len(), if it has one, may be a guess
+        num = 0 if is_stream(dataset) else num_samples(dataset)
+        self._begin_pass(f"the validation after step {step}", num, num, options)
 
     def end_validation(
         self, step: int, epoch: int, found: Evaluation, metrics: dict[str, float]
@@ -226,14 +230,8 @@ class Reporter:
         self.last_validation = event
         self.emit(event)
 
-    def _begin_pass(
-        self, name: str, dataset: Dataset, options: TrainingOptions, samples_done: int = 0
-    ) -> None:
-        if is_stream(dataset):  # its len(), if it has one, may be a guess
-            self._reads.begin(name, 0, options.most_skipped(0))
-            return
-        num = num_samples(dataset)
-        self._reads.begin(name, num - samples_done, options.most_skipped(num))
+    def _begin_pass(self, name: str, num_left: int, num_all: int, options: TrainingOptions) -> None:
+        self._reads.begin(name, num_left, options.most_skipped(num_all))
 
     def _emit_reads(self, sums: Sequence[float], step: int, epoch: int) -> None:
         news = self._reads.add_sums(sums, step, epoch)

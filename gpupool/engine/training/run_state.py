@@ -6,6 +6,7 @@ Random numbers are not in it: those of a step depend on (seed, rank, step) alone
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -145,9 +146,16 @@ def _identity(run: Run, dataset: Dataset) -> dict[str, Any]:
         "seed": options.seed,
         "shuffle": options.shuffle,
         "batch_size": options.batch_size,
+        "weights": _digest(options.weights),
+        "bucket_by": _digest(options.bucket_by),
         "normalize": options.normalize,
         "optimizer": options.optimizer if isinstance(options.optimizer, str) else "its own",
     }
+
+
+def _digest(numbers: Any) -> str | None:
+    """Which numbers these are, one for each sample: too many to be kept."""
+    return None if numbers is None else f"{zlib.crc32(numbers):08x}"
 
 
 def _check_identity(
@@ -155,13 +163,15 @@ def _check_identity(
 ) -> None:
     """Raise TrainingError where samples would come twice or never."""
     before = state["training"]
-    named = ["num_samples", "classes", "seed", "shuffle", "normalize"]
-    if state["samples_done"] and hasattr(dataset, "epoch_order"):
-        named.append("batch_size")  # its order depends on it
+    named = ["num_samples", "classes", "seed", "shuffle", "weights", "bucket_by", "normalize"]
+    # the order of an epoch depends on it there
+    if state["samples_done"] and (hasattr(dataset, "epoch_order") or now["bucket_by"]):
+        named.append("batch_size")
     for name in named:
-        if before[name] != now[name]:
+        had = before.get(name)  # an older version did not write all of them
+        if had != now[name]:
             raise TrainingError(
-                f"resume: {url} was made with {_words(name, before[name])}, and now it is "
+                f"resume: {url} was made with {_words(name, had)}, and now it is "
                 f"{_words(name, now[name])}; a training that is resumed needs the same data in the "
                 "same order. Give those, or start from scratch without resume.",
                 "other data",
@@ -176,6 +186,8 @@ def _words(name: str, value: Any) -> str:
         return f"{value:,} samples"
     if name == "classes":
         return "no classes" if value is None else f"the classes {', '.join(value[:10])}"
+    if name in ("weights", "bucket_by"):
+        return f"no {name}" if value is None else f"{name} of their own ({value})"
     return f"{name}={value!r}"
 
 

@@ -141,10 +141,30 @@ OPTIMIZERS = "sgdm, adam, adamw, rmsprop, lbfgs, lars"
         ({"schedule": [("cosine", 3)]}, "length", "schedule"),
         ({"schedule": ["cosine"]}, "form", "schedule"),
         ({"objective": "f1"}, "not measured", "objective"),
+        ({"weights": "even"}, "unknown", "weights"),
+        ({"weights": 3}, "type", "weights"),
+        ({"weights": ["a"]}, "type", "weights"),
+        ({"weights": [1, -1]}, "range", "weights"),
+        ({"weights": [1, float("nan")]}, "range", "weights"),
+        ({"weights": [0, 0]}, "range", "weights"),
+        ({"weights": [1], "shuffle": "never"}, "conflict", "weights"),
+        ({"bucket_by": 3}, "type", "bucket_by"),
+        ({"bucket_by": [1, float("inf")]}, "range", "bucket_by"),
+        ({"bucket_by": [1], "shuffle": "never"}, "conflict", "bucket_by"),
+        ({"batch_sampler": 3}, "type", "batch_sampler"),
+        ({"batch_sampler": "train"}, "type", "batch_sampler"),
+        ({"batch_sampler": iter([[1]])}, "iterator", "batch_sampler"),
     ],
 )
 def test_a_wrong_training_option_is_refused(values: dict[str, Any], kind: str, name: str) -> None:
     assert refusal(kind, name, **values).startswith(name)
+
+
+class ByHand:
+    """A sampler."""
+
+    def __iter__(self) -> Any:
+        return iter([[1]])
 
 
 WITHOUT_EFFECT = [
@@ -164,6 +184,10 @@ WITHOUT_EFFECT = [
     ({"weight_decay": 0.1, "optimizer": "lbfgs"}, "optimizer is 'lbfgs': did you mean"),
     ({"weight_decay_factors": {"*": 0.0}}, "weight_decay=1e-4"),
     ({"max_skipped": 0.1}, "on_error='skip'"),
+    ({"batch_size": 64, "batch_sampler": [[1]]}, "batch_sampler is [[1]]"),
+    ({"shuffle": "once", "batch_sampler": ByHand()}, "batch_sampler is a ByHand"),
+    ({"scale": "linear", "batch_sampler": [[1]]}, "batch_sampler=None"),
+    ({"weights": [1], "batch_sampler": [[1]]}, "batch_sampler=None"),
     ({"clip_method": "l2norm"}, "clip=1.0"),
     ({"checkpoint_every": 10}, "checkpoint='s3://bucket/run1'"),
     ({"num_checkpoints": 5}, "checkpoint='s3://bucket/run1'"),
@@ -210,6 +234,12 @@ PLAIN = ModelFacts(100, 0, 400, has_batch_norm=False, has_convolutions=False)
         ({"max_steps": 101, "batch_size": 10}, {"num_samples": 100}, "no effect", "max_steps"),
         ({"warmup": 30, "batch_size": 40}, {"num_samples": 100}, "too long", "warmup"),
         ({"schedule": "cosine"}, {"is_stream": True}, "unknown length", "schedule"),
+        (
+            {"schedule": "cosine", "batch_sampler": ByHand()},
+            {"num_samples": 100},
+            "unknown length",
+            "schedule",
+        ),
         (
             {"schedule": [("none", 5), ("exponential", 5)]},
             {"is_stream": True},
@@ -372,6 +402,11 @@ numbers = st.fixed_dictionaries(
         "max_steps": st.integers(100, 10**9),
     },
 )
+orders = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries({"weights": st.lists(st.floats(1e-9, 1e9), min_size=1)}),
+    st.fixed_dictionaries({"bucket_by": st.lists(st.integers(0, 10**9))}),
+)
 
 
 @given(words, numbers)
@@ -379,6 +414,19 @@ def test_json_gives_the_same_options_back(chosen: dict[str, Any], counted: dict[
     options = TrainingOptions(**chosen, **counted)
     assert TrainingOptions.from_json(options.to_json()) == options
     assert json.loads(json.dumps(describe(options))) == json.loads(options.to_json())
+
+
+@given(orders, st.sampled_from(["once", "every-epoch"]))
+def test_numbers_for_each_sample_are_kept_by_json_and_not_shown(
+    numbers: dict[str, Any], shuffle: str
+) -> None:
+    options = TrainingOptions(**numbers, shuffle=shuffle)
+    again = TrainingOptions.from_json(options.to_json())
+    assert again == options == copy.deepcopy(options)
+    for name, values in numbers.items():
+        assert list(getattr(again, name)) == values
+        assert describe(options)[name] == f"<{len(values):,} numbers>"
+        assert f"{name}=<{len(values):,} numbers>" in repr(options)
 
 
 def test_code_is_refused_by_json_and_described_by_its_name() -> None:

@@ -15,7 +15,7 @@ from torchvision.transforms import v2
 from gpupool import Pool, SegmentationDatastore, TrainingOptions
 from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.samples import Draw
-from gpupool.engine.batches.map_style import epoch_batches
+from gpupool.engine.batches.order import epoch_batches
 from tests.support.pools import Pools
 from tests.support.trainings import train_on, weights
 

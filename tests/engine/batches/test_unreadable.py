@@ -26,7 +26,7 @@ from gpupool import (
 )
 from gpupool.core.errors import DataError
 from gpupool.data.reading.shards import Indices, epoch_order
-from gpupool.engine.batches.map_style import epoch_batches
+from gpupool.engine.batches.order import epoch_batches
 from gpupool.engine.batches.share import as_input, normalization_of
 from tests.engine.training.vectors import Backwards, Vectors
 from tests.servers.s3 import SeaweedServer
