@@ -21,7 +21,7 @@ from tests.support.raising import raises
 
 
 def data(num: int) -> TensorDataset:
-    return TensorDataset(torch.zeros(num, 3), torch.zeros(num))
+    return TensorDataset(torch.zeros(num, 3), torch.zeros(num, dtype=torch.int64))
 
 
 def gpu_pool(num_gpus: int, num_ranks: int) -> Any:
@@ -187,6 +187,10 @@ CHANGES: list[tuple[dict[str, Any], str, str]] = [
     ({"accumulate": 3}, "computed in", "3 parts on each rank"),
     ({"shuffle": "never", "seed": 3}, "order", "as given"),
     ({"shuffle": "once", "seed": 3}, "order", "shuffled once (seed 3)"),
+    ({"weights": "balanced"}, "samples of an epoch", "drawn by their weights, with replacement"),
+    ({"bucket_by": lambda index: index}, "samples of a batch", "of similar length"),
+    ({"batch_sampler": [[1, 2], [3]]}, "global batch", "as the list gives it"),
+    ({"batch_sampler": [[1, 2], [3]]}, "steps per epoch", "2"),
     ({"normalize": "fit"}, "inputs", "normalized by the mean and deviation of the training data"),
     ({"max_steps": 7}, "ends after", "10 epochs or 7 steps or a loss that is not finite"),
     ({"on_divergence": "tell"}, "ends after", "10 epochs"),
