@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpupool.core.network import NetworkInfo
 from gpupool.core.options.sampling import in_order
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.pickles import DataPacker, Packed, Source, write_file
@@ -30,6 +31,10 @@ class TrainingJob:
     loss: Any
     options: TrainingOptions
     validation: Any
+    network: NetworkInfo | None = None
+    """What the network will know: the classes and the normalization of its data."""
+    num_classes: int = 0
+    """So many outputs the data need; 0 where that is not known."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,7 @@ class InferenceJob:
     options: TrainingOptions
     metrics: Any = ()
     loss: Any = None
+    num_classes: int = 0
 
     def __post_init__(self) -> None:
         # Outputs come in the order of the samples: no option may change that.

@@ -10,12 +10,14 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpupool.core.errors import TrainingError
 from gpupool.core.jobs import InferenceJob
+from gpupool.core.network import info_of
 from gpupool.core.options.datasets import is_stream
 from gpupool.core.progress import Course, Progress, progress
+from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw
 from gpupool.engine.batches.share import Dataset, Share, num_samples
 from gpupool.engine.batches.shares import epoch_shares
@@ -26,7 +28,7 @@ from gpupool.engine.metrics.evaluation import evaluate as run_evaluation
 from gpupool.engine.metrics.evaluation import mean_loss
 from gpupool.engine.metrics.metrics import make_metrics
 from gpupool.engine.metrics.named import classes, confusion_counts
-from gpupool.engine.numerics.class_loss import NO_CLASS
+from gpupool.engine.numerics.class_loss import NO_CLASS, require_outputs
 from gpupool.engine.numerics.forward import autocast
 from gpupool.engine.numerics.losses import NO_LOSS, make_loss
 from gpupool.engine.output.emit import emit_progress
@@ -39,7 +41,7 @@ def predict(job_path: str, result_path: str) -> None:
     share. The number that ends the file's name counts the ranks that train.
     """
     world, job = world_here(), load_job(job_path, InferenceJob)
-    model = job.model.to(world.device).eval()
+    model = _model(job, world).eval()
     outputs: list[Any] = []
     with torch.no_grad(), _counted("predict", job.dataset, world) as bar:
         for share in _shares(job, world):
@@ -61,12 +63,13 @@ def evaluate(job_path: str) -> dict[str, float]:
     options, dataset = job.options, job.dataset
     with _counted("evaluate", dataset, world) as bar:
         found = run_evaluation(
-            job.model.to(world.device),
+            _model(job, world),
             dataset,
             loss,
             world,
             options,
-            metrics=metrics,
+            metrics,
+            _scaling(job.model),
             on_share=lambda share: bar.advance(share.num_all),
         )
     sums = world.sum(found.sums).tolist()
@@ -81,7 +84,7 @@ def confusion(job_path: str) -> list[list[int]] | None:
     None if it had no sample.
     """
     world, job = world_here(), load_job(job_path, InferenceJob)
-    model = job.model.to(world.device).eval()
+    model = _model(job, world).eval()
     counts: Tensor | None = None
     with torch.no_grad(), _counted("confusion", job.dataset, world) as bar:
         for share in _shares(job, world):
@@ -94,6 +97,16 @@ def confusion(job_path: str) -> list[list[int]] | None:
             new = confusion_counts(predicted, actual, num_classes, NO_CLASS)
             counts = new if counts is None else counts + new
     return None if counts is None else counts.long().tolist()
+
+
+def _model(job: InferenceJob, world: World) -> nn.Module:
+    """The network on the rank's device, which refuses to give fewer outputs than the data need."""
+    model: nn.Module = job.model.to(world.device)
+    if job.num_classes > 2:  # one output is enough for two classes
+        model.register_forward_hook(
+            lambda model, given, outputs: require_outputs(main_output(outputs), job.num_classes)
+        )
+    return model
 
 
 def _counted(what: str, dataset: Dataset, world: World) -> AbstractContextManager[Progress]:
@@ -109,7 +122,14 @@ def _unseen(course: Course) -> None:
 def _shares(job: InferenceJob, world: World) -> Iterator[Share]:
     """This rank's share of each batch; augmentation, if there is any, as in validations."""
     draw = Draw(job.options.seed, 0)
-    return epoch_shares(job.dataset, job.options, world, 1, draw=draw)
+    scaling = _scaling(job.model)
+    return epoch_shares(job.dataset, job.options, world, 1, draw=draw, normalization=scaling)
+
+
+def _scaling(model: object) -> Normalization | None:
+    """The normalization that the network was trained with; a data set may ask for one itself."""
+    known = info_of(model).normalization
+    return None if known is None else Normalization(*known)
 
 
 def _plain(outputs: Any) -> Any:

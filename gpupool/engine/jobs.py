@@ -62,9 +62,11 @@ def train(call: Train) -> Reply[TrainReply]:
     if world.rank == 0:
         with calls.uninterrupted() if stops_at_once() else nullcontext():
             save_weights(found.model, call.result_path)
-    scale = found.normalization
+    scale, shape = found.normalization, found.input_shape
     # an interrupt has aborted the collectives of the group
-    return Reply(TrainReply(scale and (scale.mean, scale.std)), group_wanting=stops_at_once())
+    return Reply(
+        TrainReply(scale and (scale.mean, scale.std), shape), group_wanting=stops_at_once()
+    )
 
 
 def save_weights(model: nn.Module, path: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from gpupool.core.errors import OptionsError, TrainingError
 from gpupool.core.jobs import InferenceJob
 from gpupool.core.options.datasets import require_dataset
+from gpupool.core.options.named_measures import CLASS_METRICS
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import Progress, progress
 from gpupool.core.wire.calls import Call
@@ -18,6 +20,7 @@ from gpupool.pool.notices import NoticeLines
 from gpupool.pool.pool import Pool
 from gpupool.pool.result import OutputRecorder
 from gpupool.pool.session import current_pool
+from gpupool.training.binding import bind, num_outputs
 from gpupool.training.head import require_module
 from gpupool.training.job import write_job
 
@@ -41,6 +44,8 @@ def ask(
     """
     require_module(job.model)
     require_dataset("dataset", job.dataset)
+    dataset = bind(job.model, job.dataset, what)
+    job = replace(job, dataset=dataset, num_classes=num_outputs(dataset, _class_loss(what, job)))
     pool = current_pool(create=True) if pool is None else pool
     if not isinstance(pool, Pool):
         raise TrainingError(
@@ -57,6 +62,13 @@ def ask(
     finally:
         path.unlink(missing_ok=True)
     return [values[rank] for rank in ranks]
+
+
+def _class_loss(what: str, job: InferenceJob) -> Any:
+    """The loss over classes that a job asks for, or another one of the same targets."""
+    metrics = [job.metrics] if isinstance(job.metrics, str) else job.metrics
+    are_names = not isinstance(metrics, Mapping) and any(m in CLASS_METRICS for m in metrics)
+    return "cross_entropy" if what == "confusion" or are_names else job.loss
 
 
 def inference_options(what: str, **given: Any) -> TrainingOptions:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from gpupool.core.errors import TrainingError
 from gpupool.core.formatting import percent
 from gpupool.core.jobs import InferenceJob
+from gpupool.core.network import info_of
+from gpupool.core.options.class_names import class_names
 from gpupool.core.wire.calls import Confusion
 from gpupool.pool.pool import Pool
 from gpupool.training.call import ask, inference_options
@@ -104,7 +106,7 @@ def confusion(
     nowhere.
 
     Args:
-        classes: names by index; those of the data set, or the indices, unless given.
+        classes: names by index; unless given those of the network, of the data set, or indices.
         batch_size: samples per step over all ranks.
         precision: "float32", or "bf16" or "fp16" by `torch.autocast`.
         pool: where; the notebook's pool, which is started if none runs, unless given.
@@ -120,7 +122,8 @@ def confusion(
     counts = ask("confusion", pool, job, Confusion)
     # A rank without a sample does not know how many classes the network has, and sends None.
     total = np.sum([np.array(c, np.int64) for c in counts if c is not None], axis=0)
-    names = _class_names(dataset) if classes is None else [str(name) for name in classes]
+    known = info_of(model).classes or class_names(dataset)
+    names = list(known) if classes is None else [str(name) for name in classes]
     if classes is not None and len(names) != len(total):
         raise TrainingError(
             f"classes= has {len(names)} names, the network has {len(total)} outputs.",
@@ -130,17 +133,6 @@ def confusion(
     if len(names) != len(total):  # the network may know more classes than occur here
         names = names[: len(total)] + [str(i) for i in range(len(names), len(total))]
     return ConfusionMatrix(total, tuple(names))
-
-
-def _class_names(dataset: Any) -> list[str]:
-    """The names by index that a data set, or what it is a part of, has; [] if none."""
-    while not hasattr(dataset, "classes"):
-        # ConcatDataset has `datasets`, Subset and random_split's parts have `dataset`.
-        parts = getattr(dataset, "datasets", None)
-        dataset = parts[0] if parts else getattr(dataset, "dataset", None)
-        if dataset is None:
-            return []
-    return [str(name) for name in dataset.classes]
 
 
 def _shares(part: Any, whole: Any) -> NDArray[np.float64]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import TrainingError
+from gpupool.core.network import give, info_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,6 +40,8 @@ def replace_head(model: nn.Module, num_classes: int) -> nn.Module:
         )
     # First of all: replacing layers of the caller's network would change it.
     changed: Any = copy.deepcopy(model)
+    # The names of the outputs go with them; how inputs are normalized stays.
+    give(changed, replace(info_of(model), classes=()))
     # timm knows which of its layers is the head; a guess by order would be worse.
     if callable(getattr(changed, "reset_classifier", None)):
         changed.reset_classifier(num_classes)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.formatting import NONE, duration, number, percent
+from gpupool.core.network import info_of
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.events import StartEvent, ValidationEvent
 from gpupool.core.wire.replies import TrainReply
@@ -114,8 +115,16 @@ class TrainingResult:
 
     @property
     def normalization(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
-        """(mean, std) that normalize="fit" has found: what `model` takes must be made so."""
-        return self.found.normalization
+        """(mean, std) of the training inputs, by `with_normalization` or normalize="fit".
+
+        `predict`, `evaluate` and `confusion` apply it, as `model` knows it too.
+        """
+        return info_of(self.model).normalization
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The name of each output of `model`; () if the training data had no names."""
+        return info_of(self.model).classes
 
     @property
     def skipped(self) -> dict[str, str]:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import PoolError, SpmdError
 from gpupool.core.jobs import TrainingJob
+from gpupool.core.network import NetworkInfo, give
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.options.training_ranks import device_names
 from gpupool.core.wire.calls import Train
@@ -41,6 +42,7 @@ from gpupool.pool.calls.output import RankOutput
 from gpupool.pool.calls.presses import heard_by, ignore_for_a_moment
 from gpupool.pool.pool import Pool
 from gpupool.pool.result import OutputRecorder
+from gpupool.training.binding import bind_training
 from gpupool.training.history import TrainingHistory
 from gpupool.training.job import checked, write_job
 from gpupool.training.restarts import Restarts, with_checkpoint
@@ -83,6 +85,8 @@ class TrainingRun:
         # Before the checks: they look at the ranks, and one may be about to be replaced.
         pool.wait_until_usable()
         options, where = checked(pool, model, dataset, loss, options, validation)
+        fits = options.normalize == "fit"
+        data = bind_training(model, dataset, validation, loss, fits_normalization=fits)
         self.history = TrainingHistory()
         self.options = options
         self._pool = pool
@@ -98,7 +102,16 @@ class TrainingRun:
         self._stopping = self._aborting = False
         self._restarts = Restarts(wanted=options.on_failure == "resume")
         self._weights_path = pool.new_file("weights.pt")
-        job = TrainingJob(self._model, dataset, loss, options, validation)
+        self._network = data.network
+        job = TrainingJob(
+            self._model,
+            data.dataset,
+            loss,
+            options,
+            data.validation,
+            data.network,
+            data.num_classes,
+        )
         self._job_path = write_job(pool, job)
         self._ranks = where.ranks
         hosts = {rank.node_rank for rank in pool.ranks if rank.rank in where.ranks}
@@ -349,6 +362,9 @@ class TrainingRun:
         self._notify()
         found = torch.load(self._weights_path, weights_only=True)
         load(self._model, unpacked(found))
+        reply = self._reply
+        network = NetworkInfo(self._network.classes, reply.normalization, reply.input_shape)
+        give(self._model, network)
 
     def _notify(self) -> None:
         for listener in self._listeners:

@@ -17,7 +17,7 @@ LOSSES = (
     "smooth_l1",
     "bce_with_logits",
 )
-METRICS = (
+CLASS_METRICS = (
     "accuracy",
     "top5",
     "precision",
@@ -26,6 +26,9 @@ METRICS = (
     "auc",
     "pixel_accuracy",
     "mean_iou",
+)
+METRICS = (
+    *CLASS_METRICS,
     "rmse",
     "mse",
     "mae",

@@ -116,6 +116,7 @@ class SyncReply:
 
 @dataclass(frozen=True)
 class TrainReply:
-    """What the ranks report beside the events: (mean, std) that normalize="fit" has found."""
+    """What the ranks report beside the events: see `NetworkInfo`."""
 
     normalization: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    input_shape: tuple[int, ...] = ()

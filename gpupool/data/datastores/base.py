@@ -247,6 +247,28 @@ class Datastore(Generic[ItemsT]):
         # Nobody can list several URLs by one call, so the result cannot be listed again.
         return self._with(_manifest=manifest, _list_again=None, _note="")
 
+    def with_classes(self, classes: Sequence[str]) -> Self:
+        """The same images, with the indices that their classes have among `classes`.
+
+        So a test set counts as a training set does, though it has other folders. In `train`,
+        `evaluate`, `predict` and `confusion` this is done for you.
+
+        Raises OptionsError if an image is of another class, or a name comes twice.
+        """
+        names = tuple(classes)
+        if len(set(names)) != len(names) or not all(isinstance(name, str) for name in names):
+            raise OptionsError(f"classes={list(names)!r} must be names, each once", "names")
+        counts = self.count_each_label()
+        unknown = [name for name, num in counts.items() if num and name not in names]
+        if unknown:
+            raise OptionsError(
+                f"there are images of {', '.join(unknown)}, which classes={list(names)!r} does not "
+                "hold",
+                "unknown class",
+                *unknown,
+            )
+        return self._with(_manifest=self._manifest.with_classes(names), _list_again=None)
+
     def with_transform(self, transform: Callable[..., Any] | None) -> Self:
         """The same images, each passed through `transform`, replacing an earlier one; None: as is.
 

@@ -19,6 +19,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from gpupool.core.options.class_names import NO_CLASS
 from gpupool.data.datastores.compact_arrays import Packed, Texts, pack, unpack
 from gpupool.data.reading.shards import Indices
 from gpupool.data.stores.interface import FileInfo, FileRef, Part, Source
@@ -241,6 +242,13 @@ class Manifest(Generic[ItemsT]):
             labels=np.concatenate([ours.labels, relabel[others.labels]]),
             classes=tuple(classes),
         )
+
+    def with_classes(self, classes: Sequence[str]) -> Self:
+        """The same samples, counted by these names, which hold that of every sample."""
+        place = {name: index for index, name in enumerate(classes)}
+        # Items that are no samples here may be of any class.
+        relabel = np.array([place.get(name, NO_CLASS) for name in self.classes], np.int32)
+        return replace(self, labels=relabel[self.labels], classes=tuple(classes))
 
     def through(self, wrap: Callable[[Source], Source]) -> Self:
         """The same samples, read through what `wrap` makes of each source: a cache."""

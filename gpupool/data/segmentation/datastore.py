@@ -189,6 +189,13 @@ class SegmentationDatastore(Datastore[FilePairs]):
                 )
         return super().concat(*others)
 
+    def with_classes(self, classes: Sequence[str]) -> Self:
+        """The same pairs, with the indices that their classes have among `classes`.
+
+        Raises OptionsError if these lack a class, or where masks hold the indices.
+        """
+        return self._with(_mask_classes=self._mask_classes.among(classes), _list_again=None)
+
     def count_each_label(self, on_progress: OnProgress | None = None) -> dict[str, int]:
         """How many pixels each class has, in the order of `classes`; reads every mask once.
 

@@ -76,6 +76,23 @@ class MaskClasses:
             )
         return cls(kinds.pop(), tuple(listed), values, tuple(place for _, place in pairs))
 
+    def among(self, names: Sequence[str]) -> MaskClasses:
+        """The same pixels, with the indices of these names.
+
+        Raises OptionsError if they lack one of ours, or pixels hold the indices.
+        """
+        lacking = [name for name in self.names if name not in names]
+        if lacking or self.kind == "as is":
+            own = ", ".join(lacking) or "no names; pixels hold the indices"
+            raise OptionsError(
+                f"the masks have {own}, and classes={list(names)!r} does not hold that",
+                "unknown class",
+                *lacking,
+            )
+        place = [names.index(name) for name in self.names]
+        places = tuple(place[old] for old in self.places)
+        return MaskClasses(self.kind, tuple(names), self.values, places)
+
     def class_of(self, values: _Values) -> _Values:
         """The class of each pixel, NO_CLASS for values of none; int16 unless ids are larger."""
         if self.kind == "as is":

@@ -38,6 +38,13 @@ class Pairs(Protocol):
     def normalization(self) -> Normalization | None:
         """What batches of images are to go through."""
 
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes of pixels."""
+
+    def with_classes(self, classes: Sequence[str]) -> Pairs:
+        """The same pairs, counted by these names."""
+
 
 class RandomPatches:
     """`per_image` patches of each pair, image and mask cut at the same place: a map-style dataset
@@ -89,15 +96,22 @@ class RandomPatches:
         """The samples of a batch, in order; torch's DataLoader calls this."""
         return read_samples(self, indices)
 
+    @property
+    def classes(self) -> list[str]:
+        """The names of the classes of pixels, by index; none where masks hold the indices."""
+        return self._pairs.classes
+
+    def with_classes(self, classes: Sequence[str]) -> Self:
+        """The same patches, with the indices that their classes have among `classes`."""
+        return self._of(self._pairs.with_classes(classes), self._transform)
+
     def with_transform(self, transform: Transform | None) -> Self:
         """The same patches, each passed through `transform(image, mask)`; None: as they are.
 
         It gets torchvision's tv_tensors.Image and Mask, so that one transform of
         torchvision.transforms.v2 changes both alike; pixels of no class are -100.
         """
-        return type(self)(
-            self._pairs, self._size, self._per_image, self._seed, self._num_open, transform
-        )
+        return self._of(self._pairs, transform)
 
     def epoch_order(self, seed: int, epoch: int, batch_size: int) -> Indices:
         """In which order an epoch takes the patches; see `patch_order`."""
@@ -132,6 +146,9 @@ class RandomPatches:
             # cloned, so that a patch does not keep the whole picture
             patch = image[:, rows, columns].clone(), mask[rows, columns].long()
             return transformed(self._transform, self._pairs.name(fetched.number), *patch)
+
+    def _of(self, pairs: Pairs, transform: Transform | None) -> Self:
+        return type(self)(pairs, self._size, self._per_image, self._seed, self._num_open, transform)
 
     def _box(self, shape: Sequence[int], number: int) -> tuple[slice, slice]:
         """Where to cut, drawn from torch's random numbers."""

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpupool.core.errors import TrainingError
 from gpupool.engine.batches.trees import has_part, main_output, part_of
 
 NO_CLASS = -100  # of torch's cross_entropy
@@ -19,6 +20,21 @@ NO_CLASS = -100  # of torch's cross_entropy
 # What torchvision's references (segmentation) and the papers (GoogLeNet, Inception) give the loss
 # of an auxiliary classifier.
 _AUXILIARY = {"aux": 0.5, "aux_logits1": 0.3, "aux_logits2": 0.3, "aux_logits": 0.4}
+
+
+def require_outputs(outputs: Any, num_classes: int) -> None:
+    """Raise TrainingError if outputs (N, C, ...) have fewer classes than the data.
+
+    Only shapes are looked at, which are the same on every rank; on a GPU a target without an output
+    would end the process's use of it.
+    """
+    if isinstance(outputs, Tensor) and outputs.ndim > 1 and outputs.shape[1] < num_classes:
+        raise TrainingError(
+            f"the network has {outputs.shape[1]} outputs, and the data have {num_classes} classes: "
+            f"gpupool.replace_head(model, {num_classes}) gives it as many.",
+            "too few",
+            "model",
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +50,12 @@ class ClassLoss:
     ignored: int = NO_CLASS
     label_smoothing: float = 0.0
     num_terms: int = 1
+    num_classes: int = 0
+    """So many outputs the data need; 0 where nobody knows."""
 
     def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
+        if self.num_classes:
+            require_outputs(main_output(outputs), self.num_classes)
         if isinstance(outputs, Tensor):
             return self._mean(outputs, targets)
         loss = self._mean(main_output(outputs), targets)

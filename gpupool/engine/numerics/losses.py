@@ -11,7 +11,7 @@ from the targets alone, before the loss is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -88,6 +88,11 @@ def make_loss(loss: Any, device: torch.device | str = "cpu") -> Loss:
                 float(getattr(loss, "label_smoothing", 0.0)),
             )
     return _Counted(loss, getattr(loss, "num_counted", None))
+
+
+def requiring(loss: Loss, num_classes: int) -> Loss:
+    """The same loss; one over classes refuses outputs of fewer."""
+    return replace(loss, num_classes=num_classes) if isinstance(loss, ClassLoss) else loss
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,12 @@ from typing import Any
 
 from torch import nn
 
+from gpupool.core.network import NetworkInfo
 from gpupool.core.options.sampling import steps_per_epoch, with_data
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import EVERY_S, Progress
 from gpupool.core.wire.events import Event, ProgressEvent, StepEvent
+from gpupool.data.reading.normalization import Normalization
 from gpupool.engine import calls
 from gpupool.engine.batches.share import Dataset, Share, num_samples
 from gpupool.engine.batches.shares import epoch_shares
@@ -27,7 +29,7 @@ from gpupool.engine.metrics.evaluation import evaluate
 from gpupool.engine.metrics.metrics import make_metrics
 from gpupool.engine.numerics.batch_norm import plain_batch_norm
 from gpupool.engine.numerics.ddp import share_statistics
-from gpupool.engine.numerics.losses import make_loss
+from gpupool.engine.numerics.losses import make_loss, requiring
 from gpupool.engine.probe.rank_report import RankReport
 from gpupool.engine.training.best_weights import BestWeights
 from gpupool.engine.training.dataset_statistics import fit_normalization, recompute_statistics
@@ -49,6 +51,8 @@ def fit(
     *,
     world: World,
     validation: Dataset | None = None,
+    network: NetworkInfo | None = None,
+    num_classes: int = 0,
     emit: Callable[[Sequence[Event]], None] = lambda events: None,
     stop_requested: Callable[[], bool] = lambda: False,
     stops_at_once: Callable[[], bool] = lambda: False,
@@ -59,6 +63,8 @@ def fit(
     Args:
         loss: see `make_loss`.
         options: resolved ones, where `scale` asks for more than they say.
+        network: what it will know: classes, and the normalization of its inputs.
+        num_classes: a loss over classes asks for so many outputs.
         emit: receives the events of the first rank; the other ranks emit nothing.
         stop_requested: asked every `log_every` steps; true on any rank ends training on all,
             after the same step.
@@ -69,9 +75,11 @@ def fit(
     Raises whatever a rank meets; the last complete step is in the checkpoints then, if there are.
     """
     options = with_data(options, dataset)
+    loss = requiring(make_loss(loss, world.device), num_classes)
     training = _Training(
         model, dataset, loss, options, world, validation, emit, rank_report or RankReport()
     )
+    training.know(network or NetworkInfo())
     training.run.reporter.requests["user"] = stop_requested
     training.emit_start()
     try:
@@ -119,6 +127,13 @@ class _Training:
         self.has_begun = False
         self.is_resumed = False
         self.validation_s = math.inf  # how long the last one took; unknown of the first
+
+    def know(self, network: NetworkInfo) -> None:
+        """What the data show of the network before they are read."""
+        run, scale = self.run, network.normalization
+        run.classes = network.classes
+        if scale is not None and run.options.normalize != "fit":
+            run.normalization = Normalization(*scale)
 
     # ---- before the first step ------------------------------------------------------------------
 
@@ -193,6 +208,7 @@ class _Training:
             self.is_resumed = False
             self.train_step.prime_ddp(share)
 
+        run.note_inputs(share)
         self.train_step.run(share)
         self.hooks.on_step()
         validates = self.validation is not None and _is_every(run.step, options.validate_every)
@@ -345,7 +361,13 @@ class _Training:
         run.reporter.emit_end(run.step, run.stopped_by, run.kept_step)
         best = run.early_stopping.best
         return FitResult(
-            run.model, run.stopped_by, run.step, run.kept_step, best, run.normalization
+            run.model,
+            run.stopped_by,
+            run.step,
+            run.kept_step,
+            best,
+            run.normalization,
+            run.input_shape,
         )
 
 

@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from gpupool.core.network import NetworkInfo
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading.normalization import Normalization
 from gpupool.engine import calls
+from gpupool.engine.batches.share import Share
 from gpupool.engine.group.forming import World
 from gpupool.engine.group.unfinished import CompletedSteps
 from gpupool.engine.numerics.batch_norm import norm_group, plain_batch_norm, sync_batch_norm
@@ -50,7 +52,10 @@ class Run:
     ema: AveragedModel | None = None
     """The averaged network, which is the one that is validated and kept."""
     normalization: Normalization | None = None
-    """What `normalize="fit"` found."""
+    """That of the data, or what `normalize="fit"` found."""
+    classes: tuple[str, ...] = ()
+    input_shape: tuple[int, ...] = ()
+    """Of the images that the network has been given, as in `NetworkInfo`."""
     is_step_complete: bool = True
     """False from when the optimizer begins to change weights until the step is complete."""
 
@@ -66,6 +71,20 @@ class Run:
     """A state dict, on the CPU: the network after `kept_step`, that of the best validation so far,
     or one whose numbers are all finite; {} if none is kept."""
     kept_step: int = -1
+
+    @property
+    def network(self) -> NetworkInfo:
+        """What the network knows beside its weights."""
+        scale = self.normalization
+        return NetworkInfo(self.classes, scale and (scale.mean, scale.std), self.input_shape)
+
+    def note_inputs(self, share: Share) -> None:
+        """Remember the size of the images, of the first batch."""
+        inputs, targets = share.inputs, share.targets
+        are_images = isinstance(inputs, Tensor) and inputs.ndim == 4
+        # A network of maps takes images of any size, and was trained on parts of them.
+        if are_images and isinstance(targets, Tensor) and targets.ndim <= 2:
+            self.input_shape = self.input_shape or tuple(inputs.shape[1:])
 
     def stop(self, reason: str) -> None:
         """Training ends after this step, unless something else has ended it already."""
@@ -106,6 +125,7 @@ class FitResult:
     kept_step: int = -1
     best: dict[str, float] = field(default_factory=dict)
     normalization: Normalization | None = None
+    input_shape: tuple[int, ...] = ()
 
 
 def make_run(model: nn.Module, options: TrainingOptions, world: World, reporter: Reporter) -> Run:

@@ -15,6 +15,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel
 
 from gpupool.core.errors import TrainingError
+from gpupool.core.network import NetworkInfo
 from gpupool.core.wire.events import StepEvent, ValidationEvent
 from gpupool.core.wire.state_dicts import load
 from gpupool.data.reading.normalization import Normalization
@@ -54,6 +55,7 @@ def facts(
         "kept": run.kept,
         "kept_step": run.kept_step,
         "normalization": None if normalization is None else [list(n) for n in normalization],
+        "network": run.network.plain(),
         "told": event_log.state(unreported),
         "last_step": _plain(run.reporter.last_step),
         "last_validation": _plain(run.reporter.last_validation),
@@ -108,7 +110,9 @@ def restore(run: Run, dataset: Dataset, state: Mapping[str, Any], url: str) -> N
             _load_part(part, state[name])
     run.early_stopping.load_state_dict(state["judge"])
     run.kept, run.kept_step = state["kept"], state["kept_step"]
-    if state["normalization"] is not None:
+    run.input_shape = NetworkInfo.of_plain(state["network"]).input_shape
+    # What the data ask for now holds; what was measured is not measured again.
+    if state["normalization"] is not None and run.normalization is None:
         run.normalization = Normalization(*(tuple(part) for part in state["normalization"]))
     run.step, run.epoch = state["step"], state["epoch"]
     run.samples_done = state["samples_done"]

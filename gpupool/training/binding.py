@@ -1,0 +1,142 @@
+"""What a data set and a network know of each other: classes by name, normalization, numbers.
+
+Runs on the client, before anything is sent.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpupool.core.errors import OptionsError, TrainingError
+from gpupool.core.network import NetworkInfo, Scaling, in_words, info_of
+from gpupool.core.options.class_names import NO_CLASS, bound, class_names, labels_of
+
+_CLASS_LOSSES = ("cross_entropy", "nll")
+_CLASS_MODULES = ("CrossEntropyLoss", "NLLLoss")
+_WARN_AT = 5  # frames up: whoever calls evaluate, predict or confusion
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Data sets whose classes have the same indices, and what their network knows then.
+
+    `num_classes`: so many outputs the network needs at least; 0 where nobody knows.
+    """
+
+    dataset: Any
+    validation: Any
+    network: NetworkInfo
+    num_classes: int
+
+
+def bind_training(
+    model: object, dataset: Any, validation: Any, loss: Any, *, fits_normalization: bool
+) -> Bound:
+    """Match the classes of all three by name.
+
+    Raises:
+        TrainingError: one has classes that the others do not know, or a normalization of its own.
+    """
+    known = info_of(model)
+    names = known.classes or class_names(dataset)
+    whose = "the network does" if known.classes else "the training data do"
+    try:
+        dataset = bound(dataset, names, "dataset", whose)
+    except TrainingError as error:
+        if not known.classes:
+            raise
+        raise TrainingError(
+            f"{error} For other classes give the network other outputs: "
+            f"gpupool.replace_head(model, {len(class_names(dataset))}).",
+            error.kind,
+            *error.names,
+        ) from None
+    scaling = None if fits_normalization else scaling_of(dataset) or known.normalization
+    if validation is not None:
+        validation = bound(validation, names, "validation", whose)
+        own = scaling_of(validation)
+        if own is not None and not fits_normalization and own != scaling:
+            raise _other_scaling("validation", own, "the training data", scaling)
+    sets = [dataset] if validation is None else [dataset, validation]
+    num_classes = max(num_outputs(one, loss) for one in sets)
+    return Bound(dataset, validation, NetworkInfo(names, scaling), num_classes)
+
+
+def bind(model: object, dataset: Any, what: str) -> Any:
+    """The data set as the network counts its classes; what they do not name is left as it is.
+
+    Raises:
+        TrainingError: it has classes that the network does not know, or another normalization.
+    """
+    known = info_of(model)
+    own, ours = scaling_of(dataset), known.normalization
+    if ours is not None and own is not None and own != ours:
+        raise _other_scaling("dataset", own, "the network", ours)
+    if ours is not None and own is None and hasattr(dataset, "with_normalization"):
+        warnings.warn(
+            f"{what}: the data set has no normalization; that of the network's training is applied "
+            f"({in_words(ours)}).",
+            stacklevel=_WARN_AT,
+        )
+    return bound(dataset, known.classes, "dataset", "the network does")
+
+
+def scaling_of(dataset: Any) -> Scaling | None:
+    """The normalization that a data set asks for, or what it is a part of; None without one."""
+    found = getattr(dataset, "normalization", None)
+    if found is not None:
+        mean, std = found
+        return tuple(map(float, mean)), tuple(map(float, std))
+    parts = getattr(dataset, "datasets", None)
+    if parts is None and hasattr(dataset, "indices"):
+        parts = [dataset.dataset] if hasattr(dataset, "dataset") else None
+    # As on the ranks: only parts that are read in two steps are normalized within a wrapper.
+    asked = {scaling_of(part) for part in parts or ()}
+    return asked.pop() if len(asked) == 1 else None
+
+
+def _other_scaling(what: str, own: Scaling, whose: str, ours: Scaling | None) -> OptionsError:
+    there = "has none" if ours is None else f"has {in_words(ours)}"
+    return OptionsError(
+        f"{what} has a normalization of its own ({in_words(own)}), and {whose} {there}: give both "
+        "the same by with_normalization.",
+        "other normalization",
+        what,
+    )
+
+
+def _ignored(loss: Any) -> int | None:
+    """The class that means none to a loss over classes; None of another loss."""
+    if isinstance(loss, str):
+        return NO_CLASS if loss in _CLASS_LOSSES else None
+    name = type(loss).__name__
+    return int(loss.ignore_index) if name in _CLASS_MODULES else None
+
+
+def num_outputs(dataset: Any, loss: Any) -> int:
+    """How many outputs a loss over classes needs, as far as no sample has to be read for it.
+
+    0 for another loss, and where only the samples show it.
+    """
+    ignored = _ignored(loss)
+    if ignored is None:
+        return 0
+    highest = [_highest(labels, ignored) + 1 for labels in labels_of(dataset)]
+    return max(len(class_names(dataset)), *highest, 0)
+
+
+def _highest(labels: Any, ignored: int) -> int:
+    import numpy as np
+
+    there: Sequence[int] = [n for n in np.unique(labels).tolist() if n not in (ignored, NO_CLASS)]
+    wrong = [number for number in there if number < 0]
+    if wrong:
+        raise TrainingError(
+            f"the targets have class {wrong[0]}: classes are counted from 0, and {ignored} means "
+            "none.",
+            "unknown class",
+        )
+    return max(there, default=-1)
