@@ -5,6 +5,7 @@ What has no effect although its value is right is refused in `effects.py`.
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -16,7 +17,7 @@ from gpupool.core.options.fields import Profile, TrainingFields
 from gpupool.core.options.pool_options import folder_url, number, one_of, parse_duration_s
 from gpupool.core.wire.masking import without_passwords
 
-SCHEDULES = ("none", "piecewise", "exponential", "polynomial", "cosine", "cyclical")
+SCHEDULES = ("none", "piecewise", "exponential", "polynomial", "cosine", "cyclical", "plateau")
 WORDS: dict[str, tuple[str, ...]] = {
     "shuffle": ("every-epoch", "once", "never"),
     "on_error": ("raise", "skip"),
@@ -36,14 +37,14 @@ WORDS: dict[str, tuple[str, ...]] = {
         *("parallel-auto", "parallel-cpu", "parallel-gpu"),
     ),
 }
-OPTIMIZERS = ("sgdm", "adam", "adamw", "rmsprop", "lbfgs", "lars")
+OPTIMIZERS = ("sgdm", "sgd", "adam", "adamw", "rmsprop", "lbfgs", "lars", "lamb")
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _COUNTS = (
     *("epochs", "max_steps", "batch_size", "accumulate", "drop_period", "cycle_period"),
     *("patience", "num_checkpoints", "log_every"),
 )
 _ABOVE_0 = ("lr", "trust_coefficient", "power", "clip")
-_FROM_0 = ("weight_decay", "eps")
+_FROM_0 = ("weight_decay", "eps", "min_delta")
 _BELOW_1 = ("momentum", "alpha", "min_factor", "warmup_factor")  # and not below 0
 _BETWEEN = ("drop_factor", "ema")  # above 0 and below 1
 
@@ -54,8 +55,7 @@ def check_values(options: TrainingFields) -> None:
         value = getattr(options, name)
         if value is not None or not _may_be_none(options, name):
             _word(name, value, allowed)
-    if not callable(options.optimizer):
-        _check_optimizer(options.optimizer)
+    _check_optimizer(options.optimizer)
     # Before the schedule, whose pieces are added up and compared with `epochs`: a number by then.
     _check_numbers(options)
     _check_factors(options)
@@ -66,7 +66,7 @@ def check_values(options: TrainingFields) -> None:
     sampling.check(options)
     if options.compile not in (True, False):
         _word("compile", options.compile, COMPILE_MODES)
-    for name in ("channels_last", "deterministic"):
+    for name in ("channels_last", "deterministic", "nesterov"):
         if not isinstance(getattr(options, name), bool):
             raise OptionsError.of(name, getattr(options, name), "must be True or False.", "type")
 
@@ -92,14 +92,35 @@ def _check_optimizer(value: object) -> None:
             "not here",
             "optimizer",
         )
-    _word("optimizer", value, OPTIMIZERS)
+    if not callable(value) and _is_a(value, "torch.optim.optimizer", "Optimizer"):
+        name = type(value).__name__
+        named = {"SGD": "sgd"}.get(name, name.lower())
+        ours = f"optimizer={named!r}, lr=..., or " if named in OPTIMIZERS else ""
+        raise OptionsError(
+            f"optimizer={name}(...) is an object, of parameters that the ranks do not have: write "
+            f"{ours}optimizer=lambda groups: torch.optim.{name}(groups, lr=...).",
+            "object",
+            "optimizer",
+        )
+    _refuse_scheduler("optimizer", value)
+    if not callable(value):
+        _word("optimizer", value, OPTIMIZERS)
+    elif not _can_be_called(value, 1):
+        raise OptionsError(
+            f"optimizer={_shown(value)} cannot be called with one argument, the parameter groups: "
+            "write optimizer=lambda groups: torch.optim.Adam(groups, lr=0.01).",
+            "form",
+            "optimizer",
+        )
 
 
 def _check_numbers(options: TrainingFields) -> None:
-    for name in (*_COUNTS, "seed"):
+    for name in (*_COUNTS, "seed", "drop_patience"):
         value = _given(options, name, whole=True)
-        if value is not None and name != "seed" and value < 1:
+        if value is not None and name in _COUNTS and value < 1:
             raise OptionsError.of(name, value, "must be above 0.")
+        if value is not None and name == "drop_patience" and value < 0:
+            raise OptionsError.of(name, value, "must not be negative.")
     # `step_key` keeps 64 bits of it: a larger seed would draw what a smaller one draws.
     if not 0 <= options.seed < 2**64:
         raise OptionsError.of("seed", options.seed, "must be in 0..2**64-1.")
@@ -155,6 +176,14 @@ def _check_schedule(options: TrainingFields) -> None:
     schedule = options.schedule
     if options.warmup is not None:
         warmup_of(options.warmup)
+    _refuse_scheduler("schedule", schedule)
+    if callable(schedule) and not _can_be_called(schedule, 2):
+        raise OptionsError(
+            f"schedule={_shown(schedule)} cannot be called with step and epoch: write "
+            "schedule=lambda step, epoch: factor, which is multiplied with lr.",
+            "form",
+            "schedule",
+        )
     if callable(schedule):
         return
     if isinstance(schedule, str):
@@ -173,6 +202,13 @@ def _check_schedule(options: TrainingFields) -> None:
         ) from None
     for name, epochs in pieces:
         _word("schedule", name, SCHEDULES)
+        if name == "plateau":
+            raise OptionsError(
+                "schedule: 'plateau' has no length, so it cannot be one of several: give it alone, "
+                "schedule='plateau'.",
+                "conflict",
+                "schedule",
+            )
         number(f"schedule[{name!r}]", epochs, whole=True)
     num_epochs = sum(epochs for _, epochs in pieces)
     if num_epochs != options.epochs or any(epochs < 1 for _, epochs in pieces):
@@ -184,6 +220,58 @@ def _check_schedule(options: TrainingFields) -> None:
             "length",
         )
     _put(options, "schedule", tuple((name, int(epochs)) for name, epochs in pieces))
+
+
+# torch's scheduler -> what it is here
+_SCHEDULERS = {
+    "StepLR": "schedule='piecewise', drop_factor=..., drop_period=...",
+    "ExponentialLR": "schedule='exponential', drop_factor=..., drop_period=...",
+    "CosineAnnealingLR": "schedule='cosine'",
+    "CosineAnnealingWarmRestarts": "schedule='cosine', cycle_period=...",
+    "PolynomialLR": "schedule='polynomial', power=...",
+    "LinearLR": "warmup='500 steps', or schedule='polynomial'",
+    "CyclicLR": "schedule='cyclical', cycle_period=...",
+    "OneCycleLR": "schedule='cosine', warmup='1 epoch'",
+    "ReduceLROnPlateau": "schedule='plateau', drop_factor=..., drop_patience=...",
+    "ConstantLR": "schedule='none'",
+    "SequentialLR": "schedule=[('none', 5), ('cosine', 10)]",
+}
+
+
+def _refuse_scheduler(name: str, value: object) -> None:
+    """Refuse a class or object of torch.optim.lr_scheduler, also within a partial."""
+    value = getattr(value, "func", value)
+    kind = value if isinstance(value, type) else type(value)
+    if _is_a(value, "torch.optim.lr_scheduler", "LRScheduler"):
+        other = "schedule=lambda step, epoch: factor, which is multiplied with lr"
+        raise OptionsError(
+            f"{name}={kind.__name__} is a scheduler of torch, which needs an optimizer that the "
+            f"ranks make: write {_SCHEDULERS.get(kind.__name__, other)}.",
+            "scheduler",
+            name,
+        )
+
+
+def _is_a(value: object, module: str, name: str) -> bool:
+    """Whether `value` is a class, or an object of one, that derives from `module.name`."""
+    # By name: torch is not imported for this.
+    kind = value if isinstance(value, type) else type(value)
+    return any((one.__module__, one.__name__) == (module, name) for one in kind.__mro__)
+
+
+def _can_be_called(value: Any, num: int) -> bool:
+    """Whether `value` takes `num` arguments by position, as far as Python can know it."""
+    try:
+        inspect.signature(value).bind(*range(num))
+    except TypeError:
+        return False
+    except ValueError:  # a function of C without a signature
+        return True
+    return True
+
+
+def _shown(value: Any) -> str:
+    return str(getattr(value, "__qualname__", None) or type(value).__qualname__)
 
 
 def _check_intervals(options: TrainingFields) -> None:

@@ -52,22 +52,30 @@ def _is_given(value: Any) -> bool:
 
 
 EFFECTS = (
-    Effect(("momentum",), "optimizer", ("sgdm", "lars", "rmsprop"), "'sgdm'"),
-    Effect(("betas",), "optimizer", ("adam", "adamw"), "'adam'"),
+    Effect(("momentum",), "optimizer", ("sgdm", "sgd", "lars", "rmsprop"), "'sgdm'"),
+    Effect(("nesterov",), "optimizer", ("sgdm", "sgd"), "'sgdm'"),
+    Effect(("betas",), "optimizer", ("adam", "adamw", "lamb"), "'adam'"),
     Effect(("alpha",), "optimizer", ("rmsprop",), "'rmsprop'"),
-    Effect(("eps",), "optimizer", ("adam", "adamw", "rmsprop"), "'adam'"),
+    Effect(("eps",), "optimizer", ("adam", "adamw", "rmsprop", "lamb"), "'adam'"),
     Effect(("trust_coefficient",), "optimizer", ("lars",), "'lars'"),
     # torch's LBFGS has no weight decay. A callable gets it in the groups, so it counts as working.
     Effect(("weight_decay",), "optimizer", lambda name: name != "lbfgs", "'adamw'"),
     Effect(("weight_decay_factors",), "weight_decay", lambda decay: decay > 0, "1e-4"),
+    Effect(("drop_period",), "schedule", _has("piecewise", "exponential"), "'piecewise'"),
     Effect(
-        ("drop_factor", "drop_period"),
+        ("drop_factor",),
         "schedule",
-        _has("piecewise", "exponential"),
+        _has("piecewise", "exponential", "plateau"),
         "'piecewise'",
     ),
+    Effect(("drop_patience",), "schedule", _has("plateau"), "'plateau'"),
     Effect(("power",), "schedule", _has("polynomial"), "'polynomial'"),
-    Effect(("min_factor",), "schedule", _has("polynomial", "cosine", "cyclical"), "'cosine'"),
+    Effect(
+        ("min_factor",),
+        "schedule",
+        _has("polynomial", "cosine", "cyclical", "plateau"),
+        "'cosine'",
+    ),
     Effect(("cycle_period",), "schedule", _has("cosine", "cyclical"), "'cyclical'"),
     Effect(("warmup_factor",), "warmup", _is_given, "'1 epoch'"),
     Effect(("max_skipped",), "on_error", ("skip",), "'skip'"),
@@ -109,6 +117,20 @@ def check_effects(options: TrainingFields) -> None:
             "no effect",
             "resume",
         )
+    usual = 0.0 if options.optimizer == "sgd" else 0.9
+    if options.nesterov and not (usual if options.momentum is None else options.momentum):
+        raise OptionsError(
+            "nesterov=True does nothing without momentum: did you mean momentum=0.9?",
+            "no effect",
+            "nesterov",
+        )
+    if options.min_delta and options.patience is None and options.schedule != "plateau":
+        raise OptionsError(
+            f"min_delta={options.min_delta:g} does nothing while patience is None: did you mean "
+            "patience=3, or schedule='plateau'?",
+            "no effect",
+            "min_delta",
+        )
     _check_lbfgs(options)
     _check_drops(options)
     _check_warmup(options)
@@ -148,9 +170,11 @@ def check_for(
         OptionsError: with what was meant.
     """
     if not has_validation:
-        for name in ("patience", "objective", "validate_every", "metrics"):
+        for name in ("patience", "min_delta", "objective", "validate_every", "metrics"):
             if is_given(options, name):
                 _refuse_without_validation(options, name)
+        if options.schedule == "plateau":
+            _refuse_without_validation(options, "schedule")
         # Not by `is_given`: keep="last" is what happens without validation, and does no harm.
         if options.keep == "best":
             _refuse_without_validation(options, "keep")

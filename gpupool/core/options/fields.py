@@ -46,23 +46,27 @@ class TrainingFields:
 
     # ---- the optimizer
     optimizer: str | Callable[..., Any] = "sgdm"
-    """"sgdm" (SGD with momentum), "adam", "adamw", "rmsprop", "lbfgs" as in `torch.optim`, "lars"
-    (You et al. 2017), or a callable: parameter groups -> `torch.optim.Optimizer`."""
+    """"sgdm" (SGD with momentum), "sgd", "adam", "adamw", "rmsprop", "lbfgs" as in `torch.optim`,
+    "lars" (You et al. 2017), "lamb" (You et al. 2020), or a callable: parameter groups ->
+    `torch.optim.Optimizer`, as `lambda groups: torch.optim.Adamax(groups, lr=0.01)`."""
     lr: float = 0.01
     """Learning rate."""
     momentum: float | None = None
-    """Momentum of "sgdm" and "lars" (0.9 unless given), and of "rmsprop" (0)."""
+    """Momentum of "sgdm" and "lars" (0.9 unless given), and of "sgd" and "rmsprop" (0)."""
+    nesterov: bool = False
+    """Nesterov's form of the momentum of "sgdm" and "sgd", as in `torch.optim.SGD`."""
     betas: tuple[float, float] | None = None
-    """Decay of "adam"'s and "adamw"'s averages of gradient and squared gradient; (0.9, 0.999)
-    unless given."""
+    """Decay of the averages of gradient and squared gradient of "adam", "adamw" and "lamb";
+    (0.9, 0.999) unless given."""
     alpha: float | None = None
     """Decay of "rmsprop"'s average of the squared gradient; 0.99 unless given."""
     eps: float | None = None
-    """What "adam", "adamw" and "rmsprop" add to the denominator; 1e-8 unless given."""
+    """What "adam", "adamw" and "rmsprop" (1e-8 unless given) and "lamb" (1e-6) add to the
+    denominator."""
     trust_coefficient: float | None = None
     """Norm of a layer's step in "lars" over norm of its weights, at lr 1; 0.001 unless given."""
     weight_decay: float = 0.0
-    """L2 factor; decoupled for "adamw", added to the gradient otherwise."""
+    """L2 factor; decoupled for "adamw" and "lamb", added to the gradient otherwise."""
     weight_decay_factors: Mapping[str, float] = field(default_factory=dict)
     """Glob on parameter names -> factor on `weight_decay`. The last matching pattern counts."""
     learn_rate_factors: Mapping[str, float] = field(default_factory=dict)
@@ -72,16 +76,21 @@ class TrainingFields:
     schedule: str | Sequence[tuple[str, int]] | Callable[[int, int], float] = "none"
     """"none", "piecewise" (times `drop_factor` every `drop_period` epochs), "exponential" (the same
     in small parts each step), "polynomial" and "cosine" (down to `min_factor` at the end),
-    "cyclical" (a triangle between `min_factor` and 1); or a sequence of (name, epochs) for one
-    after the other; or a callable: (step, epoch), both from 1 -> factor on `lr`."""
+    "cyclical" (a triangle between `min_factor` and 1), "plateau" (times `drop_factor` where
+    validations do not become better, as torch's `ReduceLROnPlateau`); or a sequence of (name,
+    epochs) for one after the other; or a callable: (step, epoch), both from 1 -> factor on `lr`."""
     drop_factor: float | None = None
-    """Factor of a drop in "piecewise" and "exponential"; 0.1 unless given."""
+    """Factor of a drop in "piecewise", "exponential" and "plateau"; 0.1 unless given."""
     drop_period: int | None = None
     """Epochs between two drops of "piecewise" and "exponential"; a third of all unless given."""
+    drop_patience: int | None = None
+    """Validations in a row, no better than the best before, that "plateau" bears; the rate drops
+    after one more. 10 unless given."""
     power: float | None = None
     """Exponent of "polynomial"; 1 unless given, a straight line."""
     min_factor: float | None = None
-    """Lowest factor on `lr` of "polynomial" and "cosine" (0 unless given) and "cyclical" (0.1)."""
+    """Lowest factor on `lr` of "polynomial", "cosine" and "plateau" (0 unless given) and "cyclical"
+    (0.1)."""
     cycle_period: int | None = None
     """Epochs of one cycle: of "cyclical" (2 unless given), and of "cosine", which starts again with
     each (one over the whole training unless given)."""
@@ -175,6 +184,10 @@ class TrainingFields:
     is a validation."""
     patience: int | None = None
     """Ends training when so many validations in a row were no better than the best before."""
+    min_delta: float = 0.0
+    """By how much a validation has to be better for `patience` and schedule="plateau", in the unit
+    of `objective`; what is better by less counts as no better. Unless given any improvement counts
+    for `patience`, and one in 10,000 for "plateau"."""
     on_divergence: str = "stop"
     """When loss is NaN or infinite: "stop" ends training with the last weights that were good,
     "tell" only reports it. A spike of the loss is only reported."""

@@ -22,6 +22,7 @@ class TrainingKeywords(TypedDict, total=False):
     optimizer: str | Callable[..., Any]
     lr: float
     momentum: float | None
+    nesterov: bool
     betas: tuple[float, float] | None
     alpha: float | None
     eps: float | None
@@ -32,6 +33,7 @@ class TrainingKeywords(TypedDict, total=False):
     schedule: str | Sequence[tuple[str, int]] | Callable[[int, int], float]
     drop_factor: float | None
     drop_period: int | None
+    drop_patience: int | None
     power: float | None
     min_factor: float | None
     cycle_period: int | None
@@ -66,6 +68,7 @@ class TrainingKeywords(TypedDict, total=False):
     objective: str
     keep: str
     patience: int | None
+    min_delta: float
     on_divergence: str
     checkpoint: str | None
     checkpoint_every: str | int | None

@@ -90,6 +90,8 @@ _ALSO = {
     "objective": "metric_for_best_model monitor early_stopping_metric",
     "keep": "load_best_model_at_end restore_best_weights save_best_only save_best",
     "patience": "early_stopping early_stopping_patience early_stop early_stopping_rounds",
+    "min_delta": "early_stopping_threshold threshold tolerance tol",
+    "drop_patience": "lr_patience plateau_patience scheduler_patience",
     "on_divergence": "terminate_on_nan detect_nan",
     "checkpoint": "save_dir output_dir default_root_dir checkpoint_dir filepath model_dir "
     "dirpath save_path weights_save_path logging_checkpoint",
@@ -283,6 +285,9 @@ WORDS: dict[str, dict[Any, str]] = {
         "linear": "polynomial",
         "poly": "polynomial",
         "cosine_annealing": "cosine",
+        "reduce_on_plateau": "plateau",
+        "reduce_lr_on_plateau": "plateau",
+        "ReduceLROnPlateau": "plateau",
     },
 }
 

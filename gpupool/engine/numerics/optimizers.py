@@ -11,9 +11,11 @@ from torch import nn
 from gpupool.core.errors import OptionsError, TrainingError
 from gpupool.core.options.model_facts import match_factors
 from gpupool.core.options.training_options import TrainingOptions
+from gpupool.engine.numerics.lamb import LAMB
 from gpupool.engine.numerics.lars import LARS
 
 Groups = list[dict[str, Any]]
+LAMB_EPS = 1e-6  # as in the paper
 _SMALL = 1e-6  # added to norms, as torch.nn.utils.clip_grad_norm_ does
 
 
@@ -43,8 +45,10 @@ def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Op
     is_fast = {"fused": _can_fuse(groups)}
     lr, eps = options.lr, 1e-8 if options.eps is None else options.eps
     match options.optimizer:
-        case "sgdm":
-            return torch.optim.SGD(groups, lr, momentum=_momentum(options, 0.9), **is_fast)
+        case "sgdm" | "sgd":
+            momentum = _momentum(options, 0.9 if options.optimizer == "sgdm" else 0.0)
+            nesterov = options.nesterov
+            return torch.optim.SGD(groups, lr, momentum, nesterov=nesterov, **is_fast)
         case "rmsprop":
             alpha = 0.99 if options.alpha is None else options.alpha
             momentum = _momentum(options, 0.0)
@@ -54,6 +58,9 @@ def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Op
         case "lars":
             trust = 0.001 if options.trust_coefficient is None else options.trust_coefficient
             return LARS(groups, lr, _momentum(options, 0.9), trust_coefficient=trust)
+        case "lamb":
+            smallest = LAMB_EPS if options.eps is None else options.eps
+            return LAMB(groups, lr, options.betas or (0.9, 0.999), smallest)
         case "lbfgs":
             return _lbfgs(groups, lr)
         case _:
@@ -86,12 +93,6 @@ def parameter_groups(model: nn.Module, options: TrainingOptions) -> Groups:
             group["weight_decay"] = options.weight_decay * decay
         found.append(group)
     return found
-
-
-def set_learning_rates(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give each group `lr` times its factor."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr * group["lr_factor"]
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:

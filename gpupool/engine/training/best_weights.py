@@ -38,10 +38,7 @@ class BestWeights:
 
         Raises OptionsError, on every rank, if it lacks what the objective is.
         """
-        run = self._run
-        values = {"loss": event.loss, **event.metrics}
-        if event.accuracy is not None:
-            values["accuracy"] = event.accuracy
+        run, values = self._run, _values(event)
         if run.options.objective not in values:
             raise OptionsError(
                 f"objective={run.options.objective!r} is not among what a validation gives here: "
@@ -54,6 +51,10 @@ class BestWeights:
         if self._keeps_best:
             run.kept, run.kept_step = self._copy(), event.step
         return replace(event, is_best=True)
+
+    def objective_of(self, event: ValidationEvent) -> float:
+        """The value that counts."""
+        return _values(event)[self._run.options.objective]
 
     def check_finite(self) -> bool:
         """Whether training may continue from these weights; it ends if not."""
@@ -87,6 +88,11 @@ class BestWeights:
 
     def _copy(self) -> dict[str, Any]:
         return copied(self._run.evaluated.state_dict())
+
+
+def _values(event: ValidationEvent) -> dict[str, float]:
+    accuracy = {} if event.accuracy is None else {"accuracy": event.accuracy}
+    return {"loss": event.loss, **event.metrics, **accuracy}
 
 
 def _all_finite(parameters: list[Tensor]) -> bool:

@@ -18,13 +18,18 @@ EVENTS = ("start", "step", "epoch", "validation", "checkpoint", "end")
 class CallbackInfo:
     """What a callback of `TrainingOptions.callbacks` gets, on every rank.
 
-    `event` is "start", "step", "epoch", "validation", "checkpoint" (one was begun) or "end"; `step`
+    `event` is "start", "step", "epoch", "validation", "checkpoint" (one begins) or "end"; `step`
     and `epoch` count from 1 and are those that are complete (0 before the first). `last` is the
     step that was reported last, every `log_every` steps: its loss is a mean over all ranks;
     `validation` the last validation. Both are None before the first.
 
     `model` and `optimizer` are the ones that train, on this rank's device: what is changed in them
-    must be changed on all ranks alike.
+    must be changed on all ranks alike. A learning rate that is set in a group of the optimizer
+    (`for group in info.optimizer.param_groups: group["lr"] *= 0.1`) holds from the next step on,
+    in place of the schedule and the warm-up, until another one is set. Checkpoints keep it, but a
+    training that is resumed with another `lr` begins with that one.
+
+    At "start" of a training that is resumed, `step` is the one that it resumes after.
     """
 
     event: str
@@ -70,6 +75,7 @@ class Callbacks:
         if not self._callbacks:
             return False
         info = self._info(event)  # made only where a callback sees it: it costs nothing otherwise
+        before = self._run.rates.now()
         for callback in self._callbacks:
             try:
                 wish = callback(info)
@@ -78,11 +84,15 @@ class Callbacks:
                 error.add_note(f"in the callback {name}, at {event!r} after step {info.step}")
                 raise
             self.wants_stop |= wish is True
+        self._run.rates.hold_changed(before)
         if event == "step":
             return False
         # One rank's True ends training on all: else the others would wait in the next collective.
-        wishes = torch.tensor([float(self.wants_stop)], device=self._run.world.device)
-        return bool(self._run.world.sum(wishes).item() > 0)
+        world, rates = self._run.world, self._run.rates
+        wishes = torch.tensor([int(self.wants_stop), *rates.bits()], device=world.device)
+        num_stopping, *sums = world.sum(wishes).tolist()
+        rates.check_equal(sums, world.size)
+        return bool(num_stopping)
 
     def _info(self, event: str) -> CallbackInfo:
         run = self._run
@@ -90,7 +100,8 @@ class Callbacks:
             event=event,
             step=run.step,
             epoch=epoch_of(run),
-            lr=float(run.optimizer.param_groups[0]["lr"]),
+            # A new number, not the group's own: a callback that sets it holds it.
+            lr=float(run.optimizer.param_groups[0]["lr"]) + 0.0,
             last=run.reporter.last_step,
             validation=run.reporter.last_validation,
             model=run.model,

@@ -56,13 +56,17 @@ class EarlyStopping:
     Args:
         objective: of the values of a validation, the one that counts.
         patience: it is over when so many validations in a row were not better; None: never.
+        min_delta: by how much one has to be better than the last that was, for patience.
     """
 
-    def __init__(self, objective: str = "loss", patience: int | None = None) -> None:
-        self.objective, self._patience = objective, patience
+    def __init__(
+        self, objective: str = "loss", patience: int | None = None, min_delta: float = 0.0
+    ) -> None:
+        self.objective, self._patience, self._min_delta = objective, patience, min_delta
         self.best: dict[str, float] = {}
         """The values of the best validation; {} before the first that is no NaN."""
         self.best_step = -1
+        self._counted = math.nan  # the objective of the last validation that was enough better
         self._num_worse = 0
         self._losses: deque[float] = deque(maxlen=_WINDOW)
         self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT)  # accuracy, loss
@@ -74,13 +78,20 @@ class EarlyStopping:
     def add_validation(self, step: int, values: Mapping[str, float]) -> bool:
         """Add the values of a validation; whether they are the best so far."""
         new, old = values[self.objective], self.best.get(self.objective, math.nan)
-        is_better = new < old if less_is_better(self.objective) else new > old
-        # NaN is never better, and the first number is better than NaN.
-        if not math.isnan(new) and (is_better or math.isnan(old)):
-            self.best, self.best_step, self._num_worse = dict(values), step, 0
-            return True
-        self._num_worse += 1
-        return False
+        # Small steps that are each too small for patience add up: they count together.
+        if self._is_better(new, self._counted, self._min_delta):
+            self._counted, self._num_worse = new, 0
+        else:
+            self._num_worse += 1
+        if not self._is_better(new, old):
+            return False
+        self.best, self.best_step = dict(values), step
+        return True
+
+    def _is_better(self, new: float, old: float, by: float = 0.0) -> bool:
+        if math.isnan(new) or math.isnan(old):  # NaN is never better, any number is than NaN
+            return not math.isnan(new)
+        return new < old - by if less_is_better(self.objective) else new > old + by
 
     @property
     def is_patience_over(self) -> bool:
@@ -107,6 +118,7 @@ class EarlyStopping:
             "best": dict(self.best),
             "best_step": self.best_step,
             "num_worse": self._num_worse,
+            "counted": self._counted,
             "losses": list(self._losses),
             "recent": list(self._recent),
             "lr": self._lr,
@@ -121,6 +133,7 @@ class EarlyStopping:
         if self.objective in state["best"] or not state["best"]:
             self.best, self.best_step = dict(state["best"]), state["best_step"]
             self._num_worse = state["num_worse"]
+            self._counted = state.get("counted", self.best.get(self.objective, math.nan))
         self._losses.extend(state["losses"])
         self._recent.extend(state["recent"])
         self._lr = state["lr"]

@@ -85,8 +85,9 @@ class Hooks:
             if self._run.reporter.unreported():  # a checkpoint has all events of its steps
                 self._run.reporter.flush()
                 self.on_report()
-            self._saving.save()
+            # Before it is made: what a callback sets now is in it.
             self._stop_if(self._callbacks.call("checkpoint"))
+            self._saving.save()
 
     def on_error(self, within_s: float | None = None) -> None:
         """Training ends with an error, and `run` is as it was after its last complete step.

@@ -290,6 +290,7 @@ class _Training:
         values = self.metrics.compute(run.world)
         event = run.reporter.end_validation(run.step, epoch_of(run), found, values)
         run.reporter.emit_validation(self.best.add_validation(event))
+        run.rates.add_validation(self.best.objective_of(event))
         if run.early_stopping.is_patience_over:
             run.stop("patience")
         self.best.keep_if_finite()

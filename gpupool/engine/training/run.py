@@ -23,6 +23,7 @@ from gpupool.engine.numerics.batch_norm import norm_group, plain_batch_norm, syn
 from gpupool.engine.numerics.ema import averaged
 from gpupool.engine.numerics.optimizers import make_optimizer
 from gpupool.engine.training.early_stopping import EarlyStopping
+from gpupool.engine.training.learning_rates import LearningRates
 from gpupool.engine.training.reports import Reporter
 
 
@@ -43,6 +44,7 @@ class Run:
     have the statistics of the first rank only there, so that is the one whose state is saved.
     Where that has no samples, those of the first that has."""
     optimizer: torch.optim.Optimizer
+    rates: LearningRates
     early_stopping: EarlyStopping
     reporter: Reporter
     completed: CompletedSteps
@@ -135,12 +137,14 @@ def make_run(model: nn.Module, options: TrainingOptions, world: World, reporter:
         model.to(memory_format=torch.channels_last)
     if options.batch_norm == "sync" and world.size > 1:
         sync_batch_norm(model, norm_group(world))
+    optimizer = make_optimizer(model, options)
     run = Run(
         world=world,
         options=options,
         model=model,
-        optimizer=make_optimizer(model, options),
-        early_stopping=EarlyStopping(options.objective, options.patience),
+        optimizer=optimizer,
+        rates=LearningRates(optimizer, options),
+        early_stopping=EarlyStopping(options.objective, options.patience, options.min_delta),
         reporter=reporter,
         completed=CompletedSteps(world.device),
     )

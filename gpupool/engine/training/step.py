@@ -6,7 +6,7 @@
 
 `run` makes a step in this order; `_forward_and_backward` has 2 to 4:
 
-1. learning rate: `set_learning_rates`
+1. learning rate: `LearningRates.set` in `learning_rates.py`
 2. counts: `_global_count`, how many samples or targets the loss of all ranks is a mean over
 3. forward: `_forward`, of each micro-batch; `StepBuffers` has the statistics of batch norms
 4. backward: `_add_gradient`; in the last micro-batch DDP averages gradients over ranks
@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from gpupool.core.options.schedule import lr_factor
 from gpupool.core.wire.state_dicts import ExtraState
 from gpupool.engine.batches.share import Share
 from gpupool.engine.batches.trees import map_tensors
@@ -39,7 +38,7 @@ from gpupool.engine.numerics.ddp import all_used, wrap_ddp
 from gpupool.engine.numerics.ema import update_average
 from gpupool.engine.numerics.forward import ForwardState, autocast, seed_step
 from gpupool.engine.numerics.losses import Loss, require_gradient
-from gpupool.engine.numerics.optimizers import clip_gradients, needs_closure, set_learning_rates
+from gpupool.engine.numerics.optimizers import clip_gradients, needs_closure
 from gpupool.engine.probe.rank_report import WorkTimer
 from gpupool.engine.training.reports import BatchMetrics, batch_metrics
 from gpupool.engine.training.run import Run
@@ -79,9 +78,8 @@ class TrainingStep:
         Nothing is read from the device, except in the first step of several ranks, by L-BFGS, and
         by fp16 with an optimizer that is not fused.
         """
-        run, options = self._run, self._run.options
-        lr = options.lr * lr_factor(options, run.step + 1, self._steps_per_epoch, run.epoch)
-        set_learning_rates(run.optimizer, lr)
+        run = self._run
+        lr = run.rates.set(run.step + 1, self._steps_per_epoch, run.epoch)
         self._save_undo()
 
         if needs_closure(run.optimizer):  # it does all of this as often as it wants

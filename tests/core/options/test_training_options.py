@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import json
 import pickle
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,13 +85,28 @@ def test_what_was_given_can_change_afterwards_and_the_options_do_not() -> None:
         options.lr = 1.0  # type: ignore[misc]
 
 
-OPTIMIZERS = "sgdm, adam, adamw, rmsprop, lbfgs, lars"
+OPTIMIZERS = "sgdm, sgd, adam, adamw, rmsprop, lbfgs, lars, lamb"
+PARAMETER = torch.nn.Parameter(torch.zeros(1))
+SGD = torch.optim.SGD([PARAMETER], lr=0.1)
+StepLR = torch.optim.lr_scheduler.StepLR
 
 
 @pytest.mark.parametrize(
     ("values", "kind", "name"),
     [
-        ({"optimizer": "sgd"}, "unknown", "optimizer"),
+        ({"optimizer": "SGD"}, "unknown", "optimizer"),
+        ({"optimizer": SGD}, "object", "optimizer"),
+        ({"optimizer": StepLR}, "scheduler", "optimizer"),
+        ({"optimizer": lambda: SGD}, "form", "optimizer"),
+        ({"schedule": StepLR}, "scheduler", "schedule"),
+        ({"schedule": StepLR(SGD, 3)}, "scheduler", "schedule"),
+        ({"schedule": torch.optim.lr_scheduler.ReduceLROnPlateau(SGD)}, "scheduler", "schedule"),
+        ({"schedule": functools.partial(StepLR, step_size=3)}, "scheduler", "schedule"),
+        ({"schedule": lambda epoch: 0.9**epoch}, "form", "schedule"),
+        ({"schedule": [("plateau", 5), ("cosine", 5)]}, "conflict", "schedule"),
+        ({"schedule": "plateau", "drop_patience": -1}, "range", "drop_patience"),
+        ({"patience": 3, "min_delta": -0.1}, "range", "min_delta"),
+        ({"nesterov": 1}, "type", "nesterov"),
         ({"optimizer": "lion"}, "unknown", "optimizer"),
         ({"optimizer": "lm"}, "not here", "optimizer"),
         ({"shuffle": "yes"}, "unknown", "shuffle"),
@@ -178,6 +195,11 @@ WITHOUT_EFFECT = [
     ({"momentum": 0.9, "optimizer": "adam"}, "optimizer='sgdm'"),
     ({"betas": (0.8, 0.9)}, "optimizer='adam'"),
     ({"alpha": 0.9}, "optimizer='rmsprop'"),
+    ({"nesterov": True, "optimizer": "adam"}, "optimizer='sgdm'"),
+    ({"nesterov": True, "optimizer": "sgd"}, "momentum=0.9"),
+    ({"nesterov": True, "momentum": 0}, "momentum=0.9"),
+    ({"drop_patience": 3}, "schedule='plateau'"),
+    ({"min_delta": 0.1}, "patience=3"),
     ({"eps": 1e-6}, "optimizer='adam'"),
     ({"eps": 1e-6, "optimizer": dict}, " dict: "),
     ({"trust_coefficient": 0.01}, "optimizer='lars'"),
@@ -226,6 +248,8 @@ PLAIN = ModelFacts(100, 0, 400, has_batch_norm=False, has_convolutions=False)
     ("values", "facts", "kind", "name"),
     [
         ({"patience": 4}, {}, "no effect", "patience"),
+        ({"patience": 4, "min_delta": 0.1}, {}, "no effect", "patience"),
+        ({"schedule": "plateau"}, {}, "no effect", "schedule"),
         ({"keep": "best"}, {}, "no effect", "keep"),
         ({"objective": "accuracy"}, {}, "no effect", "objective"),
         ({"validate_every": 5}, {}, "no effect", "validate_every"),

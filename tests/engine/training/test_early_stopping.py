@@ -66,6 +66,21 @@ def test_patience_counts_validations_in_a_row() -> None:
     assert found == [False, False, False, False, True]
 
 
+@pytest.mark.parametrize("objective", ["loss", "accuracy"])
+def test_patience_asks_for_more_than_min_delta_since_the_last_that_counted(objective: str) -> None:
+    stopping = EarlyStopping(objective, patience=2, min_delta=0.1)
+    sign = 1 if objective == "loss" else -1
+    found = []
+    for step, value in enumerate([1.0, 0.95, 0.85, 0.8, 0.78]):
+        is_best = stopping.add_validation(step, {objective: sign * value})
+        assert is_best  # whatever patience says: these weights are the best so far
+        found.append(stopping.is_patience_over)
+    assert found == [False, False, False, False, True]
+    again = EarlyStopping(objective, patience=2, min_delta=0.1)
+    again.load_state_dict(stopping.state_dict())
+    assert again.state_dict() == stopping.state_dict()
+
+
 def test_a_loss_that_is_no_number_is_told_once() -> None:
     stopping = EarlyStopping()
     assert stopping.add_steps(steps([1.0, 0.9])) == []

@@ -59,6 +59,7 @@ def losses(events: Sequence[Event]) -> list[float]:
         {"optimizer": "rmsprop", "momentum": 0.5},
         {"optimizer": "lbfgs", "lr": 0.1},
         {"optimizer": "lars"},
+        {"optimizer": "lamb"},
         {"optimizer": torch.optim.NAdam},
         {"precision": "fp16"},
         {"precision": "bf16", "ema": 0.9},
