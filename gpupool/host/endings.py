@@ -17,6 +17,7 @@ _MAX_LOG_BYTES, _KEPT_LOG_BYTES = 16 << 20, 1 << 20
 _CRASH = "Fatal Python error"  # faulthandler's first line; the innermost frames follow it
 _THROWN = "  what():"  # what C++ says before it of an exception that nobody has caught
 _GLOO_CHECK = re.compile(r"what\(\):.*enforce fail.*gloo/")
+_SAYS_WHY = re.compile(r'what\(\):|^  File "', re.MULTILINE)  # the latter is a frame of Python's
 _DDP_SETUP = " in _ddp_init_helper"
 _RUNS_CELLS = re.compile(
     r'  File ".*/(IPython/core/interactiveshell|gpupool/engine/(execute|entry))\.py", line \d+ in '
@@ -40,6 +41,12 @@ def cause_of_end(status: int, folder: Path, tail: str, memory: OutOfMemoryWatch)
         return (
             "gloo ends a process that is sent what it does not expect: ranks were in one "
             "collective with tensors of different sizes, or, less likely, another user sent it"
+        )
+    # What gloo has said is mostly lost with the process, which read its own stderr.
+    if status == -signal.SIGABRT and _CRASH in tail and not _SAYS_WHY.search(tail):
+        return (
+            "a thread of C++ code has ended it, as gloo's do where ranks are in one collective "
+            "with tensors of different sizes"
         )
     if status == -signal.SIGSEGV and _DDP_SETUP in tail:
         return "torch 2.15 ends so where TORCH_DISTRIBUTED_DEBUG is DETAIL; INFO works"

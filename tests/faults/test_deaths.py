@@ -73,6 +73,14 @@ def test_a_rank_ends_its_process(faulty: Faulty, death: str, said: str) -> None:
     faulty.check(lost=[1])
 
 
+def test_a_rank_that_gloo_ends_since_sizes_differ_says_so(faulty: Faulty) -> None:
+    error = faulty.fails("dist.all_reduce(torch.ones(400 if rank == 1 else 500))")
+    ended = [one for one in error.errors.values() if "SIGABRT" in str(one)]
+    assert ended
+    assert all("tensors of different sizes" in str(one) for one in ended)
+    faulty.check(lost=[one.rank for one in ended])
+
+
 def test_a_rank_is_killed_while_all_are_idle(faulty: Faulty) -> None:
     kill(faulty.pool, 1)
     faulty.check(lost=[1])  # the next cell waits for the new one

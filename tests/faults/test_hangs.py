@@ -73,6 +73,51 @@ def test_tensors_that_do_not_go_together_are_told_and_ended(watched: Watched, mo
     assert dict(pool.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
 
 
+LEFT = {
+    "and computes": "dist.all_reduce(x)\nwhile rank != 2: time.monotonic()",
+    "and is in the next one": "dist.all_reduce(x)\ndist.barrier()",
+    "and is beyond some more": "dist.all_reduce(x)\nfor _ in range(3): dist.broadcast(x, 0)",
+}
+
+
+@pytest.mark.parametrize("left", LEFT)
+def test_a_rank_that_has_left_a_collective_of_other_sizes_frees_who_is_left_in_it(
+    watched: Watched, left: str
+) -> None:
+    pool = watched("abort")
+    pool.run("kept = rank")
+    source = f"import time\nx = torch.ones(4 if rank == 2 else 3)\n{LEFT[left]}"
+    with pytest.raises(SpmdError) as caught:
+        pool.run(source, timeout_s=40)
+    first = caught.value.first
+    assert first.ename == "HangError"
+    assert "rank 2: float32[4] at pool.run, line 3" in first.evalue
+    assert ": float32[3], and is through it, now " in first.evalue
+    assert dict(pool.run(f"{SUM}, kept")) == {0: (3.0, 0), 1: (3.0, 1), 2: (3.0, 2)}
+
+
+def test_a_rank_that_waits_where_the_others_have_left_is_freed_also_if_sizes_are_equal(
+    watched: Watched,
+) -> None:
+    pool = watched("abort")
+    with raises(SpmdError, "", shown=("reduce #", "rank 0: float32[2]"), ename="HangError"):
+        pool.run("dist.reduce(torch.ones(2), 2 if rank == 0 else 0)", timeout_s=40)
+    assert dict(pool.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
+
+
+def test_who_has_given_its_part_and_computes_does_not_end_who_waits_for_another(
+    watched: Watched,
+) -> None:
+    end = f"time.monotonic() + {2 * HANG_AFTER_S}"
+    compute = f"end = {end}\n    while time.monotonic() < end: pass\n"
+    source = (
+        f"import time\nx = torch.ones(2)\nif rank == 1:\n    {compute}"
+        f"dist.reduce(x, 2)\nif rank == 0:\n    {compute}"
+        "dist.all_reduce(torch.ones(1))\nrank"
+    )
+    assert dict(watched("abort").run(source, timeout_s=40)) == {0: 0, 1: 1, 2: 2}
+
+
 @pytest.mark.parametrize("left", ["quit()", "import sys; sys.exit(0)"])
 def test_a_rank_that_leaves_frees_those_that_wait_for_it(watched: Watched, left: str) -> None:
     pool = watched("tell")

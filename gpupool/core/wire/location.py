@@ -6,11 +6,14 @@ the client compares those of all ranks (`gpupool/pool/calls/hang_watch.py`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 POINT_TO_POINT = ("send", "recv", "isend", "irecv")
+_SHAPE = re.compile(r"(\w+)\[([\d, ]*)\]")  # of one tensor, as in `Collective.values`
 _UNEVEN = ("all_to_all", "alltoall")  # in these each rank may give something else
 
 
@@ -46,12 +49,24 @@ class Collective:
     def disagrees(self, other: Collective) -> bool:
         """Whether two ranks are in the same one with tensors that do not go together."""
         sizes = self.values and other.values and not self.op.startswith(_UNEVEN)
-        return bool(sizes) and self.values != other.values and self.matches(other)
+        return bool(sizes) and _amount(self.values) != _amount(other.values) and self.matches(other)
+
+    def precedes(self, other: Collective) -> bool:
+        """Whether a rank that is in the other one was in this one before, or never comes to it."""
+        if self.op in POINT_TO_POINT or other.op in POINT_TO_POINT:
+            return False
+        return self.group == other.group and 0 < self.seq < other.seq
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Collective:
         """The inverse of `dataclasses.asdict`, after JSON too."""
         return cls(**{**plain, "ranks": tuple(plain["ranks"])})
+
+
+def _amount(values: str) -> tuple[str, int]:
+    """The type of a tensor and how many numbers it has: all that the ranks must agree in."""
+    found = _SHAPE.fullmatch(values)
+    return (found[1], prod(map(int, filter(None, found[2].split(", "))))) if found else (values, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +79,7 @@ class Location:
     `imports`: a library is being imported, which is not cut off. `queued`: the collective waits in
     the queue of a device, and the host has gone on to `line`; nobody knows where it was called.
     `also` are collectives that are under way besides, called with `async_op=True`. `last`, if it
-    was asked for: of each group the last collective that is over.
+    was asked for: of each group the last collectives that are over, the newest last.
     """
 
     line: str = ""

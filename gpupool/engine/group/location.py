@@ -11,7 +11,10 @@ import json
 import sys
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,6 +37,7 @@ _OURS = str(
 )  # whose function stands in for torch's
 _STUB = invoke.__code__.co_filename  # under every call
 _MAX_ALSO = 16
+_MAX_LAST = 8  # a rank that has left a collective may have left some more since
 _DTYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16",
     "Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8",
@@ -57,7 +61,7 @@ def locate(history: bool = False, glance: bool = False) -> Location:
     Costs 0.3 ms, and up to 30 ms where collectives have been called since the last time.
 
     Args:
-        history: also report the last collective of each group that is over.
+        history: also report the last collectives of each group that are over.
         glance: name the collective only if none has begun or ended since the last call. So a
             training that is looked at every second loses nothing.
     """
@@ -187,9 +191,13 @@ def _entries(has_changed: bool) -> list[dict[str, Any]]:
             for queued, dump in _dumps(True)
             for entry in dump.get("entries", ())
         ]
-        newest = {entry["process_group"][0]: entry for entry in recorded if entry["retired"]}
+        over: dict[str, deque[dict[str, Any]]] = defaultdict(lambda: deque(maxlen=_MAX_LAST))
+        for entry in recorded:
+            if entry["retired"]:
+                over[entry["process_group"][0]].append(entry)
         pending = [e for e in recorded if not e["retired"] and e["time_created_ns"] >= _formed_ns]
-        entries = [*newest.values(), *pending]
+        last = sorted(chain(*over.values()), key=itemgetter("time_created_ns"))
+        entries = [*last, *pending]
         _known = ("" if pending or has_changed else _counts), entries
     return [entry for entry in entries if entry["time_created_ns"] >= _formed_ns]
 

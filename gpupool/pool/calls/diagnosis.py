@@ -46,7 +46,8 @@ class Observed:
     `where` is its last answer, None before the first. `same_s`: seconds in the same collective;
     `silent_s`: since a question that it has not answered; `frozen_s`: in `state` "T", "t" or "D".
     `finished`: it has ended the cell; `left`: by `exit()` or `sys.exit()`; `runs_it`: it has begun
-    it. `computes`: its main thread uses a processor.
+    it. `computes`: its main thread uses a processor. `behind_s`: for how long it has been known to
+    be `left_behind`.
     """
 
     where: Location | None = None
@@ -59,6 +60,7 @@ class Observed:
     frozen_s: float = 0.0
     pid: int = 0
     computes: bool = False
+    behind_s: float = 0.0
 
     @property
     def is_over(self) -> bool:
@@ -88,11 +90,17 @@ def diagnose(seen: Mapping[int, Observed], hang_after_s: float) -> Diagnosis | N
         )
 
     waiting = [rank for rank in seen if late[rank] and lasts(rank)]
+    # First, as it is the cause, whoever waits besides for those that cannot come out.
+    apart = [rank for rank in seen if odds[rank] and not late[rank] and lasts(rank)] or [
+        rank for rank in seen if lasts(rank) and seen[rank].behind_s >= hang_after_s / 2
+    ]
+    if apart:
+        return _disagreement(apart[0], seen)
     frozen = [rank for rank, one in seen.items() if one.is_frozen and not one.finished]
     if not waiting:
         disagreeing = [rank for rank in seen if odds[rank] and lasts(rank)]
         if disagreeing:
-            return _disagreement(disagreeing[0], odds, seen)
+            return _disagreement(disagreeing[0], seen)
         if frozen:
             return Diagnosis(_frozen_text(frozen, seen), False, tuple(frozen))
         return _slowness([rank for rank, one in seen.items() if one.inside and lasts(rank)], seen)
@@ -114,6 +122,21 @@ def diagnose(seen: Mapping[int, Observed], hang_after_s: float) -> Diagnosis | N
     return Diagnosis(text, is_hang, tuple(outside or inside), advice, left)
 
 
+def left_behind(seen: Mapping[int, Observed]) -> list[int]:
+    """The ranks in a collective to which all have come, and which one that lives has left.
+
+    For a moment that is as it must be. Who stays there gets nothing more: the others have called it
+    with other sizes, or mean another source.
+    """
+    return [
+        rank
+        for rank in seen
+        if _past(rank, seen)
+        and not _late(rank, seen)
+        and not any(seen[r].is_frozen for r in (rank, *_members(rank, seen)))
+    ]
+
+
 # ---- who waits for whom ----------------------------------------------------------------------
 
 
@@ -122,8 +145,31 @@ def _late(rank: int, seen: Mapping[int, Observed]) -> list[int]:
     collective = seen[rank].inside
     if collective is None:
         return []
-    members = (r for r in collective.ranks if r != rank and r in seen)
-    return [r for r in members if not any(map(collective.matches, _known(seen[r])))]
+    past = _past(rank, seen)
+    return [
+        r
+        for r in _members(rank, seen)
+        if r not in past and not any(map(collective.matches, _under_way(seen[r])))
+    ]
+
+
+def _past(rank: int, seen: Mapping[int, Observed]) -> list[int]:
+    """The ranks that have left the collective of a rank, or are beyond it."""
+    collective = seen[rank].inside
+    if collective is None:
+        return []
+    return [
+        r
+        for r in _members(rank, seen)
+        if not any(map(collective.matches, _under_way(seen[r])))
+        and any(collective.matches(k) or collective.precedes(k) for k in _known(seen[r]))
+    ]
+
+
+def _members(rank: int, seen: Mapping[int, Observed]) -> list[int]:
+    """The others that take part in the collective of a rank."""
+    collective = seen[rank].inside
+    return [] if collective is None else [r for r in collective.ranks if r != rank and r in seen]
 
 
 def _at_odds(rank: int, seen: Mapping[int, Observed]) -> list[int]:
@@ -136,10 +182,14 @@ def _at_odds(rank: int, seen: Mapping[int, Observed]) -> list[int]:
 
 def _known(one: Observed) -> tuple[Collective, ...]:
     """The collectives that a rank is in, or was last."""
-    if one.where is None:
+    return () if one.where is None else (*_under_way(one), *one.where.last)
+
+
+def _under_way(one: Observed) -> tuple[Collective, ...]:
+    """The collectives that a rank is in."""
+    if one.where is None or one.where.collective is None:
         return ()
-    under_way = () if one.where.collective is None else (one.where.collective, *one.where.also)
-    return (*under_way, *one.where.last)
+    return (one.where.collective, *one.where.also)
 
 
 def _stuck(
@@ -154,7 +204,7 @@ def _stuck(
         for rank, one in seen.items()
         if not one.is_over
         and not (one.is_frozen and one.state == "T")
-        and not (odds[rank] and one.same_s >= _SETTLED_S)
+        and not ((odds[rank] or _past(rank, seen)) and one.same_s >= _SETTLED_S)
         and (not late[rank] or one.same_s < (_LEFT_S if rank in by_exit else _SETTLED_S))
     }
     while True:
@@ -179,22 +229,28 @@ def _closure(ranks: Iterable[int], late: Mapping[int, list[int]]) -> list[int]:
 # ---- the words -------------------------------------------------------------------------------
 
 
-def _disagreement(
-    rank: int, odds: Mapping[int, list[int]], seen: Mapping[int, Observed]
-) -> Diagnosis:
-    """What is said of ranks that are in one collective with tensors that do not go together."""
+def _disagreement(rank: int, seen: Mapping[int, Observed]) -> Diagnosis:
+    """What is said of ranks that have not called one collective alike."""
     collective = seen[rank].inside
     assert collective is not None
-    words = {}
-    for other in sorted({rank, *odds[rank]}):
-        one = next(known for known in _known(seen[other]) if collective.matches(known))
-        where = seen[other].where
-        line = where.line if where is not None and seen[other].inside == one else ""
-        words[other] = f"{one.values} at {line}" if line else f"{one.values}, and is through it"
-    text = (
-        f"Hang: the ranks have called {collective.name} with tensors that do not go together, "
-        f"{seen[rank].same_s:.0f} s ago. {'; '.join(_folded(words, words))}."
-    )
+    words, sizes = dict[int, str](), set[str]()
+    for other in sorted({rank, *_members(rank, seen)}):
+        known = [one for one in _known(seen[other]) if collective.matches(one)]
+        values = known[0].values if known else ""
+        sizes.add(values)
+        if seen[other].inside in known:
+            where = seen[other].where
+            words[other] = " at ".join(filter(None, [values, where.line if where else ""]))
+        elif known or any(map(collective.precedes, _known(seen[other]))):
+            now = _place(seen[other])
+            words[other] = f"{f'{values}, and ' if values else ''}is through it"
+            words[other] += f", now {now}" if now else ""
+    name = collective.name
+    how = f"not called {name} alike"
+    if len(sizes - {""}) > 1:
+        how = f"called {name} with tensors that do not go together"
+    since = f"{seen[rank].same_s:.0f} s ago"
+    text = f"Hang: the ranks have {how}, {since}. {'; '.join(_folded(words, words))}."
     return Diagnosis(text, True, tuple(words), _ADVICE)
 
 

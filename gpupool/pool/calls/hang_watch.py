@@ -6,12 +6,12 @@ import contextlib
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpupool.core.machine.processes import state_of
 from gpupool.core.wire.location import Location
 from gpupool.core.wire.requests import Answer, Where
-from gpupool.pool.calls.diagnosis import Diagnosis, Observed, diagnose
+from gpupool.pool.calls.diagnosis import Diagnosis, Observed, diagnose, left_behind
 from gpupool.pool.ranks import Ranks
 
 __all__ = ["Diagnosis", "HangWatch", "diagnose"]
@@ -60,6 +60,7 @@ class HangWatch:
         self._all: dict[int, _Rank] = {}
         self._diagnosis: Diagnosis | None = None
         self._hurries = False
+        self._behind: dict[object, float] = {}  # rank and its collective -> since when it is behind
 
     @property
     def where(self) -> dict[int, Location]:
@@ -93,8 +94,19 @@ class HangWatch:
             with contextlib.suppress(Exception):  # the pool is being stopped: nothing to report
                 self._ask(now)
             seen = {rank: self._observed(rank, finished, left, now) for rank in self._all}
+            seen = self._with_behind(seen, now)
             self._diagnosis = diagnose(seen, self._hang_after_s) if pending else None
         return self._diagnosis
+
+    def _with_behind(self, seen: dict[int, Observed], now: float) -> dict[int, Observed]:
+        """The same, with how long ranks have been in a collective that others have left."""
+        inside = {rank: (rank, seen[rank].inside) for rank in left_behind(seen)}
+        keys = {rank: (r, c and (c.op, c.seq, c.group)) for rank, (r, c) in inside.items()}
+        self._behind = {key: self._behind.get(key, now) for key in keys.values()}
+        return seen | {
+            rank: replace(seen[rank], behind_s=now - self._behind[key])
+            for rank, key in keys.items()
+        }
 
     def _ask(self, now: float) -> None:
         for rank, pid in self._all_ranks.engines.pids.items():

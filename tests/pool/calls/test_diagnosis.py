@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from gpupool.core.wire.location import Collective, Location
-from gpupool.pool.calls.diagnosis import Diagnosis, Observed, diagnose
+from gpupool.pool.calls.diagnosis import Diagnosis, Observed, diagnose, left_behind
 
 HANG_S = 30.0
 ALL = (0, 1, 2)
@@ -72,7 +72,7 @@ OUTSIDE = {
     "stopped": (STOPPED, True, "stands still"),
     "unknown": (UNKNOWN, False, "has not come"),
     "other-op": (within("broadcast", line=4), True, "broadcast #5 at Cell In[3], line 4"),
-    "other-seq": (within("all_reduce", seq=4), True, "all_reduce #4 at Cell In[3], line 2"),
+    "other-seq": (within("all_reduce", seq=4), True, "is in all_reduce #4 at Cell In[3], line 2"),
     "just-there": (within("broadcast", line=4, s=1.0), False, "broadcast #5 at Cell In[3]"),
 }
 
@@ -166,6 +166,72 @@ def test_tensors_that_do_not_go_together_are_a_hang(is_through: bool) -> None:
     uneven = told(one("float32[3]", "all_to_all"), one("float32[4]", "all_to_all"))
     assert uneven is not None
     assert not uneven.is_hang
+
+
+def called(values: str, op: str = "all_reduce", seq: int = 5, s: float = 31.0) -> Observed:
+    """A rank of two that is in a collective with tensors of this size."""
+    waits = within(op, ranks=(0, 1), seq=seq, s=s)
+    assert waits.where is not None
+    assert waits.inside is not None
+    collective = replace(waits.inside, values=values)
+    return replace(waits, where=replace(waits.where, collective=collective))
+
+
+def through(one: Observed, now: Location = COMPUTES.where or IDLE, **more: bool) -> Observed:
+    """A rank that was where `one` is, and is elsewhere `now`."""
+    assert one.inside is not None
+    return replace(COMPUTES, where=replace(now, last=(one.inside, *now.last)), **more)
+
+
+def test_a_rank_that_went_on_to_the_next_collective_does_not_hide_the_cause() -> None:
+    next_one = called("float32[1]", seq=6).where
+    assert next_one is not None
+    beyond = replace(
+        called("float32[1]", seq=6), where=through(called("float32[3]"), next_one).where
+    )
+    assert text(beyond, called("float32[4]")) == (
+        "Hang: the ranks have called all_reduce #5 with tensors that do not go together, 31 s ago. "
+        "rank 0: float32[3], and is through it, now all_reduce #6 at Cell In[3], line 2; rank 1: "
+        "float32[4] at Cell In[3], line 2. Press stop to free the ranks; they keep their variables."
+    )
+
+
+def test_the_same_number_of_values_in_another_shape_goes_together() -> None:
+    slow = told(called("float32[2, 2]"), called("float32[4]"))
+    assert slow is not None
+    assert not slow.is_hang
+    for other in ("float64[4]", "float32[5]", "float32[4], ... (2 tensors)", "float32[]"):
+        found = told(called(other), called("float32[4]"))
+        assert found is not None
+        assert found.is_hang
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_to_all", "broadcast"])
+def test_who_stays_in_a_collective_that_another_has_left_hangs(op: str) -> None:
+    one = called("float32[4]", op)
+    for other in (through(one), through(one, IDLE, finished=True)):
+        seen = {0: other, 1: one}
+        assert left_behind(seen) == [1]
+        at_once = diagnose(seen, HANG_S)
+        assert at_once is not None
+        assert not at_once.is_hang  # it may just be about to end there too
+        diagnosis = diagnose({0: other, 1: replace(one, behind_s=15.0)}, HANG_S)
+        assert diagnosis is not None
+        assert (diagnosis.is_hang, diagnosis.ranks) == (True, (0, 1))
+        assert f"the ranks have not called {op} #5 alike, 31 s ago" in diagnosis.text
+        assert "rank 1: float32[4] at Cell In[3], line 2" in diagnosis.text
+        assert "rank 0: float32[4], and is through it" in diagnosis.text
+        young = replace(one, same_s=29.0, behind_s=20.0)
+        assert diagnose({0: other, 1: young}, HANG_S) is None
+
+
+def test_a_rank_that_has_left_and_computes_is_waited_for_by_nobody_inside() -> None:
+    one = called("float32[4]")
+    assert left_behind({0: COMPUTES, 1: one}) == []  # it has not come yet
+    stopped = replace(STOPPED, where=one.where)
+    three = replace(one, where=within("all_reduce").where)
+    assert left_behind({0: through(three), 1: three, 2: stopped}) == []  # that one is the cause
+    assert left_behind({0: one, 1: one}) == []
 
 
 def test_who_waits_for_a_rank_that_has_left_on_purpose_is_told_at_once() -> None:
