@@ -19,6 +19,7 @@ from gpupool.core.options.datasets import is_stream
 from gpupool.core.progress import Course, Progress, progress
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw
+from gpupool.engine.batches.form import BatchForm, called, form_of
 from gpupool.engine.batches.share import Dataset, Share, num_samples
 from gpupool.engine.batches.shares import epoch_shares
 from gpupool.engine.batches.trees import main_output
@@ -50,7 +51,7 @@ def predict(job_path: str, result_path: str) -> None:
                 outputs.append(None)
                 continue
             with autocast(world.device, job.options.precision):
-                outputs.append(_plain(model(share.inputs)))
+                outputs.append(_plain(called(model, share.inputs)))
     with progress("saving the outputs"):
         torch.save(outputs, f"{result_path}.{world.rank}")
 
@@ -58,7 +59,9 @@ def predict(job_path: str, result_path: str) -> None:
 def evaluate(job_path: str) -> dict[str, float]:
     """Loss and metrics over the data set, the same on every rank."""
     world, job = world_here(), load_job(job_path, InferenceJob)
-    loss = NO_LOSS if job.loss is None else make_loss(job.loss, world.device)
+    loss = NO_LOSS
+    if job.loss is not None:
+        loss = make_loss(job.loss, world.device, model=job.model, weight=job.options.weight)
     metrics = make_metrics(job.metrics, world.device, scored=loss.scored, ignored=loss.ignored)
     options, dataset = job.options, job.dataset
     with _counted("evaluate", dataset, world) as bar:
@@ -71,6 +74,7 @@ def evaluate(job_path: str) -> dict[str, float]:
             metrics,
             _scaling(job.model),
             on_share=lambda share: bar.advance(share.num_all),
+            form=_form(job),
         )
     sums = world.sum(found.sums).tolist()
     _check_complete(dataset, int(sums[-1]))
@@ -84,7 +88,7 @@ def confusion(job_path: str) -> list[list[int]] | None:
     None if it had no sample.
     """
     world, job = world_here(), load_job(job_path, InferenceJob)
-    model = _model(job, world).eval()
+    model, loss = _model(job, world).eval(), NO_LOSS
     counts: Tensor | None = None
     with torch.no_grad(), _counted("confusion", job.dataset, world) as bar:
         for share in _shares(job, world):
@@ -92,8 +96,8 @@ def confusion(job_path: str) -> list[list[int]] | None:
             if not share.num_here:
                 continue
             with autocast(world.device, job.options.precision):
-                outputs = main_output(model(share.inputs))
-            predicted, actual, num_classes = classes(outputs, share.targets)
+                outputs = called(model, share.inputs)
+            predicted, actual, num_classes = classes(*loss.scored(outputs, share.targets))
             new = confusion_counts(predicted, actual, num_classes, NO_CLASS)
             counts = new if counts is None else counts + new
     return None if counts is None else counts.long().tolist()
@@ -123,13 +127,27 @@ def _shares(job: InferenceJob, world: World) -> Iterator[Share]:
     """This rank's share of each batch; augmentation, if there is any, as in validations."""
     draw = Draw(job.options.seed, 0)
     scaling = _scaling(job.model)
-    return epoch_shares(job.dataset, job.options, world, 1, draw=draw, normalization=scaling)
+    return epoch_shares(
+        job.dataset,
+        job.options,
+        world,
+        1,
+        draw=draw,
+        normalization=scaling,
+        form=_form(job),
+    )
 
 
 def _scaling(model: object) -> Normalization | None:
     """The normalization that the network was trained with; a data set may ask for one itself."""
     known = info_of(model).normalization
     return None if known is None else Normalization(*known)
+
+
+def _form(job: InferenceJob) -> BatchForm:
+    """How batches are used; without a loss, by a network that may want to see its labels."""
+    loss = NO_LOSS if job.loss is None else job.loss
+    return form_of(job.model, loss, job.options)
 
 
 def _plain(outputs: Any) -> Any:

@@ -42,7 +42,7 @@ def train(
 def train(
     model: nn.Module,
     dataset: Any,
-    loss: Any = "cross_entropy",
+    loss: Any = "auto",
     options: TrainingOptions | None = None,
     validation: Any = None,
     wait: bool = True,
@@ -58,15 +58,18 @@ def train(
     `run.text(rank)` has it.
 
     Args:
-        model: any module; it is left as it is.
-        dataset: a datastore, or any data set of torch: pairs (input, target), or rows with a column
-            "label" or "target". Each may be a tensor, or a dict or tuple of them, which the network
-            is called with (of tuples torch's collate makes lists). uint8 inputs become float32 in
-            0..1 on the device. An IterableDataset has to give the same on every rank.
-        loss: "cross_entropy", "nll", "mse", "mae", "huber", "smooth_l1", "bce_with_logits"; a
-            function (outputs, targets) -> mean over the samples; a loss of torch.nn with its class
-            weights and `ignore_index`; or a dict {name of an output: one of these, or (loss,
-            weight)}. Pixels of class -100 count nowhere.
+        model: any module; it is left as it is. With the option `step`, a dict of them.
+        dataset: a datastore, or any data set of torch or Hugging Face: pairs (input, target), rows
+            with named columns, or what the option `collate` makes a batch of. Parts may be tensors,
+            dicts, lists and tuples; the network is called with them one by one, by name, or with
+            all, as its `forward` asks for (see the option `inputs`). uint8 inputs become float32
+            in 0..1 on the device. An IterableDataset has to give the same on every rank.
+        loss: "auto": what the network gives itself if it takes `labels`, as networks of Hugging
+            Face do, else "cross_entropy". "output" or None: what the network gives. Or "nll",
+            "mse", "mae", "huber", "smooth_l1", "bce_with_logits"; a function (outputs, targets) ->
+            mean over the samples, or (outputs, batch), see the option `targets`; a loss of
+            torch.nn with its class weights and `ignore_index`; or a dict {name of an output: one
+            of these, or (loss, weight)}. Pixels and tokens of class -100 count nowhere.
         options: how; `TrainingOptions()` if left out.
         keywords: single options by name, as `epochs=3`; they replace those of `options`.
         validation: a data set whose loss, accuracy and `metrics` are computed after every epoch.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.jobs import InferenceJob
+from gpupool.core.options.model_facts import chosen_loss
 from gpupool.core.options.named_measures import check_loss, check_metrics
 from gpupool.core.wire.calls import Evaluate
 from gpupool.pool.pool import Pool
@@ -32,10 +33,10 @@ def evaluate(
 
     Args:
         metrics: names ("accuracy", "top5", "precision", "recall", "f1", "auc", "pixel_accuracy",
-            "mean_iou", "rmse", "mse", "mae", "r2"; those of classes are means over the classes, as
-            scikit-learn's "macro"), functions (outputs, targets) -> mean over the samples,
-            metrics of torchmetrics, or a dict {name of an output: one or several of these}. Pixels
-            of class -100 count nowhere.
+            "mean_iou", "rmse", "mse", "mae", "r2", "token_accuracy", "perplexity"; those of classes
+            are means over the classes, as scikit-learn's "macro"), functions (outputs, targets) ->
+            mean over the samples, metrics of torchmetrics, or a dict {name of an output: one or
+            several of these}. Pixels of class -100 count nowhere.
         loss: as for `train`.
         batch_size: samples per step over all ranks.
         precision: "float32", or "bf16" or "fp16" by `torch.autocast`.
@@ -51,6 +52,7 @@ def evaluate(
     if loss is not None:
         check_loss(loss)
     options = inference_options("evaluate", batch_size=batch_size, precision=precision, **reading)
+    loss = chosen_loss(loss, model)
     job = InferenceJob(model, dataset, options, metrics, loss)
     # All ranks have summed the same over all samples, so the first one's values are everybody's.
     return dict(ask("evaluate", pool, job, Evaluate)[0])

@@ -17,11 +17,12 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from gpupool.core.errors import PoolError, SpmdError
 from gpupool.core.jobs import TrainingJob
 from gpupool.core.network import NetworkInfo, give
+from gpupool.core.options.model_facts import chosen_loss
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.options.training_ranks import device_names
 from gpupool.core.wire.calls import Train
@@ -43,6 +44,7 @@ from gpupool.pool.calls.presses import heard_by, ignore_for_a_moment
 from gpupool.pool.pool import Pool
 from gpupool.pool.result import OutputRecorder
 from gpupool.training.binding import bind_training
+from gpupool.training.head import as_module
 from gpupool.training.history import TrainingHistory
 from gpupool.training.job import checked, write_job
 from gpupool.training.restarts import Restarts, with_checkpoint
@@ -84,7 +86,9 @@ class TrainingRun:
     ) -> None:
         # Before the checks: they look at the ranks, and one may be about to be replaced.
         pool.wait_until_usable()
+        model = cast("nn.Module", as_module(model))
         options, where = checked(pool, model, dataset, loss, options, validation)
+        loss = chosen_loss(loss, model)
         fits = options.normalize == "fit"
         data = bind_training(model, dataset, validation, loss, fits_normalization=fits)
         self.history = TrainingHistory()

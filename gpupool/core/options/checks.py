@@ -37,6 +37,8 @@ WORDS: dict[str, tuple[str, ...]] = {
         *("parallel-auto", "parallel-cpu", "parallel-gpu"),
     ),
 }
+INPUTS = ("auto", "one", "args", "kwargs")
+WEIGHTS = ("samples", "tokens")
 OPTIMIZERS = ("sgdm", "sgd", "adam", "adamw", "rmsprop", "lbfgs", "lars", "lamb")
 COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 _COUNTS = (
@@ -66,7 +68,8 @@ def check_values(options: TrainingFields) -> None:
     sampling.check(options)
     if options.compile not in (True, False):
         _word("compile", options.compile, COMPILE_MODES)
-    for name in ("channels_last", "deterministic", "nesterov"):
+    _check_batches(options)
+    for name in ("channels_last", "deterministic", "nesterov", "gather"):
         if not isinstance(getattr(options, name), bool):
             raise OptionsError.of(name, getattr(options, name), "must be True or False.", "type")
 
@@ -294,6 +297,35 @@ def _check_intervals(options: TrainingFields) -> None:
         if value < 1:
             raise OptionsError.of(name, value, "must be above 0.")
         _put(options, name, int(value))
+
+
+def _check_batches(options: TrainingFields) -> None:
+    """What a batch is, and what is done with it."""
+    for name in ("collate", "step"):
+        value = getattr(options, name)
+        if value is not None and not callable(value):
+            raise OptionsError.of(name, value, "must be a function.", "type")
+    if options.weight is not None and not callable(options.weight):
+        _word("weight", options.weight, WEIGHTS)
+    if isinstance(options.inputs, str):
+        _word("inputs", options.inputs, INPUTS)
+    else:
+        _put(options, "inputs", _parts("inputs", options.inputs))
+    _parts("targets", [options.targets])
+
+
+def _parts(name: str, value: Any) -> tuple[str | int, ...]:
+    """Names or numbers of parts of a batch."""
+    is_some = isinstance(value, Iterable) and not isinstance(value, Mapping)
+    parts = tuple(value) if is_some else ()
+    if not parts or not all(isinstance(part, str | int) for part in parts):
+        raise OptionsError.of(
+            name,
+            value,
+            "give names of columns, as ('input_ids', 'attention_mask'), or numbers, as (0, 1).",
+            "form",
+        )
+    return parts
 
 
 def _check_places(options: TrainingFields) -> None:

@@ -142,6 +142,7 @@ def check_effects(options: TrainingFields) -> None:
             "bn_statistics",
         )
     _check_objective(options)
+    _check_batches(options)
     if options.deterministic and str(options.compile).startswith("max-autotune"):
         raise OptionsError(
             f"deterministic=True and compile={options.compile!r} exclude each other: autotuning "
@@ -226,6 +227,38 @@ def _check_objective(options: TrainingFields) -> None:
             "not measured",
             "objective",
         )
+
+
+def _check_batches(options: TrainingFields) -> None:
+    """What does not go together where the user takes part in a step."""
+    if options.gather and options.accumulate > 1:
+        raise OptionsError(
+            "gather=True has the loss of the whole batch at once, and accumulate="
+            f"{options.accumulate} computes it in parts: leave one of them out.",
+            "conflict",
+            "gather",
+            "accumulate",
+        )
+    if options.step is None:
+        return
+    for name in ("accumulate", "gather", "weight", "compress"):
+        if is_given(options, name):
+            raise OptionsError(
+                f"{name}={getattr(options, name)!r} does nothing beside step=, which computes the "
+                "step itself: leave it out.",
+                "no effect",
+                name,
+                "step",
+            )
+    for name, value in (("precision", "fp16"), ("optimizer", "lbfgs")):
+        if getattr(options, name) == value:
+            raise OptionsError(
+                f"{name}={value!r} needs a step of gpupool's own, and step= is given: choose "
+                f"{('bf16' if name == 'precision' else 'adamw')!r}.",
+                "conflict",
+                name,
+                "step",
+            )
 
 
 def _check_lbfgs(options: TrainingFields) -> None:

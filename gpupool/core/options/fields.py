@@ -148,6 +148,30 @@ class TrainingFields:
     """The share of an epoch's samples that on_error="skip" may leave out before that is an
     error after all (0.001 unless given; one image always may, with all patches of it)."""
 
+    # ---- what a batch is, and what the network and the loss get of it
+    collate: Callable[[list[Any]], Any] | None = None
+    """Makes a batch of a list of samples, as `collate_fn` of torch's DataLoader; each rank calls it
+    with its own samples. torch's `default_collate` unless given."""
+    inputs: str | Sequence[str | int] = "auto"
+    """What of a batch the network is called with: "one" (`model(inputs)`), "args"
+    (`model(*inputs)`), "kwargs" (`model(**inputs)`), or names or numbers of parts of the batch.
+    "auto": of a pair its first half; of named columns those that `forward` takes by name."""
+    targets: str | int = "auto"
+    """What the loss is given beside the outputs: a name or number of a part of the batch, or
+    "batch", all of it. "auto": the second half of a pair, or the column "label", "labels",
+    "target" or "targets"; a function whose second argument is called `batch` gets all."""
+    weight: str | Callable[[Any], Any] | None = None
+    """Over what the loss is a mean: "samples", "tokens" (labels that are not -100), or a function
+    of what the loss is given, which counts. So ranks with shares of different length equal one.
+    Unless given: what a loss of ours or of torch counts itself; samples of any other."""
+    gather: bool = False
+    """The loss gets the outputs and targets of all ranks, as a loss over pairs of the batch
+    needs (contrastive ones, say); each is then what one rank would compute."""
+    step: Callable[[Any, Any, Any], Any] | None = None
+    """A step of one's own, in place of a loss: (network, batch, optimizer) -> the mean loss of the
+    batch, to be shown. It calls `backward` and the optimizer; gradients are averaged over ranks
+    when the optimizer steps. Of a dict of networks it gets dicts of networks and optimizers."""
+
     # ---- how a step is computed
     clip: float | None = None
     """Limit on the gradient of the whole batch, measured as `clip_method` says; None: no limit."""

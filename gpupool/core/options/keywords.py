@@ -54,6 +54,12 @@ class TrainingKeywords(TypedDict, total=False):
     normalize: str
     on_error: str
     max_skipped: float | None
+    collate: Callable[[list[Any]], Any] | None
+    inputs: str | Sequence[str | int]
+    targets: str | int
+    weight: str | Callable[[Any], Any] | None
+    gather: bool
+    step: Callable[[Any, Any, Any], Any] | None
     clip: float | None
     clip_method: str | None
     precision: str
@@ -120,7 +126,7 @@ def merged(
                 "type",
                 "loss",
             )
-        loss, options = "cross_entropy", loss
+        loss, options = "auto", loss
     if isinstance(loss, Mapping) and _has_options(loss):
         raise OptionsError(
             f"loss={short(loss)} has names of options: write train(model, dataset, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -56,6 +57,45 @@ class ModelFacts:
             # As text: torch is not imported here.
             has_float32=any(str(p.dtype) == "torch.float32" for p in parameters.values()),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What the `forward` of a network takes: names of its arguments, and those it cannot be called
+    without; `any_name`: it takes any other by name, too."""
+
+    names: tuple[str, ...]
+    required: tuple[str, ...]
+    any_name: bool
+
+
+def forward_parameters(model: Any) -> Parameters | None:
+    """What the network's `forward` takes; None where that is not known, as of a scripted one."""
+    # A network that PEFT has wrapped passes everything on to the one within.
+    inner = getattr(model, "get_base_model", None)
+    model = inner() if callable(inner) else getattr(model, "_orig_mod", model)
+    try:
+        parameters = inspect.signature(model.forward).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    kinds = inspect.Parameter
+    named = [one for one in parameters if one.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)]
+    if not named and any(one.kind is kinds.VAR_POSITIONAL for one in parameters):
+        return None
+    return Parameters(
+        tuple(one.name for one in named if one.kind is not kinds.POSITIONAL_ONLY),
+        tuple(one.name for one in named if one.default is kinds.empty),
+        any(one.kind is kinds.VAR_KEYWORD for one in parameters),
+    )
+
+
+def chosen_loss(loss: Any, model: Any) -> Any:
+    """The loss that "auto" is for this network: its own, if it takes `labels`, as networks of
+    Hugging Face do; else cross entropy. Any other loss stays."""
+    if not isinstance(loss, str) or loss != "auto":
+        return loss
+    found = forward_parameters(model)
+    return "output" if found is not None and "labels" in found.names else "cross_entropy"
 
 
 def match_factors(

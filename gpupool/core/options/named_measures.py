@@ -33,6 +33,8 @@ METRICS = (
     "mse",
     "mae",
     "r2",
+    "token_accuracy",
+    "perplexity",
 )
 
 # What they are called elsewhere (MATLAB's trainnet, Keras, scikit-learn).
@@ -81,10 +83,11 @@ def check_loss(loss: object) -> None:
         raise TrainingError(
             f"loss={loss.__name__} is a class: call it, {loss.__name__}().", "class", "loss"
         )
-    elif not callable(loss) and loss not in LOSSES:
+    elif not callable(loss) and loss not in (*LOSSES, "auto", "output", None):
         raise TrainingError(
             f"loss={loss!r} is unknown.{_meant(loss, LOSSES)} There are "
-            f"{', '.join(map(repr, LOSSES))}, and any function (outputs, targets) -> mean.",
+            f"{', '.join(map(repr, LOSSES))}, 'output' (what the network gives as its loss), and "
+            "any function (outputs, targets) -> mean.",
             "unknown",
             "loss",
         )

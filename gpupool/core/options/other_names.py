@@ -93,6 +93,8 @@ _ALSO = {
     "min_delta": "early_stopping_threshold threshold tolerance tol",
     "drop_patience": "lr_patience plateau_patience scheduler_patience",
     "on_divergence": "terminate_on_nan detect_nan",
+    "collate": "collate_fn data_collator",
+    "step": "training_step train_step",
     "checkpoint": "save_dir output_dir default_root_dir checkpoint_dir filepath model_dir "
     "dirpath save_path weights_save_path logging_checkpoint",
     "checkpoint_every": "save_steps save_strategy save_freq save_every every_n_epochs "
@@ -140,7 +142,7 @@ _OWN_OPTIMIZER = (
     "give the optimizer as a function: optimizer=lambda groups: torch.optim.Adam(groups, "
     "amsgrad=True)."
 )
-_SEQUENCES = "sequences are padded by the data set: return samples of equal length."
+_SEQUENCES = "give a function that pads the sequences of a batch: collate=function."
 _TRANSFORM = "give the data set a transform that returns what the network takes."
 _LOGGER = "a callback gets every value: callbacks=[lambda info: ...]; tensorboard='runs' is there."
 _HUB = "result.model is a network of the same class: call its push_to_hub after training."
@@ -183,8 +185,7 @@ _ADVICE = {
     _TRANSFORM: "InputDataFormats TargetDataFormats CategoricalInputEncoding "
     "CategoricalTargetEncoding transform transforms augmentation augment image_size "
     "target_transform",
-    _SEQUENCES: "SequenceLength SequencePaddingDirection SequencePaddingValue collate_fn "
-    "data_collator collate padding max_length",
+    _SEQUENCES: "SequenceLength SequencePaddingDirection SequencePaddingValue padding max_length",
     _LOGGER: "logger report_to run_name wandb loggers project_name experiment_name log_model",
     _HUB: "push_to_hub hub_model_id hub_token hub_strategy",
     _DIRECTION: "greater_is_better mode",

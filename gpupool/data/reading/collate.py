@@ -1,9 +1,14 @@
-"""A batch from samples that come in any order, each written where it belongs. Runs on engines."""
+"""A batch from samples that come in any order, each written where it belongs. Runs on engines.
+
+Samples may have any structure. Pairs (input, target) become a batch of two halves; rows with named
+columns become a dict of columns; anything else becomes what torch's `default_collate` makes of it,
+or what the user's own function does.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -14,15 +19,18 @@ from torch.utils.data import default_collate
 
 from gpupool.core.errors import DataError, SampleError
 from gpupool.data.reading.samples import Skipped
+from gpupool.data.reading.trees import pinned
 
 _CPU = torch.device("cpu")
-_TARGETS = ("label", "labels", "target", "targets")  # columns of a row
+
+Collate = Callable[[list[Any]], Any]
 
 
 class Batch(NamedTuple):
     """Samples with the batch as first dimension; `inputs` and `targets` are None if `num` is 0.
 
-    `skipped` are those that could not be read and are not among the `num` that are here.
+    Where samples are no pairs (input, target), `inputs` has all of the batch, and `targets` is
+    None. `skipped` are those that could not be read and are not among the `num` that are here.
     """
 
     inputs: Any
@@ -45,13 +53,15 @@ class PendingBatch:
         pin: bool,
         skip: bool,
         device: torch.device = _CPU,
+        collate: Collate | None = None,
     ) -> None:
         self.indices = [int(index) for index in indices]
         self.done: SimpleQueue[Batch | BaseException] = SimpleQueue()
         self.has_failed = False
         num = len(self.indices)
         self._halves = _Half("inputs", num, pin, device), _Half("targets", num, pin, _CPU)
-        self._skip = skip
+        self._whole: dict[int, Any] = {}  # samples by row that are not copied into halves
+        self._skip, self._pin, self._collate = skip, pin, collate
         self._skipped: dict[int, Skipped] = {}
         self._left = num
         self._lock = threading.Lock()
@@ -63,8 +73,11 @@ class PendingBatch:
 
     def put(self, row: int, sample: Any) -> None:
         """Write a sample into its row."""
-        for half, value in zip(self._halves, checked_pair(sample), strict=True):
-            half.put(row, value)
+        if self._collate is None and _is_pair(sample):
+            for half, value in zip(self._halves, sample, strict=True):
+                half.put(row, value)
+        else:
+            self._whole[row] = sample
         self._count_one()
 
     def fault(self, row: int, error: BaseException) -> None:
@@ -94,6 +107,11 @@ class PendingBatch:
         skipped = tuple(self._skipped[row] for row in sorted(self._skipped))
         if not rows:
             return Batch(None, None, 0, skipped)
+        if self._whole:
+            if len(self._whole) < len(rows):
+                raise _mixed("samples", {"pairs", type(next(iter(self._whole.values()))).__name__})
+            made = batch_of([self._whole[row] for row in rows], self._pin, self._collate)
+            return made._replace(skipped=skipped)
         inputs, targets = (half.taken(rows) for half in self._halves)
         return Batch(inputs, targets, len(rows), skipped)
 
@@ -119,6 +137,7 @@ class _Half:
         return 0 if stack is None else stack[0].nbytes
 
     def put(self, row: int, value: Any) -> None:
+        value = _tensor_of(value)
         if not isinstance(value, Tensor):
             self._values[row] = value
             self._other_types.add(type(value).__name__)
@@ -159,51 +178,62 @@ class _Half:
         return some.pin_memory() if self._pin else some
 
 
-def collate(samples: Iterable[Any]) -> tuple[Any, Any]:
-    """The samples of a data set that is not ours, as torch collates them."""
-    inputs, targets = zip(*map(checked_pair, samples), strict=True)
-    return _collated("inputs", inputs), _collated("targets", targets)
+def batch_of(read: Sequence[Any], pin: bool, collate: Collate | None = None) -> Batch:
+    """The batch of samples and, among them, `Skipped` ones, in the order in which they came.
 
-
-def batch_of(read: Sequence[Any], *, pin: bool) -> Batch:
-    """The batch of samples and, among them, `Skipped` ones, in the order in which they came."""
+    `collate` is the user's own function; what it gives is a pair of halves, or all of the batch.
+    """
     samples = [sample for sample in read if not isinstance(sample, Skipped)]
     skipped = tuple(sample for sample in read if isinstance(sample, Skipped))
     if not samples:
         return Batch(None, None, 0, skipped)
-    inputs, targets = collate(samples)
+    made = _collated_samples(samples) if collate is None else collate(samples)
     if pin:
-        inputs, targets = pinned(inputs), pinned(targets)
+        made = pinned(made)
+    inputs, targets = made if _is_pair(made) else (made, None)
     return Batch(inputs, targets, len(samples), skipped)
 
 
-def checked_pair(sample: Any) -> Any:
-    """A sample as a pair (input, target); raises DataError if it is none.
-
-    Of a dict with named columns, as a row of Hugging Face's data sets, the target is "label",
-    "labels", "target" or "targets", and the input the other column, or a dict of the others.
-    """
-    if isinstance(sample, Mapping):
-        return _pair_of_columns(sample)
-    if not isinstance(sample, (tuple, list)) or len(sample) != 2:
-        raise DataError(
-            f"a sample must be a pair (input, target), not {type(sample).__name__}; "
-            "change what the dataset's __getitem__ returns",
-            "no pair",
-        )
-    return sample
+def _is_pair(sample: Any) -> bool:
+    return isinstance(sample, (tuple, list)) and len(sample) == 2
 
 
-def _pair_of_columns(row: Mapping[str, Any]) -> tuple[Any, Any]:
-    named = [name for name in _TARGETS if name in row]
-    others = {name: value for name, value in row.items() if name not in named}
-    if len(named) != 1 or not others:
-        raise DataError(
-            f"a sample is a dict of {', '.join(map(repr, row))}; with one of {', '.join(_TARGETS)} "
-            "in it, that is the target; change what the dataset's __getitem__ returns",
-            "no target",
-        )
-    return next(iter(others.values())) if len(others) == 1 else others, row[named[0]]
+def _collated_samples(samples: list[Any]) -> Any:
+    """What torch makes of samples; columns of rows one by one, and pictures as tensors."""
+    first = samples[0]
+    if isinstance(first, Mapping):
+        return {name: _column(name, samples) for name in first}
+    samples = [_tensor_of(sample) for sample in samples]
+    if not all(map(_is_pair, samples)):
+        return _collated("samples", samples)
+    inputs, targets = zip(*samples, strict=True)
+    return _collated("inputs", [*map(_tensor_of, inputs)]), _collated("targets", targets)
+
+
+def _column(name: str, rows: Sequence[Mapping[str, Any]]) -> Any:
+    """A column of some rows. The error, if no batch can be made of it: not every column is used."""
+    try:
+        return _collated(name, [_tensor_of(row[name], is_column=True) for row in rows])
+    except KeyError:
+        error = DataError(f"some samples have a column {name!r}, and some have none", "no column")
+    except DataError as found:
+        error = found
+    return error.with_traceback(None)
+
+
+def _tensor_of(value: Any, *, is_column: bool = False) -> Any:
+    """A picture of Pillow as uint8 (channels, height, width), numbers of a row as one tensor."""
+    if hasattr(value, "getbands"):  # Pillow itself is not imported for that
+        picture = value if value.mode in ("L", "RGB") else value.convert("RGB")
+        array = np.array(picture)
+        return torch.from_numpy(array.reshape(*array.shape[:2], -1)).permute(2, 0, 1)
+    # Data sets of Hugging Face give lists, of which torch would make one tensor for each place.
+    if is_column and isinstance(value, list):
+        try:
+            return torch.tensor(value)
+        except (TypeError, ValueError, RuntimeError):  # words, or lists of several lengths
+            return value
+    return value
 
 
 def _collated(name: str, values: Sequence[Any]) -> Any:
@@ -223,9 +253,16 @@ def _collated(name: str, values: Sequence[Any]) -> Any:
 
 
 def _differing(name: str, shapes: set[tuple[int, ...]]) -> DataError:
-    """The error for images of several sizes in one batch."""
+    """The error for images, or others, of several sizes in one batch."""
     shown = [" x ".join(map(str, shape)) for shape in sorted(shapes)[:3]]
     more = ", ..." if len(shapes) > 3 else ""
+    if not all(len(shape) == 3 for shape in shapes):  # words, points, boxes
+        return DataError(
+            f"the {name} of one batch differ in size ({', '.join(shown)}{more}); pad them in a "
+            "function that makes the batch, train(..., collate=function), as "
+            "torch.nn.utils.rnn.pad_sequence or transformers.DataCollatorWithPadding do",
+            "sizes",
+        )
     what = "images" if name == "inputs" else name
     return DataError(
         f"the {what} of one batch differ in size ({', '.join(shown)}{more}); give them one size "
@@ -240,23 +277,3 @@ def _mixed(name: str, kinds: set[str]) -> DataError:
         "change what the transform returns",
         "types",
     )
-
-
-def tensors(tree: Any) -> Iterator[Tensor]:
-    """All tensors of a tree of dicts, lists and tuples, in order."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, (Mapping, list, tuple)):
-        for part in tree.values() if isinstance(tree, Mapping) else tree:
-            yield from tensors(part)
-
-
-def pinned(value: Any) -> Any:
-    """`value` with its tensors in page-locked memory, which the GPU copies while it computes."""
-    if isinstance(value, Tensor):
-        return value.pin_memory()
-    if isinstance(value, dict):
-        return {name: pinned(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [pinned(item) for item in value]
-    return value

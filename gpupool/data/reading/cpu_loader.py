@@ -128,7 +128,7 @@ def _read(dataset: Any, indices: Indices, reading: Reading, is_ours: bool) -> Ba
     """A batch, in this thread."""
     if len(indices) == 0:
         return None
-    if type(dataset) is TensorDataset and len(dataset.tensors) == 2:
+    if type(dataset) is TensorDataset and len(dataset.tensors) == 2 and reading.collate is None:
         inputs, targets = (_rows(tensor, indices, reading) for tensor in dataset.tensors)
         return Batch(inputs, targets, len(indices))
     places = [int(index) for index in indices]
@@ -136,7 +136,7 @@ def _read(dataset: Any, indices: Indices, reading: Reading, is_ours: bool) -> Ba
         read = _read_one_by_one(dataset, places, reading, is_ours)
     else:
         read = _read_at_once(dataset, places, reading)
-    return batch_of(read, pin=reading.pin)
+    return batch_of(read, reading.pin, reading.collate)
 
 
 def _read_at_once(dataset: Any, places: list[int], reading: Reading) -> list[Any]:

@@ -24,13 +24,14 @@ import torch
 from gpupool.core.errors import OptionsError, SampleError
 from gpupool.data import device as devices
 from gpupool.data.device import Aside, Handover
-from gpupool.data.reading.collate import Batch, PendingBatch, tensors
+from gpupool.data.reading.collate import Batch, PendingBatch
 from gpupool.data.reading.cpu_loader import read_ahead, read_on_cpu
 from gpupool.data.reading.decode import RGB, decode
 from gpupool.data.reading.image_headers import MAX_PIXELS, read_header
 from gpupool.data.reading.pipeline import MIN_ROWS_AHEAD, Reading, result_of
 from gpupool.data.reading.samples import Draw, Samples
 from gpupool.data.reading.shards import Indices
+from gpupool.data.reading.trees import tensors
 
 Batches = Generator[Batch | None, None, None]
 
@@ -183,7 +184,7 @@ def _decode_all(
     dataset: Pictures, batches: Sequence[Indices], reading: Reading
 ) -> Generator[_Read, None, None]:
     depth = reading.depth and _depth(dataset, batches, reading)
-    on_cpu = replace(reading, depth=depth, device=torch.device("cpu"))
+    on_cpu = replace(reading, depth=depth, device=torch.device("cpu"), collate=None)
     with closing(read_on_cpu(_Contents(dataset), batches, on_cpu)) as reads:
         for contents in reads:
             if contents is None or contents.num == 0:
@@ -200,7 +201,13 @@ def _decode_all(
 def _decode_batch(dataset: Pictures, contents: Batch, reading: Reading, aside: Aside) -> Batch:
     """The samples of `contents`, in order. Raises what the first failing one raises."""
     device, draw = reading.device, reading.draw
-    pending = PendingBatch(contents.targets.tolist(), pin=False, skip=reading.skip, device=device)
+    pending = PendingBatch(
+        contents.targets.tolist(),
+        pin=False,
+        skip=reading.skip,
+        device=device,
+        collate=reading.collate,
+    )
     names = [dataset.name(index) for index in pending.indices]
     for row, image in enumerate(decode_many(contents.inputs, names, device, aside)):
         index = pending.indices[row]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gpupool.data import device as devices
-from gpupool.data.reading.collate import Batch
+from gpupool.data.reading.collate import Batch, Collate
 from gpupool.data.reading.cpu_loader import read_on_cpu
 from gpupool.data.reading.pipeline import MAX_BYTES_IN_FLIGHT, Reading
 from gpupool.data.reading.samples import Draw
@@ -24,6 +24,7 @@ def load_batches(
     draw: Draw | None = None,
     skip: bool = False,
     max_bytes: int = MAX_BYTES_IN_FLIGHT,
+    collate: Collate | None = None,
 ) -> Generator[Batch | None, None, None]:
     """For each entry of `batches`, in order, its samples as a `Batch`; None if it is empty.
 
@@ -36,16 +37,16 @@ def load_batches(
     Tensors stay in CPU memory, pinned if `device` is a CUDA device; inputs that it decodes itself
     (`ds.decoded_on`) lie there. `draw` keys the random numbers of augmentation, see `keyed_draws`.
     `skip` leaves out samples that raise SampleError and lists them in the batch. `max_bytes` bounds
-    what has been fetched and not yet decoded.
+    what has been fetched and not yet decoded. `collate` makes a batch of a list of samples.
 
     What a thread raises is raised by the `next()` of that batch. Closing the iterator, also by an
     exception or by leaving the last reference, ends the threads; those that wait for a store end
     when it answers.
 
-    Raises DataError if the images of a batch differ in size, or a sample is not a pair,
-    OptionsError if they shall be decoded on a GPU and `device` is none.
+    Raises DataError if the images of a batch differ in size, OptionsError if they shall be decoded
+    on a GPU and `device` is none.
     """
-    reading = Reading(depth, devices.of(device).device, draw, skip, max_bytes)
+    reading = Reading(depth, devices.of(device).device, draw, skip, max_bytes, collate)
     # "auto" is the CPU until somebody has measured on a GPU which one is faster.
     if getattr(dataset, "decoding", "cpu") == "cuda":
         from gpupool.data.reading.gpu_decode import (  # and with it torchvision

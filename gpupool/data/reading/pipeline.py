@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gpupool.data import device as devices
-from gpupool.data.reading.collate import Batch, PendingBatch
+from gpupool.data.reading.collate import Batch, Collate, PendingBatch
 from gpupool.data.reading.samples import NUM_FETCH_THREADS, Draw, Samples
 from gpupool.data.reading.shards import Indices
 from gpupool.data.stores.retry import try_until
@@ -43,7 +43,7 @@ class Reading:
 
     `draw` keys the random numbers of augmentation; `skip` leaves out samples that cannot be read.
     `depth` batches are read ahead. `max_bytes` bounds what is fetched but not yet decoded, though
-    one sample may always be under way.
+    one sample may always be under way. `collate` is the user's function that makes a batch.
     """
 
     depth: int = 2
@@ -51,6 +51,7 @@ class Reading:
     draw: Draw | None = None
     skip: bool = False
     max_bytes: int = MAX_BYTES_IN_FLIGHT
+    collate: Collate | None = None
 
     @property
     def pin(self) -> bool:
@@ -59,7 +60,7 @@ class Reading:
 
     def pending(self, indices: Indices) -> PendingBatch:
         """A batch of these samples, all of them still to come."""
-        return PendingBatch(indices, pin=self.pin, skip=self.skip)
+        return PendingBatch(indices, pin=self.pin, skip=self.skip, collate=self.collate)
 
 
 def read_in_threads(

@@ -10,24 +10,26 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gpupool.core.errors import TrainingError
 from gpupool.data.reading import shards, subsets
-from gpupool.data.reading.collate import Batch
+from gpupool.data.reading.collate import Batch, Collate
 from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw
 from gpupool.data.reading.shards import Indices
+from gpupool.data.reading.trees import map_tensors, rows
 from gpupool.data.stores.waiting import awaited
+from gpupool.engine.batches.form import PLAIN, BatchForm
 from gpupool.engine.batches.share import (
     Dataset,
     Share,
-    as_input,
+    halves,
     normalization_of,
     read_ahead,
 )
 from gpupool.engine.batches.transfer import moved, transfer
-from gpupool.engine.batches.trees import map_tensors
 from gpupool.engine.group.forming import World
 
 _MAX_PLACEHOLDERS = 1000  # samples that are tried when not one of a share could be read
@@ -43,11 +45,13 @@ def load_shares(
     load: Sequence[float] | None = None,
     normalization: Normalization | None = None,
     num_parts: int = 1,
+    collate: Collate | None = None,
+    form: BatchForm = PLAIN,
 ) -> Iterator[Share]:
     """This rank's share of each global batch, read ahead; as many on every rank.
 
     `load` is how much each rank gets relative to the others, `num_parts` into how many parts a
-    batch is cut before.
+    batch is cut before; `collate` makes a batch of samples, and `form` says how it is used.
     """
     cuts = [
         shards.shard_in_parts(batch, world.rank, world.size, num_parts, load) for batch in batches
@@ -56,7 +60,13 @@ def load_shares(
     # Subsets of ours are taken apart, so that the loader meets the data set below and reads ahead.
     dataset = subsets.opened(dataset)
     loading = load_batches(
-        dataset, mine, depth=read_ahead(), device=world.device, draw=draw, skip=skip
+        dataset,
+        mine,
+        depth=read_ahead(),
+        device=world.device,
+        draw=draw,
+        skip=skip,
+        collate=collate,
     )
     scaling = normalization_of(dataset, world.device, normalization)
     # A placeholder is needed where a share is empty, or may become so when samples are skipped.
@@ -71,14 +81,16 @@ def load_shares(
             if may_lack and placeholder is None:
                 # Made with the first batch, so that one is there whenever a share is empty.
                 whole = loaded
-                if not loaded.num:
-                    whole = _one_sample(dataset, batch, world.device, skip=skip)
+                # Nobody can cut one sample out of what a user's function has made.
+                if not loaded.num or collate is not None:
+                    whole = _one_sample(dataset, batch, world.device, skip=skip, collate=collate)
                 placeholder = one_of(whole, world.device)
             if loaded.num == 0 and placeholder is not None:
                 inputs, targets = placeholder
             inputs, targets = on_way.bring(inputs=inputs, targets=targets)
+            inputs, targets = halves(inputs, targets, form, scaling)
             yield Share(
-                inputs=as_input(inputs, scaling),
+                inputs=inputs,
                 targets=targets,
                 num_here=loaded.num,
                 num_all=len(batch),
@@ -96,19 +108,28 @@ def load_shares(
 def one_of(batch: Batch, device: torch.device) -> tuple[Any, Any]:
     """Inputs and targets of the first sample of a batch, as a batch of one."""
     # A clone: a view would keep the whole batch alive for as long as the training lasts.
-    halves = ("inputs", batch.inputs), ("targets", batch.targets)
+    named = ("inputs", batch.inputs), ("targets", batch.targets)
     inputs, targets = (
-        map_tensors(lambda t: t[:1].clone(), moved(*half, device)) for half in halves
+        map_tensors(Tensor.clone, moved(name, rows(half, 0, 1, batch.num), device))
+        for name, half in named
     )
     return inputs, targets
 
 
-def _one_sample(dataset: Dataset, batch: Indices, device: torch.device, *, skip: bool) -> Batch:
+def _one_sample(
+    dataset: Dataset,
+    batch: Indices,
+    device: torch.device,
+    *,
+    skip: bool,
+    collate: Collate | None = None,
+) -> Batch:
     """Any sample, as a batch of one, for a rank that has none of its own."""
     # Without skipping one try is enough: what is wrong with that sample is raised.
     others = islice(chain(batch, range(len(dataset))), _MAX_PLACEHOLDERS if skip else 1)
     tried = [np.array([index], dtype=np.int64) for index in others]
-    for loaded in awaited(load_batches(dataset, tried, depth=0, device=device, skip=skip)):
+    reading = load_batches(dataset, tried, depth=0, device=device, skip=skip, collate=collate)
+    for loaded in awaited(reading):
         if loaded is not None and loaded.num:
             return loaded
     raise TrainingError(

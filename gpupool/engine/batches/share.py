@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -14,8 +15,9 @@ from gpupool.core.options.datasets import is_stream
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Skipped
+from gpupool.data.reading.trees import map_tensors, remade
 from gpupool.engine import process
-from gpupool.engine.batches.trees import map_tensors
+from gpupool.engine.batches.form import LABELS, BatchForm
 
 Scaling = tuple[Tensor, Tensor]  # mean and standard deviation of each channel, float64
 
@@ -34,7 +36,8 @@ class Share:
     A rank whose share is empty still takes part, because every rank must take every step: it holds
     one sample with `num_here` 0, which gives its loss the weight 0. `num_all` counts the samples of
     the global batch, also those in `skipped`, which could not be read. `inputs` and `targets` are
-    tensors, or dicts, lists and named tuples of them; torch collates tuples to lists. `is_last`:
+    tensors, or dicts, lists and named tuples of them, as `BatchForm.halves` gives them; torch
+    collates tuples to lists. `is_last`:
     no other batch of the epoch comes after it. `part_sizes`: how many of the samples belong to each
     part of the global batch, where it was cut into parts before it was divided.
     """
@@ -71,6 +74,21 @@ def parts_of_batch(options: TrainingOptions) -> int:
 def read_ahead() -> int:
     """Batches to read ahead: none in the notebook's own process, where breakpoints are meant."""
     return 0 if process.is_inline() else 2
+
+
+def halves(inputs: Any, targets: Any, form: BatchForm, scaling: Scaling | None) -> tuple[Any, Any]:
+    """What the network is called with, as `as_input` makes it, and what the loss gets; of a `Batch`
+    on the device."""
+    if targets is not None:
+        return form.halves(as_input(inputs, scaling), targets)
+    if isinstance(inputs, Mapping):  # labels may be uint8 as well
+        columns = {
+            name: part if name in LABELS else as_input(part, scaling)
+            for name, part in inputs.items()
+        }
+        return form.halves(remade(inputs, columns), None)
+    chosen, batch = form.halves(inputs, None)
+    return as_input(chosen, scaling), batch
 
 
 def as_input(images: Any, scaling: Scaling | None = None) -> Any:

@@ -9,6 +9,7 @@ from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading import subsets
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw
+from gpupool.engine.batches.form import PLAIN, BatchForm
 from gpupool.engine.batches.map_style import load_shares
 from gpupool.engine.batches.order import compare, epoch_batches, may_repeat
 from gpupool.engine.batches.share import Dataset, Share, parts_of_batch
@@ -24,15 +25,18 @@ def epoch_shares(
     samples_done: int = 0,
     draw: Draw | None = None,
     normalization: Normalization | None = None,
+    form: BatchForm = PLAIN,
 ) -> Iterator[Share]:
     """This rank's share of each global batch of an epoch, after its first `samples_done` samples.
 
     `draw` keys the random numbers of augmentation: those of (seed, epoch) unless given. Inputs get
-    the `normalization`, or the one that the data set asks for.
+    the `normalization`, or the one that the data set asks for. `form`: how a batch is used.
     """
     draw = draw or Draw(options.seed, epoch)
     if is_stream(dataset):  # it has no index: every rank reads all of it
-        return stream_shares(dataset, options, world, epoch, samples_done, draw, normalization)
+        return stream_shares(
+            dataset, options, world, epoch, samples_done, draw, normalization, form
+        )
     batches = epoch_batches(dataset, options, epoch, samples_done)
     if options.batch_sampler is not None:
         compare(batches, options, world, epoch)
@@ -47,4 +51,6 @@ def epoch_shares(
         load=options.rank_load,
         normalization=normalization,
         num_parts=parts_of_batch(options),
+        collate=options.collate,
+        form=form,
     )

@@ -24,13 +24,15 @@ from gpupool.core.errors import SampleError, TrainingError
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading import shards
 from gpupool.data.reading.augmentation import keyed_draws
-from gpupool.data.reading.collate import Batch, batch_of, checked_pair, tensors
+from gpupool.data.reading.collate import Batch, batch_of
 from gpupool.data.reading.cpu_loader import read_ahead
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.pipeline import MAX_BYTES_IN_FLIGHT, Reading
 from gpupool.data.reading.samples import Draw, Skipped
+from gpupool.data.reading.trees import tensors
 from gpupool.data.stores.waiting import awaited
 from gpupool.engine.batches import share
+from gpupool.engine.batches.form import PLAIN, BatchForm
 from gpupool.engine.batches.share import Share
 from gpupool.engine.batches.transfer import transfer
 from gpupool.engine.group.forming import World
@@ -62,6 +64,7 @@ def stream_shares(
     samples_done: int,
     draw: Draw,
     normalization: Normalization | None = None,
+    form: BatchForm = PLAIN,
 ) -> Iterator[Share]:
     """This rank's share of each global batch of an epoch, read ahead by a thread.
 
@@ -70,7 +73,12 @@ def stream_shares(
     Raises TrainingError, on every rank, if not the same came on all, or nothing at all.
     """
     reading = Reading(
-        share.read_ahead(), world.device, draw, options.on_error == "skip", MAX_BYTES_IN_FLIGHT
+        share.read_ahead(),
+        world.device,
+        draw,
+        options.on_error == "skip",
+        MAX_BYTES_IN_FLIGHT,
+        options.collate,
     )
     samples = _samples(dataset, epoch, samples_done, reading)
     loading: Generator[Any, None, None] = _cuts(samples, options, world, reading)
@@ -95,8 +103,9 @@ def stream_shares(
             if not batch.num:
                 inputs, targets = cut.spare.inputs, cut.spare.targets
             inputs, targets = on_way.bring(inputs=inputs, targets=targets)
+            inputs, targets = share.halves(inputs, targets, form, scaling)
             yield Share(
-                inputs=share.as_input(inputs, scaling),
+                inputs=inputs,
                 targets=targets,
                 num_here=batch.num,
                 num_all=cut.num_all,
@@ -143,9 +152,9 @@ def _cuts(
     spare = Batch(None, None, 0)
     while ahead:
         chunk, ahead = ahead, list(islice(samples, batch_size))
-        read = [checked_pair(sample) for sample in chunk if not isinstance(sample, Skipped)]
+        read = [sample for sample in chunk if not isinstance(sample, Skipped)]
         if read:  # the placeholder of a rank whose share of this batch is empty
-            spare = batch_of(read[:1], pin=reading.pin)
+            spare = batch_of(read[:1], reading.pin, reading.collate)
         if not spare.num:
             raise TrainingError(
                 f"none of the first {len(chunk):,} samples of the stream could be read.",
@@ -155,16 +164,21 @@ def _cuts(
         places, num_parts = np.arange(len(chunk)), share.parts_of_batch(options)
         mine, sizes = shards.shard_in_parts(places, world.rank, world.size, num_parts, load)
         here = [chunk[place] for place in mine]
-        batch = batch_of(here, pin=reading.pin)
+        batch = batch_of(here, reading.pin, reading.collate)
         yield _Cut(batch, spare, len(chunk), _checksum(read), not ahead, sizes)
     while True:  # a rank whose stream is shorter still takes part in the others' comparison
         yield None
 
 
 def _checksum(samples: list[Any]) -> int:
-    """Of the targets, which are small: in which order they came, and which."""
+    """Of the targets, which are small: in which order they came, and which.
+
+    Of samples that are no pairs, of all that is in them.
+    """
     checksum = 0
-    for _, target in samples:
+    for sample in samples:
+        is_pair = isinstance(sample, (tuple, list)) and len(sample) == 2
+        target = sample[1] if is_pair else sample
         found = list(tensors(target))
         parts = [t.cpu().double().numpy().tobytes() for t in found] or [repr(target).encode()]
         for part in parts:

@@ -19,17 +19,23 @@ from torch import Tensor
 from gpupool.core.errors import DataError
 from gpupool.data import device as devices
 from gpupool.data.device import Aside, Mark
-from gpupool.data.reading.collate import tensors
-from gpupool.engine.batches.trees import first_tensor, map_tensors
+from gpupool.data.reading.trees import first_tensor, map_tensors, tensors
 
 MAX_STEPS_AHEAD = 2
 
 
 def moved(name: str, batch: Any, device: torch.device) -> Any:
-    """The inputs or targets of a batch on the device. Raises DataError if they have no tensor."""
+    """The inputs or targets of a batch on the device. Raises DataError if they have no tensor.
+
+    An object of the user's goes there by its own `to(device)`, as a batch of graphs does.
+    """
+    if batch is None:  # where a batch has no targets of its own
+        return None
     if isinstance(batch, Tensor):  # from pinned memory the copy overlaps with what the GPU does
         return batch.to(device, non_blocking=True)
     if first_tensor(batch) is None:
+        if callable(getattr(batch, "to", None)):
+            return batch.to(device)
         raise DataError(
             f"the {name} of a batch are a {type(batch).__name__}, not a tensor; change what the "
             "transform or the data set returns",

@@ -1,40 +1,15 @@
-"""Tensors in dicts, tuples and lists, as batches and outputs of networks come. Runs on engines."""
+"""What outputs of a network have in them, by name or number. Runs on engines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from gpupool.core.errors import TrainingError
-from gpupool.data.reading.collate import tensors
 
 _MAIN = ("out", "logits")  # torchvision's segmentation and GoogLeNet; Hugging Face
-
-
-def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
-    """The same tree with `function` of each tensor; what is no tensor stays as it is.
-
-    >>> map_tensors(lambda t: t, {"a": [1]})
-    {'a': [1]}
-    """
-    if isinstance(tree, Tensor):
-        return function(tree)
-    if isinstance(tree, Mapping):
-        # Hugging Face's batches and outputs are mappings whose class the network may rely on.
-        changed = {name: map_tensors(function, part) for name, part in tree.items()}
-        return changed if type(tree) is dict else _remade(tree, changed)
-    if isinstance(tree, tuple) and hasattr(tree, "_fields"):  # a named one takes its parts singly
-        return type(tree)(*(map_tensors(function, part) for part in tree))
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(map_tensors(function, part) for part in tree)
-    return tree
-
-
-def first_tensor(tree: Any) -> Tensor | None:
-    """The first tensor of a tree, None if it has none."""
-    return next(tensors(tree), None)
 
 
 def main_output(outputs: Any) -> Any:
@@ -73,11 +48,3 @@ def part_of(tree: Any, name: Any, what: str = "the outputs of the network") -> A
     if isinstance(tree, Mapping) or isinstance(name, int):
         return tree[name]
     return getattr(tree, name)
-
-
-def _remade(tree: Any, changed: dict[Any, Any]) -> Any:
-    """A dict of the same class, such as an OrderedDict; a plain one if it cannot be made so."""
-    try:
-        return type(tree)(changed)
-    except TypeError:
-        return changed

@@ -14,11 +14,13 @@ from gpupool.core.options.sampling import in_order
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw, Skipped
+from gpupool.engine.batches.form import PLAIN, BatchForm, called
+from gpupool.engine.batches.gathering import gathered
 from gpupool.engine.batches.share import Dataset, Share
 from gpupool.engine.batches.shares import epoch_shares
 from gpupool.engine.group.forming import World
 from gpupool.engine.metrics.metrics import Metrics
-from gpupool.engine.numerics.class_loss import NO_CLASS
+from gpupool.engine.numerics.class_loss import NO_CLASS, fits_first, fits_last
 from gpupool.engine.numerics.forward import autocast
 from gpupool.engine.numerics.losses import Loss
 
@@ -45,6 +47,7 @@ def evaluate(
     metrics: Metrics | None = None,
     normalization: Normalization | None = None,
     on_share: Callable[[Share], object] = lambda share: None,
+    form: BatchForm = PLAIN,
 ) -> Evaluation:
     """Run this rank's shares of `dataset` through the network, in evaluation mode.
 
@@ -60,15 +63,20 @@ def evaluate(
     draw, options = Draw(options.seed, 0), in_order(options)
     with torch.no_grad():
         for share in epoch_shares(
-            dataset, options, world, 1, draw=draw, normalization=normalization
+            dataset, options, world, 1, draw=draw, normalization=normalization, form=form
         ):
             skipped += share.skipped
             # An empty share holds a placeholder, which counts nowhere.
-            if share.num_here:
+            if share.num_here or options.gather:
                 with autocast(world.device, options.precision):
-                    outputs = model(share.inputs)
-                    mean_loss = loss(outputs, share.targets)
+                    outputs = called(model, share.inputs)
+                    halves = outputs, share.targets
+                    if options.gather:
+                        halves = gathered(halves, share.num_here, world)
+                    mean_loss = loss(*halves)
+            if share.num_here:
                 loss_count = loss.num_counted(share.targets, share.num_here)
+                loss_count = share.num_here if options.gather else loss_count
                 sums += _row(loss, mean_loss, loss_count, outputs, share)
                 metrics.update(outputs, share.targets)
             on_share(share)
@@ -81,12 +89,15 @@ def count_correct(
     """How many samples (or pixels) have their class right, and how many have one.
 
     Numbers are not read from the device. None where outputs are not (N, C, ...) and targets
-    integers (N, ...).
+    integers (N, ...), and where that is not certain: with a loss of the user's, of outputs whose
+    last dimension could be the classes as well.
     """
     outputs, targets = loss.scored(outputs, targets)
     if not (isinstance(outputs, Tensor) and isinstance(targets, Tensor)):
         return None
-    if targets.is_floating_point() or targets.ndim + 1 != outputs.ndim or outputs.shape[1] < 2:
+    if targets.is_floating_point() or not fits_first(outputs, targets):
+        return None
+    if not loss.is_of_classes and fits_last(outputs, targets):
         return None
     if targets.ndim == 1 and loss.ignored == NO_CLASS:  # as such a loss is over all samples
         return (outputs.detach().argmax(1) == targets).sum(), num_here

@@ -6,6 +6,7 @@ depend on who has seen which sample.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -13,9 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from gpupool.core.errors import TrainingError
-from gpupool.engine.batches.trees import first_tensor
+from gpupool.data.reading.trees import first_tensor
+from gpupool.engine.numerics.class_loss import classes_first, fits_first
 from gpupool.engine.numerics.losses import aligned
 
 # Not by torchmetrics, which is not exact here: its R2 subtracts large squares, its Jaccard index
@@ -80,13 +83,15 @@ def mean_of(function: Callable[[Any, Any], Any]) -> Sums:
 def classes(outputs: Any, targets: Any) -> tuple[Tensor, Tensor, int]:
     """The class that is predicted and the one that is true, and how many classes there are.
 
-    Outputs (N, C, ...) are scores of C classes; without that dimension, or with C = 1, they are
-    logits of the second of two. The classes have the shape of the targets, (N, ...).
+    Outputs (N, C, ...), or (N, ..., C) as of text, are scores of C classes; without that dimension,
+    or with C = 1, they are logits of the second of two. The classes have the shape of the targets,
+    (N, ...).
 
     Raises TrainingError for shapes that do not fit.
     """
     _require_tensors(outputs, targets)
-    if outputs.ndim > 1 and outputs.shape[1] > 1 and outputs[:, 0].shape == targets.shape:
+    outputs = classes_first(outputs, targets)
+    if fits_first(outputs, targets):
         return outputs.argmax(1), targets.long(), outputs.shape[1]
     if outputs.ndim > 1 and outputs.shape[1] == 1:
         outputs = outputs.squeeze(1)
@@ -117,6 +122,16 @@ def _among_five(outputs: Any, targets: Any, ignored: int) -> Tensor:
     counts = actual != ignored
     found = (highest == actual.unsqueeze(1)).any(1) & counts
     return torch.stack([found.sum(), counts.sum()]).double()
+
+
+def _surprise(outputs: Any, targets: Any, ignored: int) -> Tensor:
+    """[sum of the cross entropies, how many]."""
+    _require_tensors(outputs, targets)
+    outputs = classes_first(outputs, targets)
+    total = functional.cross_entropy(
+        outputs.double(), targets, ignore_index=ignored, reduction="sum"
+    )
+    return torch.stack([total, (targets != ignored).sum().double()])
 
 
 def _by_class(outputs: Any, targets: Any, ignored: int) -> Tensor:
@@ -168,6 +183,8 @@ def _macro(share: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]], sum
 _OF_CLASSES: dict[str, tuple[Callable[..., Tensor], Callable[[Tensor], float]]] = {
     "accuracy": (_right, _mean),
     "pixel_accuracy": (_right, _mean),
+    "token_accuracy": (_right, _mean),
+    "perplexity": (_surprise, lambda sums: math.exp(min(_mean(sums), 700.0))),
     "top5": (_among_five, _mean),
     "precision": (_by_class, partial(_macro, lambda right, said, true: (right, said))),
     "recall": (_by_class, partial(_macro, lambda right, said, true: (right, true))),

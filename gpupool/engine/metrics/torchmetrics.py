@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpupool.engine.batches.trees import map_tensors
+from gpupool.data.reading.trees import map_tensors
 
 State = list[dict[str, Any]]  # of each metric in it, by name
 

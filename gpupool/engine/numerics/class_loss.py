@@ -37,6 +37,28 @@ def require_outputs(outputs: Any, num_classes: int) -> None:
         )
 
 
+def fits_first(outputs: Any, targets: Any) -> bool:
+    """Whether outputs (N, C, ...) are scores of classes for targets (N, ...)."""
+    return bool(
+        outputs.ndim == targets.ndim + 1
+        and outputs.shape[1] > 1
+        and outputs.shape[:1] + outputs.shape[2:] == targets.shape
+    )
+
+
+def fits_last(outputs: Any, targets: Any) -> bool:
+    """Whether outputs (N, ..., C) are, as transformers for text give them: (N, tokens, C)."""
+    return bool(outputs.ndim > 2 and outputs.shape[:-1] == targets.shape and outputs.shape[-1] > 1)
+
+
+def classes_first(outputs: Any, targets: Any) -> Any:
+    """Outputs as torch's losses take them: (N, C, ...); as they are where both ways fit."""
+    are_tensors = isinstance(outputs, Tensor) and isinstance(targets, Tensor)
+    if are_tensors and fits_last(outputs, targets) and not fits_first(outputs, targets):
+        return outputs.movedim(-1, 1)
+    return outputs
+
+
 @dataclass(frozen=True, eq=False)
 class ClassLoss:
     """Cross entropy: a mean over samples, or pixels of a class, each as much as its class weighs.
@@ -52,10 +74,11 @@ class ClassLoss:
     num_terms: int = 1
     num_classes: int = 0
     """So many outputs the data need; 0 where nobody knows."""
+    is_of_classes: bool = True
 
     def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
         if self.num_classes:
-            require_outputs(main_output(outputs), self.num_classes)
+            require_outputs(classes_first(main_output(outputs), targets), self.num_classes)
         if isinstance(outputs, Tensor):
             return self._mean(outputs, targets)
         loss = self._mean(main_output(outputs), targets)
@@ -72,7 +95,7 @@ class ClassLoss:
         return self._count(targets)
 
     def scored(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
-        return main_output(outputs), targets
+        return classes_first(main_output(outputs), targets), targets
 
     def _counts_samples(self, targets: Tensor) -> bool:
         if targets.is_floating_point():  # probabilities of the classes
@@ -87,6 +110,7 @@ class ClassLoss:
         return (self.weight.double()[targets.where(counts, 0)] * counts).sum()
 
     def _mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        outputs = classes_first(outputs, targets)
         more = {"label_smoothing": self.label_smoothing} if self.label_smoothing else {}
         if targets.is_floating_point():
             return self.function(outputs, targets, self.weight, **more)

@@ -20,8 +20,11 @@ from torch.nn import functional
 
 from gpupool.core.errors import TrainingError
 from gpupool.core.options.named_measures import check_loss, name_of
-from gpupool.engine.batches.trees import first_tensor, main_output, part_of
+from gpupool.data.reading.trees import first_tensor
+from gpupool.engine.batches.form import label_of
+from gpupool.engine.batches.trees import main_output, part_of
 from gpupool.engine.numerics.class_loss import NO_CLASS, ClassLoss
+from gpupool.engine.numerics.model_loss import ModelLoss, counter, model_loss
 
 LossFunction = Callable[[Any, Any], Tensor]
 
@@ -43,6 +46,10 @@ class Loss(Protocol):
     def ignored(self) -> int:
         """The class in targets that means none."""
 
+    @property
+    def is_of_classes(self) -> bool:
+        """Whether targets of whole numbers are certainly classes, and outputs their scores."""
+
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         """The mean over what counts, shape () or (num_terms,); 0 if nothing does."""
 
@@ -56,7 +63,13 @@ class Loss(Protocol):
         """The output and the targets that accuracy and metrics without a name of an output mean."""
 
 
-def make_loss(loss: Any, device: torch.device | str = "cpu") -> Loss:
+def make_loss(
+    loss: Any,
+    device: torch.device | str = "cpu",
+    *,
+    model: nn.Module | None = None,
+    weight: Any = None,
+) -> Loss:
     """The loss that is meant by a name, a callable, a module, or a dict of these by output.
 
     A callable is (outputs, targets) -> mean over the samples. If it is a mean over something else,
@@ -64,14 +77,25 @@ def make_loss(loss: Any, device: torch.device | str = "cpu") -> Loss:
     `nn.NLLLoss` count what torch does: classes' weights, and not `ignore_index`. A dict maps names
     (or numbers) of outputs to a loss, or (loss, weight); targets that are a dict or tuple too are
     taken by the same names. Outputs with auxiliary classifiers ("aux" of torchvision's segmentation
-    networks, `aux_logits` of GoogLeNet and Inception) add these, times 0.5, 0.3 or 0.4.
+    networks, `aux_logits` of GoogLeNet and Inception) add these, times 0.5, 0.3 or 0.4. None or
+    "output" is what `model` gives itself. `weight` says what a function or `model` is a mean over.
 
     Raises TrainingError for what is none, a module that does not give a mean, or one with
-    parameters that train.
+    parameters that train; and for a `weight` of a loss that counts itself.
     """
     if isinstance(loss, (_Counted, ClassLoss, _OfOutputs)):  # made before
         return loss
+    counts = counter(weight, model)
+    if loss in ("output", None):
+        return ModelLoss(counts) if model is None else model_loss(model, counts)
     check_loss(loss)
+    if weight is not None and not _is_own(loss):
+        raise TrainingError(
+            f"weight={weight!r} does nothing with the loss {name_of(loss)!r}, which counts what it "
+            "is a mean over itself: leave it out.",
+            "no effect",
+            "weight",
+        )
     if isinstance(loss, str):
         return _NAMED[loss]
     if isinstance(loss, Mapping):
@@ -87,7 +111,12 @@ def make_loss(loss: Any, device: torch.device | str = "cpu") -> Loss:
                 int(loss.ignore_index),
                 float(getattr(loss, "label_smoothing", 0.0)),
             )
-    return _Counted(loss, getattr(loss, "num_counted", None))
+    return _Counted(loss, counts or getattr(loss, "num_counted", None))
+
+
+def _is_own(loss: Any) -> bool:
+    """A function or module of the user's, which nobody knows."""
+    return callable(loss) and not type(loss).__module__.startswith("torch.nn.")
 
 
 def requiring(loss: Loss, num_classes: int) -> Loss:
@@ -103,6 +132,7 @@ class _Counted:
     counts: Callable[[Any, int], int | Tensor] | None = None
     num_terms: int = 1
     ignored: int = NO_CLASS
+    is_of_classes: bool = False
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         mean = self.function(outputs, targets)
@@ -120,7 +150,8 @@ class _Counted:
         return num_here if self.counts is None else self.counts(targets, num_here)
 
     def scored(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
-        return main_output(outputs), targets
+        label = label_of(targets)  # of a whole batch
+        return main_output(outputs), targets if label is None else label
 
 
 @dataclass(frozen=True)
@@ -129,6 +160,7 @@ class _None:
 
     num_terms: int = 0
     ignored: int = NO_CLASS
+    is_of_classes: bool = True
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         first = first_tensor(outputs)
@@ -138,7 +170,8 @@ class _None:
         return num_here
 
     def scored(self, outputs: Any, targets: Any) -> tuple[Any, Any]:
-        return main_output(outputs), targets
+        label = label_of(targets)
+        return main_output(outputs), targets if label is None else label
 
 
 NO_LOSS: Loss = _None()
@@ -151,6 +184,10 @@ class _OfOutputs:
     parts: tuple[tuple[Any, Loss, float], ...]
     num_terms: int
     ignored: int
+
+    @property
+    def is_of_classes(self) -> bool:
+        return any(isinstance(loss, ClassLoss) for _, loss, _ in self.parts)
 
     def __call__(self, outputs: Any, targets: Any) -> Tensor:
         terms = [

@@ -10,6 +10,7 @@ from gpupool.core.options.sampling import in_order
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw
+from gpupool.engine.batches.form import PLAIN, BatchForm, called
 from gpupool.engine.batches.share import Dataset
 from gpupool.engine.batches.shares import epoch_shares
 from gpupool.engine.group.forming import World
@@ -24,6 +25,7 @@ def recompute_statistics(
     options: TrainingOptions,
     world: World,
     normalization: Normalization | None = None,
+    form: BatchForm = PLAIN,
 ) -> None:
     """Give batch norms that train the mean and variance of all training data; one pass over it.
 
@@ -35,13 +37,21 @@ def recompute_statistics(
     options = in_order(options)
     with collecting(model, norm_group(world)), torch.no_grad():
         for share in epoch_shares(
-            dataset, options, world, 1, draw=Draw(options.seed, 0), normalization=normalization
+            dataset,
+            options,
+            world,
+            1,
+            draw=Draw(options.seed, 0),
+            normalization=normalization,
+            form=form,
         ):
             with counting(share.num_here > 0), autocast(world.device, options.precision):
-                model(share.inputs)
+                called(model, share.inputs)
 
 
-def fit_normalization(dataset: Dataset, options: TrainingOptions, world: World) -> Normalization:
+def fit_normalization(
+    dataset: Dataset, options: TrainingOptions, world: World, form: BatchForm = PLAIN
+) -> Normalization:
     """Mean and standard deviation of each channel of the inputs; one pass over the data.
 
     Of inputs (N, channels, ...), uint8 ones in 0..1; a channel that never changes has 1.
@@ -56,7 +66,8 @@ def fit_normalization(dataset: Dataset, options: TrainingOptions, world: World) 
         )
     found = Population()
     options = in_order(options)
-    for share in epoch_shares(dataset, options, world, 1, draw=Draw(options.seed, 0)):
+    draw = Draw(options.seed, 0)
+    for share in epoch_shares(dataset, options, world, 1, draw=draw, form=form):
         if not isinstance(share.inputs, Tensor) or share.inputs.ndim < 2:
             raise OptionsError(
                 "normalize='fit' needs inputs that are one tensor of channels, such as images; "

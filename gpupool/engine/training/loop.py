@@ -22,6 +22,7 @@ from gpupool.core.progress import EVERY_S, Progress
 from gpupool.core.wire.events import Event, ProgressEvent, StepEvent
 from gpupool.data.reading.normalization import Normalization
 from gpupool.engine import calls
+from gpupool.engine.batches.form import form_of
 from gpupool.engine.batches.share import Dataset, Share, num_samples
 from gpupool.engine.batches.shares import epoch_shares
 from gpupool.engine.group.forming import World
@@ -34,6 +35,7 @@ from gpupool.engine.probe.rank_report import RankReport
 from gpupool.engine.training.best_weights import BestWeights
 from gpupool.engine.training.dataset_statistics import fit_normalization, recompute_statistics
 from gpupool.engine.training.hooks import Hooks, make_event_log
+from gpupool.engine.training.own_step import OwnStep
 from gpupool.engine.training.reports import Reporter
 from gpupool.engine.training.run import FitResult, make_run, set_training
 from gpupool.engine.training.run_state import epoch_of
@@ -114,7 +116,8 @@ class _Training:
     ) -> None:
         self.dataset, self.validation, self.rank_report = dataset, validation, rank_report
         event_log = make_event_log(options, world, emit)
-        self.loss = make_loss(loss, world.device)
+        self.loss = make_loss(loss, world.device, model=model, weight=options.weight)
+        self.form = form_of(model, loss, options)
         reporter = Reporter(world, event_log, num_terms=self.loss.num_terms)
         self.run = make_run(model, options, world, reporter)
         self.hooks = Hooks(self.run, event_log, dataset)
@@ -122,7 +125,8 @@ class _Training:
             options.metrics, world.device, scored=self.loss.scored, ignored=self.loss.ignored
         )
         self.steps_per_epoch = steps_per_epoch(options, num_samples(dataset))
-        self.train_step = TrainingStep(self.run, self.loss, self.steps_per_epoch, rank_report.timer)
+        make_step = TrainingStep if options.step is None else OwnStep
+        self.train_step = make_step(self.run, self.loss, self.steps_per_epoch, rank_report.timer)
         self.best = BestWeights(self.run, has_validation=validation is not None)
         self.has_begun = False
         self.is_resumed = False
@@ -154,7 +158,7 @@ class _Training:
         # A checkpoint holds what was measured: a resumed run does not measure again.
         if run.options.normalize == "fit" and run.normalization is None:
             run.reporter.emit(ProgressEvent("measuring the inputs, for normalize='fit'", 0, 0))
-            run.normalization = fit_normalization(self.dataset, run.options, run.world)
+            run.normalization = fit_normalization(self.dataset, run.options, run.world, self.form)
         self.best.begin()
         first = "compiling, and the first step" if run.options.compile else "the first step"
         run.reporter.emit(ProgressEvent(first, 0, 0))
@@ -190,6 +194,7 @@ class _Training:
                 run.epoch,
                 run.samples_done,
                 normalization=run.normalization,
+                form=self.form,
             ):
                 self._run_step(share)
                 is_epoch_over = share.is_last
@@ -285,6 +290,7 @@ class _Training:
             self.metrics,
             run.normalization,
             on_share=lambda share: bar.advance(share.num_all, and_tick=True),
+            form=self.form,
         )
         self.validation_s = time.perf_counter() - began
         values = self.metrics.compute(run.world)
@@ -325,7 +331,9 @@ class _Training:
         share_statistics(run.evaluated, run.world)
         self.best.restore()
         if options.bn_statistics == "population":
-            recompute_statistics(run.model, self.dataset, options, run.world, run.normalization)
+            recompute_statistics(
+                run.model, self.dataset, options, run.world, run.normalization, self.form
+            )
         plain_batch_norm(run.model).eval()
 
     def is_last_step_whole(self) -> bool:

@@ -62,9 +62,8 @@ def batch_metrics(
 
     See `count_correct` for what has an accuracy.
     """
-    scored, _ = loss.scored(outputs, targets)
-    num_classes = scored.shape[1] if isinstance(scored, Tensor) and scored.ndim > 1 else 0
     counts = count_correct(loss, outputs, targets, num_here) if num_here else None
+    num_classes = loss.scored(outputs, targets)[0].shape[1] if counts else 0
     correct, labeled = counts or (0, 0)
     return BatchMetrics(num_here, mean_loss.detach(), loss_count, correct, labeled, num_classes)
 

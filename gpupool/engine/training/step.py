@@ -30,9 +30,12 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from gpupool.core.errors import TrainingError
 from gpupool.core.wire.state_dicts import ExtraState
+from gpupool.data.reading.trees import map_tensors, rows
+from gpupool.engine.batches.form import called
+from gpupool.engine.batches.gathering import gathered
 from gpupool.engine.batches.share import Share
-from gpupool.engine.batches.trees import map_tensors
 from gpupool.engine.numerics.buffers import StepBuffers
 from gpupool.engine.numerics.ddp import all_used, wrap_ddp
 from gpupool.engine.numerics.ema import update_average
@@ -63,14 +66,18 @@ class TrainingStep:
     def __init__(self, run: Run, loss: Loss, steps_per_epoch: int, timer: WorkTimer) -> None:
         self._run, self._loss, self._steps_per_epoch = run, loss, steps_per_epoch
         self._timer = timer
-        self._parallel = wrap_ddp(run.model, run.world, run.options)
-        self._checks_unused = run.world.size > 1
         self._parameters = [p for g in run.optimizer.param_groups for p in g["params"]]
         self._buffers = StepBuffers(run.model, run.world, run.options)
         self._before = ForwardState(run.model)
         self._has_undo = False
         self._extra = ExtraState(run.model)
         self._averaged_extra = ExtraState(run.evaluated)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Make what the ranks compute with."""
+        self._parallel = wrap_ddp(self._run.model, self._run.world, self._run.options)
+        self._checks_unused = self._run.world.size > 1
 
     def run(self, share: Share) -> None:
         """Make one step of this rank's share of a global batch.
@@ -82,13 +89,7 @@ class TrainingStep:
         lr = run.rates.set(run.step + 1, self._steps_per_epoch, run.epoch)
         self._save_undo()
 
-        if needs_closure(run.optimizer):  # it does all of this as often as it wants
-            metrics = self._step_by_closure(share)
-        else:
-            metrics, _ = self._forward_and_backward(share)
-            self._clip()
-            run.begin_update()  # an interrupt waits from here until the step is complete
-            self._optimizer_step()
+        metrics = self._make(share)
         self._update_ema()
         self._has_undo = False
         self._timer.end_work()
@@ -100,6 +101,16 @@ class TrainingStep:
         # The report: kept on the device, summed over ranks every few steps, read a step later.
         run.reporter.add(run.step, run.epoch, lr, metrics, share)
         run.end_update()
+
+    def _make(self, share: Share) -> list[BatchMetrics]:
+        """Change the weights; gives the metrics of each micro-batch."""
+        if needs_closure(self._run.optimizer):  # it does all of this as often as it wants
+            return self._step_by_closure(share)
+        metrics, _ = self._forward_and_backward(share)
+        self._clip()
+        self._run.begin_update()  # an interrupt waits from here until the step is complete
+        self._optimizer_step()
+        return metrics
 
     # ---- forward and backward -------------------------------------------------------------------
 
@@ -129,6 +140,8 @@ class TrainingStep:
         rank waits for it. If nothing is left, every rank's loss counts nothing.
         """
         world = self._run.world
+        if self._run.options.gather:
+            return share.num_all
         loss_count = self._loss.num_counted(share.targets, share.num_here)
         if isinstance(loss_count, int):
             if self._run.options.on_error != "skip":  # `num_all` includes samples that were skipped
@@ -167,13 +180,14 @@ class TrainingStep:
             inputs = map_tensors(_channels_last, inputs)
         norms = self._buffers.batch_norm_context(num_here)
         with autocast(run.world.device, run.options.precision), norms:
-            outputs = self._parallel(inputs)
-            mean_loss = self._loss(outputs, targets)
+            outputs = called(self._parallel, inputs)
+            if run.options.gather:
+                outputs_of_all, targets_of_all = gathered((outputs, targets), num_here, run.world)
+                mean_loss = self._loss(outputs_of_all, targets_of_all)
+            else:
+                mean_loss = self._loss(outputs, targets)
         require_gradient(mean_loss)
-        loss_count = self._loss.num_counted(targets, num_here)
-        if not num_here:
-            loss_count = loss_count * 0
-        weight = loss_count * run.world.size / global_count
+        weight, loss_count = self._weight(targets, num_here, global_count)
         # With even shares it is 1, and a multiplication has to be differentiated too.
         is_one = isinstance(weight, float) and weight == 1.0
         weighted_loss = mean_loss if is_one else mean_loss * weight
@@ -181,6 +195,20 @@ class TrainingStep:
             weighted_loss = weighted_loss.sum()
         metrics = batch_metrics(self._loss, mean_loss, loss_count, outputs, targets, num_here)
         return weighted_loss, metrics
+
+    def _weight(
+        self, targets: Any, num_here: int, global_count: int | Tensor
+    ) -> tuple[float | Tensor, int | Tensor]:
+        """What the mean loss of a micro-batch is taken times, and over how much it is a mean."""
+        size = self._run.world.size
+        if self._run.options.gather:
+            # Each rank has the loss of the whole batch, and the gradient by its own outputs alone:
+            # DDP divides their sum by the number of ranks.
+            return float(size), num_here
+        loss_count = self._loss.num_counted(targets, num_here)
+        if not num_here:
+            loss_count = loss_count * 0
+        return loss_count * size / global_count, loss_count
 
     # ---- clip, optimizer, EMA -------------------------------------------------------------------
 
@@ -298,7 +326,15 @@ def micro_batches(share: Share, number: int, *, keep_empty: bool) -> list[MicroB
 
 def _cut(share: Share, start: int, stop: int) -> MicroBatch:
     # A placeholder is the first sample: it has to pass through the network.
-    part = slice(start, stop) if start < stop else slice(0, 1)
-    inputs = map_tensors(lambda tensor: tensor[part], share.inputs)
-    targets = map_tensors(lambda tensor: tensor[part], share.targets)
+    first, end = (start, stop) if start < stop else (0, 1)
+    num = max(share.num_here, 1)
+    try:
+        inputs, targets = (rows(half, first, end, num) for half in (share.inputs, share.targets))
+    except ValueError as error:
+        raise TrainingError(
+            f"accumulate= cuts a batch of {num} samples into parts, and this one has {error}: let "
+            "collate= give tensors or lists with an entry for each sample, or leave it out.",
+            "cannot cut",
+            "accumulate",
+        ) from None
     return MicroBatch(inputs, targets, stop - start)

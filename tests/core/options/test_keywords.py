@@ -52,7 +52,7 @@ def test_keywords_are_options_and_replace_those_that_are_given() -> None:
 def test_options_in_the_place_of_the_loss_are_options() -> None:
     options = TrainingOptions(epochs=3)
     assert merged(options, None, {"lr": 0.5}) == (
-        "cross_entropy",
+        "auto",
         TrainingOptions(epochs=3, lr=0.5),
     )
     with raises(OptionsError, "type", "loss"):

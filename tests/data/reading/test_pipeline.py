@@ -208,16 +208,11 @@ def test_samples_that_do_not_fit_together_say_what_to_do() -> None:
         def sample(self, index: int) -> Any:
             return None
 
-    class Single(Points):
-        def decode(self, index: int, fetched: int, draw: Draw | None) -> Any:
-            return torch.zeros(3)
-
     for dataset, kind, shown in (
         (Sizes(4), "sizes", "(3 x 2 x 2, 3 x 2 x 3)"),
         (Types(4), "types", " inputs "),
         (Mixed(4), "types", "(Tensor, ndarray)"),
         (Nothing(4), "no batch", " inputs (NoneType)"),
-        (Single(4), "no pair", " Tensor;"),
     ):
         with raises(DataError, kind, shown=shown):
             next(load_batches(dataset, [np.arange(4)]))

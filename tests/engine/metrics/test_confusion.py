@@ -73,7 +73,7 @@ def test_one_output_tells_two_classes_apart(pools: Pools) -> None:
 def test_names_come_from_what_a_data_set_is_a_part_of(pools: Pools) -> None:
     part = ConcatDataset([Subset(dataset(), range(9)), Subset(dataset(), range(9, NUM))])
     assert gpupool.confusion(Table(SCORES), part, pool=pools[1]).classes[:2] == ("cat", "dog")
-    data = Targets(label=LABELS)
+    data = Targets(kind=LABELS)
     with raises(gpupool.SpmdError, "no tensor", "metrics", ename="TrainingError"):
         gpupool.confusion(Table(SCORES), data, pool=pools[1])
 

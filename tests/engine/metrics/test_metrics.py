@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -74,6 +75,18 @@ NAMED: dict[str, tuple[str, Tensor, Tensor, Callable[[], float]]] = {
         MAPS,
         MASKS,
         lambda: sk.accuracy_score(MASKS[KNOWN], MAPS.argmax(1)[KNOWN]),
+    ),
+    "token_accuracy": (
+        "token_accuracy",
+        MAPS.movedim(1, -1),
+        MASKS,
+        lambda: sk.accuracy_score(MASKS[KNOWN], MAPS.argmax(1)[KNOWN]),
+    ),
+    "perplexity": (
+        "perplexity",
+        SCORES,
+        LABELS,
+        lambda: math.exp(sk.log_loss(LABELS, SCORES.double().softmax(1), labels=range(7))),
     ),
     "auc": ("auc", LOGITS[:, None], BINARY, lambda: sk.roc_auc_score(BINARY, LOGITS)),
     "auc of more": (

@@ -1,0 +1,65 @@
+"""Outputs and targets of all ranks, for a loss over pairs of the batch. Runs on engines.
+
+Each rank computes the loss of the whole batch, and its gradient by the outputs of its own samples.
+The sum of these over the ranks is the gradient that one rank would have.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gpupool.core.errors import TrainingError
+from gpupool.data.reading.trees import map_tensors, tensors
+from gpupool.engine.group.forming import World
+
+
+def gathered(trees: Any, num_here: int, world: World) -> Any:
+    """`trees`, such as (outputs, targets), with the samples of all ranks, by rank.
+
+    What has no entry for each sample stays, as a temperature does; its gradient counts once over
+    all ranks. The gradient of what is computed from the result must be taken times `world.size`,
+    where ranks are averaged.
+
+    Raises TrainingError, on every rank, if ranks differ in more than the number of samples.
+    """
+    every = world.gather((num_here, [tuple(tensor.shape) for tensor in tensors(trees)]))
+    numbers = [num for num, _ in every]
+    by_tensor = iter(list(zip(*(shapes for _, shapes in every), strict=True)))
+    return map_tensors(lambda tensor: _whole(tensor, numbers, next(by_tensor), world), trees)
+
+
+def _whole(
+    tensor: Tensor, numbers: list[int], shapes: tuple[tuple[int, ...], ...], world: World
+) -> Tensor:
+    # A placeholder, where a rank has no sample, has one row.
+    has_samples = all(
+        shape and shape[0] == max(num, 1) for shape, num in zip(shapes, numbers, strict=True)
+    )
+    if not has_samples:
+        if not tensor.requires_grad:
+            return tensor
+        once = tensor.view_as(tensor)
+        once.register_hook(lambda gradient: gradient / world.size)
+        return once
+    if len({shape[1:] for shape in shapes}) > 1:
+        raise TrainingError(
+            f"gather=True: the ranks have {', '.join(map(str, shapes))}, which cannot be put "
+            "together: let the network, or collate=, give the same shape everywhere, but for the "
+            "number of samples.",
+            "shapes",
+            "gather",
+        )
+    own = tensor[: numbers[world.rank]]
+    if world.size == 1:
+        return own
+    room = tensor.new_zeros((max(numbers), *tensor.shape[1:]), requires_grad=False)
+    room[: len(own)] = own.detach()
+    parts = [torch.empty_like(room) for _ in numbers]
+    dist.all_gather(parts, room, group=world.group)
+    parts = [part[:num] for part, num in zip(parts, numbers, strict=True)]
+    parts[world.rank] = own  # with its gradient
+    return torch.cat(parts)
