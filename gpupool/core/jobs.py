@@ -50,6 +50,8 @@ class InferenceJob:
     metrics: Any = ()
     loss: Any = None
     num_classes: int = 0
+    transform: Any = None
+    """What pictures without a data set go through."""
 
     def __post_init__(self) -> None:
         # Outputs come in the order of the samples: no option may change that.

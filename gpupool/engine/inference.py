@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from gpupool.core.jobs import InferenceJob
 from gpupool.core.network import info_of
 from gpupool.core.options.datasets import is_stream
 from gpupool.core.progress import Course, Progress, progress
+from gpupool.data.reading.inputs import of_inputs
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw
 from gpupool.engine.batches.form import BatchForm, called, form_of
@@ -43,6 +45,8 @@ def predict(job_path: str, result_path: str) -> None:
     """
     world, job = world_here(), load_job(job_path, InferenceJob)
     model = _model(job, world).eval()
+    shape = info_of(model).input_shape
+    job = replace(job, dataset=of_inputs(job.dataset, shape, job.transform))
     outputs: list[Any] = []
     with torch.no_grad(), _counted("predict", job.dataset, world) as bar:
         for share in _shares(job, world):

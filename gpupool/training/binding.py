@@ -16,7 +16,7 @@ from gpupool.core.options.class_names import NO_CLASS, bound, class_names, label
 
 _CLASS_LOSSES = ("cross_entropy", "nll")
 _CLASS_MODULES = ("CrossEntropyLoss", "NLLLoss")
-_WARN_AT = 5  # frames up: whoever calls evaluate, predict or confusion
+_FRAMES = {"predict": 5, "evaluate": 4, "confusion": 4}  # from here to who has called it
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,22 @@ def bind(model: object, dataset: Any, what: str) -> Any:
     own, ours = scaling_of(dataset), known.normalization
     if ours is not None and own is not None and own != ours:
         raise _other_scaling("dataset", own, "the network", ours)
-    if ours is not None and own is None and hasattr(dataset, "with_normalization"):
+    names = class_names(dataset)
+    if ours is not None and own is None and names and hasattr(dataset, "with_normalization"):
         warnings.warn(
             f"{what}: the data set has no normalization; that of the network's training is applied "
             f"({in_words(ours)}).",
-            stacklevel=_WARN_AT,
+            stacklevel=_FRAMES[what],
+        )
+    # Pictures below one folder that is no class are new ones, to be predicted.
+    if what == "predict" and len(names) == 1 and not set(names) & set(known.classes):
+        return dataset
+    if what == "predict" and known.classes and names != known.classes[: len(names)]:
+        warnings.warn(
+            "predict: the columns of the outputs are the network's classes, which the data set "
+            "counts in another order; compare names (names=True), or its labels after "
+            "with_classes(result.classes).",
+            stacklevel=_FRAMES[what],
         )
     return bound(dataset, known.classes, "dataset", "the network does")
 

@@ -17,6 +17,7 @@ from gpupool.core.options.class_names import class_names
 from gpupool.core.wire.calls import Confusion
 from gpupool.pool.pool import Pool
 from gpupool.training.call import ask, inference_options
+from gpupool.training.inputs import with_targets
 
 if TYPE_CHECKING:
     from torch import nn
@@ -117,6 +118,7 @@ def confusion(
         OptionsError: an option is wrong, or does nothing here.
         SpmdError: a rank failed.
     """
+    dataset = with_targets(dataset, model)
     options = inference_options("confusion", batch_size=batch_size, precision=precision, **reading)
     job = InferenceJob(model, dataset, options)
     counts = ask("confusion", pool, job, Confusion)

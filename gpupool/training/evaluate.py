@@ -10,6 +10,7 @@ from gpupool.core.options.named_measures import check_loss, check_metrics
 from gpupool.core.wire.calls import Evaluate
 from gpupool.pool.pool import Pool
 from gpupool.training.call import ask, inference_options
+from gpupool.training.inputs import with_targets
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,6 +52,7 @@ def evaluate(
     check_metrics(metrics)
     if loss is not None:
         check_loss(loss)
+    dataset = with_targets(dataset, model)
     options = inference_options("evaluate", batch_size=batch_size, precision=precision, **reading)
     loss = chosen_loss(loss, model)
     job = InferenceJob(model, dataset, options, metrics, loss)

@@ -15,6 +15,7 @@ from gpupool.core.wire.replies import TrainReply
 from gpupool.pool.calls.output import RankOutput
 from gpupool.training.history import TrainingHistory
 from gpupool.training.phrases import after, backend, ending, figure, global_batch, hardware
+from gpupool.training.predict import predicted
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,6 +79,8 @@ class TrainingResult:
     """What the ranks report beside the events."""
     outputs: Mapping[int, RankOutput] = field(default_factory=dict, repr=False)
     """What each rank that trained has printed."""
+    transform: Any = field(default=None, repr=False)
+    """What pictures go through in `predict`; None where only their size is changed."""
 
     def text(self, rank: int) -> str:
         """What a rank that trained has printed."""
@@ -134,6 +137,15 @@ class TrainingResult:
         "too large".
         """
         return dict(self.history.reads.skipped)
+
+    def predict(self, x: Any, *, names: bool = False, **options: Any) -> Any:
+        """What `model` gives for `x`, as `gpupool.predict(result.model, x)`.
+
+        Pictures that are no data set go through the transform of the validation data, or through
+        that of the training data if it has no random part; without either, they get the size of the
+        training's pictures. Then they are normalized as in training.
+        """
+        return predicted(self.model, x, self.transform, names, **options)
 
     def plot(self) -> TrainingPlot:
         """Loss and accuracy over the steps: the picture that the training has left."""

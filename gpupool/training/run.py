@@ -46,6 +46,7 @@ from gpupool.pool.result import OutputRecorder
 from gpupool.training.binding import bind_training
 from gpupool.training.head import as_module
 from gpupool.training.history import TrainingHistory
+from gpupool.training.inputs import picture_transform, with_targets
 from gpupool.training.job import checked, write_job
 from gpupool.training.restarts import Restarts, with_checkpoint
 from gpupool.training.result import TrainingResult
@@ -87,6 +88,7 @@ class TrainingRun:
         # Before the checks: they look at the ranks, and one may be about to be replaced.
         pool.wait_until_usable()
         model = cast("nn.Module", as_module(model))
+        dataset, validation = with_targets(dataset, model), with_targets(validation, model)
         options, where = checked(pool, model, dataset, loss, options, validation)
         loss = chosen_loss(loss, model)
         fits = options.normalize == "fit"
@@ -107,6 +109,7 @@ class TrainingRun:
         self._restarts = Restarts(wanted=options.on_failure == "resume")
         self._weights_path = pool.new_file("weights.pt")
         self._network = data.network
+        self._transform = picture_transform(dataset, validation)
         job = TrainingJob(
             self._model,
             data.dataset,
@@ -199,7 +202,9 @@ class TrainingRun:
                 self._on_press(interrupts == 1)
         if self._error is not None:
             raise self._error
-        return TrainingResult(self._model, self.history, self.options, self._reply, self.outputs)
+        return TrainingResult(
+            self._model, self.history, self.options, self._reply, self.outputs, self._transform
+        )
 
     def __await__(self) -> Generator[Any, None, TrainingResult]:
         """What `result` gives; the notebook's stop button does what it does there."""

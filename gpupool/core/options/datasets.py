@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from gpupool.core.errors import TrainingError
@@ -39,6 +40,13 @@ def require_dataset(name: str, dataset: Any) -> None:
             f"{name} is a {kind}: give its data set, {name}.dataset, and its batch size as "
             "TrainingOptions(batch_size=...), which is that of all ranks together.",
             "loader",
+            name,
+        )
+    if isinstance(dataset, (str, os.PathLike)):
+        raise TrainingError(
+            f"{name} is a text: gpupool.ImageDatastore({os.fspath(dataset)!r}) makes a data set of "
+            "the images there.",
+            "text",
             name,
         )
     # An iterator is its own `__iter__`: the second epoch would find it used up, and be empty.

@@ -171,6 +171,8 @@ class Datastore(Generic[ItemsT]):
 
     def count_each_label(self) -> dict[str, int]:
         """How many images each class has, in the order of `classes`."""
+        if not self.classes:  # without labels
+            return {}
         counts = np.bincount(self.labels, minlength=len(self.classes))
         return dict(zip(self.classes, counts.tolist(), strict=True))
 

@@ -8,18 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpupool.core.errors import DataError, DataNotFoundError
+from gpupool.core.options.class_names import NO_CLASS
 from gpupool.core.progress import progress
-from gpupool.data.datastores.base import Datastore
+from gpupool.data.datastores.base import Datastore, Sample
 from gpupool.data.datastores.labels import Labels, class_names, label_files
 from gpupool.data.datastores.manifest import Files, Manifest
+from gpupool.data.reading.samples import Draw
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileInfo, Listing
 
+if TYPE_CHECKING:
+    import torch
+
+NAMELESS = ""
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
 
 
@@ -37,7 +44,8 @@ class ImageDatastore(Datastore[Files]):
         labels: "foldernames" (the folder an image lies in); a function from an image's URL to its
             label, or to None to leave the image out; or a table: a mapping of paths to labels, a
             data frame, or the URL of a .csv or .parquet file. Paths in it are those below `url`, or
-            URLs, and may lack the extension; images without a row are left out.
+            URLs, and may lack the extension; images without a row are left out. None: the images
+            have no labels, as those to be predicted; `ds[i]` has -100 in its place.
         label_columns: of a table: the columns of path and label; "path" and "label" if left out.
         classes: the names of the classes in the order of their indices. Left out: those there are,
             sorted; labels of a table or function that are whole numbers are sorted as numbers.
@@ -64,13 +72,16 @@ class ImageDatastore(Datastore[Files]):
         by_folder = isinstance(labels, str) and labels == "foldernames"
         images = _images(folder, tuple(extensions), check_folders=by_folder)
         paths = [image.path for image in images]
-        named = label_files(
-            paths,
-            lambda place: folder.name(paths[place]),
-            labels,
-            label_columns,
-            options_for(labels, folder),
-        )
+        if labels is None:
+            named: list[str | None] = [NAMELESS] * len(paths)
+        else:
+            named = label_files(
+                paths,
+                lambda place: folder.name(paths[place]),
+                labels,
+                label_columns,
+                options_for(labels, folder),
+            )
         # Folders are sorted as texts: so does torchvision's ImageFolder, whose networks exist.
         names = class_names(named, classes, by_number=not by_folder)
         super().__init__(_manifest(folder, images, named, names))
@@ -84,6 +95,26 @@ class ImageDatastore(Datastore[Files]):
             extensions=extensions,
             storage_options=storage_options,
         )
+
+    @property
+    def classes(self) -> list[str]:
+        """The names of the labels; none without labels."""
+        return [] if self._is_nameless else super().classes
+
+    @property
+    def labels(self) -> NDArray[np.int64]:
+        """The label of each image as an index into `classes`, -100 without labels."""
+        return np.full(len(self), NO_CLASS) if self._is_nameless else super().labels
+
+    def finish(self, index: int, image: torch.Tensor, draw: Draw | None = None) -> Sample:
+        """The sample of a decoded image: transformed, with its label."""
+        made, label = super().finish(index, image, draw)
+        return made, NO_CLASS if self._is_nameless else label
+
+    @property
+    def _is_nameless(self) -> bool:
+        # A manifest has a label for each sample; here all have the one without a name.
+        return self._manifest.classes == (NAMELESS,)
 
 
 def list_folder(folder: Folder) -> Listing:

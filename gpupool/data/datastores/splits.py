@@ -31,6 +31,7 @@ def split(
     each class, a number draws them.
     """
     _check_sizes(sizes)
+    _require(classes)
     members = [np.flatnonzero(labels == index) for index in range(len(classes))]
     if seed is not None:
         # A key for each class: how one is drawn does not depend on the others.
@@ -50,6 +51,11 @@ def split(
             f"split_each_label({shown}) of {len(labels):,} images leaves a part empty", "empty part"
         )
     return chosen
+
+
+def _require(classes: Sequence[str]) -> None:
+    if not len(classes):
+        raise OptionsError("these images have no labels; use subset or partition", "no labels")
 
 
 def balance(

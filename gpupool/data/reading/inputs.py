@@ -1,0 +1,121 @@
+"""Data without targets, as a data set whose targets count nowhere. Runs on ranks; imports torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from gpupool.core.options.class_names import NO_CLASS
+from gpupool.data.reading import subsets
+from gpupool.data.reading.augmentation import keyed_draws
+from gpupool.data.reading.samples import Draw, Samples, apply_transform
+from gpupool.data.stores.folder import Folder
+from gpupool.data.stores.interface import FileRef
+
+Transform = Callable[..., Any]
+
+
+def of_inputs(given: Any, shape: Sequence[int], transform: Transform | None = None) -> Any:
+    """A data set for a tensor, a list of pictures or URLs; other data sets as they are.
+
+    Pictures are decoded as in training. They go through `transform`, or get the height and width of
+    `shape`, which is that of the network's inputs: (channels, height, width), if it is known.
+    """
+    if isinstance(given, Tensor):
+        # One sample, of a network whose inputs are known.
+        given = given[None] if shape and tuple(given.shape) == tuple(shape) else given
+        if transform is None and not (given.dtype == torch.uint8 and given.ndim == 4):
+            return TensorDataset(given, torch.full((len(given),), NO_CLASS))
+        given = list(given)
+    prepare = transform or (partial(resized, shape=shape) if len(shape) == 3 else None)
+    if isinstance(given, (list, tuple)) and all(map(_is_picture, given)):
+        return Pictures(given, prepare)
+    own: Any = subsets.opened(given)
+    if isinstance(own, Samples):
+        change = getattr(own, "with_transform", None)
+        is_unlabelled = not getattr(own, "classes", True) and not hasattr(own, "mask_paths")
+        is_new = is_unlabelled and change and getattr(own, "transform", None) is None
+        return change(prepare) if is_new and change and prepare else own
+    return given
+
+
+def resized(image: Tensor, shape: Sequence[int]) -> Tensor:
+    """A picture (channels, height, width) in the height and width of `shape`."""
+    if image.shape[1:] == torch.Size(shape[1:]):
+        return image
+    from torchvision.transforms.v2 import functional  # a rank starts without it
+
+    sized: Tensor = functional.resize(image, list(shape[1:]), antialias=True)
+    return sized
+
+
+class Pictures:
+    """Pictures in memory or in files, as `Samples`: (uint8 (3, height, width), -100)."""
+
+    def __init__(self, items: Sequence[Any], transform: Transform | None) -> None:
+        self._items, self._transform = items, transform
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        return self.decode(index, self.fetch(index), None)
+
+    def num_bytes(self, index: int) -> int:
+        """Unknown, as nothing was listed."""
+        return 0
+
+    def fetch(self, index: int) -> Any:
+        """The bytes of a file, or what is in memory."""
+        item = self._items[index]
+        if not isinstance(item, (str, os.PathLike)):
+            return item
+        folder, name = _split(os.fspath(item))
+        return folder.read(FileRef(name, 0))
+
+    def decode(self, index: int, fetched: Any, draw: Draw | None) -> tuple[Any, int]:
+        """The picture, decoded and transformed."""
+        image: Any = fetched
+        name = f"picture {index}"
+        if isinstance(fetched, bytes):
+            from gpupool.data.reading.decode import decode
+
+            folder, file = _split(os.fspath(self._items[index]))
+            name = folder.name(file)
+            image = decode(fetched, name)
+        elif not isinstance(fetched, Tensor):
+            image = _pixels(fetched)
+        if self._transform is not None:
+            with keyed_draws(draw, index):
+                image = apply_transform(self._transform, name, image)
+        return image, NO_CLASS
+
+
+def _is_picture(item: Any) -> bool:
+    if isinstance(item, (Tensor, np.ndarray)):
+        return item.ndim in (2, 3) and item.dtype in (torch.uint8, np.uint8)
+    return isinstance(item, (str, os.PathLike)) or hasattr(item, "convert")
+
+
+def _pixels(picture: Any) -> Tensor:
+    """An image of Pillow, or an array (height, width[, channels]), as the decoder gives them."""
+    if hasattr(picture, "convert"):
+        from PIL import ImageOps
+
+        picture = ImageOps.exif_transpose(picture).convert("RGB")
+    pixels = np.array(picture)
+    if pixels.ndim == 2:
+        pixels = np.repeat(pixels[:, :, None], 3, axis=2)
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def _split(url: str) -> tuple[Folder, str]:
+    parent, slash, name = url.rpartition("/")
+    return Folder(parent or slash or "."), name

@@ -1,0 +1,142 @@
+"""What a user gives in the place of a data set: arrays, pictures, URLs. Runs on the client."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gpupool.core.errors import TrainingError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+_FIXED = ("Resize", "CenterCrop", "Grayscale", "Pad", "Identity", "ToDtype", "ToImage", "Normalize")
+PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
+
+
+def with_targets(given: Any, model: nn.Module) -> Any:
+    """A TensorDataset of a pair (inputs, targets) of arrays or tensors; anything else as it is.
+
+    Arrays come in the precision of the network, whole numbers as int64.
+
+    Raises:
+        TrainingError: both have another number of samples.
+    """
+    if not (isinstance(given, tuple) and len(given) == 2 and all(map(_is_array, given))):
+        return given
+    from torch.utils.data import TensorDataset
+
+    inputs, targets = as_tensor(given[0], model), as_tensor(given[1], model, is_target=True)
+    if len(inputs) != len(targets):
+        raise TrainingError(
+            f"there are {len(inputs):,} inputs and {len(targets):,} targets: give as many of both.",
+            "length",
+        )
+    return TensorDataset(inputs, targets)
+
+
+def of_inputs(given: Any, model: nn.Module) -> Any:
+    """What ranks make a data set of: tensors, lists of pictures or of their URLs, data sets.
+
+    A URL of a folder becomes a datastore, which lists it here, once; an iterator is walked through.
+    """
+    if isinstance(given, (str, os.PathLike)):
+        url = os.fspath(given)
+        if url.lower().endswith(PICTURES):
+            return [_absolute(url)]
+        import gpupool
+
+        return gpupool.ImageDatastore(url, labels=None)
+    if hasattr(given, "__next__"):
+        given = list(given)
+    if _is_picture(given):
+        return [given]
+    given = with_targets(given, model)
+    if _is_array(given):
+        return as_tensor(given, model)
+    if isinstance(given, (list, tuple)) and given:
+        if all(isinstance(one, (str, os.PathLike)) for one in given):
+            return [_absolute(os.fspath(one)) for one in given]
+        if isinstance(given[0], (int, float)) or _is_numbers(given[0]):
+            import numpy as np
+
+            return as_tensor(np.asarray(given), model)
+    return given
+
+
+def picture_transform(dataset: Any, validation: Any) -> Any:
+    """What a single picture goes through, as those that were validated; None if that is unknown.
+
+    Without a validation the transform of the training data, if it has no random part.
+    """
+    if validation is not None:
+        return _transform_of(validation)
+    found = _transform_of(dataset)
+    return found if _is_fixed(found) else None
+
+
+def _transform_of(dataset: Any) -> Any:
+    """That of a datastore of images, or what it is a part of."""
+    while hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
+        dataset = dataset.dataset
+    # Masks go through a transform together with their images.
+    is_ours = hasattr(dataset, "with_normalization") and not hasattr(dataset, "mask_paths")
+    return dataset.transform if is_ours else None
+
+
+def _is_fixed(transform: Any) -> bool:
+    """Whether it is of torchvision, and each part of it always does the same."""
+    parts = getattr(transform, "transforms", None)
+    if isinstance(parts, (list, tuple)) and type(transform).__name__ == "Compose":
+        return all(map(_is_fixed, parts))
+    is_known = type(transform).__module__.startswith("torchvision.transforms")
+    return is_known and type(transform).__name__ in _FIXED
+
+
+def as_tensor(given: Any, model: nn.Module, *, is_target: bool = False) -> Tensor:
+    """A tensor as it is; an array as a tensor that fits the network.
+
+    uint8 arrays (..., height, width, channels) are pictures, as of Pillow: channels come first
+    then. A single picture becomes one of a batch.
+    """
+    import torch
+
+    if isinstance(given, torch.Tensor):
+        is_one = given.dtype == torch.uint8 and given.ndim == 3 and given.shape[0] in (1, 3)
+        return given[None] if is_one and not is_target else given
+    import numpy as np
+
+    array = np.asarray(given)
+    if array.dtype.kind not in "biuf":
+        raise TrainingError(
+            f"an array of {array.dtype} is none of numbers; give numbers, or a data set.", "type"
+        )
+    is_picture = array.dtype == np.uint8 and array.ndim in (3, 4) and array.shape[-1] in (1, 3)
+    if is_picture and not is_target:
+        array = np.moveaxis(array, -1, -3)
+        array = array[None] if array.ndim == 3 else array
+    found = torch.from_numpy(np.ascontiguousarray(array))
+    if found.is_floating_point():
+        return found.to(next((p.dtype for p in model.parameters()), torch.float32))
+    return found.long() if is_target and found.dtype != torch.bool else found
+
+
+def _is_array(given: Any) -> bool:
+    # numpy's, torch's, and what can become one of numpy's.
+    return hasattr(given, "shape") and hasattr(given, "__array__") and not _is_picture(given)
+
+
+def _is_picture(given: Any) -> bool:
+    """Whether it is an image of Pillow, which is not imported for this."""
+    return any(cls.__module__ == "PIL.Image" for cls in type(given).__mro__)
+
+
+def _is_numbers(row: Any) -> bool:
+    is_row = isinstance(row, Sequence) and not isinstance(row, str)
+    return is_row and bool(row) and all(isinstance(value, (int, float)) for value in row)
+
+
+def _absolute(url: str) -> str:
+    # A rank may be in another folder.
+    return url if "://" in url or "::" in url else os.path.abspath(os.path.expanduser(url))
