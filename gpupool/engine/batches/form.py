@@ -72,6 +72,9 @@ class BatchForm:
         """
         is_pair = targets is not None
         batch = (inputs, targets) if is_pair else inputs
+        named = () if isinstance(self.inputs, str) else self.inputs
+        if is_pair and not all(has_part(inputs, name) for name in named):
+            inputs = batch  # numbers of its two halves
         if self.whole == "always":
             # Of a pair the network gets the inputs; it may want the labels of anything else.
             return self._inputs(inputs, is_pair=is_pair, takes_labels=not is_pair), batch

@@ -8,7 +8,7 @@ come so far, not when Python frees it. So the host is at most two steps ahead of
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -36,6 +36,10 @@ def moved(name: str, batch: Any, device: torch.device) -> Any:
     if first_tensor(batch) is None:
         if callable(getattr(batch, "to", None)):
             return batch.to(device)
+        # None of its columns could be made: the first error says why.
+        for part in batch.values() if isinstance(batch, Mapping) else ():
+            if isinstance(part, DataError):
+                raise part
         raise DataError(
             f"the {name} of a batch are a {type(batch).__name__}, not a tensor; change what the "
             "transform or the data set returns",

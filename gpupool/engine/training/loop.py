@@ -77,9 +77,9 @@ def fit(
     Raises whatever a rank meets; the last complete step is in the checkpoints then, if there are.
     """
     options = with_data(options, dataset)
-    loss = requiring(make_loss(loss, world.device), num_classes)
+    report = rank_report or RankReport()
     training = _Training(
-        model, dataset, loss, options, world, validation, emit, rank_report or RankReport()
+        model, dataset, loss, options, world, validation, emit, report, num_classes
     )
     training.know(network or NetworkInfo())
     training.run.reporter.requests["user"] = stop_requested
@@ -113,10 +113,12 @@ class _Training:
         validation: Dataset | None,
         emit: Callable[[Sequence[Event]], None],
         rank_report: RankReport,
+        num_classes: int,
     ) -> None:
         self.dataset, self.validation, self.rank_report = dataset, validation, rank_report
         event_log = make_event_log(options, world, emit)
-        self.loss = make_loss(loss, world.device, model=model, weight=options.weight)
+        made = make_loss(loss, world.device, model=model, weight=options.weight)
+        self.loss = requiring(made, num_classes)
         self.form = form_of(model, loss, options)
         reporter = Reporter(world, event_log, num_terms=self.loss.num_terms)
         self.run = make_run(model, options, world, reporter)

@@ -1,0 +1,315 @@
+"""Batches as users make them: any structure, any length, on any number of ranks what one computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import Dataset, TensorDataset
+
+import gpupool
+from gpupool import SpmdError
+from tests.support.pools import Pools
+from tests.support.raising import raises
+from tests.support.trainings import network, samples, train_on, weights
+
+DOUBLE = torch.float64
+WORDS = 11
+SETTINGS: dict[str, Any] = {"batch_size": 8, "epochs": 2, "lr": 0.1, "shuffle": "never"}
+
+
+class Text(Dataset[Any]):
+    """Sentences of 2 to 8 words, as rows of a data set of Hugging Face."""
+
+    def __init__(self, num: int = 21) -> None:
+        self.num = num
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        length = int(torch.randint(2, 9, (), generator=generator))
+        words = torch.randint(1, WORDS, (length,), generator=generator)
+        return {"words": words, "labels": words.roll(-1)}
+
+
+def padded(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """A batch as long as its longest sentence; what is padded has no label."""
+    words = nn.utils.rnn.pad_sequence([row["words"] for row in rows], batch_first=True)
+    labels = nn.utils.rnn.pad_sequence([row["labels"] for row in rows], True, padding_value=-100)
+    return {"words": words, "mask": words > 0, "labels": labels}
+
+
+class Reader(nn.Module):
+    """Scores (samples, words, classes); what is padded has a part in nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(WORDS, 8, dtype=DOUBLE)
+        self.head = nn.Linear(8, WORDS, dtype=DOUBLE)
+
+    def forward(self, words: Tensor, mask: Tensor) -> Tensor:
+        found = self.embed(words) * mask.unsqueeze(-1)
+        mean = found.sum(1, keepdim=True) / mask.sum(1)[:, None, None]
+        return self.head(torch.tanh(found + mean))
+
+
+def of_batch(output: Tensor, batch: dict[str, Tensor]) -> Tensor:
+    return functional.cross_entropy(output.flatten(0, 1), batch["labels"].flatten())
+
+
+def curves(pools: Pools, make: Callable[[], nn.Module], data: Any, **settings: Any) -> None:
+    """Any number of ranks gives the losses and the weights of one, in float64 to 1e-12."""
+    results = [train_on(pool, make(), data, **SETTINGS | settings) for pool in pools.values()]
+    for result in results[1:]:
+        assert result.history.loss == pytest.approx(results[0].history.loss, abs=1e-12)
+        assert (weights(result.model) - weights(results[0].model)).abs().max() < 1e-12
+
+
+def plain(loss: Any, num_epochs: int = 2) -> Tensor:
+    """The weights after the same training in plain torch, with whole batches."""
+    model, data = Reader(), Text()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for _ in range(num_epochs):
+        for start in range(0, len(data), 8):
+            batch = padded([data[i] for i in range(start, min(start + 8, len(data)))])
+            optimizer.zero_grad()
+            loss(model(batch["words"], batch["mask"]), batch).backward()
+            optimizer.step()
+    return weights(model)
+
+
+# ---- what a batch is ---------------------------------------------------------------------------
+
+
+def test_a_loss_of_outputs_and_batch_counts_tokens_on_any_ranks(pools: Pools) -> None:
+    settings = {"loss": of_batch, "collate": padded, "weight": "tokens"}
+    curves(pools, Reader, Text(), **settings)
+    trained = train_on(pools[3], Reader(), Text(), **SETTINGS | settings)
+    assert (weights(trained.model) - plain(of_batch)).abs().max() < 1e-12
+
+
+def test_a_named_loss_of_tokens_is_that_of_torch_and_has_an_accuracy(pools: Pools) -> None:
+    """Outputs are (samples, words, classes), torch's loss wants (samples, classes, words)."""
+    result = train_on(
+        pools[2],
+        Reader(),
+        Text(),
+        collate=padded,
+        validation=Text(9),
+        metrics=["perplexity", "token_accuracy"],
+        keep="last",
+        **SETTINGS,
+    )
+    assert (weights(result.model) - plain(of_batch)).abs().max() < 1e-12
+    batch = padded([Text()[i] for i in range(9)])
+    with torch.no_grad():
+        outputs = result.model(batch["words"], batch["mask"])
+    last, counts = result.history.validations[-1], batch["labels"] >= 0
+    right = (outputs.argmax(-1) == batch["labels"])[counts].double().mean().item()
+    assert last.accuracy == pytest.approx(right, abs=1e-12)
+    assert last.metrics["token_accuracy"] == pytest.approx(right, abs=1e-12)
+    assert last.loss == pytest.approx(of_batch(outputs, batch).item(), abs=1e-12)
+    assert last.metrics["perplexity"] == pytest.approx(torch.tensor(last.loss).exp().item())
+
+
+def test_weight_may_be_a_function_of_what_the_loss_gets(pools: Pools) -> None:
+    def count(batch: dict[str, Tensor]) -> Tensor:
+        return (batch["labels"] >= 0).sum()
+
+    curves(pools, Reader, Text(), loss=of_batch, collate=padded, weight=count)
+    trained = train_on(
+        pools[2], Reader(), Text(), loss=of_batch, collate=padded, weight=count, **SETTINGS
+    )
+    assert (weights(trained.model) - plain(of_batch)).abs().max() < 1e-12
+
+
+def test_parts_of_a_batch_make_the_same_step(pools: Pools) -> None:
+    settings = {"loss": of_batch, "collate": padded, "weight": "tokens", **SETTINGS}
+    parts = train_on(pools[2], Reader(), Text(), accumulate=3, **settings)
+    assert (weights(parts.model) - plain(of_batch)).abs().max() < 1e-12
+
+
+def test_with_a_loss_of_the_users_only_certain_accuracies_are_shown(pools: Pools) -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return functional.cross_entropy(outputs.flatten(0, 1), targets.flatten())
+
+    for length in (5, WORDS):  # as many words as classes: either dimension could be the classes
+        words = torch.randint(1, WORDS, (12, length))
+        data = TensorDataset(torch.randn(12, length, 4), words)
+        result = train_on(pools[2], nn.Linear(4, WORDS), data, loss=loss, epochs=1, validation=data)
+        assert result.history.steps[0].accuracy is None
+        assert result.history.validations[-1].accuracy is None
+    points = samples(24)
+    result = train_on(
+        pools[2], network(), points, loss=lambda out, y: functional.cross_entropy(out, y), epochs=1
+    )
+    assert result.history.steps[0].accuracy is not None
+
+
+class TwoInputs(nn.Module):
+    """Needs two inputs, by name or one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.left, self.right = nn.Linear(4, 3, dtype=DOUBLE), nn.Linear(4, 3, dtype=DOUBLE)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return self.left(left) - self.right(right)
+
+
+POINTS = torch.randn(21, 8, dtype=DOUBLE, generator=torch.Generator().manual_seed(3))
+CLASSES = POINTS[:, :3].argmax(1)
+
+
+@pytest.mark.parametrize(
+    ("row", "settings"),
+    [
+        (lambda x, y: ((x[:4], x[4:]), y), {}),
+        (lambda x, y: ({"left": x[:4], "right": x[4:], "name": "n"}, y), {}),
+        (lambda x, y: {"left": x[:4], "right": x[4:], "label": y, "text": "t"}, {}),
+        (lambda x, y: (x[:4], x[4:], y), {}),
+        (lambda x, y: (y, x[:4], x[4:]), {"inputs": (1, 2), "targets": 0}),
+        (lambda x, y: {"a": x[:4], "b": x[4:], "c": y}, {"inputs": ("a", "b"), "targets": "c"}),
+        (lambda x, y: {"left": x[:4], "right": x[4:], "class": y}, {"targets": "class"}),
+    ],
+    ids=["pair", "named pair", "columns", "three", "numbers", "names", "target"],
+)
+def test_samples_of_any_structure(pools: Pools, row: Any, settings: dict[str, Any]) -> None:
+    rows = [row(x, y) for x, y in zip(POINTS, CLASSES, strict=True)]
+    found = train_on(pools[2], TwoInputs(), rows, **SETTINGS | settings)
+    expected = train_on(
+        pools[1],
+        TwoInputs(),
+        [((x[:4], x[4:]), y) for x, y in zip(POINTS, CLASSES, strict=True)],
+        **SETTINGS,
+    )
+    assert found.history.loss == pytest.approx(expected.history.loss, abs=1e-12)
+    assert found.history.accuracy == expected.history.accuracy
+
+
+def test_a_data_set_without_targets_is_its_own_target(pools: Pools) -> None:
+    """As for an autoencoder."""
+    model = nn.Linear(8, 8, dtype=DOUBLE)
+    curves(pools, lambda: model, list(POINTS), loss="mse")
+
+
+def test_a_batch_that_is_one_object_goes_to_the_device_by_its_own_method(pools: Pools) -> None:
+    class Graphs:
+        def __init__(self, nodes: Tensor, places: Tensor, labels: Tensor) -> None:
+            self.nodes, self.places, self.labels = nodes, places, labels
+
+        def to(self, device: torch.device) -> Graphs:
+            moved = (part.to(device) for part in (self.nodes, self.places, self.labels))
+            return Graphs(*moved)
+
+    def collate(rows: list[Any]) -> Graphs:
+        sizes = torch.tensor([len(row["words"]) for row in rows])
+        nodes = torch.cat([row["words"] for row in rows])
+        labels = torch.stack([row["words"][0] for row in rows])
+        return Graphs(nodes, torch.arange(len(rows)).repeat_interleave(sizes), labels)
+
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.embed = nn.Embedding(WORDS, WORDS, dtype=DOUBLE)
+
+        def forward(self, graphs: Graphs) -> Tensor:
+            out = torch.zeros(len(graphs.labels), WORDS, dtype=DOUBLE)
+            return out.index_add(0, graphs.places, self.embed(graphs.nodes))
+
+    def loss(outputs: Tensor, batch: Graphs) -> Tensor:
+        return functional.cross_entropy(outputs, batch.labels)
+
+    curves(pools, Sum, Text(), loss=loss, collate=collate)
+
+
+def test_pictures_of_pillow_in_rows_are_tensors(pools: Pools) -> None:
+    from PIL import Image
+
+    rows = [
+        {"image": Image.new("RGB", (5, 4), (40 * (i % 3), 0, 0)), "label": i % 3} for i in range(9)
+    ]
+    model = nn.Sequential(nn.Flatten(), nn.Linear(60, 3))
+    result = train_on(pools[2], model, rows, epochs=30, batch_size=9, lr=2.0)
+    assert result.history.accuracy[-1] == 1.0
+    assert gpupool.predict(result.model, rows, pool=pools[2]).argmax(1).tolist() == [0, 1, 2] * 3
+
+
+# ---- a loss over pairs of the batch ------------------------------------------------------------
+
+
+class Pairs(nn.Module):
+    """Two views of each sample, and a temperature that trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.other = nn.Linear(4, 5, dtype=DOUBLE), nn.Linear(4, 5, dtype=DOUBLE)
+        self.temperature = nn.Parameter(torch.tensor(0.7, dtype=DOUBLE))
+
+    def forward(self, left: Tensor, right: Tensor) -> dict[str, Tensor]:
+        return {"a": self.one(left), "b": self.other(right), "temperature": self.temperature}
+
+
+def contrastive(outputs: dict[str, Tensor], targets: Any) -> Tensor:
+    a, b = (functional.normalize(outputs[name], dim=1) for name in "ab")
+    scores = a @ b.T / outputs["temperature"].exp()
+    return functional.cross_entropy(scores, torch.arange(len(a)))
+
+
+def test_a_loss_over_pairs_gets_the_outputs_of_all_ranks(pools: Pools) -> None:
+    rows = [(x[:4], x[4:]) for x in POINTS]
+    settings = {"loss": contrastive, "inputs": (0, 1), "targets": "batch", "gather": True}
+    curves(pools, Pairs, [*map(list, rows)], validation=rows, **settings)
+    found = train_on(pools[3], Pairs(), rows, validation=rows, **SETTINGS | settings)
+    alone = train_on(pools[1], Pairs(), rows, validation=rows, **SETTINGS | settings)
+    assert found.history.validations[-1].loss == pytest.approx(
+        alone.history.validations[-1].loss, abs=1e-12
+    )
+    model = Pairs()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    for _ in range(2):
+        for start in range(0, 21, 8):
+            part = POINTS[start : start + 8]
+            optimizer.zero_grad()
+            contrastive(model(part[:, :4], part[:, 4:]), None).backward()
+            optimizer.step()
+    assert (weights(found.model) - weights(model)).abs().max() < 1e-12
+
+
+def test_what_differs_in_more_than_the_number_of_samples_cannot_be_gathered(pools: Pools) -> None:
+    settings = {"loss": of_batch, "collate": padded, "gather": True}
+    with raises(SpmdError, "shapes", "gather", ename="TrainingError"):
+        train_on(pools[2], Reader(), Text(), **SETTINGS | settings)
+    assert pools[2].run(lambda: 1)[1] == 1
+
+
+# ---- what cannot be understood -----------------------------------------------------------------
+
+
+def wrong(pools: Pools, kind: str, *names: str, **settings: Any) -> None:
+    data, model = settings.pop("data"), settings.pop("model", network(DOUBLE))
+    with raises(SpmdError, kind, *names, ename=settings.pop("ename", "DataError")):
+        train_on(pools[2], model, data, **SETTINGS | settings)
+
+
+def test_what_the_batch_lacks_is_one_sentence(pools: Pools) -> None:
+    three = [(x, x, y) for x, y in zip(POINTS, CLASSES, strict=True)]
+    wrong(pools, "no pair", data=three)
+    wrong(pools, "no target", data=[{"x": x, "y": y} for x, y in zip(POINTS, CLASSES, strict=True)])
+    wrong(pools, "sizes", data=Text(), model=Reader())
+    columns = [{"a": x, "b": x, "label": y} for x, y in zip(POINTS, CLASSES, strict=True)]
+    wrong(pools, "no columns", "inputs", data=columns, model=TwoInputs())
+    wrong(pools, "no columns", "inputs", data=samples(9, DOUBLE), inputs="kwargs")
+    own = {"data": samples(9, DOUBLE), "ename": "TrainingError"}
+    wrong(pools, "no effect", "weight", weight="tokens", loss="mse", **own)
+    wrong(pools, "no loss", "loss", loss="output", **own)
