@@ -27,6 +27,7 @@ from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.options.training_ranks import device_names
 from gpupool.core.wire.calls import Train
 from gpupool.core.wire.events import (
+    CheckpointEvent,
     EndEvent,
     ProgressEvent,
     ResumeEvent,
@@ -352,8 +353,11 @@ class TrainingRun:
                 # A second press may have come while the rank was replaced.
                 if self._aborting:
                     raise
-                # `again`: from the newest checkpoint, whatever the options say about `resume`.
-                self._execution = self._begin(dataclasses.replace(self._call, again=True))
+                # `again`: from the newest checkpoint, whatever the options say about `resume`. With
+                # `overwrite` that is another training's as long as this one has reported none.
+                is_own = isinstance(self.history.newest, CheckpointEvent)
+                again = is_own or not self.options.overwrite
+                self._execution = self._begin(dataclasses.replace(self._call, again=again))
                 if self._stopping:  # the new rank has not heard of it
                     self._ask_to_stop()
 

@@ -69,7 +69,7 @@ def check_values(options: TrainingFields) -> None:
     if options.compile not in (True, False):
         _word("compile", options.compile, COMPILE_MODES)
     _check_batches(options)
-    for name in ("channels_last", "deterministic", "nesterov", "gather"):
+    for name in ("channels_last", "deterministic", "nesterov", "gather", "overwrite"):
         if not isinstance(getattr(options, name), bool):
             raise OptionsError.of(name, getattr(options, name), "must be True or False.", "type")
 
@@ -332,6 +332,14 @@ def _check_places(options: TrainingFields) -> None:
     for name in ("checkpoint", "tensorboard"):
         if getattr(options, name) is not None:
             _put(options, name, folder_url(name, getattr(options, name)))
+    if options.resume in ("yes", "true", "True", "no", "false", "False", "latest", "last"):
+        meant = "False" if str(options.resume).lower() in ("no", "false") else "'auto'"
+        raise OptionsError(
+            f"resume={options.resume!r} would be the path of a checkpoint: did you mean "
+            f"resume={meant}?",
+            "unknown",
+            "resume",
+        )
     if not isinstance(options.resume, bool):
         _put(options, "resume", folder_url("resume", options.resume))
     profile = options.profile

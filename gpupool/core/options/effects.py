@@ -88,7 +88,7 @@ EFFECTS = (
         "None",
     ),
     Effect(
-        ("checkpoint_every", "num_checkpoints", "on_failure"),
+        ("checkpoint_every", "num_checkpoints", "overwrite", "on_failure"),
         "checkpoint",
         _is_given,
         "'s3://bucket/run1'",
@@ -118,6 +118,14 @@ def check_effects(options: TrainingFields) -> None:
             "resume",
         )
     usual = 0.0 if options.optimizer == "sgd" else 0.9
+    if options.overwrite and options.resume in (True, "auto"):
+        raise OptionsError(
+            f"overwrite=True begins from scratch, and resume={options.resume!r} does not: leave "
+            "one of them out.",
+            "conflict",
+            "overwrite",
+            "resume",
+        )
     if options.nesterov and not (usual if options.momentum is None else options.momentum):
         raise OptionsError(
             "nesterov=True does nothing without momentum: did you mean momentum=0.9?",

@@ -226,6 +226,9 @@ class TrainingFields:
     resume: str | bool = False
     """"auto" resumes from the newest checkpoint in `checkpoint`, if there is one; True, if there is
     none, is an error; the URL of one checkpoint resumes from that; False starts at step 0."""
+    overwrite: bool = False
+    """Begins from scratch although `checkpoint` holds checkpoints of another training: these are
+    removed when the first new one is complete, and nothing else is."""
     on_failure: str = "raise"
     """When a rank dies: "raise", or "resume": it is replaced, and training resumes from the newest
     checkpoint."""

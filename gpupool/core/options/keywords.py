@@ -80,6 +80,7 @@ class TrainingKeywords(TypedDict, total=False):
     checkpoint_every: str | int | None
     num_checkpoints: int
     resume: str | bool
+    overwrite: bool
     on_failure: str
     log_every: int
     progress: str

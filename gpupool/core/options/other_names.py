@@ -102,6 +102,7 @@ _ALSO = {
     "num_checkpoints": "save_total_limit save_top_k max_to_keep keep_checkpoint_max",
     "resume": "resume_from_checkpoint ckpt_path resume_from initial_epoch start_epoch "
     "checkpoint_resume",
+    "overwrite": "overwrite_output_dir exist_ok overwrite_checkpoints force",
     "log_every": "logging_steps log_every_n_steps log_interval print_every print_freq "
     "logging_strategy",
     "progress": "enable_progress_bar disable_tqdm show_progress progress_bar display verbosity "

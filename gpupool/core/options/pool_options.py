@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.options import other_names
+from gpupool.core.urls import refuse_typo
 from gpupool.core.wire.masking import without_passwords
 
 DEVICES = ("auto", "cpu", "gpu")
@@ -269,4 +270,5 @@ def folder_url(name: str, value: object) -> str:
         raise OptionsError(
             f"{name}={shown}: must be a folder, as 's3://bucket/run1'.", "form", name
         )
+    refuse_typo(path, name)
     return path

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from gpupool.core.errors import DataError, DataNotFoundError, SampleError
+from gpupool.core.urls import refuse_typo
 from gpupool.core.wire.masking import without_passwords
 from gpupool.data.stores import store_errors
 from gpupool.data.stores.interface import Content, FileRef, Listing, OnProgress, Store, version_of
@@ -38,6 +39,7 @@ class Folder:
 
     def __post_init__(self) -> None:
         url = os.fspath(self.url)
+        refuse_typo(url)
         if "://" not in url and "::" not in url:
             # An engine may have another working directory.
             url = os.path.abspath(os.path.expanduser(url))

@@ -3,7 +3,8 @@
 A file is what `torch.save` makes, followed by a seal: its length and its SHA-256. `torch.load`
 reads it as it is. A file that was cut short, or that another program has made, has no seal that
 fits, and is not taken for a checkpoint. It is never written over nor removed: its name is another
-one's, and the folder may be the user's own.
+one's, and the folder may be the user's own. Those of another training are removed where the user
+asks for it, when the first of this one is complete.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 import torch
 
-from gpupool.core.errors import DataError, TrainingError
+from gpupool.core.errors import DataError, DataNotFoundError, TrainingError
 from gpupool.core.progress import progress
 from gpupool.core.wire.state_dicts import refused
 from gpupool.data.stores.writable import Target
@@ -72,6 +73,7 @@ class Checkpoints:
         self._idle = threading.Event()
         self._idle.set()
         self._own: set[str] = set()  # what may be removed
+        self._replaced: set[str] = set()  # of another training: goes when there is a new one
         self._newest_step = 0  # of what is being written, or was last
         self._written: list[Written] = []
         self._failed: list[DataError] = []
@@ -79,8 +81,11 @@ class Checkpoints:
         self.passed_over: list[str] = []
         """Names of the damaged checkpoints that `load_newest` has met."""
 
-    def check(self, step: int = 0) -> None:
+    def check(self, step: int = 0, overwrite: bool = False) -> None:
         """Write something there and read it back; what comes is later than `step`.
+
+        With `overwrite` complete ones of a later step are removed when the first new one is
+        complete.
 
         Raises TrainingError, in one sentence, if checkpoints cannot be kept there, or if there are
         complete ones of a later step, which new ones would be mixed up with.
@@ -91,15 +96,17 @@ class Checkpoints:
             later = [name for name in own if step_of(name) > step and self._is_whole(name)]
         except DataError as error:
             raise TrainingError(f"checkpoint: {error}", error.kind, url=error.url) from None
-        if later:
+        if overwrite:
+            self._replaced = set(later)
+        elif later:
             raise TrainingError(
                 f"checkpoint: {self._target.name(later[-1])} is there already, and this training "
-                f"begins after step {step}; resume='auto' continues from it. To start from "
-                "scratch, give another folder, or remove what is in that one.",
+                f"begins after step {step}. resume='auto' continues from it; overwrite=True starts "
+                "from scratch and removes it later; or give another folder.",
                 "exists",
                 url=self._target.name(later[-1]),
             )
-        self._own.update(own)
+        self._own.update(set(own) - self._replaced)
 
     def names(self) -> list[str]:
         """The files that are named as checkpoints, the newest last. Raises DataError."""
@@ -236,10 +243,14 @@ class Checkpoints:
             if reason := job.why_not():
                 raise DataError(f"{self.url(name)} was not written: {reason}", "unfinished")
             data = sealed(job.state)
-            # A file that is there may be another program's: nothing is written over.
-            while not self._target.put(name, data, is_new=True):
-                name = name.replace("-", "-0")  # the step is the same
+            if name in self._replaced and self._is_still_sealed(name):
+                self._target.put(name, data)  # in the place of the older one, at once
+            # Any other file that is there may be another program's: nothing is written over.
+            else:
+                while not self._target.put(name, data, is_new=True):
+                    name = name.replace("-", "-0")  # the step is the same
             self._own.add(name)
+            self._remove_replaced(name)
             seconds = time.perf_counter() - began
             url = self._target.name(name)
             with self._lock:
@@ -257,6 +268,20 @@ class Checkpoints:
             raise failure from None
         with self._lock:
             self._failed.append(failure)
+
+    def _remove_replaced(self, new: str) -> None:
+        """Remove the checkpoints of another training, now that there is one of this one."""
+        for name in sorted(self._replaced - {new}):
+            # Hours may have passed since they were found: another program may have the name now.
+            if self._is_still_sealed(name):
+                self._target.remove(name)
+        self._replaced.clear()
+
+    def _is_still_sealed(self, name: str) -> bool:
+        try:
+            return self._is_sealed(name)
+        except DataNotFoundError:  # somebody else has removed it
+            return False
 
     def _remove_old(self, step: int) -> None:
         written = sorted((name for name in self._own if step_of(name) <= step), key=step_of)

@@ -133,7 +133,7 @@ class EarlyStopping:
         if self.objective in state["best"] or not state["best"]:
             self.best, self.best_step = dict(state["best"]), state["best_step"]
             self._num_worse = state["num_worse"]
-            self._counted = state.get("counted", self.best.get(self.objective, math.nan))
+            self._counted = state["counted"]
         self._losses.extend(state["losses"])
         self._recent.extend(state["recent"])
         self._lr = state["lr"]

@@ -24,6 +24,7 @@ from gpupool.engine.training.event_log import EventLog
 from gpupool.engine.training.run import Run
 
 FORMAT = 1
+_MAX_CHARS = 200  # of torch's words in ours
 
 
 def capture(run: Run) -> dict[str, Any]:
@@ -87,10 +88,9 @@ def restore(run: Run, dataset: Dataset, state: Mapping[str, Any], url: str) -> N
         load(run.model, state["model"])
         _load_optimizer(run.optimizer, state["optimizer"], run.options.optimizer)
     except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-        text = str(error).split("\n")[0]  # torch lists all names after it
         raise TrainingError(
-            f"resume: {url} is of another network or optimizer ({text}); give those it was made "
-            "with, or start from scratch without resume.",
+            f"resume: {url} is of another network or optimizer ({_first_problem(error)}); give "
+            "those it was made with, or start from scratch without resume.",
             "other network",
             "resume",
             url=url,
@@ -110,8 +110,7 @@ def restore(run: Run, dataset: Dataset, state: Mapping[str, Any], url: str) -> N
         if part is not None:
             _load_part(part, state[name])
     run.early_stopping.load_state_dict(state["judge"])
-    if "rates" in state:  # earlier versions had no rates of their own
-        run.rates.load_state_dict(state["rates"])
+    run.rates.load_state_dict(state["rates"])
     run.kept, run.kept_step = state["kept"], state["kept_step"]
     run.input_shape = NetworkInfo.of_plain(state["network"]).input_shape
     # What the data ask for now holds; what was measured is not measured again.
@@ -124,6 +123,13 @@ def restore(run: Run, dataset: Dataset, state: Mapping[str, Any], url: str) -> N
         run.reporter.last_step = StepEvent(**state["last_step"])
     if state["last_validation"] is not None:
         run.reporter.last_validation = ValidationEvent(**state["last_validation"])
+
+
+def _first_problem(error: BaseException) -> str:
+    """The first of what torch lists, under a headline that says nothing more."""
+    headline, *listed = str(error).split("\n")
+    first = listed[0].strip() if listed and headline.endswith(":") else headline
+    return first.rstrip(".") if len(first) <= _MAX_CHARS else f"{first[:_MAX_CHARS]}..."
 
 
 def _load_part(part: AveragedModel | torch.amp.GradScaler, state: Mapping[str, Any]) -> None:
@@ -178,9 +184,9 @@ def _check_identity(
         had = before.get(name)  # an older version did not write all of them
         if had != now[name]:
             raise TrainingError(
-                f"resume: {url} was made with {_words(name, had)}, and now it is "
-                f"{_words(name, now[name])}; a training that is resumed needs the same data in the "
-                "same order. Give those, or start from scratch without resume.",
+                f"resume: {url} was made with {_words(name, had)}, and this training has "
+                f"{_words(name, now[name])}; to be resumed it needs the same data in the same "
+                "order. Give those, or start from scratch without resume.",
                 "other data",
                 "resume",
                 name,

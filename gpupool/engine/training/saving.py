@@ -75,7 +75,10 @@ class Saving:
                 self._run.world, lambda: check_extra_state(run.model, in_checkpoints=True)
             )
             fail_together(
-                self._run.world, (lambda: checkpoints.check(step)) if self._writes else _nothing
+                self._run.world,
+                (lambda: checkpoints.check(step, run.options.overwrite))
+                if self._writes
+                else _nothing,
             )
         self._saved_at = self._clock()
         return found is not None
@@ -219,7 +222,7 @@ def resuming(options: TrainingOptions) -> TrainingOptions:
     checkpoints = Checkpoints(options.checkpoint) if options.checkpoint else None
     if checkpoints is None or not checkpoints.names():
         return options
-    return replace(options, resume="auto")
+    return replace(options, resume="auto", overwrite=False)
 
 
 def _intervals(options: TrainingOptions) -> tuple[int, float | None, bool]:

@@ -289,6 +289,61 @@ def test_files_of_the_users_that_are_named_as_checkpoints_survive_a_training(url
     assert set(target.names()) - set(own) == {"step-00000020.pt", "step-00000025.pt"}
 
 
+def test_overwriting_removes_complete_ones_of_another_training_and_nothing_else(url: str) -> None:
+    old = Checkpoints(url, keep=9)
+    for step in (5, 10, 20):
+        old.save(state(step), step, wait=True)
+    target = Target(url)
+    flipped = bytearray(target.get("step-00000020.pt"))
+    flipped[100] ^= 1
+    own = {
+        "step-00000007.pt": b"mine",
+        "step-00000030.pt": bytes(flipped),  # sealed, and damaged since
+        "notes.txt": b"mine",
+        "best.pt": target.get("step-00000020.pt"),
+    }
+    for name, data in own.items():
+        target.put(name, data)
+    new = Checkpoints(url, keep=2)
+    new.check(0, overwrite=True)
+    assert equal(Checkpoints(url).load("step-00000010.pt"), state(10))  # until there is a new one
+    target.put("step-00000020.pt", b"another program's by now")
+    new.save(state(105), 5, wait=True)  # of a name that an old one has
+    new.save(state(106), 6, wait=True)
+    own |= {"step-00000020.pt": b"another program's by now"}
+    found = {name: target.get(name) for name in target.names()}
+    assert {name: found.pop(name) for name in own} == own
+    assert set(found) == {"step-00000005.pt", "step-00000006.pt"}
+    assert equal(new.load("step-00000005.pt"), state(105))
+
+
+def test_overwriting_leaves_links_and_what_they_lead_to(tmp_path: Path) -> None:
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "run"
+    Checkpoints(str(elsewhere)).save(state(9), 9, wait=True)
+    folder.mkdir()
+    (folder / "step-00000009.pt").symlink_to(elsewhere / "step-00000009.pt")
+    (folder / "step-00000003.pt").symlink_to(elsewhere / "step-00000009.pt")
+    new = Checkpoints(str(folder))
+    new.check(0, overwrite=True)
+    new.save(state(3), 3, wait=True)
+    assert len([path for path in folder.iterdir() if path.is_symlink()]) == 2
+    assert equal(new.load("step-000000003.pt"), state(3))
+    assert equal(Checkpoints(str(elsewhere)).load(), state(9))
+
+
+def test_a_first_checkpoint_that_cannot_be_written_leaves_those_it_would_replace(
+    tmp_path: Path,
+) -> None:
+    Checkpoints(str(tmp_path)).save(state(9), 9, wait=True)
+    new = Checkpoints(str(tmp_path))
+    new.check(0, overwrite=True)
+    new.save({"not": object}, 3)
+    new.save(state(3), 9, why_not=lambda: "the device had not computed it")
+    new.finish()
+    assert len(new.news()[1]) == 2
+    assert equal(new.load(), state(9))
+
+
 def test_two_trainings_in_one_folder_at_one_time_lose_nothing(tmp_path: Path) -> None:
     trainings = [Checkpoints(str(tmp_path), keep=2) for _ in range(2)]
     for one in trainings:

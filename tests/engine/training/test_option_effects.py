@@ -489,6 +489,10 @@ ELSEWHERE = {
     "weights": "../batches/test_order.py",
     "bucket_by": "../batches/test_order.py",
     "batch_sampler": "../batches/test_order.py",
+    **dict.fromkeys(
+        ("collate", "inputs", "targets", "weight", "gather", "step"), "test_own_batches.py"
+    ),
+    "overwrite": "test_resume.py",
     "drop_patience": "test_learning_rates.py",
     "min_delta": "test_early_stopping.py",
 }

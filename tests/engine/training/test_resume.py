@@ -325,6 +325,40 @@ def test_without_a_checkpoint_yet_it_begins_anew(pools: Pools, tmp_path: Path) -
     assert len(result.history.steps) == 10
 
 
+def test_the_same_cell_again_overwrites_what_it_made_before(pools: Pools, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"batch_size": 6, "checkpoint": str(tmp_path)}
+    train_on(pools[2], network(), samples(24), epochs=3, **settings)
+    with raises(SpmdError, "exists", shown=("resume='auto'", "overwrite=True")):
+        train_on(pools[2], network(), samples(24), epochs=2, **settings)
+    result = train_on(pools[2], network(), samples(24), epochs=2, overwrite=True, **settings)
+    assert [step.step for step in result.history.steps] == [*range(1, 9)]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["step-00000004.pt", "step-00000008.pt"]
+    more = train_on(pools[2], network(), samples(24), epochs=3, resume="auto", **settings)
+    assert more.history.resumed is not None
+    assert more.history.resumed.step == 8
+
+
+@pytest.mark.parametrize("dies_at", [3, 9])
+def test_a_lost_rank_resumes_the_training_that_overwrites_and_not_the_one_before(
+    pools: Pools, tmp_path: Path, dies_at: int
+) -> None:
+    """Also where it dies before there is a checkpoint of its own."""
+    folder, note = str(tmp_path / "run"), tmp_path / "killed"
+    settings: dict[str, Any] = {"epochs": 1, "batch_size": 6, "shuffle": "never", "log_every": 1}
+    whole = train_on(pools[1], network(), samples(72), **settings)
+    other = {**settings, "lr": 0.5, "checkpoint": folder, "checkpoint_every": 5}
+    train_on(pools[1], network(), samples(72), **other)
+    options = TrainingOptions(
+        checkpoint=folder, checkpoint_every=5, overwrite=True, on_failure="resume", **settings
+    )
+    data = Once(72, 6 * dies_at - 2, note, kills=True)
+    result = TrainingRun(pools[1], network(), data, "cross_entropy", options, None).result()
+    assert note.exists()
+    assert result.history.loss == whole.history.loss
+    assert {step.lr for step in result.history.steps} == {0.01}
+
+
 def test_what_kills_a_rank_at_the_same_place_again_ends_training(
     pools: Pools, tmp_path: Path
 ) -> None:
@@ -409,7 +443,7 @@ def test_another_training_is_refused_in_one_sentence(pools: Pools, tmp_path: Pat
         (network(), 25, more, "other data", {"num_samples"}, ("24 samples", "25 samples")),
         (network(), 24, more | {"seed": 1}, "other data", {"seed"}, ("seed=0", "seed=1")),
         (network(), 24, more | {"shuffle": "never"}, "other data", {"shuffle"}, ("'every-epoch'",)),
-        (nn.Linear(8, 3), 24, more, "other network", set(), ()),
+        (nn.Linear(8, 3), 24, more, "other network", set(), ("Missing key",)),
         (network(), 24, more | {"optimizer": "adam"}, "other network", set(), ("sgdm", "adam")),
         (network(), 24, more | {"normalize": "fit"}, "other data", {"normalize"}, ("'none'",)),
         (network(), 24, more | {"ema": 0.9}, "other option", {"ema"}, ()),
