@@ -10,18 +10,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from gpupool.core.network import NetworkInfo
+from gpupool.core.options.datasets import is_stream
 from gpupool.core.options.sampling import steps_per_epoch, with_data
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import EVERY_S, Progress
-from gpupool.core.wire.events import Event, ProgressEvent, StepEvent
+from gpupool.core.wire.events import Event, ProgressEvent, StepEvent, WarningEvent
 from gpupool.data.reading.normalization import Normalization
 from gpupool.engine import calls
+from gpupool.engine.batches import not_finite
 from gpupool.engine.batches.form import form_of
 from gpupool.engine.batches.share import Dataset, Share, num_samples
 from gpupool.engine.batches.shares import epoch_shares
@@ -130,6 +134,9 @@ class _Training:
         make_step = TrainingStep if options.step is None else OwnStep
         self.train_step = make_step(self.run, self.loss, self.steps_per_epoch, rank_report.timer)
         self.best = BestWeights(self.run, has_validation=validation is not None)
+        # Of a step and the one before it, until its report has come.
+        self.samples_before = deque[tuple[int, int]](maxlen=2 * options.log_every + 2)
+        self.suspect: WarningEvent | None = None  # of a loss that is not finite, to be explained
         self.has_begun = False
         self.is_resumed = False
         self.validation_s = math.inf  # how long the last one took; unknown of the first
@@ -186,27 +193,41 @@ class _Training:
         while not run.stopped_by and run.epoch <= options.epochs:
             run.reporter.begin_epoch(run.epoch, self.dataset, options, run.samples_done)
             self._set_training()
-            is_epoch_over = True
-            self.rank_report.timer.begin_step()
-            # Only the loop holds the iterator: so its threads end here, also if a traceback stays.
-            for share in epoch_shares(
-                self.dataset,
-                options,
-                run.world,
-                run.epoch,
-                run.samples_done,
-                normalization=run.normalization,
-                form=self.form,
-            ):
-                self._run_step(share)
-                is_epoch_over = share.is_last
-                if run.stopped_by:
-                    break
-            if not is_epoch_over or run.has_diverged:
+            if not self._run_epoch() or run.has_diverged:
                 break  # this epoch has no end
             self._end_epoch()
         run.stop("epochs")
         self.rank_report.end()
+
+    def _run_epoch(self) -> bool:
+        """The steps of this epoch that are left; whether it is over then."""
+        run = self.run
+        while True:
+            is_over = True
+            self.rank_report.timer.begin_step()
+            # Only the loop holds the iterator: so its threads end here, also if a traceback stays.
+            for share in self._shares(run.samples_done):
+                self._run_step(share)
+                is_over = share.is_last
+                if run.stopped_by or self.suspect is not None:
+                    break
+            # Now, as nothing else reads the data set: one of the user's may bear one reader only.
+            self._explain_suspect()
+            if is_over or run.stopped_by:
+                return is_over
+
+    def _shares(self, samples_done: int) -> Iterator[Share]:
+        """This rank's share of each batch of this epoch, after its first `samples_done` samples."""
+        run = self.run
+        return epoch_shares(
+            self.dataset,
+            run.options,
+            run.world,
+            run.epoch,
+            samples_done,
+            normalization=run.normalization,
+            form=self.form,
+        )
 
     def _run_step(self, share: Share) -> None:
         """One step and its report, then what is due after it: validate, save."""
@@ -216,6 +237,7 @@ class _Training:
             self.train_step.prime_ddp(share)
 
         run.note_inputs(share)
+        self.samples_before.append((run.step + 1, run.samples_done))
         self.train_step.run(share)
         self.hooks.on_step()
         validates = self.validation is not None and _is_every(run.step, options.validate_every)
@@ -251,11 +273,38 @@ class _Training:
         """All ranks know the sums of these steps, and decide alike whether training ends."""
         run = self.run
         self.hooks.on_report()
-        run.reporter.emit(*run.early_stopping.add_steps(steps, run.reporter.num_classes))
+        for warning in run.early_stopping.add_steps(steps, run.reporter.num_classes):
+            # To look at its batch ends the reading; a stream could not be resumed in the middle.
+            can_look = not is_stream(self.dataset) or run.options.on_divergence == "stop"
+            if warning.about == "not finite" and can_look:
+                self.suspect = warning
+            else:
+                run.reporter.emit(warning)
         if not run.early_stopping.is_finite and run.options.on_divergence == "stop":
             run.stopped_by = "diverged"  # whatever else ends it: these weights are not kept
         elif "user" in run.reporter.requested:
             run.stop("user")
+
+    def _explain_suspect(self) -> None:
+        """Emit the warning of a loss that is not finite, with the sample that causes it, if one
+        does."""
+        run, warning, self.suspect = self.run, self.suspect, None
+        if warning is None:
+            return
+        start = next((done for step, done in self.samples_before if step == warning.step), None)
+        if start is not None:
+            bad = not_finite.find(
+                lambda: self._shares(start),
+                self.dataset,
+                run.options,
+                run.world,
+                run.epoch,
+                start,
+            )
+            if bad is not None:
+                head = warning.message.partition(":")[0]
+                warning = replace(warning, message=f"{head}: {bad}.")
+        run.reporter.emit(warning)
 
     def _end_epoch(self) -> None:
         """What is due after an epoch."""
