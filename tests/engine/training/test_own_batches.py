@@ -1,4 +1,4 @@
-"""Batches as users make them: any structure, any length, on any number of ranks what one computes."""
+"""Batches as users make them: any structure and length, on any ranks what one computes."""
 
 from __future__ import annotations
 
