@@ -22,6 +22,8 @@ from .data.datastores.images import ImageDatastore as ImageDatastore
 from .data.datastores.tar import TarDatastore as TarDatastore
 from .data.segmentation.datastore import SegmentationDatastore as SegmentationDatastore
 from .engine.checkpoint.files import Checkpoints as Checkpoints
+from .engine.checkpoint.networks import load as load
+from .engine.checkpoint.networks import save as save
 from .engine.checkpoint.weights import load_weights as load_weights
 from .engine.numerics.batch_norm import sync_batch_norm as sync_batch_norm
 from .engine.own_loop.metrics import Metrics as Metrics

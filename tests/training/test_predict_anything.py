@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.support.pools import Pools
 from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on, weights
 
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "use-a-network.md"
 NAMES = ["cat", "dog"]
 SIDE = 8
 
@@ -221,3 +223,35 @@ def test_a_pair_of_arrays_is_trained_on_as_a_tensor_dataset(pools: Pools) -> Non
         train_on(pools[1], network(), (inputs, targets[:-1]))
     with raises(TrainingError, "text", "dataset"):
         train_on(pools[1], network(), "s3://photos/train")
+
+
+def test_the_page_on_using_a_network_is_true(pool2: Pool, photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos / "dog", tmp_path / "new")
+
+    def make_network() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 2))
+
+    data = ImageDatastore(str(photos)).with_normalization(0.5, 0.25)
+    sized = data.with_transform(v2.Resize((SIDE, SIDE)))
+    here: dict[str, Any] = {
+        "gpupool": gpupool,
+        "torch": torch,
+        "network": make_network(),
+        "make_network": make_network,
+        "train": sized,
+        "validation": sized,
+        "test": sized,
+        "image": Image.new("RGB", (9, 9)),
+        "array": np.zeros((SIDE, SIDE, 3), np.uint8),
+        "tensor": torch.zeros(2, 3, SIDE, SIDE),
+    }
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    code = "\n".join(blocks).replace("s3://bucket", str(tmp_path))
+    code = code.replace('"pets.pt"', repr(str(tmp_path / "pets.pt")))
+    # The checkpoint of the page's training.
+    code = code.replace("epochs=2)", f"epochs=2, checkpoint={str(tmp_path / 'run')!r})")
+    exec(code, here)
+    assert here["result"].classes == here["network"].gpupool.classes == ("cat", "dog")
+    assert len(here["names"]) == 4
+    assert here["scores"].shape == (2, 2)
+    assert set(here["weights"]) == {"1.weight", "1.bias"}

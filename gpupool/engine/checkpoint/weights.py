@@ -50,7 +50,13 @@ def load_weights(
     source = Folder(folder or slash or ".", storage_options or {})
     shown = source.name(name)
     with progress(f"Loading {name}"):
-        weights = _unprefixed(_state_dict(source.read(FileRef(name, 0)), shown), model)
+        content = source.read(FileRef(name, 0))
+    return filled(model, content, shown)
+
+
+def filled(model: nn.Module, content: bytes, shown: str) -> nn.Module:
+    """As `load_weights`, of the content of a file whose printable URL is `shown`."""
+    weights = _unprefixed(_state_dict(content, shown), model)
     _require_same(model.state_dict(), weights, shown)
     # A copy: the user's network is as it was if the file turns out to be another one's.
     changed = copy.deepcopy(model)

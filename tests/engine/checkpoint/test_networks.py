@@ -1,0 +1,183 @@
+"""Networks in files: the same outputs, the same knowledge, and nothing run from a file."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+import gpupool
+from gpupool import DataError, TrainingError
+from gpupool.core.network import NetworkInfo, give, info_of
+from tests.support.pools import Pools
+from tests.support.raising import raises
+from tests.support.trainings import network, samples, train_on
+
+KNOWN = NetworkInfo(("cat", "dog", "owl"), ((0.5,), (0.25,)), (3, 32, 32))
+
+
+class Own(nn.Module):
+    """A network of a user's module."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.Tensor(self.layer(x))
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8), nn.BatchNorm1d(8))
+    model[2].weight = model[0].weight
+    for parameter in model[3].parameters():
+        parameter.requires_grad = False
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (network(), (5, 8)),
+        (tied(), (5, 8)),
+        (nn.LSTM(8, 4, batch_first=True), (5, 3, 8)),
+        (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (5, 3, 8)),
+        (torchvision.models.resnet18(num_classes=3), (2, 3, 32, 32)),
+        (torchvision.models.mobilenet_v3_small(num_classes=3), (2, 3, 32, 32)),
+        (torchvision.models.vit_b_16(image_size=32, num_classes=3), (2, 3, 32, 32)),
+    ],
+    ids=["plain", "tied", "lstm", "transformer", "resnet", "mobilenet", "vit"],
+)
+def test_a_network_comes_back_from_its_file(
+    tmp_path: Path, model: nn.Module, shape: tuple[int, ...]
+) -> None:
+    url = str(tmp_path / "net.pt")
+    give(model, KNOWN)
+    gpupool.save(model, url)
+    loaded = gpupool.load(url)
+    inputs = torch.randn(shape)
+    assert info_of(loaded) == KNOWN
+    assert not loaded.training
+    outputs, expected = (net(inputs) for net in (loaded, model.eval()))
+    for one, other in zip(outputs, expected, strict=True):
+        assert torch.equal(torch.as_tensor(one[0]), torch.as_tensor(other[0]))
+    trains = [parameter.requires_grad for parameter in model.parameters()]
+    assert [parameter.requires_grad for parameter in loaded.parameters()] == trains
+    # Other programs find the weights where they look for them.
+    state = torch.load(url, weights_only=True)["state_dict"]
+    assert list(state) == list(model.state_dict())
+
+
+def test_a_class_of_a_users_module_is_filled(tmp_path: Path) -> None:
+    model, url = Own(), str(tmp_path / "net.pt")
+    give(model, KNOWN)
+    gpupool.save(model, url)
+    with raises(DataError, "unknown class", shown="Own"):
+        gpupool.load(url)
+    empty = Own()
+    loaded = gpupool.load(url, empty)
+    assert torch.equal(loaded.layer.weight, model.layer.weight)  # type: ignore[union-attr]
+    assert info_of(loaded) == KNOWN
+    assert not torch.equal(empty.layer.weight, model.layer.weight)
+    with raises(DataError, "other network", shown="4 classes"):
+        gpupool.load(url, Own(5))
+    with raises(TrainingError, "type", "model"):
+        gpupool.save("resnet18", url)  # type: ignore[arg-type]
+
+
+def test_safetensors_hold_weights_and_what_is_known(tmp_path: Path) -> None:
+    model, url = tied(), str(tmp_path / "net.safetensors")
+    give(model, KNOWN)
+    gpupool.save(model, url)
+    loaded = gpupool.load(url, tied())
+    assert info_of(loaded) == KNOWN
+    assert torch.equal(loaded[0].weight, model[0].weight)  # type: ignore[index]
+    with raises(DataError, "no network"):
+        gpupool.load(url)
+
+
+def test_a_trained_network_is_saved_loaded_and_used(pools: Pools, tmp_path: Path) -> None:
+    data = samples(24)
+    data.classes = ["a", "b", "c"]  # type: ignore[attr-defined]
+    folder = tmp_path / "run"
+    result = train_on(
+        pools[2], network(), data, epochs=1, checkpoint=str(folder), normalize="fit", batch_size=8
+    )
+    gpupool.save(result.model, tmp_path / "made" / "net.pt")
+    expected = result.predict(data, pool=pools[2])
+    assert result.checkpoint is not None
+    for loaded in (
+        gpupool.load(tmp_path / "made" / "net.pt"),
+        gpupool.load(result.checkpoint, network(seed=3)),
+    ):
+        assert info_of(loaded) == info_of(result.model)
+        assert info_of(loaded).classes == ("a", "b", "c")
+        assert torch.equal(gpupool.predict(loaded, data, pool=pools[2]), expected)
+
+
+class Evil:
+    """Leaves a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def test_a_hostile_file_runs_nothing(tmp_path: Path) -> None:
+    trace, url = tmp_path / "ran", tmp_path / "net.pt"
+    gpupool.save(network(), url)
+    good = torch.load(url, weights_only=True)
+    modules = good["structure"]
+    torch.save({"state_dict": Evil(trace)}, url)
+    with raises(DataError, "not safe"):
+        gpupool.load(url)
+    url.write_bytes(pickle.dumps(Evil(trace)))
+    with raises(DataError, "not safe"):
+        gpupool.load(url)
+    hostile: Any
+    for hostile in (
+        [modules[0] | {"class": "os:system"}],
+        [modules[0] | {"class": "torch.hub:load"}],
+        [modules[0] | {"class": "torch.fx.graph_module:GraphModule"}],
+        [modules[0] | {"class": "torch.nn.modules.module:torch.hub"}],
+        [modules[0] | {"plain": {"x": ("partial", [("class", "subprocess:Popen"), [], {}])}}],
+        [modules[0] | {"plain": {"x": ("function", "has_torch_function")}}],
+        [modules[0] | {"plain": {"x": ("eval", "1")}}],
+        [modules[0] | {"children": {"0": "nowhere"}}],
+        [{}],
+        [],
+        5,
+        "text",
+    ):
+        file = io.BytesIO()
+        torch.save(good | {"structure": hostile}, file)
+        url.write_bytes(file.getvalue())
+        with pytest.raises(DataError) as raised:
+            gpupool.load(url)
+        assert raised.value.kind in ("unknown class", "damaged"), hostile
+    assert not trace.exists()
+
+
+def test_a_class_of_the_notebook_is_made_without_its_constructor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, url = Own(), tmp_path / "net.pt"
+    monkeypatch.setattr(Own, "__module__", "__main__")
+    monkeypatch.setattr(sys.modules["__main__"], "Own", Own, raising=False)
+    gpupool.save(model, url)
+
+    def refused(self: nn.Module) -> None:
+        raise AssertionError("a constructor was called")
+
+    monkeypatch.setattr(Own, "__init__", refused)
+    inputs = torch.randn(3, 8)
+    assert torch.equal(gpupool.load(url)(inputs), model(inputs))
