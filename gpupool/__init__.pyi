@@ -45,6 +45,8 @@ from .pool.session import gpus as gpus
 from .pool.session import start as start
 from .pool.variables.composite import Composite as Composite
 from .pool.variables.composite import Constant as Constant
+from .training.compare import Comparison as Comparison
+from .training.compare import compare as compare
 from .training.confusion import ConfusionMatrix as ConfusionMatrix
 from .training.confusion import confusion as confusion
 from .training.evaluate import evaluate as evaluate

@@ -18,6 +18,7 @@ _SHOWN = (
         "composites.composite_text",
     ),
     ("pool.status", "PoolStatus", "pool.bar.status_html", "pool.bar.status_text"),
+    ("training.compare", "Comparison", "comparison_view.comparison_html", ""),
     ("training.confusion", "ConfusionMatrix", "monitor.confusion_view.confusion_html", ""),
     ("training.result", "TrainingPlot", "monitor.picture.plot_html", "monitor.picture.plot_text"),
     ("training.result", "TrainingResult", "monitor.result_view.result_html", ""),

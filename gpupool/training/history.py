@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from gpupool.core.errors import TrainingError
 from gpupool.core.formatting import done_of
 from gpupool.core.wire.events import (
     CheckpointEvent,
@@ -87,6 +88,29 @@ class TrainingHistory:
     _newest_validation_s: float = field(default=0.0, init=False, repr=False)  # after it
     _noted_s: float = field(default=0.0, init=False, repr=False)  # seconds, when last noted aside
     _best: int = field(default=-1, init=False, repr=False)  # index into `validations`
+
+    def to_frame(self) -> Any:
+        """The steps as a pandas DataFrame, by step: epoch, loss, accuracy, lr, num_samples,
+        elapsed_s, data_wait_s; and, where there was a validation, validation_loss,
+        validation_accuracy and its metrics.
+
+        Raises TrainingError without pandas.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise TrainingError(
+                "history.to_frame() needs pandas: pip install pandas, or read history.steps.",
+                "no pandas",
+            ) from None
+        rows = {step.step: asdict(step) for step in self.steps}
+        for one in self.validations:
+            # One before the first step, of a training that was resumed, has a row of its own.
+            row = rows.setdefault(one.step, {"step": one.step, "epoch": one.epoch})
+            found = {"loss": one.loss, "accuracy": one.accuracy, **one.metrics}
+            row |= {f"validation_{name}": value for name, value in found.items()}
+        columns = list(dict.fromkeys(["step", *(name for row in rows.values() for name in row)]))
+        return pandas.DataFrame(list(rows.values()), columns=columns).set_index("step")
 
     def add(self, event: Event) -> None:
         """Add the next event."""

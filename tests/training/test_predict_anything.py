@@ -248,10 +248,12 @@ def test_the_page_on_using_a_network_is_true(pool2: Pool, photos: Path, tmp_path
     blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     code = "\n".join(blocks).replace("s3://bucket", str(tmp_path))
     code = code.replace('"pets.pt"', repr(str(tmp_path / "pets.pt")))
+    here["other"] = trained(pool2, sized)
     # The checkpoint of the page's training.
     code = code.replace("epochs=2)", f"epochs=2, checkpoint={str(tmp_path / 'run')!r})")
     exec(code, here)
     assert here["result"].classes == here["network"].gpupool.classes == ("cat", "dog")
     assert len(here["names"]) == 4
+    assert len(here["frame"]) == 2
     assert here["scores"].shape == (2, 2)
     assert set(here["weights"]) == {"1.weight", "1.bias"}

@@ -50,7 +50,14 @@ def text(x: float, y: float, words: str, anchor: str = "middle", style: str = ""
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{style}>{escape(words)}</text>'
 
 
-def ticks(area: Area, x_axis: dict[str, Any], y_axis: dict[str, Any], x: Scale, y: Scale) -> str:
+def ticks(
+    area: Area,
+    x_axis: dict[str, Any],
+    y_axis: dict[str, Any],
+    x: Scale,
+    y: Scale,
+    name: str = "Step",
+) -> str:
     """Lines of the grid with their numbers, and the name of the axis below."""
     grid = f'x1="{area.left}" x2="{area.right}" stroke="currentColor" stroke-opacity=".25"'
     out = [
@@ -63,7 +70,7 @@ def ticks(area: Area, x_axis: dict[str, Any], y_axis: dict[str, Any], x: Scale, 
         text(min(x(tick), end - DIGIT_WIDTH * len(label) / 2), area.bottom + 15, label)
         for tick, label in x_axis["ticks"]
     ]
-    out.append(text((area.left + area.right) / 2, area.bottom + 30, "Step"))
+    out.append(text((area.left + area.right) / 2, area.bottom + 30, name))
     return "".join(out)
 
 

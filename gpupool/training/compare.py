@@ -1,0 +1,102 @@
+"""Several trainings side by side: curves over time and steps, and a table. Runs on the client.
+
+gpupool.compare(one, two, names=["1 rank", "2 ranks"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpupool.core.errors import TrainingError
+from gpupool.core.formatting import NONE, duration, number, percent
+from gpupool.training.history import TrainingHistory, smooth
+from gpupool.training.phrases import best_of, figure
+
+COLUMNS = ("", "Ranks", "Batch", "Steps", "Time", "Per second", "Loss", "Accuracy", "Best")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Trainings by name; a picture with a table in a notebook, the table elsewhere."""
+
+    histories: tuple[TrainingHistory, ...]
+    names: tuple[str, ...]
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """A row for each training, with the columns `COLUMNS`; loss and accuracy are smoothed."""
+        first = self.histories[0].throughput
+        return [
+            _row(name, history, first)
+            for name, history in zip(self.names, self.histories, strict=True)
+        ]
+
+    def __repr__(self) -> str:
+        rows = [COLUMNS, *self.rows()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
+        return "\n".join(lines)
+
+
+def compare(*trainings: Any, names: Sequence[str] | None = None) -> Comparison:
+    """Accuracy and loss of several trainings, over time and over steps, and a table.
+
+    Args:
+        trainings: what `train` has given: results, or runs that go on; or their histories.
+        names: one for each; by numbers and ranks unless given.
+
+    Raises:
+        TrainingError: there is none, something else is among them, or names are too few.
+    """
+    histories = tuple(getattr(one, "history", one) for one in trainings)
+    if not histories or not all(isinstance(one, TrainingHistory) for one in histories):
+        raise TrainingError(
+            "compare takes results of gpupool.train: compare(result1, result2).", "type"
+        )
+    if names is None:
+        names = [f"{place}: {_ranks(one)}" for place, one in enumerate(histories, start=1)]
+    if len(names) != len(histories):
+        raise TrainingError(
+            f"compare: there are {len(histories)} trainings and {len(names)} names; give one for "
+            "each.",
+            "length",
+            "names",
+        )
+    return Comparison(histories, tuple(map(str, names)))
+
+
+def smoothed(history: TrainingHistory, what: str) -> list[float | None]:
+    """Loss, or accuracy (0..1), of each step as a running average; None where there is none."""
+    found: list[float | None] = []
+    last: float | None = None
+    for step in history.steps:
+        value = step.loss if what == "loss" else step.accuracy
+        last = last if value is None else smooth(last, value)
+        found.append(None if value is None else last)
+    return found
+
+
+def _row(name: str, history: TrainingHistory, first: float) -> tuple[str, ...]:
+    start, speed = history.start, history.throughput
+    change = "" if not first or speed == first else f" ({100 * (speed / first - 1):+.0f} %)"
+    last = {what: (smoothed(history, what) or [None])[-1] for what in ("loss", "accuracy")}
+    return (
+        name,
+        str(start.world_size) if start else NONE,
+        number(start.batch_size) if start else NONE,
+        number(len(history.steps)),
+        duration(history.elapsed_s),
+        f"{number(speed)} {start.unit if start else 'samples'}{change}",
+        figure(last["loss"]),
+        NONE if last["accuracy"] is None else percent(last["accuracy"]),
+        best_of(history),
+    )
+
+
+def _ranks(history: TrainingHistory) -> str:
+    size = history.start.world_size if history.start else 0
+    return f"{size} rank{'s' if size != 1 else ''}"
