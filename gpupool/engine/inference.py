@@ -18,6 +18,7 @@ from gpupool.core.jobs import InferenceJob
 from gpupool.core.network import info_of
 from gpupool.core.options.datasets import is_stream
 from gpupool.core.progress import Course, Progress, progress
+from gpupool.data.loading import ways
 from gpupool.data.reading.inputs import of_inputs
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw
@@ -37,6 +38,7 @@ from gpupool.engine.numerics.losses import NO_LOSS, make_loss
 from gpupool.engine.output.emit import emit_progress
 
 
+@ways.kept()
 def predict(job_path: str, result_path: str) -> None:
     """Save what the network gives for this rank's share of each batch: a list of outputs.
 
@@ -60,6 +62,7 @@ def predict(job_path: str, result_path: str) -> None:
         torch.save(outputs, f"{result_path}.{world.rank}")
 
 
+@ways.kept()
 def evaluate(job_path: str) -> dict[str, float]:
     """Loss and metrics over the data set, the same on every rank."""
     world, job = world_here(), load_job(job_path, InferenceJob)
@@ -86,6 +89,7 @@ def evaluate(job_path: str) -> dict[str, float]:
     return values | metrics.compute(world)
 
 
+@ways.kept()
 def confusion(job_path: str) -> list[list[int]] | None:
     """Counts of this rank's samples: rows are true classes, columns those predicted.
 

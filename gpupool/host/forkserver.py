@@ -13,21 +13,18 @@ them survives a fork. torch is only ever imported here because the agent names i
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import os
 import resource
 import select
-import signal
 import sys
 import time
 
-from gpupool.core.machine.processes import process_name, set_process_name
+from gpupool.core.machine.processes import die_with, process_name, set_process_name
 from gpupool.core.wire.agent import Answer, Forked, Ready, Spawn
 from gpupool.core.wire.json_lines import JsonLines, encode
 
-_PR_SET_PDEATHSIG = 1
 _NEW_PARENT_TIMEOUT_S = 5.0
 _FORKED_AT_ONCE = 4  # by one go-between: a fork of a process with torch takes 10 ms
 _QUIET_S = 1.0  # after the last request, before what is left is imported
@@ -45,13 +42,6 @@ def main() -> None:
     gc.enable()
     if request is not None:
         _become(agent_pid, request)
-
-
-def die_with(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends, also if it has already."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def leave_no_core() -> None:

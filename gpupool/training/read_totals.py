@@ -13,13 +13,14 @@ class Reads:
 
     `num_retried` reads failed and were made again, the last one because of `reason`. `skipped` maps
     the URLs of samples that were left out to what is wrong with them: "missing", "changed",
-    "empty", "damaged" ...
+    "empty", "damaged" ... `read_by` is what reads the data: "8 threads"; "" of datastores.
     """
 
     num_retried: int = 0
     reason: str = ""
     num_skipped: int = 0
     skipped: dict[str, str] = field(default_factory=dict)
+    read_by: str = ""
     _epoch: int = field(default=0, init=False, repr=False)
     _num_reads: int = field(default=0, init=False, repr=False)
     _num_cached: int = field(default=0, init=False, repr=False)
@@ -36,6 +37,7 @@ class Reads:
         self.reason = event.reason or self.reason
         self.num_skipped += event.num_skipped
         self.skipped.update(event.skipped)
+        self.read_by = event.read_by or self.read_by
 
     @property
     def cached_share(self) -> float | None:
@@ -48,7 +50,7 @@ class Reads:
         >>> Reads(num_retried=12, reason="503 SlowDown", num_skipped=1).words()
         ['12 reads retried (503 SlowDown)', '1 sample skipped']
         """
-        phrases = []
+        phrases = [f"read by {self.read_by}"] if self.read_by else []
         if self.num_retried:
             reason = f" ({self.reason})" if self.reason else ""
             phrases.append(f"{many(self.num_retried, 'read')} retried{reason}")

@@ -190,7 +190,7 @@ def _facts(result: TrainingResult, start: StartEvent) -> list[tuple[str, str]]:
     rows = [
         ("Model", _model(result.model)),
         ("Weights", _weights(result)),
-        ("Data", _data(start)),
+        ("Data", _data(start, history)),
         ("Steps", f"{number(num_steps)}, batch {global_batch(start.batch_size, start.world_size)}"),
         ("Hardware", ", ".join(filter(None, [hardware(start), backend(start)]))),
         ("Time", _time(result, start)),
@@ -222,11 +222,12 @@ def _weights(result: TrainingResult) -> str:
     return f"{kind}, after step {number(result.kept_step)}"
 
 
-def _data(start: StartEvent) -> str:
+def _data(start: StartEvent, history: TrainingHistory) -> str:
     if not start.num_samples:
         return f"a stream of {start.unit}"
     epochs = "1 epoch" if start.num_epochs == 1 else f"{start.num_epochs} epochs"
-    return f"{number(start.num_samples)} {start.unit}, {epochs} planned"
+    by = f", read by {history.reads.read_by}" if history.reads.read_by else ""
+    return f"{number(start.num_samples)} {start.unit}, {epochs} planned{by}"
 
 
 def _time(result: TrainingResult, start: StartEvent) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,6 +60,9 @@ def weights(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+_ONE_BY_ONE = threading.Lock()
+
+
 class Slow(Dataset[Any]):
     """Samples that take their time, so that a test can act while training goes on."""
 
@@ -69,7 +73,8 @@ class Slow(Dataset[Any]):
         return len(self.samples)
 
     def __getitem__(self, index: int) -> Any:
-        time.sleep(self.delay_s)
+        with _ONE_BY_ONE:  # else many threads would wait at once
+            time.sleep(self.delay_s)
         return self.samples[index]
 
 

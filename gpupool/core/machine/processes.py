@@ -18,6 +18,7 @@ from pathlib import Path
 
 from gpupool.core.machine.cgroup import has_met_process_limit
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _NO_MORE = ("can't start new thread", os.strerror(errno.EAGAIN))  # of Python; of the C library
 
@@ -162,6 +163,13 @@ def process_name(name: str) -> str:
 def set_process_name(name: str) -> None:
     """What `top`, `nvidia-smi` and psutil call this process from now on; 15 characters at most."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode())
+
+
+def die_with(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent ends, also if it has already."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def parent_of(pid: int) -> int | None:

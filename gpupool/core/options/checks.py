@@ -45,6 +45,7 @@ _COUNTS = (
     *("epochs", "max_steps", "batch_size", "accumulate", "drop_period", "cycle_period"),
     *("patience", "num_checkpoints", "log_every"),
 )
+MAX_WORKERS = 512  # of a rank: more is a slip of the pen
 _ABOVE_0 = ("lr", "trust_coefficient", "power", "clip")
 _FROM_0 = ("weight_decay", "eps", "min_delta")
 _BELOW_1 = ("momentum", "alpha", "min_factor", "warmup_factor")  # and not below 0
@@ -118,12 +119,16 @@ def _check_optimizer(value: object) -> None:
 
 
 def _check_numbers(options: TrainingFields) -> None:
-    for name in (*_COUNTS, "seed", "drop_patience"):
+    for name in (*_COUNTS, "seed", "drop_patience", "workers"):
         value = _given(options, name, whole=True)
         if value is not None and name in _COUNTS and value < 1:
             raise OptionsError.of(name, value, "must be above 0.")
         if value is not None and name == "drop_patience" and value < 0:
             raise OptionsError.of(name, value, "must not be negative.")
+    if options.workers is not None and not 0 <= options.workers <= MAX_WORKERS:
+        raise OptionsError.of(
+            "workers", options.workers, f"must be in 0..{MAX_WORKERS}; 0 reads in one thread."
+        )
     # `step_key` keeps 64 bits of it: a larger seed would draw what a smaller one draws.
     if not 0 <= options.seed < 2**64:
         raise OptionsError.of("seed", options.seed, "must be in 0..2**64-1.")

@@ -140,6 +140,10 @@ class TrainingFields:
     normalize: str = "none"
     """"fit" takes the mean of each channel of the training inputs away and divides by the standard
     deviation; one pass over the data, by all ranks, before training."""
+    workers: int | None = None
+    """Threads or processes that read a data set of one's own on each rank: 0 is one thread. Unless
+    given, the first samples are measured: threads where they wait or release Python's lock, else
+    processes. Datastores have threads of their own."""
     on_error: str = "raise"
     """What happens when a sample cannot be read: "raise" ends training with an error that names it;
     "skip" leaves it out, counts it nowhere and lists it in `TrainingResult.skipped`. A data set of

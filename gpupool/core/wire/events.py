@@ -31,7 +31,7 @@ class StartEvent:
     (step, lr) for each time it turns. `started_at` is rank 0's wall clock, in seconds since 1970.
     `unit` is what a sample is: "images", or "samples". `metrics` are the names of those that
     validations have; `may_tell` what there may be news of later: "checkpoint", "retried",
-    "skipped", "cache".
+    "skipped", "cache", "read by".
     """
 
     num_epochs: int
@@ -98,7 +98,8 @@ class WarningEvent:
     """Something the user should know at once; training continues, or ends automatically.
 
     `about` is "not finite", "spike", "chance" (divergence), "checkpoint" (it could not be written),
-    "resume", or another word; `message` is one sentence; `step` the last one that was done.
+    "resume", "data" (waited for), or another word; `message` is one sentence; `step` the last one
+    that was done.
     """
 
     about: str
@@ -140,6 +141,8 @@ class DataEvent:
     `num_reads` came from the store, `num_cached` from the cache instead. `num_retried` reads were
     tried again; `reason` is why, on rank 0, the last time ("503 SlowDown"; "" if it had none).
     `num_skipped` samples were left out; `skipped` maps their URLs to what is wrong with them.
+    `read_by` is what reads the training data on rank 0: "8 threads", "4 processes"; "" of
+    datastores.
     """
 
     step: int
@@ -150,6 +153,7 @@ class DataEvent:
     reason: str
     num_skipped: int
     skipped: dict[str, str]
+    read_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

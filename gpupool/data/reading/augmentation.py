@@ -6,14 +6,21 @@
 A transform asks torch for random numbers, as those of torchvision do, without saying from which
 generator; torch then takes one that all threads of the process share. Inside `keyed_draws` each of
 torch's random functions draws from a generator of its own instead.
+
+numpy and Python's `random` cannot be led aside so: their functions belong to generators that all
+threads share. A `Watch` notices that a sample has drawn from them; it is then read once more where
+nothing else draws, with generators that are seeded for it: `Draw.keys_all`.
 """
 
 from __future__ import annotations
 
+import ctypes
+import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -55,16 +62,66 @@ _LIKE: dict[Callable[..., Any], Callable[..., Tensor]] = {
 _KEYED = _RANDOM | frozenset(_LIKE)
 
 
+_MT19937_BYTES = 625 * 4  # its 624 numbers and its place among them
+
+
+class DrawsError(Exception):
+    """Samples have drawn from generators that other threads share: read again where none do."""
+
+
+class Watch:
+    """Notices whether anything in this process has drawn from numpy's or Python's global generator.
+
+    `restore` puts both back to where they were when this was made.
+    """
+
+    def __init__(self) -> None:
+        self._python = random.getstate()
+        self._numpy: tuple[Any, ...] = np.random.get_state()  # type: ignore[assignment]
+        self._generator = _numpy_generator()
+        # A normal number that is kept for the next call is not in the generator's own memory.
+        is_whole = self._numpy[0] == "MT19937" and not self._numpy[3]
+        self._address = self._generator.ctypes.state_address if is_whole else 0
+        self._began = self._numpy_now()
+
+    def has_moved(self) -> bool:
+        """Whether there was a draw since; takes 10 us."""
+        return random.getstate() != self._python or self._numpy_now() != self._began
+
+    def restore(self) -> None:
+        """Put both generators back."""
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)
+
+    def _numpy_now(self) -> object:
+        if _numpy_generator() is not self._generator:
+            return None
+        if self._address:  # `get_state` takes 50 us
+            return ctypes.string_at(self._address, _MT19937_BYTES)
+        return repr(np.random.get_state(legacy=False))
+
+
+def _numpy_generator() -> Any:
+    return np.random.get_bit_generator()  # type: ignore[attr-defined] # not in its stubs
+
+
 def keyed_draws(draw: Draw | None, index: int) -> AbstractContextManager[object]:
     """Inside, what this thread draws from torch depends on `draw` and `index` alone.
 
     Keyed are torch.rand, randn, randint, randperm, normal, bernoulli, multinomial, poisson and
     binomial, those with `_like`, and the methods that fill a tensor (`uniform_`, `normal_`, ...),
-    unless they are given a generator: all that torchvision's transforms draw from. Not keyed are
-    Python's `random` and `numpy.random`, and dropout and other layers of a network: a transform
-    that uses these differs from run to run. `None` keys nothing.
+    unless they are given a generator: all that torchvision's transforms draw from. With
+    `draw.keys_all` so are the global generators of Python's `random` and of `numpy.random`, which
+    are left where that takes them. Not keyed are dropout and other layers of a network. `None` keys
+    nothing.
     """
-    return nullcontext() if draw is None else _Keyed(draw.key(index))
+    if draw is None:
+        return nullcontext()
+    key = draw.key(index)
+    if draw.keys_all:
+        random.seed(key)
+        np.random.seed(key % 2**32)
+    return _Keyed(key)
 
 
 class _Keyed(TorchFunctionMode):
@@ -75,6 +132,11 @@ class _Keyed(TorchFunctionMode):
         self._key = key
         self._generators: dict[torch.device, torch.Generator] = {}
         self._default_device: torch.device | None = None
+
+    @property
+    def has_drawn(self) -> bool:
+        """Whether anything was drawn from torch."""
+        return bool(self._generators)
 
     # Every use of torch inside passes through here, so it does no more than it must.
     def __torch_function__(

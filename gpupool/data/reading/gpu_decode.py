@@ -25,10 +25,15 @@ from gpupool.core.errors import OptionsError, SampleError
 from gpupool.data import device as devices
 from gpupool.data.device import Aside, Handover
 from gpupool.data.reading.collate import Batch, PendingBatch
-from gpupool.data.reading.cpu_loader import read_ahead, read_on_cpu
+from gpupool.data.reading.cpu_loader import read_ahead, read_here
 from gpupool.data.reading.decode import RGB, decode
 from gpupool.data.reading.image_headers import MAX_PIXELS, read_header
-from gpupool.data.reading.pipeline import MIN_ROWS_AHEAD, Reading, result_of
+from gpupool.data.reading.pipeline import (
+    MIN_ROWS_AHEAD,
+    Reading,
+    read_in_threads,
+    result_of,
+)
 from gpupool.data.reading.samples import Draw, Samples
 from gpupool.data.reading.shards import Indices
 from gpupool.data.reading.trees import tensors
@@ -185,7 +190,8 @@ def _decode_all(
 ) -> Generator[_Read, None, None]:
     depth = reading.depth and _depth(dataset, batches, reading)
     on_cpu = replace(reading, depth=depth, device=torch.device("cpu"), collate=None)
-    with closing(read_on_cpu(_Contents(dataset), batches, on_cpu)) as reads:
+    here = (_Contents(dataset), batches, on_cpu)
+    with closing(read_in_threads(*here) if depth else read_here(*here)) as reads:
         for contents in reads:
             if contents is None or contents.num == 0:
                 yield _Read(contents, Handover())

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from gpupool.data import device as devices
+from gpupool.data.reading.augmentation import DrawsError, keyed_draws
 from gpupool.data.reading.collate import Batch, Collate, PendingBatch
 from gpupool.data.reading.samples import NUM_FETCH_THREADS, Draw, Samples
 from gpupool.data.reading.shards import Indices
@@ -43,7 +44,8 @@ class Reading:
 
     `draw` keys the random numbers of augmentation; `skip` leaves out samples that cannot be read.
     `depth` batches are read ahead. `max_bytes` bounds what is fetched but not yet decoded, though
-    one sample may always be under way. `collate` is the user's function that makes a batch.
+    one sample may always be under way. `collate` is the user's function that makes a batch;
+    `workers` as in `TrainingOptions`.
     """
 
     depth: int = 2
@@ -52,30 +54,52 @@ class Reading:
     skip: bool = False
     max_bytes: int = MAX_BYTES_IN_FLIGHT
     collate: Collate | None = None
+    workers: int | None = None
 
     @property
     def pin(self) -> bool:
         """Whether batches are made in memory that a GPU can copy from while it computes."""
         return self.device.type == "cuda"
 
+    def collate_of(self, indices: Indices) -> Collate | None:
+        """`collate` for the batch of these samples; what it draws, the first of them keys."""
+        collate = self.collate
+        if collate is None or self.draw is None or not len(indices):
+            return collate
+        draw, key = self.draw, -1 - int(indices[0])  # no sample's own
+
+        def keyed(samples: list[Any]) -> Any:
+            with keyed_draws(draw, key):
+                return collate(samples)
+
+        return keyed
+
     def pending(self, indices: Indices) -> PendingBatch:
         """A batch of these samples, all of them still to come."""
-        return PendingBatch(indices, pin=self.pin, skip=self.skip, collate=self.collate)
+        return PendingBatch(indices, pin=self.pin, skip=self.skip, collate=self.collate_of(indices))
 
 
 def read_in_threads(
-    dataset: Samples, batches: Sequence[Indices], reading: Reading
+    dataset: Samples,
+    batches: Sequence[Indices],
+    reading: Reading,
+    num_fetchers: int = NUM_FETCH_THREADS,
+    given: list[Batch | None] | None = None,
 ) -> Generator[Batch | None, None, None]:
-    """The samples of each entry of `batches`, in order; None if it is empty.
+    """The samples of each entry of `batches`, in order, after those `given`; None if it is empty.
 
     The threads start with the first `next()`, and end with the iterator, however that ends.
     """
+    given = given or []
     stage = _Stage(dataset, reading)
     owner = Owner()
     weakref.finalize(owner, stage.close)  # should an interrupt hit the `finally` below
     window = _Window(batches, reading, stage)
     try:
-        threads = _start(stage, sum(map(len, batches)))
+        threads = _start(stage, sum(map(len, batches)), num_fetchers)
+        window.fill()
+        while given:
+            yield given.pop(0)  # it is the caller's then
         while (pending := window.next()) is not None:
             if not pending.indices:
                 yield None
@@ -86,6 +110,10 @@ def read_in_threads(
             del batch  # it is the caller's now
         stage.close()
         join_threads(threads)
+    except DrawsError:  # what is read again must not meet what they still draw
+        stage.close()
+        join_threads(threads, threading.TIMEOUT_MAX)
+        raise
     finally:
         stage.close()
 
@@ -127,6 +155,7 @@ class _Stage:
     def fetch(self) -> None:
         """What a fetch thread does."""
         try_until(lambda: self.is_closed)
+        torch.set_num_threads(1)  # a data set that is not ours may compute here, too
         while (ticket := self.tickets.get()) is not None and not self.is_closed:
             self._fetch_one(ticket)
             del ticket
@@ -237,10 +266,10 @@ class Owner:
     """Gone when the iterator is."""
 
 
-def _start(stage: _Stage, num_samples: int) -> list[threading.Thread]:
+def _start(stage: _Stage, num_samples: int, num_fetchers: int) -> list[threading.Thread]:
     num_cores = torch.get_num_threads()
     num_decoders = min(num_cores, num_samples)
-    num_fetchers = min(NUM_FETCH_THREADS, num_samples)
+    num_fetchers = min(num_fetchers, num_samples)
     works = [stage.fetch] * num_fetchers + [stage.decode] * num_decoders
     threads = start_threads(THREAD_NAME, works)
     for _ in range(num_decoders):

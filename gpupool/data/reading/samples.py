@@ -30,12 +30,13 @@ class Draw:
     """Which random numbers augmentation draws: those of one epoch of a training.
 
     With the index of a sample it says all: neither the number of threads or ranks, nor what was
-    drawn before, changes what a sample looks like. See
-    `gpupool.data.reading.augmentation.keyed_draws`.
+    drawn before, changes what a sample looks like. With `keys_all` that holds for numbers of numpy
+    and Python's `random`, too. See `gpupool.data.reading.augmentation.keyed_draws`.
     """
 
     seed: int
     epoch: int
+    keys_all: bool = False
 
     def key(self, index: int) -> int:
         """A number in 0..2**64-1 for one sample: the same everywhere, as good as independent.

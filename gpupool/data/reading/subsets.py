@@ -164,4 +164,6 @@ class Nested:
 
 def _own(draw: Draw | None, number: int) -> Draw | None:
     """What keys the random numbers of a part."""
-    return Draw(draw.key(number), draw.epoch) if draw is not None and number else draw
+    if draw is None or not number:
+        return draw
+    return Draw(draw.key(number), draw.epoch, draw.keys_all)

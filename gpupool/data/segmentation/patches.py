@@ -138,9 +138,10 @@ class RandomPatches:
         from gpupool.data.reading.augmentation import keyed_draws
 
         image, mask = self._open.decode(fetched)
-        seed, epoch = (draw.seed, draw.epoch) if draw is not None else (0, 0)
+        given = draw or Draw(0, 0)
         # Both seeds count: other patches in another training, and with another seed of theirs.
-        own = Draw(Draw(self._seed, seed).key(epoch), epoch)
+        key = Draw(self._seed, given.seed).key(given.epoch)
+        own = Draw(key, given.epoch, given.keys_all)
         with keyed_draws(own, self._at(index)):
             rows, columns = self._box(image.shape[1:], fetched.number)
             # cloned, so that a patch does not keep the whole picture

@@ -57,8 +57,8 @@ def reading_threads(num: int, name: str) -> Iterator[ThreadPoolExecutor]:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def join_threads(threads: Sequence[threading.Thread]) -> None:
-    """Wait for threads that have nothing to do any more, at most two seconds."""
-    deadline = time.monotonic() + _JOIN_S
+def join_threads(threads: Sequence[threading.Thread], most_s: float = _JOIN_S) -> None:
+    """Wait for threads that have nothing to do any more, at most two seconds unless given."""
+    deadline = time.monotonic() + most_s
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))

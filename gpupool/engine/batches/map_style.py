@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from gpupool.core.errors import TrainingError
-from gpupool.data.reading import shards, subsets
+from gpupool.data.loading import ways
+from gpupool.data.loading.loader import load_batches
+from gpupool.data.reading import shards
 from gpupool.data.reading.collate import Batch, Collate
-from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw
 from gpupool.data.reading.shards import Indices
@@ -47,18 +48,20 @@ def load_shares(
     num_parts: int = 1,
     collate: Collate | None = None,
     form: BatchForm = PLAIN,
+    workers: int | None = None,
 ) -> Iterator[Share]:
     """This rank's share of each global batch, read ahead; as many on every rank.
 
     `load` is how much each rank gets relative to the others, `num_parts` into how many parts a
     batch is cut before; `collate` makes a batch of samples, and `form` says how it is used.
+    `workers` as in `TrainingOptions`.
     """
     cuts = [
         shards.shard_in_parts(batch, world.rank, world.size, num_parts, load) for batch in batches
     ]
     mine = [share for share, _ in cuts]
     # Subsets of ours are taken apart, so that the loader meets the data set below and reads ahead.
-    dataset = subsets.opened(dataset)
+    dataset = ways.opened(dataset)
     loading = load_batches(
         dataset,
         mine,
@@ -67,6 +70,7 @@ def load_shares(
         draw=draw,
         skip=skip,
         collate=collate,
+        workers=workers,
     )
     scaling = normalization_of(dataset, world.device, normalization)
     # A placeholder is needed where a share is empty, or may become so when samples are skipped.

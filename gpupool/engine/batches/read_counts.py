@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from gpupool.data.stores.retry import Counts, counts
 from gpupool.engine.group.forming import World
 
 NUM_READ = 4  # numbers of each rank about what it has read
+_LEAST_WAIT_S, _MUCH_WAIT = 1.0, 0.3  # in all, and of the time: then it is worth a sentence
 _MAX_NAMED = 5  # samples that an error names
 
 
@@ -29,6 +31,9 @@ class ReadCounts:
         self._before = counts.snapshot()
         self._here = Counts()
         self._unreported = [0, 0, 0]  # reads, cached and retried of all ranks
+        self._read_by = ""
+        self._steps_since: float | None = None
+        self._wait_s = self._steps_s = 0.0
         self.begin("", 0, 0)
 
     def begin(self, name: str, num_samples: int, most_skipped: int) -> None:
@@ -60,8 +65,12 @@ class ReadCounts:
         self._skipped_counted += new
         return [here.reads, here.cached_reads, here.retries, len(new)]
 
-    def add_sums(self, sums: Sequence[float], step: int, epoch: int) -> DataEvent | None:
+    def add_sums(
+        self, sums: Sequence[float], step: int, epoch: int, read_by: str
+    ) -> DataEvent | None:
         """What to report, given the sum of all ranks' `numbers`; None if there is no news.
+
+        `read_by` as in `DataEvent`.
 
         Raises TrainingError, on every rank alike, if more was skipped than is allowed.
         """
@@ -76,11 +85,43 @@ class ReadCounts:
         is_one_image = len({one.url for one in self._skipped}) == 1
         if len(self._skipped) > self._most_skipped and not is_one_image:
             raise self._too_many()
-        if not any(sums[1:]):  # reads that went well are no news
+        is_other = read_by != self._read_by
+        if not any(sums[1:]) and not is_other:  # reads that went well are no news
             return None
+        self._read_by = read_by
         (reads, cached, retried), self._unreported = self._unreported, [0, 0, 0]
         reason = self._here.last_reason
-        return DataEvent(step, epoch, reads, cached, retried, reason, num_skipped, dict(new))
+        took = reads, cached, retried, reason, num_skipped, dict(new), read_by
+        return DataEvent(step, epoch, *took)
+
+    def add_wait(self, wait_s: float) -> None:
+        """Note what a step has waited for its share."""
+        now = time.perf_counter()
+        if self._steps_since is None:  # of the first one: it measures, and starts what reads
+            self._steps_since = now
+            return
+        self._wait_s, self._steps_s = self._wait_s + wait_s, now - self._steps_since
+
+    def waiting(self, workers: int | None) -> str:
+        """What to change where the ranks have waited for data; "" where they have not.
+
+        The same on every rank, as each of them calls it. `workers` as in `TrainingOptions`.
+        """
+        waits = self._world.gather((self._wait_s, self._steps_s, self._read_by))
+        wait_s, steps_s, read_by = max(waits)
+        if wait_s < _LEAST_WAIT_S or wait_s <= _MUCH_WAIT * steps_s:
+            return ""
+        said = f"training has waited for its data for {wait_s / steps_s:.0%} of the time"
+        if not read_by:  # a datastore, or a stream
+            return (
+                f"{said}: make the transform faster or the pictures smaller, keep the files on "
+                "this host (ds.cached(limit_gib)), or give each rank more cores."
+            )
+        more = "leave workers=0 out, or choose more" if workers == 0 else "try more workers="
+        return (
+            f"{said}, which {read_by} read: {more}, make __getitem__ or its transform faster, keep "
+            "what it computes in memory or in files, or read pictures by a gpupool.ImageDatastore."
+        )
 
     def check_complete(self, num_counted: int) -> None:
         """Each sample of the pass was counted or skipped, once; raises TrainingError otherwise."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from gpupool.core.options.datasets import is_stream
 from gpupool.core.options.training_options import TrainingOptions
-from gpupool.data.reading import subsets
+from gpupool.data.loading import ways
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw
 from gpupool.engine.batches.form import PLAIN, BatchForm
@@ -41,7 +41,7 @@ def epoch_shares(
     if options.batch_sampler is not None:
         compare(batches, options, world, epoch)
     if may_repeat(dataset, options):
-        dataset = subsets.again(dataset)
+        dataset = ways.again(dataset)
     return load_shares(
         dataset,
         batches,
@@ -53,4 +53,5 @@ def epoch_shares(
         num_parts=parts_of_batch(options),
         collate=options.collate,
         form=form,
+        workers=options.workers,
     )

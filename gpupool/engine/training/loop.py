@@ -23,6 +23,7 @@ from gpupool.core.options.sampling import steps_per_epoch, with_data
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import EVERY_S, Progress
 from gpupool.core.wire.events import Event, ProgressEvent, StepEvent, WarningEvent
+from gpupool.data.loading import ways
 from gpupool.data.reading.normalization import Normalization
 from gpupool.engine import calls
 from gpupool.engine.batches import not_finite
@@ -89,11 +90,13 @@ def fit(
     training.run.reporter.requests["user"] = stop_requested
     training.emit_start()
     try:
-        training.begin()
-        training.run_epochs()
-        training.validate_last()
-        training.hooks.end()
-        training.keep_weights()
+        with ways.kept(options.epochs):  # processes that read end with it
+            training.begin()
+            training.run_epochs()
+            training.validate_last()
+            training.hooks.end()
+            training.run.reporter.emit_waiting(training.run.step, options.workers)
+            training.keep_weights()
     except BaseException:
         with calls.uninterrupted():
             at_once = stops_at_once() and training.is_last_step_whole()

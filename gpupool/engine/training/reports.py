@@ -25,7 +25,9 @@ from gpupool.core.wire.events import (
     ProgressEvent,
     StepEvent,
     ValidationEvent,
+    WarningEvent,
 )
+from gpupool.data.loading import ways
 from gpupool.engine.batches.order import epoch_size
 from gpupool.engine.batches.read_counts import NUM_READ, ReadCounts
 from gpupool.engine.batches.share import Dataset, Share, num_samples
@@ -100,6 +102,7 @@ class Reporter:
         self._sent: list[dict[str, Any]] = []
         self._reads = ReadCounts(world)
         self._num_counted = 0
+        self._dataset: Dataset | None = None  # the one that is trained on
         self._started = time.perf_counter()
 
     # ---- steps ----------------------------------------------------------------------------------
@@ -110,6 +113,7 @@ class Reporter:
         """Note a step; nothing is read from the device yet."""
         self._metrics.append(metrics)
         self._reads.add_skipped(share.skipped)
+        self._reads.add_wait(share.wait_s)
         self._step_info.append(
             {
                 "step": step,
@@ -190,6 +194,7 @@ class Reporter:
     ) -> None:
         """An epoch begins, or resumes after `samples_done` of its samples."""
         self._num_counted = 0
+        self._dataset = dataset
         num = epoch_size(dataset, options, epoch)
         self._begin_pass(f"epoch {epoch}", num - samples_done if num else 0, num, options)
 
@@ -232,8 +237,15 @@ class Reporter:
     def _begin_pass(self, name: str, num_left: int, num_all: int, options: TrainingOptions) -> None:
         self._reads.begin(name, num_left, options.most_skipped(num_all))
 
+    def emit_waiting(self, step: int, workers: int | None) -> None:
+        """Emit a warning if the ranks have waited long for their data; every rank calls it."""
+        sentence = self._reads.waiting(workers)
+        if sentence:
+            self.emit(WarningEvent("data", sentence, step))
+
     def _emit_reads(self, sums: Sequence[float], step: int, epoch: int) -> None:
-        news = self._reads.add_sums(sums, step, epoch)
+        read_by = "" if self._dataset is None else ways.read_by(self._dataset)
+        news = self._reads.add_sums(sums, step, epoch, read_by)
         if news is not None:
             self.emit(news)
 

@@ -8,12 +8,15 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from gpupool.core.options.datasets import is_stream
 from gpupool.core.options.schedule import total_steps, turns
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.events import StartEvent
 from gpupool.data import device as devices
 from gpupool.data.cache.cache import Cached
 from gpupool.data.datastores.base import Datastore
+from gpupool.data.reading.samples import Samples
+from gpupool.data.reading.subsets import opened
 from gpupool.engine.batches.share import Dataset, num_samples
 from gpupool.engine.group.forming import World
 
@@ -91,6 +94,7 @@ def _may_tell(options: TrainingOptions, dataset: Any) -> tuple[str, ...]:
     may = {
         "checkpoint": options.checkpoint is not None,
         "retried": any("://" in source.shown_url for source in sources),
+        "read by": not (is_stream(dataset) or isinstance(opened(dataset), Samples)),
         "skipped": options.on_error == "skip",
         "cache": any(isinstance(source, Cached) for source in sources),
     }

@@ -211,6 +211,8 @@ def _data(history: TrainingHistory) -> Rows:
     rows = [
         ("Wait", f"{100 * history.data_wait_share:.0f} % of the time" if history.steps else NONE)
     ]
+    if "read by" in may_tell or reads.read_by:
+        rows.append(("Read by", reads.read_by or NONE))
     if "retried" in may_tell or reads.num_retried:
         rows.append(("Reads retried", retried))
     if "skipped" in may_tell or reads.num_skipped:

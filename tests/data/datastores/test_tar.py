@@ -22,7 +22,7 @@ from gpupool.core.errors import DataError, DataNotFoundError, OptionsError, Samp
 from gpupool.data.datastores import tar_index
 from gpupool.data.datastores.tar import TarDatastore, group
 from gpupool.data.datastores.tar_index import read_index
-from gpupool.data.reading.loader import load_batches
+from gpupool.data.loading.loader import load_batches
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
 from gpupool.data.stores.retry import counts

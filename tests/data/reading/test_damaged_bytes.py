@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from gpupool import ImageDatastore
+from gpupool.data.loading.loader import load_batches
 from gpupool.data.reading.decode import decode
-from gpupool.data.reading.loader import load_batches
 from gpupool.data.stores.retry import counts
 from tests.servers.proxy import Fault
 from tests.servers.s3 import SeaweedServer

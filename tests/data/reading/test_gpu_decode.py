@@ -24,10 +24,10 @@ from gpupool.core.errors import DataError, OptionsError, SampleError
 from gpupool.data.datastores.images import ImageDatastore
 from gpupool.data.datastores.preview import _png
 from gpupool.data.device import Aside
+from gpupool.data.loading.loader import load_batches
 from gpupool.data.reading import gpu_decode
 from gpupool.data.reading.collate import Batch
 from gpupool.data.reading.gpu_decode import decode_many, read_on_gpu, require_decoder
-from gpupool.data.reading.loader import load_batches
 from gpupool.data.reading.pipeline import THREAD_NAME, Reading
 from gpupool.data.reading.samples import Draw, Skipped
 from gpupool.data.reading.subsets import opened

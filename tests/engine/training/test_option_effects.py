@@ -495,6 +495,7 @@ ELSEWHERE = {
     "overwrite": "test_resume.py",
     "drop_patience": "test_learning_rates.py",
     "min_delta": "test_early_stopping.py",
+    "workers": "test_own_draws.py",
 }
 OF_THE_RATE = {
     *("schedule", "drop_factor", "drop_period", "power", "min_factor", "cycle_period"),

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from gpupool.data import device as devices
+from gpupool.data.loading.ways import read_on_cpu
 from gpupool.data.reading.collate import Batch, Collate
-from gpupool.data.reading.cpu_loader import read_on_cpu
 from gpupool.data.reading.pipeline import MAX_BYTES_IN_FLIGHT, Reading
 from gpupool.data.reading.samples import Draw
 from gpupool.data.reading.shards import Indices
@@ -25,14 +25,15 @@ def load_batches(
     skip: bool = False,
     max_bytes: int = MAX_BYTES_IN_FLIGHT,
     collate: Collate | None = None,
+    workers: int | None = None,
 ) -> Generator[Batch | None, None, None]:
     """For each entry of `batches`, in order, its samples as a `Batch`; None if it is empty.
 
     A data set of ours (`Samples`) is fetched by many threads and decoded by as many as this process
     has cores (`torch.get_num_threads()`): `depth` batches ahead, and further where batches are too
-    small to keep the threads busy. Of another one, a thread reads `depth` batches ahead. Reading
-    starts with the first `next()`. With `depth` 0 the caller's thread reads each batch when it is
-    asked for, which a debugger can follow.
+    small to keep the threads busy. Another one is read by `workers` threads or processes, which
+    `ways.py` chooses. Reading starts with the first `next()`. With `depth` 0 the caller's thread
+    reads each batch when it is asked for, which a debugger can follow.
 
     Tensors stay in CPU memory, pinned if `device` is a CUDA device; inputs that it decodes itself
     (`ds.decoded_on`) lie there. `draw` keys the random numbers of augmentation, see `keyed_draws`.
@@ -46,7 +47,7 @@ def load_batches(
     Raises DataError if the images of a batch differ in size, OptionsError if they shall be decoded
     on a GPU and `device` is none.
     """
-    reading = Reading(depth, devices.of(device).device, draw, skip, max_bytes, collate)
+    reading = Reading(depth, devices.of(device).device, draw, skip, max_bytes, collate, workers)
     # "auto" is the CPU until somebody has measured on a GPU which one is faster.
     if getattr(dataset, "decoding", "cpu") == "cuda":
         from gpupool.data.reading.gpu_decode import (  # and with it torchvision
