@@ -21,7 +21,7 @@ def ending(history: TrainingHistory) -> str:
         "user": "stopped by you",
         "callback": "stopped by a callback",
         "patience": "validation got no better",
-        "diverged": "diverged",
+        "diverged": "loss or weights not finite",
     }.get(end.stopped_by, end.stopped_by)
 
 

@@ -76,7 +76,6 @@ def test_tensors_that_do_not_go_together_are_told_and_ended(watched: Watched, mo
 LEFT = {
     "and computes": "dist.all_reduce(x)\nwhile rank != 2: time.monotonic()",
     "and is in the next one": "dist.all_reduce(x)\ndist.barrier()",
-    "and is beyond some more": "dist.all_reduce(x)\nfor _ in range(3): dist.broadcast(x, 0)",
 }
 
 

@@ -83,7 +83,7 @@ def test_what_ended_it_is_said() -> None:
         "user": "Stopped after step 1 of 8",
         "callback": "Stopped after step 1 of 8: a callback has ended it",
         "patience": "Stopped after step 1 of 8: validation got no better",
-        "diverged": "Stopped after step 1 of 8: training has diverged",
+        "diverged": "Stopped after step 1 of 8: loss or weights are not finite",
     }.items():
         text = training_text(history_of(START, step(1), EndEvent(stopped_by, 1, 0.1)))
         assert text.startswith(words)

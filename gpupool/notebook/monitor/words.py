@@ -70,7 +70,7 @@ def _why_stopped(history: TrainingHistory) -> str:
     reasons = {
         "callback": ": a callback has ended it",
         "patience": ": validation got no better",
-        "diverged": ": training has diverged",
+        "diverged": ": loss or weights are not finite",
     }
     return reasons.get(history.end.stopped_by, "") if history.end else ""
 

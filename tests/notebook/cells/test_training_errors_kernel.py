@@ -36,7 +36,18 @@ PARTS = {
     "forward": (f"{NETWORK}train(Net(), data, options=options())", 7),
     "predict": (f"{NETWORK}predict(Net(), data)", 7),
     "evaluate": (f"{NETWORK}evaluate(Net(), data)", 7),
+    "confusion": (f"{NETWORK}gpupool.confusion(Net(), data)", 7),
     "__getitem__": (f"{DATA}train(nn.Linear(4, 2), Data(), options=options())", 6),
+    "collate": (
+        "def collate(samples):\n    return missing_name\n"
+        "train(nn.Linear(4, 2), data, options=options(collate=collate))",
+        2,
+    ),
+    "step": (
+        "def step(models, batch, optimizers):\n    return missing_name\n"
+        "train(nn.Linear(4, 2), data, options=options(step=step))",
+        2,
+    ),
     "loss": (
         "def loss(outputs, targets):\n    return missing_name\n"
         "train(nn.Linear(4, 2), data, loss, options=options())",

@@ -122,7 +122,7 @@ def test_what_was_not_asked_for_has_no_row() -> None:
         ("user", "stopped by you"),
         ("callback", "stopped by a callback"),
         ("patience", "validation got no better"),
-        ("diverged", "diverged"),
+        ("diverged", "loss or weights not finite"),
     ],
 )
 def test_why_it_is_over(stopped_by: str, said: str) -> None:
