@@ -64,6 +64,8 @@ class BatchForm:
     targets: str | int = "auto"
     whole: Whole = "no label"
     parameters: Parameters | None = None
+    gives_loss: bool = False
+    """Whether the network computes the loss."""
 
     def halves(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
         """What the network is called with, see `called`, and what the loss gets.
@@ -76,17 +78,28 @@ class BatchForm:
         if is_pair and not all(has_part(inputs, name) for name in named):
             inputs = batch  # numbers of its two halves
         if self.whole == "always":
-            # Of a pair the network gets the inputs; it may want the labels of anything else.
+            # Of a pair the network gets the inputs, and also the targets if it computes the loss of
+            # them; it may want the labels of anything else.
+            if is_pair and self.gives_loss and self._takes_two(inputs):
+                return Positions(batch), batch
             return self._inputs(inputs, is_pair=is_pair, takes_labels=not is_pair), batch
         if self.targets != "auto":
             place = targets if has_part(targets, self.targets) else batch
             target = _sound(part_of(place, self.targets, "the batch"))
+            if not is_pair and self.inputs == "auto":
+                inputs = _without(inputs, self.targets)
             return self._inputs(inputs, is_pair=is_pair), target
         if is_pair:
             return self._inputs(inputs, is_pair=True), targets
         if isinstance(inputs, Mapping):
             return self._of_columns(inputs)
         return self._of_parts(inputs)
+
+    def _takes_two(self, inputs: Any) -> bool:
+        """Whether the network wants inputs and targets, one after the other."""
+        required = self.parameters.required if self.parameters else ()
+        has_two = isinstance(inputs, (list, tuple, Mapping)) and len(inputs) == 2
+        return self.inputs == "args" or (len(required) == 2 and not has_two)
 
     def _of_columns(self, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         labels = [name for name in LABELS if name in batch]
@@ -191,6 +204,7 @@ def form_of(model: nn.Module, loss: Any, options: TrainingOptions) -> BatchForm:
         targets="auto" if options.targets == "batch" else options.targets,
         whole=_whole(loss, options),
         parameters=forward_parameters(model),
+        gives_loss=loss is None or (isinstance(loss, str) and loss == "output"),
     )
 
 
@@ -211,6 +225,16 @@ def _takes_batch(function: Any) -> bool:
     except (TypeError, ValueError):  # a function written in C
         return False
     return names[1:2] == ["batch"]
+
+
+def _without(batch: Any, name: str | int) -> Any:
+    """The other parts of a batch; the only one, if there is only one."""
+    if isinstance(batch, Mapping):
+        return {other: part for other, part in batch.items() if other != name}
+    if isinstance(batch, (list, tuple)) and isinstance(name, int):
+        others = [part for place, part in enumerate(batch) if place != name % len(batch)]
+        return others[0] if len(others) == 1 else others
+    return batch
 
 
 def _sound(part: Any) -> Any:

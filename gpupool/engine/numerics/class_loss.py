@@ -5,7 +5,7 @@ Knows only torch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,20 @@ def require_outputs(outputs: Any, num_classes: int) -> None:
             f"gpupool.replace_head(model, {num_classes}) gives it as many.",
             "too few",
             "model",
+        )
+
+
+def require_tensor(outputs: Any) -> None:
+    """Raise TrainingError if a network gives several outputs, and no loss says which is meant."""
+    if not isinstance(outputs, Tensor):
+        is_named = isinstance(outputs, Mapping)
+        names = list(outputs) if is_named else list(range(len(outputs))) if outputs else [0]
+        raise TrainingError(
+            f"the network gives a {type(outputs).__name__} with {', '.join(map(repr, names))}: say "
+            f"which the loss is of, as loss={{{names[0]!r}: 'cross_entropy'}}, or give a function "
+            "(outputs, targets).",
+            "several outputs",
+            "loss",
         )
 
 
@@ -110,6 +124,7 @@ class ClassLoss:
         return (self.weight.double()[targets.where(counts, 0)] * counts).sum()
 
     def _mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        require_tensor(outputs)
         outputs = classes_first(outputs, targets)
         more = {"label_smoothing": self.label_smoothing} if self.label_smoothing else {}
         if targets.is_floating_point():

@@ -23,7 +23,7 @@ from gpupool.core.options.named_measures import check_loss, name_of
 from gpupool.data.reading.trees import first_tensor
 from gpupool.engine.batches.form import label_of
 from gpupool.engine.batches.trees import main_output, part_of
-from gpupool.engine.numerics.class_loss import NO_CLASS, ClassLoss
+from gpupool.engine.numerics.class_loss import NO_CLASS, ClassLoss, require_tensor
 from gpupool.engine.numerics.model_loss import ModelLoss, counter, model_loss
 
 LossFunction = Callable[[Any, Any], Tensor]
@@ -250,7 +250,9 @@ def _shape(tensor: Tensor) -> str:
 
 def _elementwise(function: Callable[[Tensor, Tensor], Tensor]) -> _Counted:
     def mean(outputs: Any, targets: Tensor) -> Tensor:
-        return function(*aligned(main_output(outputs), targets))
+        outputs = main_output(outputs)
+        require_tensor(outputs)
+        return function(*aligned(outputs, targets))
 
     mean.__name__ = function.__name__
     return _Counted(mean)

@@ -179,8 +179,9 @@ CLASSES = POINTS[:, :3].argmax(1)
         (lambda x, y: (y, x[:4], x[4:]), {"inputs": (1, 2), "targets": 0}),
         (lambda x, y: {"a": x[:4], "b": x[4:], "c": y}, {"inputs": ("a", "b"), "targets": "c"}),
         (lambda x, y: {"left": x[:4], "right": x[4:], "class": y}, {"targets": "class"}),
+        (lambda x, y: (y, x[:4], x[4:]), {"targets": 0}),
     ],
-    ids=["pair", "named pair", "columns", "three", "numbers", "names", "target"],
+    ids=["pair", "named pair", "columns", "three", "numbers", "names", "target", "first"],
 )
 def test_samples_of_any_structure(pools: Pools, row: Any, settings: dict[str, Any]) -> None:
     rows = [row(x, y) for x, y in zip(POINTS, CLASSES, strict=True)]
@@ -193,6 +194,27 @@ def test_samples_of_any_structure(pools: Pools, row: Any, settings: dict[str, An
     )
     assert found.history.loss == pytest.approx(expected.history.loss, abs=1e-12)
     assert found.history.accuracy == expected.history.accuracy
+
+
+class Judged(nn.Module):
+    """Computes its loss itself, of inputs and targets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network(DOUBLE)
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return {"loss": functional.cross_entropy(self.inner(x), y)}
+
+
+@pytest.mark.parametrize("kind", ["pairs", "columns"])
+def test_a_network_that_computes_its_loss_gets_the_targets(pools: Pools, kind: str) -> None:
+    points = samples(21, DOUBLE)
+    rows = [{"x": x, "y": y} for x, y in points] if kind == "columns" else points
+    curves(pools, Judged, rows, loss=None)
+    found = train_on(pools[2], Judged(), rows, loss="output", **SETTINGS)
+    expected = train_on(pools[1], network(DOUBLE), points, **SETTINGS)
+    assert found.history.loss == pytest.approx(expected.history.loss, abs=1e-12)
 
 
 def test_a_data_set_without_targets_is_its_own_target(pools: Pools) -> None:
@@ -296,6 +318,17 @@ def test_what_differs_in_more_than_the_number_of_samples_cannot_be_gathered(pool
 # ---- what cannot be understood -----------------------------------------------------------------
 
 
+class Aside(nn.Module):
+    """Gives something else beside the scores."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network(DOUBLE)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.inner(x), x
+
+
 def wrong(pools: Pools, kind: str, *names: str, **settings: Any) -> None:
     data, model = settings.pop("data"), settings.pop("model", network(DOUBLE))
     with raises(SpmdError, kind, *names, ename=settings.pop("ename", "DataError")):
@@ -313,3 +346,4 @@ def test_what_the_batch_lacks_is_one_sentence(pools: Pools) -> None:
     own = {"data": samples(9, DOUBLE), "ename": "TrainingError"}
     wrong(pools, "no effect", "weight", weight="tokens", loss="mse", **own)
     wrong(pools, "no loss", "loss", loss="output", **own)
+    wrong(pools, "several outputs", "loss", model=Aside(), **own)
