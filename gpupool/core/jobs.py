@@ -50,6 +50,8 @@ class InferenceJob:
     metrics: Any = ()
     loss: Any = None
     num_classes: int = 0
+    network: NetworkInfo | None = None
+    """What the network knows; not every module keeps attributes on its way to the ranks."""
     transform: Any = None
     """What pictures without a data set go through."""
 

@@ -15,7 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 
 ATTRIBUTE = "gpupool"
-_WRAPPERS = ("module", "_orig_mod")  # where DDP and torch.compile keep the network
+# Where DDP and torch.compile keep the network, by their classes: other modules may call a part so.
+WRAPPERS = {
+    "DistributedDataParallel": "module",
+    "DataParallel": "module",
+    "OptimizedModule": "_orig_mod",
+}
 _MAX_CLASSES = 1_000_000
 
 Scaling = tuple[tuple[float, ...], tuple[float, ...]]
@@ -79,16 +84,18 @@ _NOTHING = NetworkInfo()
 
 def info_of(model: object) -> NetworkInfo:
     """What a network knows, also within DDP or `torch.compile`."""
-    while not hasattr(model, ATTRIBUTE):
-        inner = next((w for w in _WRAPPERS if hasattr(model, w)), None)
-        if inner is None:
-            return _NOTHING
-        model = getattr(model, inner)
-    found = getattr(model, ATTRIBUTE)
+    found = getattr(without_wrappers(model), ATTRIBUTE, None)
     if isinstance(found, NetworkInfo):
         return found
     # Another object of this name, or one that was unpickled.
     return NetworkInfo.of_plain(getattr(found, "__dict__", None))
+
+
+def without_wrappers(model: Any) -> Any:
+    """The network itself, whose weights have their own names."""
+    while type(model).__name__ in WRAPPERS:
+        model = getattr(model, WRAPPERS[type(model).__name__])
+    return model
 
 
 def give(model: Any, info: NetworkInfo) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gpupool.core.errors import TrainingError
 from gpupool.core.jobs import InferenceJob
-from gpupool.core.network import info_of
+from gpupool.core.network import NetworkInfo
 from gpupool.core.options.datasets import is_stream
 from gpupool.core.progress import Course, Progress, progress
 from gpupool.data.loading import ways
@@ -47,7 +47,7 @@ def predict(job_path: str, result_path: str) -> None:
     """
     world, job = world_here(), load_job(job_path, InferenceJob)
     model = _model(job, world).eval()
-    shape = info_of(model).input_shape
+    shape = _known(job).input_shape
     job = replace(job, dataset=of_inputs(job.dataset, shape, job.transform))
     outputs: list[Any] = []
     with torch.no_grad(), _counted("predict", job.dataset, world) as bar:
@@ -79,7 +79,7 @@ def evaluate(job_path: str) -> dict[str, float]:
             world,
             options,
             metrics,
-            _scaling(job.model),
+            _scaling(job),
             on_share=lambda share: bar.advance(share.num_all),
             form=_form(job),
         )
@@ -134,7 +134,7 @@ def _unseen(course: Course) -> None:
 def _shares(job: InferenceJob, world: World) -> Iterator[Share]:
     """This rank's share of each batch; augmentation, if there is any, as in validations."""
     draw = Draw(job.options.seed, 0)
-    scaling = _scaling(job.model)
+    scaling = _scaling(job)
     return epoch_shares(
         job.dataset,
         job.options,
@@ -146,10 +146,14 @@ def _shares(job: InferenceJob, world: World) -> Iterator[Share]:
     )
 
 
-def _scaling(model: object) -> Normalization | None:
+def _scaling(job: InferenceJob) -> Normalization | None:
     """The normalization that the network was trained with; a data set may ask for one itself."""
-    known = info_of(model).normalization
+    known = _known(job).normalization
     return None if known is None else Normalization(*known)
+
+
+def _known(job: InferenceJob) -> NetworkInfo:
+    return job.network or NetworkInfo()
 
 
 def _form(job: InferenceJob) -> BatchForm:

@@ -60,6 +60,14 @@ def bind_training(
         own = scaling_of(validation)
         if own is not None and not fits_normalization and own != scaling:
             raise _other_scaling("validation", own, "the training data", scaling)
+    labels = list(labels_of(dataset))
+    if labels and all(len(one) and one.max() == one.min() == NO_CLASS for one in labels):
+        raise TrainingError(
+            "the images of dataset have no labels, and training needs them: see labels= of "
+            "gpupool.ImageDatastore.",
+            "no labels",
+            "dataset",
+        )
     sets = [dataset] if validation is None else [dataset, validation]
     num_classes = max(num_outputs(one, loss) for one in sets)
     return Bound(dataset, validation, NetworkInfo(names, scaling), num_classes)
@@ -72,27 +80,30 @@ def bind(model: object, dataset: Any, what: str) -> Any:
         TrainingError: it has classes that the network does not know, or another normalization.
     """
     known = info_of(model)
+    names = class_names(dataset)
+    # Pictures below one folder that is no class are new ones, to be predicted.
+    is_new = what == "predict" and len(names) == 1 and not set(names) & set(known.classes)
+    if not is_new:
+        dataset = bound(dataset, known.classes, "dataset", "the network does")
     own, ours = scaling_of(dataset), known.normalization
     if ours is not None and own is not None and own != ours:
         raise _other_scaling("dataset", own, "the network", ours)
-    names = class_names(dataset)
-    if ours is not None and own is None and names and hasattr(dataset, "with_normalization"):
+    # Tensors and new pictures are raw; a data set with classes may be normalized in its own way.
+    if ours is not None and own is None and names:
         warnings.warn(
             f"{what}: the data set has no normalization; that of the network's training is applied "
-            f"({in_words(ours)}).",
+            f"({in_words(ours)}). Its own transform must not normalize as well.",
             stacklevel=_FRAMES[what],
         )
-    # Pictures below one folder that is no class are new ones, to be predicted.
-    if what == "predict" and len(names) == 1 and not set(names) & set(known.classes):
-        return dataset
-    if what == "predict" and known.classes and names != known.classes[: len(names)]:
+    is_other = bool(known.classes) and names != known.classes[: len(names)]
+    if what == "predict" and is_other and not is_new:
         warnings.warn(
             "predict: the columns of the outputs are the network's classes, which the data set "
             "counts in another order; compare names (names=True), or its labels after "
             "with_classes(result.classes).",
             stacklevel=_FRAMES[what],
         )
-    return bound(dataset, known.classes, "dataset", "the network does")
+    return dataset
 
 
 def scaling_of(dataset: Any) -> Scaling | None:

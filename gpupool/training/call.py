@@ -8,6 +8,7 @@ from typing import Any
 
 from gpupool.core.errors import OptionsError, TrainingError
 from gpupool.core.jobs import InferenceJob
+from gpupool.core.network import info_of
 from gpupool.core.options.datasets import require_dataset
 from gpupool.core.options.named_measures import CLASS_METRICS
 from gpupool.core.options.training_options import TrainingOptions
@@ -45,7 +46,9 @@ def ask(
     require_module(job.model)
     require_dataset("dataset", job.dataset)
     dataset = bind(job.model, job.dataset, what)
-    job = replace(job, dataset=dataset, num_classes=num_outputs(dataset, _class_loss(what, job)))
+    num_classes = num_outputs(dataset, _class_loss(what, job))
+    known = info_of(job.model)
+    job = replace(job, dataset=dataset, num_classes=num_classes, network=known)
     pool = current_pool(create=True) if pool is None else pool
     if not isinstance(pool, Pool):
         raise TrainingError(

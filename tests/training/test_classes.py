@@ -194,9 +194,11 @@ def test_what_a_network_knows_comes_along(pools: Pools, tmp_path: Path) -> None:
         assert info_of(copied) == info
         assert copied.gpupool.classes == ("a", "b", "c")
     assert info_of(torch.compile(model)) == info
+    assert info_of(nn.DataParallel(model)) == info
+    # A network that is a part of another one says nothing about that one's outputs.
     wrapper = nn.Module()
-    wrapper.module = model  # as DDP has it
-    assert info_of(wrapper) == info
+    wrapper.module = model
+    assert info_of(wrapper) == NetworkInfo()
     changed = gpupool.replace_head(model, 4)
     assert info_of(changed) == NetworkInfo((), info.normalization, info.input_shape)
     assert info_of(network()) == NetworkInfo()

@@ -18,7 +18,8 @@ from torchvision.transforms import v2
 
 import gpupool
 from gpupool import ImageDatastore, OptionsError, Pool, TrainingError, TrainingResult
-from gpupool.core.network import NetworkInfo
+from gpupool.core.network import NetworkInfo, give
+from gpupool.training.binding import bind_training
 from tests.support.pools import Pools
 from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on, weights
@@ -205,6 +206,17 @@ def test_images_without_labels_are_none_to_train_on(photos: Path) -> None:
     assert len(images.preview(3)) == 3
     with raises(OptionsError, "no labels"):
         images.split_each_label(0.5)
+    with raises(TrainingError, "no labels", "dataset"):
+        bind_training(Mean(), images, None, "cross_entropy", fits_normalization=False)
+
+
+def test_what_a_module_does_not_keep_is_sent_beside_it(pools: Pools) -> None:
+    model = torch.fx.symbolic_trace(nn.Sequential(nn.Flatten()))
+    give(model, NetworkInfo((), ((0.5,), (0.25,)), (1, 2, 2)))
+    found = gpupool.predict(model, torch.ones(3, 1, 2, 2), pool=pools[2])
+    assert torch.equal(found, torch.full((3, 4), 2.0))
+    with raises(TrainingError, "dict", "dataset"):
+        gpupool.predict(model, {"train": torch.ones(3, 4)}, pool=pools[2])
 
 
 def test_a_pair_of_arrays_is_trained_on_as_a_tensor_dataset(pools: Pools) -> None:

@@ -73,7 +73,8 @@ def bound(dataset: Any, names: Sequence[str], what: str, whose: str) -> Any:
     if unknown:
         raise TrainingError(
             f"{what} has the class{'es' if len(unknown) > 1 else ''} {_some(unknown)}, which "
-            f"{whose} not know: the classes are {_some(names)}.",
+            f"{whose} not know: the classes are {_some(names)}. Leave its samples out, or train "
+            "with them.",
             "other classes",
             *unknown,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from gpupool.core.errors import TrainingError
@@ -47,6 +48,13 @@ def require_dataset(name: str, dataset: Any) -> None:
             f"{name} is a text: gpupool.ImageDatastore({os.fspath(dataset)!r}) makes a data set of "
             "the images there.",
             "text",
+            name,
+        )
+    if isinstance(dataset, Mapping):  # as Hugging Face's DatasetDict
+        raise TrainingError(
+            f"{name} is a dict of {', '.join(map(repr, dataset))}: give one of its data sets, or "
+            "pairs of inputs and targets.",
+            "dict",
             name,
         )
     # An iterator is its own `__iter__`: the second epoch would find it used up, and be empty.

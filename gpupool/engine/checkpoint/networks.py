@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import DataError, TrainingError
-from gpupool.core.network import ATTRIBUTE, NetworkInfo, give, info_of
+from gpupool.core.network import ATTRIBUTE, NetworkInfo, give, info_of, without_wrappers
 from gpupool.core.progress import progress
 from gpupool.core.wire.state_dicts import copied, refused
 from gpupool.core.wire.state_dicts import load as load_state
@@ -33,11 +33,6 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 _SAFETENSORS = ".safetensors"
-_WRAPPERS = {
-    "DistributedDataParallel": "module",
-    "DataParallel": "module",
-    "OptimizedModule": "_orig_mod",
-}
 _KEY = "gpupool"  # of the metadata of safetensors
 
 
@@ -65,9 +60,7 @@ def save(
     if not isinstance(model, torch.nn.Module):
         raise TrainingError(f"model is a {type(model).__name__}, not a network.", "type", "model")
     known = info_of(model)
-    # The names of the weights are those of the network itself.
-    while type(model).__name__ in _WRAPPERS:
-        model = getattr(model, _WRAPPERS[type(model).__name__])
+    model = without_wrappers(model)
     state = copied(model.state_dict())
     if found := refused(dict(state), "the state"):
         raise TrainingError(
