@@ -74,6 +74,11 @@ def built(found: list[dict[str, Any]], state: Mapping[str, Tensor]) -> nn.Module
             module.register_buffer(name, buffer, persistent=bool(persists))
         for name, place in one["children"].items():
             module.add_module(name, None if place is None else modules[place])
+        # A file may not put anything in the place of a method, or of what makes a module.
+        for name in one["plain"]:
+            is_of_modules = name in nn.Module().__dict__ and name != "training"
+            if is_of_modules or callable(getattr(type(module), str(name), None)):
+                raise NotPlainError(f"{name} of {one['class']}, which is no attribute")
         # Past `__setattr__`, which a class may have made its own.
         module.__dict__.update(
             {str(name): _decoded(value, modules, shared) for name, value in one["plain"].items()}

@@ -152,6 +152,8 @@ def test_a_hostile_file_runs_nothing(tmp_path: Path) -> None:
         [modules[0] | {"plain": {"x": ("partial", [("class", "subprocess:Popen"), [], {}])}}],
         [modules[0] | {"plain": {"x": ("function", "has_torch_function")}}],
         [modules[0] | {"plain": {"x": ("eval", "1")}}],
+        [modules[0] | {"plain": {"forward": ("function", "relu")}}],
+        [modules[0] | {"plain": {"_compiled_call_impl": ("function", "relu")}}],
         [modules[0] | {"children": {"0": "nowhere"}}],
         [{}],
         [],
