@@ -9,6 +9,7 @@ from gpupool.core.options.training_options import TrainingOptions
 from gpupool.notebook.cells.line_view import LineView
 from gpupool.notebook.monitor.views import show_training
 from gpupool.pool.session import current_pool
+from gpupool.pool.variables.composite import value_of
 from gpupool.spmd.cell import CellReport
 from gpupool.training.job import check_input
 from gpupool.training.result import TrainingResult
@@ -81,6 +82,7 @@ def train(
         SpmdError: a rank failed.
     """
     loss, options = merged(loss, options, keywords)
+    dataset, validation = value_of(dataset), value_of(validation)
     check_input(model, dataset, loss, validation)  # before a pool is started for it
     pool = current_pool(create=True)
     prints: LineView | None = None

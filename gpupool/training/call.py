@@ -54,16 +54,17 @@ def ask(
         raise TrainingError(
             f"pool={pool!r}: give what gpupool.start() returns, or leave it out.", "type", "pool"
         )
-    path = write_job(pool, job)
+    sent = write_job(pool, job)
     ranks = pool.training_ranks
-    calls = dict.fromkeys(ranks, call(str(path)))
+    calls = dict.fromkeys(ranks, call(str(sent.path)))
     try:
+        sent.bring_constants(pool, ranks)
         with progress(_WHAT[what], unit="samples") as bar:
             recorder = OutputRecorder(ranks, pool.hidden_values(), _listener(what, bar))
             values = pool.execute(calls, recorder, on_notice=NoticeLines()).result()
     # Also after an error: the job holds the network and the data set, and may be large.
     finally:
-        path.unlink(missing_ok=True)
+        sent.remove()
     return [values[rank] for rank in ranks]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import TrainingError
+from gpupool.pool.variables.composite import value_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -16,13 +17,15 @@ PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 
 
 def with_targets(given: Any, model: nn.Module) -> Any:
-    """A TensorDataset of a pair (inputs, targets) of arrays or tensors; anything else as it is.
+    """A TensorDataset of a pair (inputs, targets) of arrays or tensors; anything else as it is, and
+    of a Constant what the ranks have.
 
     Arrays come in the precision of the network, whole numbers as int64.
 
     Raises:
         TrainingError: both have another number of samples.
     """
+    given = value_of(given)
     if not (isinstance(given, tuple) and len(given) == 2 and all(map(_is_array, given))):
         return given
     from torch.utils.data import TensorDataset
@@ -41,6 +44,7 @@ def of_inputs(given: Any, model: nn.Module) -> Any:
 
     A URL of a folder becomes a datastore, which lists it here, once; an iterator is walked through.
     """
+    given = value_of(given)
     if isinstance(given, (str, os.PathLike)):
         url = os.fspath(given)
         if url.lower().endswith(PICTURES):

@@ -120,7 +120,7 @@ class TrainingRun:
             data.network,
             data.num_classes,
         )
-        self._job_path = write_job(pool, job)
+        self._job = write_job(pool, job)
         self._ranks = where.ranks
         hosts = {rank.node_rank for rank in pool.ranks if rank.rank in where.ranks}
         self._places: dict[str, Any] = {
@@ -131,7 +131,7 @@ class TrainingRun:
         self._output_listeners: list[OnOutput] = []
         self._recorder = OutputRecorder(where.ranks, pool.hidden_values(), self._on_print)
         self._call = Train(
-            str(self._job_path), str(self._weights_path), len(where.ranks), where.on_gpu
+            str(self._job.path), str(self._weights_path), len(where.ranks), where.on_gpu
         )
         self.history.add(ProgressEvent("waiting for the ranks", 0, 0))
         # Before the ranks start, so that no event is lost; an inline pool trains within `_begin`.
@@ -240,6 +240,7 @@ class TrainingRun:
     # ---- in the background ---------------------------------------------------------------
 
     def _begin(self, call: Train) -> Execution[TrainReply]:
+        self._job.bring_constants(self._pool, self._ranks)
         return self._pool.execute(
             dict.fromkeys(self._ranks, call),
             self._on_output,
@@ -249,7 +250,7 @@ class TrainingRun:
 
     def _ask_to_stop(self, wait_s: float = 0.0, *, at_once: bool = False) -> dict[int, Waits]:
         """Ask; gives what those that answer within `wait_s` report of the data they wait for."""
-        name = str(self._job_path)
+        name = str(self._job.path)
         asked = self._pool.ask(Stop(name, at_once), self._ranks)
         done, _ = wait(asked.values(), timeout=wait_s)
         found = {rank: future.result().found for rank, future in asked.items() if future in done}
@@ -326,8 +327,8 @@ class TrainingRun:
             self.history.status = "failed"
             self.history.error = str(error)
         self.history.notice = ""
-        for path in (self._job_path, self._weights_path):
-            path.unlink(missing_ok=True)  # gone with the folder when the pool was stopped
+        self._job.remove()
+        self._weights_path.unlink(missing_ok=True)
         self._recorder.finish()
         self._notify()
         # With the lock, as `__await__` looks and enters its callback with it.

@@ -14,10 +14,9 @@ from torch.utils.data import TensorDataset
 import gpupool
 from gpupool import Pool
 from gpupool.core import jobs
-from gpupool.core.jobs import InferenceJob, TrainingJob
+from gpupool.core.jobs import InferenceJob, JobPacker, TrainingJob
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.calls import Predict
-from gpupool.core.wire.pickles import DataPacker
 from gpupool.pool.result import OutputRecorder
 from gpupool.training.job import write_job
 from tests.support.trainings import network, samples
@@ -34,7 +33,7 @@ def globals_of(stream: bytes) -> list[str]:
     return found
 
 
-class OnGpus(DataPacker):
+class OnGpus(JobPacker):
     """As if all tensors had been on a GPU of the notebook: they are marked so."""
 
     def _reduce_storage(self, torch: Any, obj: Any) -> Any:
@@ -44,19 +43,21 @@ class OnGpus(DataPacker):
 
 def test_no_tensor_of_a_job_has_the_number_of_a_gpu_in_it() -> None:
     loss = nn.CrossEntropyLoss(weight=torch.ones(3))
-    packer = jobs.pack(TrainingJob(network(), samples(5), loss, TrainingOptions(), samples(2)))
+    packer = JobPacker()
+    packer.dump_job(TrainingJob(network(), samples(5), loss, TrainingOptions(), samples(2)))
     named = globals_of(packer.stream())
     assert "storage" in named
     assert not {"_load_from_bytes", "_new_shared", "_rebuild_cuda_tensor"} & {*named}
     assert len(packer.buffers) == 4 + 2 + 1 + 2  # weights, samples, weights of the loss
+    assert packer.num_data == 2 + 2
 
 
 def test_tensors_of_gpus_come_to_the_device_of_the_rank(pool2: Pool, tmp_path: Path) -> None:
     model, data = network(), samples(7)
     packer = OnGpus()
-    packer.dump(InferenceJob(model, data, TrainingOptions(batch_size=4)))
+    packer.dump_job(InferenceJob(model, data, TrainingOptions(batch_size=4)))
     path, result = tmp_path / "job.pkl", tmp_path / "out"
-    jobs.write(path, packer, [], {})
+    jobs.write(path, packer, [], {}, {})
     ranks = pool2.training_ranks  # which are on the CPU
     call = Predict(str(path), str(result))
     pool2.execute(dict.fromkeys(ranks, call), OutputRecorder(ranks, frozenset())).result()
@@ -66,13 +67,20 @@ def test_tensors_of_gpus_come_to_the_device_of_the_rank(pool2: Pool, tmp_path: P
 
 
 def test_a_job_is_mapped_and_may_be_written_to(pool2: Pool) -> None:
-    data = TensorDataset(torch.zeros(10), torch.ones(10))
-    path = write_job(pool2, InferenceJob(network(), data, TrainingOptions(batch_size=4)))
-    loaded = [jobs.read(str(path))[2].load() for _ in range(2)]
-    path.unlink()  # as the client does; who has read it keeps it
-    loaded[0].dataset.tensors[0].add_(1)
-    assert [job.dataset.tensors[0].sum().item() for job in loaded] == [10, 0]
-    assert Path("/proc/self/maps").read_text().count(f"{path} (deleted)") == 2
+    """The network is in the job's file, and the data are in one that stays."""
+    data = TensorDataset(torch.zeros(10), torch.ones(10, 100))
+    sent = write_job(pool2, InferenceJob(network(), data, TrainingOptions(batch_size=4)))
+    loaded = [jobs.read(str(sent.path))[2].load() for _ in range(2)]
+    mapped = [str(sent.path), *(place.file.path for place in sent.places)]
+    sent.remove()  # as the client does; who has read it keeps it
+    for number in (0, 1):
+        loaded[0].dataset.tensors[number].add_(1)
+        sums = [job.dataset.tensors[number].sum().item() for job in loaded]
+        assert sums[0] - sums[1] == data.tensors[number].numel()
+    maps = Path("/proc/self/maps").read_text()
+    assert len(mapped) == 2
+    assert maps.count(f"{mapped[0]} (deleted)") == 2
+    assert maps.count("/memfd:gpupool (deleted)") >= 2
 
 
 @pytest.mark.gpu

@@ -19,7 +19,7 @@ import os
 import pickle
 import resource
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -77,7 +77,8 @@ def sparse_tensor(parts: tuple[Any, Any], size: Any, requires_grad: bool, coales
 class DataPacker(Pickler):
     """Pickles one value; afterwards `stream()` is the pickle and `buffers` the data beside it.
 
-    `filenames` are where the functions in it, and those of its classes, were compiled.
+    `owners` are the objects whose memory the buffers are, None where that is not known; `filenames`
+    are where the functions in it, and those of its classes, were compiled.
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
@@ -85,13 +86,18 @@ class DataPacker(Pickler):
         self._max_bytes = max_bytes
         self._storages: dict[int, Any] = {}  # address -> one object for all tensors that share it
         self.buffers = buffers = list[memoryview]()
+        self.owners = owners = list[object]()
+        self._owner = owner = list[object]()  # of the buffer that comes next
+        self._num_bytes = num_bytes = [0]
         self.filenames: set[str] = set()
 
         # Not a method: a packer in a circle would keep the value it has packed until a collection.
         def leave_out(buffer: pickle.PickleBuffer) -> None:
             raw = buffer.raw()
-            _check(raw.nbytes + sum(other.nbytes for other in buffers), max_bytes)
+            num_bytes[0] += raw.nbytes
+            _check(num_bytes[0], max_bytes)
             buffers.append(raw)
+            owners.append(owner.pop() if owner else None)
 
         super().__init__(self._file, protocol=5, buffer_callback=leave_out)
 
@@ -102,13 +108,14 @@ class DataPacker(Pickler):
     @property
     def num_bytes(self) -> int:
         """Pickle and data together."""
-        return self._file.tell() + sum(buffer.nbytes for buffer in self.buffers)
+        return self._file.tell() + self._num_bytes[0]
 
     def reducer_override(self, obj: Any) -> Any:
         """How a part is pickled."""
         torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
         if numpy is not None and isinstance(obj, numpy.ndarray):
             _check(obj.nbytes, self._max_bytes)
+            self._owner[:] = [_root(obj, numpy)]
         if torch is not None:
             if isinstance(obj, torch.Tensor):
                 _check(obj.nbytes if obj.layout is torch.strided else 0, self._max_bytes)
@@ -133,7 +140,15 @@ class DataPacker(Pickler):
         _check(obj.nbytes(), self._max_bytes)
         empty = torch.empty(0, dtype=torch.uint8, device="cpu")  # whatever the default is
         data = empty.set_(obj.cpu() if on_gpu else obj).numpy()
+        self._owner[:] = [obj]
         return storage, (pickle.PickleBuffer(data), on_gpu)
+
+
+def _root(array: Any, numpy: Any) -> object:
+    """The array whose memory it is: of a slice, the whole."""
+    while isinstance(array.base, numpy.ndarray):
+        array = array.base
+    return array
 
 
 class Packer(DataPacker):
@@ -235,12 +250,13 @@ def write_file(
     advance: Callable[[int], None] = lambda num_bytes: None,
 ) -> None:
     """Write the data, each part aligned, and the pickle at the end; `advance` as in `to_wire`."""
-    pieces, position = [], 0
-    for part in (*buffers, memoryview(stream)):
-        position = _aligned(position)
-        for start in range(0, part.nbytes, _PIECE_BYTES):
-            pieces.append((part[start : start + _PIECE_BYTES], position + start))
-        position += part.nbytes
+    parts = [*buffers, memoryview(stream)]
+    starts = positions([part.nbytes for part in parts])
+    pieces = [
+        (part[start : start + _PIECE_BYTES], position + start)
+        for part, position in zip(parts, starts, strict=True)
+        for start in range(0, part.nbytes, _PIECE_BYTES)
+    ]
     # The kernel takes as long to find and clear the pages as to copy: that scales with cores.
     try:
         with ThreadPoolExecutor(_NUM_WRITERS) as writers:
@@ -251,11 +267,20 @@ def write_file(
             raise
         most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         raise PoolError(
-            f"{position:,} bytes go through memory that counts as a file, and files of "
-            f"{most:,} bytes are allowed here: raise the limit with `ulimit -f` where the notebook "
-            "is started",
+            f"{starts[-1] + len(stream):,} bytes go through memory that counts as a file, and "
+            f"files of {most:,} bytes are allowed here: raise the limit with `ulimit -f` where the "
+            "notebook is started",
             "file limit",
         ) from None
+
+
+def positions(sizes: Iterable[int]) -> list[int]:
+    """Where parts of these sizes, in bytes, begin in a file that has them one after the other."""
+    found, position = [], 0
+    for size in sizes:
+        found.append(_aligned(position))
+        position = found[-1] + size
+    return found
 
 
 def _write(descriptor: int, piece: memoryview, position: int) -> int:
@@ -288,14 +313,16 @@ class Source:
         return unpickler(io.BytesIO(stream), buffers=buffers).load()
 
     def _map(self, descriptor: int) -> tuple[list[memoryview], memoryview]:
-        """Pages are shared with all who map them, until one of them writes to its own."""
-        mapped = memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
-        views, position = [], 0
-        for size, _ in self._packed.sizes:
-            position = _aligned(position)
-            views.append(mapped[position : position + size])
-            position += size
-        return views, mapped[_aligned(position) :]
+        mapped = map_file(descriptor)
+        sizes = [size for size, _ in self._packed.sizes]
+        *starts, end = positions([*sizes, 0])
+        views = [mapped[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+        return views, mapped[end:]
+
+
+def map_file(descriptor: int) -> memoryview:
+    """A file's content. Its pages are shared with all who map it, until one writes to its own."""
+    return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
 
 
 def pack(value: object, max_bytes: int | None = None) -> bytes:

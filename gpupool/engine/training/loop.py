@@ -104,6 +104,8 @@ def fit(
         if not at_once:
             raise
     training.hooks.close()
+    # They refer to what holds the data set, in a circle: it shall not wait for the collector.
+    training.run.reporter.requests.clear()
     return training.end()
 
 

@@ -11,12 +11,20 @@ from gpupool.core.wire.values import ValueInfo
 from gpupool.pool.variables.lost_values import Losses
 
 
+class Opened(Protocol):
+    """`gpupool.pool.variables.opened.Opened`."""
+
+    def value_of(self, constant: Constant) -> Any: ...
+
+
 class Variables(Protocol):
     """What a handle asks of those it is one of: `gpupool.pool.variables.variables.Variables`."""
 
     losses: Losses
     num_changes: int
 
+    @property
+    def constants(self) -> Opened: ...
     @property
     def world_size(self) -> int: ...
     def look(self, composite: Composite, text_chars: int = 0) -> dict[int, ValueInfo]: ...
@@ -156,6 +164,11 @@ def key_of(composite: Composite) -> tuple[str, tuple[str, ...], int]:
 def pool_variables(handle: Composite | Constant) -> Variables:
     """The variables that it is one of."""
     return handle._variables
+
+
+def value_of(value: Any) -> Any:
+    """A value; of a Constant the value that the ranks have, in memory that is shared with them."""
+    return value._variables.constants.value_of(value) if isinstance(value, Constant) else value
 
 
 class Constant:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 
 Statements = Mapping[str, tuple[str, ...]]  # name -> what has bound it, as source
 
@@ -34,3 +35,12 @@ class Imports:
         made = self._made.get(rank, {})
         self._missing[rank] = dict(made)
         return list(made)
+
+
+def submodules(module: str, attributes: Iterable[str]) -> Iterator[str]:
+    """Loaded submodules of a module that code may mean which mentions these attributes."""
+    for attribute in attributes:
+        name = f"{module}.{attribute}"
+        if name in sys.modules:
+            yield name
+            yield from submodules(name, attributes)

@@ -7,6 +7,7 @@ for 256 MiB), and sent only if its digest is new. Nothing here talks to a rank.
 from __future__ import annotations
 
 import itertools
+import pickle
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from typing import Any
 
 from gpupool.core.errors import PoolError
 from gpupool.core.progress import Progress
-from gpupool.core.wire.pickles import INLINE_BYTES, WHOLE, MemoryFile, Packed, to_wire
+from gpupool.core.wire.pickles import INLINE_BYTES, WHOLE, MemoryFile, Packed, Source, part, to_wire
 from gpupool.pool.variables.composite import Constant, key_of
 from gpupool.pool.variables.value_pickler import MAX_VALUE_BYTES, FindPart, KeyOf, NotebookPacker
 
@@ -151,6 +152,24 @@ class Parcels:
             )
         return constant.number
 
+    def load(self, number: int) -> Any:
+        """The value of a constant, as a rank reads it.
+
+        Raises:
+            PoolError: it refers to what only the ranks have.
+        """
+        parcel = self._parcels[number]
+        assert parcel.wire is not None
+
+        ours = {"part": self._part, "rank_value": _of_ranks}
+
+        class Reader(pickle.Unpickler):
+            def find_class(self, module: str, name: str) -> Any:
+                found = ours.get(name) if module == part.__module__ else None
+                return found or super().find_class(module, name)
+
+        return Source(parcel.wire).load(Reader)[0]
+
     def pack_once(self, value: object) -> NotebookPacker:
         """Pack a value that is used once; it may refer to all that the ranks have."""
         return self._pack(value, next(self._numbers), None)
@@ -256,6 +275,15 @@ class Parcels:
                 return parcel
         return None
 
+    def _part(self, number: int, index: int) -> Any:
+        """An object of an earlier parcel, while the notebook has it."""
+        if index == WHOLE:
+            return self.load(number)
+        for reference, other, place in self._parts.values():
+            if (other, place) == (number, index) and reference() is not None:
+                return reference()
+        return _of_ranks()
+
     def _new(self, value: object, max_bytes: int | None) -> Parcel:
         number = next(self._numbers)
         packer = self._pack(value, number, max_bytes)
@@ -275,8 +303,8 @@ class Parcels:
         self._packed[number] = packer
         self._checked[number] = True
         # By id, with a weak reference to check it: ids are used again.
-        for index, part in enumerate(packer.parts):
-            self._parts[id(part)] = weakref.ref(part), number, index
+        for index, one in enumerate(packer.parts):
+            self._parts[id(one)] = weakref.ref(one), number, index
         return parcel
 
     def _pack(self, value: object, number: int, max_bytes: int | None) -> NotebookPacker:
@@ -308,6 +336,14 @@ class Parcels:
             return (number, index) if self._is_current(number) else None
 
         return find
+
+
+def _of_ranks(*_: object) -> Any:
+    raise PoolError(
+        "this Constant refers to values that the notebook has released and only the ranks have: "
+        "put it again, with all that it is made of.",
+        "no value",
+    )
 
 
 def _weakly(value: object) -> Callable[[], object]:

@@ -7,9 +7,8 @@ takes part before any of them runs.
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import filterfalse
 from types import ModuleType
 from typing import Any
@@ -29,9 +28,11 @@ from gpupool.pool.processes.iopub import unheard_output
 from gpupool.pool.ranks import Ranks
 from gpupool.pool.variables.composite import Composite, Constant, key_of, pool_variables
 from gpupool.pool.variables.delivery import Delivery
-from gpupool.pool.variables.imports import Imports, Statements
+from gpupool.pool.variables.imports import Imports, Statements, submodules
+from gpupool.pool.variables.kept_data import KeptData
 from gpupool.pool.variables.lost_values import Losses
 from gpupool.pool.variables.names import Versions, is_hidden, is_of_shell, require_name
+from gpupool.pool.variables.opened import Opened
 from gpupool.pool.variables.parcels import Parcels, Shipment
 from gpupool.pool.variables.remote_values import RemoteValues
 from gpupool.pool.variables.value_pickler import reason
@@ -49,6 +50,8 @@ class Variables:
         self._lock = threading.RLock()
         self._parcels = Parcels(self._key_of, lambda constant: pool_variables(constant) is self)
         self._delivery = Delivery(all_ranks, self._parcels)
+        self.constants = Opened(self._parcels, self._lock)
+        self.kept_data = KeptData()
         self._unwanted: list[int] = []  # constants that the notebook has released
         self._new_ranks: list[int] = []  # of which the delivery does not know yet
         self._versions = Versions()
@@ -274,6 +277,20 @@ class Variables:
                 self._parcels.end()
         return Constant(self, parcel.number, kind)
 
+    def bring(self, numbers: Iterable[int], ranks: Sequence[int]) -> None:
+        """Bring constants to ranks that lack them, and what their functions read; as `put` does."""
+        with self._lock:
+            self._begin(names := namespace(), ranks)
+            try:
+                reads = {name for n in numbers for name in self._parcels.names_in(n)[0]}
+                shipment = self._gather(reads, names)
+                self._delivery.send(shipment, ranks, numbers, first=True)
+                self._note(shipment, names)
+            finally:
+                self._parcels.end()
+            calls = {r: Bind(bindings=b) for r, b in self.bindings(shipment, ranks, []).items()}
+        Execution(self._all_ranks, calls, unheard_output).result()
+
     def release(self, number: int) -> None:
         """Nobody refers to a constant any more. Takes no lock: any thread may be collecting."""
         self._unwanted.append(number)
@@ -336,7 +353,7 @@ class Variables:
         self._note_new_ranks()
         # `append` and `pop` of a list are atomic, so `release` needs no lock.
         while self._unwanted:
-            self._parcels.drop(self._unwanted.pop())
+            self._parcels.drop(self.constants.close(self._unwanted.pop()))
         self._delivery.drop(self._parcels.begin(names))
         for number in self._parcels.gone():  # a rank that is new would miss it
             if not self._delivery.is_there(number, ranks):
@@ -363,7 +380,7 @@ class Variables:
                 continue
             # `torch.optim` in a cell needs the submodule, which `import torch` alone may not load.
             if isinstance(value, ModuleType):
-                shipment.modules.update(_submodules(value.__name__, attributes))
+                shipment.modules.update(submodules(value.__name__, attributes))
             if name in RANK_NAMES and not isinstance(value, Composite):
                 if not isinstance(value, ModuleType):
                     shipment.covered.add(name)
@@ -481,12 +498,3 @@ class Variables:
                 name,
             )
         return name, path
-
-
-def _submodules(module: str, attributes: Iterable[str]) -> Iterator[str]:
-    """Loaded submodules of a module that code may mean which mentions these attributes."""
-    for attribute in attributes:
-        name = f"{module}.{attribute}"
-        if name in sys.modules:
-            yield name
-            yield from _submodules(name, attributes)

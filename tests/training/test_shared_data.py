@@ -1,0 +1,171 @@
+"""Data in memory: one copy for all ranks of a host, sent once, while the notebook has it."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Subset, TensorDataset
+
+import gpupool
+from gpupool import Pool, TrainingError
+from gpupool.pool.variables import kept_data
+from tests.support.pools import Pools
+from tests.support.raising import raises
+from tests.support.trainings import samples, train_on, weights
+from tests.training.stored import Arrays, DiesOnce, Looks, Writes, mapped_bytes
+
+MIB = 1 << 20
+NUM, WIDTH = 3000, 1024  # 12 MB, and 4 MB beside it
+NUM_BYTES = NUM * WIDTH * 4 + 16 * (1 << 18)
+ONE_EPOCH: dict[str, Any] = {"epochs": 1, "batch_size": 300, "lr": 1e-3}
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(WIDTH, 3)
+
+
+@pytest.fixture
+def kept(pool2: Pool) -> kept_data.KeptData:
+    gc.collect()  # data sets of tests before this one
+    assert pool2.variables.kept_data.num_bytes == 0
+    return pool2.variables.kept_data
+
+
+def test_ranks_share_one_copy_and_the_next_job_sends_nothing(pools: Pools, tmp_path: Path) -> None:
+    """The ranks together map as much as one does, by what the kernel counts."""
+    data = Arrays(NUM, WIDTH)
+    for n in (1, 2, 3):
+        (tmp_path / str(n)).mkdir()
+        for _ in range(2):
+            train_on(pools[n], network(), data, callbacks=Looks(tmp_path / str(n)), **ONE_EPOCH)
+        found = [file.read_text().split() for file in (tmp_path / str(n)).iterdir()]
+        rss, pss, copied = (sum(int(row[i]) for row in found) for i in range(3))
+        assert len(found) == n
+        assert rss >= n * NUM_BYTES
+        assert pss <= NUM_BYTES + 2 * MIB
+        assert copied < MIB
+        assert pools[n].variables.kept_data.num_bytes == NUM_BYTES
+
+
+def test_data_are_kept_while_they_are_unchanged(pool2: Pool, kept: kept_data.KeptData) -> None:
+    inputs, targets = torch.randn(NUM, WIDTH), torch.zeros(NUM, dtype=torch.long)
+    train_on(pool2, network(), TensorDataset(inputs[:2000], targets[:2000]), **ONE_EPOCH)
+    once = inputs.nbytes + targets.nbytes
+    assert kept.num_bytes == once
+    assert not any(pool2.run(mapped_bytes, "Rss").values())  # the ranks need it no more
+    # Other data sets around the same tensors, and parts of them, need nothing new.
+    whole = TensorDataset(inputs, targets)
+    model = network()
+    train_on(pool2, model, Subset(whole, range(500)), validation=whole, **ONE_EPOCH)
+    first = gpupool.predict(model, Subset(whole, range(10)), pool=pool2)
+    gpupool.evaluate(model, whole, pool=pool2)
+    assert gpupool.confusion(model, whole, pool=pool2).num_samples == NUM
+    assert kept.num_bytes == once
+    # Changed in place: the ranks see it, and the old content goes.
+    inputs += 1
+    changed = gpupool.predict(model, Subset(whole, range(10)), pool=pool2)
+    assert torch.allclose(changed, model(inputs[:10]).detach(), atol=1e-5)
+    assert not torch.allclose(changed, first, atol=1e-2)
+    assert kept.num_bytes == once
+    del whole, inputs
+    assert kept.num_bytes == targets.nbytes
+    del targets
+    assert kept.num_bytes == 0
+
+
+def test_what_a_rank_writes_reaches_nobody(pool2: Pool, kept: kept_data.KeptData) -> None:
+    data, plain = Writes(60, WIDTH), Arrays(60, WIDTH)
+    settings = {"epochs": 1, "batch_size": 60, "lr": 1e-3, "shuffle": "never"}
+    for _ in range(2):  # each rank reads one sample before it has written
+        found = train_on(pool2, network(), Subset(data, [0, 59]), **settings)
+        expected = train_on(pool2, network(), Subset(plain, [0, 59]), **settings)
+        assert found.history.loss == expected.history.loss
+    assert data.inputs.all()
+
+
+def test_the_memory_of_a_pool_goes_with_it() -> None:
+    data = samples(1000)
+    with gpupool.start(n=1) as pool:
+        gpupool.predict(nn.Linear(8, 3), data, pool=pool)
+        kept = pool.variables.kept_data
+        assert kept.num_bytes == sum(tensor.nbytes for tensor in data.tensors)
+    assert kept.num_bytes == 0
+
+
+def test_more_than_there_is_memory_for_is_refused() -> None:
+    class Huge:
+        """As a buffer says it; so much memory is nowhere."""
+
+        nbytes = 1 << 60
+
+    with raises(TrainingError, "memory", "dataset"):
+        kept_data.KeptData()._write({(1, b""): Huge()}, lambda num_bytes: None)  # type: ignore[dict-item]
+
+
+def test_a_file_that_the_notebook_has_mapped_is_mapped_by_the_ranks(
+    pool2: Pool, kept: kept_data.KeptData, tmp_path: Path
+) -> None:
+    data = Arrays(60, WIDTH)
+    expected = gpupool.predict(network(), data, pool=pool2)
+    before = kept.num_bytes
+    np.save(tmp_path / "inputs.npy", data.inputs)
+    data.inputs = np.load(tmp_path / "inputs.npy", mmap_mode="r")
+    data.is_read = True
+    assert torch.equal(gpupool.predict(network(), data, pool=pool2), expected)
+    assert kept.num_bytes == before - 60 * WIDTH * 4
+    # A part of it, or one that may differ from its file, is sent as other arrays are.
+    for mapped in (data.inputs[5:25], np.load(tmp_path / "inputs.npy", mmap_mode="c")[5:25]):
+        data.inputs = mapped
+        assert torch.equal(gpupool.predict(network(), data, pool=pool2), expected[5:25])
+        assert kept.num_bytes == before - 40 * WIDTH * 4
+
+
+# ---- what pool.put has brought to the ranks -----------------------------------------------------
+
+
+def test_a_constant_is_a_data_set(pool2: Pool, kept: kept_data.KeptData) -> None:
+    data = Arrays(200, WIDTH)
+    expected = train_on(pool2, network(), data, validation=data, **ONE_EPOCH)
+    outputs = gpupool.predict(expected.model, data, pool=pool2)
+    values = gpupool.evaluate(expected.model, data, pool=pool2)
+    constant = pool2.put(data)
+    del data  # the ranks have the only copy
+    gc.collect()
+    found = train_on(pool2, network(), constant, validation=constant, **ONE_EPOCH)
+    assert torch.equal(weights(found.model), weights(expected.model))
+    assert [v.loss for v in found.history.validations] == [
+        v.loss for v in expected.history.validations
+    ]
+    assert torch.equal(gpupool.predict(found.model, constant, pool=pool2), outputs)
+    assert gpupool.evaluate(found.model, constant, pool=pool2) == values
+    assert gpupool.confusion(found.model, constant, pool=pool2).num_samples == 200
+    part = gpupool.predict(found.model, Subset(constant, range(5)), pool=pool2)
+    assert torch.equal(part, outputs[:5])
+    assert kept.num_bytes == 0
+
+
+def test_a_constant_of_another_pool_is_refused(pools: Pools) -> None:
+    constant = pools[1].put(samples(10))
+    with raises(TrainingError, "cannot send", "dataset"):
+        gpupool.predict(nn.Linear(8, 3), Subset(constant, range(3)), pool=pools[2])
+    assert len(gpupool.predict(nn.Linear(8, 3), constant, pool=pools[2])) == 10
+
+
+def test_a_rank_that_is_replaced_has_the_data(pools: Pools, tmp_path: Path) -> None:
+    for kind in ("sent", "put"):
+        folder, note = tmp_path / kind, tmp_path / f"{kind}.note"
+        data: Any = DiesOnce(200, WIDTH, note)
+        settings = {**ONE_EPOCH, "checkpoint": str(folder), "on_failure": "resume"}
+        given = pools[2].put(data) if kind == "put" else data
+        result = train_on(pools[2], network(), given, **settings)
+        assert note.exists()
+        assert result.history.restarts
+        expected = train_on(pools[2], network(), Arrays(200, WIDTH), **ONE_EPOCH)
+        assert torch.equal(weights(result.model), weights(expected.model))
