@@ -23,7 +23,7 @@ from gpupool.engine.batches.share import Dataset, num_samples
 from gpupool.engine.training.event_log import EventLog
 from gpupool.engine.training.run import Run
 
-FORMAT = 1
+FORMAT = 2
 _MAX_CHARS = 200  # of torch's words in ours
 
 

@@ -16,6 +16,8 @@ from torch import nn
 import gpupool
 from gpupool import DataError, TrainingError
 from gpupool.core.network import NetworkInfo, give, info_of
+from tests.servers.s3 import SeaweedServer
+from tests.support.environment import environment
 from tests.support.pools import Pools
 from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on
@@ -101,6 +103,16 @@ def test_safetensors_hold_weights_and_what_is_known(tmp_path: Path) -> None:
     assert torch.equal(loaded[0].weight, model[0].weight)  # type: ignore[index]
     with raises(DataError, "no network"):
         gpupool.load(url)
+
+
+def test_a_network_goes_to_a_bucket_and_back(s3: SeaweedServer) -> None:
+    model, url = tied(), f"{s3.make_bucket('networks')}/run/net.pt"
+    give(model, KNOWN)
+    with environment(s3.env):
+        gpupool.save(model, url)
+        loaded = gpupool.load(url)
+    assert info_of(loaded) == KNOWN
+    assert torch.equal(loaded[0].weight, model[0].weight)  # type: ignore[index]
 
 
 def test_a_trained_network_is_saved_loaded_and_used(pools: Pools, tmp_path: Path) -> None:

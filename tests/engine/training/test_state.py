@@ -210,7 +210,7 @@ def test_after_a_failure_another_trace_can_be_made(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
     Checkpoints(str(tmp_path)).save({"format": 99}, 1, wait=True)
-    with raises(TrainingError, "format", "resume", shown=(" 99, ", " 1;")):
+    with raises(TrainingError, "format", "resume", shown=(" 99, ", " 2;")):
         fitted(network(), checkpoint=str(tmp_path), resume="auto")
 
 
