@@ -194,6 +194,13 @@ def check_for(
             "length",
             "rank_load",
         )
+    if is_stream and options.workers is not None:
+        raise OptionsError(
+            f"workers={options.workers} does nothing for a stream, which every rank walks through "
+            "alone: leave it out.",
+            "no effect",
+            "workers",
+        )
     num_steps = steps_per_epoch(options, num_samples)
     if is_stream or (num_samples and not num_steps):
         check_for_stream(options)

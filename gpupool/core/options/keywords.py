@@ -52,6 +52,7 @@ class TrainingKeywords(TypedDict, total=False):
     seed: int
     deterministic: bool
     normalize: str
+    workers: int | None
     on_error: str
     max_skipped: float | None
     collate: Callable[[list[Any]], Any] | None

@@ -67,6 +67,7 @@ _ALSO = {
     "cycle_period": "T_0 T_max num_cycles step_size_up",
     "epochs": "num_train_epochs num_epochs n_epochs nb_epoch n_epoch train_epochs",
     "max_steps": "max_iter max_iters iterations num_steps total_steps num_train_steps n_steps",
+    "workers": "num_workers dataloader_num_workers",
     "batch_size": "per_device_train_batch_size train_batch_size global_batch_size bs batch "
     "per_gpu_train_batch_size",
     "accumulate": "accumulate_grad_batches gradient_accumulation_steps accumulation_steps "
@@ -174,7 +175,7 @@ _ADVICE = {
     "training_data dataloader train_loader",
     _MODEL: "model net network module",
     _WAIT: "wait block asynchronous",
-    _BACKGROUND: "num_workers dataloader_num_workers persistent_workers prefetch_factor pin_memory "
+    _BACKGROUND: "persistent_workers prefetch_factor pin_memory "
     "dataloader_pin_memory max_queue_size use_multiprocessing prefetch "
     "PreprocessingEnvironment DispatchInBackground dataloader_prefetch_factor",
     _LAST_BATCH: "drop_last drop_last_batch dataloader_drop_last drop_remainder",

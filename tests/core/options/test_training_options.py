@@ -134,6 +134,9 @@ StepLR = torch.optim.lr_scheduler.StepLR
         ({"log_every": 0}, "range", "log_every"),
         ({"max_steps": 0}, "range", "max_steps"),
         ({"patience": 0}, "range", "patience"),
+        ({"workers": -1}, "range", "workers"),
+        ({"workers": 5000}, "range", "workers"),
+        ({"workers": "many"}, "type", "workers"),
         ({"accumulate": 0}, "range", "accumulate"),
         ({"accumulate": 9, "batch_size": 8}, "range", "accumulate"),
         ({"seed": -1}, "range", "seed"),
@@ -265,6 +268,7 @@ PLAIN = ModelFacts(100, 0, 400, has_batch_norm=False, has_convolutions=False)
         ({"max_steps": 101, "batch_size": 10}, {"num_samples": 100}, "no effect", "max_steps"),
         ({"warmup": 30, "batch_size": 40}, {"num_samples": 100}, "too long", "warmup"),
         ({"schedule": "cosine"}, {"is_stream": True}, "unknown length", "schedule"),
+        ({"workers": 2}, {"is_stream": True}, "no effect", "workers"),
         (
             {"schedule": "cosine", "batch_sampler": ByHand()},
             {"num_samples": 100},
