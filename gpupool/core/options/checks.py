@@ -312,9 +312,15 @@ def _check_batches(options: TrainingFields) -> None:
             raise OptionsError.of(name, value, "must be a function.", "type")
     if options.weight is not None and not callable(options.weight):
         _word("weight", options.weight, WEIGHTS)
-    if isinstance(options.inputs, str):
-        _word("inputs", options.inputs, INPUTS)
-    else:
+    if isinstance(options.inputs, str) and options.inputs not in INPUTS:
+        raise OptionsError.of(
+            "inputs",
+            options.inputs,
+            f"choose one of {', '.join(INPUTS)}; a column by its name is "
+            f"inputs=({options.inputs!r},).",
+            "unknown",
+        )
+    if not isinstance(options.inputs, str):
         _put(options, "inputs", _parts("inputs", options.inputs))
     _parts("targets", [options.targets])
 

@@ -97,9 +97,13 @@ class BatchForm:
 
     def _takes_two(self, inputs: Any) -> bool:
         """Whether the network wants inputs and targets, one after the other."""
-        required = self.parameters.required if self.parameters else ()
+        found = self.parameters
         has_two = isinstance(inputs, (list, tuple, Mapping)) and len(inputs) == 2
-        return self.inputs == "args" or (len(required) == 2 and not has_two)
+        if self.inputs != "auto" or found is None:
+            return self.inputs == "args"
+        # torchvision's networks for detection and nanoGPT are forward(inputs, targets=None).
+        may_take_targets = any(name in LABELS for name in found.names[1:2])
+        return may_take_targets or (len(found.required) == 2 and not has_two)
 
     def _of_columns(self, batch: Mapping[str, Any]) -> tuple[Any, Any]:
         labels = [name for name in LABELS if name in batch]

@@ -135,8 +135,10 @@ def _loss_in(outputs: Any) -> Tensor | None:
     parts = list(outputs.values()) if isinstance(outputs, Mapping) else []
     if parts and all(isinstance(part, Tensor) and not part.ndim for part in parts):
         return torch.stack(parts).sum()
-    if isinstance(outputs, tuple) and outputs and isinstance(outputs[0], Tensor):
-        return None if outputs[0].ndim else outputs[0]
+    if isinstance(outputs, tuple):  # (loss, logits), or (logits, loss)
+        numbers = [part for part in outputs if isinstance(part, Tensor) and not part.ndim]
+        is_clear = len(numbers) == 1 or (numbers and numbers[0] is outputs[0])
+        return numbers[0] if is_clear else None
     return None
 
 
