@@ -33,6 +33,15 @@ def number(value: float) -> str:
     return f"{value:,.0f}"
 
 
+def rank_count(count: int) -> str:
+    """So many ranks.
+
+    >>> rank_count(1), rank_count(2)
+    ('1 rank', '2 ranks')
+    """
+    return f"{count} rank{'' if count == 1 else 's'}"
+
+
 def done_of(done: int, total: int, unit: str) -> str:
     """How much of something is done; "" of what has no number. The unit "B" stands for bytes.
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from gpupool.core.options.keywords import TrainingKeywords, merged, with_keywords
 from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.wire.environ import note_use
 from gpupool.notebook.cells.line_view import LineView
 from gpupool.notebook.monitor.views import show_training
 from gpupool.pool.session import current_pool
@@ -84,6 +85,9 @@ def train(
     loss, options = merged(loss, options, keywords)
     dataset, validation = value_of(dataset), value_of(validation)
     check_input(model, dataset, loss, validation)  # before a pool is started for it
+    # A pool that starts now has the keys for what it is to write, too.
+    for url in (options.checkpoint, options.tensorboard, options.resume):
+        note_use(url)
     pool = current_pool(create=True)
     prints: LineView | None = None
 

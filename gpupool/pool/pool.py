@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from gpupool.core.errors import PoolError, PoolStartError, SpmdError
+from gpupool.core.formatting import rank_count
 from gpupool.core.machine.processes import lack_of_processes
 from gpupool.core.machine.topology import Rank
 from gpupool.core.options.pool_options import PoolOptions
@@ -387,7 +388,7 @@ class Pool:
 
     def __repr__(self) -> str:
         status = self.status()
-        return f"Pool({self.world_size} ranks, {self.backend}, {status.state})"
+        return f"Pool({rank_count(self.world_size)}, {self.backend}, {status.state})"
 
     # ---- what the folders above build on -------------------------------------------------
 

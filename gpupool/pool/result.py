@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpupool.core.errors import PoolError
+from gpupool.core.formatting import rank_count
 from gpupool.core.wire.pickles import unpack
 from gpupool.core.wire.replies import CodeReply
 from gpupool.pool.calls.output import OutputRecorder, RankOutput
@@ -117,7 +118,7 @@ class SpmdResult(Mapping[int, Any]):
         return replies[rank]
 
     def __repr__(self) -> str:
-        return f"SpmdResult({len(self)} ranks, {self.elapsed_s:.2f} s)"
+        return f"SpmdResult({rank_count(len(self))}, {self.elapsed_s:.2f} s)"
 
 
 _recent: deque[weakref.ref[SpmdResult]] = deque()  # the latest first

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core import current
 from gpupool.core.errors import NoPoolError, PoolError
+from gpupool.core.formatting import rank_count
 from gpupool.core.machine.gpus import GpuTable, discover
 from gpupool.core.machine.uses import uses
 from gpupool.core.options.pool_options import PoolOptions, make_options
 from gpupool.core.progress import progress as bar
+from gpupool.core.wire import environ
 from gpupool.pool.notices import Progress, unheard, with_bar
 
 if TYPE_CHECKING:
@@ -40,13 +43,15 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
         running = find()
         if running is not None:
             raise PoolError(
-                f"a pool of {running.world_size} ranks runs already. Go on with it "
+                f"a pool of {rank_count(running.world_size)} runs already. Go on with it "
                 "(gpupool.current_pool()), or stop it first: `%gpupool stop`.",
                 "running",
             )
         for name in ("gpus", "env"):
             if options.get(name) is not None:
                 options[name] = _names(options[name])
+        if options.get("gpus") == ("all",):  # that is what a pool takes unless it is given some
+            options["gpus"] = None
         chosen = make_options(PoolOptions, {"profile": profile, **options})
         from gpupool.pool.inline import InlinePool  # `%load_ext gpupool` does not wait for them
         from gpupool.pool.pool import Pool
@@ -77,7 +82,7 @@ def current_pool(create: bool = False) -> Pool:
             "starts one."
         )
     sentence = started_unasked()
-    pool = start()
+    pool = start_unasked()
     print(sentence.format(describe(pool)))
     return pool
 
@@ -93,10 +98,21 @@ def _refuse_on_rank() -> None:
         )
 
 
+def start_unasked(progress: Progress = unheard) -> Pool:
+    """Start a pool with the default options, and the keys that this notebook reads its data with.
+
+    Who lists data with a key in the environment and then trains on them wants ranks that can read
+    them. Another pool gets keys by `%gpupool env` alone.
+    """
+    return start(progress=progress, env=environ.used(os.environ))
+
+
 def started_unasked() -> str:
     """The line for a start that the user did not ask for by name: it takes a moment, and what
     the ranks of an earlier pool had is gone. {} stands for the new pool."""
-    return f"gpupool: no pool was running{_last_end()}; started {{}}."
+    keys = ", ".join(environ.used(os.environ))
+    sent = f", with {keys} of this notebook, which reads its data with them" if keys else ""
+    return f"gpupool: no pool was running{_last_end()}; started {{}}{sent}."
 
 
 def find() -> Pool | None:

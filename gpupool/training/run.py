@@ -140,6 +140,12 @@ class TrainingRun:
         self._execution = self._begin(self._call)
         threading.Thread(target=self._finish, name="gpupool-training", daemon=True).start()
 
+    def __repr__(self) -> str:
+        start, done = self.history.start, len(self.history.steps)
+        total = start.num_steps if start is not None else None
+        of = f"{done:,} of {total:,} steps" if total else f"{done:,} steps"
+        return f"TrainingRun({self.history.status}, {of})"
+
     def add_listener(self, listener: Listener) -> None:
         """Call `listener(history)` after every batch of events, and once after the end.
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import gpupool
+from demo import options_page
 from gpupool import OptionsError, TrainingOptions
 from gpupool.core.options import other_names
 from tests.support.raising import raises
@@ -32,6 +33,10 @@ def test_an_option_is_accepted(row: list[str]) -> None:
 def test_a_function_is_there(row: list[str]) -> None:
     [name] = set(re.findall(r"gpupool\.(\w+)\(", row[1]))
     assert callable(getattr(gpupool, name))
+
+
+def test_the_page_of_the_options_is_that_of_their_docstrings() -> None:
+    assert options_page.PAGE.read_text() == options_page.text(), "run python -m demo.options_page"
 
 
 @pytest.mark.parametrize("name", sorted(set(re.findall(r"\b([A-Z]\w+)=", PAGE.read_text()))))

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 import gpupool
-from gpupool import OptionsError, Pool, PoolError, SpmdError, TrainingError, TrainingOptions
+from gpupool import (
+    OptionsError,
+    PlacementError,
+    Pool,
+    PoolError,
+    SpmdError,
+    TrainingError,
+    TrainingOptions,
+    TrainingRun,
+)
 from gpupool.core.options import other_names
+from gpupool.core.wire import environ
+from gpupool.pool.session import stop
+from tests.servers.s3 import SeaweedServer
 from tests.support.pools import Pools
 from tests.support.raising import raises, same_on
 from tests.support.trainings import network, samples
@@ -119,3 +135,74 @@ def test_it_is_refused_in_a_cell_of_an_inline_pool(inline: Pool) -> None:
 def test_the_magics_of_the_notebook_are_refused_on_a_rank(pools: Pools, line: str) -> None:
     with raises(SpmdError, "on a rank", ename="PoolError"):
         pools[2].run(line)
+
+
+# ---- keys --------------------------------------------------------------------------------------
+
+
+def test_a_pool_that_starts_for_data_has_the_keys_with_which_they_were_listed(
+    s3: SeaweedServer, photos_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.environ.update(s3.env)
+    images = gpupool.ImageDatastore(photos_url)
+    model = nn.Sequential(nn.Flatten(), nn.LazyLinear(len(images.classes)))
+    model(torch.zeros(1, 3, 28, 28))
+    try:
+        result = gpupool.train(model, images, batch_size=50, max_steps=2, epochs=1, progress="none")
+        assert result.history.num_steps == 2
+        pool = gpupool.current_pool()
+        assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= set(pool.environment.variables)
+    finally:
+        stop()
+    shown = capsys.readouterr().out
+    assert "AWS_SECRET_ACCESS_KEY" in shown
+    assert s3.env["AWS_SECRET_ACCESS_KEY"] not in shown
+
+
+def test_keys_that_were_used_for_nothing_are_not_among_those_in_use() -> None:
+    keys = dict.fromkeys(environ.AWS_KEY_NAMES[:2], "x")
+    assert set(environ.used({**keys, "HF_TOKEN": "y"})) <= set(keys)
+    assert environ.used({"HF_TOKEN": "y"}) == ()
+
+
+def test_a_glob_that_matches_nothing_is_an_error_with_what_was_meant(pools: Pools) -> None:
+    os.environ["AWS_REGION"] = "here"
+    with raises(OptionsError, "not set", "aws_r*", shown="AWS_R*"):
+        pools[2].propagate_env("aws_r*")
+    with raises(OptionsError, "not set", "NOSUCH_*"):
+        pools[2].propagate_env("NOSUCH_*")
+
+
+# ---- small ones --------------------------------------------------------------------------------
+
+
+def test_a_pool_of_far_too_many_ranks_is_refused_at_once() -> None:
+    with raises(PlacementError, "too many", "n", shown="5000"):
+        gpupool.start(n=5000, device="cpu")
+
+
+def test_all_gpus_are_those_that_a_pool_takes_anyway() -> None:
+    with gpupool.start(inline=True, gpus="all", device="cpu") as pool:
+        assert pool.options.gpus is None
+
+
+def test_what_is_one_is_written_so(pools: Pools) -> None:
+    assert "1 rank," in repr(pools[1])
+    assert "1 rank," in repr(pools[1].run("1"))
+    pools[1]["x"] = 1
+    assert repr(pools[1]["x"]) == "Composite(x, 1 rank)"
+
+
+def test_a_handle_that_is_computed_with_says_where_to(pools: Pools) -> None:
+    pools[2]["x"] = 1
+    x: Any = pools[2]["x"]
+    for use in (lambda: x + 1, lambda: 2 * x, lambda: x / 2, lambda: -x, lambda: float(x)):
+        with pytest.raises(TypeError, match=r"x is on the ranks: compute .* x\[0\]"):
+            use()
+
+
+def test_a_training_that_runs_says_how_far_it_is(pools: Pools) -> None:
+    options = TrainingOptions(epochs=1, batch_size=8)
+    run = TrainingRun(pools[2], network(), samples(32), "cross_entropy", options, None)
+    run.result()
+    assert repr(run) == "TrainingRun(finished, 4 of 4 steps)"

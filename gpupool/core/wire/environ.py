@@ -8,7 +8,8 @@ may look at the process. So a variable goes one of three ways:
 - **inherited**: ordinary ones are in the first environment of the pool's processes;
 - **sent after the start**: an ordinary name whose value is a URL with a password or token in it,
   as in HTTPS_PROXY; the ranks would have inherited it but for the password;
-- **only if asked for** (`%gpupool env`): a name that sounds like a secret.
+- **only if asked for** (`%gpupool env`): a name that sounds like a secret. A pool that is started
+  for data which this notebook has listed with its keys is asked for with these keys.
 
 What is shown of the last two is a name and a fingerprint; `masking.py` hides the secret part.
 """
@@ -55,6 +56,14 @@ _OF_GROUPS_BY_DEFAULT = {
     # Each rank sees one GPU, as number 0: symmetric memory takes them for one and the same.
     "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
 }
+
+AWS_KEY_NAMES = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_CREDENTIAL_EXPIRATION",
+)
+_used: set[str] = set()  # names of variables with keys, see `note_use`
 
 _SECRET_NAME = re.compile(
     r"KEY|SECRET|TOKEN(?!IZER)|PASSW|PASSPHRASE|CREDENTIAL|AUTH|SIGNATURE|COOKIE"
@@ -104,6 +113,17 @@ def select(
             )
         chosen.update(found)
     return dict(sorted(chosen.items()))
+
+
+def note_use(url: object) -> None:
+    """This process has used, or will use, the keys in its environment for what is at `url`."""
+    if str(url).startswith(("s3://", "s3a://")):
+        _used.update(AWS_KEY_NAMES)
+
+
+def used(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The variables of `environ` that hold keys which this process has used for its data."""
+    return tuple(sorted(name for name in _used if environ.get(name)))
 
 
 def apply(variables: Mapping[str, str], unset: Iterable[str] = ()) -> None:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from gpupool.core.errors import DataError, DataNotFoundError, SampleError
 from gpupool.core.urls import refuse_typo
+from gpupool.core.wire.environ import note_use
 from gpupool.core.wire.masking import without_passwords
 from gpupool.data.stores import store_errors
 from gpupool.data.stores.interface import Content, FileRef, Listing, OnProgress, Store, version_of
@@ -76,6 +77,7 @@ class Folder:
             raise DataNotFoundError(
                 store_errors.nothing_at(self.shown_url), "missing", url=self.shown_url
             )
+        note_use(self.url)
         return found
 
     def read(

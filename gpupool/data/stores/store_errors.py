@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+from gpupool.core import current
 from gpupool.core.errors import (
     CredentialsError,
     DataError,
@@ -27,6 +28,8 @@ _SET_AWS_KEYS = (
     "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, "
     "then `%gpupool env AWS_*` sends them to every rank."
 )
+# On a rank: the notebook may have a key, but the ranks get it only when they are sent it.
+_SEND_AWS_KEYS = "`%gpupool env AWS_*` sends the notebook's key to every rank."
 
 
 @contextmanager
@@ -109,7 +112,8 @@ def _key_error(kind: str, where: str, why: str) -> CredentialsError:
         "denied": f"this access key may not read here ({why}). Allow it to list and read, or use "
         "another one.",
     }[kind]
-    return CredentialsError(f"{where}: {sentence} {_SET_AWS_KEYS}", kind, url=where)
+    advice = _SEND_AWS_KEYS if kind == "no key" and current.is_on_rank() else _SET_AWS_KEYS
+    return CredentialsError(f"{where}: {sentence} {advice}", kind, url=where)
 
 
 def shown_name(url: str, path: str) -> str:

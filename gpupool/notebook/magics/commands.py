@@ -155,8 +155,9 @@ class Commands:
 
     def _gpus(self, rest: str) -> object:
         chosen = arguments.gpus_parser().parse_line(rest)
-        if chosen.every_s is None:
-            return gpus()
+        table = gpus()
+        if chosen.every_s is None or not table:  # without a GPU there is nothing to watch
+            return table
         from gpupool.notebook import gpu_view
 
         gpu_view.Watch(gpus, chosen.every_s).run()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.display import display
 
+from gpupool.core.formatting import rank_count
 from gpupool.core.progress import Progress
 from gpupool.notebook.page.front_end import in_notebook
 from gpupool.notebook.pool import pool_bar
@@ -38,11 +39,11 @@ def env_text(
     if not variables:
         return "No variable matches." if unset else "No variable has been propagated."
     if unset:
-        return f"Removed from {world_size} ranks: {', '.join(variables)}"
+        return f"Removed from {rank_count(world_size)}: {', '.join(variables)}"
     names = [f"{name} ({mark})" for name, mark in variables.items()]
     many = len(names) > _NAMES_ON_A_LINE
     listed = "\n  " + "\n  ".join(names) if many else f" {', '.join(names)}"
-    return f"On {world_size} ranks:{listed}" + (f"\n{credentials}" if credentials else "")
+    return f"On {rank_count(world_size)}:{listed}" + (f"\n{credentials}" if credentials else "")
 
 
 _NAMES_ON_A_LINE = 4
@@ -118,7 +119,7 @@ def start_unasked() -> Pool:
     """Start a pool because a cell needs one, and say so in one line."""
     with StartProgress() as progress:
         sentence = session.started_unasked()
-        pool = session.start(progress=progress)
+        pool = session.start_unasked(progress)
         progress.finish_line(sentence.format(session.describe(pool)))
     return pool
 

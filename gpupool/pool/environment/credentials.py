@@ -6,13 +6,8 @@ import os
 from dataclasses import dataclass
 
 from gpupool.core.botocore_logs import quiet_botocore
+from gpupool.core.wire.environ import AWS_KEY_NAMES
 
-AWS_KEY_NAMES = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "AWS_CREDENTIAL_EXPIRATION",
-)
 AWS_NAMES = (*AWS_KEY_NAMES, "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL")
 
 

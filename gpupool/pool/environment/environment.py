@@ -17,14 +17,15 @@ from concurrent.futures import wait as wait_futures
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpupool.core.errors import CredentialsError, PoolError
+from gpupool.core.errors import CredentialsError, OptionsError, PoolError
+from gpupool.core.terminal import plain
 from gpupool.core.wire import environ
 from gpupool.core.wire.calls import Ask
+from gpupool.core.wire.environ import AWS_KEY_NAMES
 from gpupool.core.wire.masking import Secrets, redact
 from gpupool.core.wire.requests import Answer, SetEnvironment
 from gpupool.core.wire.values import Place
 from gpupool.pool.environment.credentials import (
-    AWS_KEY_NAMES,
     AWS_NAMES,
     AwsChain,
     AwsCredentials,
@@ -53,6 +54,12 @@ class _Remembered:
 
 
 _remembered = _Remembered()
+
+
+def _no_match(glob: str) -> str:
+    upper = environ.select([glob.upper()], os.environ, strict=False)
+    hint = f" Did you mean {plain(glob.upper())}?" if upper else ""
+    return f"no variable of the notebook's environment matches {plain(glob)}.{hint}"
 
 
 def _notify(sentence: str) -> None:
@@ -136,8 +143,14 @@ class Environment:
 
         Returns:
             Name -> fingerprint.
+
+        Raises:
+            OptionsError: a name is not set, or a glob matches nothing.
         """
         variables = environ.select(names_or_globs, os.environ)
+        for glob in names_or_globs:
+            if not environ.select([glob], os.environ):
+                raise OptionsError(_no_match(glob), "not set", plain(glob))
         with self._lock:
             self.set(variables)
             if aws:

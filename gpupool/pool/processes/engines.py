@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpupool.core.errors import EngineDiedError, PoolError, PoolStartError, UnansweredError
+from gpupool.core.formatting import rank_count
 from gpupool.core.machine.nvml import wait_until_released
 from gpupool.core.machine.topology import Rank
 from gpupool.core.wire.agent import FORK_SERVER, process_of, rank_of
@@ -269,7 +270,7 @@ class Engines:
     def _start(self, deadline: _Deadline, progress: Progress) -> None:
         self._launch.start_controller()
         self._launch.start_engines(self._ranks)
-        progress(f"starting {len(self._ranks)} engines")
+        progress(f"starting {rank_count(len(self._ranks))}")
         load_ipyparallel()  # here, because the processes need as long as this takes
         if not self._launch.preloaded.wait(0.05):
             progress("importing torch, once for all engines")
@@ -293,7 +294,7 @@ class Engines:
         while shown < size:
             ready = len(self._registered())
             if ready != shown:
-                progress(f"{ready} of {size} engines ready")
+                progress(f"{ready} of {rank_count(size)} ready")
                 shown = ready
             self._check(deadline, f"{size - ready} of the engines")
             if time.monotonic() >= asks_at:

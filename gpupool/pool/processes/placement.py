@@ -26,6 +26,10 @@ Raises PlacementError, naming the owner, if fewer are free.
 """
 
 
+# More would take a minute to fail for want of processes; a rank of CPU work needs a core.
+_MOST_RANKS, _RANKS_OF_A_CORE = 64, 8
+
+
 @dataclass(frozen=True, slots=True)
 class Placement:
     """The ranks of a pool and how they talk.
@@ -77,6 +81,14 @@ def place_ranks(
             f"device='gpu': {why_cpu}. `%gpupool start --cpu` starts CPU ranks.", "no GPU", "device"
         )
     size = options.n or len(gpus)
+    cores = num_usable_cores() if num_cores is None else num_cores
+    most = max(_MOST_RANKS, cores * _RANKS_OF_A_CORE)
+    if size > most:
+        raise PlacementError(
+            f"n={size}: this machine has {cores} cores, and a pool at most {most:,} ranks here.",
+            "too many",
+            "n",
+        )
     if options.backend == "nccl" and (not gpus or size > len(gpus)):
         have = f"{len(gpus)} can be used" if gpus else why_cpu
         raise OptionsError(
@@ -93,7 +105,6 @@ def place_ranks(
             candidates = _free(candidates, number)
         chosen = lock([gpu.uuid for gpu in candidates], number)
         gpus = [gpu for gpu in gpus if gpu.uuid in chosen]
-    cores = num_usable_cores() if num_cores is None else num_cores
     ranks = place(gpus, options.n, cores, usable_cpus() if num_cores is None else ())
     return _with_backends(options.backend, ranks, why_cpu)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from gpupool.core.errors import PoolError
+from gpupool.core.formatting import rank_count
 from gpupool.core.progress import progress
 from gpupool.core.wire.values import ValueInfo
 from gpupool.pool.variables.lost_values import Losses
@@ -138,6 +139,16 @@ class Composite:
             f"`bool({self}[0])`."
         )
 
+    def _refuse_numbers(self, *_: object) -> Any:
+        raise TypeError(
+            f"{self} is on the ranks: compute with it there, in a %%spmd cell, or with the value "
+            f"of one rank, {self}[0], or of all, {self}.gather()."
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse_numbers
+    __truediv__ = __rtruediv__ = __pow__ = __neg__ = __matmul__ = _refuse_numbers
+    __float__ = __int__ = _refuse_numbers
+
     # pickle would take `_variables` along, and with it the pool.
     def __reduce__(self) -> Any:
         raise PoolError(
@@ -150,7 +161,7 @@ class Composite:
         return ".".join((self._name, *self._path))
 
     def __repr__(self) -> str:
-        return f"Composite({self}, {len(self)} ranks)"
+        return f"Composite({self}, {rank_count(len(self))})"
 
 
 def key_of(composite: Composite) -> tuple[str, tuple[str, ...], int]:
@@ -193,4 +204,4 @@ class Constant:
         raise PoolError(f"{self!r} means something on the ranks of its pool only.", "handle")
 
     def __repr__(self) -> str:
-        return f"Constant({self._kind}, on {self._variables.world_size} ranks)"
+        return f"Constant({self._kind}, on {rank_count(self._variables.world_size)})"
