@@ -20,7 +20,7 @@ from tests.servers.s3 import SeaweedServer
 from tests.support.shells import leave_clean
 
 NAMES = [path.stem for path in ALL]
-NUM_FAILING = {"03_faults": 3}  # cells that are meant to fail
+NUM_FAILING = {"03_faults": 3, "10_your_own": 1}  # cells that are meant to fail
 KEY_OF_DEMO = re.compile(r"DEMO[0-9A-F]{16}")  # see tests/servers/s3.py
 Cells = list[tuple[str, str, str]]  # source, text and HTML of each code cell
 
@@ -49,8 +49,8 @@ def as_read(source: str, outputs: list[dict[str, Any]]) -> tuple[str, str, str]:
 # ---- as they are kept ------------------------------------------------------------------------
 
 
-def test_there_are_six_in_order() -> None:
-    assert [name[:2] for name in NAMES] == ["01", "02", "03", "04", "05", "06"]
+def test_they_are_in_order() -> None:
+    assert [name[:2] for name in NAMES] == ["01", "02", "03", "04", "05", "06", "10"]
 
 
 @pytest.mark.parametrize("path", ALL, ids=NAMES)
@@ -191,6 +191,19 @@ def test_06_a_loop_of_ones_own_learns_alike_on_all_ranks(run: Run) -> None:
     assert html.count("data:image/svg+xml") == 2
     assert find(cells, "of_rank_0")[0].strip() == "[0, 1] True"
     assert float(re.findall(r"'accuracy': ([\d.]+)", find(cells, "evaluate")[0])[0]) > 0.3
+
+
+@pytest.mark.long
+def test_10_what_users_bring_learns(run: Run) -> None:
+    cells = run("10")
+    text, html = find(cells, "bucket_by")
+    assert "validation f1" in text
+    assert html.count("data:image/svg+xml") == 2
+    assert "LlamaForCausalLM" in find(cells, "perplexity")[0]
+    near = re.findall(r"'(\d+)%'", find(cells, "nearest")[0])
+    assert int(near[0]) > 15  # by chance 8
+    assert find(cells, "radius")[0].startswith("radius ")
+    assert "Cell In[10], line 3" in cells[-2][1]
 
 
 @pytest.mark.long
