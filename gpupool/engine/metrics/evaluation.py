@@ -72,7 +72,7 @@ def evaluate(
                     outputs = called(model, share.inputs)
                     halves = outputs, share.targets
                     if options.gather:
-                        halves = gathered(halves, share.num_here, world)
+                        halves = gathered(*halves, share.num_here, world)
                     mean_loss = loss(*halves)
             if share.num_here:
                 loss_count = loss.num_counted(share.targets, share.num_here)

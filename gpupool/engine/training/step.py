@@ -182,7 +182,7 @@ class TrainingStep:
         with autocast(run.world.device, run.options.precision), norms:
             outputs = called(self._parallel, inputs)
             if run.options.gather:
-                outputs_of_all, targets_of_all = gathered((outputs, targets), num_here, run.world)
+                outputs_of_all, targets_of_all = gathered(outputs, targets, num_here, run.world)
                 mean_loss = self._loss(outputs_of_all, targets_of_all)
             else:
                 mean_loss = self._loss(outputs, targets)

@@ -308,6 +308,20 @@ def test_a_loss_over_pairs_gets_the_outputs_of_all_ranks(pools: Pools) -> None:
     assert (weights(found.model) - weights(model)).abs().max() < 1e-12
 
 
+class Sentences(Reader):
+    """One vector for each sentence, and the same of its words backwards."""
+
+    def forward(self, words: Tensor, mask: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+        scores = super().forward(words, mask) * mask.unsqueeze(-1)
+        places = torch.arange(1, words.shape[1] + 1, dtype=DOUBLE)[:, None]
+        return {"a": scores.sum(1), "b": (scores / places).sum(1), "temperature": torch.zeros(())}
+
+
+def test_text_of_any_length_goes_into_a_loss_over_pairs(pools: Pools) -> None:
+    """The loss does not look at what ranks have padded to other lengths."""
+    curves(pools, Sentences, Text(), loss=contrastive, collate=padded, gather=True)
+
+
 def test_what_differs_in_more_than_the_number_of_samples_cannot_be_gathered(pools: Pools) -> None:
     settings = {"loss": of_batch, "collate": padded, "gather": True}
     with raises(SpmdError, "shapes", "gather", ename="TrainingError"):
