@@ -194,6 +194,7 @@ def test_06_a_loop_of_ones_own_learns_alike_on_all_ranks(run: Run) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_10_what_users_bring_learns(run: Run) -> None:
     cells = run("10")
     text, html = find(cells, "bucket_by")
