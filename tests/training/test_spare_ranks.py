@@ -87,7 +87,7 @@ def test_prediction_is_by_the_ranks_that_train(spare: Pool, tmp_path: Path) -> N
     model, data = network(), samples(7)
     asked = InferenceJob(model, data, TrainingOptions(batch_size=4))
     job, result = write_job(spare, asked), tmp_path / "out"
-    call = Predict(str(job), str(result))
+    call = Predict(str(job.path), str(result))
     ranks = spare.training_ranks
     recorder = OutputRecorder(ranks, frozenset())
     spare.execute(dict.fromkeys(ranks, call), recorder).result()
