@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,14 @@ ONE_EPOCH: dict[str, Any] = {"epochs": 1, "batch_size": 300, "lr": 1e-3}
 def network() -> nn.Module:
     torch.manual_seed(0)
     return nn.Linear(WIDTH, 3)
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[Pools]:
+    """Pools of this file alone: data of other files' tests may be kept in the shared ones."""
+    own = Pools()
+    yield own
+    own.stop()
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def test_the_start_shows_progress_and_then_the_pool_in_its_place(kernel: Kernel)
         content["data"]["text/plain"] for _, kind, content in started.messages if "display" in kind
     ]
     assert shown[0].startswith("Starting: ")
-    assert "Starting: 2 of 2 engines ready" in shown
+    assert "Starting: 2 of 2 ranks ready" in shown
     (bar,) = started.outputs
     first, *ranks = bar["data"]["text/plain"].splitlines()
     assert first == "Pool of 2: idle, CPU ranks, gloo, stops in 30 min unless used"
