@@ -32,12 +32,14 @@ class NetworkInfo:
 
     `classes`: the name of each output. `normalization`: mean and standard deviation of the channels
     of its inputs, images in 0..1. `input_shape`: (channels, height, width) of the images that it
-    was trained on, where a sample has one target.
+    was trained on, where a sample has one target. `from_raw`: the training data had no
+    normalization of their own, and were given this one.
     """
 
     classes: tuple[str, ...] = ()
     normalization: Scaling | None = None
     input_shape: tuple[int, ...] = ()
+    from_raw: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A module that was saved can be read where there is no gpupool.
@@ -59,6 +61,7 @@ class NetworkInfo:
             "classes": list(self.classes),
             "normalization": None if mean_and_std is None else [list(n) for n in mean_and_std],
             "input_shape": list(self.input_shape),
+            "from_raw": self.from_raw,
         }
 
     @classmethod
@@ -76,6 +79,7 @@ class NetworkInfo:
             tuple(classes) if are_names else (),
             (parts[0], parts[1]) if fits else None,
             tuple(shape) if are_sizes else (),
+            found.get("from_raw") is True,
         )
 
 

@@ -70,7 +70,8 @@ def bind_training(
         )
     sets = [dataset] if validation is None else [dataset, validation]
     num_classes = max(num_outputs(one, loss) for one in sets)
-    return Bound(dataset, validation, NetworkInfo(names, scaling), num_classes)
+    is_raw = scaling_of(dataset) is None and (fits_normalization or scaling is not None)
+    return Bound(dataset, validation, NetworkInfo(names, scaling, from_raw=is_raw), num_classes)
 
 
 def bind(model: object, dataset: Any, what: str) -> Any:
@@ -88,8 +89,9 @@ def bind(model: object, dataset: Any, what: str) -> Any:
     own, ours = scaling_of(dataset), known.normalization
     if ours is not None and own is not None and own != ours:
         raise _other_scaling("dataset", own, "the network", ours)
-    # Tensors and new pictures are raw; a data set with classes may be normalized in its own way.
-    if ours is not None and own is None and names:
+    # Tensors and new pictures are raw, and so are data like those of a training on raw ones;
+    # other data sets with classes may be normalized in their own way.
+    if ours is not None and own is None and names and not known.from_raw:
         warnings.warn(
             f"{what}: the data set has no normalization; that of the network's training is applied "
             f"({in_words(ours)}). Its own transform must not normalize as well.",

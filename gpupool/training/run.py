@@ -383,7 +383,8 @@ class TrainingRun:
         found = torch.load(self._weights_path, weights_only=True)
         load(self._model, unpacked(found))
         reply = self._reply
-        network = NetworkInfo(self._network.classes, reply.normalization, reply.input_shape)
+        known = self._network
+        network = NetworkInfo(known.classes, reply.normalization, reply.input_shape, known.from_raw)
         give(self._model, network)
 
     def _notify(self) -> None:

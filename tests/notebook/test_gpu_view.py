@@ -179,6 +179,20 @@ def kernel(clean_kernel: Kernel) -> Kernel:
     return clean_kernel
 
 
+def test_in_a_notebook_it_is_drawn_again_until_the_stop_button(driver: DriverOn) -> None:
+    driver.show(gpu(0))
+    with Kernel(**driver.variables) as kernel:
+        kernel.run("%load_ext gpupool")
+        moved = [(lambda cell: len(cell.drawn) > 4, kernel.press_stop)]
+        watched = kernel.run("%gpupool gpus --watch 0.05", meanwhile=moved)
+        assert (watched.status, watched.errors) == ("ok", [])
+        kinds = [kind for _, kind, _ in watched.messages]
+        assert kinds.count("display_data") == 1
+        (kept,) = watched.outputs
+        assert kept["data"]["text/plain"] == kernel.run("%gpupool gpus").text
+        assert "GPU-0" in kept["data"]["text/plain"]
+
+
 def test_in_a_notebook_without_a_gpu_nothing_is_watched(kernel: Kernel) -> None:
     watched = kernel.run("%gpupool gpus --watch 0.05")
     assert (watched.status, watched.errors) == ("ok", [])

@@ -109,36 +109,8 @@ def check_effects(options: TrainingFields) -> None:
                     "no effect",
                     name,
                 )
-    # The URL of one checkpoint names its own place, so it needs no folder.
-    if options.resume in (True, "auto") and options.checkpoint is None:
-        raise OptionsError(
-            f"resume={options.resume!r} does nothing while checkpoint is None: did you mean "
-            "checkpoint='s3://bucket/run1', the folder to go on from?",
-            "no effect",
-            "resume",
-        )
-    usual = 0.0 if options.optimizer == "sgd" else 0.9
-    if options.overwrite and options.resume in (True, "auto"):
-        raise OptionsError(
-            f"overwrite=True begins from scratch, and resume={options.resume!r} does not: leave "
-            "one of them out.",
-            "conflict",
-            "overwrite",
-            "resume",
-        )
-    if options.nesterov and not (usual if options.momentum is None else options.momentum):
-        raise OptionsError(
-            "nesterov=True does nothing without momentum: did you mean momentum=0.9?",
-            "no effect",
-            "nesterov",
-        )
-    if options.min_delta and options.patience is None and options.schedule != "plateau":
-        raise OptionsError(
-            f"min_delta={options.min_delta:g} does nothing while patience is None: did you mean "
-            "patience=3, or schedule='plateau'?",
-            "no effect",
-            "min_delta",
-        )
+    _check_resume(options)
+    _check_improvement(options)
     _check_lbfgs(options)
     _check_drops(options)
     _check_warmup(options)
@@ -158,6 +130,43 @@ def check_effects(options: TrainingFields) -> None:
             "compile=True?",
             "conflict",
             "compile",
+        )
+
+
+def _check_resume(options: TrainingFields) -> None:
+    # The URL of one checkpoint names its own place, so it needs no folder.
+    if options.resume in (True, "auto") and options.checkpoint is None:
+        raise OptionsError(
+            f"resume={options.resume!r} does nothing while checkpoint is None: did you mean "
+            "checkpoint='s3://bucket/run1', the folder to go on from?",
+            "no effect",
+            "resume",
+        )
+    if options.overwrite and options.resume in (True, "auto"):
+        raise OptionsError(
+            f"overwrite=True begins from scratch, and resume={options.resume!r} does not: leave "
+            "one of them out.",
+            "conflict",
+            "overwrite",
+            "resume",
+        )
+
+
+def _check_improvement(options: TrainingFields) -> None:
+    """What a momentum, or an improvement, is asked for that there is not."""
+    usual = 0.0 if options.optimizer == "sgd" else 0.9
+    if options.nesterov and not (usual if options.momentum is None else options.momentum):
+        raise OptionsError(
+            "nesterov=True does nothing without momentum: did you mean momentum=0.9?",
+            "no effect",
+            "nesterov",
+        )
+    if options.min_delta and options.patience is None and options.schedule != "plateau":
+        raise OptionsError(
+            f"min_delta={options.min_delta:g} does nothing while patience is None: did you mean "
+            "patience=3, or schedule='plateau'?",
+            "no effect",
+            "min_delta",
         )
 
 

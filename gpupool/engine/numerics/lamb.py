@@ -12,14 +12,16 @@ with the norms of each parameter; where one of them is 0 their quotient is 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gpupool.engine.numerics.lars import Layerwise
 
-class LAMB(torch.optim.Optimizer):
+
+class LAMB(Layerwise):
     """See the module. Groups may have an `lr` and `weight_decay` of their own."""
 
     def __init__(
@@ -32,19 +34,6 @@ class LAMB(torch.optim.Optimizer):
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step; gives what `closure`, which computes the gradients, gives."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if parameters:
-                self._step_group(group, parameters)
-        return loss
 
     def _step_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         beta1, beta2 = group["betas"]

@@ -12,6 +12,7 @@ Parameters of one dimension (biases, weights of norms) have local = 1, as is usu
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,7 +20,28 @@ import torch
 from torch import Tensor
 
 
-class LARS(torch.optim.Optimizer):
+class Layerwise(torch.optim.Optimizer, ABC):
+    """An optimizer that steps the parameters of a group together; see `_step_group`."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Make one step; gives what `closure`, which computes the gradients, gives."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if parameters:
+                self._step_group(group, parameters)
+        return loss
+
+    @abstractmethod
+    def _step_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        """Change `parameters`, those of `group` that have a gradient."""
+
+
+class LARS(Layerwise):
     """See the module. Groups may have an `lr` and `weight_decay` of their own."""
 
     def __init__(
@@ -37,19 +59,6 @@ class LARS(torch.optim.Optimizer):
             "trust_coefficient": trust_coefficient,
         }
         super().__init__(params, defaults)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Make one step; gives what `closure`, which computes the gradients, gives."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            parameters = [p for p in group["params"] if p.grad is not None]
-            if parameters:
-                self._step_group(group, parameters)
-        return loss
 
     def _step_group(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         decay, lr = group["weight_decay"], group["lr"]

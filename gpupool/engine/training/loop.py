@@ -149,7 +149,7 @@ class _Training:
     def know(self, network: NetworkInfo) -> None:
         """What the data show of the network before they are read."""
         run, scale = self.run, network.normalization
-        run.classes = network.classes
+        run.classes, run.is_raw = network.classes, network.from_raw
         if scale is not None and run.options.normalize != "fit":
             run.normalization = Normalization(*scale)
 

@@ -56,6 +56,8 @@ class Run:
     normalization: Normalization | None = None
     """That of the data, or what `normalize="fit"` found."""
     classes: tuple[str, ...] = ()
+    is_raw: bool = False
+    """Whether the data had no normalization of their own, as in `NetworkInfo`."""
     input_shape: tuple[int, ...] = ()
     """Of the images that the network has been given, as in `NetworkInfo`."""
     is_step_complete: bool = True
@@ -78,7 +80,8 @@ class Run:
     def network(self) -> NetworkInfo:
         """What the network knows beside its weights."""
         scale = self.normalization
-        return NetworkInfo(self.classes, scale and (scale.mean, scale.std), self.input_shape)
+        scaling = scale and (scale.mean, scale.std)
+        return NetworkInfo(self.classes, scaling, self.input_shape, self.is_raw)
 
     def note_inputs(self, share: Share) -> None:
         """Remember the size of the images, of the first batch."""

@@ -7,6 +7,7 @@ pool of this notebook finds it warm.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import contextlib
 import os
@@ -16,8 +17,8 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
+from queue import SimpleQueue
 
 from gpupool.core.errors import PoolStartError
 from gpupool.core.machine.private_folders import private_temporary, temporary_places
@@ -201,26 +202,37 @@ def warm() -> None:
 def _start() -> HostAgent:
     """Start an agent, or none where the user interrupts meanwhile."""
     # An interrupt is raised in the main thread alone. In the middle of `Popen` it would lose a
-    # process that runs already, and IPython's last traceback would hold the line to it open.
-    started: Future[HostAgent] = Future()
+    # process that runs already, and IPython's last traceback would hold the line to it open. The
+    # locks of a Future or a Thread would stay held where it strikes within them: nothing in Python
+    # is waited for here.
+    started: list[HostAgent | BaseException] = []
+    is_done: SimpleQueue[None] = SimpleQueue()
+    abandoned: list[bool] = []
+
+    def end_if_abandoned() -> None:
+        if abandoned and started and isinstance(started[0], HostAgent):
+            started[0].kill()
 
     def start() -> None:
         try:
-            started.set_result(HostAgent())
+            started.append(HostAgent())
         except BaseException as error:  # raised where it is waited for
-            started.set_exception(error)
+            started.append(error)
+        is_done.put(None)
+        end_if_abandoned()
 
     try:
-        threading.Thread(target=start, name="gpupool-start", daemon=True).start()
-        return started.result()
-    except BaseException:  # Python may make "release unlocked lock" of an interrupt that waits
-        started.add_done_callback(_end)
+        _thread.start_new_thread(start, ())
+        is_done.get()
+        (result,) = started
+        if isinstance(result, BaseException):
+            raise result
+        return result
+    except BaseException:
+        # Both threads first write and then look, so that one of them ends the agent at least.
+        abandoned.append(True)
+        end_if_abandoned()
         raise
-
-
-def _end(started: Future[HostAgent]) -> None:
-    if started.exception() is None:
-        started.result().kill()
 
 
 def take() -> HostAgent:

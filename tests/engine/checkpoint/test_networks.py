@@ -115,8 +115,6 @@ def test_a_network_goes_to_a_bucket_and_back(s3: SeaweedServer) -> None:
     assert torch.equal(loaded[0].weight, model[0].weight)  # type: ignore[index]
 
 
-# its data have classes, and are normalized as it was trained
-@pytest.mark.filterwarnings("ignore:predict. the data set has no normalization:UserWarning")
 def test_a_trained_network_is_saved_loaded_and_used(pools: Pools, tmp_path: Path) -> None:
     data = samples(24)
     data.classes = ["a", "b", "c"]  # type: ignore[attr-defined]
