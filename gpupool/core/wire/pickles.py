@@ -249,25 +249,31 @@ def write_file(
     stream: bytes,
     advance: Callable[[int], None] = lambda num_bytes: None,
 ) -> None:
-    """Write the data, each part aligned, and the pickle at the end; `advance` as in `to_wire`."""
+    """Write the data, each part aligned, and the pickle at the end; `advance` as in `to_wire`.
+
+    What the file had before is gone.
+    """
     parts = [*buffers, memoryview(stream)]
     starts = positions([part.nbytes for part in parts])
+    num_bytes = starts[-1] + len(stream)
     pieces = [
         (part[start : start + _PIECE_BYTES], position + start)
         for part, position in zip(parts, starts, strict=True)
         for start in range(0, part.nbytes, _PIECE_BYTES)
     ]
     # The kernel takes as long to find and clear the pages as to copy: that scales with cores.
+    num_writers = _NUM_WRITERS if num_bytes > _PIECE_BYTES else 1
     try:
-        with ThreadPoolExecutor(_NUM_WRITERS) as writers:
-            for num_bytes in writers.map(lambda piece: _write(descriptor, *piece), pieces):
-                advance(num_bytes)
+        with ThreadPoolExecutor(num_writers) as writers:
+            for written in writers.map(lambda piece: _write(descriptor, *piece), pieces):
+                advance(written)
+        os.ftruncate(descriptor, num_bytes)
     except OSError as error:
         if error.errno != errno.EFBIG:
             raise
         most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
         raise PoolError(
-            f"{starts[-1] + len(stream):,} bytes go through memory that counts as a file, and "
+            f"{num_bytes:,} bytes go through memory that counts as a file, and "
             f"files of {most:,} bytes are allowed here: raise the limit with `ulimit -f` where the "
             "notebook is started",
             "file limit",
@@ -292,10 +298,14 @@ def _write(descriptor: int, piece: memoryview, position: int) -> int:
 
 
 class Source:
-    """A parcel that has arrived; `load` makes a new value of it each time."""
+    """A parcel that has arrived; `load` makes a new value of it each time.
 
-    def __init__(self, packed: Packed) -> None:
-        self._packed = packed
+    Args:
+        is_reused: the file will have something else after this; so values are copied out of it.
+    """
+
+    def __init__(self, packed: Packed, *, is_reused: bool = False) -> None:
+        self._packed, self._is_reused = packed, is_reused
         self._file: MemoryFile | None = None
         if packed.path:
             # opened again, by its path: then it lives as long as we need it, whoever ends
@@ -313,7 +323,7 @@ class Source:
         return unpickler(io.BytesIO(stream), buffers=buffers).load()
 
     def _map(self, descriptor: int) -> tuple[list[memoryview], memoryview]:
-        mapped = map_file(descriptor)
+        mapped = (_copied if self._is_reused else map_file)(descriptor)
         sizes = [size for size, _ in self._packed.sizes]
         *starts, end = positions([*sizes, 0])
         views = [mapped[start : start + size] for start, size in zip(starts, sizes, strict=True)]
@@ -323,6 +333,14 @@ class Source:
 def map_file(descriptor: int) -> memoryview:
     """A file's content. Its pages are shared with all who map it, until one writes to its own."""
     return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
+
+
+def _copied(descriptor: int) -> memoryview:
+    content = memoryview(bytearray(os.fstat(descriptor).st_size))
+    position = 0
+    while position < len(content):
+        position += os.preadv(descriptor, [content[position:]], position)
+    return content
 
 
 def pack(value: object, max_bytes: int | None = None) -> bytes:

@@ -2,7 +2,8 @@
 
 They are forked by a server that has imported torch (`worker.py`), and so come up at once. The data
 set travels pickled as in cells, by value where the notebook has defined its class. What is large
-in it lies in memory that all of them map; so do the batches that come back.
+in it lies in memory that all of them map. A batch comes back in memory that its process uses again
+for its next one.
 
 Every thread that waits for a batch has a process to itself while it does. If one is killed, its
 connection ends; if the rank is, the server's does, and the kernel ends all that it has forked.
@@ -145,8 +146,7 @@ class Processes:
             ) from None
         if isinstance(done.batch, Failure):
             raise _error_of(done.batch)
-        # Opened before the process is asked for more: it gives the memory back then.
-        return done, Source(done.batch).load()
+        return done, Source(done.batch, is_reused=True).load()
 
 
 def _environment() -> dict[str, str]:

@@ -112,6 +112,8 @@ def _work(connection: Connection) -> None:
     """Read what is asked for, until the rank closes the connection."""
     torch.set_num_threads(1)  # there are as many processes as cores
     jobs: dict[int, tuple[Any, Any, Noticed]] = {}
+    # The same for all batches: the kernel takes much longer to find pages than to copy to them.
+    memory = MemoryFile()
     while True:
         try:
             asked = pickle.loads(connection.recv_bytes())  # nosec B301 # from this process's rank
@@ -120,17 +122,14 @@ def _work(connection: Connection) -> None:
         if isinstance(asked, Job):
             jobs[asked.number] = *Source(asked.packed).load(), Noticed()
             continue
-        # The rank has opened the batch before by now, so its memory need not be kept here.
-        answer, _held = _answer(asked, *jobs[asked.number])
-        connection.send_bytes(pickle.dumps(answer))
+        connection.send_bytes(pickle.dumps(_answer(asked, memory, *jobs[asked.number])))
 
 
 def _answer(
-    task: Task, dataset: Any, settings: dict[str, Any], noticed: Noticed
-) -> tuple[Done, MemoryFile | None]:
+    task: Task, memory: MemoryFile, dataset: Any, settings: dict[str, Any], noticed: Noticed
+) -> Done:
     before = counts.snapshot()
     stdout, stderr = io.StringIO(), io.StringIO()
-    held: MemoryFile | None = None
     packed: Packed | Failure
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         try:
@@ -138,13 +137,12 @@ def _answer(
             batch = read_alone(dataset, task.indices, reading, noticed)  # type: ignore[arg-type]
             packer = DataPacker()
             packer.dump(batch)
-            if packer.num_bytes > INLINE_BYTES:
-                held = MemoryFile()
-            packed = to_wire(packer.stream(), packer.buffers, held)
+            file = memory if packer.num_bytes > INLINE_BYTES else None
+            packed = to_wire(packer.stream(), packer.buffers, file)
         except BaseException as error:  # raised again by the rank
             packed = _failure(error)
     printed = stdout.getvalue(), stderr.getvalue()
-    return Done(packed, counts.snapshot() - before, printed), held
+    return Done(packed, counts.snapshot() - before, printed)
 
 
 def _failure(error: BaseException) -> Failure:
