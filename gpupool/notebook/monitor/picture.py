@@ -1,12 +1,17 @@
 """The picture of a training or loop that stays: HTML for the notebook, text for a terminal.
 
-Pure functions; they run on the client. The HTML needs no script, no kernel and no network. Where
-styles and SVG are taken out of it (GitHub) the plots, the tables and all words remain.
+Pure functions; they run on the client. The HTML needs no kernel and no network. Its plots are an
+image; where scripts may run, one puts plots in its place that can be read off and zoomed, from the
+state beside the image. Where scripts, styles and SVG are taken out (GitHub, a notebook that is not
+trusted) the same image, the tables and all words remain.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from html import escape
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from gpupool.core.formatting import NONE
@@ -24,6 +29,7 @@ if TYPE_CHECKING:
 History = TrainingHistory | LoopHistory
 
 MAX_POINTS = 400  # of a curve
+STATE = ("headline", "file_name", "plots", "legend", "axes", "latest", "timeline")  # for the script
 MEMORY = "#4f9a1b"
 TRACK = "background:rgba(128,128,128,.25);border-radius:4px;overflow:hidden;height:8px"
 CELL = (
@@ -52,21 +58,25 @@ font-variant-numeric:tabular-nums}}
 def history_html(history: History) -> str:
     """Plots, tables and the strip of ranks as one self-contained piece of HTML.
 
-    Its size is bounded, however long the training is. The plots of one that is over can be saved
-    as a file from there.
+    Its size is bounded, however long the training is. The plots of one that is over answer the
+    pointer, and can be saved as a file from there.
     """
     state = state_of(history)
     plots, view = Plots(state), state.view
     # While it goes on the plots are inline SVG, which takes the colours of the page.
-    end = svg.DARK_STYLE if history.is_over else markup.muted(view["hint"]) if view["hint"] else ""
+    drawn = plots.html(as_picture=history.is_over)
+    if history.is_over:
+        drawn, end = f"<div>{drawn}{_data(state)}</div>", f"{svg.DARK_STYLE}{plots_script()}"
+    else:
+        end = markup.muted(view["hint"]) if view["hint"] else ""
     return (
         '<div class="gpupool-training" style="border:1px solid rgba(128,128,128,.45);'
         "border-radius:6px;padding:10px 14px;max-width:1360px;font-size:13px;"
         'font-family:var(--jp-ui-font-family,system-ui,sans-serif);line-height:1.5">'
-        f"{_header(view, plots, can_save=history.is_over)}{_notice(view)}"
+        f"{_header(view)}{_notice(view)}"
         '<div style="display:flex;flex-wrap:wrap;gap:8px 24px">'
         '<div style="flex:3 1 420px;min-width:0;max-width:820px">'
-        f"{plots.html(as_picture=history.is_over)}</div>"
+        f"{drawn}</div>"
         f"{_table(view['table'])}</div>{_ranks(history)}{end}</div>"
     )
 
@@ -117,29 +127,49 @@ def plot_text(plot: TrainingPlot) -> str:
     return training_text(plot.history)
 
 
-def _header(view: View, plots: Plots, *, can_save: bool) -> str:
+def _data(state: MonitorState) -> str:
+    """The state of the plots, which the script finds beside the image."""
+    known = {name: state.view[name] for name in STATE if name in state.view}
+    lines = {
+        plot: {name: _packed(points) for name, points in of_plot.items()}
+        for plot, of_plot in state.whole().items()
+    }
+    return markup.data_script({"view": known, "lines": lines}, "gpupool-state")
+
+
+def _packed(points: Sequence[tuple[float, ...]]) -> list[list[float]]:
+    """Points as columns, the steps as distances: half as long as pairs."""
+    if not points:
+        return []
+    steps, *columns = zip(*points, strict=True)
+    distances = [now - before for before, now in pairwise((0, *steps))]
+    return [distances, *([_short(value) for value in column] for column in columns)]
+
+
+def _short(value: float) -> float:
+    short = float(f"{value:.4g}")
+    return int(short) if short.is_integer() else short
+
+
+@functools.cache
+def plots_script() -> str:
+    """What puts plots that answer in the place of the images of a page."""
+    # Within a function: nothing is seen from outside, and a page may have it several times.
+    code, style = markup.static_text("plots.js", "explore.js"), markup.static_text("plots.css")
+    return f"<style>{style}</style><script>(() => {{\n{code}exploreStills();\n}})()</script>"
+
+
+def _header(view: View) -> str:
     bar = ""
     if view["progress"] is not None:
         bar = (
             f'<span style="flex:1 1 120px;{TRACK}"><span style="display:block;height:8px;'
             f'width:{int(100 * view["progress"])}%;background:{COLORS["accuracy"]}"></span></span>'
         )
-    save = _save_link(view, plots) if can_save and plots.has_points else ""
     return (
         '<div style="display:flex;flex-wrap:wrap;gap:4px 14px;align-items:center;'
         f'margin-bottom:6px"><b>{escape(view["headline"])}</b>{bar}'
-        f"{markup.muted(view['remaining'])}{save}</div>"
-    )
-
-
-def _save_link(view: View, plots: Plots) -> str:
-    style = (
-        "border:1px solid currentColor;border-radius:4px;padding:2px 12px;color:inherit;"
-        "text-decoration:none;white-space:nowrap"
-    )
-    return (
-        f'<a style="{style}" download="{escape(view["file_name"])}.svg" '
-        f'href="{plots.data_url()}">Save plot</a>'
+        f'{markup.muted(view["remaining"])}<span class="gpupool-buttons"></span></div>'
     )
 
 

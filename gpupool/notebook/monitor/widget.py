@@ -1,8 +1,8 @@
 """The live picture of a training or of a loop: the kernel's half of a widget. Runs on the client.
 
-The browser's half is `static/plots.js` and `static/monitor.js`. What has changed travels as small
-custom messages; two synced traits, refreshed now and then, hold the whole picture for pages that
-are opened later.
+The browser's half is `plots.js`, `explore.js` and `monitor.js` of `static/`. What has changed
+travels as small custom messages; two synced traits, refreshed now and then, hold the whole picture
+for pages that are opened later.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 import traitlets
 
 from gpupool.notebook.monitor.picture import History, notice_of, state_of
-from gpupool.notebook.page.live_widget import LiveWidget, static_text
+from gpupool.notebook.page.live_widget import LiveWidget
+from gpupool.notebook.page.markup import static_text
 from gpupool.training.history import OVER, TrainingHistory
 
 MAX_POINTS = 600  # of a curve, when all of it is sent
@@ -32,8 +33,8 @@ class TrainingMonitor(LiveWidget):
     thread is in the middle of something: it may only set an Event.
     """
 
-    _esm = static_text("plots.js", "monitor.js")
-    _css = static_text("monitor.css")
+    _esm = static_text("plots.js", "explore.js", "monitor.js")
+    _css = static_text("plots.css", "monitor.css")
 
     status = traitlets.Unicode("starting").tag(sync=True)
     view = traitlets.Dict().tag(sync=True)

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import anywidget
-
-STATIC = Path(__file__).parents[1] / "static"
-
-
-def static_text(*names: str) -> str:
-    """Static files as one text: a module is loaded from a blob, and could import none of them."""
-    return "\n".join((STATIC / name).read_text("utf-8") for name in names)
 
 
 class LiveWidget(anywidget.AnyWidget):

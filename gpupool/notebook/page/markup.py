@@ -6,9 +6,13 @@ alike, so that a saved notebook can be read anywhere.
 
 from __future__ import annotations
 
+import functools
+import json
+import re
 import secrets
 from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
 
 FONT = "font-family:var(--jp-ui-font-family,system-ui,sans-serif);font-size:13px"
 CODE = "font-family:var(--jp-code-font-family,monospace);font-size:13px"
@@ -28,6 +32,9 @@ text-decoration:underline}
 """
 MAX_LINES = 40  # of a text that is shown at full length
 GREEN, AMBER, RED, GREY = "#2da44e", "#bf8700", "#cf222e", "#8c959f"
+_STATIC = Path(__file__).parents[1] / "static"
+# Comments of scripts and style sheets: on lines of their own, or two blanks behind the code.
+_COMMENTS = re.compile(r"(?m)^\s*//.*\n|  // .*$|/\*[\s\S]*?\*/|^\s+")
 
 
 def ink(colour: str) -> str:
@@ -133,6 +140,26 @@ def tabs(panels: Sequence[tuple[str, str]], label: str) -> str:
 def _mark(text: str) -> str:
     style = f"background:{AMBER}44;color:inherit;border-radius:3px;text-decoration:underline"
     return f'<mark style="{style}">{escape(text)}</mark>'
+
+
+@functools.cache
+def static_text(*names: str) -> str:
+    """Files of `static/` as one text, without comments and indents.
+
+    One text, as a module is loaded from a blob and could import none of the others.
+    """
+    text = "\n".join((_STATIC / name).read_text("utf-8") for name in names)
+    return _COMMENTS.sub("", text)
+
+
+def data_script(data: object, name: str) -> str:
+    """Data for a script beside it, as JSON in an element of this class.
+
+    Without "<" in it nothing ends the element early, or begins a comment or another script.
+    """
+    # JSON of browsers has no NaN. Other than ASCII is escaped, U+2028 too.
+    packed = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return f'<script type="application/json" class="{name}">{packed}</script>'
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -16,7 +16,8 @@ from typing import Any
 
 import traitlets
 
-from gpupool.notebook.page.live_widget import LiveWidget, static_text
+from gpupool.notebook.page.live_widget import LiveWidget
+from gpupool.notebook.page.markup import static_text
 from gpupool.notebook.pool.bar import Bar
 
 Meant = tuple[int, ...] | None

@@ -1,5 +1,5 @@
-// The live picture of a training or a loop: the browser's half of gpupool/notebook/monitor/widget.py. It
-// draws with plots.js, which stands before it in the same module.
+// The live picture of a training or a loop: the browser's half of gpupool/notebook/monitor/widget.py. The
+// plots are those of plots.js and explore.js, which stand before it in the same module.
 //
 // `view` and `lines` are the whole picture, refreshed now and then; custom messages {view, new}
 // carry what has changed since. One course a model is kept, which all its views draw: they are in
@@ -22,10 +22,7 @@ const PAGE = `
   </div>
   <div class="gpm-notice" role="status" aria-live="polite"></div>
   <div class="gpm-body">
-    <div class="gpm-plots">
-      <div class="gpm-figures"></div>
-      <div class="gpm-legend"></div>
-    </div>
+    <div class="gpm-plots"></div>
     <div class="gpm-tables"></div>
   </div>
   <details class="gpm-ranks" open>
@@ -33,50 +30,6 @@ const PAGE = `
     <div class="gpm-scroll" role="region" aria-label="How each rank fares" tabindex="0"><table>
       <thead><tr></tr></thead><tbody></tbody></table></div>
   </details>`;
-
-// The line of an entry of the legend; styles come from the kernel's tables, and no words of users.
-function sample({ colors, width, alpha, dash, ring, ...style }) {
-  const ink = (color) =>
-    color === "text" ? "currentColor" : THEMED.includes(color) ? `var(--gpm-${color})` : color;
-  const lines = ring ? [] : colors.map((color, index) => {
-    const [from, to] = [index, index + 1].map((end) => (24 * end) / colors.length);
-    return `<line x1="${from}" x2="${to}" y1="7" y2="7" stroke="${ink(color)}"
-      stroke-width="${width}" stroke-opacity="${alpha}" stroke-dasharray="${dash.join(" ")}"/>`;
-  });
-  if (ring) lines.push('<circle class="gpm-ring" cx="12" cy="7" r="5.5"/>');
-  if (hasDot({ ring, ...style })) lines.push('<circle cx="12" cy="7" r="3"/>');
-  return `<svg width="24" height="14" aria-hidden="true">${lines.join("")}</svg>`;
-}
-
-function drawLegendOf(parent, entries) {
-  parent.replaceChildren(...entries.map((entry) => {
-    const made = element("span");
-    made.innerHTML = sample(entry);
-    made.append(` ${entry.label}`);
-    return made;
-  }));
-}
-
-function drawFigures(parent, plots) {
-  const titles = JSON.stringify(plots.map((plot) => plot.title));
-  if (parent.dataset.titles === titles) return;  // a canvas that is replaced would flicker
-  parent.dataset.titles = titles;
-  parent.classList.toggle("gpm-many", plots.length > 2);
-  parent.replaceChildren(...plots.map((plot) => {
-    const figure = element("figure"), canvas = element("canvas");
-    canvas.setAttribute("role", "img");
-    figure.append(element("figcaption", "", plot.title), canvas);
-    return figure;
-  }));
-}
-
-// Elements are filled with textContent: nothing from the kernel is taken for HTML.
-function element(tag, className = "", words = "") {
-  const made = document.createElement(tag);
-  if (className) made.className = className;
-  made.textContent = words;
-  return made;
-}
 
 function headOf(words, scope) {
   const head = element("th", "", words);
@@ -132,7 +85,7 @@ function drawRanks(details, view) {
   details.querySelector("tbody").replaceChildren(...view.ranks.map(rankRow));
 }
 
-function paint(el, { view, lines }, shown) {
+function paint(el, { view }, shown) {
   const find = (selector) => el.querySelector(selector);
   // Written only when it changes: a live region that is rewritten is read aloud again.
   for (const [region, words] of [[".gpm-status", view.headline], [".gpm-notice", view.notice]]) {
@@ -141,32 +94,11 @@ function paint(el, { view, lines }, shown) {
   find("progress").value = view.progress ?? 0;
   find("progress").hidden = view.progress === null;  // nobody knows how much there is
   find(".gpm-remaining").textContent = view.remaining;
-  if (shown.plots !== view.plots) drawFigures(find(".gpm-figures"), view.plots);
-  if (shown.legend !== view.legend) drawLegendOf(find(".gpm-legend"), view.legend);
   if (shown.table !== view.table) drawTables(find(".gpm-tables"), view.table);
   if (shown.ranks !== view.ranks) drawRanks(find(".gpm-ranks"), view);
   find(".gpm-rank-summary").textContent = view.rank_summary;
-  const { table, ranks, plots, legend } = view;
-  Object.assign(shown, { table, ranks, plots, legend });
-  const colors = colorsOf(el), figures = el.querySelectorAll("figure");
-  plots.forEach((plot, index) => {
-    const canvas = figures[index].querySelector("canvas"), points = lines[plot.name] ?? {};
-    const surface = surfaceOf(canvas, colors);
-    if (surface) drawPlot(surface, plot, points, view.axes);
-    canvas.setAttribute("aria-label", view.latest[plot.name]);
-    canvas.dataset.points = points[plot.lines[0]?.name]?.length ?? 0;
-  });
-}
-
-// The browser alone makes the file: also while the kernel is busy, or gone.
-function savePlot(el, { view, lines }) {
-  pictureOf(view, lines, colorsOf(el)).toBlob((blob) => {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(blob);
-    link.download = `${view.file_name}.png`;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10_000);  // some browsers read it later
-  });
+  const { table, ranks } = view;
+  Object.assign(shown, { table, ranks });
 }
 
 // The kernel cannot hear while it is busy (it depends on its version): after a second, say so.
@@ -191,24 +123,6 @@ function connectStop(model, course, el) {
   });
   model.on("change:status", show);
   return { show, end: () => { clearTimeout(timer); model.off("change:status", show); } };
-}
-
-// Calls `redraw` when the size or the theme of the page changes.
-function watchPage(el, redraw) {
-  const sizes = new ResizeObserver(redraw);
-  sizes.observe(el);
-  // A frame later: JupyterLab hides all for one when it changes the theme.
-  const theme = new MutationObserver(() => requestAnimationFrame(redraw));
-  theme.observe(document.body, {
-    attributeFilter: ["class", "data-jp-theme-light", "data-jp-theme-name"],
-  });
-  const system = window.matchMedia("(prefers-color-scheme: dark)");
-  system.addEventListener("change", redraw);
-  return () => {
-    sizes.disconnect();
-    theme.disconnect();
-    system.removeEventListener("change", redraw);
-  };
 }
 
 // The points of a line, a new list where there is none yet.
@@ -258,14 +172,21 @@ function render(model, el, course) {
   const stop = connectStop(model, course, el), shown = {};
   let frame = 0;
   const soon = () => {
-    frame ||= requestAnimationFrame(() => { frame = 0; stop.show(); paint(el, course, shown); });
+    frame ||= requestAnimationFrame(() => {
+      frame = 0;
+      stop.show();
+      paint(el, course, shown);
+      plots.paint();
+    });
   };
-  el.querySelector(".gpm-save").addEventListener("click", () => savePlot(el, course));
+  const plots = explorer(el.querySelector(".gpm-plots"), course, soon);
+  el.querySelector(".gpm-save").addEventListener("click", () => savePlot(plots, course));
   course.views.add(soon);
   const endWatch = watchPage(el, soon);
   soon();
   return () => {
     stop.end();
+    plots.end();
     endWatch();
     cancelAnimationFrame(frame);
     course.views.delete(soon);

@@ -1,13 +1,15 @@
-// Draws the plots of a monitor on a canvas: the first half of the module of the live monitor,
-// which gpupool/notebook/monitor/widget.py puts before monitor.js.
+// Draws the plots of a monitor on canvases. It stands first in the module of the live monitor
+// (gpupool/notebook/monitor/widget.py) and in the script of the picture that stays (picture.py).
 //
 // Data come ready to draw (styles of lines, axes with labelled ticks, bands, the best checkpoint); here
-// they are only scaled to pixels. A surface is {context, box, colors}: where to draw, within which plot
-// area. A colour is that of the theme ("text", "accuracy", "loss") or the style's own.
+// they are scaled to pixels, and means of buckets become smooth lines. A surface is {context, box,
+// colors}: where to draw, within which plot area. A colour is that of the theme ("text", "accuracy",
+// "loss") or the style's own.
 
 const THEMED = ["accuracy", "loss"];
 const MARGIN = { left: 46, right: 22, top: 20, bottom: 36 };
 const RING = 6.5;
+const SHARE = 0.02;  // of the drawn steps: the half-life of the smooth line
 const PICTURE = { width: 900, plot: 260, edge: 20, line: 26, ratio: 2 };
 
 function boxWithin(left, top, width, height) {
@@ -30,9 +32,8 @@ function colorsOf(element) {
   };
 }
 
-// A surface of the canvas's size on the screen, cleared; null while it is not visible.
-function surfaceOf(canvas, colors) {
-  const width = canvas.clientWidth, height = canvas.clientHeight;
+// A surface of this size of the canvas on the screen, cleared; null while it is not visible.
+function surfaceOf(canvas, width, height, colors) {
   if (!width || !height) return null;
   const ratio = window.devicePixelRatio || 1;
   canvas.width = Math.round(width * ratio);
@@ -42,8 +43,48 @@ function surfaceOf(canvas, colors) {
   return { context, box: boxWithin(0, 0, width, height), colors };
 }
 
+// From a value on the axis to a pixel between `start` and `end`.
 function scale(axis, start, end) {
-  return (value) => start + ((end - start) * (value - axis.low)) / (axis.high - axis.low);
+  // What is not positive has no place on an axis of powers: it lies at its lower end.
+  const at = axis.log ? (value) => Math.log(Math.max(value, axis.low)) : (value) => value;
+  const low = at(axis.low), span = at(axis.high) - low;
+  return (value) => start + ((end - start) * (at(value) - low)) / span;
+}
+
+// Weighted means of all points so far, the weight halved every `halfLife` steps: free of bias, as
+// the weights of what is there are all that counts. Points are [step, mean, number of steps]. The same
+// formula as `smoothed` in gpupool/notebook/monitor/curves.py.
+function smoothed(means, halfLife) {
+  let sum = 0, weight = 0, before = 0;
+  return means.map(([step, mean, count]) => {
+    const kept = halfLife > 0 ? 0.5 ** ((step - before) / halfLife) : 0;
+    sum = sum * kept + mean * count;
+    weight = weight * kept + count;
+    before = step;
+    return [step, sum / weight];
+  });
+}
+
+// The points of a line as they are drawn: means become the smooth line.
+function drawnPoints(points, axes, share) {
+  if (points[0]?.length !== 3) return points;
+  return smoothed(points, share * (axes.steps.high - axes.steps.low));
+}
+
+// How many points lie before a step: points are in the order of steps.
+function countBefore(points, step) {
+  let low = 0, high = points.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (points[middle][0] < step) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+
+// The points on an axis of steps, with one more at each side: lines go on to the edge.
+function pointsWithin(points, { low, high }) {
+  return points.slice(Math.max(0, countBefore(points, low) - 1), countBefore(points, high + 1) + 1);
 }
 
 function text(context, words, x, y, align, alpha = 1) {
@@ -56,7 +97,8 @@ function text(context, words, x, y, align, alpha = 1) {
 // Every second band shaded; the labels stand above the plot, where no curve goes.
 function drawBands({ context, box }, bands, x) {
   bands.forEach(([first, last, label], index) => {
-    const left = x(first), width = x(last) - left;
+    const left = Math.max(x(first), box.left), width = Math.min(x(last), box.right) - left;
+    if (width <= 0) return;
     if (index % 2 === 0) {
       context.globalAlpha = 0.07;
       context.fillRect(left, box.top, width, box.bottom - box.top);
@@ -131,20 +173,47 @@ function drawBest({ context, box, colors }, plot, best, x, y) {
   context.fillText(label, left, top);
 }
 
-function drawPlot(surface, plot, lines, axes) {
+function drawPlot(surface, plot, lines, axes, share = SHARE) {
   const { context, box, colors } = surface;
   const x = scale(axes.steps, box.left, box.right);
-  const y = scale(axes.y[plot.name], box.bottom, box.top);
+  const yAxis = axes.y[plot.name], y = scale(yAxis, box.bottom, box.top);
   context.font = `11px ${colors.font}`;
   context.fillStyle = colors.text;
   drawBands(surface, axes.bands, x);
-  drawTicks(surface, axes.steps, axes.y[plot.name], x, y);
+  drawTicks(surface, axes.steps, yAxis, x, y);
+  context.save();
+  context.beginPath();  // dots at the ends of an axis are whole
+  context.rect(box.left - 4, box.top - 4, box.right - box.left + 8, box.bottom - box.top + 8);
+  context.clip();
   for (const line of plot.lines) {
-    const points = lines?.[line.name] ?? [], color = colors[line.color] ?? line.color;
+    const all = drawnPoints(lines?.[line.name] ?? [], axes, share);
+    const points = pointsWithin(all, axes.steps), color = colors[line.color] ?? line.color;
     drawLine(context, points, x, y, { ...line, color });
     if (points.length <= line.dots) drawMarkers(surface, points, x, y, color);
   }
-  drawBest(surface, plot.name, axes.best, x, y);
+  context.restore();
+  drawClipped(surface, yAxis, x, colors[plot.lines[0].color] ?? plot.lines[0].color);
+  const { best, steps } = axes;
+  if (best && best.step >= steps.low && best.step <= steps.high) {
+    drawBest(surface, plot.name, best, x, y);
+  }
+}
+
+// A small triangle at the edge for each value beyond the axis.
+function drawClipped({ context, box }, axis, x, color) {
+  const ink = context.fillStyle;
+  context.fillStyle = color;
+  for (const [step, value] of axis.clipped ?? []) {
+    const atX = x(step), isAbove = value > axis.high;
+    if (atX < box.left || atX > box.right) continue;
+    const edge = isAbove ? box.top : box.bottom, base = edge + (isAbove ? 7 : -7);
+    context.beginPath();
+    context.moveTo(atX, edge);
+    context.lineTo(atX - 4.5, base);
+    context.lineTo(atX + 4.5, base);
+    context.fill();
+  }
+  context.fillStyle = ink;
 }
 
 // Where each entry of the legend stands: {entry, left, row}.
@@ -180,16 +249,18 @@ function hasDot(style) {
   return !style.ring && style.dots > 1000;
 }
 
-// All plots with title and legend on a canvas of their own, for a file.
-function pictureOf(view, lines, pageColors) {
+// All plots with title and legend on a canvas of their own, for a file; more than two in two columns.
+function pictureOf(view, lines, axes, share, pageColors) {
   const { plots } = view, { width, edge, line, ratio } = PICTURE;
   const colors = pageColors.ground ? pageColors : { ...pageColors, text: "#222", ground: "#fff" };
   const canvas = document.createElement("canvas");
   const block = line + PICTURE.plot, context = canvas.getContext("2d");
+  const numColumns = plots.length > 2 ? 2 : 1, numRows = Math.ceil(plots.length / numColumns);
+  const wide = (width - 2 * edge - (numColumns - 1) * edge) / numColumns;
   const places = placesOf(context, view.legend, colors.font, width - 2 * edge);
   const below = 20 * (places.at(-1)?.row ?? 0);
   canvas.width = width * ratio;
-  canvas.height = (2 * edge + 2 * line + plots.length * block + below) * ratio;
+  canvas.height = (2 * edge + 2 * line + numRows * block + below) * ratio;
   context.scale(ratio, ratio);
   context.fillStyle = colors.ground;
   context.fillRect(0, 0, canvas.width, canvas.height);
@@ -197,13 +268,14 @@ function pictureOf(view, lines, pageColors) {
   context.font = `600 16px ${colors.font}`;
   text(context, view.headline, edge, edge + 14, "left");
   plots.forEach((plot, index) => {
-    const top = edge + line + index * block;
+    const left = edge + (index % numColumns) * (wide + edge);
+    const top = edge + line + Math.floor(index / numColumns) * block;
     context.font = `600 13px ${colors.font}`;
-    text(context, plot.title, edge, top + 16, "left");
-    const box = boxWithin(edge, top + line, width - 2 * edge, PICTURE.plot);
-    drawPlot({ context, box, colors }, plot, lines[plot.name], view.axes);
+    text(context, plot.title, left, top + 16, "left");
+    const box = boxWithin(left, top + line, wide, PICTURE.plot);
+    drawPlot({ context, box, colors }, plot, lines[plot.name], axes, share);
   });
-  const bottom = edge + line + plots.length * block + 18;
+  const bottom = edge + line + numRows * block + 18;
   drawLegend(context, places, colors, edge, bottom);
   return canvas;
 }

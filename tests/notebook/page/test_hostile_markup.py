@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import json
+import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
@@ -20,6 +22,7 @@ from gpupool.notebook.cells.errors import errors_html
 from gpupool.notebook.cells.picture import result_html
 from gpupool.notebook.monitor import confusion_view, picture, plan_view, result_view
 from gpupool.notebook.monitor.loop_history import LoopHistory
+from gpupool.notebook.monitor.picture import plots_script
 from gpupool.notebook.page import progress_view
 from gpupool.notebook.pool import bar
 from gpupool.training.confusion import ConfusionMatrix
@@ -28,9 +31,10 @@ from tests.data.pictures import image_file
 
 HOSTILE = (
     "\"'><img src=x onerror=alert(1)><script>alert(2)</script></style></title></pre></textarea>"
-    "<svg onload=alert(3)>${alert(4)}{{5}}<!--\x1b]0;evil\x07\x1b[31m"
+    "<svg onload=alert(3)>${alert(4)}{{5}}\u2028<!--\x1b]0;evil\x07\x1b[31m"
 )
 FILE = "\"'><img src=x onerror=alert(1)><svg onload=alert(3)>"  # a file's name has no slash
+STATE = [("type", "application/json"), ("class", "gpupool-state")]  # data, which nothing runs
 ACTIVE_TAGS = {"script", "iframe", "object", "embed", "link", "meta", "base", "form", "textarea"}
 
 
@@ -41,12 +45,15 @@ class Page(HTMLParser):
         super().__init__()
         self.found: list[str] = []
         self.num_tags = 0
-        self.feed(html)
+        self.is_state = False
+        self.feed(html.replace(plots_script(), ""))  # our own, word for word
         self.close()
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
         self.num_tags += 1
-        if tag in ACTIVE_TAGS:
+        if (tag, attributes) == ("script", STATE):
+            self.is_state = True
+        elif tag in ACTIVE_TAGS:
             self.found.append(tag)
         for name, value in attributes:
             address = (value or "").strip().lower()
@@ -56,6 +63,14 @@ class Page(HTMLParser):
                 self.found.append(f"{tag} {name}={value}")
             if name == "src" and address.startswith("data:image/svg+xml;base64,"):
                 self.found += Page(base64.b64decode((value or "").partition(",")[2]).decode()).found
+
+    def handle_data(self, data: str) -> None:
+        if self.is_state:
+            json.loads(data)
+            self.found += re.findall("[<\u2028\u2029]", data)
+
+    def handle_endtag(self, tag: str) -> None:
+        self.is_state = False
 
     def handle_comment(self, data: str) -> None:
         self.found.append(f"<!--{data}")
@@ -189,6 +204,9 @@ def test_a_monitor() -> None:
     )
     history = LoopHistory(event)
     history.add(event)
+    assert_harmless(picture.history_html(history))
+    history.end()
+    assert "gpupool-state" in picture.history_html(history)
     assert_harmless(picture.history_html(history))
 
 

@@ -1,0 +1,484 @@
+// What a reader does with the plots: read values off, zoom, switch, smooth, save. It stands after
+// plots.js, in the live monitor and in the picture that stays.
+//
+// The kernel's axes are shown until the reader has zoomed, switched "Log", or chosen "Whole plan";
+// then axes are made here. What the reader chose lies in `chosen`, and outlasts every redraw.
+
+const NUMBER = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
+const NAMES = { raw: "", mean: "smooth", smooth: "smooth", before: "last run" };
+const MIN_DRAG = 5;  // pixels: less is a click
+const PLOTS = `
+  <div class="gpm-figures"></div>
+  <div class="gpm-readout" role="status" aria-live="polite"></div>
+  <div class="gpm-foot"><div class="gpm-legend"></div><div class="gpm-tools">
+    <label class="gpm-log" title="Loss on a logarithmic axis"><input type="checkbox"> Log</label>
+    <label class="gpm-whole" title="All planned steps"><input type="checkbox"> Whole plan</label>
+    <label class="gpm-smooth" title="Width of the smoothing, as a share of the drawn steps"
+      >Smoothing <input type="range" min="0" max="20" step="0.5"> <span></span></label>
+    <button type="button" class="gpm-reset">Reset zoom</button>
+  </div></div>`;
+
+// Elements are filled with textContent: nothing from the kernel is taken for HTML.
+function element(tag, className = "", words = "") {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  made.textContent = words;
+  return made;
+}
+
+// The line of an entry of the legend; styles come from the kernel's tables, and no words of users.
+function sample({ colors, width, alpha, dash, ring, ...style }) {
+  const ink = (color) =>
+    color === "text" ? "currentColor" : THEMED.includes(color) ? `var(--gpm-${color})` : color;
+  const lines = ring ? [] : colors.map((color, index) => {
+    const [from, to] = [index, index + 1].map((end) => (24 * end) / colors.length);
+    return `<line x1="${from}" x2="${to}" y1="7" y2="7" stroke="${ink(color)}"
+      stroke-width="${width}" stroke-opacity="${alpha}" stroke-dasharray="${dash.join(" ")}"/>`;
+  });
+  if (ring) lines.push('<circle class="gpm-ring" cx="12" cy="7" r="5.5"/>');
+  if (hasDot({ ring, ...style })) lines.push('<circle cx="12" cy="7" r="3"/>');
+  return `<svg width="24" height="14" aria-hidden="true">${lines.join("")}</svg>`;
+}
+
+function drawLegendOf(parent, entries) {
+  parent.replaceChildren(...entries.map((entry) => {
+    const made = element("span");
+    made.innerHTML = sample(entry);
+    made.append(` ${entry.label}`);
+    return made;
+  }));
+}
+
+function drawFigures(parent, plots) {
+  const titles = JSON.stringify(plots.map((plot) => plot.title));
+  if (parent.dataset.titles === titles) return;  // a canvas that is replaced would flicker
+  parent.dataset.titles = titles;
+  parent.classList.toggle("gpm-many", plots.length > 2);
+  parent.replaceChildren(...plots.map((plot) => {
+    const figure = element("figure"), canvas = element("canvas");
+    canvas.setAttribute("role", "img");
+    canvas.tabIndex = 0;
+    figure.append(element("figcaption", "", plot.title), canvas, element("i"), element("b"));
+    return figure;
+  }));
+}
+
+function isShare(plot) {
+  return plot.unit === "%" || plot.title.endsWith("(%)");
+}
+
+function isLoss(plot) {
+  return /loss/i.test(`${plot.name} ${plot.title}`);
+}
+
+// The axes of a choice are those of gpupool/notebook/drawing/axes.py, which says why they are so.
+function niceStep(span, count) {
+  const power = 10 ** Math.floor(Math.log10(span / count));
+  return [1, 2, 2.5, 5, 10, 20].map((m) => m * power).find((s) => span <= count * s * (1 + 1e-9));
+}
+
+function tickLabel(tick) {
+  const label = Math.abs(tick) >= 1000 ? NUMBER.format(tick) : String(Number(tick.toPrecision(6)));
+  if (label.length <= 6 && !label.includes("e")) return label;
+  const [digits, power] = tick.toExponential(3).split("e");
+  return `${Number(digits)}e${Number(power)}`;
+}
+
+function labelled(ticks) {
+  return ticks.map((tick) => [tick, tickLabel(tick)]);
+}
+
+// The multiples of a step from one to another, without the noise of 3 * 0.1.
+function multiples(step, first, last) {
+  const count = Math.max(0, last - first + 1);
+  return Array.from({ length: count }, (_, index) => Number(((first + index) * step).toPrecision(12)));
+}
+
+function stepAxis(low, high) {
+  const step = Math.ceil(niceStep(high - low, 6));  // there are no half steps
+  const ticks = multiples(step, Math.ceil(low / step), Math.floor(high / step));
+  return { low, high, ticks: ticks.map((tick) => [tick, NUMBER.format(tick)]) };
+}
+
+function niceAxis(low, high) {
+  if (high <= low) high = low + (Math.abs(low) / 5 || 1);
+  const step = niceStep(high - low, 5);
+  const ticks = multiples(step, Math.floor(low / step + 1e-9), Math.ceil(high / step - 1e-9));
+  return { low: ticks[0], high: ticks.at(-1), ticks: labelled(ticks), log: false };
+}
+
+function shareAxis(low, high) {
+  const span = Math.max(high - low, 5), start = (low + high - span) / 2;
+  const from = Math.min(Math.max(start, low >= 0 ? 0 : start), high <= 100 ? 100 - span : Infinity);
+  return niceAxis(from, from + span);
+}
+
+function logAxis(low, high) {
+  const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high));
+  const powers = Array.from({ length: last - first + 1 }, (_, index) => first + index);
+  let ends = [...powers, last + 1].flatMap((power) => [1, 2, 5].map((m) => Number(`${m}e${power}`)));
+  const start = ends.findLast((end) => end <= low * (1 + 1e-9));
+  const stop = ends.find((end) => end >= high * (1 - 1e-9) && end > start);
+  if (stop / start > 100) {
+    const every = Math.ceil((last - first) / 6);
+    ends = powers.filter((_, index) => index % every === 0).map((power) => Number(`1e${power}`));
+  }
+  const ticks = ends.filter((end) => end >= start && end <= stop);
+  return { low: start, high: stop, ticks: labelled(ticks), log: true };
+}
+
+// The first and the last of sorted values that are no outliers: those are far from all others.
+function bulkOf(values, log) {
+  const isSure = log || values.length >= 20, far = isSure ? 2 : 50;
+  const few = Math.max(Math.floor(values.length / 100), Math.min(3, Math.floor(values.length / 3)));
+  const least = log ? 1 : isSure ? 0 : Math.abs(values[values.length >> 1]);
+  let first = 0, last = values.length - 1;
+  for (let top = last; top > values.length - 1 - few; top--) {
+    const reach = values[top - 1] + far * Math.max(values[top - 1] - values[0], least);
+    if (values[top] > reach && reach > values[top - 1]) last = top - 1;
+  }
+  for (let bottom = 0; bottom < few; bottom++) {
+    const reach = values[bottom + 1] - far * Math.max(values[last] - values[bottom + 1], least);
+    if (values[bottom] < reach && reach < values[bottom + 1]) first = bottom + 1;
+  }
+  return [first, last];
+}
+
+// An axis for what of the lines lies on an axis of steps; null where that is nothing.
+function fittedAxis(plot, lines, steps, log) {
+  const inside = plot.lines.flatMap((line) => {
+    const points = lines?.[line.name] ?? [];
+    return points.slice(countBefore(points, steps.low), countBefore(points, steps.high + 1e-9));
+  }).filter((point) => !log || point[1] > 0);
+  if (!inside.length) return null;
+  const values = inside.map((point) => point[1]).sort((one, other) => one - other);
+  if (isShare(plot)) return shareAxis(values[0], values.at(-1));
+  const bulk = bulkOf(log ? values.map(Math.log10) : values, log);
+  const axis = (log ? logAxis : niceAxis)(...bulk.map((index) => values[index]));
+  return { ...axis, clipped: inside.filter(([, value]) => value < axis.low || value > axis.high) };
+}
+
+// The epochs within an axis of steps, at most a dozen bands: many epochs share one.
+function bandsOf({ low, high, per_epoch: size }) {
+  const first = Math.floor(low / size), last = Math.ceil(high / size);
+  const every = last - first <= 12 ? 1 : Math.ceil(niceStep(last - first, 8));
+  const bands = [];
+  for (let epoch = Math.floor(first / every) * every; epoch < last; epoch += every) {
+    const words = every === 1 ? `${epoch + 1}` : `${epoch + 1}–${epoch + every}`;
+    const head = bands.length ? "" : every === 1 ? "Epoch " : "Epochs ";
+    bands.push([epoch * size, (epoch + every) * size, head + words]);
+  }
+  return bands;
+}
+
+// What is shown: the kernel's axes, or those of the reader's choice.
+function shownAxes(view, lines, { range, whole, log }) {
+  const { axes } = view;
+  if (!range && !whole && log === null) return axes;
+  const full = whole && axes.steps.plan ? stepAxis(0, axes.steps.plan) : axes.steps;
+  const steps = range ? stepAxis(...range) : full, y = { ...axes.y };
+  for (const plot of view.plots) {
+    const own = y[plot.name], isLog = isLoss(plot) && log !== null ? log : Boolean(own.log);
+    if (!range && isLog === Boolean(own.log)) continue;
+    y[plot.name] = fittedAxis(plot, lines[plot.name], steps, isLog) ?? own;
+  }
+  const all = { ...axes.steps, ...steps };
+  return { ...axes, steps: all, y, bands: all.per_epoch ? bandsOf(all) : axes.bands };
+}
+
+// The point of a line that is nearest to a step.
+function nearest(points, step) {
+  const after = countBefore(points, step), [one, other] = [points[after - 1], points[after]];
+  if (!one || !other) return one ?? other;
+  return step - one[0] <= other[0] - step ? one : other;
+}
+
+// "3" of the band "Epoch 3", "21–40" of one that several epochs share.
+function epochAt({ bands, steps }, step) {
+  if (steps.per_epoch) return `epoch ${Math.max(1, Math.ceil(step / steps.per_epoch))}`;
+  const band = bands.find(([first, last]) => step > first && step <= last);
+  if (!band) return "";
+  const words = band[2].replace(/^\D+/, "");
+  return `${/^\d+$/.test(words) ? "epoch" : "epochs"} ${words}`;
+}
+
+// The words of a plot's lines: of own loops those of the legend, which lists plots with several lines.
+function namesOf(view, plot) {
+  if (plot.lines.length === 1) return [""];
+  if (plot.lines[0].name === "raw") return plot.lines.map(({ name }) => NAMES[name] ?? name);
+  const several = view.plots.filter((one) => one.lines.length > 1);
+  const before = several.slice(0, several.indexOf(plot)).reduce((n, one) => n + one.lines.length, 0);
+  return plot.lines.map((_, index) => view.legend[before + index]?.label ?? "");
+}
+
+// What the plots show at a step, a line each: "Loss 0.412 (smooth 0.398), validation 0.43".
+function readOut(view, lines, axes, share, step) {
+  const words = (value, plot) =>
+    isShare(plot) ? `${value.toFixed(1)} %` : String(Number(value.toPrecision(4)));
+  const of = view.plots.map((plot) => {
+    const names = namesOf(view, plot), found = plot.lines.map((line, index) => {
+      const points = drawnPoints(lines[plot.name]?.[line.name] ?? [], axes, share);
+      // Of a validation the last one: it holds until the next.
+      const point = line.name === "validation"
+        ? points[countBefore(points, step + 1) - 1] : nearest(points, step);
+      if (!point) return "";
+      // Thinned curves lack steps; a value of another step says which.
+      const isAway = point[0] !== step && !["smooth", "last run"].includes(names[index]);
+      const both = [names[index], words(point[1], plot), isAway ? `at step ${NUMBER.format(point[0])}` : ""];
+      return both.filter(Boolean).join(" ");
+    });
+    const [main, ...others] = found, title = plot.title.replace(/ \(%\)$/, "");
+    const smooth = others.filter((part) => part.startsWith("smooth")).map((part) => ` (${part})`).join("");
+    const rest = others.filter((part) => part && !part.startsWith("smooth"));
+    return main || rest.length ? [`${title} ${main}${smooth}`, ...rest].join(", ") : "";
+  });
+  return [[`Step ${NUMBER.format(step)}`, epochAt(axes, step)].filter(Boolean).join(" · "),
+    ...of.filter(Boolean)];
+}
+
+// Calls `redraw` when the size or the theme of the page changes.
+function watchPage(el, redraw) {
+  const sizes = new ResizeObserver(redraw);
+  sizes.observe(el);
+  // A frame later: JupyterLab hides all for one when it changes the theme.
+  const theme = new MutationObserver(() => requestAnimationFrame(redraw));
+  theme.observe(document.body, {
+    attributeFilter: ["class", "data-jp-theme-light", "data-jp-theme-name"],
+  });
+  const queries = ["(prefers-color-scheme: dark)", "(forced-colors: active)"].map(
+    (query) => window.matchMedia(query));
+  for (const query of queries) query.addEventListener("change", redraw);
+  return () => {
+    sizes.disconnect();
+    theme.disconnect();
+    for (const query of queries) query.removeEventListener("change", redraw);
+  };
+}
+
+// Fills `root` with plots, legend and switches. `course` is {view, lines}, which may change; `redraw`
+// asks for a call of `paint` soon.
+function explorer(root, course, redraw) {
+  root.innerHTML = PLOTS;
+  const find = (selector) => root.querySelector(selector);
+  const figures = find(".gpm-figures"), read = find(".gpm-readout"), reset = find(".gpm-reset");
+  const [log, whole, smooth] = ["log", "whole", "smooth"].map((name) => find(`.gpm-${name}`));
+  const chosen = { range: null, whole: false, log: null, share: SHARE };
+  const shown = {};
+  let axes = null, at = null, drag = null;
+
+  const boxOf = (canvas) => boxWithin(0, 0, canvas.clientWidth, canvas.clientHeight);
+  const stepAt = (canvas, clientX) => {
+    const box = boxOf(canvas), { low, high } = axes.steps;
+    const share = (clientX - canvas.getBoundingClientRect().left - box.left) / (box.right - box.left);
+    return low + Math.min(1, Math.max(0, share)) * (high - low);
+  };
+  // Where the crosshair may stand: the drawn points of a plot, or of the first that has some.
+  const stopsOf = (canvas) => {
+    const plots = [course.view.plots[[...figures.querySelectorAll("canvas")].indexOf(canvas)],
+      ...course.view.plots];
+    const all = plots.map((plot) => plot && course.lines[plot.name]?.[plot.lines[0].name]);
+    const points = all.find((one) => one?.length) ?? [], { low, high } = axes.steps;
+    return points.slice(countBefore(points, low), countBefore(points, high + 1e-9));
+  };
+
+  function place(bar, box, from, to) {
+    bar.style.left = `${from}px`;
+    bar.style.width = `${Math.max(1, to - from)}px`;
+    bar.style.bottom = `${MARGIN.bottom}px`;
+    bar.style.height = `${box.bottom - box.top}px`;
+  }
+
+  function drawCross() {
+    const isIn = Boolean(at && axes && at.step >= axes.steps.low && at.step <= axes.steps.high);
+    if (!isIn && !drag && !shown.cross) return;  // the usual frame
+    shown.cross = isIn || Boolean(drag);
+    const canvases = [...figures.querySelectorAll("canvas")], boxes = canvases.map(boxOf);
+    canvases.forEach((canvas, index) => {
+      const [cross, zone] = canvas.parentElement.querySelectorAll("i, b"), box = boxes[index];
+      const x = scale(axes.steps, box.left, box.right);
+      cross.hidden = !isIn;
+      zone.hidden = !drag;
+      if (isIn) place(cross, box, x(at.step), x(at.step));
+      if (drag) place(zone, box, ...[x(drag.from), x(drag.to)].sort((one, other) => one - other));
+    });
+    const words = isIn ? readOut(course.view, course.lines, axes, chosen.share, at.step) : [];
+    if (shown.words !== words.join("\n")) {
+      shown.words = words.join("\n");
+      read.replaceChildren(...words.map((line) => element("div", "", line)));
+    }
+    if (!isIn) return;
+    const [inner, outer] = [at.canvas, root].map((one) => one.getBoundingClientRect());
+    const box = boxOf(at.canvas), top = inner.top - outer.top + box.top + 8;
+    const x = inner.left - outer.left + scale(axes.steps, box.left, box.right)(at.step);
+    const left = x + 12 + read.offsetWidth < outer.width ? x + 12 : x - 12 - read.offsetWidth;
+    read.style.transform = `translate(${Math.max(0, left)}px, ${top}px)`;
+  }
+
+  function moveTo(canvas, step) {
+    const point = nearest(stopsOf(canvas), step);
+    at = point ? { canvas, step: point[0] } : null;
+    drawCross();
+  }
+
+  function zoom(range) {
+    chosen.range = range;
+    redraw();
+  }
+
+  // Whole steps, at least two, within what there is.
+  function zoomTo(from, to) {
+    const { steps } = course.view.axes;
+    const end = Math.max(steps.high, steps.plan ?? 0);
+    const low = Math.max(0, Math.min(Math.floor(from), end - 2));
+    zoom([low, Math.min(end, Math.max(Math.ceil(to), low + 2))]);
+  }
+
+  const KEYS = {
+    ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -Infinity, End: Infinity,
+  };
+  // Before the front end hears them: JupyterLab has arrow keys for its cells.
+  function onKey(event) {
+    const canvas = event.target, { key } = event;
+    if (canvas.tagName !== "CANVAS" || event.ctrlKey || event.metaKey || event.altKey || !axes) return;
+    if (key in KEYS) {
+      const stops = stopsOf(canvas), last = stops.length - 1;
+      const now = at ? countBefore(stops, at.step) : KEYS[key] > 0 ? -1 : last + 1;
+      const next = now + KEYS[key] * (event.shiftKey && Math.abs(KEYS[key]) === 1 ? 10 : 1);
+      if (last >= 0) moveTo(canvas, stops[Math.min(last, Math.max(0, next))][0]);
+    } else if (key === "+" || key === "-") {
+      const { low, high } = axes.steps, middle = at?.step ?? (low + high) / 2;
+      const half = (high - low) * (key === "+" ? 0.25 : 1);
+      zoomTo(middle - half, middle + half);
+    } else if (key === "Escape") {
+      at = drag = null;
+      zoom(null);
+      drawCross();
+    } else return;
+    event.preventDefault();
+    event.stopImmediatePropagation();
+  }
+  figures.addEventListener("focusin", () => window.addEventListener("keydown", onKey, true));
+  figures.addEventListener("focusout", () => window.removeEventListener("keydown", onKey, true));
+
+  figures.addEventListener("pointerdown", (event) => {
+    const canvas = event.target;
+    if (canvas.tagName !== "CANVAS" || event.button !== 0 || !axes) return;
+    const from = stepAt(canvas, event.clientX);
+    drag = { canvas, from, to: from, x: event.clientX };
+    canvas.setPointerCapture(event.pointerId);
+  });
+  figures.addEventListener("pointermove", (event) => {
+    const canvas = event.target;
+    if (canvas.tagName !== "CANVAS" || !axes) return;
+    if (drag) drag.to = stepAt(canvas, event.clientX);
+    moveTo(canvas, stepAt(canvas, event.clientX));
+  });
+  figures.addEventListener("pointerup", (event) => {
+    const done = drag;
+    drag = null;
+    if (done && Math.abs(event.clientX - done.x) >= MIN_DRAG) {
+      zoomTo(Math.min(done.from, done.to), Math.max(done.from, done.to));
+    }
+    drawCross();
+  });
+  figures.addEventListener("pointercancel", () => { drag = null; drawCross(); });
+  figures.addEventListener("pointerleave", () => { at = null; drawCross(); });
+  figures.addEventListener("dblclick", () => zoom(null));
+  reset.addEventListener("click", () => zoom(null));
+  log.firstChild.addEventListener("change", (event) => {
+    chosen.log = event.target.checked;
+    redraw();
+  });
+  whole.firstChild.addEventListener("change", (event) => {
+    Object.assign(chosen, { whole: event.target.checked, range: null });
+    redraw();
+  });
+  smooth.querySelector("input").addEventListener("input", (event) => {
+    chosen.share = event.target.value / 100;
+    redraw();
+  });
+
+  function showSwitches({ plots, axes: { steps, y } }, lines) {
+    const losses = plots.filter(isLoss);
+    log.hidden = !losses.length;
+    log.firstChild.checked = chosen.log ?? losses.some((plot) => y[plot.name].log);
+    whole.hidden = !(steps.plan > steps.high || chosen.whole);
+    whole.firstChild.checked = chosen.whole;
+    smooth.hidden = !plots.some((plot) =>
+      plot.lines.some((line) => lines[plot.name]?.[line.name]?.[0]?.length === 3));
+    smooth.querySelector("input").value = 100 * chosen.share;
+    const width = `${100 * chosen.share} %`, words = smooth.querySelector("span");
+    if (words.textContent !== width) words.textContent = width;
+    reset.hidden = !chosen.range;
+  }
+
+  function paint() {
+    const { view, lines } = course;
+    if (!view.axes) return;
+    if (shown.plots !== view.plots) drawFigures(figures, view.plots);
+    if (shown.legend !== view.legend) drawLegendOf(find(".gpm-legend"), view.legend);
+    Object.assign(shown, { plots: view.plots, legend: view.legend });
+    showSwitches(view, lines);
+    axes = shownAxes(view, lines, chosen);
+    const colors = colorsOf(root), canvases = [...figures.querySelectorAll("canvas")];
+    // All sizes are read first: a canvas that is set between two looks is laid out for each.
+    const sizes = canvases.map((canvas) => [canvas.clientWidth, canvas.clientHeight]);
+    view.plots.forEach((plot, index) => {
+      const canvas = canvases[index], surface = surfaceOf(canvas, ...sizes[index], colors);
+      if (surface) drawPlot(surface, plot, lines[plot.name], axes, chosen.share);
+      canvas.setAttribute("aria-label", view.latest[plot.name]);
+      canvas.dataset.points = lines[plot.name]?.[plot.lines[0]?.name]?.length ?? 0;
+    });
+    if (at && !at.canvas.isConnected) at = null;
+    drawCross();
+  }
+
+  const picture = () =>
+    pictureOf(course.view, course.lines, axes ?? course.view.axes, chosen.share, colorsOf(root));
+  return { paint, picture, end: () => window.removeEventListener("keydown", onKey, true) };
+}
+
+// The browser alone makes the file: also while the kernel is busy, or gone.
+function saveFile(blob, name) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(blob);
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);  // some browsers read it later
+}
+
+function savePlot(plots, { view }) {
+  plots.picture().toBlob((blob) => saveFile(blob, `${view.file_name}.png`));
+}
+
+// Steps of the file are distances, and each column stands alone: that takes half the room.
+function unpacked([steps = [], ...columns]) {
+  let step = 0;
+  return steps.map((distance, index) => [step += distance, ...columns.map((column) => column[index])]);
+}
+
+// Puts plots in the place of each picture of a page that has its state beside it. Each script of a page
+// does so with all that are there and were not drawn: where it stands itself it cannot know everywhere.
+function exploreStills() {
+  for (const data of document.querySelectorAll("script.gpupool-state")) {
+    const host = data.parentElement;
+    if (host.gpupoolPlots) continue;  // not in the markup: a page that is saved and opened draws again
+    const course = JSON.parse(data.textContent), root = element("div", "gpm-plots");
+    for (const lines of Object.values(course.lines)) {
+      for (const name in lines) lines[name] = unpacked(lines[name]);
+    }
+    let frame = 0;
+    const soon = () => { frame ||= requestAnimationFrame(() => { frame = 0; plots.paint(); }); };
+    const plots = explorer(root, course, soon);
+    plots.paint();  // what fails does so while the image is still there
+    host.gpupoolPlots = plots;
+    host.replaceChildren(root, data);
+    watchPage(root, soon);  // draws when it has its size
+    const buttons = host.closest(".gpupool-training")?.querySelector(".gpupool-buttons");
+    if (!buttons) continue;
+    const save = element("button", "", "Save plot");
+    save.type = "button";
+    save.addEventListener("click", () => savePlot(plots, course));
+    buttons.replaceChildren(save);
+  }
+}
