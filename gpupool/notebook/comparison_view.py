@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gpupool.notebook.monitor import svg
-from gpupool.notebook.monitor.curves import ACCURACY_TICKS, Curve, nice_axis
+from gpupool.notebook.drawing import svg
+from gpupool.notebook.drawing.axes import nice_axis, share_axis
+from gpupool.notebook.monitor.curves import Curve
 from gpupool.notebook.page import markup
 from gpupool.training.compare import COLUMNS, smoothed
 from gpupool.training.history import TrainingHistory
@@ -89,7 +90,11 @@ def _axis(axis: dict[str, Any]) -> dict[str, Any]:
 
 def _y_axis(what: str, curves: list[Curve]) -> dict[str, Any]:
     if what == "accuracy":
-        return {"low": 0, "high": 100, "ticks": ACCURACY_TICKS}
+        return share_axis(
+            min((curve.low for curve in curves), default=0.0),
+            max((curve.high for curve in curves), default=100.0),
+            100,
+        )
     low = min([0.0, *(curve.low for curve in curves)])
     return nice_axis(low, max((curve.high for curve in curves), default=1.0))
 

@@ -5,13 +5,15 @@ gpupool.compare(one, two, names=["1 rank", "2 ranks"])
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gpupool.core.errors import TrainingError
 from gpupool.core.formatting import NONE, duration, number, percent
-from gpupool.training.history import TrainingHistory, smooth
+from gpupool.training.history import HALF_LIFE, TrainingHistory
+from gpupool.training.history import smoothed as smoothed_means
 from gpupool.training.phrases import best_of, figure
 
 COLUMNS = ("", "Ranks", "Batch", "Steps", "Time", "Per second", "Loss", "Accuracy", "Best")
@@ -70,14 +72,11 @@ def compare(*trainings: Any, names: Sequence[str] | None = None) -> Comparison:
 
 
 def smoothed(history: TrainingHistory, what: str) -> list[float | None]:
-    """Loss, or accuracy (0..1), of each step as a running average; None where there is none."""
-    found: list[float | None] = []
-    last: float | None = None
-    for step in history.steps:
-        value = step.loss if what == "loss" else step.accuracy
-        last = last if value is None else smooth(last, value)
-        found.append(None if value is None else last)
-    return found
+    """Loss, or accuracy (0..1), of each step without its noise; None where there is none."""
+    values = {s.step: s.loss if what == "loss" else s.accuracy for s in history.steps}
+    means = [(s, v, 1) for s, v in values.items() if v is not None and math.isfinite(v)]
+    found = dict(smoothed_means(means, HALF_LIFE * len(values)))
+    return [found.get(step) for step in values]
 
 
 def _row(name: str, history: TrainingHistory, first: float) -> tuple[str, ...]:

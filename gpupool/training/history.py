@@ -6,8 +6,7 @@ own beyond scaling to pixels.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
@@ -34,15 +33,32 @@ _COMPLETE = ("epochs", "max_steps")  # what ends a training that has done all it
 _SLOW = 0.15  # a rank that needs so much longer than the others is worth reporting,
 _OF_STEP = 0.1  # if that is so much of a step
 BAR_CHARS = 20
+HALF_LIFE = 0.02  # of the drawn steps: the width of smoothing unless chosen
 _LEAST = ("step", "rate", "bar", "loss")  # what a narrow terminal does without, in this order
 
 
-def smooth(previous: float | None, value: float, weight: float = 0.9) -> float:
-    """The next value of an exponential moving average, which starts again after NaN or infinity."""
-    # An average that once contained NaN would stay NaN for all later steps.
-    if previous is None or not math.isfinite(previous):
-        return value
-    return weight * previous + (1 - weight) * value
+def smoothed(
+    means: Iterable[tuple[float, float, int]], half_life: float
+) -> list[tuple[float, float]]:
+    """A curve without its noise: at each point the weighted mean of all that has been so far.
+
+    The weight of a step halves with each `half_life` steps. There is no value to start from, so a
+    curve of three points is not drawn towards its first one.
+
+    Args:
+        means: (step, the mean of some steps up to it, how many they are), in order of the steps.
+
+    >>> smoothed([(1, 4.0, 1), (2, 1.0, 1)], half_life=1)
+    [(1, 4.0), (2, 2.0)]
+    """
+    found: list[tuple[float, float]] = []
+    total = weight = 0.0
+    for step, mean, count in means:
+        past = max(0.0, step - found[-1][0]) if found else 0.0
+        kept = 0.5 ** (past / half_life)
+        total, weight = kept * total + count * mean, kept * weight + count
+        found.append((step, total / weight))
+    return found
 
 
 class Slowest(NamedTuple):
@@ -267,13 +283,6 @@ class TrainingHistory:
         """Share of the training time that rank 0 waited for data, 0..1."""
         seconds = self.steps[-1].elapsed_s - self._validation_s if self.steps else 0.0
         return self._data_wait_s / seconds if seconds > 0 else 0.0
-
-    def smoothed(self, values: list[float], weight: float = 0.9) -> list[float]:
-        """Exponential moving average, started at the first value (as MATLAB's plot draws it)."""
-        out: list[float] = []
-        for value in values:
-            out.append(smooth(out[-1] if out else None, value, weight))
-        return out
 
     def line(self) -> str:
         """The state in one line of text, for terminals and logs; see `status_line`.

@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median_low
 from typing import Any
 
+from gpupool.core.options.named_measures import less_is_better
 from gpupool.core.wire.events import StepEvent, WarningEvent
 
 _WINDOW = 50  # steps whose losses are looked at
@@ -36,18 +37,6 @@ _NORMAL = 1.4826  # standard deviation over median absolute deviation
 _RECENT = 30  # steps whose accuracies are looked at
 _AT_CHANCE, _ABOVE_CHANCE, _WORSE_THAN_GUESSING = 1.2, 2.0, 1.5
 _LUCK = 5.0  # standard deviations
-
-# Of these less is better; of all others more.
-_LESS_IS_BETTER = ("loss", "error", "mse", "rmse", "mae", "huber", "perplexity", "deviation")
-
-
-def less_is_better(objective: str) -> bool:
-    """Whether a smaller value is a better one, by its name.
-
-    >>> less_is_better("val_loss"), less_is_better("accuracy")
-    (True, False)
-    """
-    return objective.lower().endswith(_LESS_IS_BETTER)
 
 
 class EarlyStopping:

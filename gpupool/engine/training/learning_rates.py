@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from gpupool.core.errors import TrainingError
+from gpupool.core.options.named_measures import less_is_better
 from gpupool.core.options.schedule import DROP_FACTOR, DROP_PATIENCE, PLATEAU_DELTA, lr_factor
 from gpupool.core.options.training_options import TrainingOptions
-from gpupool.engine.training.early_stopping import less_is_better
 
 
 class Plateau:

@@ -1,93 +1,204 @@
-"""Curves as bounded plain data, with their axes, and those of a training. Pure; on the client.
+"""Curves as bounded plain data, and all those of a training with their axes. Pure; on the client.
 
 The live monitor (`widget.py`) sends them to the browser, the final picture (`picture.py`) turns
-them into SVG; both only scale to pixels.
+them into SVG; both only smooth them (`smoothed`) and scale them to pixels.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
+from gpupool.core.formatting import percent
+from gpupool.core.options.named_measures import is_share, less_is_better
 from gpupool.core.wire.events import StartEvent, ValidationEvent
-from gpupool.notebook.monitor import words
-from gpupool.training.history import TrainingHistory, smooth
+from gpupool.notebook.drawing.axes import Axis, FittedAxis, epoch_bands, fitted_end, step_axis
+from gpupool.training.history import HALF_LIFE, TrainingHistory, smoothed
+from gpupool.training.phrases import figure
+
+__all__ = ["HALF_LIFE", "Curve", "Curves", "Lines", "Mean", "Measure", "Point", "smoothed"]
 
 Point = tuple[int, float]
-# plot -> line -> points; of a training "accuracy" (in percent) and "loss", each with `LINES`
-Lines = dict[str, dict[str, list[Point]]]
+Mean = tuple[int, float, int]  # the last step of some, the mean over them, how many they are
+# plot -> line -> points; of a training "accuracy" (in percent), "loss" and one for each metric.
+# "raw" and "validation" have `Point`s, "mean" has `Mean`s, from which `smoothed` is drawn.
+Lines = dict[str, dict[str, list[Any]]]
 
-TITLES = {"accuracy": "Accuracy (%)", "loss": "Loss"}
-LINES = ("raw", "smooth", "validation")
-MAX_LABEL_CHARS = 6  # what there is room for beside a plot
-MAX_BANDS = 12
-MAX_SHARED_BANDS = 8  # their labels are longer
+LINES = ("raw", "mean", "validation")
+_MOST, _LEAST = 1e300, 1e-300  # beyond them, axes could not be computed
+_MAX_TITLE = 48  # characters there is room for above a plot
+
+
+class _Bucket(NamedTuple):
+    """Some neighbouring steps: their lowest and highest point, sum, number and last step."""
+
+    low: Point
+    high: Point
+    total: float
+    num: int
+    last: int
+
+    def and_(self, other: _Bucket) -> _Bucket:
+        """Both as one."""
+        return _Bucket(
+            other.low if other.low[1] < self.low[1] else self.low,
+            other.high if other.high[1] > self.high[1] else self.high,
+            self.total + other.total,
+            self.num + other.num,
+            other.last,
+        )
 
 
 class Curve:
     """One line in at most `max_points` points, however many are added.
 
     Steps fall into buckets of equal length. A bucket keeps its lowest and its highest value, so
-    that one spike among 100 000 steps is still seen. When the buckets become too many, each two
-    neighbours become one.
+    that one spike among 100 000 steps is still seen, and the mean, of which smoothing is made. When
+    the buckets become too many, each two neighbours become one.
     """
 
     def __init__(self, max_points: int = 600) -> None:
         # Two points a bucket, its lowest and highest, and the very last point.
         self._max_buckets = (max_points - 1) // 2
         self._width = 1
-        self._buckets: dict[int, tuple[Point, Point]] = {}
+        self._buckets: dict[int, _Bucket] = {}
         self._last: Point | None = None
+        self.count = 0
         self.low = math.inf
         self.high = -math.inf
 
     def add(self, step: int, value: float) -> None:
         """Append a point."""
-        self._last = (step, value)
+        self._last = point = (step, value)
+        self.count += 1
         self.low, self.high = min(self.low, value), max(self.high, value)
-        self._put(step // self._width, self._last, self._last)
+        self._put(step // self._width, _Bucket(point, point, value, 1, step))
         if len(self._buckets) > self._max_buckets:
             # Neighbours are joined in pairs, so a point costs the same after any number of steps.
             self._width *= 2
             old, self._buckets = self._buckets, {}
-            for index, (low, high) in old.items():
-                self._put(index // 2, low, high)
+            for index, bucket in old.items():
+                self._put(index // 2, bucket)
 
     def points(self) -> list[Point]:
         """What is to be drawn, in the order of steps, up to the very last point."""
         points: list[Point] = []
-        for low, high in self._buckets.values():
+        for low, high, *_ in self._buckets.values():
             # Points compare by step first: the two of a bucket are drawn in their order.
             points += (low,) if low is high else (low, high) if low < high else (high, low)
         if self._last and points[-1] != self._last:
             points.append(self._last)
         return points
 
-    def _put(self, index: int, low: Point, high: Point) -> None:
-        if index in self._buckets:
-            other_low, other_high = self._buckets[index]
-            low = low if low[1] < other_low[1] else other_low
-            high = high if high[1] > other_high[1] else other_high
-        self._buckets[index] = (low, high)
+    def means(self) -> list[Mean]:
+        """The mean of each bucket, which `points` lack: extremes say nothing of the middle."""
+        return [
+            (bucket.last, shown(bucket.total / bucket.num), bucket.num)
+            for bucket in self._buckets.values()
+        ]
+
+    def _put(self, index: int, bucket: _Bucket) -> None:
+        old = self._buckets.get(index)
+        self._buckets[index] = bucket if old is None else old.and_(bucket)
+
+
+def shown(value: float) -> float:
+    """A finite value in as many digits as pixels can show, within what axes can be computed of."""
+    if not _LEAST < abs(value) < _MOST:
+        return 0.0 if abs(value) <= _LEAST else math.copysign(_MOST, value)
+    return float(f"{value:.5g}")
+
+
+class Measure(NamedTuple):
+    """What one plot of a training shows: the accuracy, the loss, or a metric of validations."""
+
+    plot: str  # "accuracy", "loss", "metric:f1"
+    name: str
+    has_steps: bool  # or only validations
+    whole: float  # shares are drawn in percent: 100, else 0
+    less_is_better: bool
+
+    @property
+    def title(self) -> str:
+        """What stands above the plot."""
+        name = self.name if len(self.name) <= _MAX_TITLE else f"{self.name[: _MAX_TITLE - 1]}…"
+        return f"{name} (%)" if self.whole else name
+
+    def words(self, value: float | None) -> str:
+        """A value that is drawn, as text."""
+        if self.whole and value is not None:
+            return percent(value / self.whole)
+        return figure(value)
+
+
+_ACCURACY = Measure("accuracy", "Accuracy", True, 100, False)
+_LOSS = Measure("loss", "Loss", True, 0, True)
+
+
+class _Plot:
+    """The curves of one measure, their axis, and the best validation of it."""
+
+    def __init__(self, measure: Measure, max_points: int) -> None:
+        self.measure = measure
+        names = ("raw", "validation") if measure.has_steps else ("validation",)
+        self._curves = {name: Curve(max_points) for name in names}
+        self._axis = FittedAxis(measure.whole)
+        self._last: Point | None = None
+        self.best: Point | None = None
+
+    def point(self, step: int, value: float | None) -> Point | None:
+        """Where a value is drawn; NaN and infinity have no place on an axis."""
+        if value is None or not math.isfinite(value):
+            return None
+        return (step, shown(value * (self.measure.whole or 1)))
+
+    def add(self, line: str, step: int, value: float | None) -> list[Point]:
+        """Add a value; returns the point, if there is one."""
+        point = self.point(step, value)
+        if point is None:
+            return []
+        self._curves[line].add(*point)
+        self._last, best = point, self.best
+        sign = -1 if self.measure.less_is_better else 1
+        if line == "validation" and (best is None or sign * point[1] > sign * best[1]):
+            self.best = point
+        return [point]
+
+    def whole(self) -> dict[str, list[Any]]:
+        """Everything so far, thinned out."""
+        lines: dict[str, list[Any]] = {n: curve.points() for n, curve in self._curves.items()}
+        return lines | ({"mean": self._curves["raw"].means()} if self.measure.has_steps else {})
+
+    def y_axis(self, *, exact: bool) -> Axis:
+        """The axis of the values."""
+        return self._axis.of(list(self._curves.values()), exact=exact)
+
+    def has_points(self) -> bool:
+        """Whether there is something to draw."""
+        return self._last is not None
+
+    def latest(self) -> str:
+        """The last value and the best one, in words."""
+        if self._last is None or self.best is None:
+            return f"{self.measure.name}: no validation yet"
+        now, best = self.measure.words(self._last[1]), self.measure.words(self.best[1])
+        last = f"{self.measure.name} at step {self._last[0]}: {now}"
+        return f"{last}, best {best} at step {self.best[0]}"
 
 
 class Curves:
-    """Both plots of one training, filled from its history as that grows."""
+    """All plots of one training, filled from its history as that grows."""
 
     def __init__(self, max_points: int = 600) -> None:
         self._max_points = max_points
         self._start: StartEvent | None = None
-        self._banded: StartEvent | None = None
-        self._epoch_bands: list[tuple[int, int, str]] = []
         self._begin()
 
     def _begin(self) -> None:
-        max_points = self._max_points
-        self._curves = {plot: {line: Curve(max_points) for line in LINES} for plot in TITLES}
-        self._smooth: dict[str, float | None] = dict.fromkeys(TITLES)
+        self._plots = {one.plot: _Plot(one, self._max_points) for one in (_ACCURACY, _LOSS)}
         self._num_steps = 0
         self._num_validations = 0
+        self._last_step = 0
 
     def take(self, history: TrainingHistory) -> Lines:
         """Add what is new in `history`; returns just that.
@@ -97,20 +208,28 @@ class Curves:
         # Else the curves of the lost attempt would be drawn below the new ones.
         if self.is_of_another(history):
             self._begin()
+        if history.start is not None and history.start is not self._start:
+            # Their plots are there from the beginning, so that nothing jumps when values come.
+            for name in history.start.metrics if history.start.validate_every else ():
+                self._metric(name)
         self._start = history.start
-        new: Lines = {plot: {line: [] for line in LINES} for plot in TITLES}
+        new: Lines = {plot: {line: [] for line in LINES} for plot in ("accuracy", "loss")}
         steps = history.steps[self._num_steps :]
         validations = history.validations[self._num_validations :]
         self._num_steps += len(steps)
         self._num_validations += len(validations)
         for step in steps:
-            self._add_step(new, "loss", step.step, step.loss)
-            if step.accuracy is not None:
-                self._add_step(new, "accuracy", step.step, 100 * step.accuracy)
+            for plot, value in (("loss", step.loss), ("accuracy", step.accuracy)):
+                if points := self._plots[plot].add("raw", step.step, value):
+                    new[plot]["raw"] += points
+                    new[plot]["mean"] += [(*point, 1) for point in points]
         for event in validations:
-            self._add(new, "loss", "validation", event.step, event.loss)
-            if event.accuracy is not None:
-                self._add(new, "accuracy", "validation", event.step, 100 * event.accuracy)
+            values = {"loss": event.loss, "accuracy": event.accuracy, **self._metrics(event)}
+            for plot, value in values.items():
+                lines = new.setdefault(plot, {"validation": []})
+                lines["validation"] += self._plots[plot].add("validation", event.step, value)
+        last = [s.step for s in steps[-1:]] + [v.step for v in validations[-1:]]
+        self._last_step = max([self._last_step, *last])
         return new
 
     def is_of_another(self, history: TrainingHistory) -> bool:
@@ -119,138 +238,68 @@ class Curves:
 
     def whole(self) -> Lines:
         """Everything so far, thinned out."""
-        return {
-            plot: {line: curve.points() for line, curve in curves.items()}
-            for plot, curves in self._curves.items()
-        }
+        return {name: plot.whole() for name, plot in self._plots.items()}
+
+    def measures(self) -> list[Measure]:
+        """What the plots show, in their order.
+
+        Without class labels there is no accuracy, and no empty plot of it. Before the first step
+        it is there, as nobody knows whether there will be one.
+        """
+        has_any, has_accuracy = (self._plots[n].has_points() for n in ("loss", "accuracy"))
+        plots = [plot.measure for plot in self._plots.values()]
+        return plots if has_accuracy or not has_any else plots[1:]
 
     def axes(self, history: TrainingHistory) -> dict[str, Any]:
-        """Ends and labelled ticks of each axis, and the epochs as bands along the steps."""
-        lows_highs = [(c.low, c.high) for c in self._curves["loss"].values() if c.low <= c.high]
-        # The axis begins at 0, unless a loss is negative: a likelihood may be.
-        low = min([0.0, *(low for low, _ in lows_highs)])
-        high = max((high for _, high in lows_highs), default=1.0)
+        """Ends and labelled ticks of each axis, the epochs as bands, and the best of each plot."""
+        per_epoch = history.start.steps_per_epoch if history.start else 0
+        end = fitted_end(self._last_step, history.num_steps, is_over=history.is_over)
         return {
-            # The steps so far count where nobody knows how many there will be.
-            "steps": step_axis(max(history.num_steps, self._num_steps, 1)),
-            "y": {
-                "accuracy": {"low": 0, "high": 100, "ticks": ACCURACY_TICKS},
-                "loss": nice_axis(low, high),
-            },
-            "bands": self._bands(history),
-            "best": best_point(history.best),
+            "steps": step_axis(end, history.num_steps, per_epoch),
+            "y": {name: plot.y_axis(exact=history.is_over) for name, plot in self._plots.items()},
+            "bands": epoch_bands(per_epoch, end),
+            "best": self._best(history.best),
         }
 
-    def has(self, plot: str) -> bool:
-        """Whether a plot has a point."""
-        return any(curve.low <= curve.high for curve in self._curves[plot].values())
+    def latest(self) -> dict[str, str]:
+        """What each plot of a metric shows, in words."""
+        return {n: p.latest() for n, p in self._plots.items() if not p.measure.has_steps}
 
-    def _bands(self, history: TrainingHistory) -> list[tuple[int, int, str]]:
-        """Those of `epoch_bands`, made once a start."""
-        if history.start is not self._banded:
-            self._banded, self._epoch_bands = history.start, epoch_bands(history)
-        return self._epoch_bands
+    def _best(self, best: ValidationEvent | None) -> dict[str, Any]:
+        """By plot, what is ringed: {"step", "value", "label", "below" (where the label goes)}.
 
-    def _add_step(self, new: Lines, plot: str, step: int, value: float) -> None:
-        self._smooth[plot] = smoothed = smooth(self._smooth[plot], value)
-        self._add(new, plot, "raw", step, value)
-        self._add(new, plot, "smooth", step, smoothed)
+        The accuracy and the loss of the best checkpoint, and of each metric its own best value.
+        """
+        points = {n: p.best for n, p in self._plots.items() if not p.measure.has_steps}
+        if best is not None:
+            points["accuracy"] = self._plots["accuracy"].point(best.step, best.accuracy)
+            points["loss"] = self._plots["loss"].point(best.step, best.loss)
+        return {
+            name: {
+                "step": point[0],
+                "value": point[1],
+                "label": f"best {self._plots[name].measure.words(point[1])}",
+                "below": not self._plots[name].measure.less_is_better,
+            }
+            for name, point in points.items()
+            if point is not None
+        }
 
-    def _add(self, new: Lines, plot: str, line: str, step: int, value: float) -> None:
-        """Add a point; NaN and infinity have no place on an axis and are left out."""
-        if math.isfinite(value):
-            shown = float(f"{value:.5g}")  # more digits than pixels can show, fewer to send
-            self._curves[plot][line].add(step, shown)
-            new[plot][line].append((step, shown))
+    def _metrics(self, event: ValidationEvent) -> dict[str, float]:
+        return {
+            self._metric(name, value): value
+            for name, value in event.metrics.items()
+            if name != "accuracy" or event.accuracy is None
+        }
 
-
-def nice_step(span: float, count: int) -> float:
-    """The smallest 1, 2, 2.5 or 5 times a power of ten that divides `span` in at most `count`."""
-    power: float = 10.0 ** math.floor(math.log10(span / count))
-    return next(m * power for m in (1, 2, 2.5, 5, 10, 20) if span <= count * m * power * (1 + 1e-9))
-
-
-def step_ticks(num_steps: int) -> list[float]:
-    """Half a dozen round numbers of steps; whole ones, as there are no half steps.
-
-    >>> step_ticks(900), step_ticks(3)
-    ([0, 200, 400, 600, 800], [0, 1, 2, 3])
-    """
-    # `ceil` makes 2.5 a 3: no tick stands between two steps.
-    return list(range(0, num_steps + 1, math.ceil(nice_step(num_steps, 6))))
-
-
-@functools.lru_cache(maxsize=8)
-def step_axis(num_steps: int) -> dict[str, Any]:
-    """The axis of so many steps; not to be changed, as it is kept."""
-    ticks = [(tick, words.number(tick)) for tick in step_ticks(num_steps)]
-    return {"low": 0, "high": num_steps, "ticks": ticks}
-
-
-# Kept: a live monitor asks many times a second, and the ends change now and then.
-@functools.lru_cache(maxsize=8)
-def nice_axis(low: float, high: float) -> dict[str, Any]:
-    """An axis that begins and ends on a tick and holds both values; not to be changed."""
-    if high <= low:
-        high = low + 1.0
-    step = nice_step(high - low, 5)
-    # The small terms: 0.3 / 0.1 is 2.999..., which would add a tick that nobody needs.
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    # Through text: 3 * 0.1 is 0.30000000000000004, and would stand so beside the plot.
-    ticks = [float(f"{i * step:.12g}") for i in range(first, last + 1)]
-    return {"low": ticks[0], "high": ticks[-1], "ticks": labelled(ticks)}
-
-
-def epoch_bands(history: TrainingHistory) -> list[tuple[int, int, str]]:
-    """(first step, last step, label) of at most a dozen bands; many epochs share a band."""
-    if history.start is None:
-        return []
-    per_epoch, num_steps = history.start.steps_per_epoch, history.num_steps
-    if not per_epoch:  # of a stream nobody knows
-        return []
-    num_epochs = math.ceil(num_steps / per_epoch)  # `max_steps` may end it before all epochs
-    size = 1 if num_epochs <= MAX_BANDS else math.ceil(nice_step(num_epochs, MAX_SHARED_BANDS))
-    bands = []
-    for first in range(1, num_epochs + 1, size):
-        last = min(first + size - 1, num_epochs)
-        label = str(first) if first == last else f"{first}–{last}"
-        if first == 1:
-            label = ("Epoch " if size == 1 else "Epochs ") + label
-        bands.append(((first - 1) * per_epoch, min(last * per_epoch, num_steps), label))
-    return bands
-
-
-def best_point(best: ValidationEvent | None) -> dict[str, Any] | None:
-    """Where the best checkpoint is ringed in each plot, with its label; None: no such plot."""
-    if best is None:
-        return None
-    accuracy = None if best.accuracy is None else 100 * best.accuracy
-    labels = {"accuracy": words.percent(best.accuracy), "loss": f"{best.loss:.4g}"}
-    return {
-        "step": best.step,
-        "accuracy": accuracy,
-        "loss": best.loss if math.isfinite(best.loss) else None,
-        "labels": {plot: f"best {label}" for plot, label in labels.items()},
-    }
-
-
-def labelled(ticks: list[float]) -> list[tuple[float, str]]:
-    """Each tick with its number as text."""
-    return [(tick, tick_label(tick)) for tick in ticks]
-
-
-def tick_label(tick: float) -> str:
-    """A number that fits beside a plot.
-
-    >>> tick_label(0.0025), tick_label(5000), tick_label(2.5e6), tick_label(-2e-05)
-    ('0.0025', '5,000', '2.5e6', '-2e-5')
-    """
-    label = words.number(tick) if abs(tick) >= 1000 else f"{tick:g}"
-    if "e" not in label and len(label) <= MAX_LABEL_CHARS:
-        return label
-    # Without "+" and zeros: "2.5e+06" has no room.
-    number, power = f"{tick:.3e}".split("e")
-    return f"{float(number):g}e{int(power)}"
-
-
-ACCURACY_TICKS = labelled([0, 25, 50, 75, 100])
+    def _metric(self, name: str, value: float = 0.0) -> str:
+        """The name of the plot of a metric, which is made where there is none."""
+        # With a prefix: a function of the user's may be called "loss".
+        plot = f"metric:{name}"
+        old = self._plots.get(plot)
+        # A user's function of that name may count in percent already.
+        whole = 100 if is_share(name) and not value > 1 else 0
+        if old is None or (whole != old.measure.whole and not old.has_points()):
+            measure = Measure(plot, name, False, whole, less_is_better(name))
+            self._plots[plot] = _Plot(measure, self._max_points)
+        return plot

@@ -6,10 +6,12 @@ import math
 import re
 from collections import deque
 
+from gpupool.core.options.named_measures import is_share
 from gpupool.core.wire.monitor_event import OVER, MonitorEvent, monitor_line
+from gpupool.notebook.drawing.axes import Axis, FittedAxis, fitted_end, step_axis
+from gpupool.notebook.drawing.styles import own_legend, own_plot
 from gpupool.notebook.monitor import words
-from gpupool.notebook.monitor.curves import Curve, Lines, nice_axis, step_axis
-from gpupool.notebook.monitor.styles import own_legend, own_plot
+from gpupool.notebook.monitor.curves import Curve, Lines, shown
 from gpupool.notebook.monitor.widget_state import MonitorState, View
 
 MAX_POINTS = 500
@@ -44,8 +46,9 @@ class LoopHistory:
             self.latest |= values
             for name, value in values.items():
                 if math.isfinite(value):  # others have no place on an axis
-                    self.curves.setdefault(name, Curve(MAX_POINTS)).add(step, value)
-                    self.new.append((name, step, value))
+                    point = (step, shown(value))
+                    self.curves.setdefault(name, Curve(MAX_POINTS)).add(*point)
+                    self.new.append((name, *point))
                     self.num_points += 1
 
     def end(self) -> None:
@@ -89,6 +92,7 @@ class LoopState(MonitorState):
         self._history = history
         self._num_points = 0
         self._groups = history.event.groups
+        self._axes: dict[tuple[str, ...], FittedAxis] = {}
 
     def is_of_another(self, history: LoopHistory) -> bool:
         """Whether the plots are others now, or points were missed."""
@@ -123,15 +127,20 @@ class LoopState(MonitorState):
     def _plots(self, history: LoopHistory) -> View:
         groups = history.event.groups
         plots = [own_plot(str(n), *group) for n, group in enumerate(groups.items())]
-        curves = history.curves
-        y_axes = {}
-        for n, names in enumerate(groups.values()):
-            drawn = [curves[name] for name in names if name in curves]
-            low, high = min([0.0, *(c.low for c in drawn)]), [c.high for c in drawn]
-            y_axes[str(n)] = nice_axis(low, max(high, default=1.0))
-        steps = step_axis(max(history.event.num_steps, history.step, 1))
-        axes: View = {"steps": steps, "y": y_axes, "bands": [], "best": None}
+        y_axes = {str(n): self._y_axis(history, names) for n, names in enumerate(groups.values())}
+        plan = history.event.num_steps
+        steps = step_axis(fitted_end(history.step, plan, is_over=history.is_over), plan)
+        axes: View = {"steps": steps, "y": y_axes, "bands": [], "best": {}}
         return {"plots": plots, "legend": own_legend(plots, list(groups.values())), "axes": axes}
+
+    def _y_axis(self, history: LoopHistory, names: list[str]) -> Axis:
+        drawn = [history.curves[name] for name in names if name in history.curves]
+        # Shares between 0 and 1 stay so: the loop has named and printed them itself.
+        are_shares = all(map(is_share, names)) and all(
+            0 <= one.low <= one.high <= 1 for one in drawn
+        )
+        axis = self._axes.setdefault((*names, str(are_shares)), FittedAxis(float(are_shares)))
+        return axis.of(drawn, exact=history.is_over)
 
     def _words(self, history: LoopHistory, status: str) -> View:
         event, latest = history.event, history.latest

@@ -15,7 +15,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from gpupool.core.formatting import NONE
-from gpupool.notebook.monitor import svg, words
+from gpupool.notebook.drawing import svg
+from gpupool.notebook.monitor import words
 from gpupool.notebook.monitor.loop_history import LoopHistory, LoopState
 from gpupool.notebook.monitor.plots import COLORS, Plots
 from gpupool.notebook.monitor.rank_words import RankRow

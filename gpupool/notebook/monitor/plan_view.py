@@ -6,7 +6,7 @@ from html import escape
 
 from gpupool.core.options import plan as plans
 from gpupool.core.options.plan import TrainingPlan
-from gpupool.notebook.monitor import svg
+from gpupool.notebook.drawing import svg
 from gpupool.notebook.page import markup
 
 # A mid-tone: the background is not known, and may be white or nearly black.

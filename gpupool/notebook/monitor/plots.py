@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
-from gpupool.notebook.monitor import svg
-from gpupool.notebook.monitor.curves import Point
-from gpupool.notebook.monitor.styles import Style
+from gpupool.notebook.drawing import svg
+from gpupool.notebook.drawing.axes import Axis
+from gpupool.notebook.drawing.styles import Style
+from gpupool.notebook.monitor.curves import HALF_LIFE, Mean, smoothed
 from gpupool.notebook.monitor.widget_state import MonitorState
 
 COLORS = {"accuracy": "#1a85d6", "loss": "#e0632a", "text": "currentColor"}
 WIDTH, NARROW, GAP = 660, 420, 24  # more than two plots stand in two columns
-BLOCK, LEGEND = 252, 26
-LEFT, TOP, BOTTOM = 46, 38, 214
+BLOCK, SMALL, LEGEND = 252, 172, 26
+LEFT, TOP, BOTTOM = 46, 38, 38  # around the area of a plot
 
-Lines = dict[str, list[Point]]
+Lines = dict[str, list[Any]]
 
 
 class Plots:
@@ -22,21 +24,18 @@ class Plots:
 
     def __init__(self, state: MonitorState) -> None:
         view, whole = state.view, state.whole()
-        plots = view["plots"]
+        plots, axes = view["plots"], view["axes"]
         num_columns, width = (1, WIDTH) if len(plots) <= 2 else (2, NARROW)
-        num_rows = -(-len(plots) // num_columns)
-        drawn = [
-            _plot(
-                plot,
-                (n % num_columns * (width + GAP), n // num_columns * BLOCK, width),
-                whole[plot["name"]],
-                view["axes"],
-            )
-            for n, plot in enumerate(plots)
-        ]
+        drawn, top = [], 0
+        for first in _rows(plots, num_columns):
+            height = SMALL if first[0]["small"] else BLOCK
+            for column, plot in enumerate(first):
+                box = (column * (width + GAP), top, width, height)
+                drawn.append(_plot(plot, box, whole[plot["name"]], axes))
+            top += height
         self.width = num_columns * (width + GAP) - GAP
-        legend, num_lines = _legend(view["legend"], num_rows * BLOCK, self.width)
-        self.height = num_rows * BLOCK + LEGEND * num_lines
+        legend, num_lines = _legend(view["legend"], top, self.width)
+        self.height = top + LEGEND * num_lines
         self.inner = "".join([*drawn, legend])
         self.has_points = any(any(lines.values()) for lines in whole.values())
         self.label = "; ".join(view["latest"][plot["name"]] for plot in plots)
@@ -51,9 +50,17 @@ class Plots:
         return svg.data_url(self.inner, self.width, self.height)
 
 
-def _plot(plot: Style, place: tuple[int, int, int], lines: Lines, axes: dict[str, Any]) -> str:
-    left, top, width = place
-    area = svg.Area(left + LEFT, left + width - svg.MARGIN, top + TOP, top + BOTTOM)
+def _rows(plots: list[Style], num_columns: int) -> Iterator[list[Style]]:
+    """The plots row by row; those of metrics, which are small, begin one."""
+    for is_small in (False, True):
+        alike = [plot for plot in plots if plot["small"] == is_small]
+        for first in range(0, len(alike), num_columns):
+            yield alike[first : first + num_columns]
+
+
+def _plot(plot: Style, box: tuple[int, int, int, int], lines: Lines, axes: dict[str, Any]) -> str:
+    left, top, width, height = box
+    area = svg.Area(left + LEFT, left + width - svg.MARGIN, top + TOP, top + height - BOTTOM)
     x_axis, y_axis = axes["steps"], axes["y"][plot["name"]]
     x = svg.scale(x_axis, area.left, area.right)
     y = svg.scale(y_axis, area.bottom, area.top)
@@ -64,11 +71,23 @@ def _plot(plot: Style, place: tuple[int, int, int], lines: Lines, axes: dict[str
     ]
     for line in plot["lines"]:
         points, color = lines[line["name"]], _color(line["color"])
+        if line["name"] == "mean":
+            points = _smooth(points, x_axis, y_axis)
         out.append(svg.polyline(points, x, y, _stroke(line, color)))
         # Few points get dots, as a line of one point is nothing to see.
         if 0 < len(points) <= line["dots"]:
             out.append(f'<g color="{color}">{svg.markers(points, x, y)}</g>')
-    return "".join([*out, svg.best(area, plot["name"], axes["best"], x, y)])
+    color = _color(plot["lines"][0]["color"])
+    out.append(f'<g fill="{color}">{svg.clipped(area, y_axis, x)}</g>' if y_axis["clipped"] else "")
+    return "".join([*out, svg.best(area, axes["best"].get(plot["name"]), x, y)])
+
+
+def _smooth(means: list[Mean], x_axis: Axis, y_axis: Axis) -> list[tuple[float, float]]:
+    """The smoothed line, as wide as the drawn range says."""
+    low, high = y_axis["low"], y_axis["high"]
+    # An outlier counts as much as the edge where it is marked, or 1e31 would never be forgotten.
+    within = [(step, min(max(mean, low), high), count) for step, mean, count in means]
+    return smoothed(within, HALF_LIFE * (x_axis["high"] - x_axis["low"]))
 
 
 def _legend(entries: list[Style], top: int, width: int) -> tuple[str, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from gpupool.notebook.monitor import svg
+from gpupool.notebook.drawing import svg
 from gpupool.notebook.monitor.picture import state_of
 from gpupool.notebook.monitor.plots import Plots
 from gpupool.notebook.page import markup

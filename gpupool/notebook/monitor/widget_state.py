@@ -12,9 +12,9 @@ from dataclasses import asdict
 from typing import Any
 
 from gpupool.core.wire.events import RankEvent, StartEvent
+from gpupool.notebook.drawing.styles import training_legend, training_plot
 from gpupool.notebook.monitor import words
-from gpupool.notebook.monitor.curves import TITLES, Curves, Lines
-from gpupool.notebook.monitor.styles import training_legend, training_plot
+from gpupool.notebook.monitor.curves import Curves, Lines
 from gpupool.training.history import TrainingHistory
 
 View = dict[str, Any]
@@ -100,13 +100,13 @@ class TrainingState(MonitorState):
         return self._curves.take(history)
 
     def _plots(self, history: TrainingHistory) -> View:
-        axes, curves = self._curves.axes(history), self._curves
-        # Without class labels there is no accuracy, and no empty plot of it.
-        # Before the first step both are there, as nobody knows whether there will be an accuracy.
-        names = [name for name in TITLES if curves.has(name) or not curves.has("loss")]
-        plots = [training_plot(name, TITLES[name]) for name in names]
+        axes = self._curves.axes(history)
+        plots = [
+            training_plot(one.plot, one.title, "%" if one.whole else "", has_steps=one.has_steps)
+            for one in self._curves.measures()
+        ]
         legend = training_legend(
-            plots, validated=bool(history.validations), has_best=axes["best"] is not None
+            plots, validated=bool(history.validations), has_best=bool(axes["best"])
         )
         return {"plots": plots, "legend": legend, "axes": axes}
 
@@ -116,7 +116,7 @@ class TrainingState(MonitorState):
             "notice": words.notice(history),
             "remaining": words.remaining(history),
             "table": words.table(history),
-            "latest": words.latest(history),
+            "latest": words.latest(history) | self._curves.latest(),
             "stop_label": words.stop_label(history),
             "hint": "" if history.is_over else words.HINT,
             "file_name": file_name(history),

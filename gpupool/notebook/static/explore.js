@@ -217,7 +217,7 @@ function readOut(view, lines, axes, share, step) {
     isShare(plot) ? `${value.toFixed(1)} %` : String(Number(value.toPrecision(4)));
   const of = view.plots.map((plot) => {
     const names = namesOf(view, plot), found = plot.lines.map((line, index) => {
-      const points = drawnPoints(lines[plot.name]?.[line.name] ?? [], axes, share);
+      const points = drawnPoints(lines[plot.name]?.[line.name] ?? [], axes, share, axes.y[plot.name]);
       // Of a validation the last one: it holds until the next.
       const point = line.name === "validation"
         ? points[countBefore(points, step + 1) - 1] : nearest(points, step);

@@ -53,7 +53,7 @@ function scale(axis, start, end) {
 
 // Weighted means of all points so far, the weight halved every `halfLife` steps: free of bias, as
 // the weights of what is there are all that counts. Points are [step, mean, number of steps]. The same
-// formula as `smoothed` in gpupool/notebook/monitor/curves.py.
+// formula as `smoothed` in gpupool/training/history.py.
 function smoothed(means, halfLife) {
   let sum = 0, weight = 0, before = 0;
   return means.map(([step, mean, count]) => {
@@ -65,10 +65,12 @@ function smoothed(means, halfLife) {
   });
 }
 
-// The points of a line as they are drawn: means become the smooth line.
-function drawnPoints(points, axes, share) {
+// The points of a line as they are drawn: means become the smooth line. In them an outlier counts as much
+// as the edge where it is marked, or 1e31 would never be forgotten.
+function drawnPoints(points, axes, share, { low, high }) {
   if (points[0]?.length !== 3) return points;
-  return smoothed(points, share * (axes.steps.high - axes.steps.low));
+  const within = points.map(([step, mean, count]) => [step, Math.min(Math.max(mean, low), high), count]);
+  return smoothed(within, share * (axes.steps.high - axes.steps.low));
 }
 
 // How many points lie before a step: points are in the order of steps.
@@ -155,14 +157,13 @@ function drawRing(context, x, y, color) {
   context.stroke();
 }
 
-// The ring of the best checkpoint with its label: to its right and below the curve of accuracy,
-// above that of the loss, as far as the plot has room there.
-function drawBest({ context, box, colors }, plot, best, x, y) {
-  if (!best || best[plot] === null) return;
-  const atX = x(best.step), atY = y(best[plot]), label = best.labels[plot];
+// The ring of the best with its label beside it: below the curve or above it, as far as the plot has
+// room there.
+function drawBest({ context, box, colors }, best, x, y) {
+  const atX = x(best.step), atY = y(best.value), { label } = best;
   drawRing(context, atX, atY, colors.text);
   const fits = atX + 10 + context.measureText(label).width < box.right;
-  const below = plot === "accuracy" ? atY + 24 < box.bottom : atY - 24 < box.top;
+  const below = best.below ? atY + 24 < box.bottom : atY - 24 < box.top;
   const left = atX + (fits ? 8 : -8), top = atY + (below ? 20 : -12);
   context.textAlign = fits ? "left" : "right";
   if (colors.ground) {  // curves must not cross the words
@@ -186,17 +187,15 @@ function drawPlot(surface, plot, lines, axes, share = SHARE) {
   context.rect(box.left - 4, box.top - 4, box.right - box.left + 8, box.bottom - box.top + 8);
   context.clip();
   for (const line of plot.lines) {
-    const all = drawnPoints(lines?.[line.name] ?? [], axes, share);
+    const all = drawnPoints(lines?.[line.name] ?? [], axes, share, yAxis);
     const points = pointsWithin(all, axes.steps), color = colors[line.color] ?? line.color;
     drawLine(context, points, x, y, { ...line, color });
     if (points.length <= line.dots) drawMarkers(surface, points, x, y, color);
   }
   context.restore();
   drawClipped(surface, yAxis, x, colors[plot.lines[0].color] ?? plot.lines[0].color);
-  const { best, steps } = axes;
-  if (best && best.step >= steps.low && best.step <= steps.high) {
-    drawBest(surface, plot.name, best, x, y);
-  }
+  const best = axes.best[plot.name], { low, high } = axes.steps;
+  if (best && best.step >= low && best.step <= high) drawBest(surface, best, x, y);
 }
 
 // A small triangle at the edge for each value beyond the axis.

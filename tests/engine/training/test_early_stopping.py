@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from gpupool.core.options.named_measures import less_is_better
 from gpupool.core.wire.events import StepEvent
-from gpupool.engine.training.early_stopping import EarlyStopping, less_is_better
+from gpupool.engine.training.early_stopping import EarlyStopping
 
 
 def steps(

@@ -5,13 +5,14 @@ Colours are mid-tones, as the page they will stand on is not known: white, or ne
 
 from __future__ import annotations
 
+import math
 from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from gpupool.notebook.monitor.curves import Point
+from gpupool.notebook.drawing.axes import Points, tick_label
 
 INK = "#666666"  # of words in a picture that cannot take the page's colour
 FONT_SIZE = 11
@@ -40,9 +41,11 @@ class Area:
 
 
 def scale(axis: dict[str, Any], start: float, end: float) -> Scale:
-    """From a value on the axis to a pixel between `start` and `end`."""
+    """From a value on the axis to a pixel between `start` and `end`; what is beyond is there."""
     low, high = axis["low"], axis["high"]
-    return lambda value: start + (end - start) * (value - low) / (high - low)
+    by = math.log10 if axis.get("log") else float
+    first, size = by(low), by(high) - by(low)
+    return lambda value: start + (end - start) * (by(min(max(value, low), high)) - first) / size
 
 
 def text(x: float, y: float, words: str, anchor: str = "middle", style: str = "") -> str:
@@ -88,18 +91,34 @@ def bands(area: Area, spans: list[tuple[int, int, str]], x: Scale) -> str:
     return "".join(out)
 
 
-def polyline(points: list[Point], x: Scale, y: Scale, style: str) -> str:
+def polyline(points: Points, x: Scale, y: Scale, style: str) -> str:
     """A line through points."""
     path = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in points)
     return f'<polyline fill="none" {style} points="{path}"/>'
 
 
-def markers(points: list[Point], x: Scale, y: Scale) -> str:
+def markers(points: Points, x: Scale, y: Scale) -> str:
     """A dot on each point; smaller where they are many, which must not become one thick line."""
     size = 6 if len(points) <= 40 else 3
     # Lines of no length with round caps: one element draws all dots.
     dots = "".join(f"M{x(step):.1f},{y(value):.1f}h0" for step, value in points)
     return f'<path stroke="currentColor" stroke-width="{size}" stroke-linecap="round" d="{dots}"/>'
+
+
+def clipped(area: Area, axis: dict[str, Any], x: Scale) -> str:
+    """A triangle at the edge for each outlier, and the value of the farthest in words."""
+    out, outliers = [], axis.get("clipped", [])
+    for step, value in outliers:
+        # Its tip is at the edge that the value lies beyond.
+        tip, way = (area.top, 1) if value > axis["high"] else (area.bottom, -1)
+        out.append(f'<path d="M{x(step):.1f},{tip + way:g}l4,{7 * way}h-8z"/>')
+    if above := [(value, step) for step, value in outliers if value > axis["high"]]:
+        value, step = max(above)
+        label = tick_label(float(f"{value:.3g}"))
+        fits = x(step) + 8 + CHAR_WIDTH * len(label) < area.right
+        left, anchor = (x(step) + 7, "start") if fits else (x(step) - 7, "end")
+        out.append(text(left, area.top + 10, label, anchor))
+    return "".join(out)
 
 
 def ring(x: float, y: float, radius: float = 6.5) -> str:
@@ -110,16 +129,16 @@ def ring(x: float, y: float, radius: float = 6.5) -> str:
     )
 
 
-def best(area: Area, plot: str, point: dict[str, Any] | None, x: Scale, y: Scale) -> str:
-    """The ring of the best checkpoint with its label, below it for accuracy, else above.
+def best(area: Area, point: dict[str, Any] | None, x: Scale, y: Scale) -> str:
+    """The ring of the best validation with its label, where the curve does not go: below or above.
 
     The label stays within the area, so that it never meets those of the axes and epochs.
     """
-    if point is None or point[plot] is None:
+    if point is None:
         return ""
-    at_x, at_y, label = x(point["step"]), y(point[plot]), point["labels"][plot]
+    at_x, at_y, label = x(point["step"]), y(point["value"]), point["label"]
     fits = at_x + 10 + CHAR_WIDTH * len(label) < area.right
-    below = at_y + 24 < area.bottom if plot == "accuracy" else at_y - 24 < area.top
+    below = at_y + 24 < area.bottom if point["below"] else at_y - 24 < area.top
     left, anchor = (at_x + 8, "start") if fits else (at_x - 8, "end")
     return ring(at_x, at_y) + text(left, at_y + (20 if below else -12), label, anchor)
 

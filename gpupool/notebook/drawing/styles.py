@@ -1,8 +1,8 @@
 """How the plots of a monitor look, as plain data: drawn by the browser and as SVG. Pure; client.
 
-A plot is {"name", "title", "lines"}. A line has the name of its points, a colour ("accuracy",
-"loss" and "text" are those of the page's theme), a width, an opacity, dashes, and dots, if it has
-no more than so many points.
+A plot is {"name", "title", "unit" ("%" or ""), "small", "lines"}. A line has the name of its
+points, a colour ("accuracy", "loss" and "text" are those of the page's theme), a width, an opacity,
+dashes, and dots, if it has no more than so many points. The points of "mean" are drawn `smoothed`.
 """
 
 from __future__ import annotations
@@ -43,20 +43,22 @@ def entry(label: str, lines: Sequence[Style], *, is_ring: bool = False) -> Style
     return {**lines[0], "label": label, "colors": [one["color"] for one in lines], "ring": is_ring}
 
 
-def training_plot(name: str, title: str) -> Style:
-    """A plot of a training: each step, smoothed, and validations."""
+def training_plot(name: str, title: str, unit: str, *, has_steps: bool) -> Style:
+    """A plot of a training: each step, smoothed, and validations; or these alone, of a metric."""
     lines = [
         line("raw", name, alpha=0.4, dots=1),
-        line("smooth", name, width=2),
+        line("mean", name, width=2),
         line("validation", "text", dash=(5, 4), dots=MANY),
     ]
-    return {"name": name, "title": title, "lines": lines}
+    shown = lines if has_steps else lines[2:]
+    return {"name": name, "title": title, "unit": unit, "small": not has_steps, "lines": shown}
 
 
 def training_legend(plots: Sequence[Style], *, validated: bool, has_best: bool) -> list[Style]:
     """The legend below the plots of a training."""
-    raw, smooth, validation = ([plot["lines"][n] for plot in plots] for n in range(3))
-    entries = [entry("training (smoothed)", smooth), entry("training", raw)]
+    plots = [plot for plot in plots if not plot["small"]]
+    raw, mean, validation = ([plot["lines"][n] for plot in plots] for n in range(3))
+    entries = [entry("training (smoothed)", mean), entry("training", raw)]
     if validated:
         entries.append(entry("validation", validation[:1]))
     if has_best:
@@ -71,7 +73,7 @@ def own_plot(name: str, title: str, metrics: Sequence[str]) -> Style:
     lines = [
         line(str(n), color, width=2, dash=dash, dots=FEW) for n, (color, dash) in enumerate(looks)
     ]
-    return {"name": name, "title": title, "lines": lines}
+    return {"name": name, "title": title, "unit": "", "small": False, "lines": lines}
 
 
 def own_legend(plots: Sequence[Style], groups: Sequence[Sequence[str]]) -> list[Style]:

@@ -1,0 +1,1 @@
+"""What plots are made of: axes with ticks, the looks of lines, and SVG."""
