@@ -5,14 +5,11 @@ python -m demo.options_page
 
 from __future__ import annotations
 
-import ast
 import inspect
-import re
-from dataclasses import MISSING, fields
 from pathlib import Path
 
-from gpupool import CallbackInfo, TrainingOptions
-from gpupool.core.options import fields as source
+from gpupool import CallbackInfo
+from gpupool.core.options.fields import option_help
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "training-options.md"
 _HEAD = """\
@@ -46,34 +43,14 @@ def text() -> str:
 
 def _sections() -> list[str]:
     """The options under the headings that divide the class, each with its default and meaning."""
-    code = inspect.getsource(source.TrainingFields)
-    lines = code.splitlines()
-    (class_,) = ast.parse(code).body
-    assert isinstance(class_, ast.ClassDef)
-    headings = {
-        number: found[1]
-        for number, line in enumerate(lines, 1)
-        if (found := re.fullmatch(r" *# ---- (.*)", line))
-    }
-    defaults = {one.name: _default(one) for one in fields(TrainingOptions)}
     parts: list[str] = []
-    for field, words in zip(class_.body, class_.body[1:], strict=False):
-        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
-            continue
-        assert isinstance(words, ast.Expr), f"{field.target.id} has no docstring"
-        assert isinstance(words.value, ast.Constant)
-        for number in [number for number in headings if number < field.lineno]:
-            heading = headings.pop(number)
+    heading = ""
+    for option in option_help():
+        if option.heading != heading:
+            heading = option.heading
             parts.append(f"## {heading[0].upper()}{heading[1:]}\n")
-        name = field.target.id
-        meaning = inspect.cleandoc(str(words.value.value))
-        parts.append(f"**`{name}`** = `{defaults[name]}`\n\n{meaning}\n")
+        parts.append(f"**`{option.name}`** = `{option.default}`\n\n{option.meaning}\n")
     return parts
-
-
-def _default(one: object) -> str:
-    default = getattr(one, "default", MISSING)
-    return "{}" if default is MISSING else repr(default)
 
 
 def _docstring(kind: type) -> str:

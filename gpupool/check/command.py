@@ -24,7 +24,7 @@ from gpupool.check.pools import FIRST, Home, stop
 from gpupool.check.promise import Check, Line
 from gpupool.check.report import Report, this_machine
 from gpupool.check.runner import STOP_S, Runner
-from gpupool.core.options.pool_options import seconds_argument, suggest
+from gpupool.core.options.pool_options import Device, seconds_argument, suggest
 
 SECONDS = 240.0
 INTERRUPTED = 130  # as shells say it of a program that SIGINT has ended
@@ -36,16 +36,37 @@ CHECKS: tuple[Check[Bench], ...] = (*_REST, *FAULTS, *NUMBERS)
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add what the command can be given; what is not given is left out of the result."""
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--gpu", dest="device", action="store_const", const="gpu")
-    where.add_argument("--cpu", dest="device", action="store_const", const="cpu")
-    parser.add_argument("--gpus", metavar="GPUS")
-    parser.add_argument("--only", nargs="+", type=_name, metavar="NAME")
-    parser.add_argument("--seconds", type=seconds_argument, metavar="SECONDS")
-    parser.add_argument("--json", dest="as_json", action="store_true")
+    where.add_argument(
+        "--gpu",
+        dest="device",
+        action="store_const",
+        const="gpu",
+        help="check on GPUs; without this and --cpu: on GPUs if there are any",
+    )
+    where.add_argument(
+        "--cpu", dest="device", action="store_const", const="cpu", help="check on two CPU ranks"
+    )
+    parser.add_argument("--gpus", metavar="GPUS", help="check on these GPUs, such as 0,2")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        type=_name,
+        metavar="NAME",
+        help="only checks whose names begin so, such as abort, kill or bits",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=seconds_argument,
+        metavar="SECONDS",
+        help=f"begin no check later than this: {SECONDS:g}",
+    )
+    parser.add_argument(
+        "--json", dest="as_json", action="store_true", help="print the report as JSON"
+    )
 
 
 def run(
-    device: str = "auto",
+    device: Device = "auto",
     gpus: str | None = None,
     only: Sequence[str] = (),
     seconds: float = SECONDS,

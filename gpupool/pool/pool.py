@@ -33,7 +33,7 @@ from gpupool.pool.processes.engines import Engines
 from gpupool.pool.processes.interface import RankEngines
 from gpupool.pool.ranks import Ranks
 from gpupool.pool.result import OutputRecorder, SpmdResult
-from gpupool.pool.status import PoolStatus
+from gpupool.pool.status import FOR_USERS, PoolStatus
 from gpupool.pool.variables.composite import Composite
 from gpupool.pool.variables.state_sync import sync_state
 from gpupool.pool.variables.variables import Variables
@@ -390,6 +390,9 @@ class Pool:
         status = self.status()
         return f"Pool({rank_count(self.world_size)}, {self.backend}, {status.state})"
 
+    def __dir__(self) -> list[str]:
+        return list(FOR_USERS)
+
     # ---- what the folders above build on -------------------------------------------------
 
     def select_ranks(self, ranks: str | int | Iterable[int] | None) -> tuple[int, ...]:
@@ -441,9 +444,7 @@ class Pool:
         self._all_ranks.reform_group()
 
     def wait_until_usable(self) -> None:
-        """Wait for ranks that are just being replaced, then raise the PoolError that says why
-        nothing can run, if so.
-        """
+        """Wait for ranks that are being replaced; a PoolError says why nothing can run, if so."""
         self._all_ranks.wait_until_usable()
 
     def forget_listeners(self) -> None:

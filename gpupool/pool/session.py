@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from gpupool.core.errors import NoPoolError, PoolError
 from gpupool.core.formatting import rank_count
 from gpupool.core.machine.gpus import GpuTable, discover
 from gpupool.core.machine.uses import uses
-from gpupool.core.options.pool_options import PoolOptions, make_options
+from gpupool.core.options.pool_options import Annotation, PoolOptions, make_options, pool_parameters
 from gpupool.core.progress import progress as bar
 from gpupool.core.wire import environ
 from gpupool.pool.notices import Progress, unheard, with_bar
@@ -59,6 +60,13 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
         with with_bar(progress, "Starting the pool") as stage:
             _current = InlinePool(chosen, stage) if chosen.inline else Pool(chosen, stage)
         return _current
+
+
+# For help and completion; "profile" is there already.
+_own = list(inspect.signature(start).parameters.values())[:-1]
+start.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+    [*_own, *pool_parameters()[1:]], return_annotation=Annotation("Pool")
+)
 
 
 def current_pool(create: bool = False) -> Pool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpupool.core.errors import TrainingError
 from gpupool.core.network import give, info_of
@@ -13,13 +13,15 @@ from gpupool.core.network import give, info_of
 if TYPE_CHECKING:
     from torch import nn
 
+Module = TypeVar("Module", bound="nn.Module")
+
 # Parts of torchvision's networks that have a classifier of their own beside the last: GoogLeNet,
 # Inception, the segmentation networks; and LR-ASPP, which adds two.
 _AUXILIARY = {"aux1", "aux2", "AuxLogits", "aux_classifier"}
 _BESIDE = {*_AUXILIARY, "low_classifier"}
 
 
-def replace_head(model: nn.Module, num_classes: int) -> nn.Module:
+def replace_head(model: Module, num_classes: int) -> Module:
     """A copy of `model` whose last layer has `num_classes` outputs and fresh weights.
 
     The last `nn.Linear` in order of definition is replaced, or the last `nn.Conv2d` where a network
@@ -56,7 +58,7 @@ def replace_head(model: nn.Module, num_classes: int) -> nn.Module:
         )
     for name, old in found:
         if not name:  # the network is that layer
-            return _like(old, num_classes)
+            return _like(old, num_classes)  # type: ignore[return-value]
         # `setattr` on the parent, as a module cannot be replaced through `named_modules`.
         parent, _, attribute = name.rpartition(".")
         setattr(changed.get_submodule(parent), attribute, _like(old, num_classes))

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from gpupool.core.errors import TrainingError
 from gpupool.core.jobs import InferenceJob
 from gpupool.core.network import info_of
 from gpupool.core.options.class_names import class_names
+from gpupool.core.options.fields import Precision
 from gpupool.core.progress import progress
 from gpupool.core.wire.calls import Predict
 from gpupool.pool.pool import Pool
@@ -35,13 +36,36 @@ class Predictions(list[str]):
     classes: tuple[str, ...]
 
 
+# `Tensor | Any`: an editor knows the tensor, and a network with several outputs is no mistake.
+@overload
+def predict(
+    model: nn.Module,
+    dataset: Any,
+    *,
+    names: Literal[False] = ...,
+    batch_size: int = ...,
+    precision: Precision = ...,
+    pool: Pool | None = ...,
+    **reading: Any,
+) -> Tensor | Any: ...
+@overload
+def predict(
+    model: nn.Module,
+    dataset: Any,
+    *,
+    names: Literal[True],
+    batch_size: int = ...,
+    precision: Precision = ...,
+    pool: Pool | None = ...,
+    **reading: Any,
+) -> Predictions: ...
 def predict(
     model: nn.Module,
     dataset: Any,
     *,
     names: bool = False,
     batch_size: int = 256,
-    precision: str = "float32",
+    precision: Precision = "float32",
     pool: Pool | None = None,
     **reading: Any,
 ) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from gpupool.core.formatting import NONE, duration, number, percent
 from gpupool.core.network import info_of
@@ -15,10 +15,10 @@ from gpupool.core.wire.replies import TrainReply
 from gpupool.pool.calls.output import RankOutput
 from gpupool.training.history import TrainingHistory
 from gpupool.training.phrases import after, backend, ending, figure, global_batch, hardware
-from gpupool.training.predict import predicted
+from gpupool.training.predict import Predictions, predicted
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 Rows = tuple[tuple[str, str], ...]
@@ -138,6 +138,10 @@ class TrainingResult:
         """
         return dict(self.history.reads.skipped)
 
+    @overload
+    def predict(self, x: Any, *, names: Literal[False] = ..., **options: Any) -> Tensor | Any: ...
+    @overload
+    def predict(self, x: Any, *, names: Literal[True], **options: Any) -> Predictions: ...
     def predict(self, x: Any, *, names: bool = False, **options: Any) -> Any:
         """What `model` gives for `x`, as `gpupool.predict(result.model, x)`.
 

@@ -9,38 +9,35 @@ import inspect
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options import other_names, sampling
+from gpupool.core.options import fields, other_names, sampling
 from gpupool.core.options.fields import Profile, TrainingFields
 from gpupool.core.options.pool_options import folder_url, number, one_of, parse_duration_s
 from gpupool.core.wire.masking import without_passwords
 
-SCHEDULES = ("none", "piecewise", "exponential", "polynomial", "cosine", "cyclical", "plateau")
+SCHEDULES = get_args(fields.Schedule)
 WORDS: dict[str, tuple[str, ...]] = {
-    "shuffle": ("every-epoch", "once", "never"),
-    "on_error": ("raise", "skip"),
-    "scale": ("none", "linear"),
-    "normalize": ("none", "fit"),
-    "clip_method": ("global-l2norm", "l2norm", "absolute-value"),
-    "precision": ("float32", "bf16", "fp16"),
-    "compress": ("none", "bf16", "fp16"),
-    "batch_norm": ("local", "sync", "frozen"),
-    "bn_statistics": ("moving", "population"),
-    "keep": ("auto", "best", "last"),
-    "on_divergence": ("stop", "tell"),
-    "on_failure": ("raise", "resume"),
-    "progress": ("auto", "plot", "table", "none"),
-    "execution": (
-        *("auto", "cpu", "gpu", "multi-gpu"),
-        *("parallel-auto", "parallel-cpu", "parallel-gpu"),
-    ),
+    "shuffle": get_args(fields.Shuffle),
+    "on_error": get_args(fields.OnError),
+    "scale": get_args(fields.Scale),
+    "normalize": get_args(fields.Normalize),
+    "clip_method": get_args(fields.ClipMethod),
+    "precision": get_args(fields.Precision),
+    "compress": get_args(fields.Compress),
+    "batch_norm": get_args(fields.BatchNorm),
+    "bn_statistics": get_args(fields.BnStatistics),
+    "keep": get_args(fields.Keep),
+    "on_divergence": get_args(fields.OnDivergence),
+    "on_failure": get_args(fields.OnFailure),
+    "progress": get_args(fields.Progress),
+    "execution": get_args(fields.Execution),
 }
-INPUTS = ("auto", "one", "args", "kwargs")
-WEIGHTS = ("samples", "tokens")
-OPTIMIZERS = ("sgdm", "sgd", "adam", "adamw", "rmsprop", "lbfgs", "lars", "lamb")
-COMPILE_MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+INPUTS = get_args(fields.Inputs)
+WEIGHTS = get_args(fields.Weight)
+OPTIMIZERS = get_args(fields.Optimizer)
+COMPILE_MODES = get_args(fields.CompileMode)
 _COUNTS = (
     *("epochs", "max_steps", "batch_size", "accumulate", "drop_period", "cycle_period"),
     *("patience", "num_checkpoints", "log_every"),

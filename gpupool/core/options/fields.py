@@ -6,14 +6,43 @@ given, and one that would have no effect is an error. `TrainingOptions` checks t
 
 from __future__ import annotations
 
+import ast
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.pool_options import folder_url, number
+from gpupool.core.options.pool_options import folder_url, number, parameters
 
 MAX_SKIPPED = 0.001  # of the samples of an epoch
+
+# The words that options take: for type checkers, for help and completion, and for the checks.
+Optimizer: TypeAlias = Literal["sgdm", "sgd", "adam", "adamw", "rmsprop", "lbfgs", "lars", "lamb"]
+Schedule: TypeAlias = Literal[
+    "none", "piecewise", "exponential", "polynomial", "cosine", "cyclical", "plateau"
+]
+Scale: TypeAlias = Literal["none", "linear"]
+Shuffle: TypeAlias = Literal["every-epoch", "once", "never"]
+Normalize: TypeAlias = Literal["none", "fit"]
+OnError: TypeAlias = Literal["raise", "skip"]
+Inputs: TypeAlias = Literal["auto", "one", "args", "kwargs"]
+Weight: TypeAlias = Literal["samples", "tokens"]
+ClipMethod: TypeAlias = Literal["global-l2norm", "l2norm", "absolute-value"]
+Precision: TypeAlias = Literal["float32", "bf16", "fp16"]
+CompileMode: TypeAlias = Literal[
+    "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
+]
+Compress: TypeAlias = Literal["none", "bf16", "fp16"]
+BatchNorm: TypeAlias = Literal["local", "sync", "frozen"]
+BnStatistics: TypeAlias = Literal["moving", "population"]
+Keep: TypeAlias = Literal["auto", "best", "last"]
+OnDivergence: TypeAlias = Literal["stop", "tell"]
+OnFailure: TypeAlias = Literal["raise", "resume"]
+Progress: TypeAlias = Literal["auto", "plot", "table", "none"]
+Execution: TypeAlias = Literal[
+    "auto", "cpu", "gpu", "multi-gpu", "parallel-auto", "parallel-cpu", "parallel-gpu"
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +74,7 @@ class TrainingFields:
     """The options of a training, not yet checked: see `TrainingOptions`."""
 
     # ---- the optimizer
-    optimizer: str | Callable[..., Any] = "sgdm"
+    optimizer: Optimizer | Callable[..., Any] = "sgdm"
     """"sgdm" (SGD with momentum), "sgd", "adam", "adamw", "rmsprop", "lbfgs" as in `torch.optim`,
     "lars" (You et al. 2017), "lamb" (You et al. 2020), or a callable: parameter groups ->
     `torch.optim.Optimizer`, as `lambda groups: torch.optim.Adamax(groups, lr=0.01)`."""
@@ -73,7 +102,7 @@ class TrainingFields:
     """Glob on parameter names -> factor on `lr`; 0 freezes. The last matching pattern counts."""
 
     # ---- the learning rate over time
-    schedule: str | Sequence[tuple[str, int]] | Callable[[int, int], float] = "none"
+    schedule: Schedule | Sequence[tuple[Schedule, int]] | Callable[[int, int], float] = "none"
     """"none", "piecewise" (times `drop_factor` every `drop_period` epochs), "exponential" (the same
     in small parts each step), "polynomial" and "cosine" (down to `min_factor` at the end),
     "cyclical" (a triangle between `min_factor` and 1), "plateau" (times `drop_factor` where
@@ -109,7 +138,7 @@ class TrainingFields:
     """Ends training after so many optimizer steps, should the epochs have more."""
     batch_size: int = 128
     """Samples per optimizer step over all ranks; the last batch of an epoch may be smaller."""
-    scale: str = "none"
+    scale: Scale = "none"
     """"linear" takes `batch_size` and `lr` times the number of ranks that train (Goyal et al. 2017,
     https://arxiv.org/abs/1706.02677, section 2.1), "none" as they are."""
     accumulate: int = 1
@@ -118,9 +147,9 @@ class TrainingFields:
     rank_load: Sequence[float] | None = None
     """Share of each rank in a batch, relative to the others; 0: that rank has none. Equal unless
     given."""
-    shuffle: str = "every-epoch"
+    shuffle: Shuffle = "every-epoch"
     """"every-epoch", "once" (the same order each epoch) or "never"."""
-    weights: Sequence[float] | str | None = None
+    weights: Sequence[float] | Literal["balanced"] | None = None
     """How often each sample is drawn, relative to the others: an epoch draws as many samples as the
     data set has, with replacement (torch's WeightedRandomSampler). "balanced": each class as often
     as any other, where the data set knows its labels."""
@@ -137,14 +166,14 @@ class TrainingFields:
     deterministic: bool = False
     """Two trainings from one `seed`, on as many GPUs of one kind, are equal to the last bit, which
     takes longer; what torch cannot compute so is an error. On CPUs they always are."""
-    normalize: str = "none"
+    normalize: Normalize = "none"
     """"fit" takes the mean of each channel of the training inputs away and divides by the standard
     deviation; one pass over the data, by all ranks, before training."""
     workers: int | None = None
     """Threads or processes that read a data set of one's own on each rank: 0 is one thread. Unless
     given, the first samples are measured: threads where they wait or release Python's lock, else
     processes. Datastores have threads of their own."""
-    on_error: str = "raise"
+    on_error: OnError = "raise"
     """What happens when a sample cannot be read: "raise" ends training with an error that names it;
     "skip" leaves it out, counts it nowhere and lists it in `TrainingResult.skipped`. A data set of
     one's own raises `gpupool.SampleError` for such a sample."""
@@ -156,7 +185,7 @@ class TrainingFields:
     collate: Callable[[list[Any]], Any] | None = None
     """Makes a batch of a list of samples, as `collate_fn` of torch's DataLoader; each rank calls it
     with its own samples. torch's `default_collate` unless given."""
-    inputs: str | Sequence[str | int] = "auto"
+    inputs: Inputs | Sequence[str | int] = "auto"
     """What of a batch the network is called with: "one" (`model(inputs)`), "args"
     (`model(*inputs)`), "kwargs" (`model(**inputs)`), or names or numbers of parts of the batch.
     "auto": of a pair its first half; of named columns those that `forward` takes by name."""
@@ -164,7 +193,7 @@ class TrainingFields:
     """What the loss is given beside the outputs: a name or number of a part of the batch, or
     "batch", all of it. "auto": the second half of a pair, or the column "label", "labels",
     "target" or "targets"; a function whose second argument is called `batch` gets all."""
-    weight: str | Callable[[Any], Any] | None = None
+    weight: Weight | Callable[[Any], Any] | None = None
     """Over what the loss is a mean: "samples", "tokens" (labels that are not -100), or a function
     of what the loss is given, which counts. So ranks with shares of different length equal one.
     Unless given: what a loss of ours or of torch counts itself; samples of any other."""
@@ -179,35 +208,35 @@ class TrainingFields:
     # ---- how a step is computed
     clip: float | None = None
     """Limit on the gradient of the whole batch, measured as `clip_method` says; None: no limit."""
-    clip_method: str | None = None
+    clip_method: ClipMethod | None = None
     """"global-l2norm" (of all parameters together; so unless given), "l2norm" (of each parameter)
     or "absolute-value" (of each element)."""
-    precision: str = "float32"
+    precision: Precision = "float32"
     """"float32", "bf16" or "fp16": mixed by `torch.autocast`; "fp16" scales the loss."""
-    compile: bool | str = False
+    compile: bool | CompileMode = False
     """`torch.compile`: True, or one of its modes."""
     channels_last: bool = False
     """Convolutions work on channels-last tensors, which is faster on GPUs."""
-    compress: str = "none"
+    compress: Compress = "none"
     """"bf16" or "fp16" sends gradients between ranks in half the bytes, rounded; "none" as is."""
-    batch_norm: str = "local"
+    batch_norm: BatchNorm = "local"
     """"local" (statistics of a rank's own share), "sync" (of the whole batch) or "frozen" (the
     running ones are used, and stay)."""
-    bn_statistics: str = "moving"
+    bn_statistics: BnStatistics = "moving"
     """Batch norms' statistics in the end: "moving" averages of training, or of the "population":
     computed over the training data once more."""
     ema: float | None = None
     """Decay of an exponential moving average of the weights; it is what is validated and kept."""
 
     # ---- validation, and when to stop
-    validate_every: str | int = "epoch"
+    validate_every: Literal["epoch"] | int = "epoch"
     """"epoch" or a number of steps."""
     metrics: Sequence[Any] | Mapping[str, Any] = ()
     """What validations measure beside the loss: names ("accuracy", "f1", "mean_iou" ...), functions
     (outputs, targets) -> mean, or torchmetrics objects; or a dict {output: one or several}."""
     objective: str = "loss"
     """What is best: "loss", "accuracy" or the name of one of `metrics`, of validations."""
-    keep: str = "auto"
+    keep: Keep = "auto"
     """Which weights the result has: "best" by `objective`, "last", or "auto": the best where there
     is a validation."""
     patience: int | None = None
@@ -216,7 +245,7 @@ class TrainingFields:
     """By how much a validation has to be better for `patience` and schedule="plateau", in the unit
     of `objective`; what is better by less counts as no better. Unless given any improvement counts
     for `patience`, and one in 10,000 for "plateau"."""
-    on_divergence: str = "stop"
+    on_divergence: OnDivergence = "stop"
     """When loss is NaN or infinite: "stop" ends training with the last weights that were good,
     "tell" only reports it. A spike of the loss is only reported."""
 
@@ -233,14 +262,14 @@ class TrainingFields:
     overwrite: bool = False
     """Begins from scratch although `checkpoint` holds checkpoints of another training: these are
     removed when the first new one is complete, and nothing else is."""
-    on_failure: str = "raise"
+    on_failure: OnFailure = "raise"
     """When a rank dies: "raise", or "resume": it is replaced, and training resumes from the newest
     checkpoint."""
 
     # ---- what is shown
     log_every: int = 10
     """Steps between two reports; each report carries every step since the last."""
-    progress: str = "auto"
+    progress: Progress = "auto"
     """Shown in the notebook: "plot", "table", "none"; "auto": a plot where there can be one."""
     callbacks: Sequence[Callable[[Any], Any]] = ()
     """Called on every rank with a `CallbackInfo` at "start", "step", "epoch", "validation",
@@ -251,7 +280,7 @@ class TrainingFields:
     """Steps of which every rank leaves a trace."""
 
     # ---- where
-    execution: str = "auto"
+    execution: Execution = "auto"
     """Which ranks train, and on what: "auto" (all ranks that have a GPU; all ranks on CPU if none
     has), "cpu" and "gpu" (one rank), "multi-gpu" (as many as GPUs of this machine),
     "parallel-auto", "parallel-cpu", "parallel-gpu" (all there are)."""
@@ -281,3 +310,51 @@ class TrainingFields:
         share = MAX_SKIPPED if self.max_skipped is None else self.max_skipped
         # The small term: 0.29 * 100 is 28.999... in floats, and `int` would lose one sample.
         return max(1, int(share * num_samples + 1e-9))
+
+
+class OptionHelp(NamedTuple):
+    """What a reader wants to know of one option."""
+
+    name: str
+    default: str
+    """As it is written; "{}" of a dict."""
+    words: tuple[str, ...]
+    """The words that it takes, if any; it may take other values too."""
+    meaning: str
+    """Its docstring."""
+    heading: str
+    """That of the group in which it stands."""
+
+
+def option_parameters() -> list[inspect.Parameter]:
+    """Every option as a parameter by name, with its default and its words."""
+    return parameters(TrainingFields, globals())
+
+
+def option_help() -> list[OptionHelp]:
+    """Every option with its meaning, read from this file.
+
+    Raises:
+        OSError: the file is not there.
+    """
+    lines, _ = inspect.getsourcelines(TrainingFields)
+    shown = {one.name: one for one in option_parameters()}
+    (class_,) = ast.parse("".join(lines)).body
+    assert isinstance(class_, ast.ClassDef)
+    headings = [
+        (number, line.partition("# ---- ")[2].strip())
+        for number, line in enumerate(lines, 1)
+        if "# ---- " in line
+    ]
+    found = []
+    for one, below in zip(class_.body, class_.body[1:], strict=False):
+        if not isinstance(one, ast.AnnAssign) or not isinstance(one.target, ast.Name):
+            continue
+        name = one.target.id
+        assert isinstance(below, ast.Expr), f"{name} has no docstring"
+        assert isinstance(below.value, ast.Constant)
+        default, words = repr(shown[name].default), shown[name].annotation.words
+        meaning = inspect.cleandoc(str(below.value.value))
+        heading = [text for number, text in headings if number < one.lineno][-1]
+        found.append(OptionHelp(name, default, words, meaning, heading))
+    return found

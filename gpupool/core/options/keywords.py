@@ -4,11 +4,33 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, fields, replace
-from typing import Any, TypedDict
+from dataclasses import fields, replace
+from typing import Any, Literal, TypedDict
 
 from gpupool.core.errors import OptionsError, TrainingError
-from gpupool.core.options.fields import Profile
+from gpupool.core.options.fields import (
+    BatchNorm,
+    BnStatistics,
+    ClipMethod,
+    CompileMode,
+    Compress,
+    Execution,
+    Inputs,
+    Keep,
+    Normalize,
+    OnDivergence,
+    OnError,
+    OnFailure,
+    Optimizer,
+    Precision,
+    Profile,
+    Progress,
+    Scale,
+    Schedule,
+    Shuffle,
+    Weight,
+    option_parameters,
+)
 from gpupool.core.options.named_measures import check_loss
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.masking import without_passwords
@@ -19,7 +41,7 @@ _MAX_CHARS = 80  # of a value in an error
 class TrainingKeywords(TypedDict, total=False):
     """The fields of `TrainingOptions`, for editors and type checkers: see there what each means."""
 
-    optimizer: str | Callable[..., Any]
+    optimizer: Optimizer | Callable[..., Any]
     lr: float
     momentum: float | None
     nesterov: bool
@@ -30,7 +52,7 @@ class TrainingKeywords(TypedDict, total=False):
     weight_decay: float
     weight_decay_factors: Mapping[str, float]
     learn_rate_factors: Mapping[str, float]
-    schedule: str | Sequence[tuple[str, int]] | Callable[[int, int], float]
+    schedule: Schedule | Sequence[tuple[Schedule, int]] | Callable[[int, int], float]
     drop_factor: float | None
     drop_period: int | None
     drop_patience: int | None
@@ -42,53 +64,53 @@ class TrainingKeywords(TypedDict, total=False):
     epochs: int
     max_steps: int | None
     batch_size: int
-    scale: str
+    scale: Scale
     accumulate: int
     rank_load: Sequence[float] | None
-    shuffle: str
-    weights: Sequence[float] | str | None
+    shuffle: Shuffle
+    weights: Sequence[float] | Literal["balanced"] | None
     bucket_by: Sequence[float] | Callable[[int], float] | str | None
     batch_sampler: Iterable[Sequence[int]] | None
     seed: int
     deterministic: bool
-    normalize: str
+    normalize: Normalize
     workers: int | None
-    on_error: str
+    on_error: OnError
     max_skipped: float | None
     collate: Callable[[list[Any]], Any] | None
-    inputs: str | Sequence[str | int]
+    inputs: Inputs | Sequence[str | int]
     targets: str | int
-    weight: str | Callable[[Any], Any] | None
+    weight: Weight | Callable[[Any], Any] | None
     gather: bool
     step: Callable[[Any, Any, Any], Any] | None
     clip: float | None
-    clip_method: str | None
-    precision: str
-    compile: bool | str
+    clip_method: ClipMethod | None
+    precision: Precision
+    compile: bool | CompileMode
     channels_last: bool
-    compress: str
-    batch_norm: str
-    bn_statistics: str
+    compress: Compress
+    batch_norm: BatchNorm
+    bn_statistics: BnStatistics
     ema: float | None
-    validate_every: str | int
+    validate_every: Literal["epoch"] | int
     metrics: Sequence[Any] | Mapping[str, Any]
     objective: str
-    keep: str
+    keep: Keep
     patience: int | None
     min_delta: float
-    on_divergence: str
+    on_divergence: OnDivergence
     checkpoint: str | None
     checkpoint_every: str | int | None
     num_checkpoints: int
     resume: str | bool
     overwrite: bool
-    on_failure: str
+    on_failure: OnFailure
     log_every: int
-    progress: str
+    progress: Progress
     callbacks: Sequence[Callable[[Any], Any]]
     tensorboard: str | None
     profile: Profile | None
-    execution: str
+    execution: Execution
 
 
 def with_keywords(function: Callable[..., Any]) -> inspect.Signature:
@@ -97,17 +119,8 @@ def with_keywords(function: Callable[..., Any]) -> inspect.Signature:
     Completion in a notebook reads it: it knows nothing of `TypedDict`.
     """
     signature = inspect.signature(function)
-    by_name = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default={} if field.default is MISSING else field.default,
-            annotation=field.type,
-        )
-        for field in fields(TrainingOptions)
-    ]
     own = list(signature.parameters.values())[:-1]
-    return signature.replace(parameters=[*own, *by_name])
+    return signature.replace(parameters=[*own, *option_parameters()])
 
 
 def merged(

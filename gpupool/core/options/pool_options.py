@@ -6,26 +6,32 @@ Magics and views read names and defaults from here and repeat none. A wrong valu
 
 from __future__ import annotations
 
+import ast
 import difflib
+import inspect
 import math
 import numbers
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.options import other_names
 from gpupool.core.urls import refuse_typo
 from gpupool.core.wire.masking import without_passwords
 
-DEVICES = ("auto", "cpu", "gpu")
-BACKENDS = ("auto", "nccl", "gloo")
-ON_HANG = ("tell", "abort")
+Device: TypeAlias = Literal["auto", "cpu", "gpu"]
+Backend: TypeAlias = Literal["auto", "nccl", "gloo"]
+OnHang: TypeAlias = Literal["tell", "abort"]
+DEVICES: tuple[str, ...] = get_args(Device)
+BACKENDS: tuple[str, ...] = get_args(Backend)
+ON_HANG: tuple[str, ...] = get_args(OnHang)
 PROFILES = ("local",)
 
 _T = TypeVar("_T")
+_LITERAL = re.compile(r"(?:^|\| )Literal(\[[^]]*\])")  # not one within a sequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,9 +47,9 @@ class PoolOptions:
     gpus: tuple[str, ...] | None = None
     """GPUs to use: indices as of `nvidia-smi`, UUIDs, or MIG instances such as "0:1"; None: all
     visible ones."""
-    device: str = "auto"
+    device: Device = "auto"
     """"auto" takes GPUs if there are any, "gpu" insists on them, "cpu" leaves them alone."""
-    backend: str = "auto"
+    backend: Backend = "auto"
     """"auto": NCCL among ranks that have a GPU each, gloo as soon as one without takes part.
 
     MIG instances of one GPU need NCCL 2.30 or newer; gloo joins them otherwise."""
@@ -55,7 +61,7 @@ class PoolOptions:
     """Stop the pool after this time without use: "90s", "30m", "2h", "never", or seconds."""
     timeout_s: float = 60.0
     """Give up starting after this many seconds."""
-    on_hang: str = "tell"
+    on_hang: OnHang = "tell"
     """What happens when the ranks wait for each other and none gets on: "tell" says where each one
     is, below the running cell; "abort" ends the cell as well, with that as its error. Where a rank
     may still come to the others, because it sleeps or computes, that is said and nothing ends."""
@@ -272,3 +278,43 @@ def folder_url(name: str, value: object) -> str:
         )
     refuse_typo(path, name)
     return path
+
+
+class Annotation(str):
+    """A type in a signature, which help shows as it is written here."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words that it names.
+
+        >>> Annotation("Literal['fit', 'none'] | int").words
+        ('fit', 'none')
+        """
+        return tuple(word for found in _LITERAL.findall(self) for word in ast.literal_eval(found))
+
+
+def parameters(kind: type, names: Mapping[str, Any]) -> list[inspect.Parameter]:
+    """The fields of a dataclass as parameters by name; `names` are those of its module."""
+
+    def written(found: re.Match[str]) -> str:
+        # The names of our aliases say nothing to a reader.
+        value = names.get(found[0])
+        return f"Literal{list(get_args(value))}" if get_origin(value) is Literal else found[0]
+
+    return [
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default={} if one.default is MISSING else one.default,
+            annotation=Annotation(re.sub(r"\b[A-Z]\w+", written, str(one.type))),
+        )
+        for one in fields(kind)
+    ]
+
+
+def pool_parameters() -> list[inspect.Parameter]:
+    """Every option of a pool as a parameter by name."""
+    return parameters(PoolOptions, globals())

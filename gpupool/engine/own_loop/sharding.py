@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpupool.core.errors import OptionsError
+from gpupool.core.options.fields import Shuffle
 from gpupool.core.options.sampling import with_data
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data import device as devices
@@ -95,7 +96,7 @@ def shard_batches(
     *,
     epoch: int = 1,
     seed: int = 0,
-    shuffle: str | bool = "every-epoch",
+    shuffle: Shuffle | bool = "every-epoch",
     samples_done: int = 0,
     weights: Any = None,
     bucket_by: Any = None,
@@ -126,7 +127,7 @@ def shard_batches(
     Raises:
         OptionsError: a number that makes no sense.
     """
-    words = {True: "every-epoch", False: "never"}
+    words: dict[object, Shuffle] = {True: "every-epoch", False: "never"}
     # Through the options of `train()`, so that both have the same batches and the same checks.
     chosen = words[shuffle] if isinstance(shuffle, bool) else shuffle
     given: dict[str, Any] = {} if batch_size is None else {"batch_size": batch_size}

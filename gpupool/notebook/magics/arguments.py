@@ -9,7 +9,7 @@ import argparse
 import keyword
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.options.pool_options import (
@@ -25,36 +25,150 @@ from gpupool.spmd.cell import VIEWS
 WATCH_EVERY_S = 1.0
 
 
+SUMMARIES: Mapping[str, str] = {
+    "status": "Show what runs: state, ranks, devices, process ids; in a notebook with buttons.",
+    "start": "Start the pool: one rank per GPU, or 2 CPU ranks on a machine without.",
+    "stop": "End every process of the pool.",
+    "restart": "Replace ranks by new ones, all of them unless named.",
+    "sync": "Copy variables of one rank to the others.",
+    "interrupt": "Interrupt the busy ranks; a training stops and keeps its network.",
+    "gpus": "List the GPUs of this machine and who uses them.",
+    "auto": "Run every following cell on the ranks, as if it began with %%spmd.",
+    "env": "Copy environment variables and AWS logins to the ranks.",
+    "log": "Show the end of a rank's log.",
+    "debug": "Open the debugger on a rank's last error.",
+    "check": "Check whether gpupool keeps its promises on this machine.",
+    "help": "Show this overview, or explain one command.",
+}
+"""The commands of %gpupool, in the order of the overview."""
+
+_RANKS = "all (the default), 0, 0,2, 0:4, ::2 or -1"
+
+
+def overview() -> str:
+    """The help of %gpupool: a line for each command."""
+    width = max(map(len, SUMMARIES)) + 2
+    lines = [f"%gpupool {name:<{width}}{text}" for name, text in SUMMARIES.items()]
+    lines[0] = lines[0].replace("status  ", "[status]", 1)
+    return "\n".join(
+        [
+            "The pool of this notebook.",
+            "",
+            *lines,
+            "",
+            "`%gpupool start -h` explains start and its options; so does -h after any command.",
+            "`%%spmd` above a cell runs it on every rank: `%%spmd?` explains it.",
+        ]
+    )
+
+
 def start_parser() -> MagicParser:
     """%gpupool start"""
-    parser = MagicParser("%gpupool start")
-    parser.add_argument("profile", nargs="?", metavar="PROFILE")
-    parser.add_argument("-n", type=_whole, metavar="N")
-    parser.add_argument("--gpus", metavar="GPUS")
-    parser.add_argument("--force", action="store_true")
-    parser.add_argument("--cpu", dest="device", action="store_const", const="cpu")
-    parser.add_argument("--backend", type=_word_of(BACKENDS), choices=BACKENDS)
-    parser.add_argument("--env", nargs="+", metavar="NAME")
-    parser.add_argument("--idle-timeout", metavar="TIME")
-    parser.add_argument("--timeout", dest="timeout_s", type=seconds_argument, metavar="SECONDS")
-    parser.add_argument("--on-hang", type=_word_of(ON_HANG), choices=ON_HANG)
-    parser.add_argument("--hang-after", dest="hang_after_s", type=_duration, metavar="TIME")
-    parser.add_argument("--inline", action="store_true")
+    parser = _parser(
+        "start",
+        "Returns when the process group is formed. `%%spmd` cells and trainings then run on it.",
+    )
+    parser.add_argument(
+        "profile", nargs="?", metavar="PROFILE", help="where the ranks run: local, this machine"
+    )
+    parser.add_argument(
+        "-n",
+        type=_whole,
+        metavar="N",
+        help="number of ranks; those beyond the GPUs run cells and do not train",
+    )
+    parser.add_argument(
+        "--gpus",
+        metavar="GPUS",
+        help="the GPUs to use, such as 0,2: indices, UUIDs, or MIG instances such as 0:1",
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="also take GPUs that another pool has or another user computes on",
+    )
+    parser.add_argument(
+        "--cpu",
+        dest="device",
+        action="store_const",
+        const="cpu",
+        help="use no GPU",
+    )
+    parser.add_argument(
+        "--backend",
+        type=_word_of(BACKENDS),
+        choices=BACKENDS,
+        help="auto (the default): nccl among ranks that have a GPU each, else gloo",
+    )
+    parser.add_argument(
+        "--env",
+        nargs="+",
+        metavar="NAME",
+        help="environment variables for the ranks, as `%%gpupool env` copies them",
+    )
+    parser.add_argument(
+        "--idle-timeout",
+        metavar="TIME",
+        help="shut down after this time without use: 90s, 30m (the default), 2h, never",
+    )
+    parser.add_argument(
+        "--timeout",
+        dest="timeout_s",
+        type=seconds_argument,
+        metavar="SECONDS",
+        help="give up starting after this many seconds: 60",
+    )
+    parser.add_argument(
+        "--on-hang",
+        type=_word_of(ON_HANG),
+        choices=ON_HANG,
+        help="when ranks wait for each other without end. tell (the default): show below the "
+        "running cell where each rank is; abort: end the cell as well; variables stay",
+    )
+    parser.add_argument(
+        "--hang-after",
+        dest="hang_after_s",
+        type=_duration,
+        metavar="TIME",
+        help="how long ranks may wait before that counts as a hang: 30s (the default), 5m, never",
+    )
+    parser.add_argument(
+        "--inline",
+        action="store_true",
+        help="start no processes: this process is rank 0 of 1, where breakpoint() and %%debug work",
+    )
     return parser
 
 
 def env_parser() -> MagicParser:
     """%gpupool env"""
-    parser = MagicParser("%gpupool env")
-    parser.add_argument("names", nargs="*", metavar="NAME", default=[])
-    parser.add_argument("--aws", action="store_true", default=False)
-    parser.add_argument("--unset", action="store_true", default=False)
+    parser = _parser(
+        "env",
+        "Values are never shown. Without arguments: list the variables that the ranks have.",
+    )
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        default=[],
+        help="names or patterns of the notebook's variables, such as HF_TOKEN or AWS_*",
+    )
+    parser.add_argument(
+        "--aws",
+        action="store_true",
+        default=False,
+        help="send the login of this notebook's AWS profile, SSO or role; renewed before it "
+        "expires",
+    )
+    parser.add_argument(
+        "--unset", action="store_true", default=False, help="remove the variables from the ranks"
+    )
     return parser
 
 
 def gpus_parser() -> MagicParser:
     """%gpupool gpus"""
-    parser = MagicParser("%gpupool gpus")
+    parser = _parser("gpus")
     parser.add_argument(
         "--watch",
         dest="every_s",
@@ -63,22 +177,33 @@ def gpus_parser() -> MagicParser:
         default=None,
         type=seconds_argument,
         metavar="SECONDS",
+        help="live, every second or so many seconds, until you press the stop button",
     )
     return parser
 
 
 def log_parser() -> MagicParser:
     """%gpupool log"""
-    parser = MagicParser("%gpupool log")
-    parser.add_argument("rank", nargs="?", default="0", metavar="RANK")
-    parser.add_argument("-n", dest="num_lines", type=_count, default=50, metavar="LINES")
+    parser = _parser("log", "It has what a rank printed outside of cells.")
+    parser.add_argument("rank", nargs="?", default="0", metavar="RANK", help="0 unless given")
+    parser.add_argument(
+        "-n", dest="num_lines", type=_count, default=50, metavar="LINES", help="50 unless given"
+    )
     return parser
 
 
 def debug_parser() -> MagicParser:
     """%gpupool debug"""
-    parser = MagicParser("%gpupool debug")
-    parser.add_argument("rank", nargs="?", default=None, metavar="RANK")
+    parser = _parser(
+        "debug", "In it: p x, up, down, w, l, !x = 1. q ends it. Variables can be changed."
+    )
+    parser.add_argument(
+        "rank",
+        nargs="?",
+        default=None,
+        metavar="RANK",
+        help="the rank that failed first, unless given",
+    )
     return parser
 
 
@@ -86,38 +211,102 @@ def check_parser() -> MagicParser:
     """%gpupool check"""
     from gpupool.check import command  # `%load_ext gpupool` does not wait for it
 
-    parser = MagicParser("%gpupool check")
+    parser = _parser(
+        "check",
+        "Prints a line for each promise, in two to four minutes. No pool may run here meanwhile, "
+        "and nobody else should use these GPUs.",
+    )
     command.add_options(parser)
     return parser
 
 
 def restart_parser() -> MagicParser:
     """%gpupool restart"""
-    parser = MagicParser("%gpupool restart")
-    parser.add_argument("ranks", nargs="?", default="all", metavar="RANKS")
+    parser = _parser("restart", "The other ranks keep their variables.")
+    parser.add_argument("ranks", nargs="?", default="all", metavar="RANKS", help=_RANKS)
     return parser
 
 
 def sync_parser() -> MagicParser:
     """%gpupool sync"""
-    parser = MagicParser("%gpupool sync")
-    parser.add_argument("rank", nargs="?", type=int, metavar="RANK", default=None)
-    parser.add_argument("variables", nargs="*", type=_variable_name, metavar="NAME", default=[])
-    parser.add_argument("-t", "--targets", dest="ranks", default=None, metavar="RANKS")
-    parser.add_argument("--force", action="store_true", default=False)
+    parser = _parser(
+        "sync", "After a restart of rank 1: `%gpupool sync 0 model optimizer scheduler`."
+    )
+    parser.add_argument(
+        "rank", nargs="?", type=int, metavar="RANK", default=None, help="the rank to copy from"
+    )
+    parser.add_argument(
+        "variables",
+        nargs="*",
+        type=_variable_name,
+        metavar="NAME",
+        default=[],
+        help="variables; name together what belongs together",
+    )
+    parser.add_argument(
+        "-t",
+        "--targets",
+        dest="ranks",
+        default=None,
+        metavar="RANKS",
+        help=f"copy to these ranks only: {_RANKS}",
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        default=False,
+        help="also copy tensors that an aborted collective on GPUs may have damaged",
+    )
     return parser
 
 
 def auto_parser() -> MagicParser:
     """%gpupool auto"""
-    parser = MagicParser("%gpupool auto")
-    parser.add_argument(
-        "state", nargs="?", type=_word_of(("on", "off")), choices=("on", "off"), default=None
+    parser = _parser(
+        "auto",
+        "A cell stays in the notebook if its first line is %%local, if a line of it begins with "
+        "%gpupool or %spmd, or if it is about the notebook (%load_ext, %history).",
     )
-    parser.add_argument("-t", "--targets", dest="ranks", default=None, metavar="RANKS")
-    parser.add_argument("--view", type=_word_of(VIEWS), choices=VIEWS, default=None)
     parser.add_argument(
-        "--timeout", dest="timeout_s", type=seconds_argument, default=None, metavar="SECONDS"
+        "state",
+        nargs="?",
+        type=_word_of(("on", "off")),
+        choices=("on", "off"),
+        default=None,
+        help="without a word: show which it is",
+    )
+    parser.add_argument(
+        "-t", "--targets", dest="ranks", default=None, metavar="RANKS", help=f"where: {_RANKS}"
+    )
+    parser.add_argument(
+        "--view",
+        type=_word_of(VIEWS),
+        choices=VIEWS,
+        default=None,
+        help="how output is shown: see `%%%%spmd?`",
+    )
+    parser.add_argument(
+        "--timeout",
+        dest="timeout_s",
+        type=seconds_argument,
+        default=None,
+        metavar="SECONDS",
+        help="interrupt each cell after so many seconds",
+    )
+    return parser
+
+
+def help_parser() -> MagicParser:
+    """%gpupool help"""
+    parser = _parser("help")
+    parser.add_argument(
+        "command",
+        nargs="?",
+        type=_word_of((*SUMMARIES, "spmd")),
+        choices=(*SUMMARIES, "spmd"),
+        metavar="COMMAND",
+        default=None,
+        help="a command, or spmd",
     )
     return parser
 
@@ -141,9 +330,8 @@ def auto_options(line: str) -> argparse.Namespace:
     return chosen
 
 
-def bare_parser(command: str) -> Callable[[], MagicParser]:
-    """The parser of a command without arguments."""
-    return lambda: MagicParser(f"%gpupool {command}")
+def _parser(command: str, more: str = "") -> MagicParser:
+    return MagicParser(f"%gpupool {command}", f"{SUMMARIES[command]} {more}".rstrip())
 
 
 @cache  # it is wanted for every cell, and takes half a millisecond
@@ -167,19 +355,17 @@ def spmd_parser() -> MagicParser:
 
 
 COMMANDS: Mapping[str, Callable[[], MagicParser]] = {
-    "status": bare_parser("status"),
+    **{name: partial(_parser, name) for name in SUMMARIES},  # those without arguments stay so
     "start": start_parser,
-    "stop": bare_parser("stop"),
     "restart": restart_parser,
     "sync": sync_parser,
-    "interrupt": bare_parser("interrupt"),
     "gpus": gpus_parser,
     "auto": auto_parser,
     "env": env_parser,
     "log": log_parser,
     "debug": debug_parser,
     "check": check_parser,
-    "help": bare_parser("help"),
+    "help": help_parser,
 }
 """The commands of %gpupool and what may follow each."""
 

@@ -24,9 +24,10 @@ _MEANT = {  # words for the same that others use
     **dict.fromkeys(("devices", "nvidia-smi", "gpudevicetable"), "gpus"),
     **dict.fromkeys(("h", "?", "man", "help"), "help"),
 }
+_HELP = {"-h", "--help"}
 _AFTER = {  # what an interrupted command has left
     "start": " Nothing was left running.",
-    "restart": " It goes on in the background.",
+    "restart": " It continues in the background.",
     "check": " Nothing was left running.",
 }
 _NOT_RESTARTED = "The restart was not completed."
@@ -41,11 +42,11 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Commands:
-    """What stands behind %gpupool, in one shell; `manual` is its help."""
+    """What stands behind %gpupool, in one shell; `cell_help` is that of %%spmd."""
 
-    def __init__(self, shell: Any, manual: str) -> None:
+    def __init__(self, shell: Any, cell_help: str = "") -> None:
         self.shell = shell
-        self._manual = manual
+        self._cell_help = cell_help
         self._commands: dict[str, Callable[[str], object]] = {
             "status": self._status,
             "start": self._start,
@@ -76,6 +77,7 @@ class Commands:
         """
         word, _, rest = line.strip().partition(" ")
         word = word or "status"
+        word = "help" if word in _HELP else word
         if word not in self._commands:
             meant = _MEANT.get(word.lower().lstrip("-"))
             hint = f"Did you mean {meant!r}?" if meant else suggest(word, self._commands)
@@ -83,6 +85,9 @@ class Commands:
         # Before anything is parsed: the history forgets the cell whatever else is wrong with it.
         if word in ("env", "start"):
             typed_secrets.refuse_typed_value(self.shell, rest)
+        if not _HELP.isdisjoint(rest.split()):
+            print(arguments.COMMANDS[word]().manual())
+            return None
         try:
             return self._commands[word](rest)
         except KeyboardInterrupt:
@@ -128,7 +133,7 @@ class Commands:
         chosen = arguments.COMMANDS["sync"]().parse_line(rest)
         if not chosen.variables:
             raise OptionsError(
-                "%gpupool sync: name a rank, and what of it the others are to have, as in "
+                "%gpupool sync: give the source rank and the variables to copy, as in "
                 "`%gpupool sync 0 model optimizer`.",
                 "incomplete",
                 "sync",
@@ -146,7 +151,7 @@ class Commands:
     def _interrupt(self, rest: str) -> None:
         arguments.COMMANDS["interrupt"]().parse_line(rest)
         is_any = session.current_pool().interrupt()
-        print("The busy ranks are interrupted." if is_any else "No rank is busy.")
+        print("Interrupted the busy ranks." if is_any else "No rank is busy.")
 
     def _auto(self, rest: str) -> None:
         turns_on = arguments.auto_options(rest).state == "on"
@@ -200,5 +205,8 @@ class Commands:
         checking.run(shlex.split(rest))
 
     def _help(self, rest: str) -> None:
-        arguments.COMMANDS["help"]().parse_line(rest)
-        print(self._manual)
+        command = arguments.COMMANDS["help"]().parse_line(rest).command
+        if command == "spmd":
+            print(self._cell_help)
+        else:
+            print(arguments.COMMANDS[command]().manual() if command else arguments.overview())

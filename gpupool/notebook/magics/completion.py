@@ -12,6 +12,7 @@ from gpupool.core.machine.gpus import visible_gpus
 from gpupool.core.options.pool_options import PROFILES
 from gpupool.core.wire.pickles import namespace
 from gpupool.notebook.magics.arguments import COMMANDS, spmd_parser
+from gpupool.notebook.magics.code_completion import match_rank_names, match_values
 from gpupool.notebook.magics.parser import MagicParser
 from gpupool.pool import session
 from gpupool.pool.variables.composite import Composite
@@ -49,13 +50,23 @@ def complete(line: str, words: Words) -> list[str]:
 def register(shell: Any) -> None:
     """Have the shell ask us too."""
     unregister(shell)
-    shell.Completer.custom_matchers.append(_match)
+    values = context_matcher(identifier=f"{_IDENTIFIER}.values")
+    names = context_matcher(identifier=f"{_IDENTIFIER}.names")
+    shell.Completer.custom_matchers += [
+        _match,
+        values(lambda context: match_values(context, shell)),
+        names(lambda context: match_rank_names(context, shell)),
+    ]
 
 
 def unregister(shell: Any) -> None:
     """Have it ask no more."""
     matchers = shell.Completer.custom_matchers
-    matchers[:] = [m for m in matchers if getattr(m, "matcher_identifier", "") != _IDENTIFIER]
+    matchers[:] = [
+        match
+        for match in matchers
+        if not str(getattr(match, "matcher_identifier", "")).startswith(_IDENTIFIER)
+    ]
 
 
 def _following(parser: MagicParser, before: Sequence[str], words: Words) -> list[str]:

@@ -32,74 +32,14 @@ class GpupoolMagics(Magics):
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
-        # The docstring is the help, so `%gpupool help` and `%gpupool?` say the same.
-        self._commands = Commands(shell, inspect.cleandoc(GpupoolMagics.gpupool.__doc__ or ""))
+        self._commands = Commands(shell, inspect.cleandoc(GpupoolMagics.spmd_cell.__doc__ or ""))
         self._reported: set[str] = set()  # names that were reported to the user
 
     @line_magic
     def gpupool(self, line: str) -> object:
-        """The pool of this notebook.
-
-        %gpupool [status]        what runs: state, ranks, devices, process ids; in a notebook with
-                                 buttons to interrupt the ranks and to shut the pool down
-        %gpupool start [PROFILE] [-n N] [--gpus 0,2] [--cpu] [--backend auto|nccl|gloo]
-                       [--env NAME|GLOB ...] [--idle-timeout 30m|never] [--timeout SECONDS]
-                       [--on-hang tell|abort] [--hang-after 30s|never] [--force] [--inline]
-                                 start it: one rank per GPU, or 2 CPU ranks where there is none
-            -n N                 number of ranks; those beyond the GPUs take no part in training
-            --gpus 0,2           the GPUs to use: indices, UUIDs, or MIG instances such as 0:1
-            --force              take GPUs that another pool or user has, too
-            --cpu                leave the GPUs alone
-            --backend NAME       nccl, gloo, or auto: nccl among ranks that have a GPU each
-            --env NAME ...       environment variables for the ranks, as `%gpupool env` does
-            --idle-timeout TIME  stop it after that long without use: 90s, 30m (the default), 2h
-            --timeout SECONDS    give up starting after that many seconds
-            --on-hang tell       when the ranks wait for each other and none gets on: say below the
-                                 running cell where each one is
-                      abort      end the cell as well; the ranks keep their variables
-            --hang-after TIME    how long that may last: 30s (the default), 5m, never
-            --inline             no engines: this process is rank 0 of 1, for debugging; output
-                                 goes straight here, breakpoint() and %debug work
-        %gpupool stop            end every process of the pool
-        %gpupool restart [RANKS] new engines for these ranks, or for all; the others keep
-                                 their variables
-        %gpupool sync RANK NAME ... [-t RANKS] [--force]
-                                 copy variables of a rank to the others, such as
-                                 `%gpupool sync 0 model optimizer` after a restart of rank 1;
-                                 -t (--targets): to these ranks only; --force: also tensors that
-                                 an aborted collective on GPUs may have spoilt
-        %gpupool interrupt       interrupt the ranks that are busy; a training is asked to stop, and
-                                 keeps its network
-        %gpupool auto on [-t RANKS] [--view NAME] [--timeout SECONDS] | off
-                                 run every following cell on the ranks, as if it began with %%spmd.
-                                 A cell stays in the notebook if %%local is its first line, if it
-                                 has a line with %gpupool or %spmd, or is about the notebook
-                                 (%load_ext, %history, ...). Without a word: say which it is.
-                                 -t (--targets), --view and --timeout are those of %%spmd.
-        %gpupool gpus [--watch [SECONDS]]
-                                 the GPUs of this machine and who uses them; --watch: live, each
-                                 second or so often, until the stop button is pressed
-        %gpupool env [NAME|GLOB ...] [--aws] [--unset]
-                                 copy environment variables to the ranks, as in
-                                 `%gpupool env AWS_*`; without names: list those that are there.
-                                 --aws sends what this notebook's AWS profile, SSO login or role
-                                 gives, and again before it expires. Values are never shown.
-        %gpupool log [RANK] [-n LINES]
-                                 the end of an engine's log
-        %gpupool debug [RANK]    the debugger on a rank's last error, or on that of the rank that
-                                 failed first: p x, up, down, w, l, !x = 1; q ends it
-        %gpupool check [--gpu] [--cpu] [--gpus 0,2] [--only NAME ...] [--seconds SECONDS] [--json]
-                                 does gpupool keep its promises on this machine? A line for each, in
-                                 two to four minutes, while no pool runs here and nobody else uses
-                                 these GPUs
-            --gpu, --cpu         on GPUs, or on two CPU ranks; else on GPUs if there are any
-            --gpus 0,2           on these GPUs
-            --only NAME ...      the checks whose names begin so: abort, kill, bits
-            --seconds SECONDS    begin none later than that: 240
-            --json               the report for programs, too
-        %gpupool help            this text
-        """
         return self._commands.run(line)
+
+    gpupool.__doc__ = arguments.overview()  # so `%gpupool help` and `%gpupool?` say the same
 
     @cell_magic("spmd")  # type: ignore[arg-type]
     def spmd_cell(self, line: str, cell: str) -> SpmdRun | None:
@@ -116,17 +56,17 @@ class GpupoolMagics(Magics):
                    raw           every line as it comes
                    quiet         nothing
             --timeout SECONDS    interrupt the ranks after that long
-            --nowait             go on at once with a handle, NAME or the cell's own value:
+            --nowait             do not wait: the cell's value, or NAME, is a handle with
                                  .done(), .result(), .interrupt(), `await handle`
-            --isolate            no variable travels, in either direction
-            --no-sync            end without waiting for what GPUs still compute; its errors come
-                                 in a later cell then
+            --isolate            send no variable and bring none back
+            --no-sync            end without waiting for what GPUs still compute; its errors then
+                                 appear in a later cell
 
-        A name that the cell reads and the notebook has is sent to the ranks, if it has changed. A
-        name that the cell assigns is afterwards a Composite in the notebook, a handle of each
-        rank's value: x[rank], x.gather(), x.previous. In the cell rank, world_size, local_rank,
-        device, torch and dist are defined.
-        `%spmd EXPRESSION` gives the value of an expression per rank.
+        rank, world_size, local_rank, device, torch and dist are defined in the cell.
+        The cell can use the notebook's variables. They are sent again when they have changed.
+        What the cell assigns becomes a Composite in the notebook, a handle of each rank's value:
+        x[rank], x.gather(), x.previous.
+        `%spmd EXPRESSION` gives the value of an expression on each rank.
         """
         __tracebackhide__ = True  # of an error that the user's code has chained to its own
         chosen = arguments.spmd_parser().parse_line(line)
@@ -162,13 +102,13 @@ class GpupoolMagics(Magics):
             )
         except KeyboardInterrupt:
             ignore_for_a_moment()
-            raise Interrupted("the cell was interrupted when it was about to begin.") from None
+            raise Interrupted("interrupted before the cell began.") from None
         if chosen.nowait:
             self._bind(chosen.name, run)
             background.watch(run, self.shell)
             return run
         if run.waits_for:
-            print(f"gpupool: waits until {', '.join(dict.fromkeys(run.waits_for))} has ended.")
+            print(f"gpupool: waiting for {', '.join(dict.fromkeys(run.waits_for))} to end…")
         result = run.result()
         self._bind(chosen.name, result)
         views.keep_quietly(result)
@@ -232,21 +172,22 @@ class GpupoolMagics(Magics):
             stop_wish=stop_wish,
             waits_for_gpu=waits_for_gpu,
         )
-        self._tell_covered(run.covered)
+        self._report_covered(run.covered)
         return run
 
     def _notebook(self, *, at_once: bool = False) -> Notebook:
         return Notebook(self.shell.user_ns, self.shell.transform_cell, at_once)
 
-    def _tell_covered(self, names: Iterable[str]) -> None:
+    def _report_covered(self, names: Iterable[str]) -> None:
         """Say once of a name that it means something else in a cell than in the notebook."""
         new = sorted(set(names) - self._reported)
         if new:
             self._reported.update(new)
-            is_or_are = "is" if len(new) == 1 else "are"
+            one = len(new) == 1
             print(
-                f"gpupool: in a cell {', '.join(new)} {is_or_are} the rank's own, not what the "
-                "notebook has under that name."
+                f"gpupool: in %%spmd cells {', '.join(new)} {'is' if one else 'are'} the rank's "
+                f"own; the notebook's variable{'' if one else 's'} of "
+                f"{'that name is' if one else 'those names are'} not visible there."
             )
 
     def _bind(self, name: str | None, value: object) -> None:

@@ -15,6 +15,10 @@ from gpupool.core.terminal import plain
 _LONG_USAGE = 120  # characters, from where on a usage line leaves the options out
 
 
+def _formatter(prog: str) -> argparse.HelpFormatter:
+    return argparse.HelpFormatter(prog, max_help_position=26, width=96)
+
+
 class MagicParser(argparse.ArgumentParser):
     """An argument parser whose errors are `OptionsError`s that say what is allowed."""
 
@@ -24,6 +28,7 @@ class MagicParser(argparse.ArgumentParser):
             description=description,
             allow_abbrev=False,
             add_help=False,
+            formatter_class=_formatter,
             exit_on_error=False,
             # an unset option is left out, so that the option class's default counts
             argument_default=argparse.SUPPRESS,
@@ -67,13 +72,20 @@ class MagicParser(argparse.ArgumentParser):
         message = f"{self.prog}: {words[0]!r} is too much. Usage: {self._usage()}"
         return OptionsError(plain(_without_values(message, words)), "too much")
 
+    def manual(self) -> str:
+        """What `-h` shows: how a line is written, what it does, and each argument."""
+        text = self.format_help().removeprefix("usage: ").rstrip()
+        # Lines that go on stand below the first one, where "usage: " is gone.
+        usage, gap, rest = text.partition("\n\n")
+        return usage.replace("\n       ", "\n") + gap + rest.replace("positional ", "")
+
     def option_names(self) -> list[str]:
         """All options in all spellings that a user may write."""
         shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
         return [name for action in shown for name in action.option_strings]
 
     def expected_after(self, words: Sequence[str]) -> tuple[list[argparse.Action], bool]:
-        """What may stand behind `words`: whose value it may be, and whether it may be an option."""
+        """The arguments that could come next after `words`, and whether an option may follow."""
         options = {name: action for action in self._actions for name in action.option_strings}
         plain = [action for action in self._actions if not action.option_strings]
         open_: argparse.Action | None = None  # takes more values

@@ -47,7 +47,9 @@ class RemoteValues:
         }
 
     def attributes(self, name: str, path: tuple[str, ...]) -> list[str]:
-        """The public attributes of the values."""
+        """The public attributes of the values; none while the ranks are busy."""
+        if self._all_ranks.state != "idle":  # who completes a name does not wait
+            return []
         found = self._ask(Attributes(name, path), name)
         return sorted({attribute for listed in found.values() for attribute in listed})
 

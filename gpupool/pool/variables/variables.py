@@ -56,8 +56,8 @@ class Variables:
         self._new_ranks: list[int] = []  # of which the delivery does not know yet
         self._versions = Versions()
         self.losses = Losses(lambda: self.world_size)
-        self._remote = RemoteValues(all_ranks, self.losses)
-        self._imports = Imports()
+        self.remote = RemoteValues(all_ranks, self.losses)
+        self.imports = Imports()
         self.num_changes = 0  # of what ranks have, by other ways than a cell
         self._rank_reads: dict[str, frozenset[str]] = {}  # functions of ranks -> names they read
 
@@ -123,7 +123,7 @@ class Variables:
                         rank, shipment.inline.get(rank, ()), shipment, place, shipment.filenames
                     ),
                     modules=sorted(shipment.modules),
-                    imports=self._imports.begin(rank, statements, bound),
+                    imports=self.imports.begin(rank, statements, bound),
                     names=bound,
                 )
                 for rank in ranks
@@ -135,7 +135,7 @@ class Variables:
         Takes no lock: who holds it may be waiting for this rank.
         """
         self._new_ranks.append(rank)
-        self.losses.lose(self._versions.names(), self._imports.lose(rank), rank, how)
+        self.losses.lose(self._versions.names(), self.imports.lose(rank), rank, how)
         self.num_changes += 1
 
     def _note_new_ranks(self) -> None:
@@ -297,13 +297,11 @@ class Variables:
 
     def look(self, composite: Composite, text_chars: int = 0) -> dict[int, ValueInfo]:
         """Rank -> what its value is; without the ranks that have none."""
-        return self._remote.look(*self._current(composite), text_chars)
+        return self.remote.look(*self._current(composite), text_chars)
 
     def attributes(self, composite: Composite) -> list[str]:
         """The public attributes of the ranks' values; none while the ranks are busy."""
-        if self._all_ranks.state != "idle":
-            return []
-        return self._remote.attributes(*self._current(composite))
+        return self.remote.attributes(*self._current(composite))
 
     def fetch(self, composite: Composite, rank: int) -> Any:
         """The value of one rank.
@@ -311,7 +309,7 @@ class Variables:
         Raises:
             PoolError: it has none, or it cannot travel.
         """
-        return self._remote.fetch(*self._current(composite), rank)
+        return self.remote.fetch(*self._current(composite), rank)
 
     def begin_call(
         self,
@@ -474,7 +472,7 @@ class Variables:
         if not own or self._all_ranks.state == "busy":
             return False  # the user's own, or ranks that would have to end a cell to answer
         others = set(self._all_ranks.engines.alive_ranks()) - set(infos)
-        return not self._remote.look(name, (), 0, sorted(others))
+        return not self.remote.look(name, (), 0, sorted(others))
 
     def _key_of(self, composite: Composite) -> tuple[str, tuple[str, ...], int]:
         return *self._current(composite), key_of(composite)[2]

@@ -1,4 +1,4 @@
-"""`%gpupool?` and `%%spmd?` say everything that the parsers take, and nothing else."""
+"""`%gpupool?`, `%gpupool start -h` and `%%spmd?` explain all that the parsers take."""
 
 from __future__ import annotations
 
@@ -7,19 +7,12 @@ import re
 import pytest
 
 from gpupool.core.errors import OptionsError
-from gpupool.notebook.magics.arguments import COMMANDS, spmd_parser
+from gpupool.notebook.magics.arguments import COMMANDS, SUMMARIES, overview, spmd_parser
 from gpupool.notebook.magics.commands import Commands
 from gpupool.notebook.magics.magics import GpupoolMagics
 from gpupool.notebook.magics.parser import MagicParser
 
 _OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
-MANUAL = GpupoolMagics.gpupool.__doc__ or ""
-
-
-def sections() -> dict[str, str]:
-    """Command -> what the help says of it: from its line to that of the next one."""
-    parts = re.split(r"^ *%gpupool \[?(\w+)\]?", MANUAL, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
 def values(parser: MagicParser) -> list[str]:
@@ -27,16 +20,24 @@ def values(parser: MagicParser) -> list[str]:
     return [str(word) for action in parser._actions for word in action.choices or ()]
 
 
-def test_every_command_has_its_section() -> None:
-    assert sorted(sections()) == sorted(COMMANDS)
+def test_the_overview_names_every_command_with_a_sentence() -> None:
+    text = GpupoolMagics.gpupool.__doc__ or ""
+    assert re.findall(r"(?m)^%gpupool \[?(\w+)\]? +[A-Z].*\.$", text) == list(COMMANDS)
+    assert text == overview()
+    assert len(text.splitlines()) < 25
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_section_names_every_option_and_value_and_no_other(command: str) -> None:
-    parser, text = COMMANDS[command](), sections()[command]
-    assert set(_OPTION.findall(text)) == set(parser.option_names())
-    if command != "auto":  # whose --view is told of below %%spmd
+def test_the_help_of_a_command_explains_every_option_and_value(command: str) -> None:
+    parser = COMMANDS[command]()
+    text = parser.manual()
+    assert text.startswith(f"%gpupool {command}")
+    assert SUMMARIES[command].split()[0] in text
+    assert set(parser.option_names()) <= set(_OPTION.findall(text))
+    if command != "help":  # its words are in the overview
         assert all(re.search(rf"\b{word}\b", text) for word in values(parser))
+    assert all(action.help for action in parser._actions)
+    assert max(map(len, text.splitlines())) <= 100
 
 
 def test_the_help_of_a_cell_names_every_option_and_value_and_no_other() -> None:
@@ -46,13 +47,36 @@ def test_the_help_of_a_cell_names_every_option_and_value_and_no_other() -> None:
 
 
 def test_help_fits_a_terminal() -> None:
-    lines = MANUAL.splitlines()
-    assert max(map(len, lines)) <= 100
-    assert MANUAL.count("`") % 2 == 0
+    assert max(map(len, overview().splitlines())) <= 100
+    assert overview().count("`") % 2 == 0
 
 
 def test_every_command_is_done_by_something() -> None:
-    assert sorted(Commands(None, "").names) == sorted(COMMANDS)
+    assert sorted(Commands(None).names) == sorted(COMMANDS)
+
+
+@pytest.mark.parametrize("line", ["start -h", "start --help", "start -n 2 -h", "help start"])
+def test_help_of_a_command_is_asked_for_in_each_usual_way(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Commands(None).run(line)
+    shown = capsys.readouterr().out
+    assert shown == COMMANDS["start"]().manual() + "\n"
+    assert "--idle-timeout TIME" in shown
+    assert "One rank per GPU" in shown or "one rank per GPU" in shown
+
+
+@pytest.mark.parametrize("line", ["help", "-h", "--help"])
+def test_help_alone_is_the_overview(line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Commands(None).run(line)
+    assert capsys.readouterr().out == overview() + "\n"
+
+
+def test_help_of_a_cell_magic(capsys: pytest.CaptureFixture[str]) -> None:
+    Commands(None, "of cells").run("help spmd")
+    assert capsys.readouterr().out == "of cells\n"
+    with pytest.raises(OptionsError, match="Did you mean 'start'"):
+        Commands(None).run("help strat")
 
 
 @pytest.mark.parametrize(
@@ -66,12 +90,12 @@ def test_every_command_is_done_by_something() -> None:
         ("logs", "Did you mean 'log'?"),
         ("shutdown", "Did you mean 'stop'?"),
         ("chekc", "Did you mean 'check'?"),
-        ("--help", "Did you mean 'help'?"),
+        ("man", "Did you mean 'help'?"),
         ("parpool", "Did you mean 'start'?"),
         ("xyzzy", "There are: status, start, stop, restart, "),
     ],
 )
 def test_an_unknown_command_is_answered_with_the_nearest(word: str, hint: str) -> None:
     with pytest.raises(OptionsError) as caught:
-        Commands(None, "").run(word)
+        Commands(None).run(word)
     assert str(caught.value).startswith(f"%gpupool has no command {word!r}. {hint}")
