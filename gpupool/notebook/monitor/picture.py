@@ -29,17 +29,30 @@ if TYPE_CHECKING:
 
 History = TrainingHistory | LoopHistory
 
-MAX_POINTS = 400  # of a curve
+MAX_POINTS = 200  # of a curve in the image, which is some 600 pixels wide
+MAX_STATE_POINTS = 300  # of one beside it, for those who zoom
 STATE = ("headline", "file_name", "plots", "legend", "axes", "latest", "timeline")  # for the script
 MEMORY = "#4f9a1b"
 TRACK = "background:rgba(128,128,128,.25);border-radius:4px;overflow:hidden;height:8px"
-CELL = (
-    "border:0;vertical-align:baseline;padding:1px 4px;background:none;line-height:1.35;"
-    "text-align:left;max-width:none"
-)
+# Where the style sheet is taken out, these remain.
+CAPTION = "text-align:left;font-weight:600;color:inherit"
 # In a style sheet, as there may be many ranks; where it is taken out, the words remain. The
 # selectors are that long to outweigh those of JupyterLab for tables.
 RANKS = ".gpupool-training .gpupool-ranks"
+TABLES = ".gpupool-training .gpupool-tables table"
+CELL = (
+    "border:0;vertical-align:baseline;padding:1px 4px;background:none;line-height:1.35;"
+    "text-align:left;max-width:none;font-variant-numeric:tabular-nums"
+)
+TABLES_STYLE = f"""
+{TABLES}{{width:100%;border:0;border-collapse:collapse;margin:0;color:inherit;font-size:inherit;
+table-layout:auto;align-self:start}}
+{TABLES} caption{{padding:4px 4px 0;border-bottom:1px solid rgba(128,128,128,.3)}}
+{TABLES} tr:nth-child(n){{background:none}}
+{TABLES} :is(td,th){{{CELL}}}
+{TABLES} th{{font-weight:400;white-space:nowrap;opacity:.8}}
+{TABLES} td{{text-align:right}}
+"""
 RANKS_STYLE = f"""
 {RANKS}{{margin-top:8px;padding-left:10px;border-left:3px solid rgba(128,128,128,.4)}}
 {RANKS} summary{{cursor:pointer}}
@@ -47,8 +60,7 @@ RANKS_STYLE = f"""
 {RANKS} table{{border:0;border-collapse:collapse;margin:0;color:inherit;font-size:inherit}}
 {RANKS} table thead{{border:0}}
 {RANKS} table tr:nth-child(n){{background:none}}
-{RANKS} table :is(td,th){{{CELL};padding-right:9px;font-weight:400;white-space:nowrap;
-font-variant-numeric:tabular-nums}}
+{RANKS} table :is(td,th){{{CELL};padding-right:9px;font-weight:400;white-space:nowrap}}
 {RANKS} table :is(td,th):last-child{{padding-right:0}}
 {RANKS} i{{display:block;height:4px;border-radius:2px;background:rgba(128,128,128,.25)}}
 {RANKS} i i{{background:{COLORS["accuracy"]}}}
@@ -67,7 +79,8 @@ def history_html(history: History) -> str:
     # While it goes on the plots are inline SVG, which takes the colours of the page.
     drawn = plots.html(as_picture=history.is_over)
     if history.is_over:
-        drawn, end = f"<div>{drawn}{_data(state)}</div>", f"{svg.DARK_STYLE}{plots_script()}"
+        data = _data(state_of(history, MAX_STATE_POINTS))
+        drawn, end = f"<div>{drawn}{data}</div>", f"{svg.DARK_STYLE}{plots_script()}"
     else:
         end = markup.muted(view["hint"]) if view["hint"] else ""
     return (
@@ -156,7 +169,8 @@ def _short(value: float) -> float:
 def plots_script() -> str:
     """What puts plots that answer in the place of the images of a page."""
     # Within a function: nothing is seen from outside, and a page may have it several times.
-    code, style = markup.static_text("plots.js", "explore.js"), markup.static_text("plots.css")
+    code = markup.compact_script(markup.static_text("plots.js", "explore.js"))
+    style = markup.compact_style(markup.static_text("plots.css"))
     return f"<style>{style}</style><script>(() => {{\n{code}exploreStills();\n}})()</script>"
 
 
@@ -184,20 +198,14 @@ def _table(table: words.Table) -> str:
     out = []
     for section, rows in table:
         body = "".join(
-            f'<tr style="background:none"><th scope="row" style="{CELL};font-weight:400;'
-            f'white-space:nowrap;opacity:.8">{escape(label)}</th><td style="{CELL};'
-            f'text-align:right;font-variant-numeric:tabular-nums">{escape(value)}</td></tr>'
+            f'<tr><th scope="row">{escape(label)}</th><td>{escape(value)}</td></tr>'
             for label, value in rows
         )
-        out.append(
-            '<table style="width:100%;border:0;border-collapse:collapse;margin:0;color:inherit;'
-            'font-size:inherit;table-layout:auto;align-self:start">'
-            '<caption style="text-align:left;font-weight:600;padding:4px 4px 0;color:inherit;'
-            f'border-bottom:1px solid rgba(128,128,128,.3)">{escape(section)}</caption>'
-            f"<tbody>{body}</tbody></table>"
-        )
+        caption = f'<caption style="{CAPTION}">{escape(section)}</caption>'
+        out.append(f"<table>{caption}<tbody>{body}</tbody></table>")
     return (
-        '<div style="flex:1 1 250px;display:grid;gap:8px 24px;align-content:start;'
+        f'<style>{TABLES_STYLE}</style><div class="gpupool-tables" style="flex:1 1 250px;'
+        "display:grid;gap:8px 24px;align-content:start;"
         f'grid-template-columns:repeat(auto-fit,minmax(min(250px,100%),1fr))">{"".join(out)}</div>'
     )
 

@@ -33,8 +33,15 @@ text-decoration:underline}
 MAX_LINES = 40  # of a text that is shown at full length
 GREEN, AMBER, RED, GREY = "#2da44e", "#bf8700", "#cf222e", "#8c959f"
 _STATIC = Path(__file__).parents[1] / "static"
-# Comments of scripts and style sheets: on lines of their own, or two blanks behind the code.
-_COMMENTS = re.compile(r"(?m)^\s*//.*\n|  // .*$|/\*[\s\S]*?\*/|^\s+")
+# Of a script: what stays as it is, comments, line ends with their blanks, blanks around signs.
+_SCRIPT = re.compile(
+    r"""("(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|`(?:\\.|[^`\\])*`)|//.*|\s*(\n)\s*"""
+    r"| *([=<>?:,;{}()&|*!]) *"
+)
+_LINE_ENDS = re.compile(
+    r"\n+(?=[})\].?:&|\n])|(?<=[{(\[,;=>:?&|\n])\n+"
+)  # where a statement goes on
+_STYLE = re.compile(r"/\*[\s\S]*?\*/\s*|(?<=[{};,])\s+|\s+(?=[{}])|(?<=:) ")
 
 
 def ink(colour: str) -> str:
@@ -144,12 +151,22 @@ def _mark(text: str) -> str:
 
 @functools.cache
 def static_text(*names: str) -> str:
-    """Files of `static/` as one text, without comments and indents.
+    """Files of `static/` as one text: a module is loaded from a blob, and could import none."""
+    return "\n".join((_STATIC / name).read_text("utf-8") for name in names)
 
-    One text, as a module is loaded from a blob and could import none of the others.
+
+def compact_script(script: str) -> str:
+    """A script without comments and blanks that mean nothing, for pages that are kept.
+
+    In ours regular expressions have no blanks and quotes, and templates none within them.
     """
-    text = "\n".join((_STATIC / name).read_text("utf-8") for name in names)
-    return _COMMENTS.sub("", text)
+    dense = _SCRIPT.sub(lambda found: "".join(group or "" for group in found.groups()), script)
+    return _LINE_ENDS.sub("", dense)
+
+
+def compact_style(style: str) -> str:
+    """The same of a style sheet."""
+    return _STYLE.sub("", style)
 
 
 def data_script(data: object, name: str) -> str:

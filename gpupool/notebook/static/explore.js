@@ -15,7 +15,6 @@ const PLOTS = `
     <label class="gpm-whole" title="All planned steps"><input type="checkbox"> Whole plan</label>
     <label class="gpm-smooth" title="Width of the smoothing, as a share of the drawn steps"
       >Smoothing <input type="range" min="0" max="20" step="0.5"> <span></span></label>
-    <button type="button" class="gpm-reset">Reset zoom</button>
   </div></div>`;
 
 // Elements are filled with textContent: nothing from the kernel is taken for HTML.
@@ -24,6 +23,12 @@ function element(tag, className = "", words = "") {
   if (className) made.className = className;
   made.textContent = words;
   return made;
+}
+
+function buttonOf(className, words) {
+  const button = element("button", className, words);
+  button.type = "button";
+  return button;
 }
 
 // The line of an entry of the legend; styles come from the kernel's tables, and no words of users.
@@ -227,7 +232,7 @@ function readOut(view, lines, axes, share, step) {
       const both = [names[index], words(point[1], plot), isAway ? `at step ${NUMBER.format(point[0])}` : ""];
       return both.filter(Boolean).join(" ");
     });
-    const [main, ...others] = found, title = plot.title.replace(/ \(%\)$/, "");
+    const [main, ...others] = found, title = plot.title.replace(/\s\(%\)$/, "");
     const smooth = others.filter((part) => part.startsWith("smooth")).map((part) => ` (${part})`).join("");
     const rest = others.filter((part) => part && !part.startsWith("smooth"));
     return main || rest.length ? [`${title} ${main}${smooth}`, ...rest].join(", ") : "";
@@ -260,7 +265,9 @@ function watchPage(el, redraw) {
 function explorer(root, course, redraw) {
   root.innerHTML = PLOTS;
   const find = (selector) => root.querySelector(selector);
-  const figures = find(".gpm-figures"), read = find(".gpm-readout"), reset = find(".gpm-reset");
+  const figures = find(".gpm-figures"), read = find(".gpm-readout");
+  const reset = buttonOf("gpm-reset", "Reset zoom");
+  find(".gpm-tools").append(reset);
   const [log, whole, smooth] = ["log", "whole", "smooth"].map((name) => find(`.gpm-${name}`));
   const chosen = { range: null, whole: false, log: null, share: SHARE };
   const shown = {};
@@ -426,7 +433,8 @@ function explorer(root, course, redraw) {
     view.plots.forEach((plot, index) => {
       const canvas = canvases[index], surface = surfaceOf(canvas, ...sizes[index], colors);
       if (surface) drawPlot(surface, plot, lines[plot.name], axes, chosen.share);
-      canvas.setAttribute("aria-label", view.latest[plot.name]);
+      const zoomed = chosen.range ? `; shown: steps ${chosen.range.map(NUMBER.format).join(" to ")}` : "";
+      canvas.setAttribute("aria-label", view.latest[plot.name] + zoomed);
       canvas.dataset.points = lines[plot.name]?.[plot.lines[0]?.name]?.length ?? 0;
     });
     if (at && !at.canvas.isConnected) at = null;
@@ -476,8 +484,7 @@ function exploreStills() {
     watchPage(root, soon);  // draws when it has its size
     const buttons = host.closest(".gpupool-training")?.querySelector(".gpupool-buttons");
     if (!buttons) continue;
-    const save = element("button", "", "Save plot");
-    save.type = "button";
+    const save = buttonOf("", "Save plot");
     save.addEventListener("click", () => savePlot(plots, course));
     buttons.replaceChildren(save);
   }

@@ -25,7 +25,7 @@ function colorsOf(element) {
   const ground = style.backgroundColor;
   return {
     text: style.color,
-    ground: /^rgba\(.*, 0\)$|^transparent$/.test(ground) ? "" : ground,
+    ground: /^rgba\(.*,\s0\)$|^transparent$/.test(ground) ? "" : ground,
     font: style.fontFamily,
     ...Object.fromEntries(
       THEMED.map((plot) => [plot, style.getPropertyValue(`--gpm-${plot}`).trim()])),
