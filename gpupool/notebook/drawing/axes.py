@@ -47,10 +47,11 @@ class FittedAxis:
 
     Args:
         whole: of shares what stands for all, 100 or 1; 0: the values are none.
+        from_zero: whether the axis begins there, as that of a loss does, where that hides nothing.
     """
 
-    def __init__(self, whole: float = 0) -> None:
-        self._whole = whole
+    def __init__(self, whole: float = 0, *, from_zero: bool = False) -> None:
+        self._whole, self._from_zero = whole, from_zero
         self._seen = (math.inf, -math.inf)
         self._count = 0
         self._axis: Axis = share_axis(0, whole, whole) if whole else value_axis([])
@@ -70,15 +71,16 @@ class FittedAxis:
         # To sort a thousand points ten times a second would cost more than all the rest.
         if exact or is_beyond or count > _GROWTH * self._count:
             self._seen, self._count = (low, high), count
-            self._axis = value_axis([point for line in there for point in line.points()])
+            points = [point for line in there for point in line.points()]
+            self._axis = value_axis(points, from_zero=self._from_zero)
         return self._axis
 
 
-def value_axis(points: Points) -> Axis:
+def value_axis(points: Points, *, from_zero: bool = False) -> Axis:
     """An axis of losses, metrics and other values; see the head of this file.
 
     It is logarithmic where all are above 0 and the highest is over 50 times their median. A few
-    that are far from all others are clipped. It begins at 0, where that hides nothing.
+    that are far from all others are clipped. One from zero begins there, unless that hides a curve.
     """
     if not points:
         return {**nice_axis(0.0, 1.0), "log": False, "clipped": []}
@@ -88,9 +90,9 @@ def value_axis(points: Points) -> Axis:
     if is_log:
         axis = log_axis(values[low], values[high])
     else:
-        ends = values[low], values[high]
-        hides = 0 < ends[1] - ends[0] < ends[1] / 4  # a curve in the upper quarter is flat
-        axis = nice_axis(ends[0] if hides else min(0.0, ends[0]), ends[1])
+        start, end = values[low], values[high]
+        hides = 0 < end - start < end / 4  # a curve in the upper quarter is flat
+        axis = nice_axis(min(0.0, start) if from_zero and not hides else start, end)
     clipped = [p for p in points if not axis["low"] <= p[1] <= axis["high"]]
     return {**axis, "log": is_log, "clipped": sorted(clipped)}
 

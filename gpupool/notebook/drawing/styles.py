@@ -12,7 +12,7 @@ from typing import Any
 
 Style = dict[str, Any]
 
-MANY = 10**9
+SEVERAL = 100  # dots of more validations would hide the other lines
 FEW = 40  # of so few points a line would hardly be seen, of one not at all
 # mid-tones, as the page may be white or nearly black; their dashes differ too
 _OWN: list[tuple[str, tuple[int, ...]]] = [
@@ -48,7 +48,7 @@ def training_plot(name: str, title: str, unit: str, *, has_steps: bool) -> Style
     lines = [
         line("raw", name, alpha=0.4, dots=1),
         line("mean", name, width=2),
-        line("validation", "text", dash=(5, 4), dots=MANY),
+        line("validation", "text", dash=(5, 4), dots=SEVERAL),
     ]
     shown = lines if has_steps else lines[2:]
     return {"name": name, "title": title, "unit": unit, "small": not has_steps, "lines": shown}

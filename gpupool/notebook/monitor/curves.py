@@ -142,7 +142,7 @@ class _Plot:
         self.measure = measure
         names = ("raw", "validation") if measure.has_steps else ("validation",)
         self._curves = {name: Curve(max_points) for name in names}
-        self._axis = FittedAxis(measure.whole)
+        self._axis = FittedAxis(measure.whole, from_zero=measure.has_steps)
         self._last: Point | None = None
         self.best: Point | None = None
 
@@ -211,7 +211,8 @@ class Curves:
         if history.start is not None and history.start is not self._start:
             # Their plots are there from the beginning, so that nothing jumps when values come.
             for name in history.start.metrics if history.start.validate_every else ():
-                self._metric(name)
+                if name != "accuracy":  # which has a plot of its own, where there are classes
+                    self._metric(name)
         self._start = history.start
         new: Lines = {plot: {line: [] for line in LINES} for plot in ("accuracy", "loss")}
         steps = history.steps[self._num_steps :]

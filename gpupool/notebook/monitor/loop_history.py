@@ -139,7 +139,8 @@ class LoopState(MonitorState):
         are_shares = all(map(is_share, names)) and all(
             0 <= one.low <= one.high <= 1 for one in drawn
         )
-        axis = self._axes.setdefault((*names, str(are_shares)), FittedAxis(float(are_shares)))
+        made = FittedAxis(float(are_shares), from_zero=True)
+        axis = self._axes.setdefault((*names, str(are_shares)), made)
         return axis.of(drawn, exact=history.is_over)
 
     def _words(self, history: LoopHistory, status: str) -> View:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
-from gpupool.notebook.drawing import svg
+from gpupool.notebook.drawing import styles, svg
 from gpupool.notebook.drawing.axes import Axis
 from gpupool.notebook.drawing.styles import Style
 from gpupool.notebook.monitor.curves import HALF_LIFE, Mean, smoothed
@@ -83,11 +84,14 @@ def _plot(plot: Style, box: tuple[int, int, int, int], lines: Lines, axes: dict[
 
 
 def _smooth(means: list[Mean], x_axis: Axis, y_axis: Axis) -> list[tuple[float, float]]:
-    """The smoothed line, as wide as the drawn range says."""
-    low, high = y_axis["low"], y_axis["high"]
+    """The smoothed line, as wide as the drawn range says; on a logarithmic axis that of powers."""
+    low, high, half_life = y_axis["low"], y_axis["high"], HALF_LIFE * x_axis["high"]
     # An outlier counts as much as the edge where it is marked, or 1e31 would never be forgotten.
     within = [(step, min(max(mean, low), high), count) for step, mean, count in means]
-    return smoothed(within, HALF_LIFE * (x_axis["high"] - x_axis["low"]))
+    if not y_axis["log"]:
+        return smoothed(within, half_life)
+    powers = [(step, math.log10(mean), count) for step, mean, count in within]
+    return [(step, 10.0**power) for step, power in smoothed(powers, half_life)]
 
 
 def _legend(entries: list[Style], top: int, width: int) -> tuple[str, int]:
@@ -113,7 +117,7 @@ def _sign(one: Style) -> str:
         f'<line x1="{n * size:g}" x2="{(n + 1) * size:g}" {_stroke(one, _color(color))}/>'
         for n, color in enumerate(one["colors"])
     ]
-    dot = '<circle cx="12" r="3"/>' if one["dots"] > 1000 else ""  # always, not of few points only
+    dot = '<circle cx="12" r="3"/>' if one["dots"] > styles.FEW else ""  # not of a few points alone
     return "".join(samples) + dot
 
 

@@ -66,11 +66,14 @@ function smoothed(means, halfLife) {
 }
 
 // The points of a line as they are drawn: means become the smooth line. In them an outlier counts as much
-// as the edge where it is marked, or 1e31 would never be forgotten.
-function drawnPoints(points, axes, share, { low, high }) {
+// as the edge where it is marked, or 1e31 would never be forgotten; on a logarithmic axis powers count.
+function drawnPoints(points, axes, share, { low, high, log }) {
   if (points[0]?.length !== 3) return points;
-  const within = points.map(([step, mean, count]) => [step, Math.min(Math.max(mean, low), high), count]);
-  return smoothed(within, share * (axes.steps.high - axes.steps.low));
+  const within = (mean) => Math.min(Math.max(mean, low), high);
+  const by = log ? (mean) => Math.log10(within(mean)) : within;
+  const means = points.map(([step, mean, count]) => [step, by(mean), count]);
+  const line = smoothed(means, share * (axes.steps.high - axes.steps.low));
+  return log ? line.map(([step, power]) => [step, 10 ** power]) : line;
 }
 
 // How many points lie before a step: points are in the order of steps.
@@ -243,9 +246,9 @@ function drawLegend(context, places, colors, x, y) {
   }
 }
 
-// Dots that are there however many points there are belong to the line's sign.
+// Dots that are there unless the points are very many belong to the line's sign.
 function hasDot(style) {
-  return !style.ring && style.dots > 1000;
+  return !style.ring && style.dots > 40;
 }
 
 // All plots with title and legend on a canvas of their own, for a file; more than two in two columns.
