@@ -60,7 +60,7 @@ function drawFigures(parent, plots) {
   parent.dataset.titles = titles;
   parent.classList.toggle("gpm-many", plots.length > 2);
   parent.replaceChildren(...plots.map((plot) => {
-    const figure = element("figure"), canvas = element("canvas");
+    const figure = element("figure", plot.small ? "gpm-small" : ""), canvas = element("canvas");
     canvas.setAttribute("role", "img");
     canvas.tabIndex = 0;
     figure.append(element("figcaption", "", plot.title), canvas, element("i"), element("b"));
