@@ -29,6 +29,7 @@ from gpupool.core.wire.replies import (
     SyncReply,
     TrainReply,
     Value,
+    WorstSample,
 )
 from gpupool.core.wire.requests import Answer
 from gpupool.core.wire.values import Bindings, ValueInfo
@@ -186,6 +187,13 @@ def confusion(call: wire.Confusion) -> Reply[Sequence[Sequence[int]] | None]:
     from gpupool.engine import inference
 
     return _by_default_on_cpu(lambda: Reply(inference.confusion(call.job_path)))
+
+
+@_serves(wire.Worst)
+def worst(call: wire.Worst) -> Reply[Sequence[WorstSample]]:
+    from gpupool.engine import inference
+
+    return _by_default_on_cpu(lambda: Reply(inference.worst(call.job_path, call.num)))
 
 
 def _by_default_on_cpu(work: Callable[[], Reply[Value]]) -> Reply[Value]:

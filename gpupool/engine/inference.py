@@ -1,4 +1,4 @@
-"""A network over a data set, as the client orders it: outputs, values or a confusion matrix.
+"""A network over a data set, as the client orders it: outputs, values, counts or the worst samples.
 
 Runs on engines. A pickled job comes in; outputs go out as files, numbers as the reply.
 """
@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,13 +18,16 @@ from gpupool.core.errors import TrainingError
 from gpupool.core.jobs import InferenceJob
 from gpupool.core.network import NetworkInfo
 from gpupool.core.options.datasets import is_stream
+from gpupool.core.options.named_measures import name_of
 from gpupool.core.progress import Course, Progress, progress
+from gpupool.core.wire.replies import WorstSample
 from gpupool.data.loading import ways
 from gpupool.data.reading.inputs import of_inputs
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw
+from gpupool.data.reading.shards import shard
 from gpupool.engine.batches.form import BatchForm, called, form_of
-from gpupool.engine.batches.share import Dataset, Share, num_samples
+from gpupool.engine.batches.share import Dataset, Share, normalization_of, num_samples
 from gpupool.engine.batches.shares import epoch_shares
 from gpupool.engine.batches.trees import main_output
 from gpupool.engine.group.forming import World
@@ -36,6 +40,7 @@ from gpupool.engine.numerics.class_loss import NO_CLASS, require_outputs
 from gpupool.engine.numerics.forward import autocast
 from gpupool.engine.numerics.losses import NO_LOSS, make_loss
 from gpupool.engine.output.emit import emit_progress
+from gpupool.engine.worst import Worst, own_scaling
 
 
 @ways.kept()
@@ -109,6 +114,39 @@ def confusion(job_path: str) -> list[list[int]] | None:
             new = confusion_counts(predicted, actual, num_classes, NO_CLASS)
             counts = new if counts is None else counts + new
     return None if counts is None else counts.long().tolist()
+
+
+@ways.kept()
+def worst(job_path: str, num: int) -> list[WorstSample]:
+    """This rank's samples with the highest loss, at most `num`, the highest first."""
+    world, job = world_here(), load_job(job_path, InferenceJob)
+    model = _model(job, world).eval()
+    loss = make_loss(job.loss, world.device, model=job.model)
+    scaling = normalization_of(ways.opened(job.dataset), world.device, _scaling(job))
+    scaling = own_scaling(job.dataset) if scaling is None else scaling
+    is_binary = job.num_classes == 2 or "bce" in name_of(job.loss).lower()
+    found = Worst(num, loss, scaling, is_binary=is_binary)
+    begin = 0  # of the batch, in the data set
+    with torch.no_grad(), _counted("worst", job.dataset, world) as bar:
+        for share in _shares(job, world):
+            bar.advance(share.num_all)
+            batch = np.arange(begin, begin + share.num_all)
+            begin += share.num_all
+            if not share.num_here:
+                continue
+            with autocast(world.device, job.options.precision):
+                outputs = called(model, share.inputs)
+                found.add(outputs, share, shard(batch, world.rank, world.size).tolist())
+    return [_with_png(sample, image) for sample, image in found.found()]
+
+
+def _with_png(sample: WorstSample, image: Tensor | None) -> WorstSample:
+    if image is None:
+        return sample
+    from gpupool.data.datastores.preview import small_png  # torchvision: only for pictures
+
+    size = int(image.shape[2]), int(image.shape[1])
+    return replace(sample, png=small_png(image), size=size)
 
 
 def _model(job: InferenceJob, world: World) -> nn.Module:

@@ -10,7 +10,7 @@ from gpupool.notebook.drawing import svg
 from gpupool.notebook.drawing.axes import nice_axis, share_axis
 from gpupool.notebook.monitor.curves import Curve
 from gpupool.notebook.page import markup
-from gpupool.training.compare import COLUMNS, smoothed
+from gpupool.training.compare import smoothed
 from gpupool.training.history import TrainingHistory
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ _TITLES = {"accuracy": "Accuracy (%)", "loss": "Loss"}
 def comparison_html(found: Comparison) -> str:
     """The picture, which stays without a script, and the table."""
     head = f"<div><b>{len(found.histories)} trainings</b></div>"
-    table = markup.table(COLUMNS, found.rows())
+    table = markup.scroller(markup.table(found.header(), found.table()), "Options and results")
     return markup.card(head, f"{comparison_picture(found)}{table}{svg.DARK_STYLE}")
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from gpupool.notebook.page.front_end import in_notebook
+
 # (module, type, what makes HTML of one, what makes text of one or "" for IPython's own way)
 _SHOWN = (
+    ("core.wire.events", "ValidationEvent", "monitor.result_view.validation_html", ""),
     ("core.machine.gpus", "GpuTable", "gpu_view.gpu_table_html", "gpu_view.gpu_table_text"),
     ("core.options.plan", "TrainingPlan", "monitor.plan_view.plan_html", ""),
     ("data.datastores.check", "CheckResult", "data_view.check_html", ""),
@@ -22,6 +25,12 @@ _SHOWN = (
     ("training.confusion", "ConfusionMatrix", "monitor.confusion_view.confusion_html", ""),
     ("training.result", "TrainingPlot", "monitor.picture.plot_html", "monitor.picture.plot_text"),
     ("training.result", "TrainingResult", "monitor.result_view.result_html", ""),
+    ("training.worst", "WorstSamples", "worst_view.worst_html", ""),
+)
+# (module, type, what shows one in a notebook: live, as no picture of one moment could)
+_LIVE = (
+    ("pool.pool", "Pool", "pool.pool_bar.show"),
+    ("training.run", "TrainingRun", "monitor.views.show_again"),
 )
 
 
@@ -36,8 +45,17 @@ def register(shell: Any) -> None:
             formatters["text/plain"].for_type_by_name(
                 *shown, lambda one, printer, cycle, by=text: printer.text(_made(by, one))
             )
+    if in_notebook():
+        for module, name, show in _LIVE:
+            shell.display_formatter.ipython_display_formatter.for_type_by_name(
+                f"gpupool.{module}", name, lambda one, by=show: _of(by)(one)
+            )
 
 
 def _made(by: str, value: object) -> str:
+    return str(_of(by)(value))
+
+
+def _of(by: str) -> Any:
     module, _, name = by.rpartition(".")
-    return str(getattr(importlib.import_module(f"gpupool.notebook.{module}"), name)(value))
+    return getattr(importlib.import_module(f"gpupool.notebook.{module}"), name)

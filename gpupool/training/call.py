@@ -27,7 +27,12 @@ from gpupool.training.job import write_job
 
 # What a training and a pass over a data set have in common: how samples are read and computed.
 _OPTIONS = ("batch_size", "precision", "workers", "collate", "inputs", "targets", "seed")
-_WHAT = {"predict": "Predicting", "evaluate": "Evaluating", "confusion": "Counting classes"}
+_WHAT = {
+    "predict": "Predicting",
+    "evaluate": "Evaluating",
+    "confusion": "Counting classes",
+    "worst": "Looking for the highest losses",
+}
 
 
 def ask(

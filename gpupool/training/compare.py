@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpupool.core.errors import TrainingError
-from gpupool.core.formatting import NONE, duration, number, percent
+from gpupool.core.formatting import NONE, duration, number, percent, shortened
+from gpupool.core.options.serialise import describe, written
+from gpupool.core.options.training_options import TrainingOptions
 from gpupool.training.history import HALF_LIFE, TrainingHistory
 from gpupool.training.history import smoothed as smoothed_means
 from gpupool.training.phrases import best_of, figure
 
 COLUMNS = ("", "Ranks", "Batch", "Steps", "Time", "Per second", "Loss", "Accuracy", "Best")
+_MAX_NAME_CHARS = 60
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,25 @@ class Comparison:
             for name, history in zip(self.names, self.histories, strict=True)
         ]
 
+    def differences(self) -> dict[str, tuple[str, ...]]:
+        """The options that differ, each with its value in every training as it is written; those
+        that were not given stand as usual: {"lr": ("0.1", "0.01")}."""
+        return _differences(self.histories)
+
+    def header(self) -> tuple[str, ...]:
+        """The columns of `table`."""
+        return (COLUMNS[0], *self.differences(), *COLUMNS[1:])
+
+    def table(self) -> list[tuple[str, ...]]:
+        """`rows`, with the options that differ behind the name."""
+        options = self.differences().values()
+        return [
+            (name, *(values[place] for values in options), *rest)
+            for place, (name, *rest) in enumerate(self.rows())
+        ]
+
     def __repr__(self) -> str:
-        rows = [COLUMNS, *self.rows()]
+        rows = [self.header(), *self.table()]
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -45,11 +65,12 @@ class Comparison:
 
 
 def compare(*trainings: Any, names: Sequence[str] | None = None) -> Comparison:
-    """Accuracy and loss of several trainings, over time and over steps, and a table.
+    """Accuracy and loss of several trainings, over time and over steps, and a table of the options
+    that differ and of what came out.
 
     Args:
         trainings: what `train` has given: results, or runs that go on; or their histories.
-        names: one for each; by numbers and ranks unless given.
+        names: one for each; unless given a number with the ranks and options that differ.
 
     Raises:
         TrainingError: there is none, something else is among them, or names are too few.
@@ -60,7 +81,7 @@ def compare(*trainings: Any, names: Sequence[str] | None = None) -> Comparison:
             "compare takes results of gpupool.train: compare(result1, result2).", "type"
         )
     if names is None:
-        names = [f"{place}: {_ranks(one)}" for place, one in enumerate(histories, start=1)]
+        names = _names(histories)
     if len(names) != len(histories):
         raise TrainingError(
             f"compare: there are {len(histories)} trainings and {len(names)} names; give one for "
@@ -94,6 +115,29 @@ def _row(name: str, history: TrainingHistory, first: float) -> tuple[str, ...]:
         NONE if last["accuracy"] is None else percent(last["accuracy"]),
         best_of(history),
     )
+
+
+def _differences(histories: Sequence[TrainingHistory]) -> dict[str, tuple[str, ...]]:
+    usual = TrainingOptions()
+    # In the order in which the options stand, whichever training gives one.
+    given = [name for name in describe(usual) if any(name in h.options for h in histories)]
+    values = {
+        name: tuple(one.options.get(name, written(usual, name)) for one in histories)
+        for name in given
+    }
+    return {name: each for name, each in values.items() if len(set(each)) > 1}
+
+
+def _names(histories: Sequence[TrainingHistory]) -> list[str]:
+    """A number for each, with what tells it from the others: "1: 2 ranks, lr=0.1"."""
+    ranks = [_ranks(one) for one in histories]
+    differences = _differences(histories)
+    names = []
+    for place, own in enumerate(ranks):
+        parts = [own] if len(set(ranks)) > 1 or not differences else []
+        parts += [f"{name}={values[place]}" for name, values in differences.items()]
+        names.append(shortened(f"{place + 1}: {', '.join(parts)}", _MAX_NAME_CHARS))
+    return names
 
 
 def _ranks(history: TrainingHistory) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpupool.core.errors import TrainingError
-from gpupool.core.formatting import percent
+from gpupool.core.formatting import NONE, percent
 from gpupool.core.jobs import InferenceJob
 from gpupool.core.network import info_of
 from gpupool.core.options.class_names import class_names
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 _MAX_PRINTED = 20  # classes
+VALUES = ("counts", "shares")
+SORTS = ("class", "name", "recall", "precision", "samples")
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,11 +33,46 @@ class ConfusionMatrix:
     """How often each class was taken for each.
 
     `counts[i, j]` samples (or pixels) of class i were taken for class j: int64, shape (C, C).
-    `classes` are the C names.
+    `classes` are the C names. `values` and `sort` say how it is shown, as `shown` has them.
     """
 
     counts: NDArray[np.int64]
     classes: tuple[str, ...]
+    values: str = "counts"
+    sort: str = "class"
+
+    def shown(self, values: str = "counts", sort: str = "class") -> ConfusionMatrix:
+        """The same matrix, shown in another way: `matrix.shown("shares", sort="recall")`.
+
+        Args:
+            values: "counts", or "shares" of the samples of each true class.
+            sort: by what classes are ordered in the picture and in text: "class" (their index),
+                "name", "recall" or "precision" (lowest first), or "samples" (most first).
+
+        Raises:
+            TrainingError: one of them is another word.
+        """
+        for name, value, known in (("values", values, VALUES), ("sort", sort, SORTS)):
+            if value not in known:
+                raise TrainingError(
+                    f"{name}={value!r}: choose one of {', '.join(map(repr, known))}.",
+                    "unknown",
+                    name,
+                )
+        return replace(self, values=values, sort=sort)
+
+    @property
+    def order(self) -> list[int]:
+        """The indices of the classes as `sort` has them."""
+        num = len(self.classes)
+        keys: dict[str, Sequence[Any]] = {
+            "class": range(num),
+            "name": self.classes,
+            "recall": np.nan_to_num(self.recall, nan=-1.0).tolist(),
+            "precision": np.nan_to_num(self.precision, nan=-1.0).tolist(),
+            "samples": (-self.counts.sum(1)).tolist(),
+        }
+        return sorted(range(num), key=lambda number: (keys[self.sort][number], number))
 
     @property
     def num_samples(self) -> int:
@@ -79,13 +117,15 @@ class ConfusionMatrix:
 
     def summary(self) -> str:
         """The whole in one line."""
-        share = percent(self.accuracy) if self.num_samples else "none"
-        return f"{share} of {self.num_samples:,} right, {len(self.classes)} classes"
+        share = percent(self.accuracy if self.num_samples else None)
+        num, classes = self.num_samples, len(self.classes)
+        samples = f"{num:,} sample{'s' if num != 1 else ''}"
+        return f"accuracy {share} on {samples}, {classes} class{'es' if classes != 1 else ''}"
 
     def __repr__(self) -> str:
         lines = [f"ConfusionMatrix: {self.summary()}"]
         if len(self.classes) <= _MAX_PRINTED:
-            lines += _table(self.counts, self.classes)
+            lines += _table(self)
         else:
             lines += [f"  {true} taken for {said}: {n:,}" for true, said, n in self.most_confused()]
         return "\n".join(lines)
@@ -142,16 +182,44 @@ def _shares(part: Any, whole: Any) -> NDArray[np.float64]:
         return np.asarray(np.true_divide(part, whole), np.float64)
 
 
-def _table(counts: NDArray[np.int64], classes: Sequence[str]) -> list[str]:
-    """Rows of true classes, columns of predicted ones, as text."""
-    names = [name if len(name) <= 12 else name[:11] + "…" for name in classes]
-    wide = [
-        max(len(name), *(len(str(n)) for n in column))
-        for name, column in zip(names, counts.T, strict=True)
+def share_word(share: float) -> str:
+    """A share of a row in three digits, as "12 %" or "3.4 %"; a dash for what has none.
+
+    >>> share_word(0.123), share_word(0.034), share_word(float("nan"))
+    ('12 %', '3.4 %', '–')
+    """
+    if math.isnan(share):
+        return NONE
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"
+
+
+def short_name(name: str, limit: int) -> str:
+    """A name in at most `limit` characters: its middle is left out, as both ends tell it apart.
+
+    >>> short_name("golden_retriever_puppy", 11)
+    'golde…puppy'
+    """
+    half = (limit - 1) // 2
+    return name if len(name) <= limit else f"{name[: limit - 1 - half]}…{name[-half:]}"
+
+
+def _table(matrix: ConfusionMatrix) -> list[str]:
+    """Rows of true classes, columns of predicted ones, as text; recall and precision beside it."""
+    order, names = matrix.order, [short_name(name, 12) for name in matrix.classes]
+    counts = [[str(n) for n in row] for row in matrix.counts.tolist()]
+    if matrix.values == "shares":
+        counts = [[share_word(share) for share in row] for row in matrix.normalized().tolist()]
+    recall, precision = (
+        [share_word(one) for one in part] for part in (matrix.recall, matrix.precision)
+    )
+    rows = [["", *(names[n] for n in order), "recall"]]
+    rows += [[names[n], *(counts[n][m] for m in order), recall[n]] for n in order]
+    rows.append(["precision", *(precision[n] for n in order), ""])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if n else cell.ljust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
     ]
-    left = max(len("true"), *(len(name) for name in names))
-    rows = ["  ".join([" " * left, *(n.rjust(w) for n, w in zip(names, wide, strict=True))])]
-    for name, row in zip(names, counts.tolist(), strict=True):
-        cells = (str(n).rjust(w) for n, w in zip(row, wide, strict=True))
-        rows.append("  ".join([name.ljust(left), *cells]))
-    return rows

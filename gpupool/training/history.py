@@ -6,7 +6,7 @@ own beyond scaling to pixels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any, NamedTuple
@@ -81,6 +81,7 @@ class TrainingHistory:
     `warnings` are of divergence, checkpoints that failed and the like; `checkpoint` is the newest
     one, `resumed` from which it began. `restarts` has a sentence on each rank that was lost.
     `ranks` has what each rank has reported last of how it fares, or has fared in the end.
+    `options` are those that were not the usual ones, as they are written: {"optimizer": "'adam'"}.
     """
 
     start: StartEvent | None = None
@@ -97,6 +98,7 @@ class TrainingHistory:
     resumed: ResumeEvent | None = None
     restarts: list[str] = field(default_factory=list)
     ranks: dict[int, RankEvent] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
     # Kept up to date: views ask many times a second, over many thousand steps.
     _num_samples: int = field(default=0, init=False, repr=False)
     _data_wait_s: float = field(default=0.0, init=False, repr=False)

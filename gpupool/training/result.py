@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from gpupool.core.errors import TrainingError
 from gpupool.core.formatting import NONE, duration, number, percent
 from gpupool.core.network import info_of
 from gpupool.core.options.training_options import TrainingOptions
@@ -16,6 +17,7 @@ from gpupool.pool.calls.output import RankOutput
 from gpupool.training.history import TrainingHistory
 from gpupool.training.phrases import after, backend, ending, figure, global_batch, hardware
 from gpupool.training.predict import Predictions, predicted
+from gpupool.training.worst import WorstSamples, worst_samples
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -81,6 +83,14 @@ class TrainingResult:
     """What each rank that trained has printed."""
     transform: Any = field(default=None, repr=False)
     """What pictures go through in `predict`; None where only their size is changed."""
+    validation: Any = field(default=None, repr=False)
+    """The data set that was validated on; None without, and in a copy that was pickled."""
+    loss: Any = field(default="auto", repr=False)
+    """What was minimized."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A data set may be large, and a loss a function that cannot be pickled.
+        return {**self.__dict__, "validation": None, "loss": "auto"}
 
     def text(self, rank: int) -> str:
         """What a rank that trained has printed."""
@@ -94,7 +104,7 @@ class TrainingResult:
 
     @property
     def best(self) -> ValidationEvent | None:
-        """The best validation, None without one."""
+        """The best validation: its step, loss, accuracy and metrics; None without one."""
         return self.history.best
 
     @property
@@ -151,6 +161,51 @@ class TrainingResult:
         """
         return predicted(self.model, x, self.transform, names, **options)
 
+    def worst(
+        self, num: int = 16, dataset: Any = None, *, loss: Any = None, **options: Any
+    ) -> WorstSamples:
+        """The `num` samples of the validation data with the highest loss: what `model` found, what
+        is true, and small pictures of images, as the network saw them but not normalized.
+
+        The ranks of the pool compute the loss of each sample as if it were a batch of its own, so
+        weights of classes have no effect. The samples do not depend on the number of ranks.
+
+        Args:
+            num: at most 200.
+            dataset: another data set than the validation data.
+            loss: another loss than that of the training.
+            options: as those of `evaluate`: `batch_size`, `precision`, `pool` and how to read.
+
+        Raises:
+            TrainingError: there was no validation and no data set is given; the data are a stream,
+                or the loss is not one of single samples.
+            OptionsError: a number or an option is wrong.
+            SpmdError: a rank failed.
+        """
+        dataset = self.validation if dataset is None else dataset
+        if dataset is None:
+            raise TrainingError(
+                "result.worst() looks at the validation data, and this training had none: give a "
+                "data set, as result.worst(16, dataset=data).",
+                "no validation",
+                "dataset",
+            )
+        if loss is None and (self.options.step is not None or self.options.gather):
+            raise TrainingError(
+                "result.worst() needs the loss of each sample, and this training had one of whole "
+                "batches: give one, as result.worst(16, loss='cross_entropy').",
+                "no loss",
+                "loss",
+            )
+        # The samples are read as in the training, unless something else is asked for.
+        usual = TrainingOptions()
+        for name in ("collate", "inputs", "targets", "workers"):
+            value = getattr(self.options, name)
+            if value != getattr(usual, name):
+                options.setdefault(name, value)
+        loss = self.loss if loss is None else loss
+        return worst_samples(self.model, dataset, num, loss, **options)
+
     def plot(self) -> TrainingPlot:
         """Loss and accuracy over the steps: the picture that the training has left."""
         return TrainingPlot(self.history)
@@ -199,6 +254,8 @@ def _facts(result: TrainingResult, start: StartEvent) -> list[tuple[str, str]]:
         ("Hardware", ", ".join(filter(None, [hardware(start), backend(start)]))),
         ("Time", _time(result, start)),
     ]
+    if history.options:
+        rows.append(("Options", ", ".join(f"{n}={value}" for n, value in history.options.items())))
     if result.skipped:
         rows.append(("Skipped", f"{number(history.reads.num_skipped)} {start.unit}"))
     if history.resumed is not None:

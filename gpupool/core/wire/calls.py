@@ -18,6 +18,7 @@ from gpupool.core.wire.replies import (
     SyncReply,
     TrainReply,
     Value,
+    WorstSample,
 )
 from gpupool.core.wire.requests import Answer, ControlRequest
 from gpupool.core.wire.values import Bindings, Place, ValueInfo, Values
@@ -210,3 +211,11 @@ class Confusion(Call[Sequence[Sequence[int]] | None]):
     """This rank's samples by true and predicted class; None if it has none."""
 
     job_path: str
+
+
+@dataclass(frozen=True)
+class Worst(Call[Sequence[WorstSample]]):
+    """This rank's samples with the highest loss, at most `num`, the highest first."""
+
+    job_path: str
+    num: int

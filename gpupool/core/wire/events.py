@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from gpupool.core.formatting import percent
 from gpupool.core.wire.monitor_event import MonitorEvent
 
 PIECES = "gpupool_pieces"  # metadata of text of both streams: the lengths of its pieces, in turns
@@ -91,6 +92,16 @@ class ValidationEvent:
     elapsed_s: float
     metrics: dict[str, float] = field(default_factory=dict)
     is_best: bool = False
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name} {value}" for name, value in self.values())
+        return f"Validation after step {self.step:,} (epoch {self.epoch}): {values}"
+
+    def values(self) -> list[tuple[str, str]]:
+        """What was measured, by name, in words."""
+        measured = {"accuracy": percent(self.accuracy)} if self.accuracy is not None else {}
+        metrics = {name: f"{value:.4g}" for name, value in self.metrics.items()}
+        return [("loss", f"{self.loss:.4g}"), *(measured | metrics).items()]
 
 
 @dataclass(frozen=True, slots=True)

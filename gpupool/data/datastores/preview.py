@@ -97,11 +97,11 @@ def _picture(dataset: Labelled, place: int) -> Picture:
     except SampleError as error:
         return Picture(b"", label, url, problem=error.reason)
     _, height, width = image.shape
-    return Picture(_png(image), label, url, width, height)
+    return Picture(small_png(image), label, url, width, height)
 
 
-def _png(image: torch.Tensor) -> bytes:
-    """A uint8 RGB tensor (3, height, width) as a small PNG file; never enlarged."""
+def small_png(image: torch.Tensor) -> bytes:
+    """A uint8 tensor (1 or 3, height, width) as a small PNG file; never enlarged."""
     import torch
     from torchvision.transforms.v2 import functional
 

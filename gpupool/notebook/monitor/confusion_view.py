@@ -3,80 +3,123 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpupool.core.formatting import percent
 from gpupool.notebook.page import markup
+from gpupool.training.confusion import share_word, short_name
 
 if TYPE_CHECKING:
     from gpupool.training.confusion import ConfusionMatrix
 
+_SCRIPT = (Path(__file__).parents[1] / "static" / "confusion.js").read_text("utf-8")
 _MAX_SHOWN = 40  # classes
+_NAME_CHARS = 22
 _RIGHT, _WRONG = "0,114,189", "217,83,25"  # as MATLAB's confusionchart has them
-_CELL = "padding:3px 7px;text-align:right;border:1px solid rgba(128,128,128,.25)"
-_NAME = "padding:3px 7px;font-weight:600;white-space:nowrap;max-width:160px;overflow:hidden"
-_TURNED = "writing-mode:vertical-rl;transform:rotate(180deg);max-height:160px"
+# In a style sheet, as there may be 1,600 cells; where it is taken out, the numbers remain.
+_STYLE = """
+#UID table{FONT;border-collapse:collapse;margin:6px 0}
+#UID tr:nth-child(n){background:none}
+#UID :is(td,th){padding:3px 7px;text-align:right;white-space:nowrap;color:inherit;background:none;
+border:1px solid rgba(128,128,128,.25);font-variant-numeric:tabular-nums}
+#UID th{font-weight:600;border:0}
+#UID thead th{vertical-align:bottom}
+#UID .gp-turned span{display:inline-block;writing-mode:vertical-rl;transform:rotate(180deg)}
+#UID :is(td,th).gp-share{border:0;opacity:.8;font-weight:400}
+#UID i{font-style:normal;font-weight:400;opacity:.7}
+"""
 
 
 def confusion_html(matrix: ConfusionMatrix) -> str:
-    """Rows are true classes, columns predicted ones; the share found of each beside it.
+    """Rows are true classes, columns predicted ones; recall beside each row, precision below each
+    column. Where scripts run, the page switches between counts and shares, and orders the classes.
 
-    Of very many classes, the pairs that were confused most often.
+    Of very many classes, the pairs that were confused most often, and a line for each class.
     """
-    head = f"<div><b>Confusion matrix</b> {markup.muted(matrix.summary())}</div>"
+    uid = f"gp{secrets.token_hex(4)}"
+    head = f"<div data-head><b>Confusion matrix</b> {markup.muted(matrix.summary())}</div>"
     if len(matrix.classes) > _MAX_SHOWN:
         rows = [(true, said, f"{number:,}") for true, said, number in matrix.most_confused(20)]
-        return markup.card(head, markup.table(("true class", "taken for", "times"), rows))
+        pairs = markup.table(("true class", "taken for", "times"), rows)
+        return markup.card(head, pairs, _classes(matrix))
+    style = _STYLE.replace("UID", uid).replace("FONT", markup.FONT)
     # `tabindex`: without it the table could be scrolled with a mouse alone.
-    return markup.card(head, f'<div tabindex="0" style="overflow:auto">{_table(matrix)}</div>')
+    scroller = markup.scroller(_table(matrix), "Confusion matrix")
+    state = f'id="{uid}" data-values="{matrix.values}" data-sort="by {matrix.sort}"'
+    script = f"<script>{_SCRIPT.replace('UID', uid)}</script>"
+    inner = f"<div {state}><style>{style}</style>{head}{scroller}</div>{script}"
+    return markup.card(inner)
 
 
 def _table(matrix: ConfusionMatrix) -> str:
-    names = [escape(name) for name in matrix.classes]
-    turned = _TURNED if max(map(len, matrix.classes)) > 6 or len(names) > 12 else ""
+    order = matrix.order
+    # With its index a class is found again in the columns, whose names are the same but turned.
+    is_long = max(map(len, matrix.classes), default=0) > 6 or len(order) > 12
+    turned = ' class="gp-turned"' if is_long else ""
     head = "".join(
-        f'<th scope="col" style="{_NAME};vertical-align:bottom" title="{name}">'
-        f'<span style="{turned}">{name}</span></th>'
-        for name in names
+        f'<th scope="col"{turned} title="{escape(matrix.classes[n])}">'
+        f"<span>{_name(matrix, n, is_long)}</span></th>"
+        for n in order
     )
-    columns = f'<tr><th style="{_NAME}">true \\ predicted</th>{head}{_head_of_shares("found")}</tr>'
-    shares = matrix.normalized("true")
-    body = "".join(
-        _row(name, matrix, number, shares[number].tolist()) for number, name in enumerate(names)
+    corner = '<th scope="col">true \\ predicted</th>'
+    shares = matrix.normalized("true").tolist()
+    body = "".join(_row(matrix, n, order, shares[n], is_long) for n in order)
+    precision = matrix.precision.tolist()
+    last = "".join(_share(precision[n]) for n in order)
+    return (
+        f'<table><thead><tr>{corner}{head}<th scope="col" class="gp-share">recall</th></tr></thead>'
+        f'<tbody>{body}</tbody><tfoot><tr><th scope="row" class="gp-share">precision</th>{last}'
+        '<td class="gp-share"></td></tr></tfoot></table>'
     )
-    last = "".join(_share_cell(value) for value in matrix.precision.tolist())
-    foot = f'<tr><th scope="row" style="{_NAME};text-align:right">right</th>{last}<td></td></tr>'
-    style = f"{markup.FONT};border-collapse:collapse;margin:6px 0"
-    return f'<table style="{style}"><thead>{columns}</thead><tbody>{body}{foot}</tbody></table>'
 
 
-def _row(name: str, matrix: ConfusionMatrix, number: int, shares: Sequence[float]) -> str:
+def _row(
+    matrix: ConfusionMatrix, row: int, order: Sequence[int], shares: Sequence[float], is_long: bool
+) -> str:
     cells = "".join(
-        _cell(int(matrix.counts[number, column]), share, is_right=column == number)
-        for column, share in enumerate(shares)
+        _cell(matrix, row, column, shares[column], is_right=column == row) for column in order
     )
-    found = _share_cell(float(matrix.recall[number]))
-    head = f'<th scope="row" style="{_NAME};text-align:right" title="{name}">{name}</th>'
-    return f"<tr>{head}{cells}{found}</tr>"
+    name = _name(matrix, row, is_long)
+    head = f'<th scope="row" title="{escape(matrix.classes[row])}">{name}</th>'
+    return f'<tr data-k="{row}">{head}{cells}{_share(float(matrix.recall[row]))}</tr>'
 
 
-def _cell(count: int, share: float, *, is_right: bool) -> str:
-    """A count; the more of its row it is, the stronger its colour."""
-    colour = ""
-    if count:
-        # Never quite opaque: the text keeps the colour of the page, light or dark.
-        strength = 0.12 + 0.5 * share
-        colour = f";background:rgba({_RIGHT if is_right else _WRONG},{strength:.2f})"
+def _cell(matrix: ConfusionMatrix, row: int, column: int, share: float, *, is_right: bool) -> str:
+    """A number; the more of its row it is, the stronger its colour."""
+    count = int(matrix.counts[row, column])
+    if not count:
+        return '<td data-n="0"></td>'
+    # Never quite opaque: the text keeps the colour of the page, light or dark.
+    colour = f"background:rgba({_RIGHT if is_right else _WRONG},{0.12 + 0.5 * share:.2f})"
     weight = ";font-weight:600" if is_right else ""
-    return f'<td style="{_CELL}{colour}{weight}">{f"{count:,}" if count else ""}</td>'
+    shown = share_word(share) if matrix.values == "shares" else f"{count:,}"
+    true, said = (escape(matrix.classes[n]) for n in (row, column))
+    words = f"{count:,} of {true}, {share_word(share)}, taken for {said}"
+    return f'<td data-n="{count}" title="{words}" style="{colour}{weight}">{shown}</td>'
 
 
-def _share_cell(share: float) -> str:
-    shown = percent(None if math.isnan(share) else share)
-    return f'<td style="{_CELL};border-color:transparent;opacity:.75">{shown}</td>'
+def _share(share: float) -> str:
+    number, shown = ("", "–") if math.isnan(share) else (f"{share:.6g}", percent(share))
+    return f'<td class="gp-share" data-s="{number}">{shown}</td>'
 
 
-def _head_of_shares(text: str) -> str:
-    return f'<th scope="col" style="{_NAME};vertical-align:bottom;opacity:.75">{text}</th>'
+def _name(matrix: ConfusionMatrix, number: int, is_long: bool) -> str:
+    name = escape(short_name(matrix.classes[number], _NAME_CHARS))
+    return f"<i>{number}</i> {name}" if is_long else name
+
+
+def _classes(matrix: ConfusionMatrix) -> str:
+    """Every class of many with its recall and precision, in a block that is opened and scrolls."""
+    sums = matrix.counts.sum(1).tolist()
+    recall, precision = matrix.recall.tolist(), matrix.precision.tolist()
+    rows = [
+        (f"{n}", matrix.classes[n], f"{sums[n]:,}", share_word(recall[n]), share_word(precision[n]))
+        for n in (matrix if matrix.sort != "class" else matrix.shown(sort="recall")).order
+    ]
+    table = markup.table(("", "class", "samples", "recall", "precision"), rows)
+    inner = f'<div style="max-height:330px;overflow:auto" tabindex="0">{table}</div>'
+    return markup.fold_out("Recall and precision of each class", inner, is_open=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
+from gpupool.core.wire.events import ValidationEvent
 from gpupool.notebook.drawing import svg
 from gpupool.notebook.monitor.picture import state_of
 from gpupool.notebook.monitor.plots import Plots
@@ -24,6 +25,16 @@ def result_html(result: TrainingResult) -> str:
         f"{_facts(summary)}{_values(summary)}</div>"
     )
     return markup.card(_head(result, summary), warnings, columns, _curves(result))
+
+
+def validation_html(event: ValidationEvent) -> str:
+    """What one validation has found."""
+    when = f"after step {event.step:,}, epoch {event.epoch}"
+    best = markup.badge("best so far", markup.GREEN) if event.is_best else ""
+    head = f"<div><b>Validation</b> {markup.muted(when)}{best}</div>"
+    names, values = zip(*event.values(), strict=True)
+    table = markup.table(names, [values])
+    return markup.card(head, table)
 
 
 def _curves(result: TrainingResult) -> str:

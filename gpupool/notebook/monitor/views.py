@@ -65,6 +65,16 @@ def show_training(run: Run, how: str = "auto", *, waits: bool = True) -> None:
     run.add_listener(view)
 
 
+def show_again(run: Run) -> None:
+    """Show `run` in the running cell too: live while it trains, else the picture of its end."""
+    if run.history.is_over:
+        Place().show(still_picture(run.history))
+        return
+    view = live_view(run.history, run.stop)
+    run.add_listener(view)
+    view(run.history)  # it may have ended before it could call the listener
+
+
 def live_view(
     history: History,
     on_stop: Callable[[], None],

@@ -121,6 +121,7 @@ def table(history: TrainingHistory) -> Table:
         ("Validation", _validation(history)),
         ("Data", _data(history)),
         ("Other", _other(history)),
+        ("Options", list(history.options.items())),
     ]
     return [(title, rows) for title, rows in sections if rows]
 
