@@ -6,7 +6,6 @@ import math
 import secrets
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpupool.core.formatting import percent
@@ -16,7 +15,6 @@ from gpupool.training.confusion import share_word, short_name
 if TYPE_CHECKING:
     from gpupool.training.confusion import ConfusionMatrix
 
-_SCRIPT = (Path(__file__).parents[1] / "static" / "confusion.js").read_text("utf-8")
 _MAX_SHOWN = 40  # classes
 _NAME_CHARS = 22
 _RIGHT, _WRONG = "0,114,189", "217,83,25"  # as MATLAB's confusionchart has them
@@ -50,7 +48,7 @@ def confusion_html(matrix: ConfusionMatrix) -> str:
     # `tabindex`: without it the table could be scrolled with a mouse alone.
     scroller = markup.scroller(_table(matrix), "Confusion matrix")
     state = f'id="{uid}" data-values="{matrix.values}" data-sort="by {matrix.sort}"'
-    script = f"<script>{_SCRIPT.replace('UID', uid)}</script>"
+    script = f"<script>{markup.static_text('confusion.js').replace('UID', uid)}</script>"
     inner = f"<div {state}><style>{style}</style>{head}{scroller}</div>{script}"
     return markup.card(inner)
 

@@ -84,4 +84,6 @@ def test_a_result_shows_its_options_best_and_worst(kernel: Kernel) -> None:
     worst = kernel.run("result.worst(3)")
     assert only(worst).count("<img") == 3
     assert worst.text.count("\n") == 4
-    assert "<svg" in only(kernel.run("gpupool.compare(result, run)"))
+    compared = only(kernel.run("gpupool.compare(result, run)"))
+    assert "2 trainings" in compared
+    assert "<img" in compared
