@@ -59,6 +59,7 @@ from .training.predict import Predictions as Predictions
 from .training.predict import predict as predict
 from .training.result import TrainingResult as TrainingResult
 from .training.run import TrainingRun as TrainingRun
+from .training.worst import WorstSamples as WorstSamples
 
 __version__: str
 __all__: list[str]
