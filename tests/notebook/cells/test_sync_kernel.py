@@ -77,8 +77,8 @@ def test_a_new_rank_has_the_secrets_and_shows_none(kernel: Kernel) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("", "name a rank, and what of it the others are to have"),
-        ("0", "name a rank, and what of it the others are to have"),
+        ("", "give the source rank and the variables to copy"),
+        ("0", "give the source rank and the variables to copy"),
         ("model 0", "argument RANK: invalid int value: 'model'"),
         ("2 model", "2 is no rank; the ranks are 0 to 1."),
         ("0 nosuch", "On rank 0, nosuch: it has no such variable."),

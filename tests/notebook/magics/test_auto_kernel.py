@@ -212,7 +212,7 @@ def test_a_cell_waits_for_the_one_in_the_background_and_says_so(
     waits = kernel.run(
         "%%spmd\ndist.barrier()\nprint('second')", meanwhile=[(says(name), go.touch)]
     )
-    assert waits.text == f"gpupool: waits until {name} has ended.\n[0, 1] second"
+    assert waits.text == f"gpupool: waiting for {name} to end…\n[0, 1] second"
     assert kernel.run("handle.done(), handle").text == "(True, SpmdRun(done))"
     assert kernel.run("handle.result(timeout=60)[1]").text.endswith("1")
 
@@ -222,7 +222,7 @@ def test_the_stop_button_ends_the_waiting_and_not_what_runs_before(
 ) -> None:
     go = tmp_path / "go"
     kernel.run(f"%%spmd --nowait -o handle\n{until_there(go)}\n39")
-    waits = says("gpupool: waits until cell In[")
+    waits = says("gpupool: waiting for cell In[")
     stopped = kernel.run("%%spmd\nnever = 1", meanwhile=[(waits, kernel.press_stop)])
     assert "interrupted while it waited for cell In[" in stopped.errors[0]["evalue"]
     assert kernel.run("handle.done()").text == "False"
