@@ -267,7 +267,7 @@ class TrainingHistory:
         """
         if not self.steps:
             return 0.0
-        seconds = self.steps[-1].elapsed_s - self._validation_s
+        seconds = self.training_s
         return self._num_samples / seconds if seconds > 0 else 0.0
 
     @property
@@ -281,9 +281,19 @@ class TrainingHistory:
         return self.elapsed_s * (1 - self.progress) / self.progress
 
     @property
+    def training_s(self) -> float:
+        """Seconds of training up to the last step, validations left out."""
+        return self.steps[-1].elapsed_s - self._validation_s if self.steps else 0.0
+
+    @property
+    def data_wait_s(self) -> float:
+        """Seconds of `training_s` that rank 0 waited for data."""
+        return self._data_wait_s
+
+    @property
     def data_wait_share(self) -> float:
         """Share of the training time that rank 0 waited for data, 0..1."""
-        seconds = self.steps[-1].elapsed_s - self._validation_s if self.steps else 0.0
+        seconds = self.training_s
         return self._data_wait_s / seconds if seconds > 0 else 0.0
 
     def line(self) -> str:

@@ -14,15 +14,24 @@ def ending(history: TrainingHistory) -> str:
         return "failed"
     if end is None or start is None:
         return NONE
-    epoch = history.steps[-1].epoch if history.steps else start.num_epochs
+    epochs = "1 epoch" if start.num_epochs == 1 else f"all {number(start.num_epochs)} epochs"
+    steps = "1 step" if end.step == 1 else f"all {number(end.step)} steps"
     return {
-        "epochs": f"reached epoch {epoch}",
-        "max_steps": f"reached step {number(end.step)}",
+        "epochs": f"{epochs} completed",
+        "max_steps": f"{steps} completed",
         "user": "stopped by you",
         "callback": "stopped by a callback",
-        "patience": "validation got no better",
-        "diverged": "loss or weights not finite",
+        "patience": no_improvement(history),
+        "diverged": "training diverged",
     }.get(end.stopped_by, end.stopped_by)
+
+
+def no_improvement(history: TrainingHistory) -> str:
+    """What patience has ended it for: "no improvement for 5 validations (patience)"."""
+    patience = history.start.patience if history.start else 0
+    num = patience or history.num_without_improvement
+    lasted = f" for {num} validation{'' if num == 1 else 's'}" if num else ""
+    return f"no improvement{lasted} (patience)"
 
 
 def hardware(start: StartEvent) -> str:

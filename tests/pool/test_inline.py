@@ -470,7 +470,7 @@ def test_it_has_no_engines_that_a_plain_client_could_connect_to(inline: Pool) ->
 
 
 def test_the_second_interrupt_ends_it(inline: Pool) -> None:
-    options = TrainingOptions(batch_size=4, epochs=1000, log_every=10_000_000)  # asks never
+    options = TrainingOptions(batch_size=4000, epochs=1000)  # asks after a step, of 40 s
 
     reads: list[str] = []  # what the samples print, in the thread that hears the interrupts
 

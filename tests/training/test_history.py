@@ -81,9 +81,9 @@ def test_what_ended_it_is_said() -> None:
         "epochs": "Finished: 2 epochs",
         "max_steps": "Finished",
         "user": "Stopped after step 1 of 8",
-        "callback": "Stopped after step 1 of 8: a callback has ended it",
-        "patience": "Stopped after step 1 of 8: validation got no better",
-        "diverged": "Stopped after step 1 of 8: loss or weights are not finite",
+        "callback": "Stopped after step 1 of 8 by a callback",
+        "patience": "Stopped after step 1 of 8: no improvement (patience)",
+        "diverged": "Stopped after step 1 of 8: training diverged",
     }.items():
         text = training_text(history_of(START, step(1), EndEvent(stopped_by, 1, 0.1)))
         assert text.startswith(words)

@@ -115,7 +115,7 @@ def test_too_high_a_learning_rate_is_reported_at_once(
     result = train_on(pools[2], efficientnet(pretrained=True), train, lr=0.05, **settings)
     (warning,) = result.history.warnings
     assert warning.about == "spike"
-    assert "the loss jumped from about" in warning.message
+    assert "Loss jumped from about" in warning.message
     assert result.stopped_by == "epochs"
 
 

@@ -268,7 +268,7 @@ class TrainingFields:
 
     # ---- what is shown
     log_every: int = 10
-    """Steps between two reports; each report carries every step since the last."""
+    """Steps between two reports of all steps since the last; slow steps have one a second."""
     progress: Progress = "auto"
     """Shown in the notebook: "plot", "table", "none"; "auto": a plot where there can be one."""
     callbacks: Sequence[Callable[[Any], Any]] = ()

@@ -172,11 +172,11 @@ def _batches(plan: TrainingPlan) -> Rows:
         rows.append(("samples", "a stream: as many as it gives"))
     if plan.steps_per_epoch is not None:
         short = plan.last_batch not in (None, options.batch_size)
-        last = f", the last of {_many(plan.last_batch or 0, 'sample')}" if short else ""
+        last = f" (the last has {_many(plan.last_batch or 0, 'sample')})" if short else ""
         rows.append(("steps per epoch", f"{plan.steps_per_epoch:,}{last}"))
     if options.accumulate > 1:
         rows.append(("computed in", f"{options.accumulate} parts on each rank"))
-    order = {"every-epoch": f"a new one every epoch (seed {options.seed})", "never": "as given"}
+    order = {"every-epoch": f"reshuffled every epoch (seed {options.seed})", "never": "as given"}
     if options.batch_sampler is None:
         rows.append(("order", order.get(options.shuffle, f"shuffled once (seed {options.seed})")))
     if options.weights is not None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from gpupool.core.data_wait import waiting_for_data, waits_much
 from gpupool.core.errors import TrainingError
 from gpupool.core.wire.events import DataEvent
 from gpupool.data.reading.samples import Skipped
@@ -13,7 +14,6 @@ from gpupool.data.stores.retry import Counts, counts
 from gpupool.engine.group.forming import World
 
 NUM_READ = 4  # numbers of each rank about what it has read
-_LEAST_WAIT_S, _MUCH_WAIT = 1.0, 0.3  # in all, and of the time: then it is worth a sentence
 _MAX_NAMED = 5  # samples that an error names
 
 
@@ -109,19 +109,9 @@ class ReadCounts:
         """
         waits = self._world.gather((self._wait_s, self._steps_s, self._read_by))
         wait_s, steps_s, read_by = max(waits)
-        if wait_s < _LEAST_WAIT_S or wait_s <= _MUCH_WAIT * steps_s:
+        if not waits_much(wait_s, steps_s):
             return ""
-        said = f"training has waited for its data for {wait_s / steps_s:.0%} of the time"
-        if not read_by:  # a datastore, or a stream
-            return (
-                f"{said}: make the transform faster or the pictures smaller, keep the files on "
-                "this host (ds.cached(limit_gib)), or give each rank more cores."
-            )
-        more = "leave workers=0 out, or choose more" if workers == 0 else "try more workers="
-        return (
-            f"{said}, which {read_by} read: {more}, make __getitem__ or its transform faster, keep "
-            "what it computes in memory or in files, or read pictures by a gpupool.ImageDatastore."
-        )
+        return waiting_for_data(wait_s / steps_s, read_by, workers)
 
     def check_complete(self, num_counted: int) -> None:
         """Each sample of the pass was counted or skipped, once; raises TrainingError otherwise."""

@@ -97,7 +97,7 @@ class Monitor:
         kept = {k: v.detach() if isinstance(v, Tensor) else v for k, v in values.items()}
         self._records.append(_Record(step, self._clock() - self._began, weight, kept))
         # Both are the same on all ranks, so all report after the same record.
-        if len(self._records) >= self._block or step == self._num_steps:
+        if len(self._records) >= self._block or step == self._num_steps or self._is_late():
             self._report()
 
     def request_stop(self) -> None:
@@ -169,6 +169,11 @@ class Monitor:
             (one.step, one.elapsed_s, _present(self._metrics, means[n * width : (n + 1) * width]))
             for n, one in enumerate(records)
         ]
+
+    def _is_late(self) -> bool:
+        """Whether steps have become slow meanwhile: only a rank that is alone may ask its clock."""
+        is_alone = self._world.size == 1 and self._report_every is None
+        return is_alone and self._clock() - self._reported_at >= REPORT_EVERY_S
 
     def _next_block(self, num_records: int) -> int:
         """How many records the next block has: the first rank says, for the others 0 is added."""

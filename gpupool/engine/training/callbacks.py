@@ -69,7 +69,8 @@ class Callbacks:
     def call(self, event: str) -> bool:
         """Call them all; returns, on every rank alike, whether training is to end now.
 
-        After "step" the answer is in `wants_stop`, and comes with the next report: no rank waits.
+        After "step" the answer is in `wants_stop`, and comes with the next report of `log_every`
+        steps: no rank waits.
         An error in a callback passes through, with a note that names it.
         """
         if not self._callbacks:

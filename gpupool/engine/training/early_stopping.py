@@ -133,14 +133,17 @@ class EarlyStopping:
         """The warning where weights are NaN or infinite, which the loss did not show yet."""
         self._warned.add("not finite")
         return WarningEvent(
-            "not finite", f"the weights are not finite after step {step}: {_LOWER}.", step
+            "not finite",
+            f"Weights became NaN or infinite by step {step}: training diverged. {_LOWER}.",
+            step,
         )
 
     def _not_finite(self, steps: Sequence[StepEvent]) -> list[WarningEvent]:
         for one in steps:
             if not math.isfinite(one.loss) and self.is_finite:
                 self._warned.add("not finite")
-                said = f"the loss is {one.loss} in step {one.step}: {_LOWER}."
+                became = "NaN" if math.isnan(one.loss) else "infinite"
+                said = f"Loss became {became} at step {one.step}: training diverged. {_LOWER}."
                 return [WarningEvent("not finite", said, one.step)]
         return []
 
@@ -155,7 +158,7 @@ class EarlyStopping:
             self._num_high = 0 if usual is None else self._num_high + 1
             if self._num_high == _IN_A_ROW and "spike" not in self._warned:
                 self._warned.add("spike")
-                said = f"the loss jumped from about {usual:.3g} to {one.loss:.3g}"
+                said = f"Loss jumped from about {usual:.3g} to {one.loss:.3g}"
                 found.append(WarningEvent("spike", f"{said} before step {one.step}.", one.step))
             self._losses.append(one.loss)
         return found
@@ -194,8 +197,8 @@ class EarlyStopping:
                 self._warned.add("chance")
                 was = f", after {best:.1%}" if was_better else ""
                 said = (
-                    f"the accuracy is that of guessing among {num_classes} classes "
-                    f"({recent:.1%} over {_RECENT} steps{was}): "
+                    f"Accuracy is no better than chance ({num_classes} classes): "
+                    f"{recent:.1%} over {_RECENT} steps{was}. "
                     f"{_LOWER if was_better else _NOTHING.format(fmean(losses))}."
                 )
                 return [WarningEvent("chance", said, one.step)]
@@ -210,7 +213,7 @@ def _is_bad(losses: Sequence[float], limit: float) -> bool:
 
 
 _NOTHING = (
-    "nothing is learnt, and the loss does not fall from {:.3g}; check labels and normalization, "
-    "and choose another lr"
+    "Nothing is learnt, and the loss does not fall from {:.3g}. Check labels and normalization, "
+    "and try another lr"
 )
-_LOWER = "training diverges; choose a smaller lr, a warmup, or clip"
+_LOWER = "Try a smaller lr, warmup= or clip="

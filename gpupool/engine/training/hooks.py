@@ -65,6 +65,13 @@ class Hooks:
     def on_report(self) -> None:
         """Sums over the ranks were received: all ranks know what each of them requests."""
         self._saving.report_news()
+
+    def on_log(self) -> None:
+        """As `on_report`, after steps that the options decide, and no clock.
+
+        What callbacks read and wish can change the weights, so it must not depend on time.
+        """
+        self._run.reporter.show_last_step()
         self._stop_if("callback" in self._run.reporter.requested)
 
     def on_validation(self) -> None:
@@ -85,6 +92,7 @@ class Hooks:
             if self._run.reporter.unreported():  # a checkpoint has all events of its steps
                 self._run.reporter.flush()
                 self.on_report()
+                self.on_log()
             # Before it is made: what a callback sets now is in it.
             self._stop_if(self._callbacks.call("checkpoint"))
             self._saving.save()

@@ -73,8 +73,8 @@ def fit(
         network: what it will know: classes, and the normalization of its inputs.
         num_classes: a loss over classes asks for so many outputs.
         emit: receives the events of the first rank; the other ranks emit nothing.
-        stop_requested: asked every `log_every` steps; true on any rank ends training on all,
-            after the same step.
+        stop_requested: asked every `log_every` steps, and every second; true on any rank ends
+            training on all, after the same step.
         stops_at_once: asked after an error: true if it is an interrupt, or an aborted collective,
             that ends training after the last complete step. Each rank ends alone then.
         rank_report: how this rank fares, which is measured only where there is one.
@@ -261,17 +261,23 @@ class _Training:
     def _report_step(self, share: Share, *, validates: bool) -> None:
         """Sum steps over the ranks: sent every `log_every` steps, received one step later.
 
-        So nobody waits for the sums, unless something depends on the steps just made (`flush`). A
-        loss that is no number, or a user's stop, ends training that much later.
+        So nobody waits for the sums, unless something depends on the steps just made, or a second
+        is over (`flush`). A loss that is no number, or a user's stop, ends training that much
+        later.
         """
-        run, options = self.run, self.run.options
+        run, options, reporter = self.run, self.run.options, self.run.reporter
         ends_training_or_epoch = share.is_last or run.step == options.max_steps
-        if run.reporter.is_sending:
-            self._check_stopping(run.reporter.receive())
+        if reporter.is_sending:
+            self._check_stopping(reporter.receive())
+        if _is_every(run.step - 1, options.log_every):  # also where a second was over just then
+            self.hooks.on_log()
         if validates or ends_training_or_epoch or run.stopped_by or self.hooks.is_save_due():
-            self._check_stopping(run.reporter.flush())
+            self._check_stopping(reporter.flush())
+            self.hooks.on_log()
+        elif reporter.is_due:
+            self._check_stopping(reporter.flush())
         elif run.step % options.log_every == 0:
-            run.reporter.send()
+            reporter.send()
         self.rank_report.end_step(run.step)
 
     def _check_stopping(self, steps: Sequence[StepEvent]) -> None:

@@ -4,6 +4,7 @@ batch_metrics(...)         each step leaves loss and counts on the device; none 
 reporter.add(...)          notes them with the step
 reporter.send()            every few steps: one small all-reduce for all of them, begun
 reporter.receive()         a step later: its result, read from the device, becomes events
+reporter.flush()           both at once, also where a second is over since the last report
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -34,6 +36,9 @@ from gpupool.engine.batches.share import Dataset, Share, num_samples
 from gpupool.engine.group.forming import World
 from gpupool.engine.metrics.evaluation import Evaluation, accuracy, count_correct, mean_loss
 from gpupool.engine.numerics.losses import Loss
+
+REPORT_EVERY_S = 1.0
+_MOST_STEPS = 10**6  # between two reports
 
 
 class BatchMetrics(NamedTuple):
@@ -79,7 +84,7 @@ class Reporter:
 
     `requests` maps a name to a function: does this rank request it? `requested` are the names that
     any rank had requested when the last sums were sent. `last_step` and `last_validation` are the
-    same on all ranks.
+    same on all ranks. `last_step` is the one that `show_last_step` found.
     """
 
     def __init__(
@@ -93,6 +98,7 @@ class Reporter:
         self.requests = dict(requests or {})
         self.requested: frozenset[str] = frozenset()
         self.last_step: StepEvent | None = None
+        self._received: StepEvent | None = None  # the newest
         self.last_validation: ValidationEvent | None = None
         self.num_classes = 0
         """Of the outputs of the last step; 0 where there are no classes."""
@@ -100,6 +106,8 @@ class Reporter:
         self._step_info: list[dict[str, Any]] = []  # of the same steps: number, epoch, times
         self._sending: Callable[[], list[float]] | None = None
         self._sent: list[dict[str, Any]] = []
+        self._sent_s: float | None = None  # when the last step that was sent was over
+        self._steps_a_second = 1  # as the first rank has measured them: the same on all ranks
         self._reads = ReadCounts(world)
         self._num_counted = 0
         self._dataset: Dataset | None = None  # the one that is trained on
@@ -129,18 +137,44 @@ class Reporter:
         """Whether there are sums to `receive`."""
         return self._sending is not None
 
+    @property
+    def is_due(self) -> bool:
+        """Whether a second is over since the last report, on every rank alike.
+
+        Clocks of ranks differ. So the first rank says in each report how many steps take a second,
+        and no step needs a collective for it. Only a rank that is alone asks its clock.
+        """
+        if len(self._step_info) >= self._steps_a_second:
+            return True
+        if self._world.size > 1 or self._sent_s is None:
+            return False
+        return bool(self._step_info[-1]["elapsed_s"] - self._sent_s >= REPORT_EVERY_S)
+
     def send(self) -> None:
         """Begin to sum the noted steps over the ranks; this waits for no rank and no device.
 
         Every rank calls `receive` next.
         """
         requests = [float(is_requested()) for is_requested in self.requests.values()]
-        tail = torch.tensor([*requests, *self._reads.numbers()], dtype=torch.float64)
+        rest = [self._measured_steps(), *self._reads.numbers()]
+        tail = torch.tensor([*requests, *rest], dtype=torch.float64)
         rows = _per_step(self._metrics, self._num_terms, self._world.device)
         block = torch.cat([rows.view(-1), tail.to(self._world.device, non_blocking=True)])
         self.num_classes = self._metrics[-1][-1].num_classes
         self._sending = self._world.sum_later(block)
         self._sent, self._step_info, self._metrics = self._step_info, [], []
+        self._sent_s = self._sent[-1]["elapsed_s"]
+
+    def _measured_steps(self) -> int:
+        """How many steps take a second: the first rank says, the others add 0 to it."""
+        if self._world.rank != 0:
+            return 0
+        if self._sent_s is None:  # the first step sets things up, and says nothing of the others
+            return 1
+        ends = [self._sent_s, *(info["elapsed_s"] for info in self._step_info)]
+        # The longest, so that steps that have just become slow are seen soon.
+        longest_s = max(end - begin for begin, end in pairwise(ends))
+        return min(max(1, int(REPORT_EVERY_S / max(longest_s, 1e-9))), _MOST_STEPS)
 
     def receive(self) -> list[StepEvent]:
         """Emit the steps whose sums were sent, and learn what is `requested`.
@@ -154,16 +188,17 @@ class Reporter:
         numbers = self._sending()
         width, num = _width(self._num_terms), len(self._sent)
         rows = [numbers[i * width : (i + 1) * width] for i in range(num)]
-        requests, read = numbers[num * width : -NUM_READ], numbers[-NUM_READ:]
+        *requests, steps_a_second = numbers[num * width : -NUM_READ]
+        read = numbers[-NUM_READ:]
         steps = [self._event(row, info) for row, info in zip(rows, self._sent, strict=True)]
-        self._sending, self._sent = None, []
+        self._sending, self._sent, self._steps_a_second = None, [], int(steps_a_second)
         self._num_counted += sum(one.num_samples for one in steps)
         self.requested = frozenset(
             name for name, number in zip(self.requests, requests, strict=True) if number > 0
         )
-        self.last_step = steps[-1]
+        self._received = steps[-1]
         self.emit(*steps)
-        self._emit_reads(read, self.last_step.step, self.last_step.epoch)
+        self._emit_reads(read, steps[-1].step, steps[-1].epoch)
         loss_counts = slice(self._num_terms, 2 * self._num_terms)
         return [step for step, row in zip(steps, rows, strict=True) if all(row[loss_counts])]
 
@@ -174,6 +209,10 @@ class Reporter:
             self.send()
             steps += self.receive()
         return steps
+
+    def show_last_step(self) -> None:
+        """`last_step` is the newest that was received: after steps that no clock decides."""
+        self.last_step = self._received or self.last_step
 
     def unreported(self) -> list[StepEvent]:
         """The steps that were noted and not emitted: without loss (NaN), a sum over all ranks."""

@@ -158,6 +158,13 @@ class LoopState(MonitorState):
         return {
             "headline": event.title + state,
             "notice": "",
+            "bottleneck": "",
+            "clock": {
+                "started_at": 0.0,
+                "elapsed_s": event.elapsed_s,
+                "remaining_s": None,
+                "running": not history.is_over,
+            },
             "remaining": done,
             "table": [
                 *([("Values", values)] if values else []),

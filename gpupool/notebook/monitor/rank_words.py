@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 
 from gpupool.core.formatting import NONE, milliseconds, of_memory, short_device
 from gpupool.core.wire.events import RankEvent
 from gpupool.training.history import TrainingHistory
 
-COLUMNS = ("rank", "device", "utilisation", "memory", "temp", "work a step")
-_BUSY = 0.1  # of the time
+COLUMNS = ("rank", "device", "utilization", "memory", "temp.", "own time/step")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def rank_rows(history: TrainingHistory) -> list[RankRow]:
 
 
 def _slow(share: float) -> str:
-    return f"slowest +{100 * share:.0f} %" if share < 2 else f"slowest, {1 + share:.0f} × as long"
+    return f"slowest +{100 * share:.0f} %" if share < 2 else f"slowest, {1 + share:.0f}× slower"
 
 
 def rank_title(history: TrainingHistory) -> str:
@@ -58,12 +58,12 @@ def rank_title(history: TrainingHistory) -> str:
 
 
 def rank_summary(history: TrainingHistory) -> str:
-    """The rows in a few words: "4 of 4 busy"; after the end, that it is how they fared last."""
+    """The rows in a few words: "mean utilization 93 %"; after the end, that these are the last."""
     rows = rank_rows(history)
     shares = [row.utilization for row in rows if row.utilization is not None]
     if history.is_over:
         return "at the end" if any(row.step != NONE for row in rows) else ""
-    return f"{sum(share >= _BUSY for share in shares)} of {len(rows)} busy" if shares else ""
+    return f"mean utilization {100 * fmean(shares):.0f} %" if shares else ""
 
 
 def _row(rank: int, device: str, event: RankEvent | None, note: str) -> RankRow:

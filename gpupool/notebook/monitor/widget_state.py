@@ -114,6 +114,8 @@ class TrainingState(MonitorState):
         return {
             "headline": words.headline(history, status),
             "notice": words.notice(history),
+            "bottleneck": words.bottleneck(history),
+            "clock": words.clock(history),
             "remaining": words.remaining(history),
             "table": words.table(history),
             "latest": words.latest(history) | self._curves.latest(),

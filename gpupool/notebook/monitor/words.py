@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpupool.core.data_wait import waiting_for_data, waits_much
 from gpupool.core.formatting import NONE, clock_time, done_of, duration, number, percent, shortened
 from gpupool.notebook.monitor.rank_words import COLUMNS as RANK_COLUMNS
 from gpupool.notebook.monitor.rank_words import RankRow, rank_rows, rank_summary, rank_title
@@ -14,6 +15,7 @@ from gpupool.training.phrases import (
     figure,
     global_batch,
     hardware,
+    no_improvement,
 )
 
 __all__ = [
@@ -32,6 +34,7 @@ Rows = list[tuple[str, str]]
 Table = list[tuple[str, Rows]]
 
 MAX_WARNINGS = 3
+STOPPING = "Stopping after the current steps…"
 HINT = "To stop, press the stop button of the notebook."
 
 
@@ -46,7 +49,9 @@ def headline(history: TrainingHistory, status: str | None = None) -> str:
     if status == "failed":
         return f"Failed: {shortened(history.error)}"
     if status == "stopping":
-        return f"Stopping: {history.stage}" if history.stage else "Stopping in a few steps"
+        return (
+            f"Stopping: {history.stage}" if history.stage else "Stopping after the current steps…"
+        )
     # A checkpoint is read, and code compiled, after the StartEvent: still a start to the user.
     if start is None or (last is None and history.stage and status == "training"):
         return f"Starting: {history.stage}" if history.stage else "Starting"
@@ -68,9 +73,9 @@ def _all(history: TrainingHistory) -> str:
 
 def _why_stopped(history: TrainingHistory) -> str:
     reasons = {
-        "callback": ": a callback has ended it",
-        "patience": ": validation got no better",
-        "diverged": ": loss or weights are not finite",
+        "callback": " by a callback",
+        "patience": f": {no_improvement(history)}",
+        "diverged": ": training diverged",
     }
     return reasons.get(history.end.stopped_by, "") if history.end else ""
 
@@ -85,6 +90,25 @@ def notice(history: TrainingHistory) -> str:
     """What should be known beside the numbers, a line each; the last few warnings."""
     warnings = [event.message for event in history.warnings[-MAX_WARNINGS:]]
     return "\n".join(filter(None, [history.notice, *history.restarts[-MAX_WARNINGS:], *warnings]))
+
+
+def bottleneck(history: TrainingHistory) -> str:
+    """What holds the training up, and what to change; "" if nothing does, or a warning says it."""
+    if any(event.about == "data" for event in history.warnings) or not waits_much(
+        history.data_wait_s, history.training_s
+    ):
+        return ""
+    return waiting_for_data(history.data_wait_share, history.reads.read_by)
+
+
+def clock(history: TrainingHistory) -> dict[str, float | bool | None]:
+    """The times as numbers, for a page that counts on between two reports; None: nobody knows."""
+    return {
+        "started_at": history.start.started_at if history.start else 0.0,
+        "elapsed_s": history.elapsed_s,
+        "remaining_s": None if history.is_over else history.eta_s,
+        "running": history.start is not None and not history.is_over,
+    }
 
 
 def remaining(history: TrainingHistory) -> str:
@@ -159,7 +183,7 @@ def _results(history: TrainingHistory) -> Rows:
     rows.append(("Training loss", figure(last.loss if last else None)))
     if validates and _has_best(history):
         rows.append(("Best validation", best_of(history)))
-    return [*rows, ("Training finished", ending(history))]
+    return [*rows, ("Stop reason", ending(history))]
 
 
 def _validates(history: TrainingHistory) -> bool:
@@ -210,7 +234,10 @@ def _data(history: TrainingHistory) -> Rows:
     retried = number(reads.num_retried) + (f" ({reads.reason})" if reads.reason else "")
     cached = reads.cached_share
     rows = [
-        ("Wait", f"{100 * history.data_wait_share:.0f} % of the time" if history.steps else NONE)
+        (
+            "Waiting for data",
+            f"{100 * history.data_wait_share:.0f} % of the time" if history.steps else NONE,
+        )
     ]
     if "read by" in may_tell or reads.read_by:
         rows.append(("Read by", reads.read_by or NONE))

@@ -44,7 +44,7 @@ def test_the_sample_is_named_whatever_the_number_of_ranks(
     found = warning_of(result)
     assert f"the {half} of sample {BAD} hold NaN. " in found
     step = next(one.step for one in result.history.steps if one.loss != one.loss)
-    assert found.startswith(f"the loss is nan in step {step}: the ")
+    assert found.startswith(f"Loss became NaN at step {step}: the ")
 
 
 def test_several_are_counted_and_infinite_numbers_said(pool2: Pool) -> None:
@@ -66,7 +66,7 @@ def test_divergence_keeps_its_sentence(pool2: Pool, weighted: bool) -> None:
         batch_size=8,
         **more,
     )
-    assert warning_of(result).endswith("training diverges; choose a smaller lr, a warmup, or clip.")
+    assert warning_of(result).endswith("training diverged. Try a smaller lr, warmup= or clip=.")
 
 
 def test_of_samples_that_come_again_the_index_is_that_of_the_data_set(pool2: Pool) -> None:
@@ -124,7 +124,7 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
 def test_a_stream_is_walked_through_again_if_it_can_be(pool2: Pool, is_once: bool) -> None:
     result = train_on(pool2, network(), Stream(is_once), loss="mse", batch_size=8)
     assert result.stopped_by == "diverged"
-    words = "training diverges" if is_once else f"the inputs of sample {BAD} hold NaN"
+    words = "training diverged" if is_once else f"the inputs of sample {BAD} hold NaN"
     assert words in warning_of(result)
 
 

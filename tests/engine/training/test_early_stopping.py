@@ -88,7 +88,7 @@ def test_a_loss_that_is_no_number_is_told_once() -> None:
     assert stopping.is_finite
     (warning,) = stopping.add_steps(steps([0.8, math.nan, math.inf], first=3))
     assert (warning.about, warning.step) == ("not finite", 4)
-    assert "the loss is nan in step 4" in warning.message
+    assert "Loss became NaN at step 4" in warning.message
     assert not stopping.is_finite
     assert stopping.add_steps(steps([math.nan])) == []
 
@@ -120,14 +120,14 @@ def test_chance_after_better_is_told() -> None:
     assert stopping.add_steps(steps([1.0] * 40, [0.6] * 40), num_classes=10) == []
     _, warning = stopping.add_steps(steps([2.3] * 40, [0.094] * 40), num_classes=10)
     assert warning.about == "chance"
-    assert "guessing among 10 classes" in warning.message
+    assert "no better than chance (10 classes)" in warning.message
 
 
 def test_chance_with_a_loss_that_is_worse_than_guessing_is_told() -> None:
     stopping = EarlyStopping()
     (warning,) = stopping.add_steps(steps([40.0] * 60, [0.094] * 60), num_classes=10)
     assert warning.about == "chance"
-    assert "does not fall from 40; check labels" in warning.message
+    assert "does not fall from 40. Check labels" in warning.message
     assert "diverges" not in warning.message  # it never was better
 
 

@@ -35,7 +35,7 @@ def test_the_text_has_all_in_a_few_lines() -> None:
     result.history.add(WarningEvent("spike", "the loss jumped", 5))
     text = re.sub(r"started \d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "started then", repr(result))
     assert text.splitlines() == [
-        "TrainingResult: finished, reached epoch 6, in 14 s",
+        "TrainingResult: finished, all 6 epochs completed, in 14 s",
         "  model       Sequential, 195 parameters, 51 of them trained",
         "  weights     the best ones, after step 600",
         "  data        76,800 images, 6 epochs planned",
@@ -57,7 +57,7 @@ def test_the_html_has_the_same_and_the_curves() -> None:
     html = result_html(result)
     page = re.sub(r"\s+", " ", " ".join(ET.fromstring(html).itertext()))
     for part in (
-        "Training result finished reached epoch 6, in 14 s",
+        "Training result finished all 6 epochs completed, in 14 s",
         "the loss <jumped>",
         "Weights the best ones, after step 600",
         "Loss Accuracy Training 0.2579 94.6 %",

@@ -51,7 +51,7 @@ def test_the_table_is_that_of_the_mock_up(monkeypatch: pytest.MonkeyPatch) -> No
                 "Training accuracy": "83.3 %",
                 "Training loss": "0.3672",
                 "Best validation": "loss 0.4151 after step 450",
-                "Training finished": "–",
+                "Stop reason": "–",
             },
         ),
         (
@@ -68,7 +68,7 @@ def test_the_table_is_that_of_the_mock_up(monkeypatch: pytest.MonkeyPatch) -> No
             {"Epoch": "4 of 6", "Step": "560 of 900", "Steps per epoch": "150"},
         ),
         ("Validation", {"Frequency": "every epoch", "Patience": "0 of 5"}),
-        ("Data", {"Wait": "4 % of the time"}),
+        ("Data", {"Waiting for data": "4 % of the time"}),
         (
             "Other",
             {
@@ -117,18 +117,16 @@ def test_what_was_not_asked_for_has_no_row() -> None:
 @pytest.mark.parametrize(
     ("stopped_by", "said"),
     [
-        ("epochs", "reached epoch 1"),
-        ("max_steps", "reached step 1"),
+        ("epochs", "all 2 epochs completed"),
+        ("max_steps", "1 step completed"),
         ("user", "stopped by you"),
         ("callback", "stopped by a callback"),
-        ("patience", "validation got no better"),
-        ("diverged", "loss or weights not finite"),
+        ("patience", "no improvement (patience)"),
+        ("diverged", "training diverged"),
     ],
 )
 def test_why_it_is_over(stopped_by: str, said: str) -> None:
-    assert (
-        rows(history_of([START, STEP, EndEvent(stopped_by, 1, 0.1)]))["Training finished"] == said
-    )
+    assert rows(history_of([START, STEP, EndEvent(stopped_by, 1, 0.1)]))["Stop reason"] == said
 
 
 def test_a_training_that_max_steps_has_ended_says_how_many_it_took() -> None:
@@ -162,7 +160,7 @@ def test_a_row_for_each_rank_ready_to_draw() -> None:
     )
     assert [row.note for row in words.rank_rows(history)] == ["", "", "slowest +37 %", ""]
     assert words.rank_title(history) == "GPUs"
-    assert words.rank_summary(history) == "4 of 4 busy"
+    assert words.rank_summary(history) == "mean utilization 90 %"
     assert words.stop_label(history) == "Stop and keep best"
 
 
@@ -196,7 +194,7 @@ def test_the_slowest_is_one_that_the_others_wait_for() -> None:
     assert told(20).slowest is None
     assert told(40, 10).slowest == (0, pytest.approx(3.0))
     assert words.rank_rows(history_of([START, *told(40, 10).ranks.values()]))[0].note == (
-        "slowest, 4 × as long"
+        "slowest, 4× slower"
     )
 
 
