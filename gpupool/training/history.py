@@ -82,6 +82,8 @@ class TrainingHistory:
     one, `resumed` from which it began. `restarts` has a sentence on each rank that was lost.
     `ranks` has what each rank has reported last of how it fares, or has fared in the end.
     `options` are those that were not the usual ones, as they are written: {"optimizer": "'adam'"}.
+    `before` are the curves of the training before this one in the notebook, if they are to be seen:
+    plot -> (step, mean of some steps up to it, how many they are).
     """
 
     start: StartEvent | None = None
@@ -99,6 +101,7 @@ class TrainingHistory:
     restarts: list[str] = field(default_factory=list)
     ranks: dict[int, RankEvent] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
+    before: Mapping[str, list[tuple[int, float, int]]] = field(default_factory=dict, repr=False)
     # Kept up to date: views ask many times a second, over many thousand steps.
     _num_samples: int = field(default=0, init=False, repr=False)
     _data_wait_s: float = field(default=0.0, init=False, repr=False)

@@ -97,7 +97,7 @@ class TrainingRun:
         data = bind_training(model, dataset, validation, loss, fits_normalization=fits)
         self.history = TrainingHistory(options=changed(options, TrainingOptions()))
         self.options = options
-        self._validation, self._loss = validation, loss
+        self._validation, self.loss = validation, loss
         self._pool = pool
         # A copy: `train` promises to leave the module alone, and the result gets these weights.
         self._model = copy.deepcopy(model).cpu()
@@ -216,7 +216,7 @@ class TrainingRun:
             self.outputs,
             self._transform,
             self._validation,
-            self._loss,
+            self.loss,
         )
 
     def __await__(self) -> Generator[Any, None, TrainingResult]:

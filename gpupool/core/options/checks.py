@@ -32,6 +32,7 @@ WORDS: dict[str, tuple[str, ...]] = {
     "on_divergence": get_args(fields.OnDivergence),
     "on_failure": get_args(fields.OnFailure),
     "progress": get_args(fields.Progress),
+    "compare": get_args(fields.Compare),
     "execution": get_args(fields.Execution),
 }
 INPUTS = get_args(fields.Inputs)
@@ -412,7 +413,7 @@ def _word(name: str, value: object, allowed: tuple[str, ...]) -> None:
 
 
 def _may_be_none(options: TrainingFields, name: str) -> bool:
-    return type(options).__dataclass_fields__[name].default is None
+    return "None" in str(type(options).__dataclass_fields__[name].type)
 
 
 def _given(options: TrainingFields, name: str, *, whole: bool = False) -> Any:

@@ -72,7 +72,9 @@ def _plot(plot: Style, box: tuple[int, int, int, int], lines: Lines, axes: dict[
     ]
     for line in plot["lines"]:
         points, color = lines[line["name"]], _color(line["color"])
-        if line["name"] == "mean":
+        if line["name"] == "before":  # which may have been longer
+            points = [point for point in points if point[0] <= x_axis["high"]]
+        if line["name"] in ("mean", "before"):
             points = _smooth(points, x_axis, y_axis)
         out.append(svg.polyline(points, x, y, _stroke(line, color)))
         # Few points get dots, as a line of one point is nothing to see.

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from gpupool.core.wire.events import RankEvent, StartEvent
-from gpupool.notebook.drawing.styles import training_legend, training_plot
+from gpupool.notebook.drawing.styles import BEFORE, entry, training_legend, training_plot
 from gpupool.notebook.monitor import words
-from gpupool.notebook.monitor.curves import Curves, Lines
+from gpupool.notebook.monitor.curves import Curves, Lines, Mean
 from gpupool.training.history import TrainingHistory
 
 View = dict[str, Any]
@@ -86,6 +87,7 @@ class TrainingState(MonitorState):
     def __init__(self, max_points: int = 600) -> None:
         super().__init__()
         self._curves = Curves(max_points)
+        self._before: Mapping[str, list[Mean]] = {}  # the training before it in the notebook
         self._ranks_seen: tuple[StartEvent | None, bool, dict[int, RankEvent]] | None = None
 
     def is_of_another(self, history: TrainingHistory) -> bool:
@@ -94,9 +96,13 @@ class TrainingState(MonitorState):
 
     def whole(self) -> Lines:
         """All curves, each in a bounded number of points."""
-        return self._curves.whole()
+        return {
+            plot: lines | ({"before": list(self._before[plot])} if plot in self._before else {})
+            for plot, lines in self._curves.whole().items()
+        }
 
     def _points(self, history: TrainingHistory) -> Lines:
+        self._before = history.before
         return self._curves.take(history)
 
     def _plots(self, history: TrainingHistory) -> View:
@@ -105,9 +111,13 @@ class TrainingState(MonitorState):
             training_plot(one.plot, one.title, "%" if one.whole else "", has_steps=one.has_steps)
             for one in self._curves.measures()
         ]
+        for plot in plots:
+            plot["lines"] += [BEFORE] if plot["name"] in self._before else []
         legend = training_legend(
             plots, validated=bool(history.validations), has_best=bool(axes["best"])
         )
+        if any(BEFORE in plot["lines"] for plot in plots):
+            legend.append(entry("last run", [BEFORE]))
         return {"plots": plots, "legend": legend, "axes": axes}
 
     def _words(self, history: TrainingHistory, status: str) -> View:
