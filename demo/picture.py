@@ -1,4 +1,5 @@
-"""`python -m demo.picture` takes docs/quickstart.png: a training in JupyterLab, as it runs.
+"""`python -m demo.picture` takes docs/quickstart.png, and quickstart-dark.png: a training in
+JupyterLab, as it runs.
 
 Needs what the browser tests need: Chromium and the extra "test".
 """
@@ -15,7 +16,7 @@ from tests.browser.lab import Lab
 from tests.browser.page import Browser, Page
 from tests.servers.s3 import SeaweedServer
 
-PICTURE = ROOT / "docs" / "quickstart.png"
+PICTURES = {dark: ROOT / "docs" / f"quickstart{dark}.png" for dark in ("", "-dark")}
 WIDTH = 1470  # CSS pixels; the side bars are cut off
 _NUM_TRAIN, _BATCH_SIZE = 3000, 64
 CELLS = [
@@ -42,7 +43,7 @@ _CROP = """() => {
 
 
 def main() -> None:
-    """Run the cells, wait, take the picture."""
+    """Run the cells, wait, take the pictures."""
     with SeaweedServer() as server, tempfile.TemporaryDirectory() as folder:
         os.environ.update(server.env)  # for the photographs; the kernel gets none of it
         fill(server.make_bucket("photos"), _NUM_TRAIN, 100)
@@ -50,11 +51,12 @@ def main() -> None:
             page = browser.open(lab, lab.write("quickstart.ipynb", CELLS), WIDTH, 1400)
             page.js(_UNSEEN, f"import os; os.environ.update({server.env!r})")
             take(page)
-    print(f"{PICTURE}: {PICTURE.stat().st_size / 1e3:.0f} kB")
+    for picture in PICTURES.values():
+        print(f"{picture}: {picture.stat().st_size / 1e3:.0f} kB")
 
 
 def take(page: Page) -> None:
-    """Run all cells and take the picture while the last one trains; then stop it."""
+    """Run all cells and take the pictures while the last one trains; then stop it."""
     for index in range(len(CELLS) - 1):
         page.run_cell(index)
         page.wait_idle()
@@ -62,7 +64,9 @@ def take(page: Page) -> None:
     canvas = page.cell(len(CELLS) - 1).locator(".gpm canvas").nth(1)
     canvas.wait_for(timeout=120_000)
     page.wait_for(_FAR_ENOUGH, canvas, timeout_s=500)
-    page.raw.screenshot(path=PICTURE, clip=page.raw.evaluate(_CROP))
+    for dark, picture in PICTURES.items():
+        page.use_dark_theme(bool(dark))
+        page.raw.screenshot(path=picture, clip=page.raw.evaluate(_CROP))
     page.interrupt()
     page.wait_idle()
 

@@ -1,4 +1,4 @@
-"""The settings for linters in README do what it says of them."""
+"""The settings of docs/how-to/linters.md do what it says of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "linters.md"
 CELLS = [
     "import json",
     "%%spmd\ntotal = json.dumps( [rank] )",  # an odd space, which tells who formats it
@@ -21,8 +21,8 @@ CELLS = [
 
 
 def settings(*, with_ours: bool) -> str:
-    """A pyproject.toml, with what README adds or without."""
-    (block,) = re.findall(r"```toml\n(.*?)```", README.read_text(), re.DOTALL)
+    """A pyproject.toml, with what the page adds or without."""
+    (block,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
     return block if with_ours else ""
 
 

@@ -1,0 +1,38 @@
+"""README is short, and what it names is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from gpupool.notebook.magics.arguments import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+PAGES = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), ROOT / "ARCHITECTURE.md"]
+
+
+def test_it_is_short_and_its_first_screen_has_all_to_begin_with() -> None:
+    lines = README.splitlines()
+    assert len(lines) <= 130
+    first = "\n".join(lines[:50])
+    assert first.count("```python") == 4
+    for wanted in ("<picture>", "pip install", "make demo", "make test", "docs/proven.md"):
+        assert wanted in first
+    assert max(len(text) for text in lines if not text.startswith("|")) <= 125
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_what_a_page_links_is_there(page: Path) -> None:
+    text = page.read_text()
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    near = [link for link in links if "://" not in link]
+    assert [link for link in near if not (page.parent / link).exists()] == []
+
+
+def test_it_names_every_command() -> None:
+    # `status` is what %gpupool alone does; `auto` and `check` stand elsewhere
+    named = set(re.findall(r"\w+", README.split("## At a glance")[1].split("```")[1]))
+    assert set(COMMANDS) - named == {"status", "auto", "check"}
