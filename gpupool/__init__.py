@@ -1,10 +1,27 @@
-"""gpupool: a parallel pool for Jupyter, one engine per GPU.
+"""gpupool: a parallel pool for Jupyter, one worker per GPU.
 
     %load_ext gpupool
-    %gpupool start
+    %gpupool start               `%gpupool help` lists the commands
+    %%spmd                       above a cell: run it on every rank
 
-Importing this package is quick and loads neither torch nor ipywidgets: names are looked up when
-used.
+The pool
+    start, current_pool          the pool of this notebook: run, put, interrupt, restart, stop
+    gpus                         the GPUs of this machine and who uses them
+Training
+    train                        train a network on all ranks, with a live monitor
+    TrainingOptions              how: `gpupool.TrainingOptions?` lists every option
+    predict, evaluate, confusion use a trained network on a data set
+    compare                      several trainings side by side
+    replace_head                 a network for your own classes
+    save, load, load_weights     networks in files and stores
+Data
+    ImageDatastore, TarDatastore, SegmentationDatastore
+Your own loop, in %%spmd cells
+    shard_batches, weighted_loss, sync_batch_norm, Checkpoints, Metrics, StepTimer
+    monitor                      its plots below the cell
+
+docs/ beside README.md has a page for each task; docs/reference has all commands and options.
+Importing gpupool loads neither torch nor ipywidgets.
 """
 
 from __future__ import annotations

@@ -50,6 +50,16 @@ def register(shell: Any) -> None:
             shell.display_formatter.ipython_display_formatter.for_type_by_name(
                 f"gpupool.{module}", name, lambda one, by=show: _of(by)(one)
             )
+    # `x?` of anything else is IPython's own; the module is imported by the first Composite.
+    shell.inspector.mime_hooks = {**shell.inspector.mime_hooks, "text/plain": _help}
+
+
+def _help(data: Any) -> list[tuple[str, str]] | None:
+    if type(data.obj).__name__ != "Composite":
+        return None
+    from gpupool.notebook.composites import composite_help
+
+    return composite_help(data.obj)
 
 
 def _made(by: str, value: object) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,14 +21,22 @@ def kernel(clean_kernel: Kernel) -> Kernel:
     return clean_kernel
 
 
-def complete(kernel: Kernel, code: str) -> list[str]:
-    content = {"code": code, "cursor_pos": len(code)}
-    request = kernel.client.session.msg("complete_request", content)
+def ask(kernel: Kernel, kind: str, code: str) -> dict[str, Any]:
+    content = {"code": code, "cursor_pos": len(code), "detail_level": 0}
+    request = kernel.client.session.msg(kind, content)
     kernel.client.shell_channel.send(request)
     while True:
         reply = kernel.client.get_shell_msg(timeout=30)
         if reply["parent_header"].get("msg_id") == request["header"]["msg_id"]:
-            return list(reply["content"]["matches"])
+            return dict(reply["content"])
+
+
+def complete(kernel: Kernel, code: str) -> list[str]:
+    return list(ask(kernel, "complete_request", code)["matches"])
+
+
+def inspect(kernel: Kernel, code: str) -> str:
+    return str(ask(kernel, "inspect_request", code)["data"]["text/plain"])
 
 
 def test_it_shows_what_each_rank_has_equal_values_once(kernel: Kernel) -> None:
@@ -79,3 +89,38 @@ def test_while_a_cell_runs_completion_does_not_wait_for_it(kernel: Kernel, tmp_p
 def test_its_help_tells_what_it_is(kernel: Kernel) -> None:
     assert kernel.run("share?").status == "ok"
     assert kernel.run("hasattr(share, 'nonsense'), len(share)").text == "(False, 2)"
+
+
+def test_question_mark_shows_type_and_value(kernel: Kernel) -> None:
+    text = inspect(kernel, "same")
+    text = re.sub(r"\x1b\[[\d;]*m", "", text)
+    assert re.match(r"Composite same on 2 ranks: +\[0, 1\] str of 3  'yes'\nDocstring:\s", text)
+    assert "One value per rank" in text
+    assert "Signature" not in text
+    assert "Signature" in inspect(kernel, "print")
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("%%spmd\nran", ["rank"]),
+        ("%%spmd -t 0\nif world_", ["world_size"]),
+        ("%%spmd\ndist.all_gather_o", ["all_gather_object"]),
+        ("%%spmd\nfract", ["fractions"]),
+        ("%%spmd\nfractions.Fract", ["Fraction"]),
+        ("%%spmd\nlayer.in_", ["in_features"]),
+    ],
+)
+def test_a_cell_of_ranks_is_completed_with_what_they_have(
+    kernel: Kernel, code: str, found: list[str]
+) -> None:
+    assert kernel.run("%%spmd\nimport fractions").status == "ok"
+    matches = [match.rpartition(".")[2] for match in complete(kernel, code)]
+    assert [match for match in matches if match.startswith(found[0])][: len(found)] == found
+
+
+def test_the_pool_offers_what_is_for_users(kernel: Kernel) -> None:
+    kernel.run("import gpupool\npool = gpupool.current_pool()")
+    offered = {match.rpartition(".")[2] for match in complete(kernel, "pool.")}
+    assert {"run", "put", "stop", "restart", "sync_from", "status"} <= offered
+    assert not {"ask", "begin", "execute", "forget_listeners", "variables", "turns"} & offered
