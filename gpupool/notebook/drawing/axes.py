@@ -26,7 +26,7 @@ _AHEAD = 1.25  # so much of the steps that are done: the curve has room to go on
 _LEAST_STEPS = 10
 _ENDS = (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10)
 _TICKS = 5
-_FAR = 2.0  # times the span of all others
+_FAR, _FAR_IN_POWERS = 2.0, 3.0  # times the span of all others
 _SURE, _FAR_OF_FEW = 20, 50.0  # of fewer points no span is certain
 _GROWTH = 1.05
 
@@ -104,7 +104,7 @@ def _bulk(values: list[float], is_log: bool) -> tuple[int, int]:
     is_sure = is_log or len(values) >= _SURE
     # A decade at least: of values that are nearly equal everything would be far.
     least = 1.0 if is_log else 0.0 if is_sure else abs(values[len(values) // 2])
-    far = _FAR if is_sure else _FAR_OF_FEW
+    far = _FAR_IN_POWERS if is_log else _FAR if is_sure else _FAR_OF_FEW
     for top in range(last, last - few, -1):
         span = max(values[top - 1] - values[0], least)
         if values[top] > values[top - 1] + far * span > values[top - 1]:

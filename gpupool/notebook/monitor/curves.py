@@ -143,6 +143,9 @@ class _Plot:
         names = ("raw", "validation") if measure.has_steps else ("validation",)
         self._curves = {name: Curve(max_points) for name in names}
         self._axis = FittedAxis(measure.whole, from_zero=measure.has_steps)
+        # Kept until a point comes: of a dozen metrics that is once a validation.
+        self._shown_axis: Axis | None = None
+        self._whole: dict[str, list[Any]] | None = None
         self._last: Point | None = None
         self.best: Point | None = None
 
@@ -159,19 +162,25 @@ class _Plot:
             return []
         self._curves[line].add(*point)
         self._last, best = point, self.best
+        self._shown_axis = self._whole = None
         sign = -1 if self.measure.less_is_better else 1
         if line == "validation" and (best is None or sign * point[1] > sign * best[1]):
             self.best = point
         return [point]
 
     def whole(self) -> dict[str, list[Any]]:
-        """Everything so far, thinned out."""
-        lines: dict[str, list[Any]] = {n: curve.points() for n, curve in self._curves.items()}
-        return lines | ({"mean": self._curves["raw"].means()} if self.measure.has_steps else {})
+        """Everything so far, thinned out; the same object until a point comes."""
+        if self._whole is None:
+            self._whole = {name: curve.points() for name, curve in self._curves.items()}
+            if self.measure.has_steps:
+                self._whole["mean"] = self._curves["raw"].means()
+        return self._whole
 
     def y_axis(self, *, exact: bool) -> Axis:
         """The axis of the values."""
-        return self._axis.of(list(self._curves.values()), exact=exact)
+        if self._shown_axis is None or exact:
+            self._shown_axis = self._axis.of(list(self._curves.values()), exact=exact)
+        return self._shown_axis
 
     def has_points(self) -> bool:
         """Whether there is something to draw."""

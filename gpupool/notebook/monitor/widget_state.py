@@ -15,7 +15,7 @@ from typing import Any
 from gpupool.core.wire.events import RankEvent, StartEvent
 from gpupool.notebook.drawing.styles import BEFORE, entry, training_legend, training_plot
 from gpupool.notebook.monitor import words
-from gpupool.notebook.monitor.curves import Curves, Lines, Mean
+from gpupool.notebook.monitor.curves import Curves, Lines, Mean, Measure
 from gpupool.training.history import TrainingHistory
 
 View = dict[str, Any]
@@ -29,6 +29,7 @@ class MonitorState(ABC):
 
     def __init__(self) -> None:
         self.view: View = {}
+        self._json: dict[str, tuple[dict[str, Any], str]] = {}
 
     def take(self, history: Any, status: str) -> tuple[View, Lines]:
         """Add what is new in `history`.
@@ -54,8 +55,13 @@ class MonitorState(ABC):
 
     def lines(self) -> str:
         """All curves as JSON."""
-        # JSON of browsers has no NaN; curves hold finite values only.
-        return json.dumps(self.whole(), separators=(",", ":"), allow_nan=False)
+        plots = []
+        for name, lines in self.whole().items():
+            # Encoded again only where points have come: metrics have some once a validation.
+            if name not in self._json or self._json[name][0] is not lines:
+                self._json[name] = (lines, _encoded(lines))
+            plots.append(f"{_encoded(name)}:{self._json[name][1]}")
+        return f"{{{','.join(plots)}}}"
 
     @abstractmethod
     def _points(self, history: Any) -> Lines:
@@ -81,6 +87,11 @@ class MonitorState(ABC):
         return changed
 
 
+def _encoded(value: object) -> str:
+    # JSON of browsers has no NaN; curves hold finite values only.
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
 class TrainingState(MonitorState):
     """The picture of a `train()`."""
 
@@ -88,6 +99,8 @@ class TrainingState(MonitorState):
         super().__init__()
         self._curves = Curves(max_points)
         self._before: Mapping[str, list[Mean]] = {}  # the training before it in the notebook
+        self._looks_seen: tuple[list[Measure], bool, bool, bool] | None = None
+        self._looks: View = {}
         self._ranks_seen: tuple[StartEvent | None, bool, dict[int, RankEvent]] | None = None
 
     def is_of_another(self, history: TrainingHistory) -> bool:
@@ -97,7 +110,7 @@ class TrainingState(MonitorState):
     def whole(self) -> Lines:
         """All curves, each in a bounded number of points."""
         return {
-            plot: lines | ({"before": list(self._before[plot])} if plot in self._before else {})
+            plot: {**lines, "before": list(self._before[plot])} if plot in self._before else lines
             for plot, lines in self._curves.whole().items()
         }
 
@@ -107,18 +120,22 @@ class TrainingState(MonitorState):
 
     def _plots(self, history: TrainingHistory) -> View:
         axes = self._curves.axes(history)
-        plots = [
-            training_plot(one.plot, one.title, "%" if one.whole else "", has_steps=one.has_steps)
-            for one in self._curves.measures()
-        ]
-        for plot in plots:
-            plot["lines"] += [BEFORE] if plot["name"] in self._before else []
-        legend = training_legend(
-            plots, validated=bool(history.validations), has_best=bool(axes["best"])
-        )
-        if any(BEFORE in plot["lines"] for plot in plots):
-            legend.append(entry("last run", [BEFORE]))
-        return {"plots": plots, "legend": legend, "axes": axes}
+        measures, has_before = self._curves.measures(), bool(self._before)
+        validated, has_best = bool(history.validations), bool(axes["best"])
+        seen = (measures, has_before, validated, has_best)
+        if seen != self._looks_seen:
+            self._looks_seen = seen
+            plots = [
+                training_plot(m.plot, m.title, "%" if m.whole else "", has_steps=m.has_steps)
+                for m in measures
+            ]
+            for plot in plots:
+                plot["lines"] += [BEFORE] if plot["name"] in self._before else []
+            legend = training_legend(plots, validated=validated, has_best=has_best)
+            if any(BEFORE in plot["lines"] for plot in plots):
+                legend.append(entry("last run", [BEFORE]))
+            self._looks = {"plots": plots, "legend": legend}
+        return {**self._looks, "axes": axes}
 
     def _words(self, history: TrainingHistory, status: str) -> View:
         return {

@@ -134,7 +134,7 @@ function logAxis(low, high) {
 
 // The first and the last of sorted values that are no outliers: those are far from all others.
 function bulkOf(values, log) {
-  const isSure = log || values.length >= 20, far = isSure ? 2 : 50;
+  const isSure = log || values.length >= 20, far = log ? 3 : isSure ? 2 : 50;
   const few = Math.max(Math.floor(values.length / 100), Math.min(3, Math.floor(values.length / 3)));
   const least = log ? 1 : isSure ? 0 : Math.abs(values[values.length >> 1]);
   let first = 0, last = values.length - 1;
