@@ -53,7 +53,7 @@ CONNECTED = """() => {
 }"""
 
 REOPEN = """path => window.jupyterapp.commands.execute('docmanager:open', {
-    path, factory: 'Notebook', kernelPreference: {shouldStart: false, autoStartDefault: false}})"""
+    path, factory: 'Notebook', kernelPreference: {shouldStart: false, autoStartDefault: false}}).then(() => null)"""
 
 
 class Browser:
@@ -102,6 +102,23 @@ class Browser:
             page.wait_opened()
             page.wait_idle()
         return page
+
+    def show(self, html: str, scripts: bool = True) -> Any:
+        """A page of this HTML, which gets nothing from elsewhere; Playwright's own.
+
+        What a script fails with is in `page.faults`.
+        """
+        context = self._context
+        if not scripts:
+            context = self._chromium.new_context(java_script_enabled=False)
+        raw: Any = context.new_page()
+        raw.faults = []
+        raw.on("pageerror", lambda error: raw.faults.append(str(error)))
+        raw.on("dialog", lambda dialog: raw.faults.append(dialog.message))
+        raw.route(re.compile("^https?:"), lambda route: route.abort())
+        raw.set_viewport_size({"width": 1200, "height": 1000})
+        raw.set_content(html, wait_until="load", timeout=60_000)
+        return raw
 
     def close_pages(self) -> None:
         """Close all pages; their kernels go on."""

@@ -149,8 +149,9 @@ function bulkOf(values, log) {
   return [first, last];
 }
 
-// An axis for what of the lines lies on an axis of steps; null where that is nothing.
-function fittedAxis(plot, lines, steps, log) {
+// An axis for what of the lines lies on an axis of steps; null where that is nothing. The whole of a
+// curve begins at 0, where that hides nothing; a part that was zoomed to fills the plot.
+function fittedAxis(plot, lines, steps, log, isPart) {
   const inside = plot.lines.flatMap((line) => {
     const points = lines?.[line.name] ?? [];
     return points.slice(countBefore(points, steps.low), countBefore(points, steps.high + 1e-9));
@@ -159,7 +160,9 @@ function fittedAxis(plot, lines, steps, log) {
   const values = inside.map((point) => point[1]).sort((one, other) => one - other);
   if (isShare(plot)) return shareAxis(values[0], values.at(-1));
   const bulk = bulkOf(log ? values.map(Math.log10) : values, log);
-  const axis = (log ? logAxis : niceAxis)(...bulk.map((index) => values[index]));
+  const [low, high] = bulk.map((index) => values[index]);
+  const from = isPart || (low < high && high - low < high / 4) ? low : Math.min(0, low);
+  const axis = log ? logAxis(low, high) : niceAxis(from, high);
   return { ...axis, clipped: inside.filter(([, value]) => value < axis.low || value > axis.high) };
 }
 
@@ -185,7 +188,7 @@ function shownAxes(view, lines, { range, whole, log }) {
   for (const plot of view.plots) {
     const own = y[plot.name], isLog = isLoss(plot) && log !== null ? log : Boolean(own.log);
     if (!range && isLog === Boolean(own.log)) continue;
-    y[plot.name] = fittedAxis(plot, lines[plot.name], steps, isLog) ?? own;
+    y[plot.name] = fittedAxis(plot, lines[plot.name], steps, isLog, Boolean(range)) ?? own;
   }
   const all = { ...axes.steps, ...steps };
   return { ...axes, steps: all, y, bands: all.per_epoch ? bandsOf(all) : axes.bands };
@@ -218,27 +221,32 @@ function namesOf(view, plot) {
 
 // What the plots show at a step, a line each: "Loss 0.412 (smooth 0.398), validation 0.43".
 function readOut(view, lines, axes, share, step) {
-  const words = (value, plot) =>
-    isShare(plot) ? `${value.toFixed(1)} %` : String(Number(value.toPrecision(4)));
-  const of = view.plots.map((plot) => {
-    const names = namesOf(view, plot), found = plot.lines.map((line, index) => {
+  const steps = new Set();  // of the validations: the last one holds until the next
+  const all = view.plots.map((plot) => {
+    const names = namesOf(view, plot), rest = [], ofShare = isShare(plot);
+    let main = "", smooth = "";
+    plot.lines.forEach((line, index) => {
       const points = drawnPoints(lines[plot.name]?.[line.name] ?? [], axes, share, axes.y[plot.name]);
-      // Of a validation the last one: it holds until the next.
-      const point = line.name === "validation"
-        ? points[countBefore(points, step + 1) - 1] : nearest(points, step);
-      if (!point) return "";
-      // Thinned curves lack steps; a value of another step says which.
-      const isAway = point[0] !== step && !["smooth", "last run"].includes(names[index]);
-      const both = [names[index], words(point[1], plot), isAway ? `at step ${NUMBER.format(point[0])}` : ""];
-      return both.filter(Boolean).join(" ");
+      const isValidation = line.name === "validation";
+      const point = isValidation ? points[countBefore(points, step + 1) - 1] : nearest(points, step);
+      if (!point) return;
+      if (isValidation) steps.add(point[0]);
+      const value = ofShare ? `${point[1].toFixed(1)} %` : String(Number(point[1].toPrecision(4)));
+      // Thinned curves lack steps: a value of another step says which.
+      const isAway = point[0] !== step && !isValidation && !["mean", "smooth", "before"].includes(line.name);
+      const words = isAway ? `${value} at step ${NUMBER.format(point[0])}` : value;
+      if (names[index] === "smooth") smooth = ` (smooth ${value})`;
+      else if (index === 0 && !names[0]) main = ` ${words}`;
+      else rest.push(`${names[index]} ${words}`);
     });
-    const [main, ...others] = found, title = plot.title.replace(/\s\(%\)$/, "");
-    const smooth = others.filter((part) => part.startsWith("smooth")).map((part) => ` (${part})`).join("");
-    const rest = others.filter((part) => part && !part.startsWith("smooth"));
-    return main || rest.length ? [`${title} ${main}${smooth}`, ...rest].join(", ") : "";
+    const title = plot.title.replace(/\s\(%\)$/, "");
+    return main || smooth || rest.length ? [`${title}${main}${smooth}`, ...rest].join(", ") : "";
   });
-  return [[`Step ${NUMBER.format(step)}`, epochAt(axes, step)].filter(Boolean).join(" · "),
-    ...of.filter(Boolean)];
+  const [last] = [...steps].sort((one, other) => other - one);
+  const head = [`Step ${NUMBER.format(step)}`, epochAt(axes, step),
+    last !== undefined && last !== step ? `validation of step ${NUMBER.format(last)}` : ""];
+  return [head, all].map((words) => words.filter(Boolean)).flatMap(
+    (words, index) => index ? words : [words.join(" · ")]);
 }
 
 // Calls `redraw` when the size or the theme of the page changes.
@@ -321,9 +329,15 @@ function explorer(root, course, redraw) {
     read.style.transform = `translate(${Math.max(0, left)}px, ${top}px)`;
   }
 
-  function moveTo(canvas, step) {
+  function moveTo(canvas, step, byKey) {
     const point = nearest(stopsOf(canvas), step);
-    at = point ? { canvas, step: point[0] } : null;
+    at = point ? { canvas, step: point[0], byKey } : null;
+    drawCross();
+  }
+
+  // The crosshair goes with what has brought it: the pointer, or the focus.
+  function leave(byKey) {
+    if (at?.byKey === byKey) at = null;
     drawCross();
   }
 
@@ -351,7 +365,7 @@ function explorer(root, course, redraw) {
       const stops = stopsOf(canvas), last = stops.length - 1;
       const now = at ? countBefore(stops, at.step) : KEYS[key] > 0 ? -1 : last + 1;
       const next = now + KEYS[key] * (event.shiftKey && Math.abs(KEYS[key]) === 1 ? 10 : 1);
-      if (last >= 0) moveTo(canvas, stops[Math.min(last, Math.max(0, next))][0]);
+      if (last >= 0) moveTo(canvas, stops[Math.min(last, Math.max(0, next))][0], true);
     } else if (key === "+" || key === "-") {
       const { low, high } = axes.steps, middle = at?.step ?? (low + high) / 2;
       const half = (high - low) * (key === "+" ? 0.25 : 1);
@@ -365,7 +379,10 @@ function explorer(root, course, redraw) {
     event.stopImmediatePropagation();
   }
   figures.addEventListener("focusin", () => window.addEventListener("keydown", onKey, true));
-  figures.addEventListener("focusout", () => window.removeEventListener("keydown", onKey, true));
+  figures.addEventListener("focusout", () => {
+    window.removeEventListener("keydown", onKey, true);
+    leave(true);
+  });
 
   figures.addEventListener("pointerdown", (event) => {
     const canvas = event.target;
@@ -378,7 +395,7 @@ function explorer(root, course, redraw) {
     const canvas = event.target;
     if (canvas.tagName !== "CANVAS" || !axes) return;
     if (drag) drag.to = stepAt(canvas, event.clientX);
-    moveTo(canvas, stepAt(canvas, event.clientX));
+    moveTo(canvas, stepAt(canvas, event.clientX), false);
   });
   figures.addEventListener("pointerup", (event) => {
     const done = drag;
@@ -389,7 +406,7 @@ function explorer(root, course, redraw) {
     drawCross();
   });
   figures.addEventListener("pointercancel", () => { drag = null; drawCross(); });
-  figures.addEventListener("pointerleave", () => { at = null; drawCross(); });
+  figures.addEventListener("pointerleave", () => leave(false));
   figures.addEventListener("dblclick", () => zoom(null));
   reset.addEventListener("click", () => zoom(null));
   log.firstChild.addEventListener("change", (event) => {

@@ -10,7 +10,7 @@ const THEMED = ["accuracy", "loss"];
 const MARGIN = { left: 46, right: 22, top: 20, bottom: 36 };
 const RING = 6.5;
 const SHARE = 0.02;  // of the drawn steps: the half-life of the smooth line
-const PICTURE = { width: 900, plot: 260, edge: 20, line: 26, ratio: 2 };
+const PICTURE = { width: 900, plot: 260, small: 180, edge: 20, line: 26, ratio: 2 };
 
 function boxWithin(left, top, width, height) {
   return {
@@ -256,13 +256,22 @@ function pictureOf(view, lines, axes, share, pageColors) {
   const { plots } = view, { width, edge, line, ratio } = PICTURE;
   const colors = pageColors.ground ? pageColors : { ...pageColors, text: "#222", ground: "#fff" };
   const canvas = document.createElement("canvas");
-  const block = line + PICTURE.plot, context = canvas.getContext("2d");
-  const numColumns = plots.length > 2 ? 2 : 1, numRows = Math.ceil(plots.length / numColumns);
+  const numColumns = plots.length > 2 ? 2 : 1, context = canvas.getContext("2d");
   const wide = (width - 2 * edge - (numColumns - 1) * edge) / numColumns;
+  const tops = [];  // of each plot; those of metrics are small, and begin a row
+  let bottom = edge + line, column = numColumns, before = null;
+  for (const plot of plots) {
+    if (column === numColumns || before?.small !== plot.small) {
+      column = 0;
+      bottom += line + (plot.small ? PICTURE.small : PICTURE.plot);
+    }
+    tops.push([edge + column++ * (wide + edge), bottom]);
+    before = plot;
+  }
   const places = placesOf(context, view.legend, colors.font, width - 2 * edge);
   const below = 20 * (places.at(-1)?.row ?? 0);
   canvas.width = width * ratio;
-  canvas.height = (2 * edge + 2 * line + numRows * block + below) * ratio;
+  canvas.height = (edge + bottom + line + below) * ratio;
   context.scale(ratio, ratio);
   context.fillStyle = colors.ground;
   context.fillRect(0, 0, canvas.width, canvas.height);
@@ -270,14 +279,12 @@ function pictureOf(view, lines, axes, share, pageColors) {
   context.font = `600 16px ${colors.font}`;
   text(context, view.headline, edge, edge + 14, "left");
   plots.forEach((plot, index) => {
-    const left = edge + (index % numColumns) * (wide + edge);
-    const top = edge + line + Math.floor(index / numColumns) * block;
+    const [left, end] = tops[index], height = plot.small ? PICTURE.small : PICTURE.plot;
     context.font = `600 13px ${colors.font}`;
-    text(context, plot.title, left, top + 16, "left");
-    const box = boxWithin(left, top + line, wide, PICTURE.plot);
+    text(context, plot.title, left, end - height - line + 16, "left");
+    const box = boxWithin(left, end - height, wide, height);
     drawPlot({ context, box, colors }, plot, lines[plot.name], axes, share);
   });
-  const bottom = edge + line + numRows * block + 18;
-  drawLegend(context, places, colors, edge, bottom);
+  drawLegend(context, places, colors, edge, bottom + 18);
   return canvas;
 }

@@ -1,0 +1,279 @@
+"""What a reader does with the plots: live, in the saved notebook, and in nbconvert's page."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import nbformat
+import pytest
+from nbconvert.exporters import HTMLExporter
+
+from gpupool.core.wire.events import EndEvent, StartEvent, ValidationEvent
+from gpupool.notebook.drawing.axes import log_axis, nice_axis, share_axis, step_axis, value_axis
+from gpupool.notebook.monitor.picture import history_html
+from gpupool.notebook.monitor.views import still_picture
+from gpupool.notebook.page.markup import compact_script, static_text
+from gpupool.training.history import TrainingHistory, smoothed
+from tests.browser.accessible import grave_faults
+from tests.notebook.feed import full_events
+
+if TYPE_CHECKING:
+    from tests.browser.lab import Lab
+    from tests.browser.page import Browser
+
+pytestmark = pytest.mark.browser
+
+HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>\u2028"
+PLOTS = ".gpm-plots canvas"
+LIVE = """
+from gpupool.notebook.monitor.widget import TrainingMonitor
+from gpupool.training.history import TrainingHistory
+from tests.notebook.feed import full_events
+history, monitor = TrainingHistory(), TrainingMonitor()
+display(monitor)
+events = full_events()
+for event in [next(events) for _ in range(300)]:
+    history.add(event)
+monitor.update(history)"""
+MORE = """
+for event in [next(events) for _ in range(100)]:
+    history.add(event)
+monitor.update(history)
+monitor.send_state()"""
+STILL = """
+from IPython.display import HTML
+from gpupool.notebook.monitor.views import still_picture
+for event in events:
+    history.add(event)
+display(still_picture(history), raw=True)"""
+
+
+def history_with(metrics: tuple[str, ...] = (), **training: int) -> TrainingHistory:
+    """A training that is over, or was stopped after `num_steps`, with these metrics."""
+    history = TrainingHistory()
+    for event in full_events(**training):
+        if isinstance(event, StartEvent):
+            event = replace(event, metrics=metrics)
+        if isinstance(event, ValidationEvent):
+            event = replace(event, metrics=dict.fromkeys(metrics, 0.5))
+        history.add(event)
+    if not history.is_over:
+        history.add(EndEvent("user", len(history.steps), history.elapsed_s))
+    return history
+
+
+class Plots:
+    """The plots in an element, as a reader uses them."""
+
+    def __init__(self, raw: Any, within: str = "body") -> None:
+        self.raw, self.root = raw, raw.locator(within).locator(".gpm-plots").first
+        self.canvas = self.root.locator("canvas")
+        self.canvas.nth(1).wait_for(timeout=60_000)
+        raw.wait_for_function("c => c.width > 300", arg=self.canvas.nth(1).element_handle())
+
+    @property
+    def reading(self) -> list[str]:
+        """The lines of the read-out."""
+        found: list[str] = self.root.locator("[aria-live]").locator("div").all_inner_texts()
+        return found
+
+    @property
+    def shown(self) -> str:
+        """What the label of the second plot says of the zoom."""
+        return (self.canvas.nth(1).get_attribute("aria-label") or "").partition("; shown: ")[2]
+
+    def at(self, share: float) -> tuple[float, float]:
+        """A place in the second plot, this share of its width from its left."""
+        self.canvas.nth(1).scroll_into_view_if_needed()
+        box = self.canvas.nth(1).bounding_box()
+        return box["x"] + 46 + share * (box["width"] - 68), box["y"] + box["height"] / 2
+
+    def drag(self, start: float, end: float) -> None:
+        """Drag from one place to another."""
+        self.raw.mouse.move(*self.at(start))
+        self.raw.mouse.down()
+        self.raw.mouse.move(*self.at(end), steps=3)
+        self.raw.mouse.up()
+        self.settle()
+
+    def drawn(self) -> str:
+        """The pixels of the second plot."""
+        self.settle()
+        found: str = self.canvas.nth(1).evaluate("c => c.toDataURL()")
+        return found
+
+    def settle(self) -> None:
+        """Until what was asked for is drawn."""
+        self.raw.evaluate(
+            "() => new Promise(r => requestAnimationFrame(() => requestAnimationFrame(() => r(1))))"
+        )
+
+    def use(self) -> None:
+        """All that a reader can do, once."""
+        self.raw.mouse.move(*self.at(0.5))
+        step, accuracy, loss, *_ = self.reading
+        assert step.startswith("Step ")
+        assert "epoch " in step
+        assert accuracy.startswith("Accuracy ")
+        assert "smooth" in loss
+        assert "validation " in loss
+        crosses = self.root.locator("figure > i")
+        assert all(cross.is_visible() for cross in crosses.all())
+
+        self.canvas.nth(1).focus()
+        before = self.reading
+        self.raw.keyboard.press("ArrowLeft")
+        assert self.reading != before
+        self.raw.keyboard.press("ArrowRight")
+        assert self.reading == before
+        self.raw.keyboard.press("Home")
+        assert self.reading[0].startswith("Step 1 ")
+
+        whole = self.drawn()
+        self.drag(0.25, 0.5)
+        low, high = (int(part.replace(",", "")) for part in self.shown[6:].split(" to "))
+        ends = [2 * low, high]
+        assert max(ends) - min(ends) <= 0.02 * high + 2, "it is from a quarter to a half"
+        self.raw.keyboard.press("Escape")
+        self.settle()
+        assert not self.shown
+        assert not self.reading
+        self.drag(0.25, 0.5)
+        assert self.root.get_by_role("button", name="Reset zoom").is_visible()
+        self.raw.mouse.dblclick(*self.at(0.5))
+        self.settle()
+        assert not self.shown
+        self.raw.mouse.move(0, 0)
+        self.canvas.nth(1).blur()
+        assert self.drawn() == whole
+
+        log = self.root.get_by_label("Log", exact=True)
+        log.check()
+        assert self.drawn() != whole
+        log.uncheck()
+        assert self.drawn() == whole
+        smoothing = self.root.get_by_role("slider", name="Smoothing")
+        assert smoothing.input_value() == "2"
+        smoothing.fill("20")
+        assert self.drawn() != whole
+        smoothing.fill("2")
+        assert self.drawn() == whole
+
+
+def test_the_page_of_a_stopped_training_answers_twice_and_keeps_to_itself(browser: Browser) -> None:
+    html = history_html(history_with((HOSTILE,), num_steps=400))
+    raw = browser.show("<body></body>")
+    names = raw.evaluate("Object.keys(window)")
+    raw.set_content(f"<div id=one>{html}</div><div id=two>{html}</div>")
+    both = [Plots(raw, within) for within in ("#one", "#two")]
+    both[0].use()
+    whole = both[0].drawn()
+    both[0].root.get_by_label("Whole plan").check()
+    assert both[0].drawn() != whole
+    both[0].raw.mouse.move(*both[0].at(0.2))
+    assert not both[1].reading
+    assert [len(plots.canvas.all()) for plots in both] == [3, 3]
+    assert raw.locator(".gpm-plots").count() == 2
+    assert raw.locator("img").count() == 0
+    assert HOSTILE[:20] in both[0].root.inner_text()
+    with raw.expect_download() as saving:
+        raw.locator("#one").get_by_role("button", name="Save plot").click()
+    assert saving.value.suggested_filename.endswith(".png")
+    assert raw.evaluate("Object.keys(window)") == names
+    assert raw.faults == []
+
+
+def test_nbconvert_has_the_plots_and_where_no_script_runs_the_image(browser: Browser) -> None:
+    made = still_picture(history_with())
+    cell = nbformat.v4.new_code_cell("result")  # type: ignore[no-untyped-call]
+    cell.outputs.append(nbformat.v4.new_output("display_data", made))  # type: ignore[no-untyped-call]
+    notebook = nbformat.v4.new_notebook(cells=[cell])  # type: ignore[no-untyped-call]
+    page, _ = HTMLExporter().from_notebook_node(notebook)
+    raw = browser.show(page)
+    Plots(raw).use()
+    plain = browser.show(page, scripts=False)
+    image = plain.locator("img.gpupool-plots")
+    image.wait_for()
+    assert image.bounding_box()["height"] > 300
+    assert plain.locator("canvas, button").count() == 0
+
+
+def test_axes_and_smoothing_are_those_of_the_kernel(browser: Browser) -> None:
+    raw = browser.show("<body></body>")
+    names = "{niceAxis, logAxis, shareAxis, stepAxis, smoothed, fittedAxis}"
+    for code in (static_text("plots.js", "explore.js"), None):
+        dense = compact_script(static_text("plots.js", "explore.js"))
+        raw.evaluate(f"() => {{ window.made = (() => {{ {code or dense}\nreturn {names}; }})() }}")
+
+        def made(name: str, *arguments: object, raw: Any = raw) -> Any:
+            return raw.evaluate(f"given => made.{name}(...given)", list(arguments))
+
+        for low, high in [(0, 2.4), (0, 6e-5), (-3, 1), (0.2, 0.3), (0, 1.1e6), (7, 7)]:
+            assert_same(made("niceAxis", low, high), nice_axis(low, high))
+        for low, high in [(0.03, 250), (0.4, 0.6), (1e-9, 1e9), (1, 1)]:
+            assert_same(made("logAxis", low, high), log_axis(low, high))
+        for low, high in [(98.5, 99.6), (0, 100), (3, 3), (20, 80)]:
+            assert_same(made("shareAxis", low, high), share_axis(low, high, 100))
+        assert_same(made("stepAxis", 0, 900), step_axis(900))
+        means = [[1, 4.0, 1], [2, 1.0, 1], [10, 2.0, 8], [50, 0.5, 40]]
+        expected = [value for _, value in smoothed([(a, b, c) for a, b, c in means], 10)]
+        assert [value for _, value in made("smoothed", means, 10)] == pytest.approx(expected)
+        plot = {"name": "loss", "title": "Loss", "lines": [{"name": "raw"}]}
+        for spike in (0.5, 20.0, 1e31):
+            points = [(step, 1 / step) for step in range(1, 60)] + [(60, spike)]
+            kernel = value_axis(points)
+            steps = {"low": 0, "high": 60}
+            axis = made("fittedAxis", plot, {"raw": points}, steps, kernel["log"], False)
+            assert_same(axis, kernel)
+            assert axis["clipped"] == [list(point) for point in kernel["clipped"]]
+
+
+def assert_same(made: dict[str, Any], kernel: dict[str, Any]) -> None:
+    """An axis of the page is that of the kernel."""
+    expected = json.loads(json.dumps(kernel))
+    assert [made[name] for name in ("low", "high")] == [expected[name] for name in ("low", "high")]
+    assert made["ticks"] == expected["ticks"]
+
+
+def test_in_jupyterlab_live_saved_trusted_and_not(lab: Lab, browser: Browser) -> None:
+    pytest.importorskip("axe_playwright_python", reason="axe-core is not installed")
+    name = lab.lend_kernel(lab.write("explore.ipynb", [LIVE, MORE, STILL]))
+    page = browser.open(lab, name)
+    page.run_cell(0)
+    page.wait_idle()
+    live = Plots(page.raw, ".gpm")
+    live.use()
+    live.drag(0.25, 0.5)
+    live.root.get_by_role("slider").fill("10")
+    shown = live.shown
+    points = int(live.canvas.nth(1).get_attribute("data-points") or 0)
+    page.run_cell(1)
+    page.wait_for(f"c => Number(c.dataset.points) > {points}", live.canvas.nth(1))
+    page.wait_idle()
+    assert (live.shown, live.root.get_by_role("slider").input_value()) == (shown, "10")
+    assert not grave_faults(page, ".gpm")
+
+    page.run_cell(2)
+    page.wait_idle()
+    still = Plots(page.raw, ".gpupool-training")
+    still.use()
+    assert not grave_faults(page, ".gpupool-training")
+    page.save()
+    page.reopen_without_kernel(name)
+    Plots(page.raw, ".gpupool-training").use()  # its own outputs are trusted
+
+    path = Path(lab.path(name))
+    other = path.with_name("explore_foreign.ipynb")
+    notebook = nbformat.read(path, 4)  # type: ignore[no-untyped-call]
+    notebook.cells = notebook.cells[2:]
+    notebook.cells[0].source = "# of somebody else"
+    notebook.cells[0].outputs[0].data["text/html"] += "<i>changed</i>"
+    nbformat.write(notebook, other)  # type: ignore[no-untyped-call]
+    page.reopen_without_kernel(other.name)
+    image = page.cell(0).locator("img.gpupool-plots")
+    image.wait_for(timeout=60_000)
+    assert image.bounding_box()["height"] > 300  # type: ignore[index]
+    assert page.cell(0).locator("canvas").count() == 0
