@@ -53,7 +53,8 @@ CONNECTED = """() => {
 }"""
 
 REOPEN = """path => window.jupyterapp.commands.execute('docmanager:open', {
-    path, factory: 'Notebook', kernelPreference: {shouldStart: false, autoStartDefault: false}}).then(() => null)"""
+    path, factory: 'Notebook', kernelPreference: {shouldStart: false, autoStartDefault: false}
+}).then(() => null)"""
 
 
 class Browser:

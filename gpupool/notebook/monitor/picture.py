@@ -50,7 +50,8 @@ table-layout:auto;align-self:start}}
 {TABLES} caption{{padding:4px 4px 0;border-bottom:1px solid rgba(128,128,128,.3)}}
 {TABLES} tr:nth-child(n){{background:none}}
 {TABLES} :is(td,th){{{CELL}}}
-{TABLES} th{{font-weight:400;white-space:nowrap;opacity:.8}}
+{TABLES} th{{font-weight:400;white-space:nowrap;opacity:.8;max-width:180px;overflow:hidden;
+text-overflow:ellipsis}}
 {TABLES} td{{text-align:right}}
 """
 RANKS_STYLE = f"""
@@ -198,7 +199,7 @@ def _table(table: words.Table) -> str:
     out = []
     for section, rows in table:
         body = "".join(
-            f'<tr><th scope="row">{escape(label)}</th><td>{escape(value)}</td></tr>'
+            f'<tr><th scope="row"{_whole(label)}>{escape(label)}</th><td>{escape(value)}</td></tr>'
             for label, value in rows
         )
         caption = f'<caption style="{CAPTION}">{escape(section)}</caption>'
@@ -208,6 +209,11 @@ def _table(table: words.Table) -> str:
         "display:grid;gap:8px 24px;align-content:start;"
         f'grid-template-columns:repeat(auto-fit,minmax(min(250px,100%),1fr))">{"".join(out)}</div>'
     )
+
+
+def _whole(label: str) -> str:
+    """A long name, such as that of a metric, is cut; the pointer shows the whole of it."""
+    return f' title="{escape(label)}"' if len(label) > 24 else ""
 
 
 def _ranks(history: History) -> str:

@@ -62,8 +62,10 @@ function drawFigures(parent, plots) {
   parent.replaceChildren(...plots.map((plot) => {
     const figure = element("figure", plot.small ? "gpm-small" : ""), canvas = element("canvas");
     canvas.setAttribute("role", "img");
+    const caption = element("figcaption", "", plot.title);
+    caption.title = plot.title;
     canvas.tabIndex = 0;
-    figure.append(element("figcaption", "", plot.title), canvas, element("i"), element("b"));
+    figure.append(caption, canvas, element("i"), element("b"));
     return figure;
   }));
 }
@@ -393,7 +395,10 @@ function explorer(root, course, redraw) {
   });
   figures.addEventListener("pointermove", (event) => {
     const canvas = event.target;
-    if (canvas.tagName !== "CANVAS" || !axes) return;
+    // Where the page scrolls below it, a pointer that rests has not moved.
+    const isStill = event.screenX === shown.x && event.screenY === shown.y;
+    if (canvas.tagName !== "CANVAS" || !axes || isStill) return;
+    [shown.x, shown.y] = [event.screenX, event.screenY];
     if (drag) drag.to = stepAt(canvas, event.clientX);
     moveTo(canvas, stepAt(canvas, event.clientX), false);
   });
