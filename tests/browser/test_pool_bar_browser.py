@@ -143,7 +143,9 @@ def test_a_reload_brings_the_buttons_back_and_a_kernel_that_is_busy_or_gone_is_t
     wait_until(page, 0, "busy")
     press(page, 0, "Interrupt")
     hint = bar_in(page, 0).locator(".gpb-hint")
-    hint.filter(has_text="kernel is busy: press the stop button of the notebook").wait_for()
+    hint.filter(
+        has_text="The kernel is busy. Press ■ (Interrupt) in the toolbar instead."
+    ).wait_for()
     page.interrupt()
     page.wait_idle(timeout_s=60)
     hint.filter(has_text="kernel is busy").wait_for(state="detached")

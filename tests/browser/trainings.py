@@ -20,7 +20,7 @@ options = gpupool.TrainingOptions(epochs=1000, batch_size=32)
 def train(**more):
     return gpupool.train(torch.nn.Linear(16, 4), data, options=options, **more)
 """
-BUSY = "press the stop button of the notebook"
+BUSY = "The kernel is busy. Press ■ (Interrupt) in the toolbar instead."
 # Notes when the button is pressed, when the monitor tells what else to press, and tells it no more,
 # and when by a timer of the same page, which stands still if the page does, 1.5 s are over.
 WATCH = """(monitor, words) => {

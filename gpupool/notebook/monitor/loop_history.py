@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections import deque
@@ -56,6 +57,13 @@ class LoopHistory:
         self.hears_stop = False
         if not self.is_over:
             self._status = "stopped" if self.event.status == "stopping" else "ended"
+
+    def lost(self) -> LoopHistory:
+        """The same, where the kernel has died now."""
+        lost = copy.copy(self)  # shallow: only how it ended differs
+        lost.hears_stop = False
+        lost._status = f"the kernel stopped at step {words.number(self.step)}, and the loop with it"
+        return lost
 
     @property
     def status(self) -> str:
@@ -172,6 +180,13 @@ class LoopState(MonitorState):
             ],
             "latest": {name: f"{titles[name]}: {text}" for name, text in texts.items()},
             "stop_label": "Stop" if history.can_stop else "",
+            "clock": {
+                "started_at": 0.0,
+                "elapsed_s": event.elapsed_s,
+                "remaining_s": None,
+                "running": not history.is_over,
+            },
+            "lost": f"{event.title}: {history.lost().status}",
             "hint": _HINT if history.can_stop else "",
             "file_name": re.sub(r"[^\w.-]+", "_", f"{event.title} step {history.step}"),
             "ranks": [],

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from gpupool.core.errors import OptionsError
+from gpupool.notebook.monitor.loop_history import LoopHistory
 from gpupool.notebook.monitor.picture import History, history_html, history_text, notice_of
 from gpupool.notebook.monitor.text import HINT, TextProgress
+from gpupool.notebook.monitor.words import lost
 from gpupool.notebook.page.cell_output import Place
 from gpupool.notebook.page.front_end import has_prompt, has_widgets, in_notebook
 from gpupool.training.history import TrainingHistory
@@ -112,7 +115,7 @@ class WidgetView:
     ) -> None:
         from gpupool.notebook.monitor.widget import TrainingMonitor  # ipywidgets may be missing
 
-        self.monitor = TrainingMonitor(on_stop, history=history)
+        self.monitor = TrainingMonitor(on_stop, history=history, lost_picture=lost_picture)
         self._place = Place() if place is None else place
         self._place.show(*self.monitor._repr_mimebundle_())
         self._is_still = False
@@ -154,6 +157,15 @@ class HtmlView:
             return
         self._drawn_at, self._notice = now, notice
         self._place.show(still_picture(history))
+
+
+def lost_picture(history: History) -> dict[str, Any]:
+    """The picture that stays where the kernel dies now."""
+    if isinstance(history, LoopHistory):
+        return still_picture(history.lost())
+    ended = copy.copy(history)  # shallow: only how it ended differs
+    ended.status, ended.error, ended.notice = "failed", lost(history), ""
+    return still_picture(ended)
 
 
 def still_picture(history: History) -> dict[str, Any]:

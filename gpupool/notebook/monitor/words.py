@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gpupool.core.data_wait import waiting_for_data, waits_much
 from gpupool.core.formatting import NONE, clock_time, done_of, duration, number, percent, shortened
 from gpupool.notebook.monitor.rank_words import COLUMNS as RANK_COLUMNS
@@ -61,6 +63,23 @@ def headline(history: TrainingHistory, status: str | None = None) -> str:
         return f"Stopped after step {_step(history)}{_why_stopped(history)}"
     aside = f", {history.stage}" if history.stage else ""
     return f"Training: epoch {last.epoch if last else 1} of {start.num_epochs}{aside}"
+
+
+def lost(history: TrainingHistory) -> str:
+    """What is said where the kernel has died now."""
+    where = f"at step {number(len(history.steps))}" if history.steps else "before the first step"
+    return f"The kernel stopped {where}, and the training with it."
+
+
+def clock(history: TrainingHistory) -> dict[str, Any]:
+    """The times that the page counts on between two messages, seconds; see `widget_state.py`."""
+    start = history.start
+    return {
+        "started_at": start.started_at if start else 0.0,
+        "elapsed_s": history.elapsed_s,
+        "remaining_s": None if history.is_over else history.eta_s,
+        "running": start is not None and not history.is_over,
+    }
 
 
 def _all(history: TrainingHistory) -> str:
@@ -169,7 +188,9 @@ def latest(history: TrainingHistory) -> dict[str, str]:
 def _results(history: TrainingHistory) -> Rows:
     value = history.validations[-1] if history.validations else None
     last = history.steps[-1] if history.steps else None
-    has_accuracy, validates = last is not None and last.accuracy is not None, _validates(history)
+    # Before the first step nobody knows whether there is an accuracy: its rows are there, as its
+    # plot is, and nothing moves when it comes.
+    has_accuracy, validates = last is None or last.accuracy is not None, _validates(history)
     rows: Rows = []
     if has_accuracy and validates:
         rows.append(("Validation accuracy", percent(value.accuracy if value else None)))

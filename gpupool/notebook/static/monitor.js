@@ -1,13 +1,17 @@
 // The live picture of a training or a loop: the browser's half of gpupool/notebook/monitor/widget.py. The
-// plots are those of plots.js and explore.js, which stand before it in the same module.
+// plots are those of plots.js and explore.js, and it lives as life.js says: these stand before it in the
+// same module.
 //
 // `view` and `lines` are the whole picture, refreshed now and then; custom messages {view, new}
 // carry what has changed since. One course a model is kept, which all its views draw: they are in
 // step, and a view that is opened later is complete.
 
-const WIDGET = "application/vnd.jupyter.widget-view+json";
-const OVER = ["finished", "stopped", "failed", "ended"];
-const BUSY = "kernel is busy: press the stop button of the notebook";
+const BUSY = "The kernel is busy. Press ■ (Interrupt) in the toolbar instead.";
+const INTERRUPTED = "The kernel was busy, so the notebook's ■ (Interrupt) was pressed.";
+const LESS = ["Validation", "Data", "Other"];  // folded where a window is not high
+const HIGH_PX = 800;
+const TICK_MS = 1000;
+const PATIENCE_MS = 10_000;  // a network is not stopped in the middle of a step
 const PAGE = `
   <div class="gpm-header">
     <span class="gpm-status" role="status" aria-live="polite"></span>
@@ -21,6 +25,7 @@ const PAGE = `
     <span class="gpm-hint" role="alert"></span>
   </div>
   <div class="gpm-notice" role="status" aria-live="polite"></div>
+  <div class="gpm-notice gpm-bottleneck"></div>
   <div class="gpm-body">
     <div class="gpm-plots"></div>
     <div class="gpm-tables"></div>
@@ -31,23 +36,48 @@ const PAGE = `
       <thead><tr></tr></thead><tbody></tbody></table></div>
   </details>`;
 
+// Only what changes: a live region that is rewritten is read aloud again.
+function write(target, words) {
+  if (target.textContent !== words) target.textContent = words;
+}
+
 function headOf(words, scope) {
   const head = element("th", "", words);
   head.scope = scope;
   return head;
 }
 
+// A section keeps its element, so that one which the user has folded stays folded.
+function sectionOf(parent, title) {
+  for (const known of parent.children) if (known.dataset.title === title) return known;
+  const made = element("details"), table = element("table");
+  made.dataset.title = title;
+  made.open = !LESS.includes(title) || window.innerHeight >= HIGH_PX;
+  table.setAttribute("aria-label", title);
+  table.createTBody();
+  made.append(element("summary", "", title), table);
+  return made;
+}
+
 function drawTables(parent, sections) {
-  parent.replaceChildren(...sections.map(([section, rows]) => {
-    const table = element("table");
-    table.createCaption().textContent = section;
-    const body = table.createTBody();
-    for (const [label, value] of rows) {
-      const row = body.insertRow();
-      row.append(headOf(label, "row"), element("td", "", value));
+  const drawn = sections.map(([title, rows]) => {
+    const section = sectionOf(parent, title), body = section.querySelector("tbody");
+    const labels = JSON.stringify(rows.map(([label]) => label));
+    if (section.dataset.labels !== labels) {
+      section.dataset.labels = labels;
+      body.replaceChildren(...rows.map(([label]) => {
+        const row = element("tr"), cell = element("td");
+        cell.dataset.label = label;
+        row.append(headOf(label, "row"), cell);
+        return row;
+      }));
     }
-    return table;
-  }));
+    rows.forEach(([, value], index) => write(body.rows[index].cells[1], value));
+    return section;
+  });
+  // Elements that are put where they stand already would lose the focus.
+  if (drawn.some((section, index) => parent.children[index] !== section)
+    || parent.children.length !== drawn.length) parent.replaceChildren(...drawn);
 }
 
 // A share as a bar beside its words; words alone where nobody knows the share.
@@ -85,44 +115,53 @@ function drawRanks(details, view) {
   details.querySelector("tbody").replaceChildren(...view.ranks.map(rankRow));
 }
 
-function paint(el, { view }, shown) {
+function paint(el, course, shown) {
+  const { view } = course;
   const find = (selector) => el.querySelector(selector);
-  // Written only when it changes: a live region that is rewritten is read aloud again.
-  for (const [region, words] of [[".gpm-status", view.headline], [".gpm-notice", view.notice]]) {
-    if (find(region).textContent !== words) find(region).textContent = words;
-  }
+  write(find(".gpm-status"), view.headline);
+  write(find(".gpm-notice"), view.notice);
+  write(find(".gpm-bottleneck"), view.bottleneck ?? "");
+  el.classList.toggle("gpm-failed", course.isFailed());
   find("progress").value = view.progress ?? 0;
   find("progress").hidden = view.progress === null;  // nobody knows how much there is
-  find(".gpm-remaining").textContent = view.remaining;
+  if (!timesOf(view, 0).remaining) write(find(".gpm-remaining"), view.remaining);
   if (shown.table !== view.table) drawTables(find(".gpm-tables"), view.table);
   if (shown.ranks !== view.ranks) drawRanks(find(".gpm-ranks"), view);
   find(".gpm-rank-summary").textContent = view.rank_summary;
   const { table, ranks } = view;
   Object.assign(shown, { table, ranks });
+  tick(el, course);
 }
 
-// The kernel cannot hear while it is busy (it depends on its version): after a second, say so.
+// Where the kernel does not answer within a second, the page presses the notebook's own button: the
+// first interrupt of a training is a graceful stop. All views of a course share one press, as a
+// second interrupt would end the training at once.
+function pressStop(model, course) {
+  if (course.pressed) return;
+  course.pressed = true;
+  model.send({ press: "stop" });
+  setTimeout(() => {
+    if (course.isHeard()) return;
+    course.hint = interruptCell(model) ? INTERRUPTED : BUSY;
+    if (course.hint !== BUSY) {
+      setTimeout(() => { if (!course.isHeard()) course.say(BUSY); }, PATIENCE_MS);
+    }
+    course.redraw();
+  }, ANSWER_MS);
+  course.redraw();
+}
+
 function connectStop(model, course, el) {
   const button = el.querySelector(".gpm-stop"), label = el.querySelector(".gpm-stop-label");
-  const hint = el.querySelector(".gpm-hint");
-  let timer = 0, pressed = false;
-  const show = () => {
-    const status = model.get("status"), over = OVER.includes(status);
-    const heard = over || status === "stopping";
-    if (heard) hint.textContent = "";
-    button.hidden = over || !course.view.stop_label;
-    button.disabled = pressed || heard;
-    label.textContent = button.disabled ? "Stopping…" : course.view.stop_label;
-    return heard;
+  button.addEventListener("click", () => pressStop(model, course));
+  return () => {
+    const isHeard = course.isHeard();
+    if (isHeard) course.hint = "";
+    write(el.querySelector(".gpm-hint"), course.hint);
+    button.hidden = course.isOver() || !course.view.stop_label;
+    button.disabled = course.pressed || isHeard;
+    write(label, button.disabled ? "Stopping…" : course.view.stop_label);
   };
-  button.addEventListener("click", () => {
-    pressed = true;
-    timer = setTimeout(() => { if (!show()) hint.textContent = BUSY; }, 1000);
-    show();
-    model.send({ press: "stop" });
-  });
-  model.on("change:status", show);
-  return { show, end: () => { clearTimeout(timer); model.off("change:status", show); } };
 }
 
 // The points of a line, a new list where there is none yet.
@@ -130,51 +169,76 @@ function pointsOf(lines, plot, line) {
   return ((lines[plot] ??= {})[line] ??= []);
 }
 
-// Puts the still picture in this widget's place in the notebook's own outputs. The kernel does so
-// too, but not in a page that was loaded again: that has forgotten the display, and would save a
-// widget that nobody can show. JupyterLab's manager of widgets knows the notebook; others do not.
-function leaveStill(model) {
-  const { model_id: id, data } = model.get("still");
-  for (const cell of (data && model.widget_manager?.context?.model?.cells) || []) {
-    for (let index = 0; index < (cell.outputs?.length ?? 0); index++) {
-      if (cell.outputs.get(index).data?.[WIDGET]?.model_id !== id) continue;
-      cell.outputs.set(index, { output_type: "display_data", data, metadata: {} });
-    }
-  }
+// What all views of a model share.
+function newCourse(model) {
+  const course = {
+    view: {}, lines: {}, views: new Set(), at: 0, pressed: false, hint: "", lost: false,
+    redraw: () => course.views.forEach((redraw) => redraw()),
+    isFailed: () => course.lost || model.get("status") === "failed",
+    isOver: () => course.lost || OVER.includes(model.get("status")),
+    isHeard: () => course.isOver() || model.get("status") === "stopping",
+    say: (hint) => { course.hint = hint; course.redraw(); },
+  };
+  return course;
+}
+
+// The kernel has ended, and nobody else will say so: here, and in what the notebook keeps.
+function lose(model, course) {
+  if (course.isOver()) return;
+  course.lost = true;
+  const { lost } = course.view;
+  course.view = { ...course.view, headline: lost, remaining: "", clock: null };
+  course.redraw();
+  leaveStill(model, model.get("lost"));
 }
 
 // Keeps the course of a model up to date, and redraws its views.
 function follow(model, course) {
-  const tell = () => course.views.forEach((redraw) => redraw());
-  const takeView = () => { course.view = model.get("view"); tell(); };
-  const takeLines = () => { course.lines = JSON.parse(model.get("lines")); tell(); };
+  const takeView = () => {
+    course.view = model.get("view");
+    course.at = performance.now();
+    course.redraw();
+  };
+  const takeLines = () => { course.lines = JSON.parse(model.get("lines")); course.redraw(); };
   takeView();
   takeLines();
   model.on("change:view", takeView);
   model.on("change:lines", takeLines);
-  model.on("change:still", () => leaveStill(model));
-  leaveStill(model);
+  model.on("change:status", () => course.redraw());
+  model.on("change:still", () => leaveStill(model, model.get("still")));
+  leaveStill(model, model.get("still"));
+  onKernelEnd(model, () => lose(model, course));
   model.on("msg:custom", (message) => {
     if (!message.new) return;
+    if (message.view.clock) course.at = performance.now();
     course.view = { ...course.view, ...message.view };
     for (const [plot, lines] of Object.entries(message.new)) {
       for (const [line, points] of Object.entries(lines)) {
         pointsOf(course.lines, plot, line).push(...points);
       }
     }
-    tell();
+    course.redraw();
   });
+}
+
+// Writes the times of this moment over those that came with the last message.
+function tick(el, course) {
+  const { remaining, ...rows } = timesOf(course.view, (performance.now() - course.at) / 1000);
+  if (remaining) write(el.querySelector(".gpm-remaining"), remaining);
+  for (const [label, words] of Object.entries(rows)) {
+    for (const cell of el.querySelectorAll(`td[data-label="${label}"]`)) write(cell, words);
+  }
 }
 
 function render(model, el, course) {
   el.classList.add("gpm");
   el.innerHTML = PAGE;
-  const stop = connectStop(model, course, el), shown = {};
+  const showStop = connectStop(model, course, el), shown = {};
   let frame = 0;
   const soon = () => {
     frame ||= requestAnimationFrame(() => {
       frame = 0;
-      stop.show();
+      showStop();
       paint(el, course, shown);
       plots.paint();
     });
@@ -183,9 +247,10 @@ function render(model, el, course) {
   el.querySelector(".gpm-save").addEventListener("click", () => savePlot(plots, course));
   course.views.add(soon);
   const endWatch = watchPage(el, soon);
+  const clock = setInterval(() => tick(el, course), TICK_MS);
   soon();
   return () => {
-    stop.end();
+    clearInterval(clock);
     plots.end();
     endWatch();
     cancelAnimationFrame(frame);
@@ -194,9 +259,9 @@ function render(model, el, course) {
 }
 
 export default () => {
-  const course = { view: {}, lines: {}, views: new Set() };
+  let course;
   return {
-    initialize: ({ model }) => follow(model, course),
+    initialize: ({ model }) => { course = newCourse(model); follow(model, course); },
     render: ({ model, el }) => render(model, el, course),
   };
 };

@@ -4,7 +4,7 @@
 // their class, each time they are drawn, and writes the newest state, the countdown and two
 // buttons into them. Buttons are there only while a kernel answers: a saved notebook has none.
 
-const BUSY = "kernel is busy: press the stop button of the notebook";
+const BUSY = "The kernel is busy. Press ■ (Interrupt) in the toolbar instead.";
 const ANSWER_MS = 1000;
 const GONE = "The kernel of this notebook does not answer: it has ended, and the pool with it.";
 const SURE_MS = 5000;

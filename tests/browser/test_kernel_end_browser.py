@@ -1,0 +1,120 @@
+"""A kernel that is killed or restarted under its monitors: what the page says, and the file keeps."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.browser.lab import App, Lab
+    from tests.browser.page import Browser, Page
+
+pytestmark = pytest.mark.browser
+
+SETUP = """
+import os, threading, time
+from gpupool.core.wire.events import ProgressEvent
+from gpupool.notebook.monitor.views import WidgetView
+from gpupool.training.history import TrainingHistory
+from tests.notebook.feed import Run, full_events
+shown = []
+def show(num_steps, status="", aside=None):
+    history = TrainingHistory()
+    for event in full_events(num_epochs=4, num_steps=num_steps) if num_steps else ():
+        history.add(event)
+    history.status = status or history.status
+    if aside:
+        history.add(aside)
+    shown.append((WidgetView(lambda: None, history), history))
+    shown[-1][0](history)
+print(os.getpid())
+"""
+# Each phase of a training stands still in a monitor of its own; the last one moves, and blocks.
+PHASES = {
+    "starting": 'show(0, aside=ProgressEvent("waiting for the ranks", 0, 0))',
+    "training": "show(40)",
+    "validation": 'show(150, aside=ProgressEvent("validating", 3, 10))',
+    "stopping": 'show(200, status="stopping")',
+}
+# Until each picture that is kept for a dead kernel is that of the newest step.
+KEPT = """
+for view, history in shown:
+    while f"step {len(history.steps)}," not in view.monitor.lost["data"]["text/plain"]:
+        if not history.steps:
+            break
+        time.sleep(0.02)
+run = Run(0.02, num_epochs=100)
+view = WidgetView(run.stop, run.history)
+run.add_listener(view)
+run.wait()"""
+BLOCKING = 1 + len(PHASES)
+STEPS = {"training": 40, "validation": 150, "stopping": 200}
+MOVING = "canvas => Number(canvas.dataset.points) > 10"
+
+
+def kill(page: Page, pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    page.raw.locator(".jp-Dialog .jp-mod-accept").click(timeout=60_000)  # the front end says so too
+
+
+def restart(page: Page, pid: int) -> None:
+    page.js("await nb.context.sessionContext.session.kernel.restart();")
+
+
+def shows_the_end(page: Page, index: int, phase: str) -> None:
+    """The still picture of a cell says at which step the kernel stopped, and has no button."""
+    page.cell(index).scroll_into_view_if_needed()
+    still = page.cell(index).locator(".gpupool-training")
+    still.wait_for(timeout=60_000)
+    words = still.inner_text()
+    assert "The kernel stopped " in words, words
+    if phase == "starting":
+        assert "before the first step, and the training with it" in words
+    else:
+        assert f"at step {STEPS[phase]}, and the training with it" in words
+        assert still.locator("svg, img").count() >= 1
+    assert page.cell(index).locator(".gpm, button").count() == 0
+
+
+@pytest.mark.parametrize(
+    ("app", "end"),
+    [
+        ("lab", kill),
+        pytest.param("notebook", restart, id="notebook-restart"),
+        pytest.param("lab", restart, marks=pytest.mark.long, id="lab-restart"),
+        pytest.param("notebook", kill, marks=pytest.mark.long, id="notebook-kill"),
+    ],
+)
+def test_a_kernel_that_ends_leaves_the_curves_of_each_phase(
+    lab: Lab, browser: Browser, app: App, end: object
+) -> None:
+    assert callable(end)
+    name = lab.write(f"ends_{app}_{end.__name__}.ipynb", [SETUP, *PHASES.values(), KEPT])
+    page = browser.open(lab, name, app=app)
+    page.run_cell(0)
+    page.wait_text(0, re.compile(r"\d+"))
+    pid = int(page.text(0))  # now: what is scrolled away has no text
+    for index in range(1, BLOCKING):
+        page.run_cell(index)
+    page.wait_idle()
+    page.run_cell(BLOCKING)
+    canvas = page.cell(BLOCKING).locator(".gpm canvas").nth(1)
+    canvas.wait_for(timeout=60_000)
+    page.wait_for(MOVING, canvas)
+    end(page, pid)
+    for index, phase in enumerate(PHASES, 1):
+        shows_the_end(page, index, phase)
+    page.cell(BLOCKING).scroll_into_view_if_needed()
+    still = page.cell(BLOCKING).locator(".gpupool-training")
+    still.wait_for(timeout=60_000)
+    assert re.search(r"The kernel stopped (at step|before)", still.inner_text())
+
+    page.save()
+    page.shut_kernel_down()
+    page.reopen_without_kernel(name)
+    for index, phase in enumerate(PHASES, 1):
+        shows_the_end(page, index, phase)
