@@ -1,7 +1,7 @@
 """The Stop button and the notebook's own, in front ends and kernels that hear in different ways.
 
-Where a press of Stop cannot arrive while its cell runs, the page presses the notebook's button, once.
-While another cell runs it does not, and says what to press.
+Where a press of Stop cannot arrive while its cell runs, the page presses the notebook's button,
+once. While another cell runs it does not, and says what to press.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def test_both_stop_buttons(page: Page, case: Case, lab: Lab) -> None:
 
 
 def hears_later(page: Page, index: int, enough: Path) -> None:
-    """A press while another cell runs leaves that alone; it is heard after it, and the hint goes."""
+    """A press while another cell runs leaves that alone; it is heard after it; the hint goes."""
     page.run_cell(index)
     monitor = wait_for_points(page, page.cell(index))
     page.wait_idle()

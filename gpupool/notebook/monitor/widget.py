@@ -1,8 +1,8 @@
 """The live picture of a training or of a loop: the kernel's half of a widget. Runs on the client.
 
-The browser's half is `plots.js`, `explore.js`, `life.js` and `monitor.js` of `static/`. What has changed
-travels as small custom messages; two synced traits, refreshed now and then, hold the whole picture
-for pages that are opened later.
+The browser's half is `plots.js`, `explore.js`, `life.js` and `monitor.js` of `static/`. What has
+changed travels as small custom messages; two synced traits, refreshed now and then, hold the whole
+picture for pages that are opened later.
 """
 
 from __future__ import annotations
