@@ -7,6 +7,7 @@ import re
 import signal
 from typing import TYPE_CHECKING
 
+import nbformat
 import pytest
 
 if TYPE_CHECKING:
@@ -111,6 +112,11 @@ def test_a_kernel_that_ends_leaves_the_curves_of_each_phase(
 
     page.save()
     page.shut_kernel_down()
+    outputs = nbformat.read(lab.path(name), as_version=4).cells[2].outputs  # type: ignore[no-untyped-call]
+    assert list(outputs[0].data) == ["text/html", "text/plain"]
+    assert "The kernel stopped at step 40" in outputs[0].data["text/html"]
+    if app == "notebook":  # which opens files in other windows
+        return
     page.reopen_without_kernel(name)
     for index, phase in enumerate(PHASES, 1):
         shows_the_end(page, index, phase)
