@@ -180,12 +180,6 @@ class LoopState(MonitorState):
             ],
             "latest": {name: f"{titles[name]}: {text}" for name, text in texts.items()},
             "stop_label": "Stop" if history.can_stop else "",
-            "clock": {
-                "started_at": 0.0,
-                "elapsed_s": event.elapsed_s,
-                "remaining_s": None,
-                "running": not history.is_over,
-            },
             "lost": f"{event.title}: {history.lost().status}",
             "hint": _HINT if history.can_stop else "",
             "file_name": re.sub(r"[^\w.-]+", "_", f"{event.title} step {history.step}"),

@@ -147,7 +147,6 @@ class TrainingState(MonitorState):
             "table": words.table(history),
             "latest": words.latest(history) | self._curves.latest(),
             "stop_label": words.stop_label(history),
-            "clock": words.clock(history),
             "lost": f"Failed: {words.lost(history)}",
             "hint": "" if history.is_over else words.HINT,
             "file_name": file_name(history),

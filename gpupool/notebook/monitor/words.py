@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from gpupool.core.data_wait import waiting_for_data, waits_much
 from gpupool.core.formatting import NONE, clock_time, done_of, duration, number, percent, shortened
 from gpupool.notebook.monitor.rank_words import COLUMNS as RANK_COLUMNS
@@ -69,17 +67,6 @@ def lost(history: TrainingHistory) -> str:
     """What is said where the kernel has died now."""
     where = f"at step {number(len(history.steps))}" if history.steps else "before the first step"
     return f"The kernel stopped {where}, and the training with it."
-
-
-def clock(history: TrainingHistory) -> dict[str, Any]:
-    """The times that the page counts on between two messages, seconds; see `widget_state.py`."""
-    start = history.start
-    return {
-        "started_at": start.started_at if start else 0.0,
-        "elapsed_s": history.elapsed_s,
-        "remaining_s": None if history.is_over else history.eta_s,
-        "running": start is not None and not history.is_over,
-    }
 
 
 def _all(history: TrainingHistory) -> str:
