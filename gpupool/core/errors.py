@@ -36,9 +36,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from gpupool.core.formatting import format_ranks
 from gpupool.core.terminal import plain, shows_colours
 
-FREED = "freed from a collective"  # of a rank that waited for one that had failed
+FREED = "waiting in a collective"  # of a rank that waited for one that had failed
+BY_USER = "interrupted"  # the kind of an error that is the user's own wish
 
 
 class GpuPoolError(Exception):
@@ -127,9 +129,8 @@ class TransferError(GpuPoolError):
         self.reasons = dict(reasons)
         listed = "\n".join(f"  {name}: {reason}" for name, reason in self.reasons.items())
         super().__init__(
-            f"no rank has run, because what the cell reads cannot be sent to the ranks:\n{listed}\n"
-            "Make it in the cell, so that each rank has its own, or run the cell with --isolate, "
-            "which sends nothing.",
+            f"The cell was not run: these variables cannot be sent to the ranks:\n{listed}\n"
+            "Create them inside the cell instead, or run it with --isolate, which sends nothing.",
             "",
             *self.reasons,
         )
@@ -146,10 +147,10 @@ class RankError:
     `failed_at` is the engine's wall clock in seconds since the epoch. `freed`: it raised only
     because another rank had failed before. `where` is the innermost line of the notebook, such as
     "Cell In[12], line 3", if there is one. `was` says where the rank was when it was freed or
-    killed: "in all_reduce #5 (Cell In[12], line 3)" or "at Cell In[12], line 7"; "" if unknown.
+    killed: "in all_reduce (Cell In[12], line 3)" or "at Cell In[12], line 7"; "" if unknown.
     `hint` are lines that say more than the message, such as what fills the memory. `kind` and
     `names` are those of an error of gpupool; of another "lost", with the name, or "earlier group",
-    where that is the cause, else empty.
+    where that is the cause, "interrupted" where the user wanted the end, else empty.
     """
 
     rank: int
@@ -166,12 +167,25 @@ class RankError:
 
     @property
     def freed_from(self) -> str:
-        """What is said of a rank that was freed: from what, and where, as far as is known."""
+        """What is said of a rank that was freed: in what it waited, as far as is known."""
         if self.was.startswith("in "):
-            return f"freed from {self.was[3:]}"
+            return f"waiting {self.was}"
         if self.was:
             return f"stopped {self.was}"
         return f"{FREED} ({self.where})" if self.where else FREED
+
+    @property
+    def place(self) -> str:
+        """Where it was interrupted: "in time.sleep (Cell In[3], line 5)", or as much as is known.
+
+        What a rank called that was in no collective is read from the last line of its traceback.
+        """
+        if self.was.startswith("in ") or not self.where:
+            return self.was
+        # below the line of the cell may come those of a library that it has called
+        arrow = _ARROW.search(_ANSI.sub("", self.traceback).rpartition(self.where)[2])
+        call = _CALL.search(arrow[1]) if arrow else None
+        return f"in {call[1]} ({self.where})" if call else f"at {self.where}"
 
     def __str__(self) -> str:
         return f"{self.ename}: {self.evalue}" if self.evalue else self.ename
@@ -207,7 +221,30 @@ class SpmdError(GpuPoolError):
                 folded.setdefault(_kind(error), []).append(error.rank)
         return folded
 
+    @property
+    def by_user(self) -> bool:
+        """Whether nothing has failed: the user has interrupted the ranks."""
+        return self.first.kind == BY_USER
+
+    def interrupted_text(self) -> str:
+        """Where the ranks were that the user has interrupted, each place once."""
+        places: dict[str, list[int]] = {}
+        for error in self.errors.values():
+            places.setdefault(error.place, []).append(error.rank)
+        # The rank that the others waited for comes first, as in other errors.
+        parts = [
+            f"rank{'s' * (len(ranks) > 1)} {format_ranks(ranks)} {place}".rstrip()
+            for place, ranks in sorted(
+                places.items(), key=lambda one: self.first.rank not in one[1]
+            )
+        ]
+        text = f"interrupted by you: {'; '.join(parts)}"
+        cells = set(_CELL.findall(text))
+        return text.replace(cells.pop(), "") if len(cells) == 1 else text
+
     def _message(self) -> str:
+        if self.by_user:
+            return f"{self.first.ename}: {self.interrupted_text()}"
         same = 1 + len(self.others().get(_kind(self.first), ()))
         ended = [e for e in self.errors.values() if e is not self.first and e.freed]
         stopped = sum(e.was.startswith("at ") for e in ended)
@@ -218,7 +255,7 @@ class SpmdError(GpuPoolError):
             rank = f"rank {self.first.rank}: "
             facts = [f"{failed} of {self.num_ranks} ranks failed"]
         if freed:
-            facts.append(f"{freed} {FREED}")
+            facts.append(f"{freed} {'was' if freed == 1 else 'were'} waiting")
         if stopped:
             facts.append(f"{stopped} stopped")
         how_many = "; ".join([", ".join(facts), *([self.first.where] if self.first.where else [])])
@@ -256,6 +293,9 @@ class SpmdError(GpuPoolError):
 
 _MAX_HEAD_CHARS = 2000  # of the first line of a rank's message, in ours
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_ARROW = re.compile(r"^-+> *\d+ (.*)$", re.MULTILINE)  # at the lines where a rank was
+_CALL = re.compile(r"\b(?!(?:if|while|for|with|print|await|and|or|not|in|return)\b)([\w.]+)\(")
+_CELL = re.compile(r"Cell In\[\d+\], (?=line)")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")  # of an object: another one on every rank
 _OURS = str(Path(__file__).parent.parent)
 

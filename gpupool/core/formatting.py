@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 NONE = "–"
 """What stands where there is no value."""
@@ -40,6 +41,24 @@ def rank_count(count: int) -> str:
     ('1 rank', '2 ranks')
     """
     return f"{count} rank{'' if count == 1 else 's'}"
+
+
+def format_ranks(ranks: Iterable[int]) -> str:
+    """Ranks as short text, runs of three and more with a dash.
+
+    >>> format_ranks([0, 1, 2, 3, 5, 6, 8])
+    '0-3, 5, 6, 8'
+    """
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts: list[str] = []
+    for run in runs:
+        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else list(map(str, run))
+    return ", ".join(parts)
 
 
 def done_of(done: int, total: int, unit: str) -> str:

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from html import escape
 
 from gpupool.core.errors import PoolError
+from gpupool.core.formatting import format_ranks
 from gpupool.core.wire.values import ValueInfo
 from gpupool.notebook.page import markup
 from gpupool.pool.variables.composite import Composite, key_of, pool_variables
-from gpupool.spmd.output import fold, format_ranks
+from gpupool.spmd.output import fold
 
 TEXT_CHARS = 200  # of a rank's value
 

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import NamedTuple, Self, TextIO
 
 from gpupool.core import progress as bars
 from gpupool.core.terminal import cleared
@@ -16,6 +16,32 @@ OnNotice = Callable[[str | None], None]
 
 Progress = Callable[[str], None]
 _TIME = re.compile(r"\d+(?:\.\d+)? (?:s|min|h)\b")
+
+
+class Place(NamedTuple):
+    """What some ranks do at a moment: "waits in barrier", and the line of the user's code."""
+
+    ranks: tuple[int, ...]
+    doing: str
+    line: str
+
+
+class Notice(str):
+    """A notice about ranks that has its parts as well, for those who can draw a table.
+
+    `head` says what is wrong, `places` where each rank is, `advice` what can be done.
+    """
+
+    head: str
+    places: tuple[Place, ...]
+    advice: str
+
+    __slots__ = ("advice", "head", "places")
+
+    def __new__(cls, text: str, head: str, places: tuple[Place, ...], advice: str) -> Self:
+        notice = super().__new__(cls, text)
+        notice.head, notice.places, notice.advice = head, places, advice
+        return notice
 
 
 def unnoticed(text: str | None) -> None:

@@ -29,17 +29,28 @@ class SpmdResult(Mapping[int, Any]):
     """One value per rank, and what each printed.
 
     `result[rank]` is the function's return value, or the value of the cell's last expression.
+    `cell_number` is the notebook's number of the cell, None for what is no cell of it.
     """
 
-    __slots__ = ("__weakref__", "_outputs", "_packed", "_replies", "_values", "elapsed_s")
+    __slots__ = (
+        "__weakref__",
+        "_outputs",
+        "_packed",
+        "_replies",
+        "_values",
+        "cell_number",
+        "elapsed_s",
+    )
 
     def __init__(
         self,
         replies: Mapping[int, CodeReply],
         outputs: Mapping[int, RankOutput],
         elapsed_s: float,
+        cell_number: int | None = None,
     ) -> None:
         self.elapsed_s = elapsed_s
+        self.cell_number = cell_number
         self._outputs: dict[int, RankOutput] | None = dict(sorted(outputs.items()))
         self._replies: dict[int, CodeReply] | None = dict(sorted(replies.items()))
         self._values: dict[int, Any] | None = None

@@ -36,6 +36,10 @@ class CellReport:
     elapsed_s: float
     result: SpmdResult | None = None
     error: SpmdError | None = None
+    cell_number: int | None = None
+
+
+States = Callable[[], Mapping[int, str]]  # rank -> "running", "in all_reduce" or "done"
 
 
 class View(Protocol):
@@ -50,8 +54,8 @@ class View(Protocol):
         Called in a background thread.
         """
 
-    def tick(self) -> None:
-        """Called every 0.1 s in the waiting thread."""
+    def tick(self, states: States = dict) -> None:
+        """Called every 0.1 s in the waiting thread; `states` gives what each rank does."""
 
     def finish(self, report: CellReport) -> None:
         """The end; called in the waiting thread."""
@@ -100,6 +104,7 @@ class SpmdRun:
         self.covered: frozenset[str] = frozenset()  # names of the notebook's that are the rank's
         self._view = view
         self.name = f"cell In[{cell_number}]" if cell_number else "a cell"
+        self._cell_number = cell_number
         self.asked = False  # whether anyone has waited for the result
         self._outcome: CellReport | None = None
         self._loops = Loops()
@@ -188,7 +193,7 @@ class SpmdRun:
             self._heed_button()
 
     def _tick(self) -> None:
-        self._view.tick()
+        self._view.tick(self._execution.states)
         self._heed_button()
 
     def _press_stop(self) -> None:
@@ -257,14 +262,15 @@ class SpmdRun:
     def _collect(self) -> CellReport:
         __tracebackhide__ = True
         execution, outputs = self._execution, self._recorder.outputs
+        number = self._cell_number
         try:
             replies = execution.result(self._tick, self._press_stop)
         except SpmdError as error:
             self._recorder.finish()
-            return CellReport(outputs, execution.elapsed_s, error=error)
+            return CellReport(outputs, execution.elapsed_s, error=error, cell_number=number)
         self._recorder.finish()
-        result = SpmdResult(replies, outputs, execution.elapsed_s)
-        return CellReport(outputs, execution.elapsed_s, result=result)
+        result = SpmdResult(replies, outputs, execution.elapsed_s, number)
+        return CellReport(outputs, execution.elapsed_s, result=result, cell_number=number)
 
     def __repr__(self) -> str:
         if not self.done():

@@ -21,6 +21,7 @@ _VARYING = re.compile(
     re.IGNORECASE,
 )
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "min": 60.0}
+_NUMBER = re.compile(r"-?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
 _WORDS = re.compile(r"\s+|\w+(?:[.,:]\w+)*|[^\w\s]")
 
 
@@ -131,11 +132,43 @@ def fold_displays(
 
 
 def majority(groups: Sequence[Group]) -> Group | None:
-    """The group that the others differ from: the one larger than every other, if there is one."""
-    # The groups come sorted by size, so the first two decide.
-    if len(groups) < 2 or len(groups[0].ranks) == len(groups[1].ranks):
+    """The group that the others differ from: more than half of the ranks, if there is one."""
+    # The groups come sorted by size.
+    if len(groups) < 2 or 2 * len(groups[0].ranks) <= sum(len(group.ranks) for group in groups):
         return None
     return groups[0]
+
+
+def fold_lines(groups: Sequence[Group]) -> list[Group] | None:
+    r"""The first lines of all ranks with equal ones together, then the second, ...
+
+    None where the texts do not go together line by line: tables of numbers and tensors stay whole.
+
+    >>> for group in fold_lines([Group((0,), "rank 0\nready"), Group((1,), "rank 1\nready")]):
+    ...     print(group)
+    Group(ranks=(0,), text='rank 0')
+    Group(ranks=(1,), text='rank 1')
+    Group(ranks=(0, 1), text='ready')
+    """
+    columns = [group.text.split("\n") for group in groups]
+    if len(columns) < 2 or len(set(map(len, columns))) > 1 or any(g.alike for g in groups):
+        return None
+    rows = list(zip(*columns, strict=True))
+    num_equal = sum(len(set(row)) == 1 for row in rows)
+    if 2 * num_equal < len(rows) and not all(map(_is_one_form, rows)):
+        return None
+    folded: list[Group] = []
+    for row in rows:
+        by_rank = {r: line for group, line in zip(groups, row, strict=True) for r in group.ranks}
+        # In the order of ranks, not of sizes: all rows read alike.
+        folded += sorted(fold(by_rank), key=lambda group: group.ranks)
+    return folded
+
+
+def _is_one_form(row: Sequence[str]) -> bool:
+    """Whether the lines are one sentence with other numbers."""
+    forms = {_NUMBER.sub("0", line) for line in row}
+    return len(forms) == 1 and any(map(str.isalpha, forms.pop()))
 
 
 def different_lines(text: str, reference: str) -> frozenset[int]:
@@ -166,24 +199,6 @@ def differences(text: str, reference: str) -> dict[int, list[tuple[int, int]]]:
         ours_n: _different_words(ours[ours_n], theirs[theirs_n] if theirs_n is not None else "")
         for ours_n, theirs_n in found.items()
     }
-
-
-def format_ranks(ranks: Iterable[int]) -> str:
-    """Ranks as short text, runs of three and more with a dash.
-
-    >>> format_ranks([0, 1, 2, 3, 5, 6, 8])
-    '0-3, 5, 6, 8'
-    """
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    parts: list[str] = []
-    for run in runs:
-        parts += [f"{run[0]}-{run[-1]}"] if len(run) > 2 else list(map(str, run))
-    return ", ".join(parts)
 
 
 def tail(lines: Iterable[tuple[int, str]], num_lines: int) -> list[tuple[tuple[int, ...], str]]:

@@ -46,7 +46,7 @@ def spmd(*ranks: RankError, world_size: int = 4) -> SpmdError:
         ),
         (
             spmd(failed(0), failed(1, "Connection closed", freed=True)),
-            "rank 0: ValueError: bad (1 of 4 ranks failed, 1 freed from a collective)",
+            "rank 0: ValueError: bad (1 of 4 ranks failed, 1 was waiting)",
         ),
         (
             spmd(failed(2, "first line\nsecond line")),
@@ -72,7 +72,7 @@ def test_the_others_are_told_by_kind_equal_ones_together() -> None:
     error = spmd(
         failed(0), failed(1, "x", 1.0), failed(2, "x", 1.0), failed(3, freed=True), world_size=4
     )
-    assert error.others() == {"ValueError: x": [1, 2], "freed from a collective": [3]}
+    assert error.others() == {"ValueError: x": [1, 2], "waiting in a collective": [3]}
 
 
 def test_ipython_shows_the_first_traceback_and_one_line_for_each_other_kind() -> None:
@@ -93,17 +93,17 @@ def killed(rank: int, was: str) -> RankError:
 
 def test_those_that_were_freed_tell_from_what_and_where() -> None:
     was = [
-        "in all_reduce #5 (Cell In[3], line 2)",
+        "in all_reduce (Cell In[3], line 2)",
         "at Cell In[3], line 7",
-        "in all_reduce #5 (Cell In[3], line 2)",
+        "in all_reduce (Cell In[3], line 2)",
     ]
     freed = [replace(failed(rank, freed=True), was=was[i]) for i, rank in enumerate((0, 1, 2))]
     error = spmd(failed(3, at=1.0), *freed)
     assert str(error) == (
-        "rank 3: ValueError: bad (1 of 4 ranks failed, 2 freed from a collective, 1 stopped)"
+        "rank 3: ValueError: bad (1 of 4 ranks failed, 2 were waiting, 1 stopped)"
     )
     assert error.details()[-2:] == [
-        "rank 0, 2: freed from all_reduce #5 (Cell In[3], line 2)",
+        "rank 0, 2: waiting in all_reduce (Cell In[3], line 2)",
         "rank 1: stopped at Cell In[3], line 7",
     ]
 

@@ -69,7 +69,7 @@ def cells_in(folder: Path, cells: list[str] = CELLS) -> list[str]:
     ]
 
 
-FREED = "1 freed from a collective"
+FREED = "1 was waiting"
 
 
 def cause(number: int, value: str = "bad value", other: str = FREED) -> str:
@@ -141,7 +141,7 @@ def test_a_notebook_reads_the_same_wherever_it_is_executed(execute: Any, tmp_pat
     read = execute(tmp_path)
     texts = [as_text(outputs) for outputs in read.cells]
     assert texts[0].startswith("Pool of 2: idle, CPU ranks, gloo")
-    assert texts[1] == "[0, 1] hello of 2\n[0] 0\n[1] 2"
+    assert texts[1] == "[0, 1] hello of 2\nOut[2]:\n[0] 0\n[1] 2"
     assert any("data:image/png" in o["data"]["text/html"] for o in read.cells[2])
     assert texts[3] == "SpmdRun(running)"
     assert texts[4].startswith("[0] 40\n[1] 41")

@@ -44,15 +44,15 @@ def test_a_cell_in_which_a_rank_never_comes_is_ended_and_names_every_rank(
         pool.run("if rank != 1: dist.all_reduce(torch.ones(3))", timeout_s=40)
     first = caught.value.first
     assert first.ename == "HangError"
-    assert first.evalue.startswith("waiting for rank 1 for ")
-    assert "rank 0, 2: all_reduce #" in first.evalue
+    assert first.evalue.startswith("ranks 0 and 2 have been waiting for rank 1 for ")
+    assert "ranks 0 and 2 in all_reduce (" in first.evalue
     assert "rank 1: has finished the cell without it" in first.evalue
     assert "torch/distributed" not in first.traceback  # the user's line, and nothing behind it
     assert dict(pool.run(f"{SUM}, kept")) == {0: (3.0, 0), 1: (3.0, 1), 2: (3.0, 2)}
 
 
 def test_ranks_in_different_collectives_are_ended_too(watched: Watched) -> None:
-    shown = ("rank 0: all_reduce #", "rank 1: broadcast #", "rank 2: barrier #")
+    shown = ("rank 0 in all_reduce", "rank 1 in broadcast", "rank 2 in barrier")
     with raises(SpmdError, "", shown=shown, ename="HangError"):
         watched("abort").run(MISMATCH, timeout_s=40)
     assert dict(watched("abort").run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
@@ -148,18 +148,13 @@ def test_unless_it_is_wanted_a_hang_is_told_and_the_cell_goes_on_until_it_is_sto
     cell = pool.begin(MISMATCH, ranks=[0, 1, 2], on_output=lambda *_: None, on_notice=said.append)
     hang = "Hang: the ranks have been in different collectives"
     until(lambda: str(said[-1:]).startswith(f"['{hang}"), 20.0, "the diagnosis")
-    assert "rank 1: broadcast #" in str(said[-1])
+    assert "rank 1 in broadcast (" in str(said[-1])
     assert not cell.done()
     cell.interrupt()
     assert cell.wait(30.0)
     assert said[-1] is None
     ended = [str(cell.errors[rank]) for rank in range(3)]
-    assert ended == [f"KeyboardInterrupt: in {op}" for op in _ops(cell.errors[0].evalue)]
-
-
-def _ops(evalue: str) -> list[str]:
-    number = evalue.partition("#")[2]
-    return [f"{op} #{number}" for op in ("all_reduce", "broadcast", "barrier")]
+    assert ended == [f"KeyboardInterrupt: in {op}" for op in ("all_reduce", "broadcast", "barrier")]
 
 
 def test_rpc_that_one_rank_does_not_shut_down_is_ended(watched: Watched) -> None:

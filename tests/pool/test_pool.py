@@ -231,8 +231,7 @@ def test_one_rank_raises_while_the_other_waits_for_it(pool2: Pool, failing: int)
     code = f"kept = rank\nif rank == {failing}: raise ValueError('one')\n{SUM}"
     error = error_of(pool2, code)
     assert str(error) == (
-        f"rank {failing}: ValueError: one "
-        "(1 of 2 ranks failed, 1 freed from a collective; pool.run, line 2)"
+        f"rank {failing}: ValueError: one (1 of 2 ranks failed, 1 was waiting; pool.run, line 2)"
     )
     assert error.errors[1 - failing].freed
     assert [*error.others().values()] == [[1 - failing]]

@@ -13,7 +13,7 @@ import pytest
 from gpupool.core.errors import SpmdError
 from gpupool.core.wire.requests import Where
 from gpupool.pool.pool import Pool
-from gpupool.spmd.cell import CellReport, SpmdRun
+from gpupool.spmd.cell import CellReport, SpmdRun, States
 from tests.support.processes import until
 from tests.support.waits import until_there
 
@@ -34,7 +34,7 @@ class Notes:
     def notice(self, text: str | None) -> None:
         """Nothing."""
 
-    def tick(self) -> None:
+    def tick(self, states: States = dict) -> None:
         """Time passes."""
         self.num_ticks += 1
         if self.num_ticks == 2:

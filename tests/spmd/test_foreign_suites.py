@@ -64,7 +64,7 @@ def test_accelerates_suite_that_hangs_on_cpus_is_told_and_freed(kernel: Kernel) 
         return "Hang: the ranks have been in different collectives" in str(vars(cell))
 
     done = kernel.run(cell, meanwhile=[(hangs, kernel.press_stop)], timeout_s=120)
-    assert "KeyboardInterrupt: in " in done.error_text
+    assert "KeyboardInterrupt: interrupted by you: " in done.error_text
     assert "Test joining uneven inputs" in done.text
     assert kernel.run(SUM).text == "[0, 1] 2.0"
 
@@ -90,5 +90,5 @@ def test_a_trainer_trains_on_all_ranks_and_an_error_in_it_frees_them(
 
         failed = kernel.run("%%spmd\nmain(FailsOnRankOne())")
         assert "rank 1: ValueError: a bad batch" in failed.error_text
-        assert "1 freed from a collective" in failed.error_text
+        assert "1 was waiting" in failed.error_text
         assert kernel.run(SUM).text == "[0, 1] 2.0"

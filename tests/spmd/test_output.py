@@ -10,12 +10,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpupool.core.formatting import format_ranks
 from gpupool.spmd.output import (
     Group,
     different_lines,
     fold,
     fold_displays,
-    format_ranks,
     majority,
     tail,
 )

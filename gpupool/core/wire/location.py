@@ -34,11 +34,6 @@ class Collective:
     values: str = ""
     group: str = ""
 
-    @property
-    def name(self) -> str:
-        """ "all_reduce #5", or "recv"."""
-        return f"{self.op} #{self.seq}" if self.seq else self.op
-
     def matches(self, other: Collective) -> bool:
         """Whether two ranks that are in these two are in the same one."""
         if self.op in POINT_TO_POINT:
@@ -94,23 +89,26 @@ class Location:
 
     @property
     def doing(self) -> str:
-        """The collective in words: "all_reduce #5", "reduce_scatter (all_reduce #5)", or ""."""
+        """The collective in words: "all_reduce", "reduce_scatter (all_reduce)", or "".
+
+        Without its number: torch counts since the pool began, which nobody can find in a cell.
+        """
         if self.collective is None:
             return self.function
-        name = self.collective.name
+        name = self.collective.op
         if self.function not in ("", self.collective.op):
             return f"{self.function} ({name})"
         return name
 
     @property
     def place(self) -> str:
-        """ "all_reduce #5 at Cell In[3], line 2", or as much of it as there is."""
+        """ "all_reduce at Cell In[3], line 2", or as much of it as there is."""
         joint = ", queued at or before " if self.queued else " at "
         return joint.join(part for part in (self.doing, self.line) if part)
 
     @property
     def was(self) -> str:
-        """As in `RankError`: "in all_reduce #5 (Cell In[3], line 2)" or "at Cell In[3], line 7"."""
+        """As in `RankError`: "in all_reduce (Cell In[3], line 2)" or "at Cell In[3], line 7"."""
         if self.doing:
             line = f"queued at or before {self.line}" if self.queued else self.line
             return f"in {self.doing} ({line})" if self.line else f"in {self.doing}"

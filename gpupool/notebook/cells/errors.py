@@ -6,8 +6,9 @@ import re
 from html import escape
 
 from gpupool.core.errors import FREED, RankError, SpmdError
+from gpupool.core.formatting import format_ranks
 from gpupool.notebook.page import ansi, markup
-from gpupool.spmd.output import NormalText, format_ranks
+from gpupool.spmd.output import NormalText
 
 # the arrows of a traceback point at the lines in which the rank was
 _ARROW = re.compile(r"^-*> *(\d+) (.*)$", re.MULTILINE)
@@ -21,6 +22,9 @@ def errors_html(error: SpmdError | None) -> list[str]:
     """The rank that failed first, open; the others folded by equal traceback."""
     if error is None:
         return []
+    if error.by_user:  # nothing has failed, so there is nothing to look into
+        words = escape(error.interrupted_text()).replace("; ", "<br>")
+        return [markup.bar(words, markup.AMBER)]
     return [_block(errors, error) for errors in _groups(error)]
 
 
@@ -63,11 +67,11 @@ def _block(errors: list[RankError], error: SpmdError) -> str:
         notes.append("failed first")
     if len(errors) > 1:
         alike = len({_normal(one.traceback) for one in errors}) > 1
-        what = "alike" if alike else "same traceback"
+        what = "much the same" if alike else "same traceback"
         notes.append(f"{what} on {len(errors)} ranks{'' if is_cause else ', folded'}")
     if notes:
         title += markup.muted(f" ({', '.join(notes)})")
-    text = first.traceback.strip("\n") or f"{first.ename}: {first.evalue}"
+    text = _without_title(first) if first.traceback.strip() else f"{first.ename}: {first.evalue}"
     if text == f"{first.ename}: {_headline(first)}":  # the title says it
         text = ""
     text = "\n\n".join(filter(None, (text, first.hint)))
@@ -75,6 +79,21 @@ def _block(errors: list[RankError], error: SpmdError) -> str:
     if text:
         inner = markup.fold_out(title, markup.code_html(ansi.to_html(text)), is_open=is_cause)
     return markup.bar(inner, markup.RED if not first.freed else markup.AMBER)
+
+
+def _without_title(error: RankError) -> str:
+    """The traceback without what the title says: IPython's first lines, and the message at its end.
+
+    Its rule of dashes is as wide as a terminal, and wraps in a narrow page.
+    """
+    lines = error.traceback.strip("\n").split("\n")
+    plain = [ansi.plain(line) for line in lines]
+    if plain[0] and not plain[0].strip("-") and len(lines) > 1:
+        del lines[:2], plain[:2]
+    # A message of several lines, or one that the title cuts, is said in full here.
+    if plain and plain[-1].strip() == f"{error.ename}: {_headline(error)}".strip(": "):
+        del lines[-1]
+    return "\n".join(lines).strip("\n")
 
 
 def _normal(traceback: str) -> str:
@@ -87,7 +106,7 @@ def _one_line(error: RankError) -> str:
     if error.was:
         return error.freed_from
     collective = collective_of(error)
-    return f"freed from {collective}()" if collective else FREED
+    return f"waiting in {collective}" if collective else FREED
 
 
 def _headline(error: RankError) -> str:

@@ -8,8 +8,9 @@ from html import escape
 from typing import Any
 from urllib.parse import quote
 
+from gpupool.core.formatting import format_ranks
 from gpupool.notebook.page import ansi, markup
-from gpupool.spmd.output import fold_displays, format_ranks
+from gpupool.spmd.output import fold_displays
 
 MAX_FIGURE_CHARS = 24_000_000  # of all figures of a cell together
 _SIZE = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6})?%?")  # what `Image(width=...)` takes: 200, "50%"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from gpupool.core.errors import FREED
-from gpupool.core.formatting import duration
+from collections.abc import Mapping
+from html import escape
+
+from gpupool.core.formatting import duration, format_ranks
 from gpupool.notebook.page import markup
 from gpupool.spmd.cell import CellReport
+
+BLUE = "#0072bd"
 
 
 def heading(report: CellReport) -> str:
@@ -34,6 +38,31 @@ def heading_html(report: CellReport) -> str:
     return name + "".join(badges) + markup.muted(_times(report))
 
 
+_DOTS = {"running": ("●", BLUE), "done": ("✓", markup.GREEN)}
+_WAITS = ("◐", markup.AMBER)
+
+
+def states_html(states: Mapping[int, str]) -> str:
+    """A dot for each rank of a cell that runs, and who does what as soon as they differ."""
+    dots, ranks = [], dict[str, list[int]]()
+    for rank, state in sorted(states.items()):
+        sign, colour = _DOTS.get(state, _WAITS)
+        ranks.setdefault(state, []).append(rank)
+        dots.append(
+            f'<span title="rank {rank}: {escape(state)}" style="color:{markup.ink(colour)}">'
+            f"{sign}</span>"
+        )
+    if not dots:
+        return ""
+    words = [f"[{format_ranks(same)}] {state}" for state, same in ranks.items()]
+    said = "; ".join(words) if words != [f"[{format_ranks(states)}] running"] else ""
+    label = escape("; ".join(words))
+    return (
+        f'<span role="img" aria-label="{label}" style="letter-spacing:2px">{"".join(dots)}</span> '
+        f"{escape(said)}{' · ' * bool(said)}"
+    )
+
+
 def _count(num_ranks: int) -> str:
     return f"{num_ranks} rank{'s' if num_ranks > 1 else ''}"
 
@@ -41,13 +70,17 @@ def _count(num_ranks: int) -> str:
 def _counts(report: CellReport) -> list[tuple[str, str]]:
     errors = report.error.errors.values() if report.error else ()
     freed = sum(error.freed for error in errors)
-    # A rank that was freed counts once, as freed, also where an interrupt has freed it.
+    # A rank that waited counts once, as waiting, also where an interrupt has freed it.
+    if report.error is not None and report.error.by_user:
+        return [(f"✓ {n} ok", markup.GREEN) for n in [len(report.outputs) - len(errors)] if n] + [
+            (f"{len(errors)} interrupted", markup.AMBER)
+        ]
     interrupted = sum(error.ename == "KeyboardInterrupt" and not error.freed for error in errors)
     counts = [
         (len(report.outputs) - len(errors), "✓ {} ok", markup.GREEN),
         (len(errors) - freed - interrupted, "✗ {} failed", markup.RED),
         (interrupted, "{} interrupted", markup.AMBER),
-        (freed, f"{{}} {FREED}", markup.AMBER),
+        (freed, "{} was waiting" if freed == 1 else "{} were waiting", markup.AMBER),
     ]
     return [(text.format(n), colour) for n, text, colour in counts if n]
 

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gpupool.core.formatting import format_ranks
 from gpupool.core.terminal import DrawnLine, cleared, has_cursor, shows_colours
 from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.cells.figures import is_rich
@@ -17,8 +18,7 @@ from gpupool.notebook.cells.shown import Part, mark_shown
 from gpupool.notebook.monitor.loop_views import LoopViews
 from gpupool.notebook.page import ansi
 from gpupool.pool.notices import NoticeLines
-from gpupool.spmd.cell import CellReport
-from gpupool.spmd.output import format_ranks
+from gpupool.spmd.cell import CellReport, States
 
 MAX_QUEUED_LINES = 200_000  # that nobody has waited for yet
 
@@ -69,7 +69,7 @@ class LineView:
         if self._report is not None:  # nobody waits any more
             self._write_late()
 
-    def tick(self) -> None:
+    def tick(self, states: States = dict) -> None:
         """Write what has come."""
         self._write(at_end=False)
         self._loops.tick()

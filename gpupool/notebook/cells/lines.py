@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+from gpupool.core.formatting import format_ranks
 from gpupool.notebook.page import ansi
 from gpupool.pool.calls.terminal_text import line_as_shown
-from gpupool.spmd.output import format_ranks
 
 FOLD_WITHIN_S = 0.5  # a line that several ranks say within that time is shown once
 
-_VARYING = re.compile(r"[\d█▉▊▋▌▍▎▏#=>.:,%/?\s]+")
+_NUMBER = re.compile(r"\d+")
+# tqdm's: "epoch:  40%|##   | 2/5 [00:01<00:02,  1.6it/s]", or "12it [00:01, 9.8it/s]"
+_BAR = re.compile(r"(?P<name>.*?)(?:(?P<percent>\d{1,3})%\||(?<!\S)(?P<count>\d+)it (?=\[))")
+_POSITION = re.compile(r"\b[\d.,]+[kMG]?/[\d.,]+[kMG]?\b")
+_RATE = re.compile(r"([\d.]+) ?(s/\w+|[a-zA-Z]+/s)")
 
 
 class Lines:
@@ -98,20 +102,59 @@ def merge(tails: Mapping[int, Iterable[tuple[float, str]]]) -> list[tuple[tuple[
 
 
 def fold_bars(lines: Iterable[tuple[int, str]]) -> list[str]:
-    """Unfinished lines, one each; of similar ones (progress bars) only the first rank's.
+    """Unfinished lines in the order of ranks; progress bars of one kind as their range.
 
-    >>> fold_bars([(0, " 40%|##   | 2/5"), (1, " 60%|###  | 3/5"), (2, "other")])
-    ['[0]  40%|##   | 2/5  (rank 1 alike)', '[2] other']
+    >>> fold_bars([(0, "epoch: 40%|##   | 2/5"), (1, "epoch: 60%|###  | 3/5"), (2, "other")])
+    ['[0, 1] epoch 40-60 % (slowest: rank 0, 2/5)', '[2] other']
     """
     groups: dict[str, list[tuple[int, str]]] = {}
     for rank, line in lines:
-        groups.setdefault(_VARYING.sub("~", ansi.plain(line)), []).append((rank, line))
-    shown = []
-    for members in groups.values():
-        (rank, line), *others = members
-        note = ""
-        if others:
-            word = "ranks" if len(others) > 1 else "rank"
-            note = f"  ({word} {format_ranks(r for r, _ in others)} alike)"
-        shown.append(f"[{rank}] {line}{note}")
-    return shown
+        text = ansi.plain(line)
+        bar = _BAR.search(text)
+        # Other lines are one only if they are equal: what they say of a rank must be true of it.
+        kind = f"bar {bool(bar['percent'])} {_NUMBER.sub('0', bar['name'])}" if bar else text
+        groups.setdefault(kind, []).append((rank, line))
+    return [_folded(members) for members in groups.values()]
+
+
+def dashboard(
+    tails: Mapping[int, Sequence[tuple[float, str]]],
+) -> list[tuple[tuple[int, ...], str]]:
+    """The last line of each rank in the order of ranks, equal ones once."""
+    ranks: dict[str, list[int]] = {}
+    for rank in sorted(tails):
+        if tails[rank]:
+            ranks.setdefault(tails[rank][-1][1], []).append(rank)
+    return [(tuple(same), line) for line, same in ranks.items()]
+
+
+def _folded(members: list[tuple[int, str]]) -> str:
+    """Bars of one kind as one line."""
+    ranks = format_ranks(rank for rank, _ in members)
+    if len({line for _, line in members}) == 1:
+        return f"[{ranks}] {members[0][1]}"
+    found = {rank: _BAR.search(ansi.plain(line)) for rank, line in members}
+    done = {rank: int(bar["percent"] or bar["count"]) for rank, bar in found.items() if bar}
+    low, high = min(done.values()), max(done.values())
+    # Of those that are as far the one with the lower rate, which will fall behind.
+    slowest = min(done, key=lambda rank: (done[rank], _rate(found[rank]), rank))
+    bar = found[slowest]
+    assert bar is not None
+    names = {one["name"].strip().removesuffix(":") for one in found.values() if one}
+    name = names.pop() if len(names) == 1 else ""
+    reached = str(low) if low == high else f"{low}-{high}"
+    reached += " %" if bar["percent"] else " it"
+    rest = bar.string[bar.end() :]
+    position, rate = _POSITION.search(rest), _RATE.search(rest)
+    pace = f"{rate[1]} {rate[2]}" if rate else position[0] if position else ""
+    facts = ", ".join(filter(None, (f"rank {slowest}", pace)))
+    shown = f"{name} {reached} (slowest: {facts})".lstrip()
+    return f"[{ranks}] {shown}"
+
+
+def _rate(bar: re.Match[str] | None) -> float:
+    """How many a second; of a bar that does not say it, none."""
+    rate = _RATE.search(bar.string, bar.end()) if bar else None
+    if rate is None:
+        return 0.0
+    return 1 / (float(rate[1]) or 1.0) if rate[2].startswith("s/") else float(rate[1])

@@ -5,13 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from gpupool.core.formatting import format_ranks
 from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.cells.figures import bundle_html, is_embeddable, is_rich
-from gpupool.notebook.cells.heading import shown_time
-from gpupool.notebook.cells.lines import Lines, fold_bars, merge
+from gpupool.notebook.cells.heading import shown_time, states_html
+from gpupool.notebook.cells.lines import Lines, dashboard, fold_bars, merge
 from gpupool.notebook.cells.notices import notice_html, notice_text
 from gpupool.notebook.cells.picture import (
     Look,
@@ -23,10 +25,11 @@ from gpupool.notebook.cells.shown import Part, mark_error_shown, mark_shown
 from gpupool.notebook.monitor.loop_views import LoopViews
 from gpupool.notebook.page import ansi, markup
 from gpupool.notebook.page.cell_output import Place
-from gpupool.spmd.cell import CellReport
-from gpupool.spmd.output import fold_displays, format_ranks
+from gpupool.spmd.cell import CellReport, States
+from gpupool.spmd.output import fold_displays
 
 REDRAW_EVERY_S = 0.25
+MAX_ROWS = 64  # of a dashboard of ranks, which scrolls
 CLOCK_AFTER_S = 2.0  # a cell that says nothing shows its clock from then on
 NUM_TAIL_LINES = 20
 MAX_LINE_CHARS = 400  # of the live tail
@@ -82,7 +85,7 @@ class LiveView:
             if self._report is None:
                 self._notice, self._dirty = text, True
 
-    def tick(self) -> None:
+    def tick(self, states: States = dict) -> None:
         """Draw, if there is news and it is time."""
         self._loops.tick()
         now = time.monotonic()
@@ -93,7 +96,7 @@ class LiveView:
             return
         with self._lock:
             self._dirty = False
-            bundle = self._running(now)
+            bundle = self._running(now, states())
         self._drawn_at = now
         # Outside of the lock, so that output is never held up by a slow front end.
         self._show(bundle)
@@ -150,12 +153,11 @@ class LiveView:
         tail = self._tails.setdefault(rank, deque(maxlen=3 * NUM_TAIL_LINES))
         tail.extend((now, line) for line in lines)
 
-    def _running(self, now: float) -> dict[str, str]:
-        merged = merge(self._tails)[-NUM_TAIL_LINES:]
-        lines = [f"[{format_ranks(ranks)}] {line}" for ranks, line in merged]
-        lines += fold_bars(self._lines.partial())[-NUM_TAIL_LINES:]
-        lines += self._widget_lines()[-NUM_TAIL_LINES:]
-        head = markup.muted(f"running, {shown_time(now - self._began)}")
+    def _running(self, now: float, states: Mapping[int, str]) -> dict[str, str]:
+        lines = [f"[{format_ranks(ranks)}] {line}" for ranks, line in self._tail()]
+        lines += fold_bars(self._lines.partial())[:MAX_ROWS]
+        lines += self._widget_lines()[:MAX_ROWS]
+        head = states_html(states) + markup.muted(f"running, {shown_time(now - self._began)}")
         figures = {rank: list(mine) for rank, mine in self._figures.items()}
         blocks = [
             markup.bar(f"<b>[{format_ranks(ranks)}]</b> {bundle_html(bundle)}", markup.GREY)
@@ -168,10 +170,19 @@ class LiveView:
             plain += f"\n{notice_text(self._notice)}"
         return {"text/html": markup.card(head, text, *blocks), "text/plain": plain}
 
+    def _tail(self) -> list[tuple[tuple[int, ...], str]]:
+        """The last lines in order of arrival; of ranks that each say their own, a row for each."""
+        merged = merge(self._tails)
+        shared = sum(len(ranks) > 1 for ranks, _ in merged)
+        # As long as all lines have room nothing is gained by leaving some of them out.
+        if len(self._tails) > 2 and len(merged) > NUM_TAIL_LINES and 2 * shared < len(merged):
+            return dashboard(self._tails)[:MAX_ROWS]
+        return merged[-NUM_TAIL_LINES:]
+
     def _widget_lines(self) -> list[str]:
         """The widgets as they are now: the first of each rank together, then the second, ..."""
         texts = {rank: list(filter(None, known.values())) for rank, known in self._widgets.items()}
-        lines = []
+        lines: list[str] = []
         for n in range(max(map(len, texts.values()), default=0)):
             nth = ((rank, mine[n]) for rank, mine in sorted(texts.items()) if n < len(mine))
             lines += fold_bars(nth)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from html import escape
 from typing import Any
 
+from gpupool.core.formatting import format_ranks
 from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.page import markup
 from gpupool.notebook.page.cell_output import Place
 from gpupool.notebook.page.front_end import in_notebook
-from gpupool.pool.notices import NoticeLines
-from gpupool.spmd.cell import CellReport, View
+from gpupool.pool.notices import Notice, NoticeLines
+from gpupool.spmd.cell import CellReport, States, View
 
 
 class UnwaitedView:
@@ -46,10 +48,10 @@ class UnwaitedView:
             else:
                 self._put(text)
 
-    def tick(self) -> None:
+    def tick(self, states: States = dict) -> None:
         """Somebody waits."""
         self._hand_over()
-        self._view.tick()
+        self._view.tick(states)
 
     def finish(self, report: CellReport) -> None:
         """The end."""
@@ -72,9 +74,18 @@ class UnwaitedView:
             self._place.show({"text/html": html, "text/plain": plain})
 
 
-def notice_html(text: str) -> str:
-    """A notice as an amber bar."""
-    return markup.bar(markup.code(text), markup.AMBER)
+def notice_html(text: str, buttons: str = "") -> str:
+    """A notice as an amber bar; one about ranks as a table of them.
+
+    Args:
+        buttons: HTML that the page fills with buttons.
+    """
+    if not isinstance(text, Notice) or not text.places:
+        return markup.bar(markup.code(text) + buttons, markup.AMBER)
+    rows = [(format_ranks(ranks), doing or "running", line) for ranks, doing, line in text.places]
+    table = markup.table(("ranks", "where", "line"), rows)
+    parts = [f"<b>{escape(text.head)}</b>", table, escape(text.advice), buttons]
+    return markup.bar("".join(f"<div>{part}</div>" for part in parts if part), markup.AMBER)
 
 
 def notice_text(text: str) -> str:

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
 
+from gpupool.core.formatting import format_ranks, number
 from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.cells.errors import errors_html
 from gpupool.notebook.cells.figures import figures_html, figures_text, is_embeddable, is_rich
 from gpupool.notebook.cells.heading import heading, heading_html
 from gpupool.notebook.page import ansi, markup
 from gpupool.pool.calls.output import RankOutput
+from gpupool.pool.calls.terminal_text import ERROR
 from gpupool.pool.result import SpmdResult
 from gpupool.spmd.cell import CellReport
-from gpupool.spmd.output import Group, differences, fold_alike, format_ranks, majority
+from gpupool.spmd.output import Group, differences, fold_alike, fold_lines, majority
 
 HEAD_LINES, LAST_LINES = 200, 50  # of a group; the rest is in result.text(rank)
 MAX_SHOWN_CHARS = 100_000  # of a group, however long its lines are
+MAX_BY_LINE_CHARS = 1_000_000  # of all ranks together: longer texts are compared as a whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +44,14 @@ class Look:
 
 
 def report_html(report: CellReport, look: Look) -> str:
-    """A finished cell: how it went, errors, texts, values and figures of the ranks."""
-    figures = _figures(report, look)
-    return markup.card(
-        heading_html(report),
-        *errors_html(report.error),
-        *groups_html(_fold(_texts(report, look), look), look),
-        *groups_html(_fold(_values(report, look), look), look, "value"),
-        *figures_html(figures, fold_equal=look.fold_equal),
-    )
+    """A finished cell: how it went, errors, and what the ranks have shown, in its order."""
+    blocks = list[str]()
+    figures = figures_html(_figures(report, look), fold_equal=look.fold_equal)
+    for texts, figure in zip_longest(_texts(report, look, is_html=True), figures):
+        blocks += groups_html(_fold(texts, look), look) if texts else []
+        blocks += [figure] if figure else []
+    values = groups_html(_fold(_values(report, look), look), look, _label(report))
+    return markup.card(heading_html(report), *errors_html(report.error), *blocks, *values)
 
 
 def report_text(report: CellReport, look: Look) -> str:
@@ -59,18 +63,23 @@ def report_text(report: CellReport, look: Look) -> str:
 
 def said_text(report: CellReport, look: Look) -> str:
     """What the ranks have said, without their errors; "" if that is nothing."""
-    parts = [
-        groups_text(_fold(_texts(report, look), look), look),
-        groups_text(_fold(_values(report, look), look), look),
-        figures_text(_figures(report, look)),
-    ]
+    parts = list[str]()
+    figures = _nth(_figures(report, look))
+    for texts, figure in zip_longest(_texts(report, look), figures):
+        parts += [groups_text(_fold(texts or {}, look), look), figures_text(figure or {})]
+    values = _fold(_values(report, look), look)
+    # Below other lines it would be taken for one of them.
+    is_label_needed = any(parts) and sum(bool(group.text) for group in values) > 1
+    parts += [_label(report) if is_label_needed else "", groups_text(values, look)]
     return "\n".join(part for part in parts if part)
 
 
 def has_something(report: CellReport, look: Look) -> bool:
     """Whether the ranks have shown anything, or failed."""
-    said = [*_texts(report, look).values(), *_values(report, look).values()]
-    return bool(report.error or any(said) or any(_figures(report, look).values()))
+    if report.error or any(_values(report, look).values()):
+        return True
+    texts, figures = _texts(report, look), _figures(report, look)
+    return any(any(part.values()) for part in texts) or any(figures.values())
 
 
 def result_html(result: SpmdResult, *, texts: bool = True) -> str:
@@ -104,86 +113,142 @@ def groups_text(groups: Sequence[Group], look: Look | None = None) -> str:
     said = [group for group in groups if group.text]
     if not said:
         return ""
+    most = majority(groups)
+    by_line = _by_line(said, most, look)
+    said = by_line or said
     marks = [f"[{format_ranks(group.ranks)}] " for group in said]
     # A long list of ranks would push all texts to the right, so nothing is aligned then.
     width = max(len(mark) for mark in marks) if max(map(len, marks)) < 24 else 0
-    most, lines = majority(groups), []
+    lines = []
     for mark, group in zip(marks, said, strict=True):
         text = _cut(group, look)
         different = differences(text, _cut(most, look)) if _can_differ(group, most) else {}
+        alike = f"  (rank {group.ranks[0]}; times differ on the others)" if group.alike else ""
         for n, line in enumerate(text.split("\n")):
             first = (mark if n == 0 else " " * len(mark)).ljust(width)
-            lines.append(first + line + ("  <- differs" if n in different else ""))
+            lines.append(first + line + ("  <- differs" if n in different else alike * (n == 0)))
+    if by_line:  # each has but one line, and nothing has been cut
+        shown, left_out = _middle(lines)
+        lines = [
+            *shown[:HEAD_LINES],
+            *_note(left_out, len(lines), _name(look)),
+            *shown[HEAD_LINES:],
+        ]
     return "\n".join(lines)
 
 
 def groups_html(groups: Sequence[Group], look: Look, what: str = "") -> list[str]:
-    """The groups as blocks; where most ranks agree, what differs from them is marked."""
+    """The groups as blocks; amber is the odd one out, where more than half of the ranks agree.
+
+    Args:
+        what: names what the groups are: "Out[3]:" of values.
+    """
     said = [group for group in groups if group.text]
     most = majority(groups)
-    if len(said) > 1 and not any("\n" in group.text for group in said):
-        return [markup.bar(markup.code_html(_compact(said, most, look)), markup.GREY)]
-    # Without a majority nobody is right: marks help only if the texts are much the same.
-    if most is None and len(said) > 1 and _are_related(said, look):
-        most = said[0]
+    if len(said) > 1:
+        lines = _by_line(said, most, look)
+        if lines is None and not any("\n" in group.text for group in said):
+            lines = said
+        if lines is not None:
+            label = markup.muted(what) if what else ""
+            return [markup.bar(label + _rows(lines, most, look), markup.GREY)]
     return [_block(group, most, look, what, is_first=n == 0) for n, group in enumerate(said)]
 
 
 # ---- inside ----------------------------------------------------------------------------------
 
 
-def _compact(said: Sequence[Group], most: Group | None, look: Look) -> str:
+def _by_line(said: Sequence[Group], most: Group | None, look: Look | None) -> list[Group] | None:
+    """The lines of ranks none of which is the odd one out, if they go together line by line."""
+    is_wanted = most is None and (look is None or look.fold_equal)
+    is_short = sum(len(group.text) for group in said) <= MAX_BY_LINE_CHARS
+    return fold_lines(said) if is_wanted and is_short else None
+
+
+def _rows(groups: Sequence[Group], most: Group | None, look: Look) -> str:
     """One line for each group."""
-    marks = [f"[{format_ranks(group.ranks)}]" for group in said]
-    width = max(map(len, marks))
-    lines = []
-    for mark, group in zip(marks, said, strict=True):
+    marks = [f"[{format_ranks(group.ranks)}]" for group in groups]
+    # As in text: long lists of ranks are not aligned.
+    width = max(map(len, marks)) if max(map(len, marks)) < 24 else 0
+    rows = []
+    for mark, group in zip(marks, groups, strict=True):
         text = _cut(group, look)
         spans = differences(text, _cut(most, look)) if _can_differ(group, most) else {}
         note = markup.muted("  ← differs") if spans else ""
-        lines.append(f"<b>{mark}</b>{' ' * (width - len(mark))} {_line(text, spans, 0)}{note}")
-    return "\n".join(lines)
+        if group.alike:
+            note = markup.muted(f"  ← {_apart(group)}")
+        rows.append(f"<b>{mark}</b>{' ' * (width - len(mark))} {_line(text, spans, 0)}{note}")
+    return markup.code_html(_folding(rows, _name(look)))
 
 
 def _block(group: Group, most: Group | None, look: Look, what: str, *, is_first: bool) -> str:
-    text, spans = _cut(group, look), {}
-    colour = markup.GREEN if group is most or most is None else markup.GREY
-    title = f"<b>[{format_ranks(group.ranks)}]</b> {markup.muted(_title(group, text, what))}"
+    text, spans = _cut(group, look), dict[int, list[tuple[int, int]]]()
+    colour = markup.GREEN if group is most else markup.GREY
+    title = f"<b>[{format_ranks(group.ranks)}]</b> {markup.muted(_title(group, look, what))}"
     if _can_differ(group, most):
         spans = differences(text, _cut(most, look))
         assert most is not None
         title += markup.badge(_differing(spans, text, _cut(most, look), most.ranks), markup.AMBER)
         colour = markup.AMBER
-    lines = [_line(line, spans, n) for n, line in enumerate(text.split("\n"))]
+    rows, left_out = [_line(line, spans, n) for n, line in enumerate(text.split("\n"))], False
+    if len(rows) > HEAD_LINES + LAST_LINES and len(group.text) <= MAX_SHOWN_CHARS:
+        # The note in the cut text makes room for the lines themselves.
+        hidden = group.text.split("\n")[HEAD_LINES:-LAST_LINES]
+        rows[HEAD_LINES : HEAD_LINES + 1] = [_line(line, {}, 0) for line in hidden]
+        left_out = True
     # The mock-up's rule: short things are open; a page of each of many groups is not.
-    is_open = is_first or len(lines) <= 12
-    return markup.bar(
-        markup.fold_out(title, markup.code_html("\n".join(lines)), is_open=is_open), colour
-    )
+    is_open = is_first or len(rows) <= 12
+    inner = markup.code_html(_folding(rows) if left_out else "\n".join(rows))
+    return markup.bar(markup.fold_out(title, inner, is_open=is_open), colour)
 
 
-def _are_related(said: Sequence[Group], look: Look) -> bool:
-    """Whether the groups have more lines in common with the first than they differ in."""
-    first = _cut(said[0], look)
-    return all(
-        2 * len(differences(text, first)) <= text.count("\n") + 1
-        for text in (_cut(group, look) for group in said[1:])
-    )
+def _folding(rows: Sequence[str], name: str = "") -> str:
+    """Rows of HTML, one below the other; the middle of many of them has to be opened.
+
+    Of very many it is left out, and `name` is what can be asked for them.
+    """
+    shown, left_out = _middle(rows)
+    if not left_out:
+        return "\n".join(rows)
+    if sum(map(len, left_out)) > 2 * MAX_SHOWN_CHARS:
+        note = map(markup.muted, _note(left_out, len(rows), name))
+        return "\n".join([*shown[:HEAD_LINES], *note, *shown[HEAD_LINES:]])
+    title = markup.muted(f"… {number(len(left_out))} more lines")
+    inner = markup.fold_out(title, "\n".join(left_out), is_open=False)
+    return "\n".join(shown[:HEAD_LINES]) + inner + "\n".join(shown[HEAD_LINES:])
 
 
-def _title(group: Group, text: str, what: str) -> str:
-    num_lines = text.count("\n") + 1
-    parts = [what] if what else []
+def _middle(rows: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The rows that are shown, the first and the last, and those between them."""
+    if len(rows) <= HEAD_LINES + LAST_LINES + 1:  # a note would take the place of one
+        return list(rows), []
+    shown = [*rows[:HEAD_LINES], *rows[-LAST_LINES:]]
+    return shown, list(rows[HEAD_LINES:-LAST_LINES])
+
+
+def _note(left_out: Sequence[str], num_lines: int, name: str) -> list[str]:
+    """The line that stands for those that are left out."""
+    count = f"{number(len(left_out))} of {number(num_lines)}"
+    return [f"[... {count} lines left out{name} ...]"] if left_out else []
+
+
+def _title(group: Group, look: Look, what: str) -> str:
+    num_lines = group.text.count("\n") + 1
+    parts = []
     if group.alike:
-        parts.append(
-            f"alike on {len(group.ranks)} ranks: only times, addresses or process ids differ "
-            f"(shown: rank {group.ranks[0]})"
-        )
+        parts.append(_apart(group))
     elif len(group.ranks) > 1:
         parts.append(f"identical on {len(group.ranks)} ranks")
     if num_lines > 1:
-        parts.append(f"{num_lines} lines")
-    return ", ".join(parts)
+        parts.append(f"{number(num_lines)} lines")
+    if num_lines > HEAD_LINES + LAST_LINES + 1:
+        parts.append(f"{HEAD_LINES + LAST_LINES} shown")
+    return f"{what} {', '.join(parts)}".strip()
+
+
+def _apart(group: Group) -> str:
+    same = f"same on {len(group.ranks)} ranks apart from times, addresses and PIDs"
+    return f"{same} (showing rank {group.ranks[0]})"
 
 
 def _differing(spans: Mapping[int, object], text: str, reference: str, ranks: Sequence[int]) -> str:
@@ -191,13 +256,14 @@ def _differing(spans: Mapping[int, object], text: str, reference: str, ranks: Se
         lines = "1 line" if len(spans) == 1 else f"{len(spans)} lines"
         return f"differs from [{format_ranks(ranks)}] in {lines}"
     fewer = reference.count("\n") - text.count("\n")
-    return "lacks 1 line" if fewer == 1 else f"lacks {fewer} lines"
+    return "1 line fewer" if fewer == 1 else f"{fewer} lines fewer"
 
 
 def _line(line: str, spans: Mapping[int, list[tuple[int, int]]], number: int) -> str:
     if number in spans:
         return markup.mark_words(ansi.plain(line), spans[number])
-    return ansi.to_html(line)
+    html = ansi.to_html(line)
+    return markup.of_stderr(html) if ERROR in line else html
 
 
 def _can_differ(group: Group, most: Group | None) -> bool:
@@ -210,21 +276,39 @@ def _fold(texts: Mapping[int, str], look: Look) -> list[Group]:
     return [Group((rank,), text) for rank, text in texts.items()]
 
 
-def _texts(report: CellReport, look: Look) -> dict[int, str]:
-    """What each rank printed, and after it what it displayed as mere text."""
+def _texts(report: CellReport, look: Look, *, is_html: bool = False) -> list[dict[int, str]]:
+    """What each rank printed before its first figure, then before its second, ..., and at last.
+
+    What it displayed as mere text stands between what it printed, in its place.
+    """
     if not look.show_texts:
-        return {}
-    return {rank: _text(output) for rank, output in report.outputs.items()}
+        return []
+    parts = [dict.fromkeys(report.outputs, "")]
+    for rank, output in report.outputs.items():
+        for n, text in enumerate(_texts_of(output, look, is_html)):
+            if n == len(parts):
+                parts.append(dict.fromkeys(report.outputs, ""))
+            parts[n][rank] = text
+    return parts
 
 
-def _text(output: RankOutput) -> str:
-    shown = [
-        str(bundle["data"].get("text/plain", ""))
-        for bundle in output.displays
-        if bundle["kind"] == OutputKind.DISPLAY and not is_rich(bundle)
-    ]
-    printed = ansi.without_moves(output.text).rstrip("\n")
-    return "\n".join(text for text in [printed, *shown] if text.strip())
+def _texts_of(output: RankOutput, look: Look, is_html: bool) -> list[str]:
+    """The texts of one rank, between its figures."""
+    texts: list[list[str]] = [[]]
+    for piece in output.pieces(mark_errors=is_html):
+        if isinstance(piece, str):
+            texts[-1].append(ansi.without_moves(piece).rstrip("\n"))
+        elif _is_shown(piece, look):
+            texts.append([])
+        elif piece["kind"] == OutputKind.DISPLAY and not is_rich(piece):
+            texts[-1].append(str(piece["data"].get("text/plain", "")))
+    return ["\n".join(text for text in lines if text.strip()) for lines in texts]
+
+
+def _label(report: CellReport) -> str:
+    """What stands before the values of the last expression."""
+    cell = report.cell_number
+    return f"Out[{cell}]:" if cell else "Out:"
 
 
 def _values(report: CellReport, look: Look) -> dict[int, str]:
@@ -245,18 +329,34 @@ def _values(report: CellReport, look: Look) -> dict[int, str]:
 
 def _figures(report: CellReport, look: Look) -> dict[int, list[Mapping[str, object]]]:
     return {
-        rank: [
-            bundle
-            for bundle in output.displays
-            if (is_embeddable(bundle) or (look.alone and is_rich(bundle)))
-            and (look.show_texts if bundle["kind"] == OutputKind.DISPLAY else look.show_values)
-        ]
+        rank: [bundle for bundle in output.displays if _is_shown(bundle, look)]
         for rank, output in report.outputs.items()
     }
 
 
+def _is_shown(bundle: Mapping[str, Any], look: Look) -> bool:
+    """Whether it stands in the picture as a figure."""
+    if not (is_embeddable(bundle) or (look.alone and is_rich(bundle))):
+        return False
+    return look.show_texts if bundle["kind"] == OutputKind.DISPLAY else look.show_values
+
+
+def _nth(
+    figures: Mapping[int, Sequence[Mapping[str, object]]],
+) -> list[dict[int, list[Mapping[str, object]]]]:
+    """The first figure of each rank, then the second of each, ..."""
+    most = max(map(len, figures.values()), default=0)
+    return [{r: [mine[n]] for r, mine in figures.items() if n < len(mine)} for n in range(most)]
+
+
 def _report_of(result: SpmdResult) -> CellReport:
-    return CellReport(result.outputs, result.elapsed_s, result=result)
+    return CellReport(
+        result.outputs, result.elapsed_s, result=result, cell_number=result.cell_number
+    )
+
+
+def _name(look: Look | None, rank: str = "rank") -> str:
+    return f": {look.name}.text({rank})" if look is not None and look.name else ""
 
 
 def _cut(group: Group | None, look: Look | None) -> str:
@@ -265,15 +365,14 @@ def _cut(group: Group | None, look: Look | None) -> str:
         return ""
     text = group.text
     lines = text.split("\n")
-    left_out = len(lines) - HEAD_LINES - LAST_LINES
-    name = f": {look.name}.text({group.ranks[0]})" if look is not None and look.name else ""
-    if left_out > 0:
-        note = f"[... {left_out} lines left out{name} ...]"
-        lines = [*lines[:HEAD_LINES], note, *lines[-LAST_LINES:]]
-        text = "\n".join(lines)
+    name = _name(look, str(group.ranks[0]))
+    shown, left_out = _middle(lines)
+    if left_out:
+        note = _note(left_out, len(lines), name)
+        text = "\n".join([*shown[:HEAD_LINES], *note, *shown[HEAD_LINES:]])
     if len(text) > MAX_SHOWN_CHARS:
         # After the lines, as a single line may have megabytes.
         half = MAX_SHOWN_CHARS // 2
-        note = f"[... {len(text) - 2 * half} characters left out{name} ...]"
-        text = f"{text[:half]}\n{note}\n{text[-half:]}"
+        note = [f"[... {number(len(text) - 2 * half)} characters left out{name} ...]"]
+        text = "\n".join([text[:half], *note, text[-half:]])
     return text

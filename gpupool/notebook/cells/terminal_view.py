@@ -23,7 +23,7 @@ from gpupool.notebook.cells.line_view import LineView
 from gpupool.notebook.cells.picture import Look, said_text
 from gpupool.notebook.cells.shown import Part, mark_shown
 from gpupool.notebook.page import ansi
-from gpupool.spmd.cell import CellReport
+from gpupool.spmd.cell import CellReport, States
 
 SOON_S = 0.5  # lines wait so long for the others
 LONG_S = 1.0
@@ -52,7 +52,7 @@ class TerminalView(LineView):
         self._began = clock()
         self._comes_live = False
 
-    def tick(self) -> None:
+    def tick(self, states: States = dict) -> None:
         """Write what has come, once it lasts."""
         # For good: what was written as lines cannot become groups again.
         self._comes_live |= bool(self._notices) or self._clock() - self._began >= SOON_S

@@ -22,7 +22,7 @@ from gpupool.notebook.monitor.loop_views import LoopViews
 from gpupool.notebook.page.front_end import in_notebook
 from gpupool.pool.notices import NoticeLines
 from gpupool.pool.result import SpmdResult
-from gpupool.spmd.cell import CellReport, View
+from gpupool.spmd.cell import CellReport, States, View
 
 
 def make_view(
@@ -101,7 +101,7 @@ class QuietView:
     def on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
         """Nothing."""
 
-    def tick(self) -> None:
+    def tick(self, states: States = dict) -> None:
         """Nothing."""
 
     def finish(self, report: CellReport) -> None:
@@ -130,7 +130,7 @@ class InlineView:
         if kind is OutputKind.EVENTS:
             self._loops.take(content)
 
-    def tick(self) -> None:
+    def tick(self, states: States = dict) -> None:
         """Nothing."""
 
     def finish(self, report: CellReport) -> None:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from IPython.display import display
 
 from gpupool.core.errors import PoolError
+from gpupool.core.formatting import format_ranks
 from gpupool.notebook.magics.arguments import auto_options
 from gpupool.notebook.page import markup
 from gpupool.pool import session
-from gpupool.spmd.output import format_ranks
 
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from gpupool.core.formatting import format_ranks
 from gpupool.core.wire.location import Collective, Location
+from gpupool.pool.notices import Notice, Place
 
 WARN_FROZEN_S = 5.0  # a process that stands still is reported
 OFFER_FROZEN_S = 15.0  # and that it can be replaced
 _SETTLED_S = 2.0  # answers of the ranks are not of the same moment
 _LEFT_S = 0.5  # the same where a rank has left on purpose, and is known not to come
-_ADVICE = "Press stop to free the ranks; they keep their variables."
+_ADVICE = "Interrupt (■) to stop all of them; variables are kept."
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class Diagnosis:
 
     `is_hang`: it cannot end without help. `ranks`: those that others wait for, or that stand still.
     `advice` is what the user can do about a hang. `by_exit`: it hangs since one of these has left.
+    `places` says the same rank by rank, below `head`.
     """
 
     finding: str
@@ -32,11 +35,14 @@ class Diagnosis:
     ranks: tuple[int, ...]
     advice: str = ""
     by_exit: bool = False
+    head: str = ""
+    places: tuple[Place, ...] = ()
 
     @property
-    def text(self) -> str:
+    def text(self) -> Notice:
         """All that the user reads while it lasts."""
-        return f"{self.finding} {self.advice}".rstrip()
+        text = f"{self.finding} {self.advice}".rstrip()
+        return Notice(text, self.head or self.finding, self.places, self.advice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,16 +116,20 @@ def diagnose(seen: Mapping[int, Observed], hang_after_s: float) -> Diagnosis | N
     inside = [rank for rank in involved if seen[rank].inside and late[rank]]
     outside = [rank for rank in involved if rank not in inside]
     seconds = max(seen[rank].same_s for rank in waiting)
-    parts = _folded(inside, {r: _place(seen[r]) for r in inside})
-    parts += _folded(outside, {r: _absence(seen[r]) for r in outside})
-    text = f"{_head(is_hang, inside, outside, seen)} for {seconds:.0f} s. {'; '.join(parts)}."
+    places = _folded({r: _waiting(r, seen) for r in inside})
+    places += _folded({r: _absence(r, seen) for r in outside})
+    head = _head(is_hang, inside, outside, seconds, seen)
+    text = f"{head}: {_sentence(places)}."
     frozen, advice = [rank for rank in frozen if rank in involved], ""
     if frozen:
-        text = f"{text} {_frozen_text(frozen, seen)}"
+        frozen_text = _frozen_text(frozen, seen)
+        text, head = f"{text} {frozen_text}", f"{head}. {frozen_text}"
     elif is_hang:
         advice = _ADVICE
     left = is_hang and not by_exit.isdisjoint(waiting)
-    return Diagnosis(text, is_hang, tuple(outside or inside), advice, left)
+    return Diagnosis(
+        text, is_hang, tuple(outside or inside), advice, left, f"{head.rstrip('.')}.", tuple(places)
+    )
 
 
 def left_behind(seen: Mapping[int, Observed]) -> list[int]:
@@ -233,25 +243,28 @@ def _disagreement(rank: int, seen: Mapping[int, Observed]) -> Diagnosis:
     """What is said of ranks that have not called one collective alike."""
     collective = seen[rank].inside
     assert collective is not None
-    words, sizes = dict[int, str](), set[str]()
+    words, sizes = dict[int, tuple[str, str]](), set[str]()
     for other in sorted({rank, *_members(rank, seen)}):
         known = [one for one in _known(seen[other]) if collective.matches(one)]
         values = known[0].values if known else ""
         sizes.add(values)
         if seen[other].inside in known:
-            where = seen[other].where
-            words[other] = " at ".join(filter(None, [values, where.line if where else ""]))
+            words[other] = (
+                f"with {values}" if values else f"in {collective.op}",
+                _line(seen[other]),
+            )
         elif known or any(map(collective.precedes, _known(seen[other]))):
-            now = _place(seen[other])
-            words[other] = f"{f'{values}, and ' if values else ''}is through it"
-            words[other] += f", now {now}" if now else ""
-    name = collective.name
+            now = _waiting(other, seen)[0] if seen[other].inside else ""
+            given = f"with {values}, and " if values else ""
+            words[other] = f"{given}through it{f', now {now}' if now else ''}", _line(seen[other])
+    name = collective.op
     how = f"not called {name} alike"
     if len(sizes - {""}) > 1:
         how = f"called {name} with tensors that do not go together"
-    since = f"{seen[rank].same_s:.0f} s ago"
-    text = f"Hang: the ranks have {how}, {since}. {'; '.join(_folded(words, words))}."
-    return Diagnosis(text, True, tuple(words), _ADVICE)
+    head = f"Hang: the ranks have {how}, {seen[rank].same_s:.0f} s ago"
+    places = _folded(words)
+    text = f"{head}: {_sentence(places)}."
+    return Diagnosis(text, True, tuple(words), _ADVICE, head=f"{head}.", places=tuple(places))
 
 
 def _slowness(ranks: list[int], seen: Mapping[int, Observed]) -> Diagnosis | None:
@@ -259,56 +272,92 @@ def _slowness(ranks: list[int], seen: Mapping[int, Observed]) -> Diagnosis | Non
     if not ranks:
         return None
     seconds = max(seen[rank].same_s for rank in ranks)
-    places = _folded(ranks, {rank: _place(seen[rank]) for rank in ranks})
-    text = (
-        f"All that take part have been in one collective for {seconds:.0f} s. {'; '.join(places)}. "
-        "It is slow, or they do not mean the same source, operation or tag."
-    )
-    return Diagnosis(text, False, tuple(ranks))
+    places = _folded({rank: _waiting(rank, seen) for rank in ranks})
+    head = f"All that take part have been in one collective for {seconds:.0f} s"
+    why = "It is slow, or they do not mean the same source, operation or tag."
+    text = f"{head}: {_sentence(places)}. {why}"
+    return Diagnosis(text, False, tuple(ranks), head=f"{head}. {why}", places=tuple(places))
 
 
 def _head(
-    is_hang: bool, inside: list[int], outside: list[int], seen: Mapping[int, Observed]
+    is_hang: bool,
+    inside: list[int],
+    outside: list[int],
+    seconds: float,
+    seen: Mapping[int, Observed],
 ) -> str:
+    hang = "Hang: " if is_hang else ""
     if outside:
-        many = "s" * (len(outside) > 1)
-        listed = ", ".join(map(str, outside))
-        return f"{'Hang: w' if is_hang else 'W'}aiting for rank{many} {listed}"
-    words = "Hang: the ranks have" if is_hang else "The ranks have"
-    if len({one.name for rank in inside if (one := seen[rank].inside)}) > 1:
-        return f"{words} been in different collectives"
-    return f"{words} waited for each other"
+        have = "have" if len(inside) > 1 else "has"
+        who, whom = _ranks(inside), _ranks(outside)
+        who = who if is_hang else who.capitalize()
+        return f"{hang}{who} {have} been waiting for {whom} for {seconds:.0f} s"
+    words = f"{hang}the ranks have" if is_hang else "The ranks have"
+    if len({(one.op, one.seq) for rank in inside if (one := seen[rank].inside)}) > 1:
+        return f"{words} been in different collectives for {seconds:.0f} s"
+    return f"{words} been waiting for each other for {seconds:.0f} s"
 
 
-def _place(one: Observed) -> str:
-    return one.where.place if one.where is not None else "unknown"
+def _ranks(ranks: Iterable[int]) -> str:
+    """ "rank 1", "ranks 0, 2 and 3", "ranks 0-7"."""
+    listed = format_ranks(ranks)
+    before, _, last = listed.rpartition(", ")
+    many = "s" * (bool(before) or "-" in last)
+    return f"rank{many} {before} and {last}" if before else f"rank{many} {last}"
 
 
-def _absence(one: Observed) -> str:
-    """Why a rank is not in the collective of those that wait for it."""
-    last = one.where.last[-1].name if one.where is not None and one.where.last else ""
+def _line(one: Observed) -> str:
+    if one.where is None or not one.where.line:
+        return ""
+    return f"queued at or before {one.where.line}" if one.where.queued else one.where.line
+
+
+def _waiting(rank: int, seen: Mapping[int, Observed]) -> tuple[str, str]:
+    """In which collective a rank is, and at which line; of two of one kind, which is earlier."""
+    one = seen[rank]
+    if one.where is None:
+        return "in an unknown place", ""
+    mine = one.inside
+    is_behind = mine is not None and any(
+        other.inside is not None and other.inside.op == mine.op and mine.precedes(other.inside)
+        for other in seen.values()
+    )
+    return f"in {'an earlier ' * is_behind}{one.where.doing}", _line(one)
+
+
+def _absence(rank: int, seen: Mapping[int, Observed]) -> tuple[str, str]:
+    """Why a rank is not in the collective of those that wait for it, and its line."""
+    one = seen[rank]
+    last = one.where.last[-1].op if one.where is not None and one.where.last else ""
     if one.is_over:
-        what = "has finished the cell without it" if one.finished else "does not run this cell"
+        what = "has already finished the cell" if one.finished else "does not run this cell"
         what = "has left the cell by exit() or sys.exit()" if one.left else what
-        return f"{what} (its last collective was {last})" if last else what
+        return f"{what} (its last collective was {last})" if last else what, ""
     if one.is_frozen:
-        return "stands still"
-    line = one.where.line if one.where is not None else ""
-    at = f" at {line}" if line else ""
+        return "is not responding", ""
     if one.silent_s >= WARN_FROZEN_S:
-        was = f" (last seen{at})" if line else ""
-        return f"has not answered for {one.silent_s:.0f} s, C code holds its interpreter{was}"
+        held = "busy in C code that holds the GIL"
+        return f"has not responded for {one.silent_s:.0f} s ({held})", _line(one)
     if one.where is not None and one.where.doing:
-        return f"is in {one.where.place}"
-    return f"has not come, it {'computes' if one.computes else 'is'}{at or ' somewhere else'}"
+        return _waiting(rank, seen)
+    return "computing" if one.computes else "elsewhere" if not _line(one) else "", _line(one)
 
 
-def _folded(ranks: Iterable[int], words: Mapping[int, str]) -> list[str]:
-    """ "rank 0, 2: what both do", one text for each thing done."""
-    groups: dict[str, list[int]] = {}
-    for rank in ranks:
-        groups.setdefault(words[rank], []).append(rank)
-    return [f"rank {', '.join(map(str, same))}: {what}" for what, same in groups.items()]
+def _folded(words: Mapping[int, tuple[str, str]]) -> list[Place]:
+    """One place for all ranks that do the same at the same line."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for rank, what in words.items():
+        groups.setdefault(what, []).append(rank)
+    return [Place(tuple(ranks), doing, line) for (doing, line), ranks in groups.items()]
+
+
+def _sentence(places: Iterable[Place]) -> str:
+    """ "ranks 0, 2 and 3 in barrier (Cell In[19], line 3); rank 1 at Cell In[19], line 5"."""
+    parts = []
+    for ranks, doing, line in places:
+        at = f" ({line})" if doing else f"at {line}"
+        parts.append(f"{_ranks(ranks)} {doing}{at if line else ''}")
+    return "; ".join(parts)
 
 
 def _frozen_text(ranks: list[int], seen: Mapping[int, Observed]) -> str:
@@ -318,7 +367,7 @@ def _frozen_text(ranks: list[int], seen: Mapping[int, Observed]) -> str:
         listed = ",".join(map(str, ranks))
         lost = "s" * (len(ranks) > 1) + f" {listed}, whose variables are lost"
         sentences.append(
-            f"Or press stop: that frees the others and replaces rank{lost} (for a cell in the "
+            f"Or interrupt (■): that frees the others and replaces rank{lost} (for a cell in the "
             f"background: `%gpupool restart {listed}`)."
         )
     return " ".join(sentences)
@@ -328,7 +377,7 @@ def _frozen(rank: int, one: Observed) -> str:
     process = f"Rank {rank} (process {one.pid})"
     since = f"for {one.frozen_s:.0f} s"
     if one.state == "T":
-        return f"{process} has been stopped {since}: `kill -CONT {one.pid}` lets it go on."
+        return f"{process} has been stopped {since}: `kill -CONT {one.pid}` resumes it."
     if one.state == "t":
         return f"{process} has been held by a debugger {since}."
     return (

@@ -124,6 +124,18 @@ class Execution(Generic[Value]):
         """The errors so far as one, if there are any."""
         return SpmdError(self.errors, len(self.ranks)) if self.errors else None
 
+    def states(self) -> dict[int, str]:
+        """What each rank does as far as is known: "running", "in all_reduce" or "done".
+
+        Those that run are asked once a second, from the third second on.
+        """
+        found = {
+            rank: f"in {where.doing}" if where.doing else "running"
+            for rank, where in self._watch.where.items()
+        }
+        ended = {*self.values, *self._failures}
+        return {r: "done" if r in ended else found.get(r, "running") for r in self.ranks}
+
     def interrupt(self) -> None:
         """Interrupt the ranks that still run; returns at once. May be called again."""
         self._presses += 1

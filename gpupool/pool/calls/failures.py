@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from gpupool.core.errors import GpuPoolError, RankError
+from gpupool.core.errors import BY_USER, GpuPoolError, RankError
 from gpupool.core.wire.location import Location
 from gpupool.core.wire.masking import Secrets, redact
 from gpupool.core.wire.replies import Raised
@@ -122,7 +122,7 @@ def _interrupted(
     elif failure.collective:  # C++ code raises its own error and not the interrupt
         error = replace(error, ename="KeyboardInterrupt", evalue="in a collective")
     if limit is None:
-        return error
+        return replace(error, kind=BY_USER, was=was.was if was is not None else "")
     name, words = limit
     return replace(
         error,

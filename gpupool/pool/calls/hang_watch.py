@@ -65,7 +65,9 @@ class HangWatch:
     @property
     def where(self) -> dict[int, Location]:
         """Rank -> its last answer."""
-        return {rank: one.where for rank, one in self._all.items() if one.where is not None}
+        # As a list: another thread asks, which shows it, while ranks may be replaced.
+        ranks = list(self._all.items())
+        return {rank: one.where for rank, one in ranks if one.where is not None}
 
     def look(
         self,

@@ -11,7 +11,7 @@ from typing import Any
 from gpupool.core.wire.masking import Redactor, Secrets, redact_all
 from gpupool.core.wire.output import STREAMS, OnOutput, OutputKind
 from gpupool.pool.calls.output_widgets import Widgets
-from gpupool.pool.calls.terminal_text import as_shown
+from gpupool.pool.calls.terminal_text import as_shown, marked
 
 HEAD_CHARS = 1_000_000  # per rank and call, of the beginning
 LAST_CHARS = 9_000_000  # and of the end; what lies between is dropped
@@ -19,6 +19,7 @@ MAX_DISPLAYS = 200  # per rank and call; beyond, the oldest is dropped
 NUM_WHOLE = 32  # the last runs, whose texts and figures are whole, if not too large together:
 MAX_WHOLE_CHARS = 200_000_000
 SHRUNK_CHARS = 100_000  # of head and end each, and of figures, of older runs
+MAX_ERROR_SPANS = 2_000  # per rank and call: later text of stderr looks like that of stdout
 
 _SHOWN = (OutputKind.DISPLAY, OutputKind.RESULT, OutputKind.UPDATE)
 _COLLECTED = (OutputKind.DISPLAY, OutputKind.RESULT, OutputKind.CLEAR)  # by an Output of ipywidgets
@@ -28,12 +29,13 @@ class RankOutput:
     """What one rank has shown so far: its text in order of arrival, and its figures.
 
     `displays` holds mime bundles: {"kind": "display" or "result", "data": ..., "metadata": ...,
-    "display_id": its name or None, "widget": the name of the widget whose text it is, or ""}, those
-    of display() and of last values.
+    "display_id": its name or None, "widget": the name of the widget whose text it is, or "", "at":
+    how many characters of text came before it}, those of display() and of last values.
     """
 
     __slots__ = (
         "__weakref__",
+        "_errors",
         "_head",
         "_last",
         "_num_head",
@@ -51,10 +53,13 @@ class RankOutput:
         self._head: list[str] = []
         self._last: deque[str] | None = None
         self._num_head = self._num_last = self._num_left_out = 0
+        self._errors: list[list[int]] = []  # start and end of what came from stderr
         self.displays.clear()
 
-    def add_text(self, text: str) -> None:
-        """Take in a piece of text; memory stays bounded."""
+    def add_text(self, text: str, *, is_error: bool = False) -> None:
+        """Add a piece of text, of stderr if `is_error`; memory stays bounded."""
+        if is_error:
+            self._note_error(len(text))
         if self._num_head < HEAD_CHARS:
             self._head.append(text[: HEAD_CHARS - self._num_head])
             text = text[HEAD_CHARS - self._num_head :]
@@ -74,8 +79,15 @@ class RankOutput:
             self._num_left_out += min(len(oldest), too_many)
             self._num_last -= min(len(oldest), too_many)
 
+    def _note_error(self, num_chars: int) -> None:
+        start = self._num_chars
+        if self._errors and self._errors[-1][1] == start:
+            self._errors[-1][1] += num_chars
+        elif len(self._errors) < MAX_ERROR_SPANS:
+            self._errors.append([start, start + num_chars])
+
     def add_display(self, kind: OutputKind, content: Mapping[str, Any]) -> None:
-        """Take in a mime bundle."""
+        """Add a mime bundle."""
         self.displays.append(
             {
                 "kind": kind.value,
@@ -83,6 +95,7 @@ class RankOutput:
                 "metadata": content.get("metadata") or {},
                 "display_id": (content.get("transient") or {}).get("display_id"),
                 "widget": content.get("widget", ""),
+                "at": self._num_chars,
             }
         )
         if len(self.displays) > MAX_DISPLAYS:
@@ -100,10 +113,45 @@ class RankOutput:
     @property
     def text(self) -> str:
         """The text with carriage returns applied, as a terminal leaves it: progress bars once."""
-        head, last = "".join(self._head), "".join(self._last or ())
-        if self._num_left_out:
-            head += f"\n[... {self._num_left_out} characters left out ...]\n"
-        return as_shown(head + last)
+        return as_shown("".join(self._parts()))
+
+    def pieces(self, *, mark_errors: bool = False) -> list[str | dict[str, Any]]:
+        """Text and figures in the order in which they came; texts as in `text`.
+
+        Args:
+            mark_errors: lines of stderr contain `terminal_text.ERROR`.
+        """
+        head, gap, last = self._parts()
+        text = head + gap + last
+
+        def index(position: int) -> int:
+            """Where in `text` a position is, counted in all that the rank has written."""
+            if position <= self._num_head:
+                return position
+            after = position - self._num_head - self._num_left_out
+            return len(head) + len(gap) + max(0, after)
+
+        errors = [(index(a), index(b)) for a, b in self._errors] if mark_errors else []
+        pieces: list[str | dict[str, Any]] = []
+        start = 0
+        for bundle in (*self.displays, None):
+            end = len(text) if bundle is None else max(start, index(bundle["at"]))
+            if end > start:
+                pieces.append(as_shown(marked(text, start, end, errors)))
+            if bundle is not None:
+                pieces.append(bundle)
+            start = end
+        return pieces
+
+    def _parts(self) -> tuple[str, str, str]:
+        gap = f"\n[... {self._num_left_out:,} characters left out ...]\n"
+        has_gap = bool(self._num_left_out)
+        return "".join(self._head), gap * has_gap, "".join(self._last or ())
+
+    @property
+    def _num_chars(self) -> int:
+        """How much text has come, that which was left out included."""
+        return self._num_head + self._num_left_out + self._num_last
 
     @property
     def num_chars(self) -> int:
@@ -126,13 +174,13 @@ class RankOutput:
     def state(self) -> tuple[Any, ...]:
         """What is kept, as plain data: see `of_state`."""
         last = None if self._last is None else "".join(self._last)
-        return "".join(self._head), last, self._num_left_out, self.displays
+        return "".join(self._head), last, self._num_left_out, self.displays, self._errors
 
     @classmethod
     def of_state(cls, state: tuple[Any, ...]) -> RankOutput:
         """The output with this state."""
         output = cls()
-        head, last, output._num_left_out, output.displays = state
+        head, last, output._num_left_out, output.displays, output._errors = state
         output._head, output._num_head = [head], len(head)
         if last is not None:
             output._last, output._num_last = deque([last]), len(last)
@@ -167,7 +215,7 @@ class OutputRecorder:
         self._lock = threading.Lock()
 
     def __call__(self, rank: int, kind: OutputKind, content: Any) -> None:
-        """Take in a message of a rank; called in ipyparallel's IO thread."""
+        """Add a message of a rank; called in ipyparallel's IO thread."""
         with self._lock:
             if kind.is_text:
                 self._text(rank, kind, self._redactors[rank, kind].feed(content))
@@ -228,7 +276,7 @@ class OutputRecorder:
             self._update_widget(rank, self._widgets[rank].collect(kind, text))
         elif text:
             self._clear_if_due(rank)
-            self.outputs[rank].add_text(text)
+            self.outputs[rank].add_text(text, is_error=kind is OutputKind.STDERR)
             self._notify(rank, kind, text)
 
     def _clear_if_due(self, rank: int) -> None:

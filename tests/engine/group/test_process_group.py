@@ -147,7 +147,7 @@ def test_a_rank_that_waits_for_one_that_failed_is_freed(
         pool.run(cell, timeout_s=30)
     assert str(caught.value).startswith(f"rank {failing}: ZeroDivisionError")
     place = "init_process_group (pool.run, line 3)"
-    assert caught.value.others() == {f"freed from {place}": [1 - failing]}
+    assert caught.value.others() == {f"waiting in {place}": [1 - failing]}
 
 
 def test_a_rank_that_waits_hears_an_interrupt(pool: Pool) -> None:

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpupool.core.errors import RankError, SpmdError
+from gpupool.core.errors import BY_USER, RankError, SpmdError
 from gpupool.core.wire.output import OutputKind
-from gpupool.notebook.cells.lines import FOLD_WITHIN_S, Lines, Merger, fold_bars, merge
+from gpupool.notebook.cells.lines import (
+    FOLD_WITHIN_S,
+    Lines,
+    Merger,
+    dashboard,
+    fold_bars,
+    merge,
+)
 from gpupool.notebook.cells.picture import Look, groups_text, report_html, report_text
 from gpupool.notebook.cells.views import ends_quietly
-from gpupool.notebook.page import ansi
-from gpupool.pool.calls.output import RankOutput
-from gpupool.pool.calls.terminal_text import as_shown
+from gpupool.notebook.page import ansi, markup
+from gpupool.pool.calls.output import HEAD_CHARS, LAST_CHARS, RankOutput
+from gpupool.pool.calls.terminal_text import ERROR, as_shown
 from gpupool.spmd.cell import CellReport
 from gpupool.spmd.output import fold
 
@@ -53,8 +61,29 @@ def test_words_that_differ_from_the_majority_are_marked() -> None:
     assert html.index("[0, 2]") < html.index("identical on 2 ranks") < html.index("<b>[1]</b>")
 
 
-def test_of_two_ranks_that_say_nearly_the_same_the_second_is_compared_with_the_first() -> None:
-    assert marked(html_of({0: "head\nrows 8", 1: "head\nrows 7"})) == ["7"]
+def test_ranks_that_all_differ_are_folded_line_by_line_in_grey() -> None:
+    texts = {rank: f"rank {rank} of 4\nready" for rank in range(4)}
+    html = html_of(texts)
+    rows = [f"<b>[{rank}]</b>   rank {rank} of 4" for rank in range(4)]
+    assert "\n".join([*rows, "<b>[0-3]</b> ready</pre>"]) in html
+    assert "differs" not in html
+    assert markup.AMBER not in html
+    said = report_text(report_of(texts), Look())
+    assert said.splitlines()[-1] == "[0-3] ready"
+    assert "differs" not in said
+
+
+def test_amber_is_only_who_differs_from_more_than_half() -> None:
+    two_and_two = {0: "a\nx", 1: "a\nx", 2: "b\ny", 3: "b\ny"}
+    assert markup.AMBER not in html_of(two_and_two)
+    html = html_of({**two_and_two, 2: "a\nx"})
+    assert html.count(markup.AMBER) > 0
+    assert "differs from [0-2] in 2 lines" in html
+
+
+def test_tables_of_numbers_that_differ_stay_whole() -> None:
+    html = html_of({rank: f"[[{rank}, 1],\n [2, {rank}]]" for rank in range(3)})
+    assert html.count("<details") == 3
 
 
 def test_nothing_is_marked_where_every_rank_says_something_else_or_none_does() -> None:
@@ -64,14 +93,19 @@ def test_nothing_is_marked_where_every_rank_says_something_else_or_none_does() -
 
 
 def test_a_line_less_is_a_difference_too() -> None:
-    assert "lacks 1 line" in html_of({0: "a\nb\nc", 1: "a\nb\nc", 2: "a\nb"})
+    assert "1 line fewer" in html_of({0: "a\nb\nc", 1: "a\nb\nc", 2: "a\nb"})
 
 
 def test_ranks_that_differ_in_addresses_and_times_alone_are_one_group_with_a_note() -> None:
     html = html_of({r: f"<A at 0x7f{r}1234> took 1.0{r} s, pid {r}77\nend" for r in range(3)})
-    assert "alike on 3 ranks" in html
-    assert "(shown: rank 0)" in html
+    assert "same on 3 ranks apart from times, addresses and PIDs (showing rank 0)" in html
     assert "0x7f01234" in html  # the real text
+
+
+def test_of_single_lines_too_it_is_said_that_times_differ() -> None:
+    times = {0: "took 1.0 s", 1: "took 1.1 s", 2: "other"}
+    assert "← same on 2 ranks apart from times" in html_of(times)
+    assert "[0, 1] took 1.0 s  (rank 0; times differ" in report_text(report_of(times), Look())
 
 
 def test_a_rank_that_took_much_longer_is_not_alike() -> None:
@@ -89,11 +123,82 @@ def test_single_lines_of_different_ranks_take_one_line_each() -> None:
 def test_a_long_output_is_cut_in_the_middle_and_names_what_has_it_all() -> None:
     text = "\n".join(map(str, range(1000)))
     report = report_of({0: text, 1: text})
-    for shown in (report_text(report, Look(name="res")), report_html(report, Look(name="res"))):
-        assert "[... 750 lines left out: res.text(0) ...]" in shown
-        assert "199" in shown
-        assert "\n200\n" not in shown
-        assert "999" in shown
+    shown = report_text(report, Look(name="res"))
+    assert "[... 750 of 1,000 lines left out: res.text(0) ...]" in shown
+    assert "199" in shown
+    assert "\n200\n" not in shown
+    assert "999" in shown
+
+
+def test_the_picture_counts_all_lines_and_opens_those_that_it_does_not_show() -> None:
+    text = "\n".join(f"line {n}" for n in range(3000))
+    html = report_html(report_of({0: text, 1: text}), Look())
+    assert "identical on 2 ranks, 3,000 lines, 250 shown" in html
+    hidden = html.partition("… 2,750 more lines</span></summary>")[2].partition("</details>")[0]
+    assert hidden.splitlines() == [f"line {n}" for n in range(200, 2950)]
+    large = "\n".join(["x" * 100] * 3000)
+    html = report_html(report_of({0: large}), Look(name="_"))
+    assert "3,000 lines, 250 shown" in html
+    assert "[... 2,750 of 3,000 lines left out: _.text(0) ...]" in html
+
+
+def test_text_and_figures_stay_in_their_order() -> None:
+    report = report_of({0: "", 1: ""})
+    for rank, output in report.outputs.items():
+        output.add_text("before\n")
+        output.add_display(OutputKind.DISPLAY, {"data": {"text/html": "<i>table</i>"}})
+        output.add_text(f"between {rank}\n")
+        output.add_display(OutputKind.DISPLAY, {"data": {"text/plain": "mere text"}})
+        output.add_text("and after\n")
+        output.add_display(OutputKind.DISPLAY, {"data": {"image/png": f"P{rank}"}})
+        output.add_text("at last\n")
+        output.add_display(OutputKind.RESULT, {"data": {"text/plain": f"{rank}0"}})
+    html = report_html(replace(report, cell_number=7), Look())
+    words = ["before", "<i>table", "between 0", "between 1", "mere text", "and after"]
+    words += ["base64,P0", "base64,P1", "at last", "Out[7]:", "</b> 00", "</b> 10"]
+    places = [html.index(word) for word in words]
+    assert places == sorted(places)
+    assert html.count("and after") == 1
+    text = report_text(replace(report, cell_number=7), Look())
+    assert text.splitlines()[-3:] == ["Out[7]:", "[0] 00", "[1] 10"]
+    packed = RankOutput.of_state(report.outputs[0].state())
+    assert packed.pieces() == report.outputs[0].pieces()
+
+
+def test_order_and_stderr_hold_where_text_was_left_out() -> None:
+    output = RankOutput()
+    output.add_text("x" * (HEAD_CHARS + LAST_CHARS))
+    output.add_display(OutputKind.DISPLAY, {"data": {"text/html": "<i>late</i>"}})
+    output.add_text("y" * 10)
+    output.add_text("warned\n", is_error=True)
+    *_, figure, last = output.pieces(mark_errors=True)
+    assert isinstance(figure, dict)
+    assert last == f"yyyyyyyyyy{ERROR}warned\n"
+
+
+def test_lines_of_stderr_can_be_told_and_bars_are_none() -> None:
+    report = report_of({0: "fine\n"})
+    report.outputs[0].add_text("bad <news>\nmore\n", is_error=True)
+    report.outputs[0].add_text("\r 50%|##|\r100%|####|\n", is_error=True)
+    report.outputs[0].add_text("fine again\n")
+    lines = report_html(report, Look()).split("\n")
+    assert ['title="stderr"' in line for line in lines] == [False, True, True, False, False]
+    assert "bad &lt;news&gt;" in lines[1]
+    assert ERROR not in report_text(report, Look())
+
+
+def test_an_interrupt_by_the_user_is_one_amber_line_for_each_place() -> None:
+    trace = "Cell In[3], line 5\n      4 if rank == 1:\n----> 5     time.sleep(60)"
+    was = "in barrier (Cell In[3], line 3)"
+    html = html_of(
+        dict.fromkeys(range(4), ""),
+        RankError(1, "KeyboardInterrupt", "", trace, where="Cell In[3], line 5", kind=BY_USER),
+        *(RankError(r, "RuntimeError", "gone", freed=True, was=was) for r in (0, 2, 3)),
+    )
+    assert "interrupted by you: rank 1 in time.sleep (line 5)<br>ranks 0, 2, 3 in barrier" in html
+    assert "4 interrupted" in html
+    assert markup.RED not in html
+    assert "failed" not in html
 
 
 def test_lines_without_end_are_cut_too() -> None:
@@ -107,7 +212,7 @@ def test_ranks_that_failed_waited_or_were_interrupted_are_counted_apart() -> Non
         RankError(2, "RuntimeError", "connection closed", failed_at=2.0, freed=True),
         RankError(3, "KeyboardInterrupt", "", failed_at=2.0),
     )
-    for badge in ("✓ 1 ok", "✗ 1 failed", "1 interrupted", "1 freed from a collective"):
+    for badge in ("✓ 1 ok", "✗ 1 failed", "1 interrupted", "1 was waiting"):
         assert badge in html
     assert "500 ms" in html
 
@@ -127,7 +232,7 @@ def test_the_rank_that_failed_first_is_open_and_equal_tracebacks_are_folded() ->
     assert "color:color-mix(in srgb,#cf222e" in first
     assert others.startswith("<details><summary")
     assert "[0, 1, 3]" in others
-    assert "freed from all_reduce()" in others
+    assert "waiting in all_reduce" in others
     assert "same traceback on 3 ranks, folded" in others
 
 
@@ -217,10 +322,27 @@ def test_the_tails_of_ranks_become_one_with_equal_lines_once() -> None:
     assert merge(tails) == [((0, 1), "a"), ((0,), "b"), ((1,), "c")]
 
 
-def test_of_similar_bars_one_is_shown() -> None:
-    bars = [(rank, f" {rank}0%|{'█' * rank}   | {rank}/9 [00:0{rank}<00:01]") for rank in range(8)]
-    (shown,) = fold_bars(bars)
-    assert shown.endswith("(ranks 1-7 alike)")
+def test_of_bars_the_slowest_and_the_range_are_shown() -> None:
+    bars = [
+        (rank, f"epoch: {done:3}%|{'█' * rank}   | {done}/100 [00:01<00:01, {rate}it/s]")
+        for rank, (done, rate) in enumerate([(57, 9.9), (47, 8.0), (40, 7.1), (37, 6.2)])
+    ]
+    assert fold_bars(bars) == ["[0-3] epoch 37-57 % (slowest: rank 3, 6.2 it/s)"]
+    begun = [(0, "0%|   | 0/9"), (1, "11%|#  | 1/9 [00:02<00:16,  2.00s/it]")]
+    assert fold_bars(begun) == ["[0, 1] 0-11 % (slowest: rank 0, 0/9)"]
+    counts = [(0, "12it [00:01,  9.80it/s]"), (1, "14it [00:01,  9.90it/s]")]
+    assert fold_bars(counts) == ["[0, 1] 12-14 it (slowest: rank 0, 9.80 it/s)"]
+    same = [(0, "9%| | 9/99 [00:01, 2.0it/s]"), (1, "9%| | 9/99 [00:01, 1.0it/s]")]
+    assert fold_bars(same) == ["[0, 1] 9 % (slowest: rank 1, 1.0 it/s)"]
+    assert fold_bars([(0, "step 1"), (1, "step 2"), (2, "step 2")]) == [
+        "[0] step 1",
+        "[1, 2] step 2",
+    ]
+
+
+def test_chatty_ranks_have_a_row_each_in_their_order() -> None:
+    tails = {rank: [(0.1 * rank, "begin"), (9 - rank, f"step {rank % 3}")] for rank in (2, 0, 3, 1)}
+    assert dashboard(tails) == [((0, 3), "step 0"), ((1,), "step 1"), ((2,), "step 2")]
 
 
 @pytest.mark.parametrize(

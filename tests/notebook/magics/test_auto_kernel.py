@@ -54,7 +54,7 @@ def test_every_cell_runs_on_the_ranks_and_a_sign_says_so(auto: Kernel) -> None:
     cell = auto.run("print('hello', world_size)\nrank * 2")
     sign, output = cell.outputs
     assert sign["data"]["text/plain"] == "auto: 2 ranks"
-    assert output["data"]["text/plain"] == "[0, 1] hello 2\n[0] 0\n[1] 2"
+    assert output["data"]["text/plain"] == f"[0, 1] hello 2\nOut[{number_of(cell)}]:\n[0] 0\n[1] 2"
     assert auto.run("await __import__('asyncio').sleep(0, rank + 7)").text.endswith("[0] 7\n[1] 8")
     assert auto.run("_").text.endswith("[0] 7\n[1] 8")
     assert auto.run("!echo $RANK").text.endswith("[0] 0\n[1] 1")

@@ -64,16 +64,20 @@ def test_a_long_computation_is_no_hang(
 
 
 OUTSIDE = {
-    "computes": (COMPUTES, False, "has not come, it computes at Cell In[3], line 7"),
-    "sleeps": (SLEEPS, False, "has not come, it is at Cell In[3], line 7"),
-    "finished": (FINISHED, True, "has finished the cell without it"),
+    "computes": (COMPUTES, False, "computing (Cell In[3], line 7)"),
+    "sleeps": (SLEEPS, False, "at Cell In[3], line 7"),
+    "finished": (FINISHED, True, "has already finished the cell"),
     "elsewhere": (ELSEWHERE, True, "does not run this cell"),
-    "silent": (SILENT, False, "has not answered for 20 s, C code holds its interpreter"),
-    "stopped": (STOPPED, True, "stands still"),
-    "unknown": (UNKNOWN, False, "has not come"),
-    "other-op": (within("broadcast", line=4), True, "broadcast #5 at Cell In[3], line 4"),
-    "other-seq": (within("all_reduce", seq=4), True, "is in all_reduce #4 at Cell In[3], line 2"),
-    "just-there": (within("broadcast", line=4, s=1.0), False, "broadcast #5 at Cell In[3]"),
+    "silent": (SILENT, False, "has not responded for 20 s (busy in C code that holds the GIL)"),
+    "stopped": (STOPPED, True, "is not responding"),
+    "unknown": (UNKNOWN, False, "elsewhere"),
+    "other-op": (within("broadcast", line=4), True, "in broadcast (Cell In[3], line 4)"),
+    "other-seq": (
+        within("all_reduce", seq=4),
+        True,
+        "in an earlier all_reduce (Cell In[3], line 2)",
+    ),
+    "just-there": (within("broadcast", line=4, s=1.0), False, "in broadcast (Cell In[3]"),
 }
 
 
@@ -83,8 +87,11 @@ def test_a_rank_that_is_not_in_the_collective_of_the_others(name: str) -> None:
     diagnosis = told(WAITS, one, WAITS)
     assert diagnosis is not None
     assert diagnosis.is_hang == is_hang
-    assert f"rank 1: {words}" in diagnosis.text
-    assert "rank 0, 2: all_reduce #5 at Cell In[3], line 2" in diagnosis.text
+    assert f"rank 1 {words}" in diagnosis.text
+    assert "ranks 0 and 2 in all_reduce (Cell In[3], line 2)" in diagnosis.text
+    table = {ranks: f"{doing} ({line})" for ranks, doing, line in diagnosis.text.places}
+    assert table[0, 2] == "in all_reduce (Cell In[3], line 2)"
+    assert table.keys() == {(0, 2), (1,)}
 
 
 @pytest.mark.parametrize(("first", "second"), [*product(OUTSIDE, OUTSIDE)])
@@ -102,23 +109,23 @@ def test_it_is_a_hang_as_soon_as_one_that_is_needed_can_never_come(first: str, s
 
 def test_the_sentences() -> None:
     assert text(WAITS, FINISHED, WAITS) == (
-        "Hang: waiting for rank 1 for 31 s. rank 0, 2: all_reduce #5 at Cell In[3], line 2; rank 1"
-        ": has finished the cell without it. Press stop to free the ranks; they keep their "
-        "variables."
+        "Hang: ranks 0 and 2 have been waiting for rank 1 for 31 s: ranks 0 and 2 in all_reduce "
+        "(Cell In[3], line 2); rank 1 has already finished the cell. Interrupt (■) to stop all of "
+        "them; variables are kept."
     )
     assert text(WAITS, COMPUTES, WAITS) == (
-        "Waiting for rank 1 for 31 s. rank 0, 2: all_reduce #5 at Cell In[3], line 2; rank 1: has "
-        "not come, it computes at Cell In[3], line 7."
+        "Ranks 0 and 2 have been waiting for rank 1 for 31 s: ranks 0 and 2 in all_reduce "
+        "(Cell In[3], line 2); rank 1 computing (Cell In[3], line 7)."
     )
     assert text(WAITS, within("broadcast", line=4), WAITS) == (
-        "Hang: the ranks have been in different collectives for 31 s. rank 0, 2: all_reduce #5 at "
-        "Cell In[3], line 2; rank 1: broadcast #5 at Cell In[3], line 4. Press stop to free the "
-        "ranks; they keep their variables."
+        "Hang: the ranks have been in different collectives for 31 s: ranks 0 and 2 in all_reduce "
+        "(Cell In[3], line 2); rank 1 in broadcast (Cell In[3], line 4). Interrupt (■) to stop all "
+        "of them; variables are kept."
     )
     assert text(WAITS, replace(FINISHED, where=replace(IDLE, last=(Collective("gather", 4),)))) == (
-        "Hang: waiting for rank 1 for 31 s. rank 0: all_reduce #5 at Cell In[3], line 2; rank 1: "
-        "has finished the cell without it (its last collective was gather #4). Press stop to free "
-        "the ranks; they keep their variables."
+        "Hang: rank 0 has been waiting for rank 1 for 31 s: rank 0 in all_reduce (Cell In[3], "
+        "line 2); rank 1 has already finished the cell (its last collective was gather). "
+        "Interrupt (■) to stop all of them; variables are kept."
     )
 
 
@@ -134,7 +141,7 @@ def test_a_rank_that_has_been_there_or_called_it_in_the_background_is_not_missin
         slow = told(*ranks)
         assert slow is not None
         assert not slow.is_hang
-        assert slow.text.startswith("All that take part have been in one collective for 31 s.")
+        assert slow.text.startswith("All that take part have been in one collective for 31 s: ")
     assert told(WAITS, also, WAITS) is not None  # as rank 2 is not in the broadcast
     slow = told(within("all_reduce", ranks=(0, 1)), also, other)
     assert slow is not None
@@ -154,14 +161,14 @@ def test_tensors_that_do_not_go_together_are_a_hang(is_through: bool) -> None:
     if is_through:
         assert first.inside is not None
         first = replace(FINISHED, where=replace(IDLE, last=(first.inside,)))
-    where = ", and is through it" if is_through else " at Cell In[3], line 2"
+    where = ", and through it" if is_through else " (Cell In[3], line 2)"
     diagnosis = told(first, second)
     assert diagnosis is not None
     assert diagnosis.is_hang
     assert diagnosis.text == (
-        "Hang: the ranks have called all_reduce #5 with tensors that do not go together, 31 s ago. "
-        f"rank 0: float32[3]{where}; rank 1: float32[4] at Cell In[3], line 2. Press stop to free "
-        "the ranks; they keep their variables."
+        "Hang: the ranks have called all_reduce with tensors that do not go together, 31 s ago: "
+        f"rank 0 with float32[3]{where}; rank 1 with float32[4] (Cell In[3], line 2). Interrupt "
+        "(■) to stop all of them; variables are kept."
     )
     uneven = told(one("float32[3]", "all_to_all"), one("float32[4]", "all_to_all"))
     assert uneven is not None
@@ -190,9 +197,10 @@ def test_a_rank_that_went_on_to_the_next_collective_does_not_hide_the_cause() ->
         called("float32[1]", seq=6), where=through(called("float32[3]"), next_one).where
     )
     assert text(beyond, called("float32[4]")) == (
-        "Hang: the ranks have called all_reduce #5 with tensors that do not go together, 31 s ago. "
-        "rank 0: float32[3], and is through it, now all_reduce #6 at Cell In[3], line 2; rank 1: "
-        "float32[4] at Cell In[3], line 2. Press stop to free the ranks; they keep their variables."
+        "Hang: the ranks have called all_reduce with tensors that do not go together, 31 s ago: "
+        "rank 0 with float32[3], and through it, now in all_reduce (Cell In[3], line 2); rank 1 "
+        "with float32[4] (Cell In[3], line 2). Interrupt (■) to stop all of them; variables are "
+        "kept."
     )
 
 
@@ -218,9 +226,9 @@ def test_who_stays_in_a_collective_that_another_has_left_hangs(op: str) -> None:
         diagnosis = diagnose({0: other, 1: replace(one, behind_s=15.0)}, HANG_S)
         assert diagnosis is not None
         assert (diagnosis.is_hang, diagnosis.ranks) == (True, (0, 1))
-        assert f"the ranks have not called {op} #5 alike, 31 s ago" in diagnosis.text
-        assert "rank 1: float32[4] at Cell In[3], line 2" in diagnosis.text
-        assert "rank 0: float32[4], and is through it" in diagnosis.text
+        assert f"the ranks have not called {op} alike, 31 s ago" in diagnosis.text
+        assert "rank 1 with float32[4] (Cell In[3], line 2)" in diagnosis.text
+        assert "rank 0 with float32[4], and through it" in diagnosis.text
         young = replace(one, same_s=29.0, behind_s=20.0)
         assert diagnose({0: other, 1: young}, HANG_S) is None
 
@@ -239,7 +247,7 @@ def test_who_waits_for_a_rank_that_has_left_on_purpose_is_told_at_once() -> None
     diagnosis = told(waits, left, COMPUTES)
     assert diagnosis is not None
     assert (diagnosis.is_hang, diagnosis.by_exit) == (True, True)
-    assert "rank 1: has left the cell by exit() or sys.exit()" in diagnosis.text
+    assert "rank 1 has left the cell by exit() or sys.exit()" in diagnosis.text
     assert told(within("all_reduce", s=0.4), left, COMPUTES) is None
     assert told(SLEEPS, left, COMPUTES) is None  # it does its own
     assert told(within("all_reduce", s=0.6, ranks=(0, 2)), left, COMPUTES) is None
@@ -252,7 +260,7 @@ def test_those_who_send_and_receive_meet_and_two_who_receive_never_do() -> None:
     diagnosis = told(peer("recv", 1, 0), peer("recv", 0, 1))
     assert diagnosis is not None
     assert diagnosis.is_hang
-    assert "rank 0, 1: recv at Cell In[3], line 2" in diagnosis.text
+    assert "ranks 0 and 1 in recv (Cell In[3], line 2)" in diagnosis.text
 
 
 def test_who_waits_for_a_rank_that_waits_for_one_that_computes_does_not_hang() -> None:
