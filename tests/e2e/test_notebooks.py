@@ -150,7 +150,7 @@ def test_03_after_every_fault_the_model_trains_on(run: Run) -> None:
     assert "ValueError: sample 4711 has no label (1 of 2 ranks failed" in find(cells, "4711")[0]
     hang = cells[5][1]
     assert "has been waiting for rank 1 for" in hang
-    assert "rank 1: has finished the cell without it" in hang
+    assert "rank 1 has already finished the cell" in hang
     assert "rank 1 was killed by SIGKILL" in find(cells, "signal.SIGKILL")[0]
     lost = next(text for source, text, _ in cells if source == "optimizer")
     assert "lost with rank 1, which was killed by SIGKILL" in lost.splitlines()[-1]
