@@ -18,13 +18,13 @@ SUM = Collective("all_reduce", 5, (0, 1, 2), 31.2, "float32[4]", "0")
     [
         (
             Location(LINE, SUM, "all_reduce"),
-            "all_reduce #5 at Cell In[3], line 2, for 31 s",
-            "in all_reduce #5 (Cell In[3], line 2)",
+            "all_reduce at Cell In[3], line 2, for 31 s",
+            "in all_reduce (Cell In[3], line 2)",
         ),
         (
             Location(LINE, SUM, "reduce_scatter"),
-            "reduce_scatter (all_reduce #5) at Cell In[3], line 2, for 31 s",
-            "in reduce_scatter (all_reduce #5) (Cell In[3], line 2)",
+            "reduce_scatter (all_reduce) at Cell In[3], line 2, for 31 s",
+            "in reduce_scatter (all_reduce) (Cell In[3], line 2)",
         ),
         (
             Location(LINE, Collective("recv", ranks=(0, 1)), "recv"),
@@ -38,11 +38,11 @@ SUM = Collective("all_reduce", 5, (0, 1, 2), 31.2, "float32[4]", "0")
         ),
         (
             Location(LINE, SUM, queued=True),
-            "all_reduce #5, queued at or before Cell In[3], line 2, for 31 s",
-            "in all_reduce #5 (queued at or before Cell In[3], line 2)",
+            "all_reduce, queued at or before Cell In[3], line 2, for 31 s",
+            "in all_reduce (queued at or before Cell In[3], line 2)",
         ),
         (Location(LINE), LINE, "at Cell In[3], line 2"),
-        (Location("", SUM), "all_reduce #5, for 31 s", "in all_reduce #5"),
+        (Location("", SUM), "all_reduce, for 31 s", "in all_reduce"),
         (Location(), "code without a line of yours", ""),
         (Location(idle=True), "idle", ""),
     ],
