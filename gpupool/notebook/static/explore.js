@@ -481,6 +481,27 @@ function savePlot(plots, { view }) {
   plots.picture().toBlob((blob) => saveFile(blob, `${view.file_name}.png`));
 }
 
+// The points of all plots as a table: a row for each step that has some, a column for each line. Long
+// curves are thinned, so "mean" stands for the steps since the row before.
+function saveTable({ view, lines }) {
+  const header = ["step"], rows = new Map();
+  for (const plot of view.plots) {
+    namesOf(view, plot).forEach((name, index) => {
+      const line = plot.lines[index].name, words = line === "mean" ? "mean" : name;
+      header.push(`${plot.title} ${words}`.trim());
+      for (const [step, value] of lines[plot.name]?.[line] ?? []) {
+        if (!rows.has(step)) rows.set(step, [step]);
+        rows.get(step)[header.length - 1] = value;
+      }
+    });
+  }
+  const quoted = header.map((words) => `"${words.replaceAll('"', '""')}"`);
+  const table = [...rows.values()].sort((one, other) => one[0] - other[0]);
+  const cells = table.map((row) => header.map((_, column) => row[column] ?? ""));
+  const text = [quoted, ...cells].map((row) => `${row.join(",")}\n`).join("");
+  saveFile(new Blob([text], { type: "text/csv" }), `${view.file_name}.csv`);
+}
+
 // Steps of the file are distances, and each column stands alone: that takes half the room.
 function unpacked([steps = [], ...columns]) {
   let step = 0;
@@ -508,6 +529,9 @@ function exploreStills() {
     if (!buttons) continue;
     const save = buttonOf("", "Save plot");
     save.addEventListener("click", () => savePlot(plots, course));
-    buttons.replaceChildren(save);
+    const table = buttonOf("", "CSV");
+    table.title = "Save the points as a table";
+    table.addEventListener("click", () => saveTable(course));
+    buttons.replaceChildren(save, table);
   }
 }

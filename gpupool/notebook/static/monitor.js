@@ -21,6 +21,7 @@ const PAGE = `
       <button type="button" class="gpm-stop"><span class="gpm-square" aria-hidden="true"></span
         ><span class="gpm-stop-label">Stop</span></button>
       <button type="button" class="gpm-save">Save plot</button>
+      <button type="button" class="gpm-csv" title="Save the points as a table">CSV</button>
     </span>
     <span class="gpm-hint" role="alert"></span>
   </div>
@@ -245,6 +246,7 @@ function render(model, el, course) {
   };
   const plots = explorer(el.querySelector(".gpm-plots"), course, soon);
   el.querySelector(".gpm-save").addEventListener("click", () => savePlot(plots, course));
+  el.querySelector(".gpm-csv").addEventListener("click", () => saveTable(course));
   course.views.add(soon);
   const endWatch = watchPage(el, soon);
   const clock = setInterval(() => tick(el, course), TICK_MS);
