@@ -1,6 +1,6 @@
 # make demo   the quick-start notebook, end to end, on an S3 server of its own
 # make lab    the same notebook in JupyterLab
-# make test   the tests            make lint   ruff, mypy and bandit
+# make test   the tests            make lint   ruff, mypy, words and bandit
 # make long   the tests with their long variants
 # make lowest   some of the tests with the oldest versions that gpupool allows, in .venv-lowest
 # make release  sdist, wheel and a list of what the wheel needs, in dist/
@@ -56,6 +56,7 @@ lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+	@$(BIN)/python scripts/words.py
 	@$(BIN)/bandit --quiet --configfile pyproject.toml --recursive gpupool
 
 release: $(VENV)/.release

@@ -54,7 +54,7 @@ def _stopped(bench: Bench, source: str) -> Found:
     began = time.monotonic()
     execution.interrupt()
     if not execution.wait(_FREED_S):
-        raise NotKeptError(f"the cell goes on {_FREED_S:.0f} s after it was stopped")
+        raise NotKeptError(f"the cell still runs {_FREED_S:.0f} s after it was stopped")
     seconds = time.monotonic() - began
     again = bench.healthy()
     kept.compare()

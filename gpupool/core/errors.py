@@ -18,7 +18,7 @@
     │   ├── CredentialsError      the store refused the credentials
     │   └── SampleError           one sample cannot be read: .reason
     │       └── MissingSampleError (DataNotFoundError)  it is gone
-    └── TrainingError             train() or predict() cannot go on
+    └── TrainingError             train() or predict() cannot continue
 
 All have attributes for programs, which stay while the wording of messages may change: `kind`,
 `names`, `ranks` and `url`; see `GpuPoolError`.
@@ -371,4 +371,4 @@ class MissingSampleError(SampleError, DataNotFoundError):
 
 
 class TrainingError(GpuPoolError):
-    """Training or prediction cannot start or go on."""
+    """Training or prediction cannot start or continue."""

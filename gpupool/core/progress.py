@@ -31,9 +31,9 @@ BYTES = "B"  # the unit that is written as MB, GB
 class Course:
     """How far one thing is, at one moment.
 
-    `what` says what goes on ("Listing"), `note` which part of it ("" if it has none). `total` is
+    `what` says what happens ("Listing"), `note` which part of it ("" if it has none). `total` is
     None where no end is known, `unit` what is counted ("files", `BYTES`, "" for nothing). `end` is
-    "" while it goes on, then "done" or "failed", which includes interrupted. On engines only the
+    "" while it runs, then "done" or "failed", which includes interrupted. On engines only the
     first rank reports it, unless it is `on_any_rank`.
     """
 
@@ -122,7 +122,7 @@ class Progress:
             self.tick()
 
     def tell(self, note: str) -> None:
-        """What part of it goes on."""
+        """Which part of it runs."""
         self._note = note
 
     def start(self) -> None:

@@ -60,7 +60,7 @@ def shows_colours(stream: TextIO) -> bool:
 class DrawnLine:
     """A line of a terminal that is drawn over itself; of several the newest is seen.
 
-    What others write to stdout or stderr meanwhile pushes it aside: lines go on above it. Any
+    What others write to stdout or stderr meanwhile pushes it aside: lines continue above it. Any
     thread may call its methods. They raise what writing to the stream raises.
     """
 
@@ -163,7 +163,7 @@ def _guard() -> None:
 
 
 def _unguard() -> None:
-    """Nothing is drawn any more. Who has kept a guarded stream meanwhile may go on with it."""
+    """Nothing is drawn any more. Who has kept a guarded stream meanwhile may continue with it."""
     _screen.is_unfinished = False
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

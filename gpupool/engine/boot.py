@@ -89,7 +89,7 @@ def _compiler_cache() -> str:
 def _wait_for_whole_file(connection_file: Path) -> None:
     """The controller writes in place, and an engine that reads half a file ends at once.
 
-    After a minute IPEngine goes on and says what is missing.
+    After a minute IPEngine continues and says what is missing.
     """
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:

@@ -40,7 +40,7 @@ def _rank_of_environment() -> Rank:
 def end_at_once() -> None:
     """Have SIGTERM end this process as it ends any other one; the agent's stop is SIGHUP.
 
-    ipyparallel hears SIGTERM when its loop does, so a rank that computes would go on computing.
+    ipyparallel hears SIGTERM when its loop does, so a rank that computes would continue computing.
     """
     signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGTERM))  # runs what is to run at exit
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

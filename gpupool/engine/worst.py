@@ -97,7 +97,7 @@ def sample_losses(loss: Loss, outputs: Any, targets: Any, num: int) -> list[floa
             parts = rows(outputs, n, n + 1, num), rows(targets, n, n + 1, num)
         except ValueError as error:
             raise TrainingError(
-                f"worst needs the loss of each sample, and these cannot be told apart: {error}; "
+                f"worst needs the loss of each sample, and these cannot be distinguished: {error}; "
                 "give a loss of single samples, as worst(16, loss='cross_entropy').",
                 "no samples",
                 "loss",

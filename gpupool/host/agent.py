@@ -296,7 +296,7 @@ class Agent:
         return found
 
     def _continue(self, pid: int) -> None:
-        """Let a controller go on: without it nothing reaches a rank, not even an interrupt."""
+        """Let a controller continue: without it nothing reaches a rank, not even an interrupt."""
         child = self._children.get(pid)
         if child is not None and child.name == lines.CONTROLLER:
             os.kill(pid, signal.SIGCONT)

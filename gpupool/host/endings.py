@@ -76,7 +76,7 @@ def log_tail(log: Path, start: int) -> str:
 
 
 def shorten(log: Path) -> None:
-    """Keep the end of a log that has become long; its process goes on appending to it."""
+    """Keep the end of a log that has become long; its process continues appending to it."""
     with log.open("a+b") as file:
         size = file.seek(0, os.SEEK_END)
         if size > _MAX_LOG_BYTES:

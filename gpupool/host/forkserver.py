@@ -31,7 +31,7 @@ _QUIET_S = 1.0  # after the last request, before what is left is imported
 
 
 def main() -> None:
-    """Serve until the agent closes stdin. Goes on in every forked child as what was asked for."""
+    """Serve until the agent closes stdin. Continues in every forked child as what was asked for."""
     agent_pid = int(sys.argv[1])
     set_process_name("gpupool:forks")
     die_with(agent_pid)

@@ -286,7 +286,7 @@ class Pool:
         A new engine has the rank, device and environment of the old one and joins the group, which
         is formed again; its variables are lost, those of the other ranks stay. What runs on them is
         interrupted. A rank that has died is replaced without being asked. A restart that is
-        interrupted goes on in the background.
+        interrupted continues in the background.
 
         Raises:
             PoolError: the pool was stopped or has lost its controller, or a new engine did not come

@@ -44,7 +44,7 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
         running = find()
         if running is not None:
             raise PoolError(
-                f"a pool of {rank_count(running.world_size)} runs already. Go on with it "
+                f"a pool of {rank_count(running.world_size)} runs already. Continue with it "
                 "(gpupool.current_pool()), or stop it first: `%gpupool stop`.",
                 "running",
             )

@@ -151,7 +151,7 @@ class SpmdRun:
 
         Raises:
             SpmdError: one or more ranks failed.
-            StillRunningError: it still runs after `timeout`, and goes on.
+            StillRunningError: it still runs after `timeout`, and continues.
         """
         __tracebackhide__ = True
         if timeout is not None:
@@ -257,7 +257,7 @@ class SpmdRun:
             self._press_stop()
             return
         if not ended:
-            raise StillRunningError(f"{self.name} still runs after {timeout_s:g} s, and goes on.")
+            raise StillRunningError(f"{self.name} still runs after {timeout_s:g} s, and continues.")
 
     def _collect(self) -> CellReport:
         __tracebackhide__ = True

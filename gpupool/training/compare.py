@@ -69,7 +69,7 @@ def compare(*trainings: Any, names: Sequence[str] | None = None) -> Comparison:
     that differ and of what came out.
 
     Args:
-        trainings: what `train` has given: results, or runs that go on; or their histories.
+        trainings: what `train` has given: results, or runs that have not ended; or their histories.
         names: one for each; unless given a number with the ranks and options that differ.
 
     Raises:
@@ -129,7 +129,7 @@ def _differences(histories: Sequence[TrainingHistory]) -> dict[str, tuple[str, .
 
 
 def _names(histories: Sequence[TrainingHistory]) -> list[str]:
-    """A number for each, with what tells it from the others: "1: 2 ranks, lr=0.1"."""
+    """A number for each, with what distinguishes it from the others: "1: 2 ranks, lr=0.1"."""
     ranks = [_ranks(one) for one in histories]
     differences = _differences(histories)
     names = []

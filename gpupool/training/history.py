@@ -72,10 +72,10 @@ class Slowest(NamedTuple):
 class TrainingHistory:
     """Everything that has been reported so far, in order.
 
-    `steps[i]` is step i + 1, also of a training that has gone on from a checkpoint; `validations`
+    `steps[i]` is step i + 1, also of a training that has resumed from a checkpoint; `validations`
     has one entry per validation. `status` is one of "starting", "training", "stopping", "finished",
     "stopped" and "failed"; `error` is the message of a failure; `notice` something to know while it
-    goes on, such as that ranks hang; `aside` what goes on beside the steps: before the first one,
+    continues, such as that ranks hang; `aside` what happens beside the steps: before the first one,
     while validating or saving; None while there are steps; `reads` what reading the data took.
 
     `warnings` are of divergence, checkpoints that failed and the like; `checkpoint` is the newest
@@ -189,7 +189,7 @@ class TrainingHistory:
 
     @property
     def stage(self) -> str:
-        """What goes on beside the steps, in words; "" while there are steps, and at the end."""
+        """What happens beside the steps, in words; "" while there are steps, and at the end."""
         return self.aside.what if self.aside is not None and not self.is_over else ""
 
     @property
@@ -227,7 +227,7 @@ class TrainingHistory:
 
     @property
     def newest(self) -> CheckpointEvent | ResumeEvent | None:
-        """The newest checkpoint: one that was made, or the one that it has gone on from."""
+        """The newest checkpoint: one that was made, or the one that it has resumed from."""
         made = [event for event in (self.checkpoint, self.resumed) if event is not None]
         # A resumed run may fail before it has saved: then the one it came from is the newest.
         return max(made, key=lambda event: event.step, default=None)
@@ -321,7 +321,7 @@ def status_line(history: TrainingHistory, without: Sequence[str] = ()) -> str:
     """The state of a training.
 
     "training  epoch 4/6  step 560/900  [===========>        ] 62%  loss 0.2100  acc 89.9%
-    val 89.6%  39.6k img/s  eta 1:10" while it goes on; once it is over the time it took, no bar.
+    val 89.6%  39.6k img/s  eta 1:10" while it runs; once it is over the time it took, no bar.
 
     Args:
         without: parts that are left out, of `_LEAST`.
@@ -362,7 +362,7 @@ def status_line(history: TrainingHistory, without: Sequence[str] = ()) -> str:
 
 
 def stage(history: TrainingHistory) -> str:
-    """What goes on beside the steps, and how far: "saving the network (12.3 of 98.0 MB)"."""
+    """What happens beside the steps, and how far: "saving the network (12.3 of 98.0 MB)"."""
     aside = history.aside
     if aside is None or not history.stage:
         return ""

@@ -20,7 +20,7 @@ class Restarts:
         self.sentences: list[str] = []
 
     def goes_on(self, error: BaseException, newest_step: int) -> bool:
-        """Whether to go on from the checkpoint of `newest_step` (0: there is none yet).
+        """Whether to resume from the checkpoint of `newest_step` (0: there is none yet).
 
         After the death of a rank, and not after an error of the user's code; and only if there is
         a newer checkpoint than at the last loss: what kills a rank at the same place again and
@@ -34,20 +34,20 @@ class Restarts:
         self._last_step = newest_step
         # Its first clause says how the rank ended; what follows is advice for a cell.
         how = re.split(r"[;.\n]", error.first.evalue)[0]
-        self.sentences.append(f"{how}; it was replaced, and training went on")
+        self.sentences.append(f"{how}; it was replaced, and training resumed")
         return True
 
     def went_on_from(self, step: int) -> None:
         """The last sentence says from where; 0: from the beginning."""
         # Once for each loss: the sentence that has its place ends otherwise.
-        if self.sentences and self.sentences[-1].endswith("training went on"):
+        if self.sentences and self.sentences[-1].endswith("training resumed"):
             self.sentences[-1] += f" from step {step}" if step else " from the beginning"
 
 
 def with_checkpoint(error: SpmdError, newest: CheckpointEvent | ResumeEvent) -> SpmdError:
     """The error, saying where the newest checkpoint is."""
     how = "auto" if isinstance(newest, CheckpointEvent) else newest.url
-    line = f"The checkpoint after step {newest.step} is at {newest.url}; resume={how!r} goes on"
+    line = f"The checkpoint after step {newest.step} is at {newest.url}; resume={how!r} resumes"
     line += " from it."
     hint = "\n".join(filter(None, [error.first.hint, line]))
     errors = {**error.errors, error.first.rank: replace(error.first, hint=hint)}

@@ -2,7 +2,7 @@
 
 The job (model, data, loss, options) is pickled once into the pool's private folder and read by each
 of them; the first one sends events while it trains, and leaves the weights in a file. The others
-only report how they fare. When a rank dies, the pool replaces it, and the same job goes on from its
+only report how they fare. When a rank dies, the pool replaces it, and the same job resumes from its
 last checkpoint, if that is wanted.
 """
 
@@ -64,7 +64,7 @@ Listener = Callable[[TrainingHistory], None]
 
 
 class TrainingRun:
-    """A training that goes on in the background: a future with a live history.
+    """A training that continues in the background: a future with a live history.
 
     `run.result()` waits for it, and so does `await run`, which lets other cells run meanwhile; to
     cancel that leaves the training alone. An inline pool trains in this thread: there the run is
@@ -397,5 +397,5 @@ class TrainingRun:
         for listener in self._listeners:
             try:
                 listener(self.history)
-            except Exception:  # its own affair: the training goes on, and the others hear of it
+            except Exception:  # its own affair: the training continues, and the others hear of it
                 logging.getLogger("gpupool").exception("a listener of a training has failed")

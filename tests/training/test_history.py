@@ -143,8 +143,8 @@ def test_it_goes_on_after_a_death_while_there_is_progress() -> None:
     restarts.went_on_from(10)
     assert not restarts.goes_on(died(), 10)
     assert restarts.sentences == [
-        "rank 1 was killed by SIGKILL; it was replaced, and training went on from the beginning",
-        "rank 0 was killed by SIGKILL; it was replaced, and training went on from step 10",
+        "rank 1 was killed by SIGKILL; it was replaced, and training resumed from the beginning",
+        "rank 0 was killed by SIGKILL; it was replaced, and training resumed from step 10",
     ]
 
 
@@ -164,7 +164,7 @@ def test_an_error_says_where_the_last_checkpoint_is() -> None:
         "memory\nThe checkpoint after step 8 is at s3://a/step-00000008.pt; resume='auto'" in shown
     )
     told = with_checkpoint(error, ResumeEvent(8, 1, "s3://b/step-00000008.pt", 2))
-    assert "resume='s3://b/step-00000008.pt' goes on" in "\n".join(told._render_traceback_())
+    assert "resume='s3://b/step-00000008.pt' resumes" in "\n".join(told._render_traceback_())
 
 
 def test_relative_folders_are_those_of_the_notebook(

@@ -146,7 +146,7 @@ class DeviceLocks:
         return taken, others
 
     def release(self) -> None:
-        """Let go of every device."""
+        """Release every device."""
         for descriptor in self._held.values():
             if os.getpid() == self._owner_pid:  # closing is not enough if one forked still has it
                 fcntl.flock(descriptor, fcntl.LOCK_UN)

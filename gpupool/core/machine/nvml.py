@@ -98,7 +98,7 @@ def _read_open(read: Callable[[], Read]) -> Read:
     """What `read` returns with NVML open, which it is for as long as this process lives.
 
     To open it takes up to 3 s a GPU where nothing else keeps the driver awake. What was opened
-    before a driver was loaded anew, or before a GPU was reset, fails: it is opened once more then.
+    before a driver was loaded again, or before a GPU was reset, fails: it is opened once more then.
 
     Raises:
         pynvml.NVMLError: it cannot be opened, or `read` fails on what was just opened.

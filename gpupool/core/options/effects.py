@@ -138,7 +138,7 @@ def _check_resume(options: TrainingFields) -> None:
     if options.resume in (True, "auto") and options.checkpoint is None:
         raise OptionsError(
             f"resume={options.resume!r} does nothing while checkpoint is None: did you mean "
-            "checkpoint='s3://bucket/run1', the folder to go on from?",
+            "checkpoint='s3://bucket/run1', the folder to resume from?",
             "no effect",
             "resume",
         )

@@ -293,9 +293,9 @@ def _checkpoints(plan: TrainingPlan) -> Rows:
     if options.resume is not False:
         is_newest = options.resume in (True, "auto")
         from_where = "the newest" if is_newest else without_passwords(str(options.resume))
-        rows.append(("goes on from", from_where))
+        rows.append(("resumes from", from_where))
     if options.on_failure == "resume":
-        rows.append(("when a rank dies", "it is replaced, and training goes on"))
+        rows.append(("when a rank dies", "it is replaced, and training resumes"))
     return rows
 
 

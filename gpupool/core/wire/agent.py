@@ -128,7 +128,7 @@ class Exited:
 
 @dataclass(frozen=True)
 class Continued:
-    """A process was stopped by a signal, and goes on."""
+    """A process was stopped by a signal, and runs again."""
 
     name: str
     pid: int

@@ -77,7 +77,7 @@ class JoinGroup(Call[Joined | None]):
 class FormGroup(Call[None]):
     """Form the process group of all ranks; returns when every rank has.
 
-    `handles` maps each group that goes on to its members', in order; None: all form a new one.
+    `handles` maps each group that continues to its members', in order; None: all form a new one.
     """
 
     plan: GroupPlan

@@ -137,7 +137,7 @@ class CheckpointEvent:
 
 @dataclass(frozen=True, slots=True)
 class ResumeEvent:
-    """Training goes on from the checkpoint at `url`, after `step`. It was made on `world_size`."""
+    """Training resumes from the checkpoint at `url`, after `step`. It was made on `world_size`."""
 
     step: int
     epoch: int

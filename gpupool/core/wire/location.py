@@ -72,7 +72,7 @@ class Location:
     `function` is the function of torch.distributed that the main thread has called, "" outside of
     them. `cpu_s` is what the main thread has computed since it was started. `idle`: no call runs.
     `imports`: a library is being imported, which is not cut off. `queued`: the collective waits in
-    the queue of a device, and the host has gone on to `line`; nobody knows where it was called.
+    the queue of a device, and the host has continued to `line`; nobody knows where it was called.
     `also` are collectives that are under way besides, called with `async_op=True`. `last`, if it
     was asked for: of each group the last collectives that are over, the newest last.
     """

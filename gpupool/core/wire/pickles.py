@@ -203,7 +203,7 @@ class MemoryFile:
         return f"/proc/{os.getpid()}/fd/{self.descriptor}"
 
     def close(self) -> None:
-        """Let go of it; who has opened it keeps it. May be called again."""
+        """Release it; who has opened it keeps it. May be called again."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -35,7 +35,7 @@ class Answer(Generic[Found]):
 
 @dataclass(frozen=True, slots=True)
 class ControlRequest(Generic[Found]):
-    """One request. A rank does it in its control thread, while its main thread goes on."""
+    """One request. A rank does it in its control thread, while its main thread continues."""
 
     @classmethod
     def message_type(cls) -> str:
@@ -59,7 +59,7 @@ class ControlRequest(Generic[Found]):
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """How long a rank has waited for a batch, and for the store, and why that goes on."""
+    """How long a rank has waited for a batch, and for the store, and why it still waits."""
 
     batch_s: float
     store_s: float

@@ -246,7 +246,7 @@ class DiskCache:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         self.stopped = reason or repr(error)
         logging.getLogger("gpupool").warning(
-            "nothing more is added to the cache in %s (%s); reading goes on from the store. "
+            "nothing more is added to the cache in %s (%s); reading continues from the store. "
             "Make room there, or give ds.cached() another folder=.",
             self._folder,
             self.stopped,

@@ -78,7 +78,7 @@ def is_proven(part: Part, data: bytes) -> bool:
 
 
 class Verifier:
-    """Settles every whole file that has an ETag; stops where ETags turn out to be no MD5s."""
+    """Decides about every whole file that has an ETag; stops where ETags turn out to be no MD5s."""
 
     def __init__(self) -> None:
         self._num_proven = self._num_alike = 0

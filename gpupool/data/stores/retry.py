@@ -118,7 +118,7 @@ class Budget:
 
 
 class _Notices:
-    """Tells what is tried again for long, "reading (no connection)": one line for all threads."""
+    """Reports what is tried again for long, "reading (no connection)": one line for all threads."""
 
     def __init__(self) -> None:
         self._forget()
@@ -194,7 +194,7 @@ class Tries:
 
     @property
     def passed_s(self) -> float:
-        """How long it has gone on."""
+        """How long it has lasted."""
         return self._clock() - self._began
 
     def again(self, reason: str, budget: Budget) -> bool:

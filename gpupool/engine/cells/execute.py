@@ -78,7 +78,7 @@ def run_function(load: Callable[[], tuple[Any, Any, Any]]) -> Reply[CodeReply]:
         value = function(*args, **kwargs)
         _wait_for_device()
         packed, text = pack(value), _text_of(value)
-    except BaseException as error:  # also SystemExit and KeyboardInterrupt: the engine goes on
+    except BaseException as error:  # also SystemExit and KeyboardInterrupt: the engine continues
         return failed(error)
     return Reply(CodeReply(packed, text, time.monotonic() - started))
 
@@ -109,7 +109,7 @@ _RUNS_CODE = "IPython.core.interactiveshell"
 class QuietErrors:
     """While entered, IPython publishes no traceback: the client shows one.
 
-    IPython shows an error in the script of `%run` or the body of `%%capture`, and goes on. Other
+    IPython shows an error in the script of `%run` or the body of `%%capture`, and continues. Other
     ranks may wait for this one, so such an error is raised when its magic has ended. `passed_over`
     says on stderr what was not to end the cell: an error in a hook, or in `__repr__`.
     """
@@ -174,7 +174,7 @@ class QuietErrors:
         return run_magic
 
     def passed_over(self, result: Any) -> None:
-        """Tell of the errors that are not the cell's own."""
+        """Report the errors that are not the cell's own."""
         own = result.error_before_exec or result.error_in_exec
         if isinstance(own, KeyboardInterrupt):  # IPython's word for it is another one here
             return
@@ -184,7 +184,7 @@ class QuietErrors:
 
 
 def _interruptible(run: Callable[[str], Any]) -> Callable[[str], Any]:
-    """`!command`. IPython ends the command at an interrupt and lets the cell go on."""
+    """`!command`. IPython ends the command at an interrupt and lets the cell continue."""
 
     @functools.wraps(run)
     def run_command(*args: Any, **options: Any) -> Any:
@@ -280,5 +280,5 @@ def _packed_if_small(value: object) -> tuple[bytes | None, str]:
 def _text_of(value: object) -> str:
     try:
         return repr(value)
-    except Exception as error:  # IPython, which shows the value, has said so; the cell goes on
+    except Exception as error:  # IPython, which shows the value, has said so; the cell continues
         return f"<{type(value).__name__}: its __repr__ raised {type(error).__name__}>"

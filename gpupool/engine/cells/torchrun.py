@@ -33,7 +33,7 @@ from gpupool.engine.group.forming import Plan
 _torch_init = dist.init_process_group
 _rpc: Any = api  # whose private names are not annotated
 _SIGNATURE = inspect.signature(_torch_init)
-# How ranks find each other is settled here, and torch ignores the name.
+# How ranks find each other is decided here, and torch ignores the name.
 _USELESS = datetime.timedelta(seconds=0.5)
 _POLL_S = 0.001
 _RENDEZVOUS = ("init_method", "rank", "world_size", "group_name")

@@ -300,7 +300,7 @@ def _lines(error: BaseException) -> list[str]:
 def _lines_of_frames(formatter: Any, frames: list[TracebackType]) -> Iterator[None]:
     """Have IPython take a cell's line from the traceback.
 
-    It takes it from the frame, which may have gone on since, in an `except` clause.
+    It takes it from the frame, which may have continued since, in an `except` clause.
     """
     lines = {id(frame.tb_frame): frame.tb_lineno for frame in frames}
     plain = formatter.get_records

@@ -73,7 +73,7 @@ _aborts: weakref.WeakKeyDictionary[dist.ProcessGroup, _Abort] = weakref.WeakKeyD
 def abort_collectives() -> int:
     """Abort every process group of this rank; returns how many gloo connections were shut.
 
-    Harmless when idle or called again. Aborts that take their time go on when it returns:
+    Harmless when idle or called again. Aborts that take their time continue when it returns:
     `finish_aborts` waits for them.
     """
     freeze_watchers()

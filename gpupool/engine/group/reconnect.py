@@ -1,7 +1,7 @@
 """Groups that last over generations: connected again, not made again. Runs on engines.
 
 From torch 2.15 on gloo can give a group object new connections (`enable_reconfigure`), so that
-what holds it goes on: a DDP wrapper, a DeviceMesh, an FSDP module, a sub-group. Before, and
+what holds it continues: a DDP wrapper, a DeviceMesh, an FSDP module, a sub-group. Before, and
 with NCCL, where it is not proven, the group is destroyed and another one formed (`forming.py`).
 
 Names of torch that are private are each guarded by a test in `tests/engine/group/test_facts.py`.

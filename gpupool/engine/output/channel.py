@@ -85,7 +85,7 @@ class Channel:
         pub_thread.send_multipart = self._send_in_order
 
     def write(self, name: str, parent: dict[str, Any], text: str) -> None:
-        """Take in text; what was written to the descriptors before it goes first."""
+        """Receive text; what was written to the descriptors before it goes first."""
         with self._lock:
             if self._poll.poll(0):
                 self._read_descriptors()
@@ -134,7 +134,7 @@ class Channel:
             self._poll.register(descriptor, select.POLLIN)
 
     def read(self) -> None:
-        """Take in what was written to the descriptors."""
+        """Receive what was written to the descriptors."""
         with self._lock:
             self._read_descriptors()
 
@@ -223,7 +223,7 @@ class Channel:
             self._send_other(*args, **options)
 
     def _thin_out(self) -> None:
-        """Let go what lies between the first and the last lines of what waits."""
+        """Drop what lies between the first and the last lines of what waits."""
         first, last, left = self._pieces[0], list[Piece](), KEPT_LAST_CHARS
         for piece in reversed(self._pieces):
             text = piece.text

@@ -106,7 +106,7 @@ class OrderedStream(OutStream):
         this_call, forked = self._parent_header.get, _forked
 
         def write_text(string: str) -> int:
-            """Take in text. In a forked child it goes the way of what C code writes."""
+            """Receive text. In a forked child it goes the way of what C code writes."""
             if forked:
                 _write_all(_DESCRIPTORS[name], string.encode(errors="replace"))
                 return len(string)
@@ -120,7 +120,7 @@ class OrderedStream(OutStream):
         return write_text
 
     def _watch_pipe_fd(self) -> None:
-        """Take in what comes when nobody writes to the streams; a thread of ipykernel."""
+        """Receive what comes when nobody writes to the streams; a thread of ipykernel."""
         if self._fid is None:
             return
         self._channel.watch(self, self._fid)
@@ -139,7 +139,7 @@ class _Octets(io.BufferedIOBase):
         self._decode = codecs.getincrementaldecoder(stream.encoding)("replace").decode
 
     def write(self, octets: Any) -> int:
-        """Take in bytes; a character may come in parts."""
+        """Receive bytes; a character may come in parts."""
         view = memoryview(octets)
         self._stream.write(self._decode(view))
         return view.nbytes

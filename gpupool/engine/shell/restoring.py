@@ -2,7 +2,7 @@
 
 Output, the folder, and the way interrupts come belong to the process: what code does to them lasts.
 What works is left as the code wants it: a tee of the user's stays `sys.stdout`. Before each call
-the same is looked at again, since threads go on after the call that has started them.
+the same is looked at again, since threads continue after the call that has started them.
 """
 
 from __future__ import annotations

@@ -401,7 +401,7 @@ class _Training:
     def is_last_step_whole(self) -> bool:
         """Whether the network can be left as it is after the last step, and it is known of which.
 
-        After an interrupt; where collectives have been aborted, the device may have gone on with
+        After an interrupt; where collectives have been aborted, the device may have continued with
         half a sum.
         """
         run = self.run

@@ -75,7 +75,7 @@ class MagicParser(argparse.ArgumentParser):
     def manual(self) -> str:
         """What `-h` shows: how a line is written, what it does, and each argument."""
         text = self.format_help().removeprefix("usage: ").rstrip()
-        # Lines that go on stand below the first one, where "usage: " is gone.
+        # Lines that continue stand below the first one, where "usage: " is gone.
         usage, gap, rest = text.partition("\n\n")
         return usage.replace("\n       ", "\n") + gap + rest.replace("positional ", "")
 

@@ -77,7 +77,7 @@ def history_html(history: History) -> str:
     """
     state = state_of(history)
     plots, view = Plots(state), state.view
-    # While it goes on the plots are inline SVG, which takes the colours of the page.
+    # While it runs the plots are inline SVG, which takes the colours of the page.
     drawn = plots.html(as_picture=history.is_over)
     if history.is_over:
         data = _data(state_of(history, MAX_STATE_POINTS))

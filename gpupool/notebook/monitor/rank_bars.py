@@ -21,7 +21,7 @@ class RankBars:
     def take(self, events: Iterable[ProgressEvent]) -> None:
         """Add what a rank has reported, in any thread."""
         for event in events:
-            if self._over:  # a thread that goes on when the cell has ended
+            if self._over:  # a thread that continues when the cell has ended
                 return
             if event.what not in self._bars:
                 # The rank has waited its second already: the bar is drawn at once.

@@ -41,7 +41,7 @@ def show_training(run: Run, how: str = "auto", *, waits: bool = True) -> None:
 
     Args:
         how: `TrainingOptions.progress`.
-        waits: whether the cell waits for its end; if not, the user goes on at the prompt.
+        waits: whether the cell waits for its end; if not, the user continues at the prompt.
 
     Raises:
         OptionsError: "plot", where there are none.

@@ -39,7 +39,7 @@ HINT = "To stop, press the stop button of the notebook."
 
 
 def headline(history: TrainingHistory, status: str | None = None) -> str:
-    """What goes on, changing a few times an epoch only: it is read aloud by screen readers.
+    """What happens, changing a few times an epoch only: it is read aloud by screen readers.
 
     `status` overrides that of the history.
     """
@@ -120,7 +120,7 @@ def clock(history: TrainingHistory) -> dict[str, float | bool | None]:
 def remaining(history: TrainingHistory) -> str:
     """The share done and the time left, as "62 % · about 1 min 10 s left".
 
-    Of what goes on beside the steps, how far that is: "12.3 of 98.0 MB".
+    Of what happens beside the steps, how far that is: "12.3 of 98.0 MB".
     """
     aside = history.aside if history.stage else None
     if aside is not None and aside.total:

@@ -40,7 +40,7 @@ _SCRIPT = re.compile(
 )
 _LINE_ENDS = re.compile(
     r"\n+(?=[})\].?:&|\n])|(?<=[{(\[,;=>:?&|\n])\n+"
-)  # where a statement goes on
+)  # where a statement continues
 _STYLE = re.compile(r"/\*[\s\S]*?\*/\s*|(?<=[{};,])\s+|\s+(?=[{}])|(?<=:) ")
 
 

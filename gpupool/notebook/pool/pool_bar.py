@@ -161,7 +161,7 @@ def _act(pool: Pool, press: str, meant: Meant, bar: PoolBar) -> str:
             pool.stop(SHUT_DOWN)
     except GpuPoolError as error:
         return str(error)
-    except Exception as error:  # the bar has to go on, and is the only place that can say it
+    except Exception as error:  # the bar has to continue, and is the only place that can say it
         logging.getLogger("gpupool").exception("the button %s failed", press)
         return f"{press} failed: {error!r}"
     return ""

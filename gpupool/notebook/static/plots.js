@@ -87,7 +87,7 @@ function countBefore(points, step) {
   return low;
 }
 
-// The points on an axis of steps, with one more at each side: lines go on to the edge.
+// The points on an axis of steps, with one more at each side: lines reach the edge.
 function pointsWithin(points, { low, high }) {
   return points.slice(Math.max(0, countBefore(points, low) - 1), countBefore(points, high + 1) + 1);
 }

@@ -208,7 +208,7 @@ def _stuck(
     odds: Mapping[int, list[int]],
     by_exit: Iterable[int],
 ) -> set[int]:
-    """The ranks that can never go on: what is left when all that can have done so."""
+    """The ranks that can never continue: what is left when all that can have done so."""
     moving = {
         rank
         for rank, one in seen.items()

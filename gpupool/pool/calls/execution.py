@@ -227,7 +227,7 @@ class Execution(Generic[Value]):
         # Forming takes half a second with 32 ranks. An error is reported before it, and the next
         # call waits. Not so after a stop: people press twice, and the second press would meet the
         # end of the cell, where an `await` has no handler of ours. Nor inline, where the group is
-        # of the process that goes on then.
+        # of the process that continues then.
         waits = self._presses or self._all_ranks.options.inline
         report = (lambda: None) if waits else self._finished.set
         try:
@@ -355,7 +355,7 @@ class Execution(Generic[Value]):
         return True
 
     def _look(self, pending: Collection[int], now: float) -> None:
-        """Tell of a hang; act on it only if that is wanted."""
+        """Report a hang; act on it only if that is wanted."""
         if self._failures or self._presses:
             if not self._freeing.has_warned:  # what it reported is being ended
                 self._notice(None)

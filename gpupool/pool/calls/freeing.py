@@ -89,7 +89,7 @@ class Freeing:
     def _abort(self, numbers: Mapping[int, int]) -> None:
         """Abort the collectives of all ranks, and interrupt the calls of these numbers.
 
-        Of those too that have ended: a peer's collective may go on with one that is through it.
+        Of those too that have ended: a peer's collective may continue with one that is through it.
         """
         self.has_aborted = True
         self._all_ranks.group.abort({rank: numbers.get(rank) for rank in self._ranks})

@@ -2,7 +2,7 @@
 
 The ranks compute meanwhile, one cell for ten hours perhaps: what is sent goes over the control
 channel. botocore reads the variables again when less than 15 minutes are left, so boto3 and s3fs
-sessions on the ranks go on, if the new ones are there by then.
+sessions on the ranks continue, if the new ones are there by then.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Two phases: all ranks join, and only then connect, so that a fast rank cannot break the group
 of a slow one. What a rank holds of earlier groups is asked first: where torch can give a group new
-connections, the groups go on that all their members still have.
+connections, the groups continue that all their members still have.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Forming:
         One rank may have ended a collective that another has not begun: a small broadcast ends on
         its source when it is sent. The next one of the two would then be another one. And nobody
         counts the messages from one rank to another, so all ranks rather get new connections where
-        their group goes on with them.
+        their group continues with them.
         """
         if len(self._engines.pids) == 1:
             return True

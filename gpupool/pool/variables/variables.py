@@ -197,7 +197,7 @@ class Variables:
         chosen: Iterable[str],
         reports: Mapping[int, NamesReport],
     ) -> None:
-        """Some ranks have copies of another one's state. Handles go on meaning what the ranks have;
+        """Some ranks have copies of another one's state. Handles still mean what the ranks have;
         what the notebook called its own becomes one, where a rank has a new object by its name."""
         with self._lock:
             self.num_changes += 1

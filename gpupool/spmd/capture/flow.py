@@ -255,7 +255,7 @@ class Flow(Names):
             if item.optional_vars is not None:
                 self.visit(item.optional_vars)
         self.visit_all(node.body)
-        # After a `raise` the way goes on only if the exception is swallowed.
+        # After a `raise` the way continues only if the exception is swallowed.
         if self._bound is None or any(_swallows(item.context_expr) for item in node.items):
             self._bound = before
 

@@ -309,7 +309,7 @@ def test_after_a_kill_it_goes_on_by_itself(pools: Pools, tmp_path: Path, rank: i
     assert told.startswith(f"rank {rank} was killed by SIGKILL")
     last = result.history.steps[-1].step  # the new rank tells how it fares, as the others do
     assert {n: event.step for n, event in result.history.ranks.items()} == {0: last, 1: last}
-    assert told.endswith(f"; it was replaced, and training went on from step {resumed.step}")
+    assert told.endswith(f"; it was replaced, and training resumed from step {resumed.step}")
     assert [s.step for s in result.history.steps] == list(range(1, 31))
     for name, tensor in expected.model.state_dict().items():
         assert torch.allclose(result.model.state_dict()[name], tensor, rtol=0, atol=1e-12)
@@ -321,7 +321,7 @@ def test_without_a_checkpoint_yet_it_begins_anew(pools: Pools, tmp_path: Path) -
     data = Once(60, 3, tmp_path / "killed", kills=True)
     run = TrainingRun(pools[1], network(), data, "cross_entropy", options, None)
     result = run.result()
-    assert result.warnings[0].endswith("training went on from the beginning")
+    assert result.warnings[0].endswith("training resumed from the beginning")
     assert len(result.history.steps) == 10
 
 
