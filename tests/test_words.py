@@ -39,7 +39,7 @@ def test_each_is_found(text: str, word: str) -> None:
 @pytest.mark.parametrize(
     "text",
     ["file.tell()", 'on_hang="tell"', "[--on-hang tell|abort]", "nobody can tell them apart",
-     "a variable goes on the GPU", "as it goes on one of three ways"],
+     "a variable goes on the GPU", "as it goes one of three ways"],
 )  # fmt: skip
 def test_names_of_code_are_not(text: str) -> None:
     assert list(words.finds(text)) == []

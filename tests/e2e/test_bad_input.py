@@ -88,7 +88,7 @@ def test_a_pool_that_cannot_be_started_says_why_and_leaves_none(
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("%gpupool start", "PoolError: a pool of 2 ranks runs already. Go on with it (gpupool.cur"),
+        ("%gpupool start", "PoolError: a pool of 2 ranks runs already. Continue with it ("),
         ("%gpupool strat", "OptionsError: %gpupool has no command 'strat'. Did you mean 'start'?"),
         ("%gpupool start --gpu 0", "OptionsError: %gpupool start has no option --gpu. Did you me"),
         ("%gpupool stop --force", "OptionsError: %gpupool stop: '--force' is too much."),

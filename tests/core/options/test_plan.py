@@ -199,7 +199,7 @@ CHANGES: list[tuple[dict[str, Any], str, str]] = [
     ({"compile": True}, "made faster by", "compile"),
     ({"checkpoint": "c", "checkpoint_every": "5m"}, "every", "5m, the last 2 kept"),
     ({"checkpoint": "c", "checkpoint_every": 5}, "every", "5 steps, the last 2 kept"),
-    ({"resume": "s3://b/x.pt", "checkpoint": "c"}, "goes on from", "s3://b/x.pt"),
+    ({"resume": "s3://b/x.pt", "checkpoint": "c"}, "resumes from", "s3://b/x.pt"),
 ]
 
 

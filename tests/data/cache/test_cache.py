@@ -329,7 +329,7 @@ def test_a_disk_that_takes_no_more_is_said_once_and_reading_goes_on(
     done = subprocess.run([*disk, *program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, f"{kept}, {reason}\n"), done.stderr
     assert done.stderr == (
-        f"nothing more is added to the cache in {tmp_path} ({reason}); reading goes on from the "
+        f"nothing more is added to the cache in {tmp_path} ({reason}); reading continues from the "
         "store. Make room there, or give ds.cached() another folder=.\n"
     )
 

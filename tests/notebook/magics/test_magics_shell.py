@@ -72,7 +72,7 @@ def test_the_status_tells_state_ranks_and_processes(terminal: Terminal) -> None:
 def test_a_second_start_changes_nothing(terminal: Terminal) -> None:
     before = terminal.run("%gpupool").stdout
     refused = terminal.run("%gpupool start -n 1")
-    assert refused.stdout.startswith("PoolError: a pool of 2 ranks runs already. Go on with it")
+    assert refused.stdout.startswith("PoolError: a pool of 2 ranks runs already. Continue with it")
     assert terminal.run("%gpupool").stdout == before
 
 
