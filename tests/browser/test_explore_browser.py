@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -113,7 +114,11 @@ class Plots:
 
     def use(self) -> None:
         """All that a reader can do, once."""
-        self.raw.mouse.move(*self.at(0.5))
+        for share in itertools.islice(itertools.cycle((0.4, 0.5)), 100):
+            self.raw.mouse.move(*self.at(share))  # the front end may still lay the page out
+            self.settle()
+            if self.reading:
+                break
         step, accuracy, loss, *_ = self.reading
         assert step.startswith("Step ")
         assert "epoch " in step

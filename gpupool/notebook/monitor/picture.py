@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 History = TrainingHistory | LoopHistory
 
 MAX_POINTS = 200  # of a curve in the image, which is some 600 pixels wide
-MAX_STATE_POINTS = 300  # of one beside it, for those who zoom
+MAX_STATE_POINTS = 400  # of one beside it, for those who zoom
 STATE = ("headline", "file_name", "plots", "legend", "axes", "latest", "timeline")  # for the script
 MEMORY = "#4f9a1b"
 TRACK = "background:rgba(128,128,128,.25);border-radius:4px;overflow:hidden;height:8px"
@@ -172,7 +172,8 @@ def plots_script() -> str:
     # Within a function: nothing is seen from outside, and a page may have it several times.
     code = markup.compact_script(markup.static_text("plots.js", "explore.js"))
     style = markup.compact_style(markup.static_text("plots.css"))
-    return f"<style>{style}</style><script>(() => {{\n{code}exploreStills();\n}})()</script>"
+    script = markup.packed_script(f"(() => {{\n{code}exploreStills();\n}})()")
+    return f"<style>{style}</style>{script}"
 
 
 def _header(view: View) -> str:

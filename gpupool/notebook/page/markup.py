@@ -7,9 +7,11 @@ alike, so that a saved notebook can be read anywhere.
 from __future__ import annotations
 
 import functools
+import gzip
 import json
 import re
 import secrets
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -173,6 +175,21 @@ def compact_script(script: str) -> str:
 def compact_style(style: str) -> str:
     """The same of a style sheet."""
     return _STYLE.sub("", style)
+
+
+def packed_script(script: str) -> str:
+    """A script that a page unpacks and runs, a third as long; it needs nothing from elsewhere."""
+    # As an element, not by `eval`: pages that allow the one may forbid the other. No time is in it,
+    # so that a notebook that is run again differs only where its results do.
+    packed = b64encode(gzip.compress(script.encode(), mtime=0)).decode()
+    return (
+        "<script>(async()=>{const packed=Uint8Array.from(atob("
+        f'"{packed}"),(c)=>c.charCodeAt(0));'
+        'const stream=new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));'
+        'const made=document.createElement("script");'
+        "made.textContent=await new Response(stream).text();"
+        "document.head.append(made);made.remove()})()</script>"
+    )
 
 
 def data_script(data: object, name: str) -> str:
