@@ -202,7 +202,7 @@ def test_a_frozen_rank_is_told_and_replaced_when_the_cell_is_stopped(
     assert "Rank 1" in str(said[0])
     assert f"kill -CONT {victim}" in str(said[0])
     cell.interrupt()
-    until(lambda: "does not react" in str(said), 10.0, "the word before it is killed")
+    until(lambda: "does not respond" in str(said), 10.0, "the word before it is killed")
     cell.interrupt()
     assert cell.wait(30.0)
     assert dict(pool.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}

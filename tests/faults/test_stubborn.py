@@ -36,7 +36,7 @@ def test_it_is_said_and_to_stop_again_kills(faulty: Faulty, tmp_path: Path, code
     execution.interrupt()
     until(lambda: bool(faulty.notices), 10.0, "a notice")
     assert not gone(faulty.pid(1))  # not before it has been said
-    assert faulty.notices[0].startswith("rank 1 does not react to the interrupt")
+    assert faulty.notices[0].startswith("rank 1 does not respond to the interrupt")
     assert "killed and replaced" in faulty.notices[0]
     execution.interrupt()
     error = faulty.ended(execution)
@@ -52,7 +52,7 @@ def test_after_a_while_it_is_killed_without_being_asked(faulty: Faulty, tmp_path
         f"if rank == 0:\n{wait}\n    raise ValueError('zero')\n{on_rank_1(BARE, begun)}"
     )
     assert str(error).startswith("rank 0: ValueError: zero")
-    assert "rank 1 does not react" in faulty.notices[0]
+    assert "rank 1 does not respond" in faulty.notices[0]
     faulty.check(lost=[1])
 
 
@@ -63,7 +63,7 @@ def test_a_rank_that_is_stopped_is_replaced_and_its_end_meets_nobody(faulty: Fau
     stopped = faulty.pid(1)
     os.kill(stopped, signal.SIGSTOP)
     execution.interrupt()
-    until(lambda: any("rank 1 does not react" in text for text in faulty.notices), 10.0)
+    until(lambda: any("rank 1 does not respond" in text for text in faulty.notices), 10.0)
     execution.interrupt()
     faulty.ended(execution)
     with contextlib.suppress(ProcessLookupError):
@@ -75,7 +75,7 @@ def test_a_rank_that_goes_on_in_time_is_not_replaced(faulty: Faulty) -> None:
     execution = faulty.begun("if rank != 1: dist.barrier()\n__import__('time').sleep(600)")
     os.kill(faulty.pid(1), signal.SIGSTOP)
     execution.interrupt()
-    until(lambda: any("rank 1 does not react" in text for text in faulty.notices), 10.0)
+    until(lambda: any("rank 1 does not respond" in text for text in faulty.notices), 10.0)
     os.kill(faulty.pid(1), signal.SIGCONT)
     assert faulty.ended(execution).first.ename == "KeyboardInterrupt"
     faulty.check()

@@ -58,8 +58,8 @@ def too_few_text(why: str, free: int, num_gpus: int, number: int) -> str:
     else:
         advice = "`--cpu` starts CPU ranks; --force (force=True) shares the GPUs all the same."
     return (
-        f"{number} of {num_gpus} GPUs were asked for, of which {free or 'none'} can be had; {why}. "
-        f"{advice}"
+        f"You asked for {number} of {num_gpus} GPUs, but {f'only {free}' if free else 'none'} "
+        f"{'are' if free > 1 else 'is'} free; {why}. {advice}"
     )
 
 

@@ -60,7 +60,7 @@ def require_dataset(name: str, dataset: Any) -> None:
     # An iterator is its own `__iter__`: the second epoch would find it used up, and be empty.
     if hasattr(dataset, "__next__"):
         raise TrainingError(
-            f"{name} is a {kind}, which can be walked through once: give a "
+            f"{name} is a {kind}, which can be iterated only once: pass a "
             "torch.utils.data.IterableDataset, whose __iter__ begins again each epoch.",
             "iterator",
             name,

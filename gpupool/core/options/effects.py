@@ -104,7 +104,7 @@ def check_effects(options: TrainingFields) -> None:
         for name in effect.names:
             if is_given(options, name) and not effect.works(other):
                 raise OptionsError(
-                    f"{name}={getattr(options, name)!r} does nothing while {effect.other} is "
+                    f"{name}={getattr(options, name)!r} has no effect while {effect.other} is "
                     f"{_shown(other)}: did you mean {effect.other}={effect.meant}?",
                     "no effect",
                     name,
@@ -116,8 +116,8 @@ def check_effects(options: TrainingFields) -> None:
     _check_warmup(options)
     if options.bn_statistics == "population" and options.batch_norm == "frozen":
         raise OptionsError(
-            "bn_statistics='population' does nothing while batch_norm is 'frozen', which keeps the "
-            "statistics as they are: leave one of them out.",
+            "bn_statistics='population' has no effect while batch_norm is 'frozen', which keeps "
+            "the statistics as they are: leave one of them out.",
             "no effect",
             "bn_statistics",
         )
@@ -137,7 +137,7 @@ def _check_resume(options: TrainingFields) -> None:
     # The URL of one checkpoint names its own place, so it needs no folder.
     if options.resume in (True, "auto") and options.checkpoint is None:
         raise OptionsError(
-            f"resume={options.resume!r} does nothing while checkpoint is None: did you mean "
+            f"resume={options.resume!r} has no effect while checkpoint is None: did you mean "
             "checkpoint='s3://bucket/run1', the folder to resume from?",
             "no effect",
             "resume",
@@ -157,13 +157,13 @@ def _check_improvement(options: TrainingFields) -> None:
     usual = 0.0 if options.optimizer == "sgd" else 0.9
     if options.nesterov and not (usual if options.momentum is None else options.momentum):
         raise OptionsError(
-            "nesterov=True does nothing without momentum: did you mean momentum=0.9?",
+            "nesterov=True has no effect without momentum: did you mean momentum=0.9?",
             "no effect",
             "nesterov",
         )
     if options.min_delta and options.patience is None and options.schedule != "plateau":
         raise OptionsError(
-            f"min_delta={options.min_delta:g} does nothing while patience is None: did you mean "
+            f"min_delta={options.min_delta:g} has no effect while patience is None: did you mean "
             "patience=3, or schedule='plateau'?",
             "no effect",
             "min_delta",
@@ -230,7 +230,7 @@ def is_given(options: Any, name: str) -> bool:
 
 def _refuse_without_validation(options: TrainingFields, name: str) -> None:
     raise OptionsError(
-        f"{name}={getattr(options, name)!r} does nothing without validation: did you mean "
+        f"{name}={getattr(options, name)!r} has no effect without validation data: did you mean "
         "train(..., validation=...)?",
         "no effect",
         name,
@@ -315,7 +315,7 @@ def _check_drops(options: TrainingFields) -> None:
         period = options.drop_period or max(1, epochs // 3)
         if name == "piecewise" and period >= epochs:
             raise OptionsError(
-                f"schedule='piecewise' does nothing while drop_period is {period} and it lasts "
+                f"schedule='piecewise' has no effect while drop_period is {period} and it lasts "
                 f"{_many(epochs, 'epoch')}: the first drop would come after its end.",
                 "no effect",
                 "schedule",
@@ -348,7 +348,7 @@ def _check_lengths(options: TrainingFields, steps_per_epoch: int) -> None:
     steps = planned if options.max_steps is None else min(planned, options.max_steps)
     if options.max_steps is not None and options.max_steps > planned:
         raise OptionsError(
-            f"max_steps={options.max_steps} does nothing while epochs is {options.epochs}, which "
+            f"max_steps={options.max_steps} has no effect while epochs is {options.epochs}, which "
             f"are {_many(planned, 'step')}: did you mean "
             f"epochs={-(-options.max_steps // steps_per_epoch)}?",
             "no effect",

@@ -290,7 +290,7 @@ class TrainingFields:
     "parallel-auto", "parallel-cpu", "parallel-gpu" (all there are)."""
 
     def resolve(self, world_size: int) -> Self:
-        """What these options come to on so many ranks that train: scale="linear" is carried out.
+        """Return the options with scale="linear" applied for `world_size` ranks that train.
 
         `batch_size` and `lr` are multiplied by `world_size`, and a warm-up begins at the unscaled
         learning rate. Resolved options resolve to themselves.

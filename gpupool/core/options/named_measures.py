@@ -97,7 +97,9 @@ def check_loss(loss: object) -> None:
             check_loss(part[0] if isinstance(part, tuple) and len(part) == 2 else part)
     elif isinstance(loss, type):
         raise TrainingError(
-            f"loss={loss.__name__} is a class: call it, {loss.__name__}().", "class", "loss"
+            f"loss={loss.__name__} is a class; pass an instance: {loss.__name__}().",
+            "class",
+            "loss",
         )
     elif not callable(loss) and loss not in (*LOSSES, "auto", "output", None):
         raise TrainingError(
@@ -115,7 +117,7 @@ def check_metrics(metrics: object) -> None:
         if isinstance(metric, type):
             name = metric.__name__
             raise TrainingError(
-                f"metrics: {name} is a class: call it, {name}(...).", "class", "metrics"
+                f"metrics: {name} is a class; pass an instance: {name}(...).", "class", "metrics"
             )
         if not callable(metric) and metric not in METRICS:
             raise TrainingError(

@@ -124,7 +124,7 @@ def _check_sampler(sampler: object) -> None:
     kind = type(sampler).__name__
     if hasattr(sampler, "__next__"):
         raise OptionsError(
-            f"batch_sampler is a {kind}, which can be walked through once: give an object whose "
+            f"batch_sampler is a {kind}, which can be iterated only once: pass an object whose "
             "__iter__ begins again each epoch, or a list of lists of indices.",
             "iterator",
             "batch_sampler",

@@ -85,7 +85,7 @@ def store_error(
         )
     if found.kind == "busy":
         long = f"{tries.failed} times in {tries.passed_s:.0f} s" if tries else "once"
-        what = f"{doing} failed {long}, at last by: {found.what}; try again later"
+        what = f"{doing} failed {long}, most recently with: {found.what}; try again later"
         return DataError(f"{name}: {what}", "busy", url=name)
     if found.kind == "unreachable":
         host = re.search(r"https?://[^/\"\s]+", without_secrets(str(error), options))

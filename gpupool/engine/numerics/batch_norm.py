@@ -127,7 +127,7 @@ def sync_batch_norm(model: nn.Module, group: Group = None) -> nn.Module:
 
 
 def norm_group(world: World) -> Group:
-    """Over whose rows the batch norms of a training go, which may be one rank of many."""
+    """The group over which batch-norm statistics are computed; it may be a single rank."""
     return "alone" if world.size == 1 else world.group or dist.group.WORLD
 
 

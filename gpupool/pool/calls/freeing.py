@@ -110,12 +110,12 @@ class Freeing:
         listed = ", ".join(map(str, ranks))
         if self._import(ranks):
             return (
-                f"rank {listed} imports a library, which is not cut off, and ends the cell after "
-                "that. To stop once more kills and replaces it; its variables are lost then."
+                f"rank {listed} is in the middle of an import and ends the cell after it. "
+                "Stop once more to kill and replace it now; its variables are lost then."
             )
         return (
-            f"rank {listed} does not react to the interrupt. In {self._ladder.kills_after_s:.0f} s "
-            "it is killed and replaced, and its variables are lost; to stop once more does it now."
+            f"rank {listed} does not respond to the interrupt. In {self._ladder.kills_after_s:.0f} s "
+            "it is killed and replaced, and its variables are lost. Stop once more to do it now."
         )
 
 

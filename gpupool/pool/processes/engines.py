@@ -273,7 +273,7 @@ class Engines:
         progress(f"starting {rank_count(len(self._ranks))}")
         load_ipyparallel()  # here, because the processes need as long as this takes
         if not self._launch.preloaded.wait(0.05):
-            progress("importing torch, once for all engines")
+            progress("importing torch, at the first start only")
         controller = "the controller (which looks for 20 free ports on 127.0.0.1)"
         self._wait(self._launch.is_controller_up, deadline, controller)
         try:
