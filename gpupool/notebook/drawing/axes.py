@@ -181,24 +181,25 @@ def fitted_end(now: int, plan: int, *, is_over: bool) -> int:
     return min(end, plan) if plan >= max(now, 1) else end
 
 
-def step_ticks(num_steps: int) -> list[int]:
+def step_ticks(end: int, start: int = 0) -> list[int]:
     """Half a dozen round numbers of steps; whole ones, as there are no half steps.
 
     >>> step_ticks(900), step_ticks(3)
     ([0, 200, 400, 600, 800], [0, 1, 2, 3])
     """
     # `ceil` makes 2.5 a 3: no tick stands between two steps.
-    return list(range(0, num_steps + 1, math.ceil(nice_step(num_steps, 6))))
+    size = math.ceil(nice_step(end - start, 6))
+    return list(range(math.ceil(start / size) * size, end + 1, size))
 
 
 @functools.lru_cache(maxsize=16)
-def step_axis(end: int, plan: int = 0, per_epoch: int = 0) -> Axis:
-    """The axis of so many steps; not to be changed, as it is kept.
+def step_axis(end: int, plan: int = 0, per_epoch: int = 0, start: int = 0) -> Axis:
+    """The axis of the steps from `start` to `end`; not to be changed, as it is kept.
 
     It says of how many steps the plan is, and an epoch (0: nobody knows).
     """
-    ticks = [(tick, number(tick)) for tick in step_ticks(end)]
-    return {"low": 0, "high": end, "ticks": ticks, "plan": plan, "per_epoch": per_epoch}
+    ticks = [(tick, number(tick)) for tick in step_ticks(end, start)]
+    return {"low": start, "high": end, "ticks": ticks, "plan": plan, "per_epoch": per_epoch}
 
 
 @functools.lru_cache(maxsize=16)

@@ -32,6 +32,7 @@ class LoopHistory:
     def __init__(self, event: MonitorEvent, *, hears_stop: bool = False) -> None:
         self.event, self.hears_stop = event, hears_stop
         self.step = 0
+        self.first: int | None = None
         self.latest: dict[str, float] = {}
         self.curves: dict[str, Curve] = {}
         # Bounded: nobody may take them, as with a view that draws the whole every time.
@@ -44,6 +45,7 @@ class LoopHistory:
         self.event, self._status = event, ""
         for step, _, values in event.rows:
             self.step = max(self.step, step)
+            self.first = step if self.first is None else min(self.first, step)
             self.latest |= values
             for name, value in values.items():
                 if math.isfinite(value):  # others have no place on an axis
@@ -136,8 +138,11 @@ class LoopState(MonitorState):
         groups = history.event.groups
         plots = [own_plot(str(n), *group) for n, group in enumerate(groups.items())]
         y_axes = {str(n): self._y_axis(history, names) for n, names in enumerate(groups.values())}
-        plan = history.event.num_steps
-        steps = step_axis(fitted_end(history.step, plan, is_over=history.is_over), plan)
+        first, plan = history.first or 0, history.event.num_steps
+        # A loop that goes on from a checkpoint would be drawn at the right edge alone.
+        start = first if 0 < history.step < 4 * first and history.step > first else 0
+        end = fitted_end(history.step - start, plan - start, is_over=history.is_over)
+        steps = step_axis(start + end, plan, start=start)
         axes: View = {"steps": steps, "y": y_axes, "bands": [], "best": {}}
         return {"plots": plots, "legend": own_legend(plots, list(groups.values())), "axes": axes}
 

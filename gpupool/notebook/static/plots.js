@@ -201,19 +201,26 @@ function drawPlot(surface, plot, lines, axes, share = SHARE) {
   if (best && best.step >= low && best.step <= high) drawBest(surface, best, x, y);
 }
 
-// A small triangle at the edge for each value beyond the axis.
+// A small triangle at the edge for each value beyond the axis, and the number of the highest one.
 function drawClipped({ context, box }, axis, x, color) {
   const ink = context.fillStyle;
   context.fillStyle = color;
-  for (const [step, value] of axis.clipped ?? []) {
+  const shown = (axis.clipped ?? []).filter(([step]) => x(step) >= box.left && x(step) <= box.right);
+  for (const [step, value] of shown) {
     const atX = x(step), isAbove = value > axis.high;
-    if (atX < box.left || atX > box.right) continue;
     const edge = isAbove ? box.top : box.bottom, base = edge + (isAbove ? 7 : -7);
     context.beginPath();
     context.moveTo(atX, edge);
     context.lineTo(atX - 4.5, base);
     context.lineTo(atX + 4.5, base);
     context.fill();
+  }
+  const highest = shown.filter(([, value]) => value > axis.high)
+    .reduce((most, point) => (point[1] > (most?.[1] ?? 0) ? point : most), null);
+  if (highest) {
+    const label = tickLabel(Number(highest[1].toPrecision(3))), atX = x(highest[0]);
+    const fits = atX + 10 + context.measureText(label).width < box.right;
+    text(context, label, atX + (fits ? 7 : -7), box.top + 10, fits ? "left" : "right");
   }
   context.fillStyle = ink;
 }

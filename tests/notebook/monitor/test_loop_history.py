@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from gpupool.core.wire.monitor_event import MonitorEvent
 from gpupool.notebook.monitor import loop_history
@@ -44,6 +45,33 @@ def test_all_is_sent_where_plots_change_or_too_much_is_new() -> None:
     assert state.is_of_another(history)
     state.take(history, history.status)
     assert [plot["title"] for plot in state.view["plots"]] == ["All"]
+
+
+def test_axes_fit_what_a_loop_has_reported() -> None:
+    def steps(first: int, last: int, status: str = "running") -> tuple[int, int]:
+        history = LoopHistory(event())
+        history.add(event(*range(first, last + 1), status=status))
+        axis = state_of(history).view["axes"]["steps"]
+        return axis["low"], axis["high"]
+
+    assert steps(1, 100) == (0, 150)
+    assert steps(1, 111, "stopped") == (0, 111)
+    assert steps(50_001, 50_100) == (50_001, 50_151)  # it goes on from a checkpoint
+    assert steps(50_001, 50_100, "stopped") == (50_001, 50_100)
+    assert steps(7, 7, "stopped") == (0, 7)
+
+
+def test_values_of_a_loop_are_readable_beside_an_outlier_and_as_shares() -> None:
+    history = LoopHistory(event(groups={"Loss": ["train"], "accuracy": ["accuracy"]}))
+    rows = [(n, 0.1, {"train": 2.0 / n, "accuracy": 0.97 + n / 5000}) for n in range(1, 31)]
+    rows += [(31, 0.1, {"train": 1e31, "accuracy": math.nan})]
+    groups = {"Loss": ["train"], "accuracy": ["accuracy"]}
+    history.add(replace(event(groups=groups), rows=rows))
+    y_axes = state_of(history).view["axes"]["y"]
+    assert y_axes["0"]["clipped"] == [(31, 1e31)]
+    assert y_axes["0"]["high"] <= 5
+    assert (y_axes["1"]["low"], y_axes["1"]["high"]) == (0.94, 1.0)
+    assert ">1e31<" in history_html(history)
 
 
 def test_only_plots_of_several_lines_have_a_legend_and_no_end_is_made_up() -> None:
