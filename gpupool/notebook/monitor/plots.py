@@ -87,11 +87,8 @@ def _plot(plot: Style, box: tuple[int, int, int, int], lines: Lines, axes: dict[
 
 def _smooth(means: list[Mean], x_axis: Axis, y_axis: Axis) -> list[tuple[float, float]]:
     """The smoothed line, as wide as the drawn range says; on a logarithmic axis that of powers."""
-    low, high, half_life = (
-        y_axis["low"],
-        y_axis["high"],
-        HALF_LIFE * (x_axis["high"] - x_axis["low"]),
-    )
+    low, high = y_axis["low"], y_axis["high"]
+    half_life = HALF_LIFE * (x_axis["high"] - x_axis["low"])
     # An outlier counts as much as the edge where it is marked, or 1e31 would never be forgotten.
     within = [(step, min(max(mean, low), high), count) for step, mean, count in means]
     if not y_axis["log"]:
