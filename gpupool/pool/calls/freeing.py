@@ -114,8 +114,8 @@ class Freeing:
                 "Stop once more to kill and replace it now; its variables are lost then."
             )
         return (
-            f"rank {listed} does not respond to the interrupt. In {self._ladder.kills_after_s:.0f} s "
-            "it is killed and replaced, and its variables are lost. Stop once more to do it now."
+            f"rank {listed} does not respond to the interrupt. In "
+            f"{self._ladder.kills_after_s:.0f} s it is killed and replaced, and its variables are lost. Stop once more to do it now."
         )
 
 
