@@ -115,7 +115,8 @@ class Freeing:
             )
         return (
             f"rank {listed} does not respond to the interrupt. In "
-            f"{self._ladder.kills_after_s:.0f} s it is killed and replaced, and its variables are lost. Stop once more to do it now."
+            f"{self._ladder.kills_after_s:.0f} s it is killed and replaced, and its variables are "
+            "lost. Stop once more to do it now."
         )
 
 
