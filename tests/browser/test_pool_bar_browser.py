@@ -22,7 +22,7 @@ pytestmark = pytest.mark.browser
 
 START = "%load_ext gpupool\n%gpupool start --cpu -n 2"
 BLOCK = "%%spmd\nimport time\ntime.sleep(600)"
-LEFT = re.compile(r"stops in (\d):(\d\d) min unless used")
+LEFT = re.compile(r"shuts down in (\d):(\d\d) min if idle")
 LAST_PID = ".gpb-ranks tbody tr:last-child td:last-child"
 
 
@@ -63,7 +63,7 @@ def test_the_buttons_work_while_a_cell_blocks_and_are_not_saved(
     interrupt.wait_for(timeout=60_000)
     page.wait_idle()
     assert interrupt.is_disabled()  # nothing runs
-    assert "stops in 30 min unless used" in bar_in(page, 0).inner_text()
+    assert "shuts down in 30 min if idle" in bar_in(page, 0).inner_text()
     save_looks(page, bar_in(page, 0), screenshots, "pool_bar_idle")
 
     page.run_cell(1)
@@ -156,7 +156,7 @@ def test_a_reload_brings_the_buttons_back_and_a_kernel_that_is_busy_or_gone_is_t
         assert bar_in(page, index).get_by_role("button").count() == 0
     over = bar_in(page, 0).inner_text()
     assert "The kernel of this notebook does not answer" in over
-    assert "without use" not in over
+    assert "shuts down" not in over
 
 
 @pytest.mark.long

@@ -327,7 +327,7 @@ def test_an_idle_pool_warns_stops_and_says_so_in_its_bar_and_to_the_next_cell(
 
     listen()
     assert ": idle, " in bars[0]
-    assert " s unless used" in bars[0]
+    assert " s if idle" in bars[0]
     assert bars[-1].startswith("Pool of 1: stopped")
     cell = fresh.run("%%spmd\nprint('hello')")
     assert (

@@ -37,8 +37,8 @@ def use_of(gpu: Gpu, user: str) -> Use | None:
     users = {process.user for process in computing(gpu.processes)}
     known = [process.used_memory_bytes for process in gpu.processes]
     unseen = (gpu.used_memory_bytes or 0) - sum(filter(None, known))
-    if users - {user, "?"}:
-        return Use("in use by another user", is_taken=True)
+    if others := sorted(users - {user, "?"}):
+        return Use(f"in use by {', '.join(others)}", is_taken=True)
     if "?" in users or (unseen > _UNSEEN_BYTES and None not in known):
         return Use("in use by a process that cannot be seen from here", is_taken=False)
     return Use("in use by you", is_taken=False) if users else None

@@ -58,10 +58,15 @@ def _style(codes: str, style: str) -> str:
     parts = dict(part.split(":", 1) for part in style.split(";") if part)
     # no colour needs more, and Python makes no number of thousands of digits
     numbers = [int(code[:9] or 0) for code in codes.split(";", _MAX_NUMBERS)[:_MAX_NUMBERS]]
-    if 38 in numbers or 48 in numbers:  # one of 256 colours, which IPython's themes use
-        numbers = _known_of_many(numbers)
-    for number in numbers:
-        if number == 0:
+    while numbers:
+        number = numbers.pop(0)
+        if number in (38, 48):  # one of 256 colours, which IPython's themes use, or any
+            colour = _of_many(numbers)
+            if colour and number == 38:
+                parts["color"] = markup.ink(colour)
+            elif colour:
+                parts["background"] = _ground(colour)
+        elif number == 0:
             parts.clear()
         elif number == 1:
             parts["font-weight"] = "bold"
@@ -69,36 +74,33 @@ def _style(codes: str, style: str) -> str:
             parts["text-decoration"] = "underline"
         elif 30 <= number <= 37 or 90 <= number <= 97:
             parts["color"] = markup.ink(_COLOURS[number % 10])
-        elif number == 39:
-            parts.pop("color", None)
+        elif 40 <= number <= 47 or 100 <= number <= 107:
+            parts["background"] = _ground(_COLOURS[number % 10])
+        elif number in (39, 49):
+            parts.pop("color" if number == 39 else "background", None)
     return ";".join(f"{key}:{value}" for key, value in parts.items())
 
 
-def _known_of_many(numbers: list[int]) -> list[int]:
-    """The codes with `38;5;n` as the nearest of the eight colours, and grounds left out."""
-    known, rest = list[int](), list(numbers)
-    while rest:
-        number = rest.pop(0)
-        if number not in (38, 48):
-            known.append(number)
-            continue
-        kind = rest.pop(0) if rest else 0
-        # 5 is followed by a number of the 256, 2 by red, green and blue.
-        values = [rest.pop(0) for _ in range(min(len(rest), 1 if kind == 5 else 3))]
-        if number == 38 and kind == 5 and values:
-            known.append(30 + _nearest(values[0]))
-    return known
+def _ground(colour: str) -> str:
+    """A colour behind text, of which the page's own ink stays readable, on light and dark."""
+    return f"color-mix(in srgb,{colour} 35%,transparent)"
 
 
-def _nearest(number: int) -> int:
-    """The one of the eight colours that is nearest to one of the 256."""
+def _of_many(numbers: list[int]) -> str:
+    """Take the rest of `38;5;n` or `38;2;red;green;blue` from the codes; "" if it is no colour."""
+    kind = numbers.pop(0) if numbers else 0
+    # 5 is followed by a number of the 256, 2 by red, green and blue.
+    values = [min(255, numbers.pop(0)) for _ in range(min(len(numbers), 1 if kind == 5 else 3))]
+    if kind == 2 and len(values) == 3:
+        return "#{:02x}{:02x}{:02x}".format(*values)
+    if kind != 5 or not values:
+        return ""
+    number = values[0]
     if number < 16:
-        return number % 8
+        return _COLOURS[number % 8]
     # 24 greys, from nearly black to nearly white; below them is a cube of 6 x 6 x 6 colours.
     if number >= 232:
-        return 7 if number >= 244 else 0
+        return "#" + f"{8 + 10 * (number - 232):02x}" * 3
     cube = number - 16
-    red, green, blue = cube // 36, cube // 6 % 6, cube % 6
-    top = max(red, green, blue)
-    bits = [channel >= max(1, top - 1) for channel in (red, green, blue)]
-    return sum(bit << n for n, bit in enumerate(bits)) if top else 0
+    levels = [0 if n == 0 else 55 + 40 * n for n in (cube // 36, cube // 6 % 6, cube % 6)]
+    return "#{:02x}{:02x}{:02x}".format(*levels)

@@ -120,8 +120,6 @@ def rank_rows(status: PoolStatus) -> list[tuple[str, str, str, str]]:
 
 def _facts(status: PoolStatus) -> list[str]:
     facts = [_devices(status), _backend(status)]
-    if status.generation > 1:  # the group was formed again after an error
-        facts.append(f"generation {status.generation}")
     if status.env:
         facts.append(f"env: {', '.join(status.env)} (hidden)")
     if status.credentials:
@@ -139,8 +137,6 @@ def _bar_facts(status: PoolStatus) -> list[str]:
     if status.state == "stopped":
         return [_devices(status), status.backend]
     facts = [_devices(status), _backend(status)]
-    if status.generation > 1:  # the group was formed again after an error
-        facts.append(f"generation {status.generation}")
     if len(status.env) > _NUM_NAMES:
         facts.append(f"env: {len(status.env)} variables (hidden)")
     elif status.env:
@@ -154,7 +150,7 @@ def _more(status: PoolStatus) -> list[tuple[str, str]]:
     """The details beside the ranks: label and text."""
     rows = [
         ("Backend", _backend(status)),
-        ("Process group", f"generation {status.generation}"),
+        ("Process group", _formed(status.generation - 1)),
         ("Environment", f"{', '.join(status.env)} (values hidden)" if status.env else "–"),
     ]
     if status.credentials:
@@ -176,6 +172,13 @@ def _details(bar: Bar) -> str:
     return f'<div class="gpb-ranks">{ranks}</div>{facts}'
 
 
+def _formed(num_times: int) -> str:
+    """How often the process group was formed again after the start."""
+    if num_times <= 0:
+        return "as formed at the start"
+    return "re-formed once" if num_times == 1 else f"re-formed {num_times} times"
+
+
 def _backend(status: PoolStatus) -> str:
     if status.training_backend != status.backend:
         return f"{status.backend} (training: {status.training_backend})"
@@ -186,7 +189,7 @@ def _limit(status: PoolStatus) -> str:
     limit = status.idle_timeout_s
     if limit is None:
         return "no idle timeout"
-    return f"stops after {_minutes(limit)} without use"
+    return f"shuts down after {_minutes(limit)} idle"
 
 
 def _minutes(seconds: float) -> str:
@@ -196,7 +199,7 @@ def _minutes(seconds: float) -> str:
 def countdown(status: PoolStatus) -> str:
     left = status.idle_left_s or 0.0
     # whole minutes: this stays as it is in the saved notebook
-    return f"stops in {_minutes(left)} unless used"
+    return f"shuts down in {_minutes(left)} if idle"
 
 
 def _devices(status: PoolStatus) -> str:
@@ -208,12 +211,12 @@ def _devices(status: PoolStatus) -> str:
     spare = len(status.ranks) - len(status.training_ranks)
     shown = f"one engine per GPU ({', '.join(names)})"
     if spare:
-        ranks = "1 rank without takes" if spare == 1 else f"{spare} ranks without take"
-        shown += f", {ranks} no part in training"
+        ranks = "1 CPU rank" if spare == 1 else f"{spare} CPU ranks"
+        shown += f", {ranks} (not used for training)"
     return shown
 
 
 def _device(rank: Rank, status: PoolStatus) -> str:
     if rank.gpu is not None:
         return f"{rank.gpu.label}: {rank.gpu.name}"
-    return "CPU" if rank.rank in status.training_ranks else "CPU, takes no part in training"
+    return "CPU" if rank.rank in status.training_ranks else "CPU (not used for training)"

@@ -35,7 +35,7 @@ _LOOK_S = 0.5  # how often the state of the pool is looked at while a page shows
 _LOOK_UNSEEN_S = 5.0  # ... and while none does
 
 _INTERRUPTED = "Interrupted; waiting until the ranks have ended."
-_TOO_LATE = "What was to be interrupted has ended meanwhile."
+_TOO_LATE = "It had already finished; nothing was interrupted."
 
 # Weak: a bar must not keep a pool alive that nobody has any more.
 _bars: weakref.WeakKeyDictionary[Pool, PoolBar] = weakref.WeakKeyDictionary()

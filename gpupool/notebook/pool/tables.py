@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from IPython.display import display
 
-from gpupool.core.formatting import rank_count
+from gpupool.core.formatting import format_ranks, rank_count
 from gpupool.core.progress import Progress
 from gpupool.notebook.page.front_end import in_notebook
 from gpupool.notebook.pool import pool_bar
@@ -25,11 +25,11 @@ def waits_text(status: PoolStatus) -> str:
     """What a cell says that is asked for while ranks are being replaced."""
     lost = [rank.rank for rank in status.ranks if rank.rank not in status.pids]
     if not lost:  # the new ones are there already, and join the group
-        return "gpupool: waits until the lost ranks are replaced."
-    are = "is" if len(lost) == 1 else "are"
+        return "gpupool: waiting for the lost ranks to be replaced…"
     after = ", ".join(status.replaced_after)
-    when = f", which begins when {after} has ended" if after else ""
-    return f"gpupool: waits until rank {', '.join(map(str, lost))} {are} replaced{when}."
+    when = f" once {after} has ended" if after else ""
+    many = "s" * (len(lost) > 1)
+    return f"gpupool: waiting for rank{many} {format_ranks(lost)} to be replaced{when}…"
 
 
 def env_text(

@@ -120,7 +120,7 @@ class State {
   get left() {
     const left = this.view.idle_left_s;
     if (left == null || !COUNTS.includes(this.view.state) || !this.link.isAlive) return "";
-    return `stops in ${leftText(left - (performance.now() - this.at) / 1000)} unless used`;
+    return `shuts down in ${leftText(left - (performance.now() - this.at) / 1000)} if idle`;
   }
 }
 
@@ -130,7 +130,7 @@ function drawHead(bar, state) {
   const colour = isGone ? "#6e7781" : view.colour;
   find("dot").style.color = find("state").style.borderColor = colour;
   write(find("state"), isGone ? "stopped" : view.state);
-  const isStale = (fact) => (state.left || isGone) && fact.startsWith("stops ");
+  const isStale = (fact) => (state.left || isGone) && fact.startsWith("shuts down ");
   const line = view.line.split(" · ").filter((fact) => !isStale(fact));
   write(find("facts"), [...line, state.left].filter(Boolean).join(" · "));
   const reason = find("reason"), notice = isGone ? GONE : view.notice;

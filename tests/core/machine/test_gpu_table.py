@@ -29,13 +29,13 @@ INSTANCE = Gpu(2, "MIG-2", "A100 MIG 1g.5gb", mig_index=1)
 TABLE = GpuTable(
     [BUSY, UNKNOWN, INSTANCE, TAKEN],
     {"GPU-0": "rank 0"},
-    uses={"GPU-3": Use("in use by another user", is_taken=True)},
+    uses={"GPU-3": Use("in use by alice", is_taken=True)},
 )
 
 
 def test_the_table_shows_what_is_known_and_a_dash_for_the_rest() -> None:
     *rows, taken = TABLE.rows()
-    assert taken[6] == "no: in use by another user"
+    assert taken[6] == "no: in use by alice"
     assert rows == [
         (
             "0",

@@ -359,6 +359,19 @@ def test_text_is_as_a_terminal_leaves_it(printed: str, shown: str) -> None:
     assert as_shown(printed) == shown
 
 
+def test_grounds_and_256_colours_are_those_of_a_terminal() -> None:
+    html = ansi.to_html(
+        "\x1b[44mon blue\x1b[49m \x1b[38;5;208morange\x1b[0m \x1b[48;2;1;2;3mdark\x1b[0m"
+    )
+    blue, orange, dark = re.findall(r'<span style="([^"]*)">', html.replace('<span style="">', ""))[
+        :3
+    ]
+    assert blue == "background:color-mix(in srgb,#0969da 35%,transparent)"
+    assert orange == "color:color-mix(in srgb,#ff8700 65%,currentColor)"
+    assert dark == "background:color-mix(in srgb,#010203 35%,transparent)"
+    assert ansi.plain(re.sub("<.*?>", "", html)) == "on blue orange dark"
+
+
 @given(st.text("ab<&\x1b[0;31m5", max_size=20))
 def test_colours_are_markup_and_the_rest_is_escaped(text: str) -> None:
     html = ansi.to_html(text)

@@ -41,7 +41,7 @@ def test_the_start_shows_progress_and_then_the_pool_in_its_place(kernel: Kernel)
     assert "Starting: 2 of 2 ranks ready" in shown
     (bar,) = started.outputs
     first, *ranks = bar["data"]["text/plain"].splitlines()
-    assert first == "Pool of 2: idle, CPU ranks, gloo, stops in 30 min unless used"
+    assert first == "Pool of 2: idle, CPU ranks, gloo, shuts down in 30 min if idle"
     assert len(ranks) == 2
     assert "<b>Pool of 2</b>" in started.html
     assert '<summary style="cursor:pointer">Details</summary>' in started.html

@@ -61,7 +61,7 @@ def test_a_cell_starts_a_pool_and_says_so_in_one_line(fresh: Terminal) -> None:
 def test_the_status_tells_state_ranks_and_processes(terminal: Terminal) -> None:
     first, *ranks = terminal.run("%gpupool").stdout.splitlines()
     assert re.fullmatch(
-        rf"Pool of 2: idle, CPU ranks(: ({WHY_CPU}))?, gloo, stops in 30 min unless used", first
+        rf"Pool of 2: idle, CPU ranks(: ({WHY_CPU}))?, gloo, shuts down in 30 min if idle", first
     )
     assert [re.sub(r"\d+ thread.*", "...", line) for line in ranks] == [
         "  rank 0  CPU  ...",

@@ -51,13 +51,13 @@ def test_ranks_that_take_no_part_in_training_are_named() -> None:
     shown = status(TWO, n=4)
     first, *ranks = status_text(shown).splitlines()
     assert first == (
-        "Pool of 4: idle, one engine per GPU (NVIDIA H200), 2 ranks without take no part in "
-        "training, gloo (training: nccl), no idle timeout"
+        "Pool of 4: idle, one engine per GPU (NVIDIA H200), 2 CPU ranks (not used for training), "
+        "gloo (training: nccl), no idle timeout"
     )
     assert ranks[1] == "  rank 1  1: NVIDIA H200  2 threads  pid 101"
-    assert ranks[2] == "  rank 2  CPU, takes no part in training  2 threads  pid 102"
-    assert "CPU, takes no part in training" in status_html(shown)
-    assert ", 1 rank without takes no part in training, " in status_text(status(TWO, n=3))
+    assert ranks[2] == "  rank 2  CPU (not used for training)  2 threads  pid 102"
+    assert "CPU (not used for training)" in status_html(shown)
+    assert ", 1 CPU rank (not used for training), " in status_text(status(TWO, n=3))
 
 
 def test_why_there_are_cpu_ranks() -> None:
@@ -76,19 +76,21 @@ def test_a_rank_that_is_being_replaced_has_no_process() -> None:
     shown = replace(shown, pids={0: 100}, generation=2)
     head, told, first, second = status_text(shown).splitlines()
     assert head.startswith("Pool of 2: replacing, CPU ranks")
-    assert "generation 2" in head
+    assert "generation" not in head + status_html(shown)
+    assert "re-formed once" in status_html(shown)
+    assert "re-formed 11 times" in status_html(replace(shown, generation=12))
     assert told == reason
     assert (first, second) == (
         "  rank 0  CPU  4 threads  pid 100",
         "  rank 1  CPU  4 threads  no process",
     )
     assert reason in status_html(shown)
-    assert waits_text(shown) == "gpupool: waits until rank 1 is replaced."
+    assert waits_text(shown) == "gpupool: waiting for rank 1 to be replaced…"
     later = replace(shown, replaced_after=("cell In[2]",))
     assert waits_text(later) == (
-        "gpupool: waits until rank 1 is replaced, which begins when cell In[2] has ended."
+        "gpupool: waiting for rank 1 to be replaced once cell In[2] has ended…"
     )
-    assert waits_text(replace(shown, pids={})) == "gpupool: waits until rank 0, 1 are replaced."
+    assert waits_text(replace(shown, pids={})) == "gpupool: waiting for ranks 0, 1 to be replaced…"
 
 
 def test_a_mig_instance_is_called_by_gpu_and_instance() -> None:

@@ -36,7 +36,7 @@ def page(kernel: Kernel) -> Iterator[Page]:
 def test_the_state_travels_while_the_html_stays(kernel: Kernel, page: Page) -> None:
     assert page.view["state"] == "idle"
     assert 1700 < page.view["idle_left_s"] <= 1800
-    assert "stops after 30 min without use" in page.html
+    assert "shuts down after 30 min idle" in page.html
     drawn = page.html
     sleep = "%%spmd --nowait\nimport time\ntime.sleep(60)"
     page.run(sleep, lambda page: page.view["state"] == "busy")
@@ -57,7 +57,7 @@ def test_a_press_that_is_heard_late_does_not_meet_the_next_cell(kernel: Kernel, 
     page.follow(lambda page: page.view["state"] == "idle")
     page.run(sleep, lambda page: page.view["state"] == "busy")
     page.send("interrupt", view=ended)
-    page.follow(lambda page: "has ended meanwhile" in page.view["note"])
+    page.follow(lambda page: "had already finished" in page.view["note"])
     assert page.view["state"] == "busy"
     page.send("interrupt")
     page.follow(lambda page: page.view["state"] == "idle" and page.view["note"] == "")
