@@ -11,7 +11,7 @@ from gpupool.notebook.page.front_end import in_notebook
 from gpupool.training.history import TrainingHistory
 from gpupool.training.run import TrainingRun
 
-_MAX_POINTS = 300  # of a curve
+_MAX_POINTS = 100  # of a curve: they are in the saved notebook too
 
 
 class _Run(NamedTuple):
