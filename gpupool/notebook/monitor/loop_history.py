@@ -139,7 +139,7 @@ class LoopState(MonitorState):
         plots = [own_plot(str(n), *group) for n, group in enumerate(groups.items())]
         y_axes = {str(n): self._y_axis(history, names) for n, names in enumerate(groups.values())}
         first, plan = history.first or 0, history.event.num_steps
-        # A loop that goes on from a checkpoint would be drawn at the right edge alone.
+        # A loop that continues from a checkpoint would be drawn at the right edge alone.
         start = first if 0 < history.step < 4 * first and history.step > first else 0
         end = fitted_end(history.step - start, plan - start, is_over=history.is_over)
         steps = step_axis(start + end, plan, start=start)
