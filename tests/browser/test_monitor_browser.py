@@ -146,6 +146,32 @@ def test_a_training_is_drawn_live_stopped_and_left_as_a_still_picture(
     save_looks(page, still, screenshots, "monitor_still")
 
 
+def test_times_count_bars_stay_in_forced_colours_and_stop_stays_in_sight(
+    lab: Lab, browser: Browser
+) -> None:
+    name = lab.lend_kernel(lab.write("stands.ipynb", [STANDS_STILL, "1"]))
+    page = browser.open(lab, name, width=1400)
+    page.run_cell(0)
+    monitor = page.cell(0).locator(".gpm")
+    figures = monitor.locator("figure")
+    figures.nth(1).wait_for(timeout=60_000)
+    elapsed = monitor.locator("td[data-label=Elapsed]")
+    for _ in range(2):  # no message comes
+        before = elapsed.inner_text()
+        page.wait_for(f"cell => cell.textContent !== {before!r}", elapsed)
+    tops = [figures.nth(index).evaluate("e => e.offsetTop") for index in range(2)]
+    assert tops[0] == tops[1]  # side by side
+    page.raw.emulate_media(forced_colors="active")
+    ground = "e => getComputedStyle(e).backgroundColor"
+    for bar in (".gpm-utilization", ".gpm-memory", ".gpm-square"):
+        assert monitor.locator(bar).first.evaluate(ground) != monitor.evaluate(ground), bar
+    page.raw.emulate_media(forced_colors="none")
+    page.resize(1400, 420)
+    monitor.locator(".gpm-ranks").scroll_into_view_if_needed()
+    stop = monitor.get_by_role("button", name="Stop")
+    page.wait_for("stop => stop.getBoundingClientRect().top > 0", stop)
+
+
 @pytest.mark.long
 def test_a_change_of_the_theme_redraws_what_stands_still(lab: Lab, browser: Browser) -> None:
     name = lab.lend_kernel(lab.write("themes.ipynb", [STANDS_STILL]))

@@ -33,7 +33,7 @@ const PAGE = `
   </div>
   <details class="gpm-ranks" open>
     <summary><b class="gpm-rank-title"></b> <span class="gpm-rank-summary"></span></summary>
-    <div class="gpm-scroll" role="region" aria-label="How each rank fares" tabindex="0"><table>
+    <div class="gpm-scroll" role="region" tabindex="0"><table>
       <thead><tr></tr></thead><tbody></tbody></table></div>
   </details>`;
 
@@ -234,6 +234,9 @@ function tick(el, course) {
 function render(model, el, course) {
   el.classList.add("gpm");
   el.innerHTML = PAGE;
+  // Each region of a page has a name of its own, also where other modules have drawn some.
+  const number = document.body.dataset.gpmViews = Number(document.body.dataset.gpmViews ?? 0) + 1;
+  el.querySelector(".gpm-scroll").setAttribute("aria-label", `How each rank fares (${number})`);
   const showStop = connectStop(model, course, el), shown = {};
   let frame = 0;
   const soon = () => {
