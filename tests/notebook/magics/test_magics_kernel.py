@@ -241,7 +241,7 @@ threading.Thread(target=press, args=[pool, pool.status().pids[1]]).start()
 def test_an_interrupted_restart_is_not_called_a_start_that_failed(kernel: Kernel) -> None:
     shown, error = kernel.run(RESTART).outputs
     assert shown["data"]["text/plain"] == "The restart was not completed."
-    assert error["evalue"] == "%gpupool restart was interrupted. It goes on in the background."
+    assert error["evalue"] == "%gpupool restart was interrupted. It continues in the background."
     assert kernel.run("%spmd rank").status == "ok"  # and so it does
 
 
