@@ -49,6 +49,8 @@ def execute(notebook: Path, build: Path) -> Path:
             config=Config({"KernelManager": sockets}),
             # the kernel works in the notebook's folder, as it does in JupyterLab
             resources={"metadata": {"path": str(notebook.parent)}},
+            # as in JupyterLab: where nobody looks, each training writes lines for a log
+            on_notebook_start=lambda notebook: setattr(client.kc, "allow_stdin", True),
         )
         try:
             client.execute()

@@ -12,7 +12,7 @@ from gpupool.core.wire.events import Event, ProgressEvent
 from gpupool.core.wire.monitor_event import MonitorEvent, MonitorLines
 from gpupool.notebook.monitor.rank_bars import RankBars
 from gpupool.notebook.page.cell_output import Place
-from gpupool.notebook.page.front_end import in_notebook
+from gpupool.notebook.page.front_end import has_reader, in_notebook
 
 if TYPE_CHECKING:
     from gpupool.notebook.monitor.loop_history import LoopHistory
@@ -85,7 +85,7 @@ class LoopViews:
             if in_notebook():
                 self._history_of(event).add(event)
                 self._undrawn.add(event.number)
-            else:
+            if not in_notebook() or not has_reader():
                 self._lines.setdefault(event.number, MonitorLines(sys.stderr))(event)
         now = self._clock()
         for number in sorted(self._undrawn):

@@ -170,7 +170,7 @@ def _short(value: float) -> float:
 def plots_script() -> str:
     """What puts plots that answer in the place of the images of a page."""
     # Within a function: nothing is seen from outside, and a page may have it several times.
-    code = markup.compact_script(markup.static_text("plots.js", "explore.js"))
+    code = markup.compact_script(markup.static_text("plots.js", "timeline.js", "explore.js"))
     style = markup.compact_style(markup.static_text("plots.css"))
     script = markup.packed_script(f"(() => {{\n{code}exploreStills();\n}})()")
     return f"<style>{style}</style>{script}"
@@ -191,7 +191,7 @@ def _header(view: View) -> str:
 
 
 def _notice(view: View) -> str:
-    lines = view["notice"].splitlines()
+    lines = [*view["notice"].splitlines(), *filter(None, [view["bottleneck"]])]
     return "".join(markup.bar(markup.code(line), markup.AMBER) for line in lines)
 
 

@@ -10,6 +10,7 @@ from gpupool.notebook.drawing import styles, svg
 from gpupool.notebook.drawing.axes import Axis
 from gpupool.notebook.drawing.styles import Style
 from gpupool.notebook.monitor.curves import HALF_LIFE, Mean, smoothed
+from gpupool.notebook.monitor.timeline import timeline_svg
 from gpupool.notebook.monitor.widget_state import MonitorState
 
 COLORS = {"accuracy": "#1a85d6", "loss": "#e0632a", "text": "currentColor"}
@@ -35,6 +36,12 @@ class Plots:
                 drawn.append(_plot(plot, box, whole[plot["name"]], axes))
             top += height
         self.width = num_columns * (width + GAP) - GAP
+        # On the axis of the plots, of which the first column is the strip's too.
+        right = self.width if num_columns > 1 else width
+        strips, height = timeline_svg(
+            view.get("timeline", {}), axes["steps"], LEFT, right - svg.MARGIN, top
+        )
+        drawn, top = [*drawn, strips], top + height
         legend, num_lines = _legend(view["legend"], top, self.width)
         self.height = top + LEGEND * num_lines
         self.inner = "".join([*drawn, legend])

@@ -14,7 +14,7 @@ from gpupool.notebook.monitor.picture import History, history_html, history_text
 from gpupool.notebook.monitor.text import HINT, TextProgress
 from gpupool.notebook.monitor.words import lost
 from gpupool.notebook.page.cell_output import Place
-from gpupool.notebook.page.front_end import has_prompt, has_widgets, in_notebook
+from gpupool.notebook.page.front_end import has_prompt, has_reader, has_widgets, in_notebook
 from gpupool.training.history import TrainingHistory
 
 HTML_EVERY_S = 0.5
@@ -64,6 +64,8 @@ def show_training(run: Run, how: str = "auto", *, waits: bool = True) -> None:
         view = TextProgress(stream, draws=draws, hint=HINT if waits else "")
     else:
         view = live_view(run.history, run.stop)
+        if not has_reader():
+            view = _both(view, TextProgress(sys.stderr, draws=False))
     view(run.history)  # before the thread of the run may call it too
     run.add_listener(view)
 
@@ -76,6 +78,14 @@ def show_again(run: Run) -> None:
     view = live_view(run.history, run.stop)
     run.add_listener(view)
     view(run.history)  # it may have ended before it could call the listener
+
+
+def _both(view: Listener, log: Listener) -> Listener:
+    def show(history: TrainingHistory) -> None:
+        view(history)
+        log(history)
+
+    return show
 
 
 def live_view(

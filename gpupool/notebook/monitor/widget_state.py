@@ -16,6 +16,7 @@ from gpupool.core.wire.events import RankEvent, StartEvent
 from gpupool.notebook.drawing.styles import BEFORE, entry, training_legend, training_plot
 from gpupool.notebook.monitor import words
 from gpupool.notebook.monitor.curves import Curves, Lines, Mean, Measure
+from gpupool.notebook.monitor.timeline import timeline_view
 from gpupool.training.history import TrainingHistory
 
 View = dict[str, Any]
@@ -165,6 +166,7 @@ class TrainingState(MonitorState):
             "rank_title": words.rank_title(history),
             "rank_summary": words.rank_summary(history),
             "rank_columns": list(words.RANK_COLUMNS),
+            "timeline": timeline_view(history),
         }
 
 

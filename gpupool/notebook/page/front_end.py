@@ -29,6 +29,24 @@ def has_prompt() -> bool:
     return _shell() is not None or hasattr(sys, "ps1")
 
 
+def has_reader() -> bool:
+    """Whether somebody may look at displays while the cell runs.
+
+    Nobody does where a program executes a file: nbclient, so nbconvert and papermill too, keeps the
+    last state alone, and logs what comes on a stream.
+    """
+    kernel = getattr(_shell(), "kernel", None)
+    request = kernel.get_parent("shell") if kernel is not None else {}
+    # Known at once. That a widget gets no answer is no sign: a kernel that is busy hears none.
+    return bool(request.get("content", {}).get("allow_stdin", True))
+
+
+def log_line(text: str) -> None:
+    """Write a line of what displays show here, for the log of a program that executes a file."""
+    if not has_reader():
+        print(text, file=sys.stderr, flush=True)
+
+
 @functools.cache  # the front end hears of the comm's end, though it knows none
 def has_widgets() -> bool:
     """Whether models of widgets can be made here, and the kernel has comms for them."""

@@ -1,6 +1,7 @@
 """How far something is, where the user is: a bar in a notebook, a line on a terminal. Client.
 
-On what is neither, a log file say, nothing is drawn.
+On what is neither, a log file say, nothing is drawn. Where a program executes a notebook, its log
+gets a line for each stage.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from gpupool.core.formatting import duration
 from gpupool.core.progress import BYTES, Course, Drawing
 from gpupool.core.terminal import DrawnLine, has_cursor, width
 from gpupool.notebook.page import markup
-from gpupool.notebook.page.front_end import in_notebook
+from gpupool.notebook.page.front_end import in_notebook, log_line
 
 CLASS = "gpupool-progress"  # of its element, which sets it apart from what a cell shows
 
@@ -36,6 +37,7 @@ class NotebookBar:
         self._place = Place()
         self._place.bind()
         self._drawn: dict[str, str] = {}
+        self._line = ""
 
     def __call__(self, course: Course) -> None:
         """Draw it, if it looks other than before."""
@@ -44,6 +46,10 @@ class NotebookBar:
         if bundle != self._drawn:
             self._drawn = bundle
             self._place.show(bundle)
+        line = end_text(course) if course.end else _what(course)
+        if line != self._line:  # numbers alone are no news for a log
+            self._line = line
+            log_line(line)
 
 
 class TerminalLine:
@@ -69,7 +75,7 @@ def bar_text(course: Course, width: int | None = None, blocks: bool = True) -> s
     """
     if course.end:
         return end_text(course)
-    what = f"{course.what} ({course.note})" if course.note else course.what
+    what = _what(course)
     if not _has_numbers(course):
         return f"{what} [{tqdm.format_interval(course.elapsed_s)}]"
     bar = "{l_bar}{bar}| " if course.total else "{desc}: "
@@ -92,7 +98,7 @@ def bar_html(course: Course) -> str:
     if course.end:
         line = markup.muted(end_text(course))
         return f'<div class="{CLASS}" style="{markup.FONT}">{line}</div>'
-    what = f"{course.what} ({course.note})" if course.note else course.what
+    what = _what(course)
     bar = ""
     if course.total:  # else it would only move, and start again with every drawing
         share = min(1.0, course.done / course.total)
@@ -110,6 +116,10 @@ def bar_html(course: Course) -> str:
         f'<div class="{CLASS}" style="{markup.FONT};font-variant-numeric:tabular-nums">'
         f"{escape(what)} {bar} {escape(numbers)}</div>"
     )
+
+
+def _what(course: Course) -> str:
+    return f"{course.what} ({course.note})" if course.note else course.what
 
 
 def _has_numbers(course: Course) -> bool:

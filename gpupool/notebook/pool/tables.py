@@ -10,7 +10,7 @@ from IPython.display import display
 
 from gpupool.core.formatting import format_ranks, rank_count
 from gpupool.core.progress import Progress
-from gpupool.notebook.page.front_end import in_notebook
+from gpupool.notebook.page.front_end import in_notebook, log_line
 from gpupool.notebook.pool import pool_bar
 from gpupool.notebook.pool.bar import countdown, status_text
 from gpupool.pool import session
@@ -77,6 +77,7 @@ class StartProgress:
         """Show a stage."""
         if self._in_notebook:
             self._show(_plain(f"Starting: {line}"))
+            log_line(f"Starting: {line}")
             pool_bar.load()  # while the processes come up, not when they are there
         else:
             self._line.tell(line)
@@ -85,6 +86,7 @@ class StartProgress:
         """Show the pool; from now on also what becomes of it."""
         if self._in_notebook:
             pool_bar.show(pool, self._handle)
+            log_line(status_text(pool.status()).partition("\n")[0])
         else:
             self._line.close()
             print(status_text(pool.status()))
@@ -94,6 +96,7 @@ class StartProgress:
         """Show one line instead."""
         if self._in_notebook:
             self._show(_plain(text))
+            log_line(text)
         else:
             self._line.close()
             print(text)

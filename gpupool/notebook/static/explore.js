@@ -9,6 +9,7 @@ const NAMES = { raw: "", mean: "smooth", smooth: "smooth", before: "last run" };
 const MIN_DRAG = 5;  // pixels: less is a click
 const PLOTS = `
   <div class="gpm-figures"></div>
+  <div class="gpm-timeline"></div>
   <div class="gpm-readout" role="status" aria-live="polite"></div>
   <div class="gpm-foot"><div class="gpm-legend"></div><div class="gpm-tools">
     <label class="gpm-log" title="Loss on a logarithmic axis"><input type="checkbox"> Log</label>
@@ -247,7 +248,7 @@ function readOut(view, lines, axes, share, step) {
   const [last] = [...steps].sort((one, other) => other - one);
   const head = [`Step ${NUMBER.format(step)}`, epochAt(axes, step),
     last !== undefined && last !== step ? `validation of step ${NUMBER.format(last)}` : ""];
-  return [head, all].map((words) => words.filter(Boolean)).flatMap(
+  return [head, [...all, timelineWords(view.timeline, step)]].map((words) => words.filter(Boolean)).flatMap(
     (words, index) => index ? words : [words.join(" · ")]);
 }
 
@@ -459,6 +460,7 @@ function explorer(root, course, redraw) {
       canvas.setAttribute("aria-label", view.latest[plot.name] + zoomed);
       canvas.dataset.points = lines[plot.name]?.[plot.lines[0]?.name]?.length ?? 0;
     });
+    drawTimeline(find(".gpm-timeline"), view.timeline, axes.steps, colors, redraw);
     if (at && !at.canvas.isConnected) at = null;
     drawCross();
   }

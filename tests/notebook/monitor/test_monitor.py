@@ -34,6 +34,7 @@ def executed(*cells: str) -> Any:
         timeout=60,
         store_widget_state=True,
         resources={"metadata": {"path": str(ROOT)}},
+        on_notebook_start=lambda notebook: setattr(client.kc, "allow_stdin", True),  # as a page
     )
     client.execute()
     return notebook

@@ -151,13 +151,13 @@ def test_unfinished_trainings_are_drawn_too(history_of: HistoryOf, state: str) -
 def test_a_long_training_stays_small_and_keeps_its_spike(history_of: HistoryOf) -> None:
     history = history_of(num_epochs=40, steps_per_epoch=250, spike_at=7777)
     html = history_html(history)
-    assert len(html.encode()) < 60_000
+    assert len(html.encode()) < 64_000
     heights = [y for _, y in lines(html)[3]]  # of the loss
     assert min(heights) < 310 < sorted(heights)[1]  # one point alone near the top
 
 
 def test_the_picture_of_64_ranks_and_many_steps_is_bounded() -> None:
-    assert len(history_html(full(num_epochs=200, num_ranks=64)).encode()) < 100_000
+    assert len(history_html(full(num_epochs=200, num_ranks=64)).encode()) < 104_000
 
 
 def test_the_picture_needs_nothing_from_elsewhere(history_of: HistoryOf) -> None:

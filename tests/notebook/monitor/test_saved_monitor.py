@@ -44,16 +44,17 @@ def by_nbclient(path: Path) -> None:
     nbformat.write(read, path)  # type: ignore[no-untyped-call]
 
 
-def by_command(*words: str) -> Callable[[Path], None]:
-    """Runs a tool that writes the notebook in place; `NOTEBOOK` stands for it."""
+def by_command(*words: str) -> Callable[[Path], str]:
+    """Runs a tool that writes the notebook in place, `NOTEBOOK` stands for it; gives its log."""
 
-    def run(path: Path) -> None:
+    def run(path: Path) -> str:
         command = [sys.executable, "-m", *(word.replace("NOTEBOOK", str(path)) for word in words)]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(
             command, cwd=path.parent, env=environment, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stdout + done.stderr
+        return done.stderr
 
     return run
 
@@ -67,7 +68,10 @@ TOOLS = {
 
 def assert_has_the_picture(path: Path) -> None:
     (cell,) = (c for c in read(path).cells if c.source.strip() == CELL.strip())
-    (output,) = cell.outputs
+    # Nobody saw the widget: its lines are for a log.
+    log = "".join(one.text for one in cell.outputs if one.output_type == "stream")
+    assert "finished  epoch 3/3  step 120/120" in log
+    (output,) = [one for one in cell.outputs if one.output_type != "stream"]
     assert WIDGET_VIEW not in output.data
     assert "Finished: 3 epochs" in output.data["text/plain"]
     assert "Finished: 3 epochs" in output.data["text/html"]
@@ -98,6 +102,27 @@ def test_nbclient_and_what_is_made_of_its_file(notebook: Path) -> None:
     # an image in SVG beside the HTML would have to be converted by a program that may be missing
     paper, _ = LatexExporter().from_notebook_node(executed)
     assert "Finished: 3 epochs" in paper
+
+
+STARTS = """
+import gpupool
+from tests.support.trainings import network, samples
+gpupool.start(n=1, device="cpu")
+result = gpupool.train(network(), samples(64), validation=samples(16), batch_size=16, epochs=4)
+gpupool.current_pool().stop()
+"""
+
+
+def test_the_log_of_papermill_has_a_line_for_each_validation(notebook: Path) -> None:
+    new = read(notebook)
+    new.cells[0].source = STARTS
+    nbformat.write(new, notebook)  # type: ignore[no-untyped-call]
+    log = by_command("papermill", "--log-output", "NOTEBOOK", "NOTEBOOK")(notebook)
+    lines = [line.split(" - ")[-1] for line in log.splitlines()]
+    epochs = [line for line in lines if "training  epoch " in line and " val " in line]
+    assert len(epochs) >= 4
+    assert any(line.startswith("Starting") for line in lines)
+    assert sum("finished  epoch 4/4  step 16/16" in line for line in lines) == 1
 
 
 @pytest.mark.long

@@ -212,7 +212,10 @@ def test_a_saved_notebook_has_no_bar_that_stands_still() -> None:
         cells=[nbformat.v4.new_code_cell(f"{WORK}\nwork(False)\n1")]
     )
     NotebookClient(notebook, timeout=60, kernel_name="python3").execute()
-    shown, value = notebook.cells[0].outputs
+    outputs = notebook.cells[0].outputs
+    log = "".join(one.text for one in outputs if one.output_type == "stream")
+    assert [line.partition(":")[0] for line in log.splitlines()] == ["Listing"] * 2
+    shown, value = [one for one in outputs if one.output_type != "stream"]
     assert "Listing: 12 files in " in shown.data["text/html"]
     assert "[00:0" not in str(shown)
     assert value.data == {"text/plain": "1"}
