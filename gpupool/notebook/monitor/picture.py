@@ -62,7 +62,7 @@ RANKS_STYLE = f"""
 {RANKS} table thead{{border:0}}
 {RANKS} table tr:nth-child(n){{background:none}}
 {RANKS} table :is(td,th){{{CELL};padding-right:9px;font-weight:400;white-space:nowrap}}
-{RANKS} table :is(td,th):last-child{{padding-right:0}}
+{RANKS} table :is(td,th):last-child{{padding-right:0;white-space:normal}}
 {RANKS} i{{display:block;height:4px;border-radius:2px;background:rgba(128,128,128,.25)}}
 {RANKS} i i{{background:{COLORS["accuracy"]}}}
 {RANKS} .gpupool-memory i i{{background:{MEMORY}}}
