@@ -123,6 +123,8 @@ class RankOutput:
         """
         head, gap, last = self._parts()
         text = head + gap + last
+        if not self.displays and not (mark_errors and self._errors):  # most cells: text alone
+            return [as_shown(text)] if text else []
 
         def index(position: int) -> int:
             """Where in `text` a position is, counted in all that the rank has written."""
