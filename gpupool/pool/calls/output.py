@@ -146,7 +146,7 @@ class RankOutput:
         return pieces
 
     def _parts(self) -> tuple[str, str, str]:
-        gap = f"\n[... {self._num_left_out:,} characters left out ...]\n"
+        gap = f"\n[... {self._num_left_out} characters left out ...]\n"
         has_gap = bool(self._num_left_out)
         return "".join(self._head), gap * has_gap, "".join(self._last or ())
 
