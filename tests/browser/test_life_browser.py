@@ -113,9 +113,10 @@ def test_a_rank_killed_under_the_monitor_is_told_in_its_place_and_the_next_cell_
     page.run_cell(PIDS)
     page.wait_idle()
     page.wait_text(PIDS, re.compile(r"\[1\]\s+\d+"))
+    # now: what is scrolled away has no text
+    last = [int(word) for word in page.text(PIDS).split() if word.isdigit()][-1]
     page.run_cell(DYING)
     wait_for_points(page, page.cell(DYING))
-    last = [int(word) for word in page.text(PIDS).split() if word.isdigit()][-1]
     os.kill(last, signal.SIGKILL)
     still = page.cell(DYING).locator(".gpupool-training")
     still.wait_for(timeout=60_000)
