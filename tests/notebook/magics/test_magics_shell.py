@@ -80,7 +80,7 @@ def test_what_is_over_soon_is_shown_as_groups_of_ranks(terminal: Terminal) -> No
     shown = terminal.run_briefly("%%spmd\nprint('head')\nprint('rows', 8 - rank)")
     heading, *lines = shown.stdout.splitlines()
     assert re.fullmatch(r"%%spmd  2 ranks  ok  \d+ ms", heading)
-    assert lines == ["[0] head", "    rows 8", "[1] head", "    rows 7"]
+    assert lines == ["[0, 1] head", "[0]    rows 8", "[1]    rows 7"]
 
 
 def test_each_line_of_what_lasts_bears_its_rank(terminal: Terminal) -> None:
@@ -183,7 +183,8 @@ def test_a_handle_shows_the_output_when_its_result_is_asked_for(terminal: Termin
     assert first.count("[0, 1] from the background") == 1
     assert (first.count("[0] 5"), first.count("[1] 6")) == (1, 1)  # as the value of the cell
     again = terminal.run("handle.result()").stdout  # the name still means the handle
-    assert again.endswith("[0, 1] from the background\n[0] 5\n[1] 6\n")
+    label = r"Out\[\d+\]:\n"
+    assert re.search(rf"\[0, 1\] from the background\n{label}\[0\] 5\n\[1\] 6\n$", again)
 
 
 def test_interrupt_ends_a_cell_in_the_background(terminal: Terminal, tmp_path: Path) -> None:
