@@ -15,6 +15,7 @@ import dataclasses
 import logging
 import signal
 import threading
+import weakref
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import wait
 from typing import TYPE_CHECKING, Any, cast
@@ -98,6 +99,7 @@ class TrainingRun:
         self.history = TrainingHistory(options=changed(options, TrainingOptions()))
         self.options = options
         self._validation, self.loss = validation, loss
+        self._result: Callable[[], TrainingResult | None] = lambda: None
         self._pool = pool
         # A copy: `train` promises to leave the module alone, and the result gets these weights.
         self._model = copy.deepcopy(model).cpu()
@@ -208,16 +210,21 @@ class TrainingRun:
                 self._on_press(interrupts == 1)
         if self._error is not None:
             raise self._error
-        return TrainingResult(
-            self._model,
-            self.history,
-            self.options,
-            self._reply,
-            self.outputs,
-            self._transform,
-            self._validation,
-            self.loss,
-        )
+        found = self._result()
+        if found is None:
+            found = TrainingResult(
+                self._model,
+                self.history,
+                self.options,
+                self._reply,
+                self.outputs,
+                self._transform,
+                self._validation,
+                self.loss,
+            )
+            # The picture of the run stays in the notebook, and knows the run: data must not stay.
+            self._result, self._validation = weakref.ref(found), None
+        return found
 
     def __await__(self) -> Generator[Any, None, TrainingResult]:
         """What `result` gives; the notebook's stop button does what it does there."""

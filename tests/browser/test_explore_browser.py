@@ -71,7 +71,7 @@ class Plots:
 
     def __init__(self, raw: Any, within: str = "body") -> None:
         self.raw, self.root = raw, raw.locator(within).locator(".gpm-plots").first
-        self.canvas = self.root.locator("canvas")
+        self.canvas = self.root.locator(".gpm-figures canvas")  # not that of the timeline
         self.canvas.nth(1).wait_for(timeout=60_000)
         raw.wait_for_function("c => c.width !== 300", arg=self.canvas.nth(1).element_handle())
 

@@ -79,7 +79,7 @@ def test_the_monitor_is_left_as_a_still_picture(cells: dict[str, Outputs]) -> No
     assert len(outputs) == 1
     data = outputs[0]["data"]
     assert set(data) == {"text/html", "text/plain"}
-    assert data["text/html"].count("data:image/svg+xml") == 2
+    assert data["text/html"].count("data:image/svg+xml") == 1
     assert "Finished" in data["text/html"]
     assert "images/s" in data["text/plain"]
 

@@ -141,17 +141,16 @@ def test_a_file_that_the_notebook_has_mapped_is_mapped_by_the_ranks(
 
 def test_a_constant_is_a_data_set(pool2: Pool, kept: kept_data.KeptData) -> None:
     data = Arrays(200, WIDTH)
-    expected = train_on(pool2, network(), data, validation=data, **ONE_EPOCH)
-    outputs = gpupool.predict(expected.model, data, pool=pool2)
-    values = gpupool.evaluate(expected.model, data, pool=pool2)
+    result = train_on(pool2, network(), data, validation=data, **ONE_EPOCH)
+    expected, losses = weights(result.model), [v.loss for v in result.history.validations]
+    outputs = gpupool.predict(result.model, data, pool=pool2)
+    values = gpupool.evaluate(result.model, data, pool=pool2)
     constant = pool2.put(data)
-    del data  # the ranks have the only copy
+    del data, result  # which knows what was validated on: the ranks have the only copy
     gc.collect()
     found = train_on(pool2, network(), constant, validation=constant, **ONE_EPOCH)
-    assert torch.equal(weights(found.model), weights(expected.model))
-    assert [v.loss for v in found.history.validations] == [
-        v.loss for v in expected.history.validations
-    ]
+    assert torch.equal(weights(found.model), expected)
+    assert [v.loss for v in found.history.validations] == losses
     assert torch.equal(gpupool.predict(found.model, constant, pool=pool2), outputs)
     assert gpupool.evaluate(found.model, constant, pool=pool2) == values
     assert gpupool.confusion(found.model, constant, pool=pool2).num_samples == 200

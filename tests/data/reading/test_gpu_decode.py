@@ -22,7 +22,7 @@ from torchvision.transforms import v2
 
 from gpupool.core.errors import DataError, OptionsError, SampleError
 from gpupool.data.datastores.images import ImageDatastore
-from gpupool.data.datastores.preview import _png
+from gpupool.data.datastores.preview import small_png
 from gpupool.data.device import Aside
 from gpupool.data.loading.loader import load_batches
 from gpupool.data.reading import gpu_decode
@@ -302,7 +302,7 @@ def test_nothing_warns_of_torchvision() -> None:
         warnings.simplefilter("error")
         assert gpu_decode.why_not_on(CPU) == ""
         made = decode_many([plain(0), webp], ["x"] * 2, CPU, Aside())
-        assert _png(torch.zeros(3, 4, 4, dtype=torch.uint8))
+        assert small_png(torch.zeros(3, 4, 4, dtype=torch.uint8))
     assert all(isinstance(image, torch.Tensor) for image in made)
 
 
