@@ -39,7 +39,6 @@ from typing import Self
 from gpupool.core.formatting import format_ranks
 from gpupool.core.terminal import plain, shows_colours
 
-FREED = "waiting in a collective"  # of a rank that waited for one that had failed
 BY_USER = "interrupted"  # the kind of an error that is the user's own wish
 
 
@@ -172,7 +171,17 @@ class RankError:
             return f"waiting {self.was}"
         if self.was:
             return f"stopped {self.was}"
-        return f"{FREED} ({self.where})" if self.where else FREED
+        waiting = f"waiting in {self.collective or 'a collective'}"
+        return f"{waiting} ({self.where})" if self.where else waiting
+
+    @property
+    def collective(self) -> str:
+        """The collective that its traceback shows, else "": a busy rank may not say where it is."""
+        # Only lines with an arrow: those around them may name collectives that were not called.
+        lines = "\n".join(_ARROW.findall(_ANSI.sub("", self.traceback)))
+        found: list[str] = _COLLECTIVE.findall(lines)  # the outermost, which the user called, first
+        # `wait` alone says least: it ends an asynchronous collective whose name came before.
+        return next((name for name in found if name != "wait"), found[0] if found else "")
 
     @property
     def place(self) -> str:
@@ -295,6 +304,10 @@ _MAX_HEAD_CHARS = 2000  # of the first line of a rank's message, in ours
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _ARROW = re.compile(r"^-+> *\d+ (.*)$", re.MULTILINE)  # at the lines where a rank was
 _CALL = re.compile(r"\b(?!(?:if|while|for|with|print|await|and|or|not|in|return)\b)([\w.]+)\(")
+_COLLECTIVE = re.compile(
+    r"\b(all_reduce|all_gather\w*|all_to_all\w*|reduce_scatter\w*|monitored_barrier|barrier"
+    r"|broadcast\w*|scatter\w*|gather\w*|reduce|send|recv|isend|irecv|wait)\("
+)
 _CELL = re.compile(r"Cell In\[\d+\], (?=line)")
 _ADDRESS = re.compile(r"\b0x[0-9a-f]{6,}\b")  # of an object: another one on every rank
 _OURS = str(Path(__file__).parent.parent)

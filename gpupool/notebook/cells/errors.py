@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from html import escape
 
-from gpupool.core.errors import FREED, RankError, SpmdError
+from gpupool.core.errors import RankError, SpmdError
 from gpupool.core.formatting import format_ranks
 from gpupool.notebook.page import ansi, markup
 from gpupool.spmd.output import NormalText
-
-# the arrows of a traceback point at the lines in which the rank was
-_ARROW = re.compile(r"^-*> *(\d+) (.*)$", re.MULTILINE)
-_COLLECTIVE = re.compile(
-    r"\b(all_reduce|all_gather\w*|all_to_all\w*|reduce_scatter\w*|monitored_barrier|barrier"
-    r"|broadcast\w*|scatter\w*|gather\w*|reduce|send|recv|isend|irecv|wait)\("
-)
 
 
 def errors_html(error: SpmdError | None) -> list[str]:
@@ -28,18 +20,6 @@ def errors_html(error: SpmdError | None) -> list[str]:
     return [_block(errors, error) for errors in _groups(error)]
 
 
-def collective_of(error: RankError) -> str:
-    """The collective in which a rank was, as far as its traceback shows; else "".
-
-    For a rank that did not say where it was (`RankError.was`).
-    """
-    # Only lines with an arrow: those around them may name collectives that were not called.
-    lines = "\n".join(line for _, line in _ARROW.findall(ansi.plain(error.traceback)))
-    found: list[str] = _COLLECTIVE.findall(lines)  # the outermost, which the user has called, first
-    # `wait` alone says least: it is the end of an asynchronous collective whose name came before.
-    return next((name for name in found if name != "wait"), found[0] if found else "")
-
-
 def _groups(error: SpmdError) -> list[list[RankError]]:
     """The errors with equal ones together, that of the first rank first, freed ones last."""
     groups: dict[tuple[object, ...], list[RankError]] = {}
@@ -47,7 +27,7 @@ def _groups(error: SpmdError) -> list[list[RankError]]:
     # A dict keeps this order, so the cause comes first and those who only waited come last.
     for one in sorted(error.errors.values(), key=lambda e: (e is not first, e.freed, e.rank)):
         # of those that were freed each names the port or peer that it lost
-        text = (one.was or collective_of(one)) if one.freed else _normal(one.traceback)
+        text = one.freed_from if one.freed else _normal(one.traceback)
         groups.setdefault((one.freed, one.freed or one.ename, text), []).append(one)
     return list(groups.values())
 
@@ -101,12 +81,7 @@ def _normal(traceback: str) -> str:
 
 
 def _one_line(error: RankError) -> str:
-    if not error.freed:
-        return _short(str(error))
-    if error.was:
-        return error.freed_from
-    collective = collective_of(error)
-    return f"waiting in {collective}" if collective else FREED
+    return error.freed_from if error.freed else _short(str(error))
 
 
 def _headline(error: RankError) -> str:
