@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import inspect
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -194,7 +195,8 @@ def _users(frames: list[TracebackType]) -> list[TracebackType]:
         if code.co_filename.startswith((*MACHINERY, "<frozen runpy>")):  # of `%run -m`
             in_magic = in_magic or code.co_name in ("run_cell_magic", "run_line_magic", "run_magic")
             continue
-        if code.co_filename.startswith(TORCH) and (not kept or code.co_name in _CALLS_MODULE):
+        leads = (TORCH, contextlib.__file__)  # torch's decorators are of contextlib
+        if code.co_filename.startswith(leads) and (not kept or code.co_name in _CALLS_MODULE):
             continue
         if "__tracebackhide__" in frame.tb_frame.f_locals:  # a handler of signals
             continue
@@ -298,9 +300,10 @@ def _lines(error: BaseException) -> list[str]:
 
 @contextlib.contextmanager
 def _lines_of_frames(formatter: Any, frames: list[TracebackType]) -> Iterator[None]:
-    """Have IPython take a cell's line from the traceback.
+    """Have IPython take a cell's line from the traceback, and number the lines around it rightly.
 
-    It takes it from the frame, which may have continued since, in an `except` clause.
+    It takes the line from the frame, which may have continued since, in an `except` clause. And it
+    numbers what it shows from the first line of the code: of a comprehension it shows the function.
     """
     lines = {id(frame.tb_frame): frame.tb_lineno for frame in frames}
     plain = formatter.get_records
@@ -310,6 +313,9 @@ def _lines_of_frames(formatter: Any, frames: list[TracebackType]) -> Iterator[No
         for record in records:
             if record._sd is None:
                 record.lineno = lines.get(id(record.frame), record.lineno)
+                with contextlib.suppress(OSError):  # no source
+                    first = max(1, inspect.getsourcelines(record.code)[1])
+                    record.code = record.code.replace(co_firstlineno=first)
         return records
 
     formatter.get_records = get_records

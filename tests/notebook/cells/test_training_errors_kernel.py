@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.notebook.kernel import Kernel
 
@@ -43,6 +44,22 @@ PARTS = {
         "train(nn.Linear(4, 2), data, options=options(collate=collate))",
         2,
     ),
+    "a process that reads": (
+        f"{DATA}train(nn.Linear(4, 2), Data(), options=options(workers=2))",
+        6,
+    ),
+    "a comprehension": (
+        "def collate(samples):\n    rows = list(samples)\n"
+        "    return torch.stack([\n        missing_name for row in rows])\n"
+        "train(nn.Linear(4, 2), data, options=options(collate=collate))",
+        4,
+    ),
+    "transform": (
+        "def half(image):\n    return missing_name\n"
+        "train(nn.Sequential(nn.Flatten(), nn.Linear(192, 2)), "
+        "gpupool.ImageDatastore(folder).with_transform(half), options=options())",
+        2,
+    ),
     "step": (
         "def step(models, batch, optimizers):\n    return missing_name\n"
         "train(nn.Linear(4, 2), data, options=options(step=step))",
@@ -72,9 +89,14 @@ PARTS = {
 
 
 @pytest.fixture(scope="module")
-def kernel(clean_kernel: Kernel) -> Kernel:
-    """A kernel with a pool of two ranks, a data set and options."""
-    assert clean_kernel.run(SETUP).status == "ok"
+def kernel(clean_kernel: Kernel, tmp_path_factory: pytest.TempPathFactory) -> Kernel:
+    """A kernel with a pool of two ranks, data sets and options."""
+    folder = tmp_path_factory.mktemp("images")
+    for name in ("a", "b"):
+        (folder / name).mkdir()
+        for number in range(4):
+            Image.new("RGB", (8, 8)).save(folder / name / f"{number}.png")
+    assert clean_kernel.run(f"{SETUP}\nfolder = {str(folder)!r}").status == "ok"
     return clean_kernel
 
 
@@ -93,9 +115,10 @@ def test_an_error_shows_the_line_of_the_cell_and_no_frame_of_ours(
     assert shown.splitlines()[0].endswith(f"; {place})")
     assert f"\n{place}, in " in shown  # the frame, and the arrow at its line
     assert any(row.startswith(f"----> {line} ") for row in shown.splitlines())
-    assert "missing_name" in shown.partition("---->")[2].splitlines()[0]
+    assert "missing_name" in shown.rpartition("---->")[2].splitlines()[0]
     assert "gpupool/" not in shown
     assert "torch/nn/" not in shown
+    assert "contextlib.py" not in shown  # how torch decorates functions
 
 
 def test_the_debugger_opens_at_that_line(kernel: Kernel) -> None:
