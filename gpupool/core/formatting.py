@@ -8,6 +8,20 @@ from collections.abc import Iterable
 NONE = "–"
 """What stands where there is no value."""
 
+# These are shares of a whole, and so are those of users and of torchmetrics that are called so.
+_SHARES = (
+    "accuracy",
+    "top5",
+    "precision",
+    "recall",
+    "f1",
+    "f1score",
+    "auc",
+    "auroc",
+    "iou",
+    "dice",
+)
+
 
 def duration(seconds: float) -> str:
     """Seconds for people.
@@ -77,6 +91,27 @@ def done_of(done: int, total: int, unit: str) -> str:
 def percent(share: float | None) -> str:
     """A share (0..1) in percent; a dash where there is none."""
     return NONE if share is None else f"{share:.1%}".replace("%", " %")
+
+
+def is_share(name: str) -> bool:
+    """Whether values of that name are shares of a whole (0..1), which are shown in percent.
+
+    >>> is_share("mask/mean_iou"), is_share("MulticlassF1Score"), is_share("mae")
+    (True, True, False)
+    """
+    return name.lower().endswith(_SHARES)
+
+
+def measured(name: str, value: float | None) -> str:
+    """A metric in four digits, in percent if it is a share; a dash where there is none.
+
+    >>> measured("f1", 0.875), measured("rmse", 0.875), measured("own_accuracy", 87.5)
+    ('87.5 %', '0.875', '87.5')
+    """
+    if value is None:
+        return NONE
+    # A function of the user's with such a name may count in percent already.
+    return percent(value) if is_share(name) and 0 <= value <= 1 else f"{value:.4g}"
 
 
 def clock_time(seconds: float) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpupool.core.formatting import NONE, number, percent
+from gpupool.core.formatting import NONE, measured, number, percent
 from gpupool.core.wire.events import CheckpointEvent, ResumeEvent, StartEvent, ValidationEvent
 from gpupool.training.history import TrainingHistory
 
@@ -71,7 +71,7 @@ def best_of(history: TrainingHistory) -> str:
     if by == "accuracy" and best.accuracy is not None and by not in best.metrics:
         return f"{percent(best.accuracy)} {after(best)}"
     value = best.metrics.get(by, best.loss if by == "loss" else None)
-    return after(best) if value is None else f"{by} {figure(value)} {after(best)}"
+    return after(best) if value is None else f"{by} {measured(by, value)} {after(best)}"
 
 
 def after(event: CheckpointEvent | ResumeEvent | ValidationEvent | None) -> str:
@@ -80,5 +80,5 @@ def after(event: CheckpointEvent | ResumeEvent | ValidationEvent | None) -> str:
 
 
 def figure(value: float | None) -> str:
-    """A loss or metric in four digits; a dash where there is none."""
+    """A loss in four digits; a dash where there is none."""
     return NONE if value is None else f"{value:.4g}"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from gpupool.core.errors import TrainingError
-from gpupool.core.formatting import NONE, duration, number, percent
+from gpupool.core.formatting import NONE, duration, measured, number, percent
 from gpupool.core.network import info_of
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.events import StartEvent, ValidationEvent
@@ -306,8 +306,10 @@ def _values(result: TrainingResult) -> tuple[tuple[str, ...], tuple[tuple[str, .
         return (), ()
     last = history.steps[-1]
     validations = history.validations[-1:]
-    metrics = [*validations[0].metrics] if validations else []
     has_accuracy = last.accuracy is not None
+    # Also a metric of that name has one column.
+    known = {"accuracy"} if has_accuracy else set()
+    metrics = [name for one in validations for name in one.metrics if name not in known]
     columns = ["", "Loss", *(["Accuracy"] if has_accuracy else []), *metrics]
     accuracy = [percent(last.accuracy)] if has_accuracy else []
     rows = [("Training", figure(last.loss), *accuracy, *[NONE] * len(metrics))]
@@ -322,4 +324,5 @@ def _row(
     name: str, event: ValidationEvent, metrics: list[str], has_accuracy: bool
 ) -> tuple[str, ...]:
     accuracy = [percent(event.accuracy)] if has_accuracy else []
-    return name, figure(event.loss), *accuracy, *(figure(event.metrics.get(m)) for m in metrics)
+    shown = [measured(metric, event.metrics.get(metric)) for metric in metrics]
+    return name, figure(event.loss), *accuracy, *shown

@@ -103,7 +103,7 @@ def test_pictures_tell_warnings_metrics_the_best_and_checkpoints() -> None:
     history.restarts = ["rank 1 was killed by SIGKILL; it was replaced"]
     assert history.best is history.validations[0]
     for shown in (training_text(history).lower(), history_html(history).lower()):
-        for part in ("the loss is nan in step 2", "rank 1 was killed by sigkill", "0.75"):
+        for part in ("the loss is nan in step 2", "rank 1 was killed by sigkill", "75.0 %"):
             assert part in shown
         assert shown.count("after step 2") == 2  # the best one, the checkpoint
         assert shown.count("after step 1") == 1  # where it was resumed

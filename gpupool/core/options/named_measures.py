@@ -39,20 +39,6 @@ METRICS = (
 
 # Of these less is better; of all others more.
 _LESS_IS_BETTER = ("loss", "error", "mse", "rmse", "mae", "huber", "perplexity", "deviation")
-# These are shares of a whole, and so are those of users and of torchmetrics that are called so.
-_SHARES = (
-    "accuracy",
-    "top5",
-    "precision",
-    "recall",
-    "f1",
-    "f1score",
-    "auc",
-    "auroc",
-    "iou",
-    "dice",
-)
-
 # What they are called elsewhere (MATLAB's trainnet, Keras, scikit-learn).
 _ELSEWHERE = {
     "crossentropy": "cross_entropy",
@@ -158,15 +144,6 @@ def less_is_better(name: str) -> bool:
     (True, False)
     """
     return name.lower().endswith(_LESS_IS_BETTER)
-
-
-def is_share(name: str) -> bool:
-    """Whether values of that name are shares of a whole (0..1), which are shown in percent.
-
-    >>> is_share("mask/mean_iou"), is_share("MulticlassF1Score"), is_share("mae")
-    (True, True, False)
-    """
-    return name.lower().endswith(_SHARES)
 
 
 def _meant(name: object, known: tuple[str, ...]) -> str:

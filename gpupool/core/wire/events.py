@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gpupool.core.formatting import percent
+from gpupool.core.formatting import measured, percent
 from gpupool.core.wire.monitor_event import MonitorEvent
 
 PIECES = "gpupool_pieces"  # metadata of text of both streams: the lengths of its pieces, in turns
@@ -99,9 +99,9 @@ class ValidationEvent:
 
     def values(self) -> list[tuple[str, str]]:
         """What was measured, by name, in words."""
-        measured = {"accuracy": percent(self.accuracy)} if self.accuracy is not None else {}
-        metrics = {name: f"{value:.4g}" for name, value in self.metrics.items()}
-        return [("loss", f"{self.loss:.4g}"), *(measured | metrics).items()]
+        found = {"accuracy": percent(self.accuracy)} if self.accuracy is not None else {}
+        metrics = {name: measured(name, value) for name, value in self.metrics.items()}
+        return [("loss", f"{self.loss:.4g}"), *(metrics | found).items()]
 
 
 @dataclass(frozen=True, slots=True)

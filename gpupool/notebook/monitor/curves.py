@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from gpupool.core.formatting import percent
-from gpupool.core.options.named_measures import is_share, less_is_better
+from gpupool.core.formatting import is_share, percent
+from gpupool.core.options.named_measures import less_is_better
 from gpupool.core.wire.events import StartEvent, ValidationEvent
 from gpupool.notebook.drawing.axes import Axis, FittedAxis, epoch_bands, fitted_end, step_axis
 from gpupool.training.history import HALF_LIFE, TrainingHistory, smoothed

@@ -7,7 +7,7 @@ import math
 import re
 from collections import deque
 
-from gpupool.core.options.named_measures import is_share
+from gpupool.core.formatting import is_share
 from gpupool.core.wire.monitor_event import OVER, MonitorEvent, monitor_line
 from gpupool.notebook.drawing.axes import Axis, FittedAxis, fitted_end, step_axis
 from gpupool.notebook.drawing.styles import own_legend, own_plot

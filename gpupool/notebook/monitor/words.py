@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from gpupool.core.data_wait import waiting_for_data, waits_much
-from gpupool.core.formatting import NONE, clock_time, done_of, duration, number, percent, shortened
+from gpupool.core.formatting import (
+    NONE,
+    clock_time,
+    done_of,
+    duration,
+    measured,
+    number,
+    percent,
+    shortened,
+)
 from gpupool.notebook.monitor.rank_words import COLUMNS as RANK_COLUMNS
 from gpupool.notebook.monitor.rank_words import RankRow, rank_rows, rank_summary, rank_title
 from gpupool.training.history import TrainingHistory
@@ -185,7 +194,11 @@ def _results(history: TrainingHistory) -> Rows:
         rows.append(("Validation loss", figure(value.loss if value else None)))
         names = history.start.metrics if history.start else ()
         metrics = value.metrics if value else dict.fromkeys(names)
-        rows += [(f"Validation {name}", figure(one)) for name, one in metrics.items()]
+        rows += [
+            (f"Validation {name}", measured(name, one))
+            for name, one in metrics.items()
+            if name != "accuracy" or not has_accuracy
+        ]
     if has_accuracy:
         rows.append(("Training accuracy", percent(last.accuracy if last else None)))
     rows.append(("Training loss", figure(last.loss if last else None)))

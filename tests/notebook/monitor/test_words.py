@@ -98,8 +98,28 @@ def test_rows_do_not_jump_after_the_first_step() -> None:
             seen.append([(title, [label for label, _ in r]) for title, r in words.table(history)])
     assert all(labels == seen[0] for labels in seen)
     assert {"Checkpoint", "Reads retried", "Samples skipped", "From the cache"} < {*rows(history)}
-    assert rows(history)["Validation f1"] == "0.5"
+    assert rows(history)["Validation f1"] == "50.0 %"  # as its plot has it
     assert rows(history)["Checkpoint"] == "after step 30"
+
+
+def test_a_metric_has_one_row_and_shares_are_in_percent() -> None:
+    start = replace(START, validate_every=4, metrics=("accuracy", "f1", "rmse"), objective="f1")
+    metrics = {"accuracy": 0.75, "f1": 0.875, "rmse": 0.875}
+    event = ValidationEvent(1, 1, 0.5, 0.75, 8, 0.2, metrics, is_best=True)
+    wanted = {
+        "Validation accuracy": "75.0 %",
+        "Validation loss": "0.5",
+        "Validation f1": "87.5 %",
+        "Validation rmse": "0.875",
+        "Best validation": "f1 87.5 % after step 1",
+    }
+    shown = rows(history_of([start, replace(STEP, accuracy=0.5), event]))
+    assert {name: value for name, value in shown.items() if "alidation" in name} == wanted
+    # Where the steps have no accuracy, that of the metric is the only one.
+    other = rows(history_of([start, STEP, replace(event, accuracy=None)]))
+    assert other["Validation accuracy"] == "75.0 %"
+    values = [("loss", "0.5"), ("accuracy", "75.0 %"), ("f1", "87.5 %"), ("rmse", "0.875")]
+    assert sorted(event.values()) == sorted(values)
 
 
 def test_what_was_not_asked_for_has_no_row() -> None:
