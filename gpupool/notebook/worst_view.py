@@ -7,6 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from gpupool.notebook.page import markup
+from gpupool.training.confusion import short_name
 
 if TYPE_CHECKING:
     from gpupool.core.wire.replies import WorstSample
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 _TILE = "margin:4px;width:140px;display:inline-block;vertical-align:top;text-align:center"
 _PICTURE = "width:128px;height:96px;object-fit:contain"
 _LINE = "overflow:hidden;text-overflow:ellipsis;white-space:nowrap;font-size:12px"
+_NAME_CHARS = 18  # of a class: as many as a tile is wide
 _SMALL = 64  # pixels: smaller pictures are shown larger, as the pixels they are
 
 
@@ -30,14 +32,15 @@ def worst_html(worst: WorstSamples) -> str:
 
 def _tile(sample: WorstSample, loss: str, found: str, true: str, index: str, file: str) -> str:
     has_class = sample.found is not None
+    shown, actual = (escape(short_name(name, _NAME_CHARS)) for name in (found, true))
     said = f"found {found}, true {true}" if has_class else sample.note
     title = ", ".join(filter(None, [said, f"loss {loss}", f"sample {index}", file]))
     data = b64encode(sample.png).decode()
     style = _PICTURE + (";image-rendering:pixelated" if max(sample.size) < _SMALL else "")
     picture = f'<img style="{style}" alt="{escape(title)}" src="data:image/png;base64,{data}">'
-    lines = [f"<b>{escape(found)}</b>", f"true: {escape(true)}"] if has_class else [said]
+    lines = [f"<b>{shown}</b>", f"true: {actual}"] if has_class else [said]
     if has_class and sample.found == sample.true:  # found, and with a high loss all the same
-        lines = [f"<b>{escape(found)}</b>", "found"]
+        lines = [f"<b>{shown}</b>", "true: the same"]
     name = file.rpartition("/")[2]
     lines += [f"loss {escape(loss)}", markup.muted(f"#{index}" + (f" {name}" if name else ""))]
     text = "".join(f'<div style="{_LINE}">{line}</div>' for line in lines if line)

@@ -27,7 +27,7 @@ border:1px solid rgba(128,128,128,.25);font-variant-numeric:tabular-nums}
 #UID th{font-weight:600;border:0}
 #UID thead th{vertical-align:bottom}
 #UID .gp-turned span{display:inline-block;writing-mode:vertical-rl;transform:rotate(180deg)}
-#UID :is(td,th).gp-share{border:0;opacity:.8;font-weight:400}
+#UID :is(td,th).gp-share{border:0;padding:3px 4px;opacity:.8;font-weight:400;font-size:90%}
 #UID i{font-style:normal;font-weight:400;opacity:.7}
 """
 

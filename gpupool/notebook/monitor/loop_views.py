@@ -86,7 +86,8 @@ class LoopViews:
                 self._history_of(event).add(event)
                 self._undrawn.add(event.number)
             if not in_notebook() or not has_reader():
-                self._lines.setdefault(event.number, MonitorLines(sys.stderr))(event)
+                stream = sys.stdout if in_notebook() else sys.stderr
+                self._lines.setdefault(event.number, MonitorLines(stream))(event)
         now = self._clock()
         for number in sorted(self._undrawn):
             is_over = self._histories[number].is_over

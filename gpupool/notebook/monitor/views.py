@@ -65,7 +65,7 @@ def show_training(run: Run, how: str = "auto", *, waits: bool = True) -> None:
     else:
         view = live_view(run.history, run.stop)
         if not has_reader():
-            view = _both(view, TextProgress(sys.stderr, draws=False))
+            view = _both(view, TextProgress(sys.stdout, draws=False))
     view(run.history)  # before the thread of the run may call it too
     run.add_listener(view)
 

@@ -42,9 +42,12 @@ def has_reader() -> bool:
 
 
 def log_line(text: str) -> None:
-    """Write a line of what displays show here, for the log of a program that executes a file."""
+    """Write a line of what displays show here, for the log of a program that executes a file.
+
+    On stdout: pages show what comes on stderr as an error.
+    """
     if not has_reader():
-        print(text, file=sys.stderr, flush=True)
+        print(text, flush=True)
 
 
 @functools.cache  # the front end hears of the comm's end, though it knows none
