@@ -100,6 +100,32 @@ class Held(Dataset[Any]):
         return self.samples[index]
 
 
+class Images:
+    """A data set in two parts: image i is all `brightness` * i, of class i % 2, and is to be
+    normalized."""
+
+    normalization = ((0.5,), (0.25,))
+    classes = ["<i>even", "odd"]
+
+    def __init__(self, brightness: int = 1, shape: tuple[int, ...] = (1, 2, 4)) -> None:
+        self.brightness, self.shape = brightness, shape
+
+    def __len__(self) -> int:
+        return 21
+
+    def num_bytes(self, index: int) -> int:
+        return 8
+
+    def fetch(self, index: int) -> int:
+        return index
+
+    def decode(self, index: int, fetched: int, draw: object) -> tuple[Tensor, int]:
+        return torch.full(self.shape, self.brightness * fetched, dtype=torch.uint8), index % 2
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        return self.decode(index, index, None)
+
+
 class Centred(nn.Module):
     """Takes a running mean away; each new one is put in the place of the one before."""
 

@@ -13,7 +13,7 @@ from gpupool.pool import session
 from tests.engine.metrics.tables import Table
 from tests.support.pools import Pools
 from tests.support.raising import raises
-from tests.support.trainings import network, samples
+from tests.support.trainings import Images, network, samples
 
 
 @pytest.mark.parametrize("num_samples", [1, 2, 7, 101])
@@ -30,27 +30,6 @@ def test_dropout_and_batch_norm_are_in_evaluation_mode(pool2: Pool) -> None:
     model = nn.Sequential(nn.BatchNorm1d(8), nn.Dropout(0.5))
     data = TensorDataset(torch.ones(8, 8), torch.zeros(8))
     assert torch.allclose(gpupool.predict(model, data), torch.ones(8, 8), atol=1e-4)
-
-
-class Images:
-    """A data set in two parts: image i is all i, and is to be normalized."""
-
-    normalization = ((0.5,), (0.25,))
-
-    def __len__(self) -> int:
-        return 21
-
-    def num_bytes(self, index: int) -> int:
-        return 8
-
-    def fetch(self, index: int) -> int:
-        return index
-
-    def decode(self, index: int, fetched: int, draw: object) -> tuple[torch.Tensor, int]:
-        return torch.full((1, 2, 4), fetched, dtype=torch.uint8), 0
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        return self.decode(index, index, None)
 
 
 def test_images_are_normalized_as_for_training(pool2: Pool) -> None:

@@ -19,37 +19,16 @@ from gpupool.training.worst import worst_samples
 from tests.engine.metrics.tables import Table
 from tests.support.pools import Pools
 from tests.support.raising import raises
-from tests.support.trainings import network, samples, train_on
+from tests.support.trainings import Images, network, samples, train_on
 
 NUM = 31
 SCORES = torch.randn(NUM, 4, generator=torch.Generator().manual_seed(0))
 LABELS = torch.randint(0, 3, (NUM,), generator=torch.Generator().manual_seed(1))
+IMAGES = Images(8, (1, 20, 10))
 
 
 class Named(TensorDataset):
     classes = ["cat", "dog", "<b>fox"]
-
-
-class Images:
-    """Image i is all 8 * i, of class i % 2, and is to be normalized."""
-
-    normalization = ((0.5,), (0.25,))
-    classes = ["<i>even", "odd"]
-
-    def __len__(self) -> int:
-        return 21
-
-    def num_bytes(self, index: int) -> int:
-        return 8
-
-    def fetch(self, index: int) -> int:
-        return index
-
-    def decode(self, index: int, fetched: int, draw: object) -> tuple[Tensor, int]:
-        return torch.full((1, 20, 10), 8 * fetched, dtype=torch.uint8), index % 2
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.decode(index, index, None)
 
 
 class Bright(nn.Module):
@@ -89,12 +68,12 @@ def test_they_are_those_of_one_process_on_any_number_of_ranks(pools: Pools, num:
 
 def test_a_validation_shows_pictures_of_its_worst(pools: Pools) -> None:
     result = train_on(
-        pools[2], nn.Sequential(nn.Flatten(), nn.Linear(200, 2)), Images(), epochs=1,
-        validation=Images(), batch_size=7,
+        pools[2], nn.Sequential(nn.Flatten(), nn.Linear(200, 2)), IMAGES, epochs=1,
+        validation=IMAGES, batch_size=7,
     )  # fmt: skip
     worst = result.worst(4)
     with torch.no_grad():
-        inputs = (torch.stack([Images()[i][0] for i in range(21)]) / 255 - 0.5) / 0.25
+        inputs = (torch.stack([IMAGES[i][0] for i in range(21)]) / 255 - 0.5) / 0.25
         targets = torch.tensor([i % 2 for i in range(21)])
         losses = functional.cross_entropy(result.model(inputs), targets, reduction="none")
     assert worst.indices == losses.argsort(descending=True)[:4].tolist()
@@ -107,7 +86,7 @@ def test_a_validation_shows_pictures_of_its_worst(pools: Pools) -> None:
     assert html.count("<img") == 4
     assert "<i>even" not in html
     assert len(html) < 20_000
-    others = result.worst(2, dataset=Subset(Images(), [3, 4, 5]), pool=pools[1])
+    others = result.worst(2, dataset=Subset(IMAGES, [3, 4, 5]), pool=pools[1])
     assert set(others.indices) <= {0, 1, 2}
 
 
