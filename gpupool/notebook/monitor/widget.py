@@ -1,8 +1,8 @@
 """The live picture of a training or of a loop: the kernel's half of a widget. Runs on the client.
 
-The browser's half is `plots.js`, `explore.js`, `life.js` and `monitor.js` of `static/`. What has
-changed travels as small custom messages; two synced traits, refreshed now and then, hold the whole
-picture for pages that are opened later.
+The browser's half is `plots.js`, `explore.js`, `life.js`, `tab.js` and `monitor.js` of `static/`.
+What has changed travels as small custom messages; two synced traits, refreshed now and then, hold
+the whole picture for pages that are opened later.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TrainingMonitor(LiveWidget):
     thread is in the middle of something: it may only set an Event.
     """
 
-    _esm = static_text("plots.js", "timeline.js", "explore.js", "life.js", "monitor.js")
+    _esm = static_text("plots.js", "timeline.js", "explore.js", "life.js", "tab.js", "monitor.js")
     _css = static_text("plots.css", "monitor.css")
 
     status = traitlets.Unicode("starting").tag(sync=True)

@@ -1,6 +1,6 @@
 // The live picture of a training or a loop: the browser's half of gpupool/notebook/monitor/widget.py. The
-// plots are those of plots.js and explore.js, and it lives as life.js says: these stand before it in the
-// same module.
+// plots are those of plots.js and explore.js, and it lives as life.js and tab.js say: these stand before it
+// in the same module.
 //
 // `view` and `lines` are the whole picture, refreshed now and then; custom messages {view, new}
 // carry what has changed since. One course a model is kept, which all its views draw: they are in
@@ -22,6 +22,7 @@ const PAGE = `
         ><span class="gpm-stop-label">Stop</span></button>
       <button type="button" class="gpm-save">Save plot</button>
       <button type="button" class="gpm-csv" title="Save the points as a table">CSV</button>
+      <button type="button" class="gpm-notify">Notify</button>
     </span>
     <span class="gpm-hint" role="alert"></span>
   </div>
@@ -174,7 +175,7 @@ function pointsOf(lines, plot, line) {
 function newCourse(model) {
   const course = {
     view: {}, lines: {}, views: new Set(), at: 0, pressed: false, hint: "", lost: false,
-    redraw: () => course.views.forEach((redraw) => redraw()),
+    redraw: () => { course.views.forEach((redraw) => redraw()); showInTab(model, course); },
     isFailed: () => course.lost || model.get("status") === "failed",
     isOver: () => course.lost || OVER.includes(model.get("status")),
     isHeard: () => course.isOver() || model.get("status") === "stopping",
@@ -237,12 +238,14 @@ function render(model, el, course) {
   // Each region of a page has a name of its own, also where other modules have drawn some.
   const number = document.body.dataset.gpmViews = Number(document.body.dataset.gpmViews ?? 0) + 1;
   el.querySelector(".gpm-scroll").setAttribute("aria-label", `How each rank fares (${number})`);
-  const showStop = connectStop(model, course, el), shown = {};
+  const showStop = connectStop(model, course, el), showNotify = connectNotify(course, el);
+  const shown = {};
   let frame = 0;
   const soon = () => {
     frame ||= requestAnimationFrame(() => {
       frame = 0;
       showStop();
+      showNotify();
       paint(el, course, shown);
       plots.paint();
     });
@@ -251,8 +254,9 @@ function render(model, el, course) {
   el.querySelector(".gpm-save").addEventListener("click", () => savePlot(plots, course));
   el.querySelector(".gpm-csv").addEventListener("click", () => saveTable(course));
   course.views.add(soon);
+  showInTab(model, course);
   const endWatch = watchPage(el, soon);
-  const clock = setInterval(() => tick(el, course), TICK_MS);
+  const clock = setInterval(() => { tick(el, course); refreshTab(); }, TICK_MS);
   soon();
   return () => {
     clearInterval(clock);
@@ -260,6 +264,7 @@ function render(model, el, course) {
     endWatch();
     cancelAnimationFrame(frame);
     course.views.delete(soon);
+    showInTab(model, course);
   };
 }
 
