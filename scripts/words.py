@@ -1,6 +1,7 @@
-"""Finds words that CONTRIBUTING.md replaces by others, in the package, the pages and the notebooks.
+"""Finds words that CONTRIBUTING.md replaces by others, and sentences that are too long.
 
-`make lint` runs it: a line for each find, and exit status 1 if there is one.
+Words in the package, the pages and the notebooks; sentences in pages and notebooks. `make lint`
+runs it: a line for each find, and exit status 1 if there is one.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ _CODE = re.compile(
     r"\.tell\b|(?:def|const) tell\b|\btell\(\)|[\"'`](?:told|tell)[\"'`]"
     r"|tell[|,]abort|\btell \(the default\)"
 )
+MAX_WORDS = 25  # in a sentence
+_NO_PROSE = re.compile(r"```.*?```|<[^>]*>|^ *\|.*?$", re.DOTALL | re.MULTILINE)
+_END = re.compile(r"(?<=[.?!:;])[)\"*]*\s+|\n\s*\n|\n(?= *(?:[-*#]|\d+\.) )")
 _WORDS = {re.compile(words, re.IGNORECASE): better for words, better in INSTEAD.items()}
 
 
@@ -41,6 +45,17 @@ def finds(text: str) -> Iterator[tuple[int, str, str]]:
                 yield number, found[0], better
 
 
+def long_sentences(text: str) -> Iterator[tuple[int, str]]:
+    """Number of words and beginning of each sentence of a page that has too many.
+
+    Colons and semicolons end one too. Code, tables and HTML have no sentences.
+    """
+    for sentence in _END.split(_NO_PROSE.sub("\n\n", text)):
+        words = re.findall(r"\w\S*", sentence)
+        if len(words) > MAX_WORDS:
+            yield len(words), " ".join(words[:8])
+
+
 def texts() -> Iterator[tuple[Path, str]]:
     """What readers see: code with its comments, pages, and the text cells of notebooks."""
     package = [*ROOT.glob("gpupool/**/*.py"), *ROOT.glob("gpupool/**/*.js")]
@@ -49,7 +64,7 @@ def texts() -> Iterator[tuple[Path, str]]:
         yield path, path.read_text()
     for path in sorted(ROOT.glob("notebooks/*.ipynb")):
         cells = json.loads(path.read_text())["cells"]
-        yield path, "\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
+        yield path, "\n\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "markdown")
 
 
 def main() -> int:
@@ -59,6 +74,10 @@ def main() -> int:
         for number, word, better in finds(text):
             print(f"{path.relative_to(ROOT)}:{number}: {word!r}; write {better}")
             status = 1
+        if path.suffix in (".md", ".ipynb"):
+            for number, beginning in long_sentences(text):
+                print(f"{path.relative_to(ROOT)}: {number} words in a sentence: {beginning} ...")
+                status = 1
     return status
 
 

@@ -1,4 +1,4 @@
-"""The words that CONTRIBUTING.md replaces are nowhere that readers look."""
+"""The words that CONTRIBUTING.md replaces are nowhere that readers look, nor are long sentences."""
 
 from __future__ import annotations
 
@@ -43,6 +43,13 @@ def test_each_is_found(text: str, word: str) -> None:
 )  # fmt: skip
 def test_names_of_code_are_not(text: str) -> None:
     assert list(words.finds(text)) == []
+
+
+def test_a_sentence_of_more_than_25_words_is_found_but_in_code_and_tables() -> None:
+    most = "word " * 24 + "word."
+    page = f"{most} One\nmore {most}\n\n- a {most}\n\n```\n{most[:-1]} {most}\n```\n| {most} |\n"
+    page += f"| {most[:-1]} {most} |\n\n{most} {most}\n"
+    assert [number for number, _ in words.long_sentences(page)] == [27, 26]
 
 
 def test_the_glossary_has_them() -> None:

@@ -105,10 +105,10 @@ class TrainingFields:
     # ---- the learning rate over time
     schedule: Schedule | Sequence[tuple[Schedule, int]] | Callable[[int, int], float] = "none"
     """"none", "piecewise" (times `drop_factor` every `drop_period` epochs), "exponential" (the same
-    in small parts each step), "polynomial" and "cosine" (down to `min_factor` at the end),
-    "cyclical" (a triangle between `min_factor` and 1), "plateau" (times `drop_factor` where
-    validations do not become better, as torch's `ReduceLROnPlateau`); or a sequence of (name,
-    epochs) for one after the other; or a callable: (step, epoch), both from 1 -> factor on `lr`."""
+    in small parts each step); "polynomial" and "cosine" (down to `min_factor` at the end),
+    "cyclical" (a triangle between `min_factor` and 1). "plateau" drops by `drop_factor` when
+    validation no longer improves, as torch's `ReduceLROnPlateau` does. Or a sequence of (name,
+    epochs), one after the other; or a callable: (step, epoch), both from 1 -> factor on `lr`."""
     drop_factor: float | None = None
     """Factor of a drop in "piecewise", "exponential" and "plateau"; 0.1 unless given."""
     drop_period: int | None = None
@@ -156,8 +156,8 @@ class TrainingFields:
     as any other, where the data set knows its labels."""
     bucket_by: Sequence[float] | Callable[[int], float] | str | None = None
     """Makes batches of samples of similar length, other ones each epoch: the length of each sample,
-    a function of the index, or the column of a Hugging Face data set that has it or is that long.
-    Each sample comes once an epoch."""
+    a function of the index, or a column of a Hugging Face data set. Its values are lengths,
+    or have them. Each sample comes once an epoch."""
     batch_sampler: Iterable[Sequence[int]] | None = None
     """Gives the batches of an epoch as lists of indices, over all ranks: a list, a BatchSampler of
     torch, or an object of one's own, the same on every rank. `set_epoch(epoch)` is called if it
@@ -286,7 +286,7 @@ class TrainingFields:
     # ---- where
     execution: Execution = "auto"
     """Which ranks train, and on what: "auto" (all ranks that have a GPU; all ranks on CPU if none
-    has), "cpu" and "gpu" (one rank), "multi-gpu" (as many as GPUs of this machine),
+    has); "cpu" and "gpu" (one rank); "multi-gpu" (as many as GPUs of this machine),
     "parallel-auto", "parallel-cpu", "parallel-gpu" (all there are)."""
 
     def resolve(self, world_size: int) -> Self:

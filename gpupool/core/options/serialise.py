@@ -105,7 +105,8 @@ def written(options: Any, name: str) -> str:
 
 def _written(value: Any) -> str:
     if isinstance(value, (tuple, list)):
-        return f"({', '.join(map(_written, value))})"
+        comma = "," if len(value) == 1 else ""  # without it ('f1') would be text
+        return f"({', '.join(map(_written, value))}{comma})"
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{name!r}: {_written(part)}' for name, part in value.items())}}}"
     if isinstance(value, array):
