@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.display import display
 
 from gpupool.core.formatting import format_ranks, rank_count
-from gpupool.core.progress import Progress
+from gpupool.core.progress import Course, Progress
 from gpupool.notebook.page.front_end import in_notebook, log_line
 from gpupool.notebook.pool import pool_bar
 from gpupool.notebook.pool.bar import countdown, status_text
@@ -50,7 +50,7 @@ _NAMES_ON_A_LINE = 4
 
 
 class StartProgress:
-    """A line that says how far the start is; the pool's bar takes its place.
+    """A line that says how far the start is, and since when; the pool's bar takes its place.
 
     In a notebook it is drawn again in one place, on a terminal it is a line like that of anything
     that lasts; elsewhere only the end shows.
@@ -65,7 +65,8 @@ class StartProgress:
     ) -> None:
         self._in_notebook = in_notebook()
         self._handle: Any = None
-        self._line = Progress(what)
+        self._drawn: dict[str, str] = {}
+        self._line = Progress(what, after_s=0, draw=self._draw) if in_notebook() else Progress(what)
         self._failed = failed
 
     def __enter__(self) -> StartProgress:
@@ -75,30 +76,32 @@ class StartProgress:
 
     def __call__(self, line: str) -> None:
         """Show a stage."""
-        if self._in_notebook:
-            self._show(_plain(f"Starting: {line}"))
-            log_line(f"Starting: {line}")
+        self._line.tell(line)
+        if not self._in_notebook:
+            return
+        log_line(f"Starting: {line}")
+        if self._handle is None:  # not before: a start that is refused at once has no line
+            self._line.tick()  # in this thread, which makes it an output of this cell
+            self._line.start()
             pool_bar.load()  # while the processes come up, not when they are there
-        else:
-            self._line.tell(line)
 
     def finish(self, pool: Pool) -> None:
         """Show the pool; from now on also what becomes of it."""
+        self._line.close()
         if self._in_notebook:
             pool_bar.show(pool, self._handle)
             log_line(status_text(pool.status()).partition("\n")[0])
         else:
-            self._line.close()
             print(status_text(pool.status()))
             pool.add_listener(_tell_on_terminal)
 
     def finish_line(self, text: str) -> None:
         """Show one line instead."""
+        self._line.close()
         if self._in_notebook:
             self._show(_plain(text))
             log_line(text)
         else:
-            self._line.close()
             print(text)
 
     def __exit__(
@@ -110,6 +113,15 @@ class StartProgress:
         self._line.close(failed=error is not None)
         if error is not None and self._handle is not None:
             self._show(_plain(self._failed))
+
+    def _draw(self, course: Course) -> None:
+        """Draw the line, in its own thread; its end is drawn by what takes its place."""
+        from gpupool.notebook.page.progress_view import bar_html, bar_text  # with tqdm
+
+        bundle = {"text/plain": bar_text(course), "text/html": bar_html(course)}
+        if not course.end and bundle != self._drawn:
+            self._drawn = bundle
+            self._show(bundle)
 
     def _show(self, bundle: dict[str, str]) -> None:
         if self._handle is None:

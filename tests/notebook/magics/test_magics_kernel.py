@@ -37,14 +37,30 @@ def test_the_start_shows_progress_and_then_the_pool_in_its_place(kernel: Kernel)
     shown = [
         content["data"]["text/plain"] for _, kind, content in started.messages if "display" in kind
     ]
-    assert shown[0].startswith("Starting: ")
-    assert "Starting: 2 of 2 ranks ready" in shown
+    *lines, _bar = shown
+    assert lines[0] == "Starting the pool (starting 2 ranks) [00:00]"
+    times = [re.fullmatch(r"Starting the pool \(.+\) \[00:(\d\d)\]", line) for line in lines]
+    seconds = [int(found[1]) for found in times if found]
+    assert len(seconds) == len(lines)
+    assert seconds == sorted(seconds)
+    assert seconds[-1] >= 1  # torch is imported, and the clock counts
     (bar,) = started.outputs
     first, *ranks = bar["data"]["text/plain"].splitlines()
     assert first == "Pool of 2: idle, CPU ranks, gloo, shuts down in 30 min if idle"
     assert len(ranks) == 2
     assert "<b>Pool of 2</b>" in started.html
     assert '<summary style="cursor:pointer">Details</summary>' in started.html
+
+
+def test_a_start_that_fails_leaves_a_sentence_where_the_clock_was(kernel: Kernel) -> None:
+    source = """
+from gpupool.notebook.pool.tables import StartProgress
+with StartProgress() as progress:
+    progress("a stage")
+    raise ValueError"""
+    line, error = kernel.run(source).outputs
+    assert line["data"] == {"text/plain": "The pool was not started."}
+    assert error["type"] == "error"
 
 
 def test_the_status_is_the_same_bar(kernel: Kernel) -> None:
