@@ -23,6 +23,12 @@ _SHOWN = (
     ("pool.status", "PoolStatus", "pool.bar.status_html", "pool.bar.status_text"),
     ("training.compare", "Comparison", "comparison_view.comparison_html", ""),
     ("training.confusion", "ConfusionMatrix", "monitor.confusion_view.confusion_html", ""),
+    (
+        "training.history",
+        "TrainingHistory",
+        "monitor.picture.history_html",
+        "monitor.picture.training_text",
+    ),
     ("training.result", "TrainingPlot", "monitor.picture.plot_html", "monitor.picture.plot_text"),
     ("training.result", "TrainingResult", "monitor.result_view.result_html", ""),
     ("training.worst", "WorstSamples", "worst_view.worst_html", ""),

@@ -102,16 +102,20 @@ class TrainingHistory:
     resumed: ResumeEvent | None = None
     restarts: list[str] = field(default_factory=list)
     ranks: dict[int, RankEvent] = field(default_factory=dict)
-    timeline: Timeline = field(default_factory=Timeline, repr=False)
+    timeline: Timeline = field(default_factory=Timeline)
     options: Mapping[str, str] = field(default_factory=dict)
-    before: Mapping[str, list[tuple[int, float, int]]] = field(default_factory=dict, repr=False)
+    before: Mapping[str, list[tuple[int, float, int]]] = field(default_factory=dict)
     # Kept up to date: views ask many times a second, over many thousand steps.
-    _num_samples: int = field(default=0, init=False, repr=False)
-    _data_wait_s: float = field(default=0.0, init=False, repr=False)
-    _validation_s: float = field(default=0.0, init=False, repr=False)  # before the last step
-    _newest_validation_s: float = field(default=0.0, init=False, repr=False)  # after it
-    _noted_s: float = field(default=0.0, init=False, repr=False)  # seconds, when last noted aside
-    _best: int = field(default=-1, init=False, repr=False)  # index into `validations`
+    _num_samples: int = field(default=0, init=False)
+    _data_wait_s: float = field(default=0.0, init=False)
+    _validation_s: float = field(default=0.0, init=False)  # before the last step
+    _newest_validation_s: float = field(default=0.0, init=False)  # after it
+    _noted_s: float = field(default=0.0, init=False)  # seconds, when last noted aside
+    _best: int = field(default=-1, init=False)  # index into `validations`
+
+    def __repr__(self) -> str:
+        # Not all of its fields: thousands of steps would stay in the notebook's file.
+        return f"TrainingHistory({self.line()})"
 
     def to_frame(self) -> Any:
         """The steps as a pandas DataFrame, by step: epoch, loss, accuracy, lr, num_samples,

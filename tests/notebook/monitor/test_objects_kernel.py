@@ -104,6 +104,12 @@ def test_a_result_shows_its_options_best_and_worst(kernel: Kernel) -> None:
     assert re.search(r"after step \d+, epoch \d", only(best))
     assert best.text.startswith("Validation after step ")
     assert "accuracy" in best.text
+    history = kernel.run("result.history")
+    assert "Finished: 2 epochs" in only(history)
+    assert history.text.startswith("Finished: 2 epochs in ")
+    line = kernel.run("print([result.history])").text
+    assert line.startswith("[TrainingHistory(finished  epoch 2/2  step 20/20  ")
+    assert len(line) < 200
     worst = kernel.run("result.worst(3)")
     assert only(worst).count("<img") == 3
     assert worst.text.count("\n") == 4

@@ -80,7 +80,7 @@ def views(history: TrainingHistory) -> dict[str, str]:
     found = {
         "still": history_html(history),
         "text": training_text(history),
-        "line": history.line(),
+        "line": repr(history),
         "state": json.dumps([state_of(history).view, state_of(history).whole()], allow_nan=False),
         "plot": Plots(state_of(history)).html(as_picture=False) + repr(TrainingPlot(history)),
         "result": result_html(result),
