@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from PIL import Image
@@ -38,6 +38,26 @@ for event in full_events(num_steps=300):
     history.add(event)
 monitor.update(history)
 """
+ZOOMED = "canvas => canvas.getAttribute('aria-label').includes('; shown: ')"
+# The words of the state may need more or less room, so lengths of tables are not compared.
+LAYOUT = """view => {
+    const place = (e, ends) => {
+        const [box, { left, top }] = [e, view].map(one => one.getBoundingClientRect());
+        return [box.left - left, ...(ends ? [box.top - top, box.width, box.height] : [])];
+    };
+    return [
+        [...view.querySelectorAll('canvas')].map(e => place(e, true)),
+        [...view.querySelectorAll('.gpm-tables details')].map(e => [e.open, ...place(e, false)]),
+        ['.gpm-status', '.gpm-remaining', 'button:not(.gpm-stop)', '.gpm-tables summary',
+            '.gpm-tables th', '.gpm-tables td', '.gpm-ranks thead th', '.gpm-ranks tbody th',
+            '.gpm-ranks td'].map(one => {
+            const style = getComputedStyle(view.querySelector(one));
+            return ['fontSize', 'fontWeight', 'color', 'borderColor', 'padding', 'textAlign'].map(
+                name => style[name]);
+        }),
+        getComputedStyle(view.querySelector('.gpm-ranks')).borderLeftColor,
+    ];
+}"""
 HAS_ITS_COLOUR = """canvas => {
     const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
     const hex = getComputedStyle(canvas).getPropertyValue('--gpm-loss').trim();
@@ -96,6 +116,36 @@ def assert_has_all(page: Page, view: Locator, picture: Image.Image) -> None:
     assert (sum(ground) > 3 * 200) == light
 
 
+def layout(view: Locator) -> list[Any]:
+    """Where the plots are, the strips, tables and ranks, and which tables are folded."""
+    found: list[Any] = view.evaluate(LAYOUT)
+    return found
+
+
+def choose(page: Page, view: Locator) -> list[Any]:
+    """Zoom, smooth, switch and fold; returns what is chosen then."""
+    view.locator("canvas").nth(1).focus()
+    page.raw.keyboard.press("+")
+    view.get_by_label("Log", exact=True).check()
+    view.get_by_role("slider").fill("10")
+    view.get_by_text("Training cycle").click()
+    page.wait_for(ZOOMED, view.locator("canvas").nth(1))
+    chosen = chosen_in(view)
+    assert chosen[1:] == [True, "10", False]
+    return chosen
+
+
+def chosen_in(view: Locator) -> list[Any]:
+    """Shown steps, log, smoothing, and whether a table is unfolded."""
+    label = view.locator("canvas").nth(1).get_attribute("aria-label") or ""
+    return [
+        label.partition("; shown: ")[2],
+        view.get_by_label("Log", exact=True).is_checked(),
+        view.get_by_role("slider").input_value(),
+        view.locator("details", has_text="Training cycle").evaluate("e => e.open"),
+    ]
+
+
 def press_stop_with_keyboard(page: Page, view: Locator) -> None:
     """Go from Save plot to the button before it with Tab, see where one is, and press Enter."""
     view.get_by_role("button", name="Save plot").focus()
@@ -134,9 +184,13 @@ def test_a_training_is_drawn_live_stopped_and_left_as_a_still_picture(
         picture = saved_plot(page, cell.locator(".gpm"), screenshots, theme)
         assert_has_all(page, cell.locator(".gpm"), picture)
 
+    chosen = choose(page, cell.locator(".gpm"))
+    before = layout(cell.locator(".gpm"))
     press_stop_with_keyboard(page, cell.locator(".gpm"))
     still = cell.locator(".gpupool-training")
-    still.wait_for(timeout=60_000)
+    still.locator("canvas").nth(1).wait_for(timeout=60_000)
+    assert layout(still) == before
+    assert chosen_in(still) == chosen
     assert cell.locator(".gpm").count() == 0
     assert still.inner_text().startswith("Stopped after step ")
     page.run_cell(2)
@@ -163,7 +217,7 @@ def test_times_count_bars_stay_in_forced_colours_and_stop_stays_in_sight(
     assert tops[0] == tops[1]  # side by side
     page.raw.emulate_media(forced_colors="active")
     ground = "e => getComputedStyle(e).backgroundColor"
-    for bar in (".gpm-utilization", ".gpm-memory", ".gpm-square"):
+    for bar in ("td:nth-child(3) i i", "td:nth-child(4) i i", ".gpm-square"):
         assert monitor.locator(bar).first.evaluate(ground) != monitor.evaluate(ground), bar
     page.raw.emulate_media(forced_colors="none")
     page.resize(1400, 420)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+import time
 from collections import deque
 
 from gpupool.core.formatting import is_share
@@ -31,6 +32,7 @@ class LoopHistory:
 
     def __init__(self, event: MonitorEvent, *, hears_stop: bool = False) -> None:
         self.event, self.hears_stop = event, hears_stop
+        self.started_at = time.time()
         self.step = 0
         self.first: int | None = None
         self.latest: dict[str, float] = {}
@@ -173,7 +175,7 @@ class LoopState(MonitorState):
             "notice": "",
             "bottleneck": "",
             "clock": {
-                "started_at": 0.0,
+                "started_at": history.started_at,
                 "elapsed_s": event.elapsed_s,
                 "remaining_s": None,
                 "running": not history.is_over,

@@ -9,6 +9,7 @@ trusted) the same image, the tables and all words remain.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Sequence
 from html import escape
 from itertools import pairwise
@@ -18,9 +19,14 @@ from gpupool.core.formatting import NONE
 from gpupool.notebook.drawing import svg
 from gpupool.notebook.monitor import words
 from gpupool.notebook.monitor.loop_history import LoopHistory, LoopState
-from gpupool.notebook.monitor.plots import COLORS, Plots
+from gpupool.notebook.monitor.plots import Plots
 from gpupool.notebook.monitor.rank_words import RankRow
-from gpupool.notebook.monitor.widget_state import MonitorState, TrainingState, View
+from gpupool.notebook.monitor.widget_state import (
+    MonitorState,
+    TrainingState,
+    View,
+    file_name,
+)
 from gpupool.notebook.page import markup
 from gpupool.training.history import TrainingHistory
 
@@ -31,42 +37,8 @@ History = TrainingHistory | LoopHistory
 
 MAX_POINTS = 200  # of a curve in the image, which is some 600 pixels wide
 MAX_STATE_POINTS = 400  # of one beside it, for those who zoom
-STATE = ("headline", "file_name", "plots", "legend", "axes", "latest", "timeline")  # for the script
-MEMORY = "#4f9a1b"
-TRACK = "background:rgba(128,128,128,.25);border-radius:4px;overflow:hidden;height:8px"
-# Where the style sheet is taken out, these remain.
-CAPTION = "text-align:left;font-weight:600;color:inherit"
-# In a style sheet, as there may be many ranks; where it is taken out, the words remain. The
-# selectors are that long to outweigh those of JupyterLab for tables.
-RANKS = ".gpupool-training .gpupool-ranks"
-TABLES = ".gpupool-training .gpupool-tables table"
-CELL = (
-    "border:0;vertical-align:baseline;padding:1px 4px;background:none;line-height:1.35;"
-    "text-align:left;max-width:none;font-variant-numeric:tabular-nums"
-)
-TABLES_STYLE = f"""
-{TABLES}{{width:100%;border:0;border-collapse:collapse;margin:0;color:inherit;font-size:inherit;
-table-layout:auto;align-self:start}}
-{TABLES} caption{{padding:4px 4px 0;border-bottom:1px solid rgba(128,128,128,.3)}}
-{TABLES} tr:nth-child(n){{background:none}}
-{TABLES} :is(td,th){{{CELL}}}
-{TABLES} th{{font-weight:400;white-space:nowrap;opacity:.8;max-width:180px;overflow:hidden;
-text-overflow:ellipsis}}
-{TABLES} td{{text-align:right}}
-"""
-RANKS_STYLE = f"""
-{RANKS}{{margin-top:8px;padding-left:10px;border-left:3px solid rgba(128,128,128,.4)}}
-{RANKS} summary{{cursor:pointer}}
-{RANKS}>div{{max-height:330px;overflow:auto}}
-{RANKS} table{{border:0;border-collapse:collapse;margin:0;color:inherit;font-size:inherit}}
-{RANKS} table thead{{border:0}}
-{RANKS} table tr:nth-child(n){{background:none}}
-{RANKS} table :is(td,th){{{CELL};padding-right:9px;font-weight:400;white-space:nowrap}}
-{RANKS} table :is(td,th):last-child{{padding-right:0;white-space:normal}}
-{RANKS} i{{display:block;height:4px;border-radius:2px;background:rgba(128,128,128,.25)}}
-{RANKS} i i{{background:{COLORS["accuracy"]}}}
-{RANKS} .gpupool-memory i i{{background:{MEMORY}}}
-"""
+# for the script
+STATE = ("headline", "file_name", "clock", "plots", "legend", "axes", "latest", "timeline")
 
 
 def history_html(history: History) -> str:
@@ -76,23 +48,16 @@ def history_html(history: History) -> str:
     pointer, and can be saved as a file from there.
     """
     state = state_of(history)
-    plots, view = Plots(state), state.view
+    view, is_over = state.view, history.is_over
+    failed = " gpm-failed" if history.status == "failed" else ""
     # While it runs the plots are inline SVG, which takes the colours of the page.
-    drawn = plots.html(as_picture=history.is_over)
-    if history.is_over:
-        data = _data(state_of(history, MAX_STATE_POINTS))
-        drawn, end = f"<div>{drawn}{data}</div>", f"{svg.DARK_STYLE}{plots_script()}"
-    else:
-        end = markup.muted(view["hint"]) if view["hint"] else ""
+    plots = _plots(state, history) if state.has_points() or not is_over else ""
+    end = plots_script("monitor.css") if is_over else _style("plots.css", "monitor.css")
+    hint = markup.muted(view["hint"]) if view["hint"] else ""
     return (
-        '<div class="gpupool-training" style="border:1px solid rgba(128,128,128,.45);'
-        "border-radius:6px;padding:10px 14px;max-width:1360px;font-size:13px;"
-        'font-family:var(--jp-ui-font-family,system-ui,sans-serif);line-height:1.5">'
-        f"{_header(view)}{_notice(view)}"
-        '<div style="display:flex;flex-wrap:wrap;gap:8px 24px">'
-        '<div style="flex:3 1 420px;min-width:0;max-width:820px">'
-        f"{drawn}</div>"
-        f"{_table(view['table'])}</div>{_ranks(history)}{end}</div>"
+        f'<div class="gpupool-training gpm-frame{failed}">{_header(view)}{_notices(view)}'
+        f'<div class="gpm-body">{plots}{_tables(view["table"])}</div>{_ranks(history)}'
+        f"{hint}{svg.DARK_STYLE if is_over else ''}{end}</div>"
     )
 
 
@@ -142,6 +107,14 @@ def plot_text(plot: TrainingPlot) -> str:
     return training_text(plot.history)
 
 
+def _plots(state: MonitorState, history: History) -> str:
+    plots = Plots(state)
+    if not history.is_over:
+        return f'<div class="gpm-plots">{plots.html(as_picture=False)}</div>'
+    image, data = plots.html(as_picture=True), _data(state_of(history, MAX_STATE_POINTS))
+    return f'<div class="gpm-plots gpm-image">{image}{data}</div>'
+
+
 def _data(state: MonitorState) -> str:
     """The state of the plots, which the script finds beside the image."""
     known = {name: state.view[name] for name in STATE if name in state.view}
@@ -167,49 +140,59 @@ def _short(value: float) -> float:
 
 
 @functools.cache
-def plots_script() -> str:
-    """What puts plots that answer in the place of the images of a page."""
+def plots_script(*styles: str) -> str:
+    """These style sheets, and what puts plots that answer in the place of a page's images."""
     # Within a function: nothing is seen from outside, and a page may have it several times.
     code = markup.compact_script(markup.static_text("plots.js", "timeline.js", "explore.js"))
-    style = markup.compact_style(markup.static_text("plots.css"))
-    script = markup.packed_script(f"(() => {{\n{code}exploreStills();\n}})()")
-    return f"<style>{style}</style>{script}"
+    # Only plots that the script makes need their style, and in it that takes half the room.
+    style = json.dumps(markup.compact_style(markup.static_text("plots.css")))
+    script = markup.packed_script(f"(() => {{\n{code}exploreStills({style});\n}})()")
+    return f"{_style(*styles)}{script}"
+
+
+def _style(*names: str) -> str:
+    if not names:
+        return ""
+    return f"<style>{markup.compact_style(markup.static_text(*names))}</style>"
+
+
+# From here on the elements are those of static/monitor.js, with the classes of its style sheet: the
+# end of a training changes nothing but its state.
 
 
 def _header(view: View) -> str:
     bar = ""
     if view["progress"] is not None:
-        bar = (
-            f'<span style="flex:1 1 120px;{TRACK}"><span style="display:block;height:8px;'
-            f'width:{int(100 * view["progress"])}%;background:{COLORS["accuracy"]}"></span></span>'
-        )
+        share = f'value="{view["progress"]:.3g}"'
+        bar = f'<progress max="1" {share} aria-label="Share of the training done"></progress>'
     return (
-        '<div style="display:flex;flex-wrap:wrap;gap:4px 14px;align-items:center;'
-        f'margin-bottom:6px"><b>{escape(view["headline"])}</b>{bar}'
-        f'{markup.muted(view["remaining"])}<span class="gpupool-buttons"></span></div>'
+        f'<div class="gpm-header"><b class="gpm-status">{escape(view["headline"])}</b> {bar}'
+        f' <span class="gpm-remaining">{escape(view["remaining"])}</span>'
+        '<span class="gpm-buttons"></span></div>'
     )
 
 
-def _notice(view: View) -> str:
-    lines = [*view["notice"].splitlines(), *filter(None, [view["bottleneck"]])]
-    return "".join(markup.bar(markup.code(line), markup.AMBER) for line in lines)
+def _notices(view: View) -> str:
+    lines = filter(None, [view["notice"], view["bottleneck"]])
+    return "".join(
+        f'<div class="gpm-notice" style="white-space:pre-wrap">{escape(text)}</div>'
+        for text in lines
+    )
 
 
-def _table(table: words.Table) -> str:
-    """One small table per section: beside the plots in a column, below them side by side."""
+def _tables(table: words.Table) -> str:
     out = []
     for section, rows in table:
         body = "".join(
             f'<tr><th scope="row"{_whole(label)}>{escape(label)}</th><td>{escape(value)}</td></tr>'
             for label, value in rows
         )
-        caption = f'<caption style="{CAPTION}">{escape(section)}</caption>'
-        out.append(f"<table>{caption}<tbody>{body}</tbody></table>")
-    return (
-        f'<style>{TABLES_STYLE}</style><div class="gpupool-tables" style="flex:1 1 250px;'
-        "display:grid;gap:8px 24px;align-content:start;"
-        f'grid-template-columns:repeat(auto-fit,minmax(min(250px,100%),1fr))">{"".join(out)}</div>'
-    )
+        title = escape(section)
+        out.append(
+            f'<details open=""><summary>{title}</summary>'
+            f'<table aria-label="{title}"><tbody>{body}</tbody></table></details>'
+        )
+    return f'<div class="gpm-tables">{"".join(out)}</div>'
 
 
 def _whole(label: str) -> str:
@@ -221,29 +204,31 @@ def _ranks(history: History) -> str:
     """The strip: how each rank fared last. Many ranks scroll."""
     if isinstance(history, LoopHistory) or not history.ranks:
         return ""
-    rows = words.rank_rows(history)
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in words.RANK_COLUMNS)
-    title = f"<b>{words.rank_title(history)}</b> {markup.muted(words.rank_summary(history))}"
+    rows = "".join(map(_rank_row, words.rank_rows(history)))
+    # Each region of a page has a name of its own. Where scripts run, a number takes its place.
+    name = f"How each rank fared: {file_name(history)}"
     return (
-        f'<style>{RANKS_STYLE}</style><details class="gpupool-ranks" open="">'
-        f'<summary>{title}</summary><div role="region" aria-label="How each rank fared" '
-        f'tabindex="0"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(map(_rank_row, rows))}</tbody></table></div></details>"
+        '<details class="gpm-ranks" open=""><summary>'
+        f'<b class="gpm-rank-title">{words.rank_title(history)}</b> '
+        f'<span class="gpm-rank-summary">{words.rank_summary(history)}</span></summary>'
+        f'<div class="gpm-scroll" role="region" aria-label="{escape(name)}" tabindex="0"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div></details>"
     )
 
 
 def _rank_row(row: RankRow) -> str:
-    note = markup.badge(row.note, markup.AMBER) if row.note else ""
+    note = f' <span class="gpm-badge">{escape(row.note)}</span>' if row.note else ""
     return (
         f'<tr><th scope="row">{escape(row.rank)}</th><td>{escape(row.device)}</td>'
         f"<td>{_share(row.utilization, row.utilization_text)}</td>"
-        f'<td class="gpupool-memory">{_share(row.memory, row.memory_text)}</td>'
+        f"<td>{_share(row.memory, row.memory_text)}</td>"
         f"<td>{escape(row.temperature)}</td><td>{escape(row.step)}{note}</td></tr>"
     )
 
 
 def _share(share: float | None, text: str) -> str:
-    """A bar under its words; the words alone where nobody knows the share."""
+    """A bar beside its words; the words alone where nobody knows the share."""
     if share is None:
         return escape(text)
-    return f'{escape(text)}<i><i style="width:{100 * share:.0f}%"></i></i>'
+    return f'<div><i><i style="width:{100 * share:.0f}%"></i></i>{escape(text)}</div>'

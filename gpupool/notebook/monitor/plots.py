@@ -14,7 +14,7 @@ from gpupool.notebook.monitor.timeline import timeline_svg
 from gpupool.notebook.monitor.widget_state import MonitorState
 
 COLORS = {"accuracy": "#1a85d6", "loss": "#e0632a", "text": "currentColor"}
-WIDTH, NARROW, GAP = 660, 420, 24  # more than two plots stand in two columns
+WIDTH, NARROW, GAP = 660, 420, 24  # of the only plot; of several, in two columns
 BLOCK, SMALL, LEGEND = 252, 172, 26
 LEFT, TOP, BOTTOM = 46, 38, 38  # around the area of a plot
 
@@ -27,7 +27,7 @@ class Plots:
     def __init__(self, state: MonitorState) -> None:
         view, whole = state.view, state.whole()
         plots, axes = view["plots"], view["axes"]
-        num_columns, width = (1, WIDTH) if len(plots) <= 2 else (2, NARROW)
+        num_columns, width = (1, WIDTH) if len(plots) == 1 else (2, NARROW)
         drawn, top = [], 0
         for first in _rows(plots, num_columns):
             height = SMALL if first[0]["small"] else BLOCK
@@ -45,17 +45,12 @@ class Plots:
         legend, num_lines = _legend(view["legend"], top, self.width)
         self.height = top + LEGEND * num_lines
         self.inner = "".join([*drawn, legend])
-        self.has_points = any(any(lines.values()) for lines in whole.values())
         self.label = "; ".join(view["latest"][plot["name"]] for plot in plots)
 
     def html(self, *, as_picture: bool) -> str:
         """For a page: what is drawn again and again as itself, what stays as a picture."""
         draw = svg.picture if as_picture else svg.drawing
         return draw(self.inner, self.width, self.height, self.label)
-
-    def data_url(self) -> str:
-        """The drawing as a file."""
-        return svg.data_url(self.inner, self.width, self.height)
 
 
 def _rows(plots: list[Style], num_columns: int) -> Iterator[list[Style]]:

@@ -44,7 +44,7 @@ def _curves(result: TrainingResult) -> str:
     drawn = Plots(state_of(result.history)).html(as_picture=True)
     return (
         '<details style="margin-top:8px"><summary style="cursor:pointer">Curves</summary>'
-        f'<div style="max-width:720px">{drawn}</div>{svg.DARK_STYLE}</details>'
+        f'<div style="max-width:980px">{drawn}</div>{svg.DARK_STYLE}</details>'
     )
 
 

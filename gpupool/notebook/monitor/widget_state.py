@@ -54,6 +54,10 @@ class MonitorState(ABC):
     def whole(self) -> Lines:
         """All curves, each in a bounded number of points."""
 
+    def has_points(self) -> bool:
+        """Whether there is anything to draw."""
+        return any(any(lines.values()) for lines in self.whole().values())
+
     def lines(self) -> str:
         """All curves as JSON."""
         plots = []

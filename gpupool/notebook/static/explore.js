@@ -7,6 +7,8 @@
 const NUMBER = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 const NAMES = { raw: "", mean: "smooth", smooth: "smooth", before: "last run" };
 const MIN_DRAG = 5;  // pixels: less is a click
+const LESS = ["Validation", "Data", "Other"];  // tables that are folded where a window is not high
+const HIGH_PX = 800;
 const PLOTS = `
   <div class="gpm-figures"></div>
   <div class="gpm-timeline"></div>
@@ -252,6 +254,30 @@ function readOut(view, lines, axes, share, step) {
     (words, index) => index ? words : [words.join(" · ")]);
 }
 
+// What the reader chose in a live monitor holds for the picture that takes its place too: that of the
+// same training, in the same cell. Neither in the markup, nor a global of the page.
+function keptOf(el, { clock }) {
+  const kept = document.body.gpupoolKept?.get(clock?.started_at);
+  return kept && kept.cell === el.closest(".jp-Cell") ? kept : {};
+}
+
+function keep(el, view, choice) {
+  if (!view.clock?.started_at) return;
+  const all = document.body.gpupoolKept ??= new Map(), cell = el.closest(".jp-Cell");
+  all.set(view.clock.started_at, { ...keptOf(el, view), cell, ...choice });
+}
+
+function nameOfSection(details) {
+  return details.className || details.firstChild.textContent;
+}
+
+function keepFolds(frame, course) {
+  frame.addEventListener("toggle", ({ target }) => {
+    const { open } = keptOf(frame, course.view), name = nameOfSection(target);
+    keep(frame, course.view, { open: { ...open, [name]: target.open } });
+  }, true);  // it does not bubble
+}
+
 // Calls `redraw` when the size or the theme of the page changes.
 function watchPage(el, redraw) {
   const sizes = new ResizeObserver(redraw);
@@ -272,15 +298,20 @@ function watchPage(el, redraw) {
 }
 
 // Fills `root` with plots, legend and switches. `course` is {view, lines}, which may change; `redraw`
-// asks for a call of `paint` soon.
-function explorer(root, course, redraw) {
+// asks for a call of `paint` soon; `before` is what the reader has chosen already.
+function explorer(root, course, redraw, before = {}) {
   root.innerHTML = PLOTS;
   const find = (selector) => root.querySelector(selector);
   const figures = find(".gpm-figures"), read = find(".gpm-readout");
   const reset = buttonOf("gpm-reset", "Reset zoom");
   find(".gpm-tools").append(reset);
   const [log, whole, smooth] = ["log", "whole", "smooth"].map((name) => find(`.gpm-${name}`));
-  const chosen = { range: null, whole: false, log: null, share: SHARE };
+  const chosen = { range: null, whole: false, log: null, share: SHARE, ...before };
+  const choose = (choice) => {
+    Object.assign(chosen, choice);
+    keep(root, course.view, { chosen: { ...chosen } });
+    redraw();
+  };
   const shown = {};
   let axes = null, at = null, drag = null;
 
@@ -345,8 +376,7 @@ function explorer(root, course, redraw) {
   }
 
   function zoom(range) {
-    chosen.range = range;
-    redraw();
+    choose({ range });
   }
 
   // Whole steps, at least two, within what there is.
@@ -415,18 +445,11 @@ function explorer(root, course, redraw) {
   figures.addEventListener("pointerleave", () => leave(false));
   figures.addEventListener("dblclick", () => zoom(null));
   reset.addEventListener("click", () => zoom(null));
-  log.firstChild.addEventListener("change", (event) => {
-    chosen.log = event.target.checked;
-    redraw();
-  });
-  whole.firstChild.addEventListener("change", (event) => {
-    Object.assign(chosen, { whole: event.target.checked, range: null });
-    redraw();
-  });
-  smooth.querySelector("input").addEventListener("input", (event) => {
-    chosen.share = event.target.value / 100;
-    redraw();
-  });
+  log.firstChild.addEventListener("change", ({ target }) => choose({ log: target.checked }));
+  whole.firstChild.addEventListener("change", ({ target }) =>
+    choose({ whole: target.checked, range: null }));
+  smooth.querySelector("input").addEventListener("input", ({ target }) =>
+    choose({ share: target.value / 100 }));
 
   function showSwitches({ plots, axes: { steps, y } }, lines) {
     const losses = plots.filter(isLoss);
@@ -510,30 +533,51 @@ function unpacked([steps = [], ...columns]) {
   return steps.map((distance, index) => [step += distance, ...columns.map((column) => column[index])]);
 }
 
+// Whether a table is unfolded before the reader has said so.
+function isShown(title) {
+  return !LESS.includes(title) || window.innerHeight >= HIGH_PX;
+}
+
+// Each region of a page has a name of its own, also where other modules have drawn some.
+function numberRegion(frame, name) {
+  const { dataset } = document.body, number = dataset.gpmViews = Number(dataset.gpmViews ?? 0) + 1;
+  frame.querySelector(".gpm-scroll")?.setAttribute("aria-label", `${name} (${number})`);
+}
+
+// What is around the plots of a picture that stays: the same as live.
+function completeFrame(frame, plots, course) {
+  numberRegion(frame, "How each rank fared");
+  const { open } = keptOf(frame, course.view);
+  for (const section of frame.querySelectorAll("details")) {
+    const name = nameOfSection(section);
+    section.open = open?.[name] ?? isShown(name);
+  }
+  keepFolds(frame, course);
+  const save = buttonOf("", "Save plot"), table = buttonOf("", "CSV");
+  save.addEventListener("click", () => savePlot(plots, course));
+  table.addEventListener("click", () => saveTable(course));
+  table.title = "Save the points as a table";
+  frame.querySelector(".gpm-buttons").replaceChildren(save, table);
+}
+
 // Puts plots in the place of each picture of a page that has its state beside it. Each script of a page
 // does so with all that are there and were not drawn: where it stands itself it cannot know everywhere.
-function exploreStills() {
+function exploreStills(style) {
   for (const data of document.querySelectorAll("script.gpupool-state")) {
-    const host = data.parentElement;
+    const host = data.parentElement, frame = host.closest(".gpm-frame");
     if (host.gpupoolPlots) continue;  // not in the markup: a page that is saved and opened draws again
     const course = JSON.parse(data.textContent), root = element("div", "gpm-plots");
     for (const lines of Object.values(course.lines)) {
       for (const name in lines) lines[name] = unpacked(lines[name]);
     }
-    let frame = 0;
-    const soon = () => { frame ||= requestAnimationFrame(() => { frame = 0; plots.paint(); }); };
-    const plots = explorer(root, course, soon);
+    let next = 0;
+    const soon = () => { next ||= requestAnimationFrame(() => { next = 0; plots.paint(); }); };
+    const plots = explorer(root, course, soon, keptOf(host, course.view).chosen);
     plots.paint();  // what fails does so while the image is still there
-    host.gpupoolPlots = plots;
-    host.replaceChildren(root, data);
+    root.gpupoolPlots = plots;
+    root.append(element("style", "", style), data);
+    host.replaceWith(root);
     watchPage(root, soon);  // draws when it has its size
-    const buttons = host.closest(".gpupool-training")?.querySelector(".gpupool-buttons");
-    if (!buttons) continue;
-    const save = buttonOf("", "Save plot");
-    save.addEventListener("click", () => savePlot(plots, course));
-    const table = buttonOf("", "CSV");
-    table.title = "Save the points as a table";
-    table.addEventListener("click", () => saveTable(course));
-    buttons.replaceChildren(save, table);
+    if (frame) completeFrame(frame, plots, course);
   }
 }

@@ -8,8 +8,6 @@
 
 const BUSY = "The kernel is busy. Press ■ (Interrupt) in the toolbar instead.";
 const INTERRUPTED = "The kernel was busy, so the notebook's ■ (Interrupt) was pressed.";
-const LESS = ["Validation", "Data", "Other"];  // folded where a window is not high
-const HIGH_PX = 800;
 const TICK_MS = 1000;
 const PATIENCE_MS = 10_000;  // a network is not stopped in the middle of a step
 const PAGE = `
@@ -54,7 +52,7 @@ function sectionOf(parent, title) {
   for (const known of parent.children) if (known.dataset.title === title) return known;
   const made = element("details"), table = element("table");
   made.dataset.title = title;
-  made.open = !LESS.includes(title) || window.innerHeight >= HIGH_PX;
+  made.open = isShown(title);
   table.setAttribute("aria-label", title);
   table.createTBody();
   made.append(element("summary", "", title), table);
@@ -71,6 +69,7 @@ function drawTables(parent, sections) {
         const row = element("tr"), cell = element("td");
         cell.dataset.label = label;
         row.append(headOf(label, "row"), cell);
+        if (label.length > 24) row.cells[0].title = label;
         return row;
       }));
     }
@@ -83,29 +82,23 @@ function drawTables(parent, sections) {
 }
 
 // A share as a bar beside its words; words alone where nobody knows the share.
-function barCell(share, words, kind) {
-  const cell = element("td"), both = element("div", "gpm-share");
-  if (share !== null) {
-    const bar = element("span", "gpm-bar"), done = element("span", `gpm-${kind}`);
-    bar.setAttribute("aria-hidden", "true");
-    done.style.width = `${100 * Math.min(1, share)}%`;
-    bar.append(done);
-    both.append(bar);
-  }
-  both.append(element("span", "", words));
+function barCell(share, words) {
+  if (share === null) return element("td", "", words);
+  const cell = element("td"), both = element("div"), bar = element("i"), done = element("i");
+  done.style.width = `${100 * Math.min(1, share)}%`;
+  bar.append(done);
+  both.append(bar, words);
   cell.append(both);
   return cell;
 }
 
 function rankRow(rank) {
-  const row = element("tr");
-  const step = element("td", "gpm-number", rank.step);
-  if (rank.note) step.append(element("span", "gpm-badge", rank.note));
+  const row = element("tr"), step = element("td", "", rank.step);
+  if (rank.note) step.append(" ", element("span", "gpm-badge", rank.note));
   row.append(
     headOf(rank.rank, "row"), element("td", "", rank.device),
-    barCell(rank.utilization, rank.utilization_text, "utilization"),
-    barCell(rank.memory, rank.memory_text, "memory"),
-    element("td", "gpm-number", rank.temperature), step);
+    barCell(rank.utilization, rank.utilization_text), barCell(rank.memory, rank.memory_text),
+    element("td", "", rank.temperature), step);
   return row;
 }
 
@@ -233,11 +226,10 @@ function tick(el, course) {
 }
 
 function render(model, el, course) {
-  el.classList.add("gpm");
+  el.classList.add("gpm", "gpm-frame");
   el.innerHTML = PAGE;
-  // Each region of a page has a name of its own, also where other modules have drawn some.
-  const number = document.body.dataset.gpmViews = Number(document.body.dataset.gpmViews ?? 0) + 1;
-  el.querySelector(".gpm-scroll").setAttribute("aria-label", `How each rank fares (${number})`);
+  numberRegion(el, "How each rank fares");
+  keepFolds(el, course);
   const showStop = connectStop(model, course, el), showNotify = connectNotify(course, el);
   const shown = {};
   let frame = 0;

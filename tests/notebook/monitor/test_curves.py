@@ -147,12 +147,20 @@ def test_the_axis_of_steps_stands_still_between_messages() -> None:
 
 @pytest.mark.parametrize("losses", [(), (2.0,), (math.nan,), (math.inf, math.nan)])
 def test_pictures_of_no_course_are_drawn(losses: tuple[float, ...]) -> None:
-    for history in (course(*losses), ended(course(*losses))):
+    assert ("<img" in history_html(ended(course(*losses)))) == (losses == (2.0,))
+    for history in (course(*losses), ended(course(2.0, *losses))):
         html = history_html(history)
         inside = "".join(ET.tostring(one, encoding="unicode") for one in drawing(html))
         assert "nan" not in inside
         assert "inf" not in inside
         assert ">0<" in inside  # the axes are there
+
+
+def test_axes_hold_the_training_before_as_far_as_it_is_drawn() -> None:
+    history = ended(course(*[0.5] * 20))
+    history.before = {"loss": [(10, 3.0, 10), (20, 2.0, 10), (40, 90.0, 20)]}
+    axis = state_of(history).view["axes"]["y"]["loss"]
+    assert (axis["low"], axis["high"], axis["clipped"]) == (0, 3, [])
 
 
 @pytest.mark.parametrize("huge", [1e31, 1e300, 1e308])

@@ -54,7 +54,7 @@ def test_the_saved_notebook_keeps_a_still_picture_and_no_widget() -> None:
     )
     (output,) = notebook.cells[1].outputs
     assert WIDGET_VIEW not in output.data
-    assert "data:image/svg+xml;base64" in output.data["text/html"]
+    assert "data:image/svg+xml," in output.data["text/html"]
     assert "Finished: 3 epochs" in output.data["text/html"]
     assert output.data["text/plain"].startswith("Finished: 3 epochs in ")
 

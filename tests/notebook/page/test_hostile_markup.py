@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from urllib.parse import quote, unquote
 
 import numpy as np
 import pytest
@@ -66,8 +66,8 @@ class Page(HTMLParser):
                 self.found.append(f"{tag} {name}={value}")
             if name == "src" and not address.startswith("data:image/"):
                 self.found.append(f"{tag} {name}={value}")
-            if name == "src" and address.startswith("data:image/svg+xml;base64,"):
-                self.found += Page(base64.b64decode((value or "").partition(",")[2]).decode()).found
+            if name == "src" and address.startswith("data:image/svg+xml,"):
+                self.found += Page(unquote((value or "").partition(",")[2])).found
 
     def handle_data(self, data: str) -> None:
         if self.is_state:
@@ -89,8 +89,8 @@ def assert_harmless(html: str) -> None:
 
 
 def test_the_page_sees_what_a_browser_would_run() -> None:
-    svg = base64.b64encode(b"<svg onload=alert(1)></svg>").decode()
-    for html in (HOSTILE, f"<b>{FILE}", f'<img src="data:image/svg+xml;base64,{svg}">'):
+    svg = quote("<svg onload=alert(1)></svg>")
+    for html in (HOSTILE, f"<b>{FILE}", f'<img src="data:image/svg+xml,{svg}">'):
         assert Page(html).found != []
 
 
