@@ -127,7 +127,7 @@ def test_without_widgets_html_is_drawn_in_place(without: str) -> None:
     assert "Finished: 1 epoch" in output.data["text/html"]
 
 
-COUNT_MESSAGES = """
+COUNTED = """
 from gpupool.notebook.monitor.widget import TrainingMonitor
 
 class Counted(TrainingMonitor):
@@ -135,7 +135,8 @@ class Counted(TrainingMonitor):
     def _send(self, message, buffers=None):
         self.sent += (message,)
         super()._send(message, buffers)
-
+"""
+COUNT_MESSAGES = """
 now = 0.0
 monitor, history = Counted(clock=lambda: now), TrainingHistory()
 for event in training_events(num_epochs=10, steps_per_epoch=100):
@@ -148,7 +149,7 @@ for event in training_events(num_epochs=10, steps_per_epoch=100):
 def test_at_most_ten_messages_a_second_and_no_point_lost() -> None:
     """1000 steps at 100 a second; only the clock is not real."""
     notebook = executed(
-        COUNT_MESSAGES,
+        COUNTED + COUNT_MESSAGES,
         "whole = [m for m in monitor.sent if 'view' in m.get('state', ())]\n"
         "news = [m['content'] for m in monitor.sent if m['method'] == 'custom']\n"
         "steps = [p[0] for n in news for p in n['new']['loss']['raw']]\n"
@@ -165,6 +166,36 @@ def test_at_most_ten_messages_a_second_and_no_point_lost() -> None:
     size, lines = notebook.cells[3].outputs[0].text.split(" ", 1)
     assert int(size) < 5000
     assert len(json.loads(lines)["loss"]["raw"]) <= 800
+
+
+# All within a tenth of a second; then nothing more is reported for as long as this waits.
+LAST_NEWS = """
+import json, time
+monitor, history = Counted(lost_picture=lambda h: h.line()), TrainingHistory()
+for event in training_events(num_epochs=1, steps_per_epoch=50, num_steps=20):
+    history.add(event)
+    monitor.update(history)
+at_once = len(json.loads(monitor.lines)["loss"]["raw"])
+def sent():
+    views = [m["content"]["view"] for m in monitor.sent if m["method"] == "custom"]
+    return {
+        "words": any("20 of 50" in json.dumps(view) for view in views),
+        "points": len(json.loads(monitor.lines)["loss"]["raw"]),  # of a page that is opened later
+        "kept": "step 20/50" in monitor.lost.get("data", ""),
+    }
+deadline = time.monotonic() + 30
+while sent() != {"words": True, "points": 20, "kept": True} and time.monotonic() < deadline:
+    time.sleep(0.02)
+print(at_once < 20, sent())
+"""
+
+
+def test_the_last_news_follows_where_nothing_comes_after_it() -> None:
+    """Points and words within half a second, then the whole picture and that for a dead kernel."""
+    notebook = executed(COUNTED, LAST_NEWS)
+    assert notebook.cells[2].outputs[0].text == (
+        "True {'words': True, 'points': 20, 'kept': True}\n"
+    )
 
 
 def test_a_page_that_asks_gets_all_there_is_at_once() -> None:
