@@ -125,6 +125,16 @@ def shortened(text: str, limit: int = 200) -> str:
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
+def short_name(name: str, limit: int) -> str:
+    """A name in at most `limit` characters: its middle is left out, as both ends tell it apart.
+
+    >>> short_name("golden_retriever_puppy", 11)
+    'golde…puppy'
+    """
+    half = (limit - 1) // 2
+    return name if len(name) <= limit else f"{name[: limit - 1 - half]}…{name[-half:]}"
+
+
 def short_device(device: str) -> str:
     """A device without the name of its maker.
 

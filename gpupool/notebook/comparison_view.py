@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from gpupool.notebook.drawing import svg
-from gpupool.notebook.drawing.axes import nice_axis, share_axis
+from gpupool.notebook.drawing.axes import nice_axis, share_axis, value_axis
 from gpupool.notebook.monitor.curves import Curve
 from gpupool.notebook.page import markup
 from gpupool.training.compare import smoothed
@@ -71,6 +72,10 @@ def _plot(found: Comparison, what: str, across: str, left: int, top: int) -> str
         if curve in there:
             stroke = f'stroke="{_color(number)}" stroke-width="2"'
             out.append(svg.polyline(curve.points(), x, y, stroke))
+            if curve.count == 1:  # no line is to be seen
+                dot = svg.markers(curve.points(), x, y)
+                out.append(f'<g color="{_color(number)}">{dot}</g>')
+    out.append(svg.clipped(area, y_axis, x))
     return "".join(out)
 
 
@@ -95,8 +100,10 @@ def _y_axis(what: str, curves: list[Curve]) -> dict[str, Any]:
             max((curve.high for curve in curves), default=100.0),
             100,
         )
-    low = min([0.0, *(curve.low for curve in curves)])
-    return nice_axis(low, max((curve.high for curve in curves), default=1.0))
+    # Of the lowest curve: one that diverged must not flatten the others.
+    usual = min((median(v for _, v in curve.points()) for curve in curves), default=None)
+    points = [point for curve in curves for point in curve.points()]
+    return value_axis(points, from_zero=True, usual=usual)
 
 
 def _color(number: int) -> str:

@@ -6,8 +6,8 @@ from base64 import b64encode
 from html import escape
 from typing import TYPE_CHECKING
 
+from gpupool.core.formatting import short_name
 from gpupool.notebook.page import markup
-from gpupool.training.confusion import short_name
 
 if TYPE_CHECKING:
     from gpupool.core.wire.replies import WorstSample

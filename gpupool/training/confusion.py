@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpupool.core.errors import TrainingError
-from gpupool.core.formatting import NONE, percent
+from gpupool.core.formatting import NONE, percent, short_name
 from gpupool.core.jobs import InferenceJob
 from gpupool.core.network import info_of
 from gpupool.core.options.class_names import class_names
@@ -191,16 +191,6 @@ def share_word(share: float) -> str:
     if math.isnan(share):
         return NONE
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"
-
-
-def short_name(name: str, limit: int) -> str:
-    """A name in at most `limit` characters: its middle is left out, as both ends tell it apart.
-
-    >>> short_name("golden_retriever_puppy", 11)
-    'golde…puppy'
-    """
-    half = (limit - 1) // 2
-    return name if len(name) <= limit else f"{name[: limit - 1 - half]}…{name[-half:]}"
 
 
 def _table(matrix: ConfusionMatrix) -> list[str]:

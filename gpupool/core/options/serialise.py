@@ -153,4 +153,5 @@ def _is_plain(value: Any) -> bool:
 
 
 def _name_of(value: Any) -> str:
-    return getattr(value, "__qualname__", None) or type(value).__qualname__
+    name: str = getattr(value, "__qualname__", None) or type(value).__qualname__
+    return name.rpartition("<locals>.")[2]  # not the function that has made it

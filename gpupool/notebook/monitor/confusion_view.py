@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from gpupool.core.formatting import percent
+from gpupool.core.formatting import percent, short_name
 from gpupool.notebook.page import markup
-from gpupool.training.confusion import share_word, short_name
+from gpupool.training.confusion import share_word
 
 if TYPE_CHECKING:
     from gpupool.training.confusion import ConfusionMatrix

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from gpupool.core.formatting import is_share, percent
+from gpupool.core.formatting import is_share, percent, short_name
 from gpupool.core.options.named_measures import less_is_better
 from gpupool.core.wire.events import StartEvent, ValidationEvent
 from gpupool.notebook.drawing.axes import Axis, FittedAxis, epoch_bands, fitted_end, step_axis
@@ -121,7 +121,7 @@ class Measure(NamedTuple):
     @property
     def title(self) -> str:
         """What stands above the plot."""
-        name = self.name if len(self.name) <= _MAX_TITLE else f"{self.name[: _MAX_TITLE - 1]}…"
+        name = short_name(self.name, _MAX_TITLE)
         return f"{name} (%)" if self.whole else name
 
     def words(self, value: float | None) -> str:

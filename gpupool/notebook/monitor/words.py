@@ -11,6 +11,7 @@ from gpupool.core.formatting import (
     measured,
     number,
     percent,
+    short_name,
     shortened,
 )
 from gpupool.notebook.monitor.rank_words import COLUMNS as RANK_COLUMNS
@@ -43,6 +44,7 @@ Rows = list[tuple[str, str]]
 Table = list[tuple[str, Rows]]
 
 MAX_WARNINGS = 3
+MAX_LABEL_CHARS = 25  # of a row of the table: what is longer has no room there
 STOPPING = "Stopping after the current steps…"
 HINT = "To stop, press the stop button of the notebook."
 
@@ -67,6 +69,8 @@ def headline(history: TrainingHistory, status: str | None = None) -> str:
     if status == "finished":
         return f"Finished: {_all(history)} in {duration(history.elapsed_s)}"
     if status == "stopped":
+        if not history.steps:
+            return f"Stopped before the first step{_why_stopped(history)}"
         return f"Stopped after step {_step(history)}{_why_stopped(history)}"
     aside = f", {history.stage}" if history.stage else ""
     return f"Training: epoch {last.epoch if last else 1} of {start.num_epochs}{aside}"
@@ -195,7 +199,7 @@ def _results(history: TrainingHistory) -> Rows:
         names = history.start.metrics if history.start else ()
         metrics = value.metrics if value else dict.fromkeys(names)
         rows += [
-            (f"Validation {name}", measured(name, one))
+            (_label(name), measured(name, one))
             for name, one in metrics.items()
             if name != "accuracy" or not has_accuracy
         ]
@@ -205,6 +209,12 @@ def _results(history: TrainingHistory) -> Rows:
     if validates and _has_best(history):
         rows.append(("Best validation", best_of(history)))
     return [*rows, ("Stop reason", ending(history))]
+
+
+def _label(metric: str) -> str:
+    """What a metric of validations is called in the table, whose labels must not become equal."""
+    label = f"Validation {metric}"
+    return label if len(label) <= MAX_LABEL_CHARS else short_name(metric, MAX_LABEL_CHARS)
 
 
 def _validates(history: TrainingHistory) -> bool:

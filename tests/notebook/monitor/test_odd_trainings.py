@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import pytest
@@ -22,6 +23,7 @@ from gpupool.core.wire.events import (
     ValidationEvent,
 )
 from gpupool.notebook.comparison_view import comparison_html
+from gpupool.notebook.monitor import words
 from gpupool.notebook.monitor.picture import history_html, state_of, training_text
 from gpupool.notebook.monitor.plots import Plots
 from gpupool.notebook.monitor.result_view import result_html, validation_html
@@ -110,6 +112,41 @@ def test_every_view_shows_it(name: str) -> None:
     frame = history.to_frame()
     assert isinstance(frame, pandas.DataFrame)
     assert len(frame) == len(COURSES[name][0])
+
+
+def test_long_names_of_metrics_differ_in_the_table_and_above_the_plots() -> None:
+    history = history_of("many metrics")
+    (results,) = (rows for title, rows in words.table(history) if title == "Results")
+    labels = [label for label, _ in results]
+    assert len(set(labels)) == len(labels) == 4 + 12 + 2
+    assert max(map(len, labels)) <= words.MAX_LABEL_CHARS
+    titles = [plot["title"] for plot in state_of(history).view["plots"]]
+    assert len(set(titles)) == len(titles) == 2 + 12
+
+
+def test_no_step_is_said() -> None:
+    assert words.headline(history_of("no step")) == "Stopped before the first step"
+
+
+def test_a_training_that_diverged_does_not_flatten_what_it_is_compared_with() -> None:
+    def history(losses: list[float]) -> TrainingHistory:
+        made = TrainingHistory()
+        for event in course(losses, begun()):
+            made.add(event)
+        return made
+
+    def drawn(*losses: list[float]) -> str:
+        page = comparison_html(gpupool.compare(*map(history, losses)))
+        (found,) = re.findall(r'src="data:image/svg\+xml,([^"]+)"', page)
+        return unquote(found).replace("'", '"')
+
+    good = [2.0 / step for step in range(1, 40)]
+    bad = drawn(good, [2.0, *[1e8] * 60])
+    assert ">1e8<" in bad
+    assert ">1<" in bad  # a label of the logarithmic axis
+    # A dot, as a line of one point is nothing to see.
+    assert drawn(good, [1.0]).count('h0"/>') == 4
+    assert drawn(good, good).count('h0"/>') == 0
 
 
 def test_no_view_shows_a_password_of_an_options_url(pools: Pools) -> None:
