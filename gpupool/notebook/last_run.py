@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from IPython.core.getipython import get_ipython
-
 from gpupool.notebook.monitor.curves import Curves, Mean
-from gpupool.notebook.page.front_end import in_notebook
+from gpupool.notebook.page.front_end import has_reader, in_notebook
 from gpupool.training.history import TrainingHistory
 from gpupool.training.run import TrainingRun
 
@@ -32,7 +30,7 @@ def follow(run: TrainingRun, loss: str, compare: str | None) -> None:
     Args:
         compare: as in `TrainingOptions`.
     """
-    wanted = compare == "last" or (compare == "auto" and in_notebook() and _is_watched())
+    wanted = compare == "last" or (compare == "auto" and in_notebook() and has_reader())
     if wanted and _last is not None:
         is_same = _last.loss == loss
         curves = _last.curves.items()
@@ -45,14 +43,6 @@ def follow(run: TrainingRun, loss: str, compare: str | None) -> None:
             _last = _Run(loss, _curves(history))
 
     run.add_listener(keep)
-
-
-def _is_watched() -> bool:
-    """Whether a user runs the cell, who could answer a question: nbclient, which papermill and
-    nbconvert use, says that nobody can."""
-    kernel = getattr(get_ipython(), "kernel", None)
-    request = kernel.get_parent("shell") if kernel is not None else {}
-    return bool(request.get("content", {}).get("allow_stdin", True))
 
 
 def _curves(history: TrainingHistory) -> dict[str, list[Mean]]:

@@ -11,6 +11,7 @@ from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.page import markup
 from gpupool.notebook.page.cell_output import Place
 from gpupool.notebook.page.front_end import in_notebook
+from gpupool.notebook.pool.pool_bar import interrupt_button
 from gpupool.pool.notices import Notice, NoticeLines
 from gpupool.spmd.cell import CellReport, States, View
 
@@ -74,17 +75,13 @@ class UnwaitedView:
             self._place.show({"text/html": html, "text/plain": plain})
 
 
-def notice_html(text: str, buttons: str = "") -> str:
-    """A notice as an amber bar; one about ranks as a table of them.
-
-    Args:
-        buttons: HTML that the page fills with buttons.
-    """
+def notice_html(text: str) -> str:
+    """A notice as an amber bar; one about ranks as a table of them, with an Interrupt button."""
     if not isinstance(text, Notice) or not text.places:
-        return markup.bar(markup.code(text) + buttons, markup.AMBER)
+        return markup.bar(markup.code(text), markup.AMBER)
     rows = [(format_ranks(ranks), doing or "running", line) for ranks, doing, line in text.places]
     table = markup.table(("ranks", "where", "line"), rows)
-    parts = [f"<b>{escape(text.head)}</b>", table, escape(text.advice), buttons]
+    parts = [f"<b>{escape(text.head)}</b>", table, escape(text.advice), interrupt_button()]
     return markup.bar("".join(f"<div>{part}</div>" for part in parts if part), markup.AMBER)
 
 

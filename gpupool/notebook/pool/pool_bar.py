@@ -21,6 +21,7 @@ from IPython.display import display
 from gpupool.core.errors import GpuPoolError
 from gpupool.notebook.page.front_end import has_widgets
 from gpupool.notebook.pool.bar import bar_of, status_html, status_text
+from gpupool.pool import session
 from gpupool.pool.status import PoolStatus
 
 if TYPE_CHECKING:
@@ -51,6 +52,16 @@ def show(pool: Pool, handle: Any = None) -> None:
     if bar is None:
         bar = _bars[pool] = PoolBar(pool)
     bar.show(pool.status(), handle)
+
+
+def interrupt_button() -> str:
+    """The place of an Interrupt button of the pool that runs, which its bar's model fills.
+
+    "" where no page has a bar of it.
+    """
+    pool = session.find()
+    bar = _bars.get(pool) if pool is not None else None
+    return f'<span class="gpupool-interrupt-{bar.uid}"></span>' if bar and bar.buttons else ""
 
 
 def load() -> None:

@@ -35,7 +35,7 @@ class PoolButtons(LiveWidget):
     is in the middle of something: it may only put the words somewhere.
     """
 
-    _esm = static_text("pool_bar.js")
+    _esm = static_text("life.js", "pool_bar.js")
     _css = static_text("pool_bar.css")
 
     uid = traitlets.Unicode().tag(sync=True)

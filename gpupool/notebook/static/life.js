@@ -9,6 +9,8 @@ const WIDGET = "application/vnd.jupyter.widget-view+json";
 const OVER = ["finished", "stopped", "failed", "ended"];
 const ENDED = ["dead", "terminating", "restarting", "autorestarting"];
 const ANSWER_MS = 1000;
+const BUSY = "The kernel is busy. Press ■ (Interrupt) in the toolbar instead.";
+const INTERRUPTED = "The kernel was busy, so the notebook's ■ (Interrupt) was pressed.";
 
 function contextOf(model) {
   return model.widget_manager?.context;
@@ -32,14 +34,18 @@ function onKernelEnd(model, act) {
   signals.forEach((signal) => signal.connect(look));
 }
 
-// Calls `act(cell, index)` for each output of the notebook that is the widget of this model.
-function eachOutput(model, act) {
-  const { model_id: id } = model.get("lost");
+// Calls `act(cell, index)` for each output of a model's notebook whose data `isIt`.
+function eachOutput(model, isIt, act) {
   for (const cell of contextOf(model)?.model?.cells ?? []) {
     for (let index = 0; index < (cell.outputs?.length ?? 0); index++) {
-      if (cell.outputs.get(index).data?.[WIDGET]?.model_id === id) act(cell, index);
+      if (isIt(cell.outputs.get(index).data ?? {})) act(cell, index);
     }
   }
+}
+
+// Whether the data of an output are the widget of this model.
+function isWidget(model) {
+  return (data) => data[WIDGET]?.model_id === model.get("lost").model_id;
 }
 
 // Puts a still picture in this widget's place in the notebook's own outputs. The kernel does so
@@ -47,23 +53,23 @@ function eachOutput(model, act) {
 // would save a widget that nobody can show. A kernel that was killed cannot do so at all.
 function leaveStill(model, { data }) {
   if (!data) return;
-  eachOutput(model, (cell, index) => {
+  eachOutput(model, isWidget(model), (cell, index) => {
     cell.outputs.set(index, { output_type: "display_data", data, metadata: {} });
   });
 }
 
-// Whether the cell that shows a model is the one that runs: only that one may be interrupted.
-function isRunning(model) {
+// Whether the cell that shows an output is the one that runs: only that one may be interrupted.
+function isRunning(model, isIt) {
   let found = false;
   // its number comes when it is over, and a cell that waits for its turn has no outputs
-  eachOutput(model, (cell) => { found ||= cell.executionCount == null; });
+  eachOutput(model, isIt, (cell) => { found ||= cell.executionCount == null; });
   return found;
 }
 
 // Presses the notebook's own stop button, which every kernel hears: false where that cannot be.
-function interruptCell(model) {
+function interruptCell(model, isIt) {
   const kernel = kernelOf(model);
-  if (!kernel || !isRunning(model)) return false;
+  if (!kernel || !isRunning(model, isIt)) return false;
   kernel.interrupt().catch(() => {});
   return true;
 }

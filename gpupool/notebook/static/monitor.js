@@ -6,8 +6,6 @@
 // carry what has changed since. One course a model is kept, which all its views draw: they are in
 // step, and a view that is opened later is complete.
 
-const BUSY = "The kernel is busy. Press ■ (Interrupt) in the toolbar instead.";
-const INTERRUPTED = "The kernel was busy, so the notebook's ■ (Interrupt) was pressed.";
 const TICK_MS = 1000;
 const PATIENCE_MS = 10_000;  // a network is not stopped in the middle of a step
 const PAGE = `
@@ -137,7 +135,7 @@ function pressStop(model, course) {
   model.send({ press: "stop" });
   setTimeout(() => {
     if (course.isHeard()) return;
-    course.hint = interruptCell(model) ? INTERRUPTED : BUSY;
+    course.hint = interruptCell(model, isWidget(model)) ? INTERRUPTED : BUSY;
     if (course.hint !== BUSY) {
       setTimeout(() => { if (!course.isHeard()) course.say(BUSY); }, PATIENCE_MS);
     }

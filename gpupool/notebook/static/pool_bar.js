@@ -3,9 +3,9 @@
 // A bar is HTML that the notebook keeps (pool/bar.py). This finds the pool's bars in the page by
 // their class, each time they are drawn, and writes the newest state, the countdown and two
 // buttons into them. Buttons are there only while a kernel answers: a saved notebook has none.
+// A notice of ranks that hang has a place for an Interrupt button too, in the cell that runs.
+// life.js stands before this in the same module.
 
-const BUSY = "The kernel is busy. Press ■ (Interrupt) in the toolbar instead.";
-const ANSWER_MS = 1000;
 const GONE = "The kernel of this notebook does not answer: it has ended, and the pool with it.";
 const SURE_MS = 5000;
 const COUNTS = ["idle", "broken"];
@@ -52,14 +52,16 @@ class Link {
   ask() {
     this.model.send({ press: "hello" });
   }
-  send(name) {
+  // `isBeside` says which output of the notebook the button stands in, if it is one of a cell that
+  // runs: where the kernel does not hear it, the page presses the notebook's own.
+  send(name, isBeside = () => false) {
     this.pressed = name;
     this.hint = "";
     // what runs as far as this page knows: a press that is heard late must not meet what comes next
     this.model.send({ press: name, meant: this.model.get("view").meant });
     clearTimeout(this.answer);
     this.answer = setTimeout(() => {
-      if (this.pressed) this.hint = BUSY;
+      if (this.pressed) this.hint = interruptCell(this.model, isBeside) ? INTERRUPTED : BUSY;
       this.onChange();
     }, ANSWER_MS);
     this.onChange();
@@ -179,6 +181,31 @@ function drawButtons(bar, state, press) {
   stop.title = "End every process of the pool";
 }
 
+// The button of a notice, which is another one each second, as the notice counts them: it hears
+// when the pointer goes down, not when it comes up again, and keeps the focus.
+function drawInterrupt(slot, state, press) {
+  const { link } = state;
+  if (!link.isAlive) {
+    slot.replaceChildren();
+    return;
+  }
+  if (!slot.firstChild) {
+    const button = newButton(slot, "interrupt", press);
+    button.addEventListener("pointerdown", ({ button: which }) => { if (!which) press(); });
+    button.addEventListener("focus", () => { state.isFocused = true; });
+    // A moment later it is known whether the user has left it, or it was taken out of the page.
+    button.addEventListener("blur", () => {
+      setTimeout(() => { if (button.isConnected) state.isFocused = false; });
+    });
+    newHint(slot);
+    write(button, "Interrupt");
+    button.title = "Interrupt what runs on the ranks; variables are kept";
+    if (state.isFocused) button.focus({ preventScroll: true });
+  }
+  slot.firstChild.disabled = link.pressed !== "";
+  write(slot.lastChild, link.hint);
+}
+
 // A bar that is drawn again closes its details: open them again where the user has opened them.
 function keepOpen(bar, state) {
   const details = bar.querySelector(".gpb-details");
@@ -203,6 +230,11 @@ function presses(state, draw) {
 
 function initialize({ model }) {
   const bars = document.getElementsByClassName(`gpupool-bar-${model.get("uid")}`);
+  const place = `gpupool-interrupt-${model.get("uid")}`;
+  const slots = document.getElementsByClassName(place);
+  const pressBeside = () => {
+    state.link.send("interrupt", (data) => String(data["text/html"]).includes(place));
+  };
   let frame = 0;
   const draw = () => {
     frame = 0;
@@ -213,8 +245,9 @@ function initialize({ model }) {
       drawButtons(bar, state, press);
       keepOpen(bar, state);
     }
+    for (const slot of slots) drawInterrupt(slot, state, pressBeside);
   };
-  const soon = () => { if (bars.length) frame ||= requestAnimationFrame(draw); };
+  const soon = () => { if (bars.length || slots.length) frame ||= requestAnimationFrame(draw); };
   const state = new State(model, () => { state.take(); soon(); });
   const press = presses(state, draw);
   const page = new MutationObserver(soon);
@@ -226,6 +259,7 @@ function initialize({ model }) {
     clearInterval(clock);
     cancelAnimationFrame(frame);
     for (const bar of bars) bar.querySelector(".gpb-buttons")?.replaceChildren();
+    for (const slot of slots) slot.replaceChildren();
   };
 }
 

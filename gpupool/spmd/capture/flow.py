@@ -145,7 +145,8 @@ class Flow(Names):
                 name = bound_by(alias)
                 self._store(name, self.imports)
                 if self._scope.kind == "module":
-                    line = ast.unparse(type(node)(**{**vars(node), "names": [alias]}))
+                    alone = type(node)(**{**vars(node), "names": [alias]})
+                    line = self._choice or ast.unparse(alone)
                     self.statements.setdefault(name, {})[line] = None
 
     on_importfrom = on_import
@@ -225,7 +226,8 @@ class Flow(Names):
         self._bound = true
 
     def on_try(self, node: ast.Try | ast.TryStar) -> None:
-        start = self._bound
+        start, outer = self._bound, self._choice
+        self._choice = outer or (ast.unparse(node) if _only_imports(node) else "")
         self.visit_all(node.body)
         self.visit_all(node.orelse)
         ends = [self._bound]
@@ -236,6 +238,7 @@ class Flow(Names):
         # `finally` may begin at any point of the others, but what it binds is bound after all.
         end, self._bound = join(*ends), start
         self.visit_all(node.finalbody)
+        self._choice = outer
         reached = end is not None and self._bound is not None
         self._bound = end | self._bound if reached else None  # type: ignore[operator]
 
@@ -286,6 +289,14 @@ class Flow(Names):
         self.children(node)
         if node.rest:
             self._store(node.rest, self.assigns)
+
+
+def _only_imports(node: ast.Try | ast.TryStar) -> bool:
+    """Whether it does nothing else, so that all of it can be repeated on a rank that is new."""
+    statements = (one for one in ast.walk(node) if isinstance(one, ast.stmt))
+    return all(
+        isinstance(one, (ast.Import, ast.ImportFrom, ast.Pass, ast.Try)) for one in statements
+    )
 
 
 def _swallows(context: ast.expr) -> bool:

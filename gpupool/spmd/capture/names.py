@@ -34,6 +34,7 @@ class Names(Walker):
         self.deletes: set[str] = set()
         self.attributes: set[str] = set()
         self.statements: dict[str, dict[str, None]] = {}  # imported name -> its statements
+        self._choice = ""  # the `try` around an import that has another one in its place
         self._transform = transform
         self._scope = Scope("module")
         self._bound: State = frozenset()

@@ -293,6 +293,7 @@ def cell_names(*sets: str) -> CellNames:
     return CellNames(*(frozenset(names.split()) for names in sets))
 
 
+TRY = "try:\n    import a as x\nexcept ImportError:\n    import b as x"
 # cell -> the imports that a new rank repeats, by name
 STATEMENTS: dict[str, dict[str, tuple[str, ...]]] = {
     "import a, b.c, b.d, e.f as g": {
@@ -304,7 +305,8 @@ STATEMENTS: dict[str, dict[str, tuple[str, ...]]] = {
     "for i in xs:\n    import a": {"a": ("import a",)},
     "%time import a": {"a": ("import a",)},
     "def f():\n    import a\nclass A:\n    import b\nfrom c import *": {},
-    "try:\n    import a as x\nexcept ImportError:\n    import b as x": {"x": ()},
+    TRY: {"x": (TRY,)},
+    "if y:\n    import c as x\nelse:\n    import d as x": {"x": ()},
     "try:\n    import a\nexcept ImportError:\n    a = None": {"a": ()},
     "import a\ndel a": {"a": ()},
 }
