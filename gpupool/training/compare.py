@@ -28,6 +28,7 @@ class Comparison:
 
     histories: tuple[TrainingHistory, ...]
     names: tuple[str, ...]
+    numbered: bool = False  # whether the names say what the columns of `table` say
 
     def rows(self) -> list[tuple[str, ...]]:
         """A row for each training, with the columns `COLUMNS`; loss and accuracy are smoothed."""
@@ -47,10 +48,17 @@ class Comparison:
         return (COLUMNS[0], *self.differences(), *COLUMNS[1:])
 
     def table(self) -> list[tuple[str, ...]]:
-        """`rows`, with the options that differ behind the name."""
+        """`rows`, with the options that differ behind the name.
+
+        Unless names were given, a number stands there: names would repeat the columns.
+        """
         options = self.differences().values()
         return [
-            (name, *(values[place] for values in options), *rest)
+            (
+                str(place + 1) if self.numbered else name,
+                *(values[place] for values in options),
+                *rest,
+            )
             for place, (name, *rest) in enumerate(self.rows())
         ]
 
@@ -80,6 +88,7 @@ def compare(*trainings: Any, names: Sequence[str] | None = None) -> Comparison:
         raise TrainingError(
             "compare takes results of gpupool.train: compare(result1, result2).", "type"
         )
+    is_numbered = names is None
     if names is None:
         names = _names(histories)
     if len(names) != len(histories):
@@ -89,7 +98,7 @@ def compare(*trainings: Any, names: Sequence[str] | None = None) -> Comparison:
             "length",
             "names",
         )
-    return Comparison(histories, tuple(map(str, names)))
+    return Comparison(histories, tuple(map(str, names)), is_numbered)
 
 
 def smoothed(history: TrainingHistory, what: str) -> list[float | None]:

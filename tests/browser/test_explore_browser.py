@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,9 @@ import nbformat
 import pytest
 from nbconvert.exporters import HTMLExporter
 
+import gpupool
 from gpupool.core.wire.events import EndEvent, StartEvent, ValidationEvent
+from gpupool.notebook.comparison_view import comparison_html
 from gpupool.notebook.drawing.axes import log_axis, nice_axis, share_axis, step_axis, value_axis
 from gpupool.notebook.monitor.picture import history_html
 from gpupool.notebook.monitor.views import still_picture
@@ -206,6 +209,31 @@ def test_nbconvert_has_the_plots_and_where_no_script_runs_the_image(browser: Bro
     image.wait_for()
     assert image.bounding_box()["height"] > 300
     assert plain.locator("canvas, button").count() == 0
+
+
+def test_a_comparison_answers_over_time_and_over_steps(browser: Browser) -> None:
+    trainings = [history_with(), history_with(num_epochs=4)]
+    html = comparison_html(gpupool.compare(*trainings))
+    raw = browser.show(html)
+    over = []
+    for column in range(2):
+        canvas = raw.locator(".gpm-plots").nth(column).locator("canvas").nth(1)
+        canvas.wait_for()
+        raw.wait_for_function("c => c.width !== 300", arg=canvas.element_handle())
+        canvas.focus()
+        raw.keyboard.press("End")
+        over.append(raw.locator(".gpm-readout").nth(column).inner_text().splitlines())
+        raw.keyboard.press("+")
+        canvas.and_(raw.locator("[aria-label*='; shown: ']")).wait_for()
+    (time, accuracy, loss), (step, _, loss_by_step) = over
+    assert re.fullmatch(r"1[34](\.\d)? s", time)
+    assert re.fullmatch(r"Accuracy, 1: [\d.]+ %, 2: [\d.]+ % at [\d.]+ s", accuracy)
+    assert re.fullmatch(r"Loss, 1: [\d.]+, 2: [\d.]+ at [\d.]+ s", loss)
+    assert step == "Step 900"
+    assert loss_by_step.endswith(" at step 600")
+    assert raw.faults == []
+    plain = browser.show(html, scripts=False)
+    assert [image.is_visible() for image in plain.locator("img").all()] == [True, True]
 
 
 def test_axes_and_smoothing_are_those_of_the_kernel(browser: Browser) -> None:

@@ -99,8 +99,10 @@ def assert_has_all(page: Page, view: Locator, picture: Image.Image) -> None:
     """Curves of their colours, each in its own half, words, and a legend of both below."""
     accuracy, loss = (colour_of(page, view, f"--gpm-{name}") for name in ("accuracy", "loss"))
     width, height = picture.size
-    assert (width, height) == (1800, 2 * (2 * 20 + 2 * 26 + 2 * 286))
-    tops = {"title": 0, "accuracy": 92, "loss": 664, "legend": height - 80, "": height}
+    strips = 3 * (4 * 10 + 22)  # of four ranks
+    assert (width, height) == (1800, 2 * (2 * 20 + 2 * 26 + 2 * 286 + strips))
+    tops = {"title": 0, "accuracy": 92, "loss": 664, "strips": 1236}
+    tops |= {"legend": height - 80, "": height}
     counted = {}
     for name, below in itertools.pairwise(tops):
         part = picture.crop((0, tops[name], width, tops[below]))
@@ -109,7 +111,7 @@ def assert_has_all(page: Page, view: Locator, picture: Image.Image) -> None:
     assert min(counted["accuracy"].get(accuracy, 0), counted["loss"].get(loss, 0)) > 500
     assert not counted["accuracy"].get(loss)
     assert not counted["loss"].get(accuracy)
-    for name in ("title", "legend"):
+    for name in ("title", "strips", "legend"):
         assert len(counted[name]) > 20, f"no words in the {name}"  # of all shades of their edges
     assert min(counted["legend"].get(colour, 0) for colour in (accuracy, loss)) > 20
     light = page.raw.evaluate("document.body.dataset.jpThemeLight") == "true"

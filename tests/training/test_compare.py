@@ -27,20 +27,22 @@ def test_trainings_stand_side_by_side(pools: Pools) -> None:
         "2: 2 ranks, epochs=2, batch_size=20",
     )
     assert found.header()[:4] == ("", "epochs", "batch_size", "Ranks")
-    assert found.table()[1][1:4] == ("2", "20", "2")
+    assert found.table()[1][:4] == ("2", "2", "20", "2")
     table = [dict(zip(COLUMNS, row, strict=True)) for row in found.rows()]
     assert [row["Steps"] for row in table] == ["18", "6"]
     assert [row["Batch"] for row in table] == ["10", "20"]
     assert "%)" in table[1]["Per second"]
     assert "after step" in table[0]["Best"]
     assert len(repr(found).splitlines()) == 3
-    assert repr(found).splitlines()[1].split("batch_size=10")[1].split()[:2] == ["3", "10"]
+    assert repr(found).splitlines()[1].split()[:3] == ["1", "3", "10"]
     alike = gpupool.compare(one, one)
     assert (alike.differences(), alike.names) == ({}, ("1: 1 rank", "2: 1 rank"))
     html = comparison_html(gpupool.compare(one, two, names=["few <b>", "many"]))
     assert "<b>few" not in html
     assert "few &lt;b&gt;" in html
     ElementTree.fromstring(html)
+    assert html.count("<img") == 2  # over time, and over steps
+    assert gpupool.compare(one, two, names=["few", "many"]).table()[0][0] == "few"
     assert len(html) < 60_000
 
     with raises(TrainingError, "type"):

@@ -71,11 +71,12 @@ def training_legend(plots: Sequence[Style], *, validated: bool, has_best: bool) 
 
 
 def own_plot(name: str, title: str, metrics: Sequence[str]) -> Style:
-    """A plot of a loop of the user's: its lines are named "0", "1", ... for these metrics."""
+    """A plot of a loop of the user's: its lines are named "0", "1", ... and labelled so."""
     # A seventh line looks like the first: more than six in one plot nobody can tell apart.
     looks = [_OWN[n % len(_OWN)] for n in range(len(metrics))]
     lines = [
-        line(str(n), color, width=2, dash=dash, dots=FEW) for n, (color, dash) in enumerate(looks)
+        {**line(str(n), color, width=2, dash=dash, dots=FEW), "label": metric}
+        for n, (metric, (color, dash)) in enumerate(zip(metrics, looks, strict=True))
     ]
     return {"name": name, "title": title, "unit": "", "small": False, "lines": lines}
 

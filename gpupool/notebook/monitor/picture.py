@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from gpupool.core.formatting import NONE
 from gpupool.notebook.drawing import svg
 from gpupool.notebook.monitor import words
+from gpupool.notebook.monitor.curves import Lines
 from gpupool.notebook.monitor.loop_history import LoopHistory, LoopState
 from gpupool.notebook.monitor.plots import Plots
 from gpupool.notebook.monitor.rank_words import RankRow
@@ -108,21 +109,26 @@ def plot_text(plot: TrainingPlot) -> str:
 
 
 def _plots(state: MonitorState, history: History) -> str:
-    plots = Plots(state)
+    plots = Plots(state.view, state.whole())
     if not history.is_over:
         return f'<div class="gpm-plots">{plots.html(as_picture=False)}</div>'
-    image, data = plots.html(as_picture=True), _data(state_of(history, MAX_STATE_POINTS))
-    return f'<div class="gpm-plots gpm-image">{image}{data}</div>'
+    finer = state_of(history, MAX_STATE_POINTS)
+    return plots_html(plots, finer.view, finer.whole())
 
 
-def _data(state: MonitorState) -> str:
-    """The state of the plots, which the script finds beside the image."""
-    known = {name: state.view[name] for name in STATE if name in state.view}
-    lines = {
+def plots_html(image: Plots, view: View, lines: Lines) -> str:
+    """Plots as an image, and the state of which `plots_script` makes those that answer.
+
+    Args:
+        view: with the entries `STATE`, as far as there are any.
+    """
+    known = {name: view[name] for name in STATE if name in view}
+    packed = {
         plot: {name: _packed(points) for name, points in of_plot.items()}
-        for plot, of_plot in state.whole().items()
+        for plot, of_plot in lines.items()
     }
-    return markup.data_script({"view": known, "lines": lines}, "gpupool-state")
+    data = markup.data_script({"view": known, "lines": packed}, "gpupool-state")
+    return f'<div class="gpm-plots gpm-image">{image.html(as_picture=True)}{data}</div>'
 
 
 def _packed(points: Sequence[tuple[float, ...]]) -> list[list[float]]:

@@ -9,25 +9,27 @@ from typing import Any
 from gpupool.notebook.drawing import styles, svg
 from gpupool.notebook.drawing.axes import Axis
 from gpupool.notebook.drawing.styles import Style
-from gpupool.notebook.monitor.curves import HALF_LIFE, Mean, smoothed
+from gpupool.notebook.monitor.curves import HALF_LIFE, Lines, Mean, smoothed
 from gpupool.notebook.monitor.timeline import timeline_svg
-from gpupool.notebook.monitor.widget_state import MonitorState
+from gpupool.notebook.monitor.widget_state import View
 
 COLORS = {"accuracy": "#1a85d6", "loss": "#e0632a", "text": "currentColor"}
 WIDTH, NARROW, GAP = 660, 420, 24  # of the only plot; of several, in two columns
 BLOCK, SMALL, LEGEND = 252, 172, 26
 LEFT, TOP, BOTTOM = 46, 38, 38  # around the area of a plot
 
-Lines = dict[str, list[Any]]
-
 
 class Plots:
-    """The plots of a state: `inner` is SVG of `width` by `height` pixels, `label` its words."""
+    """The plots of a view: `inner` is SVG of `width` by `height` pixels, `label` its words.
 
-    def __init__(self, state: MonitorState) -> None:
-        view, whole = state.view, state.whole()
+    Args:
+        whole: all curves.
+        stacked: several plots stand in one column, not two.
+    """
+
+    def __init__(self, view: View, whole: Lines, *, stacked: bool = False) -> None:
         plots, axes = view["plots"], view["axes"]
-        num_columns, width = (1, WIDTH) if len(plots) == 1 else (2, NARROW)
+        num_columns, width = (1, WIDTH) if len(plots) == 1 else (1 if stacked else 2, NARROW)
         drawn, top = [], 0
         for first in _rows(plots, num_columns):
             height = SMALL if first[0]["small"] else BLOCK
@@ -61,7 +63,9 @@ def _rows(plots: list[Style], num_columns: int) -> Iterator[list[Style]]:
             yield alike[first : first + num_columns]
 
 
-def _plot(plot: Style, box: tuple[int, int, int, int], lines: Lines, axes: dict[str, Any]) -> str:
+def _plot(
+    plot: Style, box: tuple[int, int, int, int], lines: dict[str, list[Any]], axes: View
+) -> str:
     left, top, width, height = box
     area = svg.Area(left + LEFT, left + width - svg.MARGIN, top + TOP, top + height - BOTTOM)
     x_axis, y_axis = axes["steps"], axes["y"][plot["name"]]
@@ -70,7 +74,7 @@ def _plot(plot: Style, box: tuple[int, int, int, int], lines: Lines, axes: dict[
     out = [
         svg.text(left, top + 14, plot["title"], "start", ' font-weight="600" font-size="13"'),
         svg.bands(area, axes["bands"], x),
-        svg.ticks(area, x_axis, y_axis, x, y),
+        svg.ticks(area, x_axis, y_axis, x, y, x_axis.get("name", "Step")),
     ]
     for line in plot["lines"]:
         points, color = lines[line["name"]], _color(line["color"])

@@ -41,7 +41,8 @@ def _curves(result: TrainingResult) -> str:
     if not result.history.steps:
         return ""
     # A picture: the result is shown once and stays in the file, where inline SVG may be taken out.
-    drawn = Plots(state_of(result.history)).html(as_picture=True)
+    state = state_of(result.history)
+    drawn = Plots(state.view, state.whole()).html(as_picture=True)
     return (
         '<details style="margin-top:8px"><summary style="cursor:pointer">Curves</summary>'
         f'<div style="max-width:980px">{drawn}</div>{svg.DARK_STYLE}</details>'

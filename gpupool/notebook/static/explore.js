@@ -104,10 +104,18 @@ function multiples(step, first, last) {
   return Array.from({ length: count }, (_, index) => Number(((first + index) * step).toPrecision(12)));
 }
 
-function stepAxis(low, high) {
-  const step = Math.ceil(niceStep(high - low, 6));  // there are no half steps
-  const ticks = multiples(step, Math.ceil(low / step), Math.floor(high / step));
-  return { low, high, ticks: ticks.map((tick) => [tick, NUMBER.format(tick)]) };
+// `per` milliseconds are drawn as a second, where the axis is one of time.
+function stepAxis(low, high, per) {
+  const size = niceStep((high - low) / (per ?? 1), 6), step = per ? size : Math.ceil(size);  // no half steps
+  const unit = per ?? 1;
+  const ticks = multiples(step, Math.ceil(low / unit / step), Math.floor(high / unit / step));
+  const words = per ? tickLabel : NUMBER.format;
+  return { low, high, ticks: ticks.map((tick) => [tick * unit, words(tick)]) };
+}
+
+// "Step 431", or "12.3 s" on an axis of time.
+function placeWords({ per }, step) {
+  return per ? `${Number((step / per).toPrecision(3))} s` : `Step ${NUMBER.format(step)}`;
 }
 
 function niceAxis(low, high) {
@@ -189,7 +197,7 @@ function shownAxes(view, lines, { range, whole, log }) {
   const { axes } = view;
   if (!range && !whole && log === null) return axes;
   const full = whole && axes.steps.plan ? stepAxis(0, axes.steps.plan) : axes.steps;
-  const steps = range ? stepAxis(...range) : full, y = { ...axes.y };
+  const steps = range ? stepAxis(...range, axes.steps.per) : full, y = { ...axes.y };
   for (const plot of view.plots) {
     const own = y[plot.name], isLog = isLoss(plot) && log !== null ? log : Boolean(own.log);
     if (!range && isLog === Boolean(own.log)) continue;
@@ -215,20 +223,17 @@ function epochAt({ bands, steps }, step) {
   return `${/^\d+$/.test(words) ? "epoch" : "epochs"} ${words}`;
 }
 
-// The words of a plot's lines: of own loops those of the legend, which lists plots with several lines.
-function namesOf(view, plot) {
+// The words of a plot's lines; the only line has the plot's.
+function namesOf(plot) {
   if (plot.lines.length === 1) return [""];
-  if (plot.lines[0].name === "raw") return plot.lines.map(({ name }) => NAMES[name] ?? name);
-  const several = view.plots.filter((one) => one.lines.length > 1);
-  const before = several.slice(0, several.indexOf(plot)).reduce((n, one) => n + one.lines.length, 0);
-  return plot.lines.map((_, index) => view.legend[before + index]?.label ?? "");
+  return plot.lines.map(({ label, name }) => label ?? NAMES[name] ?? name);
 }
 
 // What the plots show at a step, a line each: "Loss 0.412 (smooth 0.398), validation 0.43".
 function readOut(view, lines, axes, share, step) {
   const steps = new Set();  // of the validations: the last one holds until the next
   const all = view.plots.map((plot) => {
-    const names = namesOf(view, plot), rest = [], ofShare = isShare(plot);
+    const names = namesOf(plot), rest = [], ofShare = isShare(plot);
     let main = "", smooth = "";
     plot.lines.forEach((line, index) => {
       const points = drawnPoints(lines[plot.name]?.[line.name] ?? [], axes, share, axes.y[plot.name]);
@@ -237,18 +242,20 @@ function readOut(view, lines, axes, share, step) {
       if (!point) return;
       if (isValidation) steps.add(point[0]);
       const value = ofShare ? `${point[1].toFixed(1)} %` : String(Number(point[1].toPrecision(4)));
-      // Thinned curves lack steps: a value of another step says which.
-      const isAway = point[0] !== step && !isValidation && !["mean", "smooth", "before"].includes(line.name);
-      const words = isAway ? `${value} at step ${NUMBER.format(point[0])}` : value;
+      // Thinned curves lack steps: a value of another step says which. Those of several trainings share
+      // few moments: there only one that has ended before says so.
+      const isAway = axes.steps.per ? step > points.at(-1)[0]
+        : point[0] !== step && !isValidation && !["mean", "smooth", "before"].includes(line.name);
+      const words = isAway ? `${value} at ${placeWords(axes.steps, point[0]).toLowerCase()}` : value;
       if (names[index] === "smooth") smooth = ` (smooth ${value})`;
       else if (index === 0 && !names[0]) main = ` ${words}`;
-      else rest.push(`${names[index]} ${words}`);
+      else rest.push(`${names[index]}${line.label ? ":" : ""} ${words}`);
     });
     const title = plot.title.replace(/\s\(%\)$/, "");
     return main || smooth || rest.length ? [`${title}${main}${smooth}`, ...rest].join(", ") : "";
   });
   const [last] = [...steps].sort((one, other) => other - one);
-  const head = [`Step ${NUMBER.format(step)}`, epochAt(axes, step),
+  const head = [placeWords(axes.steps, step), epochAt(axes, step),
     last !== undefined && last !== step ? `validation of step ${NUMBER.format(last)}` : ""];
   return [head, [...all, timelineWords(view.timeline, step)]].map((words) => words.filter(Boolean)).flatMap(
     (words, index) => index ? words : [words.join(" · ")]);
@@ -479,7 +486,8 @@ function explorer(root, course, redraw, before = {}) {
     view.plots.forEach((plot, index) => {
       const canvas = canvases[index], surface = surfaceOf(canvas, ...sizes[index], colors);
       if (surface) drawPlot(surface, plot, lines[plot.name], axes, chosen.share);
-      const zoomed = chosen.range ? `; shown: steps ${chosen.range.map(NUMBER.format).join(" to ")}` : "";
+      const ends = chosen.range?.map((step) => placeWords(axes.steps, step).replace("Step ", ""));
+      const zoomed = ends ? `; shown: ${axes.steps.per ? "" : "steps "}${ends.join(" to ")}` : "";
       canvas.setAttribute("aria-label", view.latest[plot.name] + zoomed);
       canvas.dataset.points = lines[plot.name]?.[plot.lines[0]?.name]?.length ?? 0;
     });
@@ -488,8 +496,11 @@ function explorer(root, course, redraw, before = {}) {
     drawCross();
   }
 
-  const picture = () =>
-    pictureOf(course.view, course.lines, axes ?? course.view.axes, chosen.share, colorsOf(root));
+  const picture = () => {
+    const { view, lines } = course, { timeline } = view;
+    const strips = timeline?.strips?.length ? shownStrips(find(".gpm-timeline"), timeline) : [];
+    return pictureOf(view, lines, axes ?? view.axes, chosen.share, strips, colorsOf(root));
+  };
   return { paint, picture, end: () => window.removeEventListener("keydown", onKey, true) };
 }
 
@@ -511,7 +522,7 @@ function savePlot(plots, { view }) {
 function saveTable({ view, lines }) {
   const header = ["step"], rows = new Map();
   for (const plot of view.plots) {
-    namesOf(view, plot).forEach((name, index) => {
+    namesOf(plot).forEach((name, index) => {
       const line = plot.lines[index].name, words = line === "mean" ? "mean" : name;
       header.push(`${plot.title} ${words}`.trim());
       for (const [step, value] of lines[plot.name]?.[line] ?? []) {

@@ -125,7 +125,7 @@ function drawTicks({ context, box }, xAxis, yAxis, x, y) {
     const end = box.right + MARGIN.right - context.measureText(label).width / 2;
     text(context, label, Math.min(x(tick), end), box.bottom + 16, "center");
   }
-  text(context, "Step", (box.left + box.right) / 2, box.bottom + 31, "center", 0.75);
+  text(context, xAxis.name ?? "Step", (box.left + box.right) / 2, box.bottom + 31, "center", 0.75);
 }
 
 function drawLine(context, points, x, y, { color, width = 1, alpha = 1, dash = [] }) {
@@ -258,8 +258,8 @@ function hasDot(style) {
   return !style.ring && style.dots > 40;
 }
 
-// All plots with title and legend on a canvas of their own, for a file; more than two in two columns.
-function pictureOf(view, lines, axes, share, pageColors) {
+// All plots with title, strips and legend on a canvas of their own, for a file; more than two in two columns.
+function pictureOf(view, lines, axes, share, strips, pageColors) {
   const { plots } = view, { width, edge, line, ratio } = PICTURE;
   const colors = pageColors.ground ? pageColors : { ...pageColors, text: "#222", ground: "#fff" };
   const canvas = document.createElement("canvas");
@@ -275,6 +275,8 @@ function pictureOf(view, lines, axes, share, pageColors) {
     tops.push([edge + column++ * (wide + edge), bottom]);
     before = plot;
   }
+  const place = { left: edge, top: bottom + 6, width: width - 2 * edge, ratio };
+  bottom += paintStrips(null, view.timeline, strips, axes.steps, colors, place);
   const places = placesOf(context, view.legend, colors.font, width - 2 * edge);
   const below = 20 * (places.at(-1)?.row ?? 0);
   canvas.width = width * ratio;
@@ -292,6 +294,7 @@ function pictureOf(view, lines, axes, share, pageColors) {
     const box = boxWithin(left, end - height, wide, height);
     drawPlot({ context, box, colors }, plot, lines[plot.name], axes, share);
   });
+  paintStrips(context, view.timeline, strips, axes.steps, colors, place);
   drawLegend(context, places, colors, edge, bottom + 18);
   return canvas;
 }

@@ -2,6 +2,7 @@
 // gpupool/notebook/monitor/timeline.py says how they are made. It stands after plots.js, before explore.js.
 
 const LEVELS = "0123456789ABCDEFGHIJKLMNOPQRSTUV";
+const STRIP_HEAD = 22;  // pixels of a strip's title, in a file
 const FEW_RANKS = 5;  // of more, one strip is shown at a time
 const SHORT = { own: "own time", wait: "waiting", utilization: "utilization" };
 const heatOf = new WeakMap();  // strip -> its picture, a pixel for each cell
@@ -110,6 +111,25 @@ function drawRows(surface, timeline, strip, steps) {
   ranks.forEach((name, index) => {
     if (index % every === 0) text(context, name, box.left - 6, row * (index + 0.5) + 3.5, "right");
   });
+}
+
+// Draws strips on the canvas of a file; returns how high they are, which is all it does without a canvas.
+function paintStrips(context, timeline, strips, steps, colors, { left, top, width, ratio }) {
+  const height = strips.length ? timeline.row * timeline.ranks.length : 0;
+  strips.forEach((strip, index) => {
+    if (!context) return;
+    // On one of its own: what is cut out of the rows must not be cut out of the file.
+    const canvas = document.createElement("canvas"), y = top + index * (height + STRIP_HEAD);
+    canvas.width = width * ratio;
+    canvas.height = height * ratio;
+    const surface = { context: canvas.getContext("2d"), box: boxWithin(0, 0, width, height), colors };
+    surface.context.scale(ratio, ratio);
+    drawRows(surface, timeline, strip, steps);
+    context.drawImage(canvas, left, y + STRIP_HEAD, width, height);
+    context.font = `600 13px ${colors.font}`;
+    text(context, `${strip.title} by rank, ${strip.ends.join(" to ")}`, left, y + 14, "left");
+  });
+  return strips.length * (height + STRIP_HEAD);
 }
 
 // Draws the strips of `timeline` into `host`, on the plots' axis of steps.

@@ -78,13 +78,14 @@ def history_of(name: str) -> TrainingHistory:
 def views(history: TrainingHistory) -> dict[str, str]:
     """All that a user sees of a training, by what it is called."""
     result = TrainingResult(nn.Linear(2, 2), history, gpupool.TrainingOptions())
-    compared = gpupool.compare(history, history)
+    compared, state = gpupool.compare(history, history), state_of(history)
+    plots = Plots(state.view, state.whole())
     found = {
         "still": history_html(history),
         "text": training_text(history),
         "line": repr(history),
-        "state": json.dumps([state_of(history).view, state_of(history).whole()], allow_nan=False),
-        "plot": Plots(state_of(history)).html(as_picture=False) + repr(TrainingPlot(history)),
+        "state": json.dumps([state.view, state.whole()], allow_nan=False),
+        "plot": plots.html(as_picture=False) + repr(TrainingPlot(history)),
         "result": result_html(result),
         "result as text": f"{result}\n{result.best!r}\n{result.warnings}",
         "compared": comparison_html(compared),
@@ -137,8 +138,8 @@ def test_a_training_that_diverged_does_not_flatten_what_it_is_compared_with() ->
 
     def drawn(*losses: list[float]) -> str:
         page = comparison_html(gpupool.compare(*map(history, losses)))
-        (found,) = re.findall(r'src="data:image/svg\+xml,([^"]+)"', page)
-        return unquote(found).replace("'", '"')
+        over_time, over_steps = re.findall(r'src="data:image/svg\+xml,([^"]+)"', page)
+        return unquote(over_time + over_steps).replace("'", '"')
 
     good = [2.0 / step for step in range(1, 40)]
     bad = drawn(good, [2.0, *[1e8] * 60])
