@@ -103,13 +103,13 @@ def traces(document: nbformat.NotebookNode, secrets: list[str]) -> list[str]:
 
 
 def _texts(outputs: list[Any]) -> list[str]:
-    """All that outputs say, pictures left out: by chance they spell anything."""
+    """All that outputs say; pictures and packed scripts left out: by chance they spell anything."""
     found = []
     for output in outputs:
         found += [str(output.get("text", "")), *output.get("traceback", [])]
         data = output.get("data", {})
         found += [str(data[mime]) for mime in data if not mime.startswith("image/")]
-    return [re.sub(r"data:image/[a-z]+;base64,[^\"']+", "", text) for text in found]
+    return [re.sub(r"[A-Za-z0-9+/=]{200,}", "", text) for text in found]
 
 
 def _save(document: nbformat.NotebookNode, executed: Path) -> None:
