@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dis
 import inspect
+import re
 import time
 import traceback
 from collections.abc import Iterator, Sequence
@@ -240,6 +241,8 @@ def _formatted(error: BaseException, depth: int = 0) -> str:
     return "\n\n".join(reversed(parts))
 
 
+# The line of `%%spmd` itself, which is an empty one here.
+_FIRST_EMPTY = re.compile(r"\n(?:\x1b\[[0-9;]*m|[ ])+1(?:\x1b\[[0-9;]*m|[ ])*\n")
 _DIRECT = "The above exception was the direct cause of the following exception:"
 _DURING = "During handling of the above exception, another exception occurred:"
 
@@ -295,7 +298,7 @@ def _lines(error: BaseException) -> list[str]:
         lines.insert(-1, f"[{left_out} frames in the middle are left out]\n")
     if not _is_printable(error):
         lines[-1] = f"{kind.__name__}: {_text(error)}"
-    return lines
+    return [_FIRST_EMPTY.sub("\n", line) for line in lines]
 
 
 @contextlib.contextmanager

@@ -72,6 +72,7 @@ CELL = "Cell In[12]"
         ("x = 1\n1 / 0", [(CELL, 2)], "----> 2 1 / 0"),
         ("\n\nx = 1\n1 / 0", [(CELL, 4)], "----> 4 1 / 0"),  # empty lines count
         ("# first\n\n1 / 0", [(CELL, 3)], "----> 3 1 / 0"),
+        ("\n1 / 0", [(CELL, 2)], "----> 2 1 / 0"),
         ("def f():\n    return 1 / 0\n\nf()", [(CELL, 4), (CELL, 2)], "----> 2     return 1 / 0"),
         ("for i in range(3):\n    1 / (2 - i)", [(CELL, 2)], "----> 2"),
         ("with torch.no_grad():\n    x = 1\n    1 / 0", [(CELL, 3)], "----> 3     1 / 0"),
@@ -97,6 +98,8 @@ def test_the_line_is_the_one_of_the_cell(
     error = fails(source)
     assert [place for place in places(error) if "<listcomp>" not in place][: len(where)] == where
     assert marked in first_traceback(error)
+    # The line of `%%spmd` itself is not known here, and not shown as an empty one.
+    assert not re.search("^ +1 *$", first_traceback(error), re.MULTILINE)
     innermost = f"{CELL}, line {where[-1][1]}"
     assert error.first.where == innermost
     assert str(error).endswith(f"division by zero (the same on 2 of 2 ranks; {innermost})")
