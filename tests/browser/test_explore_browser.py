@@ -239,8 +239,8 @@ def test_a_comparison_answers_over_time_and_over_steps(browser: Browser) -> None
 def test_axes_and_smoothing_are_those_of_the_kernel(browser: Browser) -> None:
     raw = browser.show("<body></body>")
     names = "{niceAxis, logAxis, shareAxis, stepAxis, smoothed, fittedAxis}"
-    for code in (static_text("plots.js", "explore.js"), None):
-        dense = compact_script(static_text("plots.js", "explore.js"))
+    for code in (static_text("plots.js", "axes.js", "explore.js", "stills.js"), None):
+        dense = compact_script(static_text("plots.js", "axes.js", "explore.js", "stills.js"))
         raw.evaluate(f"() => {{ window.made = (() => {{ {code or dense}\nreturn {names}; }})() }}")
 
         def made(name: str, *arguments: object, raw: Any = raw) -> Any:

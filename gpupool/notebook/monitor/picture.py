@@ -149,7 +149,8 @@ def _short(value: float) -> float:
 def plots_script(*styles: str) -> str:
     """These style sheets, and what puts plots that answer in the place of a page's images."""
     # Within a function: nothing is seen from outside, and a page may have it several times.
-    code = markup.compact_script(markup.static_text("plots.js", "timeline.js", "explore.js"))
+    names = "plots.js", "timeline.js", "axes.js", "explore.js", "stills.js"
+    code = markup.compact_script(markup.static_text(*names))
     # Only plots that the script makes need their style, and in it that takes half the room.
     style = json.dumps(markup.compact_style(markup.static_text("plots.css")))
     script = markup.packed_script(f"(() => {{\n{code}exploreStills({style});\n}})()")

@@ -1,6 +1,6 @@
 """The live picture of a training or of a loop: the kernel's half of a widget. Runs on the client.
 
-The browser's half is `plots.js`, `explore.js`, `life.js`, `tab.js` and `monitor.js` of `static/`.
+The browser's half is `static/monitor.js`, after the other files of one module: see `_esm`.
 What has changed travels as small custom messages; two synced traits, refreshed now and then, hold
 the whole picture for pages that are opened later.
 """
@@ -37,7 +37,9 @@ class TrainingMonitor(LiveWidget):
     thread is in the middle of something: it may only set an Event.
     """
 
-    _esm = static_text("plots.js", "timeline.js", "explore.js", "life.js", "tab.js", "monitor.js")
+    _esm = static_text(
+        "plots.js", "timeline.js", "axes.js", "explore.js", "life.js", "tab.js", "monitor.js"
+    )
     _css = static_text("plots.css", "monitor.css")
 
     status = traitlets.Unicode("starting").tag(sync=True)

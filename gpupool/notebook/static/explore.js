@@ -1,5 +1,5 @@
 // What a reader does with the plots: read values off, zoom, switch, smooth, save. It stands after
-// plots.js, in the live monitor and in the picture that stays.
+// plots.js and axes.js, in the live monitor and in the picture that stays.
 //
 // The kernel's axes are shown until the reader has zoomed, switched "Log", or chosen "Whole plan";
 // then axes are made here. What the reader chose lies in `chosen`, and outlasts every redraw.
@@ -71,140 +71,6 @@ function drawFigures(parent, plots) {
     figure.append(caption, canvas, element("i"), element("b"));
     return figure;
   }));
-}
-
-function isShare(plot) {
-  return plot.unit === "%" || plot.title.endsWith("(%)");
-}
-
-function isLoss(plot) {
-  return /loss/i.test(`${plot.name} ${plot.title}`);
-}
-
-// The axes of a choice are those of gpupool/notebook/drawing/axes.py, which says why they are so.
-function niceStep(span, count) {
-  const power = 10 ** Math.floor(Math.log10(span / count));
-  return [1, 2, 2.5, 5, 10, 20].map((m) => m * power).find((s) => span <= count * s * (1 + 1e-9));
-}
-
-function tickLabel(tick) {
-  const label = Math.abs(tick) >= 1000 ? NUMBER.format(tick) : String(Number(tick.toPrecision(6)));
-  if (label.length <= 6 && !label.includes("e")) return label;
-  const [digits, power] = tick.toExponential(3).split("e");
-  return `${Number(digits)}e${Number(power)}`;
-}
-
-function labelled(ticks) {
-  return ticks.map((tick) => [tick, tickLabel(tick)]);
-}
-
-// The multiples of a step from one to another, without the noise of 3 * 0.1.
-function multiples(step, first, last) {
-  const count = Math.max(0, last - first + 1);
-  return Array.from({ length: count }, (_, index) => Number(((first + index) * step).toPrecision(12)));
-}
-
-// `per` milliseconds are drawn as a second, where the axis is one of time.
-function stepAxis(low, high, per) {
-  const size = niceStep((high - low) / (per ?? 1), 6), step = per ? size : Math.ceil(size);  // no half steps
-  const unit = per ?? 1;
-  const ticks = multiples(step, Math.ceil(low / unit / step), Math.floor(high / unit / step));
-  const words = per ? tickLabel : NUMBER.format;
-  return { low, high, ticks: ticks.map((tick) => [tick * unit, words(tick)]) };
-}
-
-// "Step 431", or "12.3 s" on an axis of time.
-function placeWords({ per }, step) {
-  return per ? `${Number((step / per).toPrecision(3))} s` : `Step ${NUMBER.format(step)}`;
-}
-
-function niceAxis(low, high) {
-  if (high <= low) high = low + (Math.abs(low) / 5 || 1);
-  const step = niceStep(high - low, 5);
-  const ticks = multiples(step, Math.floor(low / step + 1e-9), Math.ceil(high / step - 1e-9));
-  return { low: ticks[0], high: ticks.at(-1), ticks: labelled(ticks), log: false };
-}
-
-function shareAxis(low, high) {
-  const span = Math.max(high - low, 5), start = (low + high - span) / 2;
-  const from = Math.min(Math.max(start, low >= 0 ? 0 : start), high <= 100 ? 100 - span : Infinity);
-  return niceAxis(from, from + span);
-}
-
-function logAxis(low, high) {
-  const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high));
-  const powers = Array.from({ length: last - first + 1 }, (_, index) => first + index);
-  let ends = [...powers, last + 1].flatMap((power) => [1, 2, 5].map((m) => Number(`${m}e${power}`)));
-  const start = ends.findLast((end) => end <= low * (1 + 1e-9));
-  const stop = ends.find((end) => end >= high * (1 - 1e-9) && end > start);
-  if (stop / start > 100) {
-    const every = Math.ceil((last - first) / 6);
-    ends = powers.filter((_, index) => index % every === 0).map((power) => Number(`1e${power}`));
-  }
-  const ticks = ends.filter((end) => end >= start && end <= stop);
-  return { low: start, high: stop, ticks: labelled(ticks), log: true };
-}
-
-// The first and the last of sorted values that are no outliers: those are far from all others.
-function bulkOf(values, log) {
-  const isSure = log || values.length >= 20, far = log ? 3 : isSure ? 2 : 50;
-  const few = Math.max(Math.floor(values.length / 100), Math.min(3, Math.floor(values.length / 3)));
-  const least = log ? 1 : isSure ? 0 : Math.abs(values[values.length >> 1]);
-  let first = 0, last = values.length - 1;
-  for (let top = last; top > values.length - 1 - few; top--) {
-    const reach = values[top - 1] + far * Math.max(values[top - 1] - values[0], least);
-    if (values[top] > reach && reach > values[top - 1]) last = top - 1;
-  }
-  for (let bottom = 0; bottom < few; bottom++) {
-    const reach = values[bottom + 1] - far * Math.max(values[last] - values[bottom + 1], least);
-    if (values[bottom] < reach && reach < values[bottom + 1]) first = bottom + 1;
-  }
-  return [first, last];
-}
-
-// An axis for what of the lines lies on an axis of steps; null where that is nothing. The whole of a
-// curve begins at 0, where that hides nothing; a part that was zoomed to fills the plot.
-function fittedAxis(plot, lines, steps, log, isPart) {
-  const inside = plot.lines.flatMap((line) => {
-    const points = lines?.[line.name] ?? [];
-    return points.slice(countBefore(points, steps.low), countBefore(points, steps.high + 1e-9));
-  }).filter((point) => !log || point[1] > 0);
-  if (!inside.length) return null;
-  const values = inside.map((point) => point[1]).sort((one, other) => one - other);
-  if (isShare(plot)) return shareAxis(values[0], values.at(-1));
-  const bulk = bulkOf(log ? values.map(Math.log10) : values, log);
-  const [low, high] = bulk.map((index) => values[index]);
-  const from = isPart || (low < high && high - low < high / 4) ? low : Math.min(0, low);
-  const axis = log ? logAxis(low, high) : niceAxis(from, high);
-  return { ...axis, clipped: inside.filter(([, value]) => value < axis.low || value > axis.high) };
-}
-
-// The epochs within an axis of steps, at most a dozen bands: many epochs share one.
-function bandsOf({ low, high, per_epoch: size }) {
-  const first = Math.floor(low / size), last = Math.ceil(high / size);
-  const every = last - first <= 12 ? 1 : Math.ceil(niceStep(last - first, 8));
-  const bands = [];
-  for (let epoch = Math.floor(first / every) * every; epoch < last; epoch += every) {
-    const words = every === 1 ? `${epoch + 1}` : `${epoch + 1}–${epoch + every}`;
-    const head = bands.length ? "" : every === 1 ? "Epoch " : "Epochs ";
-    bands.push([epoch * size, (epoch + every) * size, head + words]);
-  }
-  return bands;
-}
-
-// What is shown: the kernel's axes, or those of the reader's choice.
-function shownAxes(view, lines, { range, whole, log }) {
-  const { axes } = view;
-  if (!range && !whole && log === null) return axes;
-  const full = whole && axes.steps.plan ? stepAxis(0, axes.steps.plan) : axes.steps;
-  const steps = range ? stepAxis(...range, axes.steps.per) : full, y = { ...axes.y };
-  for (const plot of view.plots) {
-    const own = y[plot.name], isLog = isLoss(plot) && log !== null ? log : Boolean(own.log);
-    if (!range && isLog === Boolean(own.log)) continue;
-    y[plot.name] = fittedAxis(plot, lines[plot.name], steps, isLog, Boolean(range)) ?? own;
-  }
-  const all = { ...axes.steps, ...steps };
-  return { ...axes, steps: all, y, bands: all.per_epoch ? bandsOf(all) : axes.bands };
 }
 
 // The point of a line that is nearest to a step.
@@ -538,12 +404,6 @@ function saveTable({ view, lines }) {
   saveFile(new Blob([text], { type: "text/csv" }), `${view.file_name}.csv`);
 }
 
-// Steps of the file are distances, and each column stands alone: that takes half the room.
-function unpacked([steps = [], ...columns]) {
-  let step = 0;
-  return steps.map((distance, index) => [step += distance, ...columns.map((column) => column[index])]);
-}
-
 // Whether a table is unfolded before the reader has said so.
 function isShown(title) {
   return !LESS.includes(title) || window.innerHeight >= HIGH_PX;
@@ -553,42 +413,4 @@ function isShown(title) {
 function numberRegion(frame, name) {
   const { dataset } = document.body, number = dataset.gpmViews = Number(dataset.gpmViews ?? 0) + 1;
   frame.querySelector(".gpm-scroll")?.setAttribute("aria-label", `${name} (${number})`);
-}
-
-// What is around the plots of a picture that stays: the same as live.
-function completeFrame(frame, plots, course) {
-  numberRegion(frame, "How each rank fared");
-  const { open } = keptOf(frame, course.view);
-  for (const section of frame.querySelectorAll("details")) {
-    const name = nameOfSection(section);
-    section.open = open?.[name] ?? isShown(name);
-  }
-  keepFolds(frame, course);
-  const save = buttonOf("", "Save plot"), table = buttonOf("", "CSV");
-  save.addEventListener("click", () => savePlot(plots, course));
-  table.addEventListener("click", () => saveTable(course));
-  table.title = "Save the points as a table";
-  frame.querySelector(".gpm-buttons").replaceChildren(save, table);
-}
-
-// Puts plots in the place of each picture of a page that has its state beside it. Each script of a page
-// does so with all that are there and were not drawn: where it stands itself it cannot know everywhere.
-function exploreStills(style) {
-  for (const data of document.querySelectorAll("script.gpupool-state")) {
-    const host = data.parentElement, frame = host.closest(".gpm-frame");
-    if (host.gpupoolPlots) continue;  // not in the markup: a page that is saved and opened draws again
-    const course = JSON.parse(data.textContent), root = element("div", "gpm-plots");
-    for (const lines of Object.values(course.lines)) {
-      for (const name in lines) lines[name] = unpacked(lines[name]);
-    }
-    let next = 0;
-    const soon = () => { next ||= requestAnimationFrame(() => { next = 0; plots.paint(); }); };
-    const plots = explorer(root, course, soon, keptOf(host, course.view).chosen);
-    plots.paint();  // what fails does so while the image is still there
-    root.gpupoolPlots = plots;
-    root.append(element("style", "", style), data);
-    host.replaceWith(root);
-    watchPage(root, soon);  // draws when it has its size
-    if (frame) completeFrame(frame, plots, course);
-  }
 }

@@ -1,0 +1,46 @@
+// Puts plots that answer in the place of the images of pictures that stay. It stands after explore.js,
+// in the script beside such an image alone.
+
+// Steps of the file are distances, and each column stands alone: that takes half the room.
+function unpacked([steps = [], ...columns]) {
+  let step = 0;
+  return steps.map((distance, index) => [step += distance, ...columns.map((column) => column[index])]);
+}
+
+// What is around the plots of a picture that stays: the same as live.
+function completeFrame(frame, plots, course) {
+  numberRegion(frame, "How each rank fared");
+  const { open } = keptOf(frame, course.view);
+  for (const section of frame.querySelectorAll("details")) {
+    const name = nameOfSection(section);
+    section.open = open?.[name] ?? isShown(name);
+  }
+  keepFolds(frame, course);
+  const save = buttonOf("", "Save plot"), table = buttonOf("", "CSV");
+  save.addEventListener("click", () => savePlot(plots, course));
+  table.addEventListener("click", () => saveTable(course));
+  table.title = "Save the points as a table";
+  frame.querySelector(".gpm-buttons").replaceChildren(save, table);
+}
+
+// Puts plots in the place of each picture of a page that has its state beside it. Each script of a page
+// does so with all that are there and were not drawn: where it stands itself it cannot know everywhere.
+function exploreStills(style) {
+  for (const data of document.querySelectorAll("script.gpupool-state")) {
+    const host = data.parentElement, frame = host.closest(".gpm-frame");
+    if (host.gpupoolPlots) continue;  // not in the markup: a page that is saved and opened draws again
+    const course = JSON.parse(data.textContent), root = element("div", "gpm-plots");
+    for (const lines of Object.values(course.lines)) {
+      for (const name in lines) lines[name] = unpacked(lines[name]);
+    }
+    let next = 0;
+    const soon = () => { next ||= requestAnimationFrame(() => { next = 0; plots.paint(); }); };
+    const plots = explorer(root, course, soon, keptOf(host, course.view).chosen);
+    plots.paint();  // what fails does so while the image is still there
+    root.gpupoolPlots = plots;
+    root.append(element("style", "", style), data);
+    host.replaceWith(root);
+    watchPage(root, soon);  // draws when it has its size
+    if (frame) completeFrame(frame, plots, course);
+  }
+}
