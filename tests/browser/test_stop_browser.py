@@ -7,7 +7,6 @@ once. While another cell runs it does not, and says what to press.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -20,6 +19,7 @@ from tests.browser.trainings import (
     wait_until_it_tells_no_more,
     wait_until_told_in_time,
 )
+from tests.support.processes import until
 
 if TYPE_CHECKING:
     from tests.browser.lab import App, Lab
@@ -35,6 +35,7 @@ WAYS = {  # of waiting for a training: the cell
 # The kernel is deaf until there is a file of this name; then it hears what was pressed meanwhile.
 DEAF = """\
 import pathlib, time
+pathlib.Path("began").touch()
 while not pathlib.Path("enough").exists():
     time.sleep(0.05)"""
 REPORT = """\
@@ -115,7 +116,7 @@ def test_both_stop_buttons(page: Page, case: Case, lab: Lab) -> None:
         is_stopped(page, index)
     index = 1 + 2 * (len(WAYS) + 2)
     if not case.subshells:
-        hears_later(page, index, lab.path("enough"))
+        hears_later(page, index, lab)
         is_stopped(page, index)
         return
     for number in range(len(WAYS), len(WAYS) + 2):  # by the tool bar alone
@@ -126,16 +127,20 @@ def test_both_stop_buttons(page: Page, case: Case, lab: Lab) -> None:
         is_stopped(page, index)
 
 
-def hears_later(page: Page, index: int, enough: Path) -> None:
+def hears_later(page: Page, index: int, lab: Lab) -> None:
     """A press while another cell runs leaves that alone; it is heard after it; the hint goes."""
     page.run_cell(index)
     monitor = wait_for_points(page, page.cell(index))
     page.wait_idle()
     page.run_cell(index + 2)
+    began, enough = lab.path("began"), lab.path("enough")
+    # The page shows that a cell runs before it has sent it.
+    until(began.exists, 20, "the cell runs")
     press_stop(page, monitor)
     wait_until_told_in_time(page)
     enough.touch()
     wait_until_it_tells_no_more(page)
     page.wait_idle()
     assert page.js("return nb.content.widgets[arg].model.outputs.length;", index + 2) == 0
+    began.unlink()
     enough.unlink()  # other cases wait for it too

@@ -140,7 +140,7 @@ def as_vs_code(folder: Path) -> Read:
 def test_a_notebook_reads_the_same_wherever_it_is_executed(execute: Any, tmp_path: Path) -> None:
     read = execute(tmp_path)
     texts = [as_text(outputs) for outputs in read.cells]
-    assert texts[0].startswith("Pool of 2: idle, CPU ranks, gloo")
+    assert "Pool of 2: idle, CPU ranks, gloo" in texts[0]
     assert texts[1] == "[0, 1] hello of 2\nOut[2]:\n[0] 0\n[1] 2"
     assert any("data:image/png" in o["data"]["text/html"] for o in read.cells[2])
     assert texts[3] == "SpmdRun(running)"

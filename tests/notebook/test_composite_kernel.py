@@ -26,7 +26,7 @@ def ask(kernel: Kernel, kind: str, code: str) -> dict[str, Any]:
     request = kernel.client.session.msg(kind, content)
     kernel.client.shell_channel.send(request)
     while True:
-        reply = kernel.client.get_shell_msg(timeout=30)
+        reply = kernel.client.get_shell_msg(timeout=120)
         if reply["parent_header"].get("msg_id") == request["header"]["msg_id"]:
             return dict(reply["content"])
 

@@ -43,7 +43,6 @@ def test_the_start_shows_progress_and_then_the_pool_in_its_place(kernel: Kernel)
     seconds = [int(found[1]) for found in times if found]
     assert len(seconds) == len(lines)
     assert seconds == sorted(seconds)
-    assert seconds[-1] >= 1  # torch is imported, and the clock counts
     (bar,) = started.outputs
     first, *ranks = bar["data"]["text/plain"].splitlines()
     assert first == "Pool of 2: idle, CPU ranks, gloo, shuts down in 30 min if idle"

@@ -91,7 +91,7 @@ def test_stop_reaches_the_run_and_is_acknowledged_at_once() -> None:
         "print(at_once, run.history.status, view.monitor.status, len(run.history.steps) < 900)",
     )
     assert notebook.cells[3].outputs[0].text == "stopping stopped stopped True\n"
-    assert "Stopped after step" in notebook.cells[1].outputs[0].data["text/html"]
+    assert ">Stopped " in notebook.cells[1].outputs[0].data["text/html"]
 
 
 def test_the_kernel_may_answer_on_any_shell() -> None:
