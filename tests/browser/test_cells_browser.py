@@ -35,7 +35,7 @@ TALK = """%%spmd
 import os
 for i in range(12):
     print('rank', rank, 'in step', i)
-while not os.path.exists("enough"):
+while not os.path.exists("talked"):
     time.sleep(0.02)"""
 BARS = """%%spmd
 import tqdm.auto, tqdm.std
@@ -108,7 +108,7 @@ def test_cells_as_they_run_and_end(lab: Lab, browser: Browser, screenshots: Path
     rows = "\n".join(f"[{rank}] rank {rank} in step 11" for rank in range(3))
     page.cell(3).locator("pre", has_text=re.compile(re.escape(rows))).wait_for(timeout=60_000)
     save_looks(page, page.cell(3).locator(".jp-OutputArea"), screenshots, "cell_talks")
-    lab.path("enough").touch()
+    lab.path("talked").touch()
     page.wait_idle()
 
     page.run_cell(4)
