@@ -298,7 +298,8 @@ def _lines(error: BaseException) -> list[str]:
         lines.insert(-1, f"[{left_out} frames in the middle are left out]\n")
     if not _is_printable(error):
         lines[-1] = f"{kind.__name__}: {_text(error)}"
-    return [_FIRST_EMPTY.sub("\n", line) for line in lines]
+    # The last is the message, which stays as it is.
+    return [*(_FIRST_EMPTY.sub("\n", line) for line in lines[:-1]), lines[-1]]
 
 
 @contextlib.contextmanager

@@ -240,6 +240,11 @@ def test_strange_exceptions_arrive_and_the_engine_goes_on(
     assert dict(pool2.run("rank")) == {0: 0, 1: 1}
 
 
+def test_a_line_of_a_message_is_no_empty_line_of_a_cell(fails: Fails) -> None:
+    error = fails("raise ValueError('counts:\\n 1\\n 2')")
+    assert first_traceback(error).endswith("ValueError: counts:\n 1\n 2")
+
+
 def test_notes_are_shown(fails: Fails) -> None:
     error = fails("error = ValueError('v')\nerror.add_note('a note')\nraise error")
     assert first_traceback(error).endswith("ValueError: v\na note")
