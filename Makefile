@@ -1,9 +1,7 @@
 # make demo   the quick-start notebook, end to end, on an S3 server of its own
 # make lab    the same notebook in JupyterLab
-# make test   the tests            make lint   ruff, mypy, words and bandit
+# make test   the tests            make lint   ruff, mypy and bandit
 # make long   the tests with their long variants
-# make lowest   some of the tests with the oldest versions that gpupool allows, in .venv-lowest
-# make release  sdist, wheel and a list of what the wheel needs, in dist/
 # All set-up is done here, on a machine with Python 3.11 or newer and make.
 
 PYTHON ?= python3
@@ -22,12 +20,7 @@ SIDE_BY_SIDE := --numprocesses=3 --dist=loadfile --no-loadscope-reorder
 # Kernels behave differently with widgets: the tests take those of older versions from here.
 OTHER_KERNELS := build/ipykernel-6.31.0 build/ipykernel-7.3.0
 
-# With old versions: what needs no browser, takes minutes, and uses most of what is depended on.
-LOWEST := .venv-lowest
-LOWEST_TESTS := tests/core tests/data/reading/test_decode.py tests/data/datastores/test_tar.py tests/data/stores/test_s3.py \
-	tests/faults/test_table.py tests/pool/test_pool.py tests/notebook/monitor/test_monitor.py
-
-.PHONY: demo lab test long lowest lint release clean
+.PHONY: demo lab test long lint clean
 
 demo: $(VENV)/.demo
 	@scripts/apt-install $(DEMO_PACKAGES)
@@ -45,22 +38,11 @@ long: $(VENV)/.test $(OTHER_KERNELS)
 	@scripts/apt-install $(TEST_PACKAGES)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --long
 
-# Once in a while: torch of another version is several gigabytes.
-lowest:
-	@mkdir -p $(LOWEST)
-	@$(PYTHON) scripts/lowest.py > $(LOWEST)/constraints.txt
-	@PIP_CONSTRAINT=$(LOWEST)/constraints.txt $(MAKE) --no-print-directory VENV=$(LOWEST) $(LOWEST)/.test
-	@$(LOWEST)/bin/python -m pytest $(LOWEST_TESTS)
-
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/python scripts/words.py
 	@$(BIN)/bandit --quiet --configfile pyproject.toml --recursive gpupool
-
-release: $(VENV)/.release
-	@$(BIN)/python scripts/release.py
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -82,4 +64,4 @@ build/ipykernel-%: | $(VENV)/.test
 	@mv $@.part $@
 
 clean:
-	rm -rf $(VENV) $(LOWEST) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

@@ -31,11 +31,6 @@ pytest_plugins = [
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How much is run, and what it is compared with."""
     parser.addoption("--long", action="store_true", help="also the variants marked as long")
-    parser.addoption(
-        "--rewrite-messages",
-        action="store_true",
-        help="accept the sentences of gpupool/ as they are now: writes tests/messages/",
-    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -45,17 +45,6 @@ KNOW_IPYPARALLEL = {
     "engine/boot.py",
     "engine/output/emit.py",
 }
-ROOM_SIZES = range(3, 18)  # files in a room, its `__init__` aside
-FILE_LINES = range(40, 501)  # a file that is one class, or in SHORT, may be shorter
-SHORT = {
-    "__main__.py": "an entry point",
-    "core/botocore_logs.py": "used by the client and by ranks, which share nothing else",
-    "core/current.py": "a hook: the folder may not know pools",
-    "core/wire/invoke.py": "an entry point",
-    "engine/output/emit.py": "knows ipyparallel",
-    "notebook/extension.py": "an entry point",
-    "host/": "entry points of processes",
-}
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py"))
 
 
@@ -127,26 +116,6 @@ def test_folders_rooms_and_imports_are_in_order() -> None:
     for room, others in rooms.items():
         others.discard(room)
     faults += filter(None, [circle(files), circle(rooms)])
-    assert faults == []
-
-
-def test_rooms_and_files_have_a_size_that_can_be_read() -> None:
-    faults = []
-    for folder in sorted({str(Path(file).parent) for file in FILES} - {"."}):
-        inside = [file for file in FILES if str(Path(file).parent) == folder]
-        names = [file for file in inside if not file.endswith("__init__.py")]
-        has_rooms = any(file.startswith(f"{folder}/") and room_of(file) != file for file in FILES)
-        if len(names) >= ROOM_SIZES.stop or (len(names) < ROOM_SIZES.start and not has_rooms):
-            faults.append(f"{folder} has {len(names)} files")
-        if not (ast.get_docstring(ast.parse((ROOT / folder / "__init__.py").read_text()))):
-            faults.append(f"{folder}/__init__.py does not say what is done there")
-    for file in FILES:
-        tree = ast.parse((ROOT / file).read_text())
-        num_lines = len((ROOT / file).read_text().splitlines())
-        is_class = any(isinstance(node, ast.ClassDef) for node in tree.body)
-        may_be_short = is_class or file.endswith("__init__.py") or file.startswith(tuple(SHORT))
-        if num_lines >= FILE_LINES.stop or (num_lines < FILE_LINES.start and not may_be_short):
-            faults.append(f"{file} has {num_lines} lines")
     assert faults == []
 
 
