@@ -9,11 +9,15 @@ import sys
 import types
 import weakref
 from functools import cached_property, lru_cache, partial
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import cloudpickle
-from cloudpickle.cloudpickle import _lookup_module_and_qualname, _make_skeleton_class
+from cloudpickle.cloudpickle import (
+    _code_reduce,
+    _lookup_module_and_qualname,
+    _make_skeleton_class,
+)
 
 Cached: Any = type(lru_cache(int))  # what `functools.cache` makes too
 
@@ -39,6 +43,11 @@ def reduced(obj: Any) -> tuple[Any, ...] | None:
     """The reduction of such a thing, as `__reduce__` gives it; None for anything else."""
     if isinstance(obj, FunctionType):
         return _reduced_compiled(obj)
+    if isinstance(obj, CodeType):
+        # cloudpickle 3.1.3 leaves out the file, by which tracebacks find a cell and its lines. It is
+        # copied, as cloudpickle copies names: else the pickle depends on which strings are shared.
+        _, parts = _code_reduce(obj)
+        return code, ("".join(obj.co_filename), *parts)
     if isinstance(obj, Cached):
         if _lookup_module_and_qualname(obj, getattr(obj, "__qualname__", "")) is not None:
             return None
@@ -54,6 +63,11 @@ def reduced(obj: Any) -> tuple[Any, ...] | None:
     if isinstance(obj, weakref.WeakKeyDictionary):  # in what `functools.singledispatch` makes
         return type(obj), (dict(obj),)
     return _reduced_parametrized(obj)
+
+
+def code(filename: str, *parts: Any) -> CodeType:
+    """Compiled code of this file."""
+    return CodeType(*parts).replace(co_filename=filename)
 
 
 def cached(function: Any, maxsize: int | None, typed: bool) -> Any:

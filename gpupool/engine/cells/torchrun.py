@@ -12,6 +12,7 @@ import functools
 import inspect
 import itertools
 import os
+import pickle
 import sys
 import time
 import types
@@ -20,12 +21,12 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-import cloudpickle
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
 from torch.distributed.rpc import api
 
+from gpupool.core.wire.reductions import dumps
 from gpupool.data import device as devices
 from gpupool.engine.group import forming, reconnect
 from gpupool.engine.group.forming import Plan
@@ -164,7 +165,7 @@ def _by_value(pickler: object, value: Any) -> Any:
     """
     is_named = isinstance(value, (type, types.FunctionType)) and value.__module__ == "__main__"
     if is_named and get_spawning_popen() is not None and not _is_of_script(value):
-        return cloudpickle.loads, (cloudpickle.dumps(value),)
+        return pickle.loads, (dumps(value),)
     return NotImplemented
 
 
