@@ -1,58 +1,46 @@
-"""URLs that are meant otherwise: "s3:/bucket" is a local path to everybody else. Runs anywhere."""
+"""URLs that would be read as a local path that nobody means. Runs anywhere."""
 
 from __future__ import annotations
 
-import difflib
 import re
-import sys
-from importlib.metadata import entry_points
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.terminal import plain
 from gpupool.core.wire.masking import without_passwords
 
-# Those of fsspec, which is not loaded for this.
-_KNOWN = """abfs abfss adl arrow_hdfs asynclocal asyncwrapper async_wrapper az blockcache box cached
-dask data dbfs dir dropbox dvc file filecache ftp gcs gdrive generic gist git github gs hdfs hf
-http https jlab jupyter lakefs libarchive local memory oci ocilake oss pyscript reference root s3
-s3a sftp simplecache smb ssh tar tosfs tos wandb webdav webhdfs zip"""
-PROTOCOLS = frozenset(_KNOWN.split())
 # Of these a bucket or a host follows: no local path begins so.
 _REMOTE = "s3|s3a|gs|gcs|abfs|abfss|az|oss|oci|hf|http|https|sftp|hdfs"
 _ONE_SLASH = re.compile(rf"({_REMOTE}):(?!//)/*(.*)", re.DOTALL)
-_PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+._-]*)://(.*)", re.DOTALL)
+# fsspec would join what follows "file://" to the folder of the rank, the password in its name.
+_HOST = re.compile(r"(?:file|local)://(?!/)(.*)", re.DOTALL)
+_USER = re.compile(r"[^/:@]+:[^/@][^@]*@(.*)", re.DOTALL)
 
 
 def refuse_typo(url: str, name: str = "") -> None:
-    """Raise OptionsError for "s3:/bucket" and "s4://bucket", with what was meant.
+    """Raise OptionsError for "s3:/bucket", "file://host/x" and "user:password@host/x".
 
     Args:
         name: of the option that it is given as, if it is one.
     """
-    option, names = (f"{name}: ", [name]) if name else ("", [])
+    # Masked in its right form: what has no two slashes is no URL in which a password is found.
     if (found := _ONE_SLASH.fullmatch(url)) is not None:
-        # Only in its right form: what has one slash is no URL, in which a password could be found.
         meant = plain(without_passwords(f"{found[1]}://{found[2]}"))
-        raise OptionsError(
-            f"{option}two slashes follow '{found[1]}:' in a URL. Did you mean {meant}? (A local "
-            f"folder of that name is written './{found[1]}:'.)",
-            "form",
-            *names,
+        problem = (
+            f"two slashes follow '{found[1]}:' in a URL. Did you mean {meant}? (A local "
+            f"folder of that name is written './{found[1]}:'.)"
         )
-    found = _PROTOCOL.fullmatch(url)
-    if found is None or "::" in url or found[1] in PROTOCOLS:  # fsspec chains with "::"
+    elif (found := _HOST.match(url)) is not None:
+        shown = plain(without_passwords(url))
+        problem = (
+            f"{shown} names a host, and file:// reads this machine's files: a local path "
+            f"is written file:///path, with three slashes, or /path."
+        )
+    elif (found := _USER.match(url)) is not None:
+        problem = (
+            f"***@{plain(found[1])} has a user and a password but no protocol: write "
+            "it as PROTOCOL://..., or a local folder of that name as './...'."
+        )
+    else:
         return
-    near = difflib.get_close_matches(found[1].lower(), sorted(PROTOCOLS), 1, 0.5)
-    # Packages bring protocols of their own, which may look like a typing error.
-    if near and not _is_registered(found[1]):
-        meant = plain(without_passwords(f"{near[0]}://{found[2]}"))
-        raise OptionsError(
-            f"{option}there is no protocol {found[1]!r}. Did you mean {meant}?", "form", *names
-        )
-
-
-def _is_registered(protocol: str) -> bool:
-    loaded = getattr(sys.modules.get("fsspec.registry"), "registry", {})
-    return protocol in loaded or any(
-        one.name == protocol for one in entry_points(group="fsspec.specs")
-    )
+    option, names = (f"{name}: ", [name]) if name else ("", [])
+    raise OptionsError(f"{option}{problem}", "form", *names)
