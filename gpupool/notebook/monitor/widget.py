@@ -136,7 +136,8 @@ class TrainingMonitor(LiveWidget):
         self._sent_at = self._words_at = self._whole_at = now
         with self.hold_sync():  # one message instead of four
             self.status = status
-            self._refresh()
+            whole = self._whole()
+            self.view, self.lines = whole["view"], whole["lines"]
             self._unsent = NOTHING if history.is_over or self._keep_picture(now) else WHOLE
 
     def _keep_picture(self, now: float) -> bool:
@@ -164,14 +165,15 @@ class TrainingMonitor(LiveWidget):
         That is what a page that is opened, or loaded again, asks for. Otherwise the traits are some
         seconds old, and older where nothing was sent since, as during validation.
         """
-        if key is None:
-            with self._lock:
-                self._refresh()
         state: dict[str, Any] = super().get_state(key, drop_defaults)
+        if key is None:
+            # Not by the traits: each would be sent alone, before this.
+            with self._lock:
+                state |= self._whole()
         return state
 
-    def _refresh(self) -> None:
-        """Have the synced traits hold the whole picture, with the time as it is now."""
+    def _whole(self) -> dict[str, Any]:
+        """The traits that hold the whole picture, with the time as it is now."""
         view, clock = self._state.view, self._state.view.get("clock")
         if clock and clock["running"]:
             since_s = self._clock() - self._words_at
@@ -181,7 +183,7 @@ class TrainingMonitor(LiveWidget):
                 "remaining_s": left_s and max(0.0, left_s - since_s),
             }
             view = {**view, "clock": clock | now}
-        self.view, self.lines = view, self._state.lines()
+        return {"view": view, "lines": self._state.lines()}
 
     def leave(self, picture: dict[str, Any]) -> None:
         """The training is over, and `picture`, a mime bundle, takes the place of this widget.

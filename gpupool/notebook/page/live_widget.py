@@ -20,6 +20,21 @@ class LiveWidget(anywidget.AnyWidget):
         super().open()
         self._answer_on_any_shell()
 
+    def send_state(self, key: Any = None) -> None:
+        """Send some traits, or all of them.
+
+        A page that is loaded again while a cell runs asks each model for its state, and takes the
+        first update that answers for all of it: a thread's update of one trait must not be that.
+        """
+        super().send_state(None if self._is_asked() else key)
+
+    def _is_asked(self) -> bool:
+        """Whether what is sent now answers a page that asked for the state."""
+        kernel = getattr(self.comm, "kernel", None)
+        content = kernel.get_parent().get("content", {}) if kernel is not None else {}
+        data = content.get("data")  # of a message to a comm; a cell has its code instead
+        return isinstance(data, dict) and data.get("method") == "request_state"
+
     def _send(self, *args: Any, **kwargs: Any) -> None:
         super()._send(*args, **kwargs)
         self._answer_on_any_shell()
