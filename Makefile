@@ -1,26 +1,31 @@
 # make demo   the quick-start notebook, end to end, on an S3 server of its own
 # make lab    the same notebook in JupyterLab
-# make test   the tests            make lint   ruff, mypy and bandit
-# make long   the tests with their long variants
+# make test   the tests with the versions of constraints.txt: what CI runs
+# make latest the same with the newest version of everything, as users install it, in .venv-latest
+# make long   what takes longer: second users, odd surroundings, random walks, every page row by row
+# make lint   ruff, mypy and bandit
 # All set-up is done here, on a machine with Python 3.11 or newer and make.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CONSTRAINTS := --constraint constraints.txt
 
 # Debian packages, installed as root where apt is there; everything works without them, with less.
 VENV_PACKAGES := python3-venv
 DEMO_PACKAGES := dataset-fashion-mnist
-TEST_PACKAGES := $(DEMO_PACKAGES) chromium ghostscript iproute2
+TEST_PACKAGES := $(DEMO_PACKAGES) chromium
+LONG_PACKAGES := ghostscript iproute2
 
-# Most tests wait more than they compute. A file's tests stay together, as they share pools, and so
-# do groups of files; tests/conftest.py has the groups and the order.
-SIDE_BY_SIDE := --numprocesses=3 --dist=loadfile --no-loadscope-reorder
+# A file's tests stay together, as they share pools, and so do groups of files: see tests/conftest.py.
+SIDE_BY_SIDE := --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
-# Kernels behave differently with widgets: the tests take those of older versions from here.
+# Kernels behave differently with widgets, and cloudpickle with code: the tests take older versions
+# from here.
+OLDEST := build/cloudpickle-3.1.0
 OTHER_KERNELS := build/ipykernel-6.31.0 build/ipykernel-7.3.0
 
-.PHONY: demo lab test long lint clean
+.PHONY: demo lab test latest long lint clean
 
 demo: $(VENV)/.demo
 	@scripts/apt-install $(DEMO_PACKAGES)
@@ -30,13 +35,16 @@ lab: $(VENV)/.demo
 	@scripts/apt-install $(DEMO_PACKAGES)
 	@$(BIN)/python -m demo.run --lab
 
-test: $(VENV)/.test $(OTHER_KERNELS)
+test: $(VENV)/.test $(OLDEST)
 	@scripts/apt-install $(TEST_PACKAGES)
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+	@$(BIN)/python -m tests.run $(SIDE_BY_SIDE)
 
-long: $(VENV)/.test $(OTHER_KERNELS)
-	@scripts/apt-install $(TEST_PACKAGES)
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --long
+latest:
+	@$(MAKE) --no-print-directory test VENV=.venv-latest CONSTRAINTS=
+
+long: $(VENV)/.long $(OLDEST) $(OTHER_KERNELS)
+	@scripts/apt-install $(TEST_PACKAGES) $(LONG_PACKAGES)
+	@$(BIN)/python -m tests.run $(SIDE_BY_SIDE) --long
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check .
@@ -50,18 +58,18 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || scripts/apt-install $(VENV_PACKAGES)
 	@$(PYTHON) -m venv $(VENV)
 
-# One stamp for each set of dependencies; editing pyproject.toml installs anew.
-$(VENV)/.%: $(BIN)/python pyproject.toml
+# One stamp for each set of dependencies; editing these files installs anew.
+$(VENV)/.%: $(BIN)/python pyproject.toml constraints.txt
 	@echo "Installing gpupool[$*] into $(VENV); with torch this takes some minutes"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[$*]"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable ".[$*]"
 	@touch $@
 
-# ipykernel alone; the rest is the same as that of .venv, but for what 6.31 needs besides.
-build/ipykernel-%: | $(VENV)/.test
+# One package alone; the rest is that of the environment, but for what ipykernel 6.31 needs besides.
+build/%: | $(BIN)/python
 	@rm -rf $@.part
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@.part \
-		ipykernel==$* nest-asyncio
+		$(subst -,==,$*) $(if $(findstring ipykernel,$*),nest-asyncio)
 	@mv $@.part $@
 
 clean:
-	rm -rf $(VENV) build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-latest build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache

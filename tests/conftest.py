@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -29,8 +30,8 @@ pytest_plugins = [
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How much is run, and what it is compared with."""
-    parser.addoption("--long", action="store_true", help="also the variants marked as long")
+    """How much is run."""
+    parser.addoption("--long", action="store_true", help="what is marked as long, and no more")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -49,9 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a GPU where there is none, and long variants, with the reason."""
-    if item.get_closest_marker("long") and not item.config.getoption("--long"):
-        pytest.skip("a long variant of what other tests show: pytest --long")
+    """Skip what needs a GPU where there is none, with the reason."""
     if item.get_closest_marker("gpu") and (why_none := discover().why_none):
         pytest.skip(f"needs an NVIDIA GPU: {why_none}")
 
@@ -74,7 +73,7 @@ FOLDERS = (
 )
 # The files of which path or text has one of these run in one process: it takes long to start.
 # (With xdist's own groups pytest 9.2 runs the tests of a file anywhere.)
-SHARED = ("tests/browser/", "clean_kernel", "clean_terminal")
+SHARED = ("tests/browser/", "clean_kernel", "clean_terminal", "set_reader_keys")
 
 
 def pytest_collection_finish() -> None:
@@ -87,13 +86,23 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """So that nothing is reported as a leak."""
+    """So that nothing is left, or reported as a leak."""
+    _server.close()
     gc.unfreeze()
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests by folder; within one the order stays."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose the tests, and sort them by folder; within one the order stays."""
+    is_long = config.getoption("--long")
+    chosen, others = [], []
+    for item in items:
+        # properties are in both, and are tried at length in the long run
+        wanted = (item.get_closest_marker("long") is not None) == is_long
+        wanted |= is_long and "tests/fuzz/" in item.nodeid
+        (chosen if wanted else others).append(item)
+    config.hook.pytest_deselected(items=others)
+    items[:] = chosen
 
     def place(item: pytest.Item) -> int:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
@@ -121,9 +130,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileSche
     return FilesTogether(config, log)
 
 
+_server = contextlib.ExitStack()  # of the process that has the workers
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Start one S3 server before the first worker, for all of them."""
+    config = node.config
+    if not hasattr(config, "gpupool_s3"):
+        config.gpupool_s3 = _server.enter_context(SeaweedServer()).address()
+    node.workerinput["s3"] = config.gpupool_s3
+
+
 @pytest.fixture(scope="session")
-def s3() -> Iterator[SeaweedServer]:
+def s3(request: pytest.FixtureRequest) -> Iterator[SeaweedServer]:
     """A SeaweedFS server for the whole run. `os.environ.update(s3.env)` makes s3:// mean it."""
+    if (workerinput := getattr(request.config, "workerinput", None)) is not None:
+        yield SeaweedServer.joined(workerinput["s3"])
+        return
     with SeaweedServer() as server:
         yield server
 
@@ -131,7 +155,7 @@ def s3() -> Iterator[SeaweedServer]:
 @pytest.fixture(scope="session")
 def photos_url(s3: SeaweedServer) -> str:
     """A bucket with 20 real images of each of 10 classes in train/ and 10 of each in test/."""
-    url = s3.make_bucket("photos")
+    url = s3.make_bucket(f"photos-{os.getpid()}")
     options = s3.storage_options
     photos.upload(url, photos.source(), num_train=200, num_test=100, storage_options=options)
     return url

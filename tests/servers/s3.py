@@ -58,6 +58,7 @@ class SeaweedServer:
         self.endpoint = ""
         self.start_s = 0.0
         self._process: subprocess.Popen[bytes] | None = None
+        self._pid: int | None = None
         self._cleanup = contextlib.ExitStack()
 
     @property
@@ -83,9 +84,28 @@ class SeaweedServer:
     @property
     def pid(self) -> int:
         """The process id of the running server."""
-        if self._process is None:
+        if self._pid is None:
             raise RuntimeError("the server is not running")
-        return self._process.pid
+        return self._pid
+
+    def address(self) -> dict[str, str | int]:
+        """What `joined` needs to know of a running server, in another process."""
+        return {
+            "endpoint": self.endpoint,
+            "access_key": self.access_key,
+            "secret_key": self._secret_key,
+            "config": str(self._config),
+            "pid": self.pid,
+        }
+
+    @classmethod
+    def joined(cls, address: Mapping[str, Any]) -> SeaweedServer:
+        """A server that another process has started, and stops."""
+        server = cls()
+        server.endpoint, server.access_key = address["endpoint"], address["access_key"]
+        server._secret_key, server._config = address["secret_key"], Path(address["config"])
+        server._pid = address["pid"]
+        return server
 
     def client(self, access_key: str = "", secret_key: str = "") -> Any:
         """A blocking botocore S3 client with these keys; by default allowed everything here."""
@@ -134,7 +154,7 @@ class SeaweedServer:
     def stop(self) -> None:
         """Stop the server and delete its files; a second call does nothing."""
         self._cleanup.close()
-        self._process = None
+        self._process = self._pid = None
 
     def __enter__(self) -> Self:
         return self.start()
@@ -164,6 +184,7 @@ class SeaweedServer:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=folder
             )
+        self._pid = self._process.pid
         self._cleanup.callback(_end, self._process)
 
     def set_reader_keys(self, keys: Mapping[str, str]) -> None:

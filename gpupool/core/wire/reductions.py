@@ -44,8 +44,8 @@ def reduced(obj: Any) -> tuple[Any, ...] | None:
     if isinstance(obj, FunctionType):
         return _reduced_compiled(obj)
     if isinstance(obj, CodeType):
-        # cloudpickle 3.1.3 leaves out the file, by which tracebacks find a cell and its lines. It is
-        # copied, as cloudpickle copies names: else the pickle depends on which strings are shared.
+        # cloudpickle 3.1.3 leaves out the file, by which tracebacks find a cell and its lines.
+        # Copied, as cloudpickle copies names: else the pickle depends on which strings are shared.
         _, parts = _code_reduce(obj)
         return code, ("".join(obj.co_filename), *parts)
     if isinstance(obj, Cached):
