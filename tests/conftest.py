@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import gc
 import os
@@ -155,10 +156,15 @@ def s3(request: pytest.FixtureRequest) -> Iterator[SeaweedServer]:
 @pytest.fixture(scope="session")
 def photos_url(s3: SeaweedServer) -> str:
     """A bucket with 20 real images of each of 10 classes in train/ and 10 of each in test/."""
-    url = s3.make_bucket(f"photos-{os.getpid()}")
-    options = s3.storage_options
-    photos.upload(url, photos.source(), num_train=200, num_test=100, storage_options=options)
-    return url
+    with (s3.folder / "photos").open("a+") as made:  # by the worker that comes first
+        fcntl.flock(made, fcntl.LOCK_EX)
+        if not made.tell():
+            options, url = s3.storage_options, s3.make_bucket("photos")
+            photos.upload(
+                url, photos.source(), num_train=200, num_test=100, storage_options=options
+            )
+            made.write(url)
+    return "s3://photos"
 
 
 @pytest.fixture(scope="session", autouse=True)

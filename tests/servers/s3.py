@@ -88,6 +88,11 @@ class SeaweedServer:
             raise RuntimeError("the server is not running")
         return self._pid
 
+    @property
+    def folder(self) -> Path:
+        """Where the server keeps its files."""
+        return self._config.parent
+
     def address(self) -> dict[str, str | int]:
         """What `joined` needs to know of a running server, in another process."""
         return {

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch.distributed as dist
 from IPython.core.getipython import get_ipython
-from torch._C import _distributed_c10d as c10d
+from torch._C import _distributed_c10d
 from torch.distributed import distributed_c10d
 from torch.distributed.rpc import api as rpc
 
@@ -30,6 +30,7 @@ from gpupool.core.wire.location import POINT_TO_POINT, Collective, Location
 from gpupool.engine import calls
 from gpupool.engine.shell.cell_names import cell_of, is_users, place
 
+_c10d: Any = _distributed_c10d  # the flight recorder is in no version's annotations alike
 _DISTRIBUTED = distributed_c10d.__file__
 _RPC = rpc.__file__
 _OURS = str(
@@ -205,13 +206,13 @@ def _entries(has_changed: bool) -> list[dict[str, Any]]:
 def _dumps(with_entries: bool) -> Iterator[tuple[bool, dict[str, Any]]]:
     """What each backend of this torch has recorded, and whether its collectives are queued."""
     for backend in ((), ("nccl2",)) if _TAKES_BACKEND else ((),):
-        yield bool(backend), json.loads(c10d._dump_fr_trace_json(with_entries, False, *backend))
-    dump_nccl = getattr(c10d, "_dump_nccl_trace_json", None)
+        yield bool(backend), json.loads(_c10d._dump_fr_trace_json(with_entries, False, *backend))
+    dump_nccl = getattr(_c10d, "_dump_nccl_trace_json", None)
     if dump_nccl is not None:
         yield True, json.loads(dump_nccl(with_entries, False))
 
 
-_TAKES_BACKEND = "backend" in (c10d._dump_fr_trace_json.__doc__ or "")
+_TAKES_BACKEND = "backend" in (_c10d._dump_fr_trace_json.__doc__ or "")
 
 
 def _collective(entry: dict[str, Any]) -> Collective:
