@@ -52,7 +52,7 @@ def test_a_cache_serves_what_was_written_or_fetches_it(
         cache = DiskCache(folder)
         for key, expected in WRITTEN.items():
             assert cache.read(key, lambda expected=expected: expected, LIMIT) == expected  # type: ignore[misc]
-        assert cache.count()[0] >= len(WRITTEN)
+        assert cache.records.count()[0] >= len(WRITTEN)
 
 
 @fuzzed

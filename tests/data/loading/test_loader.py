@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 
 from gpupool.core.errors import DataError, SampleError
 from gpupool.data.datastores.images import ImageDatastore
-from gpupool.data.loading.loader import load_batches
+from gpupool.data.loading.ways import load_batches
 from tests.data.reading.points import TIMEOUT_S, Points, first, full, join_loaders, num_threads
 from tests.servers.s3 import SeaweedServer
 from tests.support.raising import raises
