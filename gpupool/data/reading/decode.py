@@ -1,4 +1,4 @@
-"""From the bytes of an image file to a tensor, on the CPU. Runs anywhere; imports torch.
+"""From the bytes of an image file to a tensor. Runs anywhere; imports torch.
 
 JPEG goes through simplejpeg where it is installed (`pip install gpupool[fast]`), which takes less
 time than torchvision and gives the same picture; other JPEG and WebP go through torchvision, all

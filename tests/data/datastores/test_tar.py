@@ -129,18 +129,6 @@ def test_the_index_is_made_once_and_only_here(s3: SeaweedServer, bucket: str, ca
     assert len(listed) == 4
 
 
-def test_an_index_that_was_cut_off_is_made_anew(
-    s3: SeaweedServer, bucket: str, cache: Path
-) -> None:
-    os.environ.update(s3.env)
-    TarDatastore(f"{bucket}/in/s-00.tar")
-    (kept,) = (cache / "gpupool" / "tars").iterdir()
-    for length in (0, 100, kept.stat().st_size - 30):
-        kept.write_bytes(kept.read_bytes()[:length])
-        assert values(TarDatastore(f"{bucket}/in/s-00.tar")) == list(range(7))
-    assert sorted((cache / "gpupool" / "tars").iterdir()) == [kept]
-
-
 def test_a_new_version_of_a_tar_has_a_new_index_and_the_old_one_is_not_read(
     s3: SeaweedServer,
 ) -> None:

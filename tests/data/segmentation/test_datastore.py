@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
@@ -133,14 +132,6 @@ def test_it_travels_small(ds: SegmentationDatastore) -> None:
     copy = pickle.loads(data)
     assert equal(copy[0], ds.shuffle(1)[0])
     assert copy.mask_paths == ds.shuffle(1).mask_paths != ds.mask_paths
-
-
-def test_a_plain_dataloader_takes_it(ds: SegmentationDatastore) -> None:
-    loader: DataLoader[Any] = DataLoader(ds, batch_size=4)  # type: ignore[arg-type]
-    images, masks = next(iter(loader))
-    assert images.shape == (4, 3, HEIGHT, WIDTH)
-    assert masks.shape == (4, HEIGHT, WIDTH)
-    assert masks.dtype == torch.int64
 
 
 def test_pixels_are_counted(ds: SegmentationDatastore, folder: Path) -> None:
