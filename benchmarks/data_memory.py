@@ -25,7 +25,7 @@ from torchvision.transforms import v2
 
 from demo import photos
 from gpupool.core.errors import SampleError
-from gpupool.data.loading.loader import load_batches
+from gpupool.data.loading.ways import load_batches
 from gpupool.data.reading.augmentation import keyed_draws
 from gpupool.data.reading.decode import decode
 from gpupool.data.reading.samples import Draw

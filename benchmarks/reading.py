@@ -25,7 +25,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from gpupool.data.loading import ways
-from gpupool.data.loading.loader import load_batches
+from gpupool.data.loading.ways import load_batches
 from gpupool.data.reading.samples import Draw
 
 BATCH = 16

@@ -130,46 +130,6 @@ def break_rank() -> None:
 # ---- numbers -----------------------------------------------------------------------------------
 
 
-def decode_beside_queue(pictures: Any, batch_size: int, epochs: int) -> tuple[int, int]:
-    """Decode while the device has yet to read memory that was freed: (wrong sums, batches).
-
-    Buffers are filled, a long computation and then their sums are queued, and they are freed.
-    Whoever writes into their memory without waiting for the stream spoils the sums.
-    """
-    import torch
-
-    import gpupool
-
-    device = rank_device()
-    on_gpu = device.type != "cpu"
-    # Of the size of decoded pictures, so that the allocator gives the same blocks to the decoder.
-    numel, number = (3 * 512 * 512, 16) if on_gpu else (1000, 4)
-    matrix = torch.rand(4096 if on_gpu else 64, 4096 if on_gpu else 64, device=device)
-    wrong = batches = 0
-    for epoch in range(1, epochs + 1):
-        iterator = iter(gpupool.shard_batches(pictures, batch_size, epoch=epoch))
-        while True:
-            batches += 1
-            held = [
-                torch.full((numel,), batches % 251, dtype=torch.uint8, device=device)
-                for _ in range(number)
-            ]
-            finish(device)
-            product = matrix
-            for _ in range(
-                20
-            ):  # tens of milliseconds of a GPU, in which the decoder's thread works
-                product = product @ matrix
-            totals = [one.sum(dtype=torch.int64) for one in held]
-            del held
-            batch = next(iterator, None)
-            finish(device)
-            wrong += any(int(total) != batches % 251 * numel for total in totals)
-            if batch is None:
-                break
-    return wrong, batches
-
-
 def train_by_hand(per_rank: int, size: int, steps: int) -> float:
     """Images a second of a plain DDP loop with ResNet-18 on this rank; in bf16 on a GPU."""
     import torch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -73,26 +72,6 @@ def apart(one: nn.Module, other: nn.Module) -> float:
         for model in (one, other)
     )
     return float((first - second).abs().max())
-
-
-def write_jpegs(folder: Path, number: int, size: int) -> TensorDataset:
-    """Dark and light noise as JPEG files, a folder for each class; the same decoded by Pillow."""
-    import numpy
-    import torch
-    from PIL import Image
-    from torch.utils.data import TensorDataset
-
-    generator = torch.Generator().manual_seed(3)
-    decoded, labels = [], []
-    for label, (name, level) in enumerate((("dark", 60), ("light", 180))):
-        (folder / name).mkdir(parents=True)
-        for index in range(number // 2):
-            noise = torch.randint(-40, 40, (size, size, 3), generator=generator)
-            path = folder / name / f"{index:03}.jpg"
-            Image.fromarray((noise + level).to(torch.uint8).numpy()).save(path)
-            decoded.append(torch.from_numpy(numpy.asarray(Image.open(path)).copy()))
-            labels.append(label)
-    return TensorDataset(torch.stack(decoded).permute(0, 3, 1, 2), torch.tensor(labels))
 
 
 class Damaged:

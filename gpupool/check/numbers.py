@@ -61,40 +61,6 @@ def mixed(bench: Bench) -> Found:
 
 
 @check(limit_s=120.0)
-def jpeg(bench: Bench) -> Found:
-    """decoded pictures train as those that Pillow decodes"""
-    folder = bench.folder / "jpegs"
-    losses = {"Pillow": _first_loss(bench, networks.write_jpegs(folder, 96, 128))}
-    images = gpupool.ImageDatastore(str(folder))
-    for place in ("cpu", "cuda") if bench.on_gpus else ("cpu",):
-        losses[place] = _first_loss(bench, images.decoded_on(place))
-    apart = max(losses.values()) - min(losses.values())
-    if not apart < 0.05:
-        raise NotKeptError(f"the first losses are {losses}")
-    return Found(f"first losses {apart:.1e} apart: {', '.join(losses)}", apart=apart)
-
-
-def _first_loss(bench: Bench, data: Any) -> float:
-    # in its order, so that each of the data sets has the same first batch
-    options = {"batch_size": 32, "max_steps": 1, "epochs": 1, "lr": 1e-4, "shuffle": "never"}
-    return float(bench.train(networks.convolutions(), data, **options).history.loss[0])
-
-
-@check(limit_s=120.0)
-def jpeg_memory(bench: Bench) -> Found:
-    """decoding leaves memory alone that queued work still reads"""
-    folder = bench.folder / "jpegs-beside"
-    networks.write_jpegs(folder, 64, 512 if bench.on_gpus else 64)
-    images = gpupool.ImageDatastore(str(folder)).decoded_on("cuda" if bench.on_gpus else "cpu")
-    epochs = 3 * bench.n if bench.on_gpus else 2  # as many batches, however many ranks share them
-    found = bench.call(cells.decode_beside_queue, images, 8 * bench.n, epochs, limit_s=100.0)
-    wrong, batches = max(found.values())
-    if wrong:
-        raise NotKeptError(f"beside {wrong} of {batches} batches it spoilt what was still read")
-    return Found(f"{batches} batches", batches=batches)
-
-
-@check(limit_s=120.0)
 def bits(bench: Bench) -> Found:
     """with deterministic=True a resumed training has the bits of one that was not interrupted"""
     for name, make, data in (
@@ -239,8 +205,6 @@ class LongTraining:
 NUMBERS: tuple[Check[Bench], ...] = (
     exact,
     mixed,
-    jpeg,
-    jpeg_memory,
     bits,
     throughput,
     failure,

@@ -122,9 +122,6 @@ class Device:
         """A stream beside that of the moment, for this thread."""
         return Aside()
 
-    def free_cache(self) -> None:
-        """Give back the memory that torch keeps for later tensors."""
-
     def seed(self, key: int) -> None:
         """Set its random numbers; those of the CPU are another generator."""
 
@@ -137,9 +134,6 @@ class Aside:
 
     def __exit__(self, *_: object) -> None:
         """As before."""
-
-    def synchronize(self) -> None:
-        """Wait until it is empty. Memory that was freed in it can be written again then."""
 
     def hand_over(self, tensors: Iterable[Tensor]) -> Handover:
         """All that it was given makes these tensors, which another stream is to use."""
@@ -340,12 +334,8 @@ class _SideStream(Aside):
     def __exit__(self, *error: object) -> None:
         self._entered.pop().__exit__(None, None, None)
 
-    def synchronize(self) -> None:
-        self._stream.synchronize()
-
     def hand_over(self, tensors: Iterable[Tensor]) -> Handover:
-        # a transform may leave parts of a batch on the CPU
-        return _StreamHandover(self._stream.record_event(), [t for t in tensors if t.is_cuda])
+        return _StreamHandover(self._stream.record_event(), list(tensors))
 
 
 class _StreamHandover(Handover):

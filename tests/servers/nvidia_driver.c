@@ -1,4 +1,4 @@
-/* What NVIDIA's driver answers to a process: as libnvidia-ml.so.1 (NVML) and as libcuda.so.1.
+/* What NVIDIA's driver answers to a process, as libnvidia-ml.so.1 (NVML).
 
    It reads its machine from the file that NVIDIA_MACHINE names, anew for each question, so that a
    GPU can be lost while processes run. A line is "key value"; "!15" as a value is NVML's error of
@@ -229,49 +229,4 @@ int nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned *count, Proc
 
 int nvmlDeviceGetGraphicsRunningProcesses_v3(Device device, unsigned *count, Process *found) {
   return processes(device, "graphics", count, found);
-}
-
-/* ---- CUDA --------------------------------------------------------------------------------- */
-
-enum { CUDA_NO_DEVICE = 100, CUDA_INVALID_DEVICE = 101 };
-static char order[64][16]; /* "0", or "0.mig.1" of an instance */
-static int num_devices;
-
-int cuInit(unsigned flags) {
-  char value[ROOM];
-  (void)flags;
-  note("cuInit");
-  int answer = ask(value, "cuda_init");
-  if (answer != OK && answer != NOT_SUPPORTED) return answer;
-  const char *wanted = getenv("CUDA_DEVICE_ORDER");
-  int by_bus = wanted && !strcmp(wanted, "PCI_BUS_ID");
-  if (ask(value, by_bus ? "bus_order" : "cuda_order") != OK) return CUDA_NO_DEVICE;
-  num_devices = 0;
-  for (char *at = strtok(value, " "); at; at = strtok(NULL, " "))
-    snprintf(order[num_devices++], sizeof *order, "%s", at);
-  return OK;
-}
-
-int cuDeviceGetCount(int *found) {
-  *found = num_devices;
-  return OK;
-}
-
-int cuDeviceGet(int *found, int index) {
-  *found = index;
-  return index < num_devices ? OK : CUDA_INVALID_DEVICE;
-}
-
-int cuDeviceGetUuid_v2(unsigned char *found, int device) {
-  char value[ROOM];
-  if (device >= num_devices) return CUDA_INVALID_DEVICE;
-  int answer = ask(value, "gpu.%s.uuid", order[device]);
-  int num_bytes = 0;
-  for (char *at = value + 4; answer == OK && *at && num_bytes < 16; at++) {
-    unsigned byte;
-    if (*at == '-') continue;
-    sscanf(at++, "%2x", &byte);
-    found[num_bytes++] = (unsigned char)byte;
-  }
-  return answer;
 }

@@ -99,7 +99,7 @@ class DriverOn:
         return self._process.submit(_call, function, args, variables).result()
 
     def calls(self) -> list[str]:
-        """Which of nvmlInit, nvmlShutdown and cuInit were called since this was asked last."""
+        """Which of nvmlInit and nvmlShutdown were called since this was asked last."""
         noted = self._file.with_suffix(".calls")
         names = noted.read_text().split() if noted.exists() else []
         noted.unlink(missing_ok=True)
@@ -172,7 +172,6 @@ def build(folder: Path) -> Path:
     source = Path(__file__).with_suffix(".c")
     library = folder / "libnvidia-ml.so.1"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
-    (folder / "libcuda.so.1").symlink_to(library.name)
     return folder
 
 

@@ -24,10 +24,9 @@ ERRORS = {
     "region": ("400 Bad Request", "AuthorizationHeaderMalformed", "The region is wrong."),
 }
 # What breaks the connection: reset at once, half of the body and the end, half and then silence,
-# no answer at all. And what nobody notices: half of the listing's XML, as if that were all; bytes
-# in the middle of the body that are other ones.
+# no answer at all. And what nobody notices: half of the listing's XML, as if that were all.
 BREAKS = ("reset", "cut", "stall", "silence")
-LIES = ("half", "flipped")
+LIES = ("half",)
 _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 
 
@@ -36,7 +35,7 @@ class Fault:
     """What happens to a `share` of the requests with `match` in the first line, `times` at most.
 
     `kind` is one of "503", "500", "expired", "denied", "skewed", "region" (the bucket
-    is in eu-west-1), "reset", "cut", "stall", "silence", "half", "flipped"; `method` "GET", "PUT".
+    is in eu-west-1), "reset", "cut", "stall", "silence", "half"; `method` "GET", "PUT".
     """
 
     kind: str
@@ -215,14 +214,10 @@ class _Server(asyncio.Protocol):
         length = _LENGTH.search(head + mark)
         if not mark or (length and len(body) < int(length[1])):
             return
-        middle = len(body) // 2
-        if self.fault == "half" and length:
+        if length:
+            middle = len(body) // 2
             head = head.replace(length[0].rstrip(), b"\r\nContent-Length: %d" % middle)
             body = body[:middle]
-        elif self.fault == "flipped":
-            body = (
-                body[:middle] + bytes(255 - byte for byte in body[middle:][:2]) + body[middle + 2 :]
-            )
         self.client.transport.write(head + mark + body)
         self.buffer = b""
 

@@ -6,23 +6,18 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpupool.data import device as devices
 from gpupool.data.device import Aside, Device, Handover, Mark, _Reached
-
-_DECODERS = ("image::decode_jpeg", "image::decode_jpegs_cuda")
 
 
 class Watched(Device):
     """A CPU with side streams. What was made in one is poison until it has been taken.
 
-    `steps` are what each thread has done, by its name, in order: "empty", "decode", "work" (any
-    other operator), "hand over", "take" and "free".
+    `steps` are what each thread has done, by its name, in order: "hand over" and "take".
     """
 
     lags = True
@@ -35,10 +30,7 @@ class Watched(Device):
         """The marks that were waited for."""
 
     def add(self, step: str) -> None:
-        """Operators that follow each other count as one."""
-        steps = self.steps[threading.current_thread().name]
-        if step not in ("work", "decode") or steps[-1:] != [step]:
-            steps.append(step)
+        self.steps[threading.current_thread().name].append(step)
 
     def aside(self) -> Aside:
         self.num_streams += 1
@@ -47,9 +39,6 @@ class Watched(Device):
     def mark(self, *, timed: bool = False) -> Mark:
         self.num_marks += 1
         return _Numbered(self, self.num_marks)
-
-    def free_cache(self) -> None:
-        self.add("free")
 
 
 class _Numbered(_Reached):
@@ -64,21 +53,17 @@ class _Numbered(_Reached):
 class _Stream(Aside):
     def __init__(self, device: Watched) -> None:
         self._device = device
-        self._entered: list[_Seen] = []
+        self._is_entered = False
 
     def __enter__(self) -> None:
-        assert not self._entered, "two readings use one stream"
-        self._entered.append(_Seen(self._device))
-        self._entered[-1].__enter__()
+        assert not self._is_entered, "two readings use one stream"
+        self._is_entered = True
 
     def __exit__(self, *_: object) -> None:
-        self._entered.pop().__exit__(None, None, None)
-
-    def synchronize(self) -> None:
-        self._device.add("empty")
+        self._is_entered = False
 
     def hand_over(self, tensors: Iterable[Tensor]) -> Handover:
-        assert self._entered
+        assert self._is_entered
         return _Poisoned(self._device, list(tensors))
 
 
@@ -96,21 +81,6 @@ class _Poisoned(Handover):
             tensor.copy_(value)
 
 
-class _Seen(TorchDispatchMode):
-    """Belongs to the thread that enters it, as the stream of the moment does."""
-
-    def __init__(self, device: Watched) -> None:
-        super().__init__()
-        self._device = device
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        is_decoder = func.name().split(".")[0] in _DECODERS
-        self._device.add("decode" if is_decoder else "work")
-        return func(*args, **(kwargs or {}))
-
-
 @contextmanager
 def placed(device: Device) -> Iterator[None]:
     """Have `devices.of` give this one for its name, inside."""
@@ -125,8 +95,8 @@ def placed(device: Device) -> Iterator[None]:
 
 
 @contextmanager
-def watched(device: str = "cpu") -> Iterator[Watched]:
-    """Have the device be watched, inside."""
-    here = Watched(torch.device(device))
+def watched() -> Iterator[Watched]:
+    """Have the CPU be watched, inside."""
+    here = Watched(torch.device("cpu"))
     with placed(here):
         yield here

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 
-from gpupool.core.machine.cuda_order import cuda_order
 from gpupool.core.machine.gpu_setup import why_torch_cannot, without_driver
 from gpupool.core.machine.nvml import driver_version, read_gpus
 from gpupool.core.machine.topology import NO_DRIVER, Discovery, Gpu, survey
@@ -126,8 +125,7 @@ def discover() -> Discovery:
         trouble += without_driver()
     elif gpus:
         trouble = why_torch_cannot(driver)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return survey(gpus, trouble, visible, cuda_order(gpus, visible or ""))
+    return survey(gpus, trouble, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def visible_gpus() -> list[Gpu]:

@@ -88,26 +88,20 @@ class Discovery:
     why_none: str
 
 
-def survey(
-    gpus: Sequence[Gpu],
-    trouble: str,
-    visible_devices: str | None,
-    cuda_order: Sequence[str] = (),
-) -> Discovery:
+def survey(gpus: Sequence[Gpu], trouble: str, visible_devices: str | None) -> Discovery:
     """What can be used of the GPUs that the driver names, and why nothing can.
 
     Args:
         gpus: as NVML shows them.
         trouble: why NVML shows none, or none can be used; or "".
         visible_devices: the value of CUDA_VISIBLE_DEVICES, None where it is not set.
-        cuda_order: the UUIDs of the GPUs as CUDA counts them, if that is another order.
     """
     devices = split_mig(gpus)
     if trouble:
         devices = [replace(gpu, unavailable=gpu.unavailable or trouble) for gpu in devices]
     visible = devices
     if visible_devices is not None:
-        visible = restrict(devices, visible_devices, cuda_order)
+        visible = restrict(devices, visible_devices)
     marked = tuple(
         gpu if gpu in visible or gpu.unavailable else replace(gpu, unavailable=HIDDEN)
         for gpu in devices
@@ -121,7 +115,7 @@ def survey(
         why_none = "the NVIDIA driver finds no GPU"
     elif not visible and any(gpu.uuid != UNREADABLE for gpu in devices):
         first = str(visible_devices).split(",")[0]
-        is_wrong = _NAME.match(first) and not restrict(devices, first, cuda_order)
+        is_wrong = _NAME.match(first) and not restrict(devices, first)
         does = "names no GPU of this machine" if is_wrong else "hides all GPUs"
         why_none = f"CUDA_VISIBLE_DEVICES={visible_devices!r} {does}"
     else:
@@ -154,22 +148,21 @@ def split_mig(gpus: Sequence[Gpu]) -> list[Gpu]:
     return devices
 
 
-def restrict(
-    gpus: Sequence[Gpu], visible_devices: str, cuda_order: Sequence[str] = ()
-) -> list[Gpu]:
+def restrict(gpus: Sequence[Gpu], visible_devices: str) -> list[Gpu]:
     """`gpus` as CUDA shows them under `CUDA_VISIBLE_DEVICES=visible_devices`.
 
     CUDA reads entries (an index, or the unambiguous beginning of a UUID) up to the first that it
-    does not know; one given twice leaves none. Indices count in `cuda_order`, or in the driver's
-    order, which is CUDA's on machines with equal GPUs. What a job may not use, as under Slurm, the
-    driver counts and CUDA does not.
+    does not know; one given twice leaves none. Indices count in the driver's order, which is CUDA's
+    where GPUs are equal or CUDA_DEVICE_ORDER is PCI_BUS_ID. What a job may not use, as under Slurm,
+    the driver counts and CUDA does not.
 
     Where CUDA shows a process one MIG instance only, all that are named count here: a job's
     allocation may have several, and each engine is given its own. A GPU with MIG mode on stands for
     all its instances.
     """
     chosen: list[Gpu] = []
-    cards = _cards(gpus, cuda_order)
+    listed = [gpu for gpu in gpus if gpu.uuid != UNREADABLE]
+    cards = list(dict.fromkeys(gpu.parent_uuid or gpu.uuid for gpu in listed))
     for entry in map(str.strip, visible_devices.split(",")):
         if entry.isdecimal():
             card = cards[int(entry)] if int(entry) < len(cards) else None
@@ -260,15 +253,6 @@ def training_ranks(ranks: Sequence[Rank]) -> tuple[int, ...]:
     """The ranks that train: those with a GPU of their own, or all where no rank has one."""
     with_gpu = tuple(rank.rank for rank in ranks if rank.gpu is not None)
     return with_gpu or tuple(rank.rank for rank in ranks)
-
-
-def _cards(gpus: Sequence[Gpu], cuda_order: Sequence[str]) -> list[str]:
-    """The UUIDs of the GPUs, not of their instances, by CUDA's indices."""
-    listed = [gpu for gpu in gpus if gpu.uuid != UNREADABLE]
-    if cuda_order:  # CUDA shows a GPU with MIG mode on as its first instance
-        by_uuid = {gpu.uuid: gpu for gpu in listed}
-        listed = [by_uuid[uuid] for uuid in cuda_order if uuid in by_uuid]
-    return list(dict.fromkeys(gpu.parent_uuid or gpu.uuid for gpu in listed))
 
 
 def _find(gpus: Sequence[Gpu], name: str) -> list[Gpu]:

@@ -248,7 +248,6 @@ DATASTORE_ELSEWHERE = {
     "seed": _OF_TRAINING.format("seed"),
     "num_workers": _BACKGROUND,
     "validation_split": "`.split_each_label(0.9)` of the datastore splits it.",
-    "AlternateFileSystemRoots": "`.relist()` of the datastore lists another time.",
     "PatchesPerImage": "`.random_patches(size, per_image=8)` of the datastore cuts patches.",
     "patch_size": "`.random_patches(size, per_image=8)` of the datastore cuts patches.",
 }

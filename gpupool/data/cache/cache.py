@@ -33,24 +33,6 @@ _MIN_LIMIT_GIB = 1 / 64
 
 
 @dataclass(frozen=True)
-class CacheState:
-    """What the cache of this host holds: files or ranges of them, their bytes, its limit in bytes.
-
-    `stopped` says why nothing more is added, such as "No space left on device"; "" while it goes.
-    """
-
-    num_files: int
-    num_bytes: int
-    limit_bytes: int
-    stopped: str
-
-    def __str__(self) -> str:
-        used, limit = self.num_bytes / 2**30, self.limit_bytes / 2**30
-        text = f"{self.num_files:,} files, {used:.1f} of {limit:.1f} GiB"
-        return f"{text}; stopped: {self.stopped}" if self.stopped else text
-
-
-@dataclass(frozen=True)
 class Cached:
     """A `Source` that keeps what it reads in a cache of this host, of at most `limit_gib`.
 
@@ -86,40 +68,19 @@ class Cached:
         """The printable URL of a file."""
         return self.source.name(path)
 
-    def read(
-        self, file: FileRef, start: int = 0, length: int | None = None, *, fresh: bool = False
-    ) -> bytes:
+    def read(self, file: FileRef, start: int = 0, length: int | None = None) -> bytes:
         """A whole file, or `length` bytes of it from `start`, from the disk or else the store.
 
-        `fresh`: from the store, to be kept in the place of what the disk has. Raises what the
-        source raises.
+        Raises what the source raises.
         """
         if not file.version:
             return self.source.read(file, start, length)
-        key = self._key(file, start, length)
-        return self._store().read(
-            key, lambda: self.source.read(file, start, length), self._limit_bytes, fresh=fresh
-        )
+        key = key_of(self.source.name(file.path), file.size, file.version, start, length)
+        limit = int(self.limit_gib * 2**30)
+        return self.open().read(key, lambda: self.source.read(file, start, length), limit)
 
-    def holds(self, file: FileRef, start: int = 0, length: int | None = None) -> bool:
-        """Whether the cache has what `read` is asked for, as far as is known without reading it."""
-        if not file.version:
-            return False
-        return self._store().holds(self._key(file, start, length))
-
-    def state(self) -> CacheState:
-        """What the cache holds now, of this source and others."""
-        store = self._store()
-        return CacheState(*store.count(), self._limit_bytes, store.stopped)
-
-    @property
-    def _limit_bytes(self) -> int:
-        return int(self.limit_gib * 2**30)
-
-    def _key(self, file: FileRef, start: int = 0, length: int | None = None) -> Key:
-        return key_of(self.source.name(file.path), file.size, file.version, start, length)
-
-    def _store(self) -> DiskCache:
+    def open(self) -> DiskCache:
+        """The cache on this host. Raises DataError if its folder cannot be made."""
         # Every read comes here: without the lock once it is open.
         return _opened.get(self.folder) or _open(self.folder)
 
@@ -144,31 +105,16 @@ class DiskCache:
         self._lock = threading.Lock()
         self._under_way: dict[Key, Future[bytes]] = {}
 
-    def read(
-        self, key: Key, fetch: Callable[[], bytes], limit: int, *, fresh: bool = False
-    ) -> bytes:
+    def read(self, key: Key, fetch: Callable[[], bytes], limit: int) -> bytes:
         """The record of `key`, else what `fetch` gives, which is kept within `limit` bytes.
 
-        While one thread fetches, others that want the same wait for it. `fresh`: what `fetch`
-        gives in any case, kept in the place of a record that is another one.
+        While one thread fetches, others that want the same wait for it.
         """
-        if fresh:
-            return interruptible(lambda: self._read_fresh(key, fetch, limit))
         # The usual case changes nothing, so an interrupt may end it anywhere.
         data = self._find(key)
         if data is not None:
             return data
         return interruptible(lambda: self._read_shared(key, fetch, limit))
-
-    def holds(self, key: Key) -> bool:
-        """Whether there is a record of `key`, as far as is known without reading it."""
-        if not self.records.knows(key):
-            interruptible(self._refresh)
-        return self.records.knows(key)
-
-    def count(self) -> tuple[int, int]:
-        """How many records there are, and how many bytes they hold."""
-        return interruptible(lambda: self._on_disk(self.records.count, (0, 0)))
 
     def close_files(self) -> None:
         """Close the files it writes to."""
@@ -202,13 +148,6 @@ class DiskCache:
         damaged = self.records.knows(key)
         data = fetch()
         self._keep(key, data, limit, replace=damaged)
-        return data
-
-    def _read_fresh(self, key: Key, fetch: Callable[[], bytes], limit: int) -> bytes:
-        data = fetch()
-        known = self._on_disk(lambda: self.records.find(key), None)
-        self._keep(key, data, limit, replace=known != data)
-        self._refresh()  # this process knows the record before, and would find that
         return data
 
     def _keep(self, key: Key, data: bytes, limit: int, *, replace: bool) -> None:

@@ -11,7 +11,7 @@ import inspect
 import operator
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,25 +20,19 @@ from gpupool.core.errors import OptionsError
 from gpupool.core.options import other_names
 from gpupool.core.options.pool_options import refuse_unknown
 from gpupool.core.progress import OnProgress
-from gpupool.data.cache.cache import cached
+from gpupool.data.cache.cache import Cached, cached
 from gpupool.data.datastores import splits
-from gpupool.data.datastores.cached import CacheFill, check_cached, fill, share_held
 from gpupool.data.datastores.check import CheckResult, check
 from gpupool.data.datastores.manifest import ItemsT, Manifest
 from gpupool.data.datastores.preview import Preview, make_preview
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw, apply_transform, read_samples
 from gpupool.data.reading.shards import epoch_order
-from gpupool.data.stores.interface import Source
-from gpupool.data.stores.rereading import whole
 
 if TYPE_CHECKING:
     import torch
 
 Sample = tuple[Any, Any]
-Decoding = Literal["cpu", "cuda", "auto"]
-# What `relist` carries over, and what `concat` compares.
-_SETTINGS = ("_transform", "_normalization", "_decoding")  # they are no matter of the files
 
 
 class Datastore(Generic[ItemsT]):
@@ -61,14 +55,10 @@ class Datastore(Generic[ItemsT]):
         self._manifest = manifest
         self._transform: Callable[..., Any] | None = None
         self._normalization: Normalization | None = None
-        self._wrap: Callable[[Source], Source] | None = None
-        self._decoding: Decoding = "cpu"
-        self._list_again: Callable[[], Any] | None = None
-        self._note = ""
 
     @property
     def manifest(self) -> Manifest[ItemsT]:
-        """Which samples there are; `manifest.id` distinguishes them from all others."""
+        """Which samples there are."""
         return self._manifest
 
     @property
@@ -100,11 +90,6 @@ class Datastore(Generic[ItemsT]):
     def normalization(self) -> Normalization | None:
         """What `with_normalization` was given, as plain data."""
         return self._normalization
-
-    @property
-    def decoding(self) -> Decoding:
-        """What `decoded_on` was given."""
-        return self._decoding
 
     def __len__(self) -> int:
         return len(self._manifest)
@@ -139,25 +124,15 @@ class Datastore(Generic[ItemsT]):
         """The sample that `fetch(index)` has read; computes, also in several threads at once.
 
         `draw` keys the random numbers of the transform. Raises SampleError naming the image if it
-        is damaged, also when it is read again, and what the transform raises, with a note that
-        names the image.
+        is damaged, and what the transform raises, with a note that names the image.
         """
+        from gpupool.data.reading.augmentation import keyed_draws
         from gpupool.data.reading.decode import decode
 
-        # One part only: an item of several files, a pair say, has a `decode` of its own.
-        (part,), name = self._manifest.items.parts(self._row(index)), self.name(index)
-        # `whole` reads it once more if a cache or the network has spoilt it.
-        image = whole(part, fetched, lambda data, strict: decode(data, name, strict))
-        return self.finish(index, image, draw)
-
-    def finish(self, index: int, image: torch.Tensor, draw: Draw | None = None) -> Sample:
-        """The sample of a decoded image, on any device: transformed, with its label."""
-        from gpupool.data.reading.augmentation import keyed_draws
-
-        made: Any = image
+        made: Any = decode(fetched, self.name(index))
         if self._transform is not None:
             with keyed_draws(draw, index):
-                made = apply_transform(self._transform, self.name(index), image)
+                made = apply_transform(self._transform, self.name(index), made)
         return made, int(self._manifest.labels[self._row(index)])
 
     def name(self, index: int) -> str:
@@ -166,8 +141,7 @@ class Datastore(Generic[ItemsT]):
 
     def __repr__(self) -> str:
         classes = f"{len(self.classes)} class{'es' if len(self.classes) != 1 else ''}"
-        note = f"; {self._note}" if self._note else ""
-        return f"{type(self).__name__}({len(self):,} images, {classes}, {self.url}{note})"
+        return f"{type(self).__name__}({len(self):,} images, {classes}, {self.url})"
 
     def count_each_label(self) -> dict[str, int]:
         """How many images each class has, in the order of `classes`."""
@@ -186,8 +160,7 @@ class Datastore(Generic[ItemsT]):
             raise OptionsError(
                 "indices must be a flat list of integers, or one bool per image", "type", "indices"
             )
-        # a part cannot list again: only the whole knows which images belong to it
-        return self._with(_manifest=self._manifest.take(chosen), _list_again=None, _note="")
+        return self._with(_manifest=self._manifest.take(chosen))
 
     def shuffle(self, seed: int = 0) -> Self:
         """The same images in an order that `seed` determines."""
@@ -209,20 +182,6 @@ class Datastore(Generic[ItemsT]):
         parts = splits.split(self.labels, self.classes, sizes, seed)
         return tuple(self.subset(part) for part in parts)
 
-    def balanced(self, how: Literal["over", "under"] | int = "over", *, seed: int = 0) -> Self:
-        """The same number of images of each class; which ones, `seed` determines.
-
-        "over" repeats images of the smaller classes until all are as large as the largest, "under"
-        leaves images of the larger ones out, a number does both. The repr says how many.
-        """
-        chosen = splits.balance(self.labels, self.classes, how, seed)
-        used = len(np.unique(chosen))
-        # Both may be true: a number repeats images of small classes and leaves out those of large.
-        notes = [f"{len(chosen) - used:,} repeated"] if len(chosen) > used else []
-        notes += [f"{len(self) - used:,} left out"] if used < len(self) else []
-        note = f"balanced: {', '.join(notes) or 'as it was'}"
-        return self.subset(chosen)._with(_note=note)
-
     def concat(self, *others: Self) -> Self:
         """The images of this and other datastores of the same kind, one after the other.
 
@@ -239,15 +198,14 @@ class Datastore(Generic[ItemsT]):
                     "other kind",
                 )
             # A datastore has one transform: those of the others would be lost.
-            if other._settings != self._settings:
+            if (other._transform, other._normalization) != (self._transform, self._normalization):
                 raise OptionsError(
-                    "concat: these datastores have another transform, normalization or decoding "
-                    "each; concat first, then call with_transform, with_normalization, decoded_on",
+                    "concat: these datastores have another transform or normalization each; "
+                    "concat first, then call with_transform and with_normalization",
                     "other settings",
                 )
             manifest = manifest.join(other._manifest)
-        # Nobody can list several URLs by one call, so the result cannot be listed again.
-        return self._with(_manifest=manifest, _list_again=None, _note="")
+        return self._with(_manifest=manifest)
 
     def with_classes(self, classes: Sequence[str]) -> Self:
         """The same images, with the indices that their classes have among `classes`.
@@ -269,7 +227,7 @@ class Datastore(Generic[ItemsT]):
                 "unknown class",
                 *unknown,
             )
-        return self._with(_manifest=self._manifest.with_classes(names), _list_again=None)
+        return self._with(_manifest=self._manifest.with_classes(names))
 
     def with_transform(self, transform: Callable[..., Any] | None) -> Self:
         """The same images, each passed through `transform`, replacing an earlier one; None: as is.
@@ -296,46 +254,12 @@ class Datastore(Generic[ItemsT]):
         """
         return self._with(_normalization=Normalization.of(mean, std))
 
-    def decoded_on(self, place: Decoding) -> Self:
-        """The same images; in training and prediction their JPEGs are decoded on `place`.
-
-        "cpu", the default: a picture is the same bit for bit everywhere. "cuda": by the GPU of the
-        rank (nvJPEG), a batch at a time, which differs from the CPU by small rounding; where a rank
-        has no GPU, training raises OptionsError. "auto" is the CPU until it has been measured where
-        a GPU is faster.
-
-        With "cuda" the transform gets images on the GPU, where those of a batch lie in full size
-        before, from one thread. Its random numbers have the same key, but the generator of a GPU
-        gives others than the CPU's: what it draws on the device of the image (noise) differs; what
-        it draws on the CPU, as torchvision's transforms do for their parameters (where to cut,
-        whether to flip), is the same. What is no plain, upright JPEG is decoded on the CPU and
-        copied, and so is a batch with a damaged file, which is named as ever. `ds[i]`, `read_all`,
-        `check` and `preview` always decode on the CPU.
-
-        Raises OptionsError for another place, and for samples that are more than an image file.
-        """
-        if place not in get_args(Decoding):
-            raise OptionsError(
-                f'decoded_on({place!r}): give "cpu", "cuda" or "auto"', "unknown", "place"
-            )
-        # A class that overrides `decode` needs more than one file's pixels: a GPU gives no more.
-        if place != "cpu" and type(self).decode is not Datastore.decode:
-            raise OptionsError(
-                f"decoded_on({place!r}): a {type(self).__name__} decodes its samples on the CPU; "
-                "an ImageDatastore or TarDatastore can do so on a GPU",
-                "no effect",
-                "place",
-            )
-        return self._with(_decoding=place)
-
     def check(self, on_progress: OnProgress | None = None) -> CheckResult:
         """Read and decode every image once: a table of those that cannot be used, and why.
 
         Missing, empty, truncated and damaged files, files that are no images, and files that have
-        changed since they were listed; "doubtful" are JPEGs that can be decoded, with a warning
-        (`gpupool[fast]` sees it). `ds.subset(result.good)` leaves all of them out. Transforms are
-        not applied. What a store has an MD5 of (the ETag of an ordinary S3 object) is compared with
-        it, also what a cache holds; what differs is read again from the store.
+        changed since they were listed. `ds.subset(result.good)` leaves all of them out. Transforms
+        are not applied.
         `on_progress(done, total)` is called now and then; left out, a bar is drawn. Raises
         CredentialsError or DataError if the store itself fails.
         """
@@ -349,33 +273,17 @@ class Datastore(Generic[ItemsT]):
         """
         return make_preview(self.with_transform(None), num_images, seed)
 
-    def read_all(self, limit_gib: float = 4.0) -> tuple[torch.Tensor, torch.Tensor]:
+    def read_all(self) -> tuple[torch.Tensor, torch.Tensor]:
         """All samples in memory: images (n, 3, height, width) or as transformed, labels (n,).
 
-        Raises OptionsError if they would take more than `limit_gib`, or if there are none,
-        DataError if they differ in size.
+        Raises OptionsError if there are none, DataError if they differ in size.
         """
-        from gpupool.data.datastores.read_all import read_all
+        from gpupool.data.reading.collate import batch_of
 
-        return read_all(self, limit_gib)
-
-    def relist(self) -> Self:
-        """The same datastore with the files that are there now, listed again.
-
-        Only of a whole datastore as it was made (a transform, normalization and cache stay), in the
-        process that made it; raises OptionsError otherwise, and what making one raises.
-        """
-        if self._list_again is None:
-            raise OptionsError(
-                f"{self!r} cannot be listed again: it is a part of another one, put together from "
-                "several, or was made in another process; make it again from its URL",
-                "no URL",
-            )
-        new: Self = self._list_again()
-        # A new list has plain sources: they go through the cache again.
-        if self._wrap is not None:
-            new = new.through(self._wrap)
-        return new._with(**self._settings)
+        if not len(self):
+            raise OptionsError(f"{self!r} is empty: there is nothing to read", "empty")
+        batch = batch_of(read_samples(self, range(len(self))), pin=False)
+        return batch.inputs, batch.targets
 
     def cached(self, limit_gib: float, folder: str | None = None) -> Self:
         """The same samples, kept on the disk of each host after they were read first.
@@ -387,36 +295,18 @@ class Datastore(Generic[ItemsT]):
         Raises OptionsError if the store has no versions (ETags), as a local disk, or if the limit
         is too small; DataError if the folder cannot be made here.
         """
-        new = self.through(partial(cached, limit_gib=limit_gib, folder=folder))
-        check_cached(new.manifest)
-        return new
-
-    def fill_cache(self, on_progress: OnProgress | None = None) -> CacheFill:
-        """Read into the cache of this host what it does not hold; says how much it holds then.
-
-        A first epoch does the same by the way. With ranks on other hosts, fill theirs in a cell:
-        `ds.partition(int(os.environ["LOCAL_WORLD_SIZE"]), local_rank).fill_cache()`. Nothing is
-        decoded. Files that cannot be read are named in what it returns; `check` finds damaged ones,
-        too. `on_progress(done, total)` is called now and then; left out, a bar is drawn.
-
-        Raises OptionsError without a cache, CredentialsError or DataError if the store fails.
-        """
-        return fill(self._manifest, on_progress)
-
-    def cache_share(self) -> float:
-        """About which share of these samples the cache of this host holds: 0.0 to 1.0.
-
-        Looks at a thousand of them; raises OptionsError without a cache.
-        """
-        return share_held(self._manifest)
-
-    def through(self, wrap: Callable[[Source], Source]) -> Self:
-        """The same samples, read through what `wrap` makes of each source, such as a cache."""
-        return self._with(_manifest=self._manifest.through(wrap), _wrap=wrap)
-
-    @property
-    def _settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _SETTINGS}
+        manifest = self._manifest.through(partial(cached, limit_gib=limit_gib, folder=folder))
+        if len(manifest) and not manifest.items.has_versions:
+            raise OptionsError(
+                f"{self.url} reports no versions (ETags) of its files, so a cache could not see "
+                "that one has changed; read it without cached()",
+                "no versions",
+            )
+        for source in manifest.items.sources:
+            if isinstance(source, Cached):
+                # Now, so that a folder that cannot be made is an error of this call, not of a rank.
+                source.open()
+        return self._with(_manifest=manifest)
 
     def _row(self, index: int) -> int:
         return int(self._manifest.rows[index])
@@ -426,7 +316,3 @@ class Datastore(Generic[ItemsT]):
         changed = object.__new__(type(self))
         changed.__dict__.update(self.__dict__ | changes)
         return changed
-
-    def __getstate__(self) -> dict[str, Any]:
-        # how it was made is of no use elsewhere, and often cannot be pickled: a lambda for labels
-        return self.__dict__ | {"_list_again": None, "_wrap": None}

@@ -13,13 +13,10 @@ from numpy.typing import NDArray
 from gpupool.core.errors import SampleError
 from gpupool.core.progress import OnProgress, progress_to
 from gpupool.data.reading.samples import NUM_FETCH_THREADS, Samples
-from gpupool.data.stores import rereading
-from gpupool.data.stores.rereading import Verifier
 from gpupool.data.stores.threads import reading_threads
 
 _CHUNK = 512  # samples handed to the threads at once: bounds what an interrupt has to cancel
 _SHOWN = 50
-DOUBTFUL = "doubtful"
 
 
 class Labelled(Samples, Protocol):
@@ -35,8 +32,7 @@ class BadSample:
     """One image that cannot be used.
 
     `index` is its place in the datastore, `label` its class, `num_bytes` its size as listed,
-    `reason` is that of its SampleError: "missing", "damaged" ..., or "doubtful": it can be decoded,
-    with a warning; `detail` says more.
+    `reason` is that of its SampleError: "missing", "damaged" ...; `detail` says more.
     """
 
     index: int
@@ -75,17 +71,12 @@ class CheckResult(tuple[BadSample, ...]):
     @property
     def summary(self) -> str:
         """One sentence: how many were read, how many are bad, and how."""
-        reasons = [bad.reason for bad in self if bad.reason != DOUBTFUL]
-        num_doubtful = len(self) - len(reasons)
-        doubtful = (
-            f" {num_doubtful:,} doubtful: their decoder warns of damage." if num_doubtful else ""
-        )
+        reasons = [bad.reason for bad in self]
         if not reasons:
-            return f"All {self.num_checked:,} images can be read.{doubtful}"
+            return f"All {self.num_checked:,} images can be read."
         kinds = sorted(set(reasons), key=lambda kind: (-reasons.count(kind), kind))
         counted = ", ".join(f"{reasons.count(kind):,} {kind}" for kind in kinds)
-        bad = f"{len(reasons):,} of {self.num_checked:,} images cannot be used: {counted}."
-        return bad + doubtful
+        return f"{len(reasons):,} of {self.num_checked:,} images cannot be used: {counted}."
 
     def rows(self) -> list[tuple[str, ...]]:
         """One tuple of texts for each bad image, in the order of `HEADER`."""
@@ -122,25 +113,15 @@ def _tried(dataset: Labelled) -> Iterator[BadSample | None]:
 
     # Many threads wait for the store; only as many decode as the process has cores.
     permits = threading.BoundedSemaphore(torch.get_num_threads())
-    verifier, manifest = Verifier(), dataset.manifest
 
     def read(place: int) -> BadSample | None:
-        # `noted` is the thread's: it may still hold the doubt of the sample read before.
-        rereading.noted.doubt = None
         try:
             fetched = dataset.fetch(place)
-            parts = manifest.items.parts(int(manifest.rows[place]))
-            # Damage in the cache or on the way is found here by the ETag, before a decoder guesses.
-            if isinstance(fetched, bytes):
-                fetched = verifier(parts[0], fetched)
-            else:  # a file for each part
-                fetched = tuple(map(verifier, parts, fetched))
             with permits:
                 dataset.decode(place, fetched, None)
         except SampleError as error:
-            return _bad(dataset, place, error, error.reason)
-        doubt = rereading.noted.doubt
-        return doubt and _bad(dataset, place, doubt, DOUBTFUL)
+            return _bad(dataset, place, error)
+        return None
 
     with reading_threads(NUM_FETCH_THREADS, "gpupool-check") as pool:
         for start in range(0, len(dataset), _CHUNK):
@@ -148,20 +129,16 @@ def _tried(dataset: Labelled) -> Iterator[BadSample | None]:
             yield from pool.map(read, range(start, min(start + _CHUNK, len(dataset))))
 
 
-def _bad(dataset: Labelled, place: int, error: SampleError, reason: str) -> BadSample:
+def _bad(dataset: Labelled, place: int, error: SampleError) -> BadSample:
     manifest = dataset.manifest
     row = int(manifest.rows[place])
-    # The table has a column for the URL.
-    detail = str(error).removeprefix(error.url).strip()
-    if reason == DOUBTFUL:
-        detail = f"can be decoded, with a warning: {detail.partition(': ')[2]}"
     return BadSample(
         index=place,
         url=manifest.items.url(row),
         label=manifest.classes[int(manifest.labels[row])],
         num_bytes=dataset.num_bytes(place),
-        reason=reason,
-        detail=detail,
+        reason=error.reason,
+        detail=str(error).removeprefix(error.url).strip(),  # the table has a column for the URL
     )
 
 

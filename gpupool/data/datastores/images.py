@@ -7,8 +7,7 @@ reads them. Importing this loads no torch; reading an image does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +21,6 @@ from gpupool.data.datastores.manifest import Files, Manifest
 from gpupool.data.reading.samples import Draw
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileInfo, Listing
-
-if TYPE_CHECKING:
-    import torch
 
 NAMELESS = ""
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
@@ -42,15 +38,14 @@ class ImageDatastore(Datastore[Files]):
     Args:
         url: any fsspec URL, or a path.
         labels: "foldernames" (the folder an image lies in); a function from an image's URL to its
-            label, or to None to leave the image out; or a table: a mapping of paths to labels, a
-            data frame, or the URL of a .csv or .parquet file. Paths in it are those below `url`, or
+            label, or to None to leave the image out; or a table: a mapping of paths to labels, or a
+            data frame with the columns "path" and "label". Paths in it are those below `url`, or
             URLs, and may lack the extension; images without a row are left out. None: the images
             have no labels, as those to be predicted; `ds[i]` has -100 in its place.
-        label_columns: of a table: the columns of path and label; "path" and "label" if left out.
         classes: the names of the classes in the order of their indices. Left out: those there are,
             sorted; labels of a table or function that are whole numbers are sorted as numbers.
         extensions: of the files to take, in any case.
-        storage_options: for the file system of `url`, and of a table with the same protocol.
+        storage_options: for the file system of `url`.
 
     Raises DataNotFoundError, CredentialsError or DataError if listing fails, if there is no image,
     if a folder below `url` holds none, or if a table has rows without an image; OptionsError for
@@ -62,7 +57,6 @@ class ImageDatastore(Datastore[Files]):
         url: str,
         *,
         labels: Labels = "foldernames",
-        label_columns: tuple[str, str] | None = None,
         classes: Sequence[str] | None = None,
         extensions: Sequence[str] = IMAGE_EXTENSIONS,
         storage_options: Mapping[str, Any] | None = None,
@@ -75,26 +69,10 @@ class ImageDatastore(Datastore[Files]):
         if labels is None:
             named: list[str | None] = [NAMELESS] * len(paths)
         else:
-            named = label_files(
-                paths,
-                lambda place: folder.name(paths[place]),
-                labels,
-                label_columns,
-                options_for(labels, folder),
-            )
+            named = label_files(paths, lambda place: folder.name(paths[place]), labels)
         # Folders are sorted as texts: so does torchvision's ImageFolder, whose networks exist.
         names = class_names(named, classes, by_number=not by_folder)
         super().__init__(_manifest(folder, images, named, names))
-        # The user's arguments, not what was found: new classes count when it is listed again.
-        self._list_again = partial(
-            type(self),
-            folder.url,
-            labels=labels,
-            label_columns=label_columns,
-            classes=classes,
-            extensions=extensions,
-            storage_options=storage_options,
-        )
 
     @property
     def classes(self) -> list[str]:
@@ -106,9 +84,9 @@ class ImageDatastore(Datastore[Files]):
         """The label of each image as an index into `classes`, -100 without labels."""
         return np.full(len(self), NO_CLASS) if self._is_nameless else super().labels
 
-    def finish(self, index: int, image: torch.Tensor, draw: Draw | None = None) -> Sample:
-        """The sample of a decoded image: transformed, with its label."""
-        made, label = super().finish(index, image, draw)
+    def decode(self, index: int, fetched: Any, draw: Draw | None = None) -> Sample:
+        """The sample that `fetch(index)` has read, as of any datastore; -100 without labels."""
+        made, label = super().decode(index, fetched, draw)
         return made, NO_CLASS if self._is_nameless else label
 
     @property
@@ -133,14 +111,6 @@ def labelled(labels: Sequence[str | None], shown_url: str) -> list[int]:
             f"{shown_url}: labels= gave None for all {len(labels):,} images", "no labels", "labels"
         )
     return kept
-
-
-def options_for(labels: Labels, folder: Folder) -> Mapping[str, Any]:
-    """The storage options for a table of labels: those of the images if it lies in such a store."""
-    protocol = folder.url.partition("://")[0]
-    is_same = isinstance(labels, str) and labels.startswith(f"{protocol}://")
-    # Credentials of one store must not go to another.
-    return folder.storage_options if is_same else {}
 
 
 def _manifest(

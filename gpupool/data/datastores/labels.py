@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import os
 import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from gpupool.core.errors import DataError, OptionsError
 from gpupool.core.terminal import plain, without_controls
-from gpupool.data.stores.folder import Folder
-from gpupool.data.stores.interface import FileRef
 
 Labels = Literal["foldernames"] | str | Callable[[str], str | None] | Mapping[str, Any] | Any
-Columns = Mapping[str, list[Any]]
 
-_TABLE_ENDINGS = (".csv", ".parquet")
 _WHAT = (
     'labels={!r} must be "foldernames", a function of the URL, a mapping of paths to labels, '
-    "a data frame, or the URL of a .csv or .parquet file"
+    "or a data frame, as pandas.read_csv gives"
 )
 
 
@@ -28,39 +21,29 @@ def label_files(
     paths: Sequence[str],
     url_of: Callable[[int], str],
     labels: Labels,
-    columns: tuple[str, str] | None = None,
-    storage_options: Mapping[str, Any] | None = None,
 ) -> list[str | None]:
     """The label of each file, None for those to leave out.
 
     Args:
         paths: of the files, below the URL of their datastore.
         url_of: gives the URL of the file at a place in `paths`.
-        labels: "foldernames"; a function of the URL; or a table: a mapping of paths to labels, a
-            data frame, or the URL of a .csv or .parquet file. Its paths are those below the
-            datastore's URL, or whole URLs, and may lack the extension. Files without a row are
+        labels: "foldernames"; a function of the URL; or a table: a mapping of paths to labels, or
+            a data frame with the columns "path" and "label", or any two. Its paths are those below
+            the datastore's URL, or whole URLs, and may lack the extension. Files without a row are
             left out; each row must have a file.
-        columns: of a table: which column holds the path and which the label. Left out: "path" and
-            "label", or the two columns that a table of two has.
-        storage_options: of the file system the table lies in.
 
     Raises OptionsError for what is no label, DataError for a table that does not fit the files.
     """
-    if isinstance(labels, os.PathLike):
-        labels = os.fspath(labels)
     if isinstance(labels, str) and labels == "foldernames":
         # A file at the top has the name of the datastore itself as its folder.
         return [_folder(path if "/" in path else url_of(i)) for i, path in enumerate(paths)]
     if isinstance(labels, Mapping):
         return _look_up(labels.items(), paths, url_of)
-    if isinstance(labels, str) and labels.lower().endswith(_TABLE_ENDINGS):
-        table = _read_table(labels, columns, storage_options or {})
-        return _look_up(_rows(table, columns), paths, url_of)
     # Before callables: neither library is imported, so an attribute has to show what it is.
     if hasattr(labels, "columns"):  # of pandas, polars ... ; a class is no data frame
         frame: Any = labels
         table = {str(column): list(frame[column]) for column in frame.columns}
-        return _look_up(_rows(table, columns), paths, url_of)
+        return _look_up(_rows(table), paths, url_of)
     if callable(labels):
         return [_one(labels(url), url) for url in map(url_of, range(len(paths)))]
     raise OptionsError(_WHAT.format(labels), "type", "labels")
@@ -159,61 +142,18 @@ def _text(label: object, path: object) -> str:
     )
 
 
-def _rows(table: Columns, columns: tuple[str, str] | None) -> Iterable[tuple[Any, Any]]:
-    path, label = columns or ("path", "label")
-    if columns is None and not {path, label} <= set(table) and len(table) == 2:
+def _rows(table: Mapping[str, list[Any]]) -> Iterable[tuple[Any, Any]]:
+    path, label = "path", "label"
+    if not {path, label} <= set(table) and len(table) == 2:
         path, label = table
     if not {path, label} <= set(table):
         raise OptionsError(
             f"the table of labels has the columns {plain(', '.join(table))}; "
-            "say which hold path and label: label_columns=(..., ...)",
+            'name those of path and label so: labels.rename(columns={"file": "path"})',
             "columns",
-            "label_columns",
+            "labels",
         )
     return zip(table[path], table[label], strict=True)
-
-
-def _read_table(
-    url: str, columns: tuple[str, str] | None, storage_options: Mapping[str, Any]
-) -> Columns:
-    parent, _, file = url.rpartition("/")
-    folder = Folder(parent or ("/" if url.startswith("/") else "."), dict(storage_options))
-    # Without size or version: the table was not listed, so nothing is compared.
-    data = folder.read(FileRef(file, 0))
-    if url.lower().endswith(".csv"):
-        return _csv(data, folder.name(file))
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise OptionsError(
-            f"reading {folder.name(file)} needs pyarrow: pip install pyarrow, or give the table as "
-            "a data frame",
-            "no pyarrow",
-        ) from None
-    try:
-        table = parquet.read_table(io.BytesIO(data), columns=list(columns) if columns else None)
-        return {column: table[column].to_pylist() for column in table.column_names}
-    except Exception as error:  # of damaged files pyarrow raises whatever it likes
-        raise DataError(f"{folder.name(file)} is no Parquet file: {error}", "no table") from None
-
-
-def _csv(data: bytes, name: str) -> Columns:
-    """Columns of a CSV file with a header; utf-8-sig, because spreadsheets put a mark in front."""
-    try:
-        rows = list(csv.reader(io.StringIO(data.decode("utf-8-sig"), newline="")))
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{name} is no CSV file in UTF-8: {error}", "no table") from None
-    # Empty lines, the last one most of all, are no rows.
-    header, *body = [row for row in rows if row] or [[]]
-    # A comma in an unquoted path shifts what follows; better an error than a wrong label.
-    uneven = next((row for row in body if len(row) != len(header)), None)
-    if uneven is not None:
-        raise DataError(
-            f"{name}: the row {','.join(uneven)!r} has {len(uneven)} columns, "
-            f"the header {len(header)}",
-            "uneven row",
-        )
-    return {column: [row[place] for row in body] for place, column in enumerate(header)}
 
 
 def _some(names: Sequence[str]) -> str:

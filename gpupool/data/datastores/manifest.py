@@ -10,21 +10,17 @@ and which no reference count of a worker process copies page by page.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from gpupool.core.options.class_names import NO_CLASS
 from gpupool.data.datastores.compact_arrays import Packed, Texts, pack, unpack
 from gpupool.data.reading.shards import Indices
-from gpupool.data.stores.interface import FileInfo, FileRef, Part, Source
-
-_CHUNK = 1 << 16  # rows hashed at once: bounds the memory that takes
+from gpupool.data.stores.interface import FileInfo, FileRef, Source
 
 
 class Items(Protocol):
@@ -33,6 +29,10 @@ class Items(Protocol):
     @property
     def sources(self) -> tuple[Source, ...]:
         """Where the items lie."""
+
+    @property
+    def has_versions(self) -> bool:
+        """Whether a store tells when one of them changes."""
 
     def __len__(self) -> int: ...
 
@@ -45,9 +45,6 @@ class Items(Protocol):
     def read(self, row: int) -> Any:
         """The bytes of an item; waits for its source, in many threads at once."""
 
-    def parts(self, row: int) -> tuple[Part, ...]:
-        """What `read` reads."""
-
     def take(self, rows: Indices) -> Self:
         """A table of these rows."""
 
@@ -56,9 +53,6 @@ class Items(Protocol):
 
     def through(self, wrap: Callable[[Source], Source]) -> Self:
         """The same items, read through what `wrap` makes of each source."""
-
-    def facts(self, rows: Indices) -> Iterable[bytes]:
-        """All that distinguishes these rows from others, apart from their sources."""
 
 
 ItemsT = TypeVar("ItemsT", bound=Items)
@@ -93,6 +87,11 @@ class Files(Packed):
             np.zeros(len(files), np.uint16),
         )
 
+    @property
+    def has_versions(self) -> bool:
+        """Whether their store has ETags."""
+        return bool(self.versions.any())
+
     def __len__(self) -> int:
         return len(self.sizes)
 
@@ -115,10 +114,6 @@ class Files(Packed):
     def read(self, row: int) -> bytes:
         """The contents of a file; raises what `Source.read` raises."""
         return self.source(row).read(self.ref(row))
-
-    def parts(self, row: int) -> tuple[Part]:
-        """The whole file."""
-        return (Part(self.source(row), self.ref(row)),)
 
     def take(self, rows: Indices) -> Files:
         """A table of these files."""
@@ -144,14 +139,6 @@ class Files(Packed):
     def through(self, wrap: Callable[[Source], Source]) -> Files:
         """The same files, read through what `wrap` makes of each source."""
         return replace(self, sources=tuple(map(wrap, self.sources)))
-
-    def facts(self, rows: Indices) -> Iterator[bytes]:
-        """Paths, sizes, versions and sources of these files."""
-        paths = self.paths.take(rows)
-        # With the offsets: the paths "ab", "c" and "a", "bc" have the same bytes.
-        for part in (paths.offsets, self.sizes[rows], self.versions[rows], self.source_of[rows]):
-            yield part.tobytes()
-        yield paths.blob
 
 
 def join_sources(
@@ -191,24 +178,6 @@ class Manifest(Generic[ItemsT]):
         """The label of each sample, shape (samples,)."""
         return self.labels[self.rows].astype(np.int64)
 
-    @cached_property
-    def id(self) -> str:
-        """32 hex digits that only the same samples in the same order have.
-
-        Made of URLs (never of credentials), paths, sizes, versions, labels and class names.
-        """
-        # Chunk by chunk, as `facts` copies the paths of its rows: of all at once the whole table.
-        hasher = xxhash.xxh3_128()
-        # Labels are indices, so the names that they mean belong to the id.
-        urls = [source.shown_url for source in self.items.sources]
-        hasher.update(repr((urls, self.classes, len(self))).encode())
-        for start in range(0, len(self), _CHUNK):
-            rows = self.rows[start : start + _CHUNK]
-            hasher.update(self.labels[rows].tobytes())
-            for fact in self.items.facts(rows):
-                hasher.update(fact)
-        return str(hasher.hexdigest())
-
     def take(self, chosen: NDArray[Any]) -> Self:
         """The samples at `chosen` (integers, or one bool per sample), in that order."""
         # The items stay whole and shared; only a pickle leaves the unused ones out (`compact`).
@@ -216,7 +185,7 @@ class Manifest(Generic[ItemsT]):
 
     def compact(self) -> Self:
         """The same samples, without the items that none of them is."""
-        # A row that occurs several times, as after `balanced`, is stored once.
+        # A row that occurs several times, is stored once.
         used, rows = np.unique(self.rows, return_inverse=True)
         if len(used) == len(self.items):
             return self

@@ -1,10 +1,9 @@
-"""Which samples go where when a data set is split or balanced: pure. Runs anywhere; no torch."""
+"""Which samples go where when a data set is split: pure. Runs anywhere; no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,41 +55,6 @@ def split(
 def _require(classes: Sequence[str]) -> None:
     if not len(classes):
         raise OptionsError("these images have no labels; use subset or partition", "no labels")
-
-
-def balance(
-    labels: NDArray[np.int64],
-    classes: Sequence[str],
-    target: Literal["over", "under"] | int,
-    seed: int,
-) -> Indices:
-    """Indices with the same number of each class, sorted.
-
-    "over" repeats samples until every class has as many as the largest; "under" draws as many of
-    each as the smallest has; a number is that many of each. A class of k samples gives each of them
-    n // k times, and n % k of them, drawn by `seed`, once more.
-    """
-    counts = np.bincount(labels, minlength=len(classes))
-    empty = [name for name, count in zip(classes, counts, strict=True) if count == 0]
-    if empty:
-        raise OptionsError(
-            f"classes without images cannot be balanced: {', '.join(empty)}", "empty class", *empty
-        )
-    if target == "over" or target == "under":
-        number = int(counts.max() if target == "over" else counts.min())
-    elif isinstance(target, Integral) and not isinstance(target, bool) and target >= 1:
-        number = int(target)
-    else:
-        raise OptionsError(
-            f'balanced({target!r}): give "over", "under" or a number of images', "unknown", "target"
-        )
-    chosen = []
-    for index, count in enumerate(counts.tolist()):
-        own = np.flatnonzero(labels == index)
-        # Who comes once more is drawn, or the first files would count more.
-        drawn = keyed_generator(seed, index).permutation(own)[: number % count]
-        chosen += [np.repeat(own, number // count), drawn]
-    return np.sort(np.concatenate(chosen))
 
 
 def _check_sizes(sizes: Sequence[float]) -> None:

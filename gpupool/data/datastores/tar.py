@@ -13,7 +13,6 @@ import re
 import reprlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +22,7 @@ from gpupool.core.progress import progress
 from gpupool.core.terminal import without_controls
 from gpupool.data.datastores.base import Datastore
 from gpupool.data.datastores.compact_arrays import Texts
-from gpupool.data.datastores.images import IMAGE_EXTENSIONS, labelled, list_folder, options_for
+from gpupool.data.datastores.images import IMAGE_EXTENSIONS, labelled, list_folder
 from gpupool.data.datastores.labels import Labels, class_names, label_files
 from gpupool.data.datastores.manifest import Files, Manifest
 from gpupool.data.datastores.tar_index import TarIndex, index_tars
@@ -53,7 +52,7 @@ class TarDatastore(Datastore[Members]):
         labels: ".cls": the text of the sample's member of that name; ".json:field": a field of it;
             "foldernames", a function or a table as of `ImageDatastore`, where an image's path is
             its name in the tar, and its URL that of the tar with the name behind it.
-        label_columns, classes, storage_options: as of `ImageDatastore`.
+        classes, storage_options: as of `ImageDatastore`.
         extensions: of the members to take; one image in each sample.
 
     Raises DataNotFoundError, CredentialsError or DataError if there is no tar or no image, a tar is
@@ -65,7 +64,6 @@ class TarDatastore(Datastore[Members]):
         url: str,
         *,
         labels: Labels = ".cls",
-        label_columns: tuple[str, str] | None = None,
         classes: Sequence[str] | None = None,
         extensions: Sequence[str] = IMAGE_EXTENSIONS,
         storage_options: Mapping[str, Any] | None = None,
@@ -80,21 +78,10 @@ class TarDatastore(Datastore[Members]):
                 [image.name for image in images],
                 lambda place: images[place].url,
                 labels,
-                label_columns,
-                options_for(labels, folder),
             )
         by_folder = isinstance(labels, str) and labels == "foldernames"
         names = class_names(named, classes, by_number=not by_folder)
         super().__init__(_manifest(folder, tars, images, named, names))
-        self._list_again = partial(
-            type(self),
-            url,
-            labels=labels,
-            label_columns=label_columns,
-            classes=classes,
-            extensions=extensions,
-            storage_options=storage_options,
-        )
 
 
 class _Image(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from gpupool.core.terminal import without_controls
 from gpupool.data.datastores.compact_arrays import Packed, Texts
 from gpupool.data.datastores.manifest import Files
 from gpupool.data.reading.shards import Indices
-from gpupool.data.stores.interface import Part, Source
+from gpupool.data.stores.interface import Source
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +34,11 @@ class Members(Packed):
         """Where the tars lie."""
         return self.tars.sources
 
+    @property
+    def has_versions(self) -> bool:
+        """Whether their store tells when a tar changes."""
+        return self.tars.has_versions
+
     def __len__(self) -> int:
         return len(self.sizes)
 
@@ -51,8 +56,8 @@ class Members(Packed):
         size = int(self.sizes[row])
         if size == 0:
             raise SampleError(f"{self.url(row)} is empty (0 bytes)", self.url(row), "empty")
-        (part,) = self.parts(row)
-        data = part.read()
+        tar = int(self.tar_of[row])
+        data = self.tars.source(tar).read(self.tars.ref(tar), int(self.starts[row]), size)
         # A tar that was cut keeps its beginning: the range then comes back short, without an error.
         if len(data) != size:
             raise SampleError(
@@ -61,12 +66,6 @@ class Members(Packed):
                 "changed",
             )
         return data
-
-    def parts(self, row: int) -> tuple[Part]:
-        """A range of the tar."""
-        tar = int(self.tar_of[row])
-        start, size = int(self.starts[row]), int(self.sizes[row])
-        return (Part(self.tars.source(tar), self.tars.ref(tar), start, size),)
 
     def take(self, rows: Indices) -> Members:
         """A table of these members, with their tars alone."""
@@ -94,11 +93,3 @@ class Members(Packed):
     def through(self, wrap: Callable[[Source], Source]) -> Members:
         """The same members, read through what `wrap` makes of each source."""
         return replace(self, tars=self.tars.through(wrap))
-
-    def facts(self, rows: Indices) -> Iterator[bytes]:
-        """Tars, names and places of these members."""
-        yield from self.tars.facts(self.tar_of[rows].astype(np.int64))
-        names = self.names.take(rows)
-        for part in (names.offsets, self.starts[rows], self.sizes[rows]):
-            yield part.tobytes()
-        yield names.blob

@@ -1,7 +1,7 @@
 """How a data set is read: by threads or by processes, measured by its first samples. On engines.
 
     with kept(passes=10):                     # the epochs of a training: processes stay until then
-        for batch in read_on_cpu(dataset, batches, reading): ...
+        for batch in load_batches(dataset, batches): ...
 
 The first batch is read here and measured: does a sample wait, do threads overlap, or does each hold
 Python's lock (the GIL)? From the second on it goes the way that was chosen. A way may change in
@@ -24,11 +24,12 @@ import torch
 from torch.utils.data import ConcatDataset
 from torch.utils.data import Dataset as TorchDataset
 
+from gpupool.data import device as devices
 from gpupool.data.loading.measuring import Clock, Measured, Way, choose, look_at
 from gpupool.data.loading.processes import Parcel, Processes
 from gpupool.data.reading import subsets
 from gpupool.data.reading.augmentation import DrawsError, Watch, keyed_draws
-from gpupool.data.reading.collate import Batch
+from gpupool.data.reading.collate import Batch, Collate
 from gpupool.data.reading.cpu_loader import (
     Noticed,
     in_order,
@@ -39,7 +40,13 @@ from gpupool.data.reading.cpu_loader import (
     read_here,
     reads_many,
 )
-from gpupool.data.reading.pipeline import Reading, read_in_threads, result_of, work_alone
+from gpupool.data.reading.pipeline import (
+    MAX_BYTES_IN_FLIGHT,
+    Reading,
+    read_in_threads,
+    result_of,
+    work_alone,
+)
 from gpupool.data.reading.samples import Draw, Samples
 from gpupool.data.reading.shards import Indices
 
@@ -228,8 +235,38 @@ def read_by(dataset: Any) -> str:
     return "" if _kept is None else _kept.read_by(dataset)
 
 
-def read_on_cpu(dataset: Any, batches: Sequence[Indices], reading: Reading) -> Reads:
-    """As `load_batches`, with samples that are decoded as the data set does it."""
+def load_batches(
+    dataset: Any,
+    batches: Sequence[Indices],
+    *,
+    depth: int = 2,
+    device: torch.device | str = "cpu",
+    draw: Draw | None = None,
+    skip: bool = False,
+    max_bytes: int = MAX_BYTES_IN_FLIGHT,
+    collate: Collate | None = None,
+    workers: int | None = None,
+) -> Reads:
+    """For each entry of `batches`, in order, its samples as a `Batch`; None if it is empty.
+
+    A data set of ours (`Samples`) is fetched by many threads and decoded by as many as this process
+    has cores (`torch.get_num_threads()`): `depth` batches ahead, and further where batches are too
+    small to keep the threads busy. Another one is read by `workers` threads or processes. Reading
+    starts with the first `next()`. With `depth` 0 the caller's thread reads each batch when it is
+    asked for, which a debugger can follow.
+
+    Tensors stay in CPU memory, pinned if `device` is a CUDA device. `draw` keys the random numbers
+    of augmentation, see `keyed_draws`. `skip` leaves out samples that raise SampleError and lists
+    them in the batch. `max_bytes` bounds what has been fetched and not yet decoded. `collate` makes
+    a batch of a list of samples.
+
+    What a thread raises is raised by the `next()` of that batch. Closing the iterator, also by an
+    exception or by leaving the last reference, ends the threads; those that wait for a store end
+    when it answers.
+
+    Raises DataError if the images of a batch differ in size.
+    """
+    reading = Reading(depth, devices.of(device).device, draw, skip, max_bytes, collate, workers)
     if reading.depth == 0 or is_quick(dataset, batches, reading):
         return read_here(dataset, batches, reading)
     return _read(dataset, batches, reading)

@@ -21,8 +21,6 @@ from gpupool.core.errors import DataError, SampleError
 from gpupool.data.reading.samples import Skipped
 from gpupool.data.reading.trees import pinned
 
-_CPU = torch.device("cpu")
-
 Collate = Callable[[list[Any]], Any]
 
 
@@ -42,8 +40,7 @@ class Batch(NamedTuple):
 class PendingBatch:
     """A batch under way: every row is put, skipped or fails, from any thread, in any order.
 
-    `done` gets the `Batch` when its last row is there, or at once the first error. The inputs lie
-    on `device`, the targets in CPU memory; only that of the CPU is pinned.
+    `done` gets the `Batch` when its last row is there, or at once the first error.
     """
 
     def __init__(
@@ -52,14 +49,13 @@ class PendingBatch:
         *,
         pin: bool,
         skip: bool,
-        device: torch.device = _CPU,
         collate: Collate | None = None,
     ) -> None:
         self.indices = [int(index) for index in indices]
         self.done: SimpleQueue[Batch | BaseException] = SimpleQueue()
         self.has_failed = False
         num = len(self.indices)
-        self._halves = _Half("inputs", num, pin, device), _Half("targets", num, pin, _CPU)
+        self._halves = _Half("inputs", num, pin), _Half("targets", num, pin)
         self._whole: dict[int, Any] = {}  # samples by row that are not copied into halves
         self._skip, self._pin, self._collate = skip, pin, collate
         self._skipped: dict[int, Skipped] = {}
@@ -124,8 +120,8 @@ class _Half:
     at the end, as torch does it.
     """
 
-    def __init__(self, name: str, num: int, pin: bool, device: torch.device) -> None:
-        self._name, self._num, self._pin, self._device = name, num, pin, device
+    def __init__(self, name: str, num: int, pin: bool) -> None:
+        self._name, self._num, self._pin = name, num, pin
         self._stack: Tensor | None = None
         self._values: list[Any] = [None] * num
         self._other_types: set[str] = set()
@@ -160,7 +156,7 @@ class _Half:
         return torch.empty(
             (self._num, *value.shape),
             dtype=value.dtype,
-            device=self._device,
+            device="cpu",
             memory_format=torch.channels_last if by_pixel else torch.contiguous_format,
             pin_memory=self._pin,
         )

@@ -1,4 +1,4 @@
-"""Batches of samples that the CPU decodes: one of them here, or many, read ahead by threads.
+"""Batches of samples: one of them here, or many, read ahead by threads.
 
 Runs on engines, and in processes that read for them.
 """

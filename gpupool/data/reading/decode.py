@@ -1,4 +1,4 @@
-"""From the bytes of an image file to a tensor, on the CPU. Runs anywhere; imports torch.
+"""From the bytes of an image file to a tensor. Runs anywhere; imports torch.
 
 JPEG goes through simplejpeg where it is installed (`pip install gpupool[fast]`), which takes less
 time than torchvision and gives the same picture; other JPEG and WebP go through torchvision, all
@@ -10,6 +10,8 @@ which would be an error, of "damaged" files, where a user has made warnings erro
 """
 
 from __future__ import annotations
+
+import contextlib
 
 import numpy as np
 import torch
@@ -26,7 +28,7 @@ except ImportError:  # an extra
 RGB = ImageReadMode.RGB.value
 
 
-def decode(data: bytes, name: str, strict: bool = False) -> torch.Tensor:
+def decode(data: bytes, name: str) -> torch.Tensor:
     """An image file as a uint8 tensor of shape (3, height, width), RGB, upright.
 
     The orientation in EXIF is applied; grey images get three equal channels, CMYK becomes
@@ -34,8 +36,7 @@ def decode(data: bytes, name: str, strict: bool = False) -> torch.Tensor:
 
     Raises SampleError naming `name`: "empty" (0 bytes), "too large" (over `headers.MAX_PIXELS`,
     as its header says, before memory is taken), "animated", or "damaged": cut off, or of none of
-    `headers.FORMATS`. If it is `strict`, "damaged" also for a JPEG that can be decoded, with a
-    warning, such as of bytes that do not belong there; simplejpeg alone reports it.
+    `headers.FORMATS`.
     """
     with decoding(data, name, "an image"):
         header = read_header(data)
@@ -44,7 +45,7 @@ def decode(data: bytes, name: str, strict: bool = False) -> torch.Tensor:
         check_size(header.width, header.height, name)
         if header.is_animated:
             raise _animation(name)
-        return _oriented(_decoded(data, header, strict), header.orientation)
+        return _oriented(_decoded(data, header), header.orientation)
 
 
 def _animation(name: str) -> SampleError:
@@ -53,14 +54,12 @@ def _animation(name: str) -> SampleError:
     )
 
 
-def _decoded(data: bytes, header: Header, strict: bool) -> torch.Tensor:
+def _decoded(data: bytes, header: Header) -> torch.Tensor:
     """The pixels as they are stored."""
     if header.is_plain and simplejpeg is not None:
-        try:
+        # It refuses all that is odd: torchvision decides.
+        with contextlib.suppress(ValueError):
             return torch.from_numpy(simplejpeg.decode_jpeg(data, "RGB")).permute(2, 0, 1)
-        except ValueError as error:  # it cannot do all that is odd, too: torchvision decides
-            if strict and not str(error).startswith("tj"):  # what libjpeg itself says
-                raise
     # bytearray: torch warns about tensors over read-only memory.
     buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     image: torch.Tensor = torch.ops.image.decode_image(buffer, RGB)

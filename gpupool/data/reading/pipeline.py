@@ -163,7 +163,6 @@ class _Stage:
 
     def decode(self) -> None:
         """What a decode thread does."""
-        try_until(lambda: self.is_closed)  # what seems damaged it reads again
         try:
             work_alone(self.reading.device)
             self.started.put(None)

@@ -1,7 +1,7 @@
 """torch's Subset and ConcatDataset of data sets of ours, read as those are. Runs anywhere; torch.
 
 They hide that their samples can be fetched many at once, what keys the random numbers of a sample,
-the normalization of its batches, and where its images are decoded.
+and the normalization of its batches.
 """
 
 from __future__ import annotations
@@ -79,15 +79,6 @@ class _SamplesAgain(_Again):
         number, row = divmod(index, len(self.part))
         return self.part.decode(row, fetched, _own(draw, number))
 
-    def name(self, index: int) -> str:
-        """The printable URL of an image."""
-        return str(self.part.name(index % len(self.part)))
-
-    def finish(self, index: int, image: Any, draw: Draw | None) -> Any:
-        """What the data set makes of a decoded image, with the random numbers of `decode`."""
-        number, row = divmod(index, len(self.part))
-        return self.part.finish(row, image, _own(draw, number))
-
 
 @dataclass(frozen=True, eq=False)
 class Nested:
@@ -99,13 +90,17 @@ class Nested:
     @property
     def normalization(self) -> Normalization | None:
         """That of the parts. Raises DataError if they differ in it."""
-        asked: Normalization | None = self._common("normalization", None, "with_normalization")
-        return asked
-
-    @property
-    def decoding(self) -> str:
-        """That of the parts. Raises DataError if they differ in it."""
-        return str(self._common("decoding", "cpu", "decoded_on"))
+        asked: set[Normalization | None] = {
+            getattr(part, "normalization", None) for part in self.parts
+        }
+        if len(asked) > 1:
+            raise DataError(
+                "the parts of a ConcatDataset have another normalization each; give them the same "
+                "by with_normalization",
+                "other settings",
+                "normalization",
+            )
+        return asked.pop()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -128,28 +123,6 @@ class Nested:
         number, row = self._place(index)
         made: tuple[Any, Any] = self.parts[number].decode(row, fetched, _own(draw, number))
         return made
-
-    def name(self, index: int) -> str:
-        """The printable URL of an image."""
-        number, row = self._place(index)
-        return str(self.parts[number].name(row))
-
-    def finish(self, index: int, image: Any, draw: Draw | None) -> tuple[Any, Any]:
-        """What the part makes of a decoded image, with the random numbers of `decode`."""
-        number, row = self._place(index)
-        made: tuple[Any, Any] = self.parts[number].finish(row, image, _own(draw, number))
-        return made
-
-    def _common(self, setting: str, default: Any, method: str) -> Any:
-        asked = {getattr(part, setting, default) for part in self.parts}
-        if len(asked) > 1:
-            raise DataError(
-                f"the parts of a ConcatDataset have another {setting} each; give them the same "
-                f"by {method}",
-                "other settings",
-                setting,
-            )
-        return asked.pop()
 
     def _place(self, index: int) -> tuple[int, int]:
         """Which part, and which row of it."""

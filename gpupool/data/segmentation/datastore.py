@@ -7,9 +7,8 @@ reads them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -26,7 +25,6 @@ from gpupool.data.segmentation.pairs import FilePairs, Match, matched
 from gpupool.data.segmentation.patches import RandomPatches
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileInfo
-from gpupool.data.stores.rereading import whole
 
 if TYPE_CHECKING:
     import torch
@@ -85,16 +83,6 @@ class SegmentationDatastore(Datastore[FilePairs]):
         # A manifest has a label for each sample; here all have the one without a name.
         rows, no_labels = np.arange(len(pairs)), np.zeros(len(pairs), np.int32)
         super().__init__(Manifest(pairs, rows, no_labels, ("",)))
-        self._list_again = partial(
-            type(self),
-            image_folder.url,
-            mask_folder.url,
-            classes=classes,
-            match=match,
-            image_extensions=image_extensions,
-            mask_extensions=mask_extensions,
-            storage_options=storage_options,
-        )
 
     @property
     def classes(self) -> list[str]:
@@ -119,12 +107,8 @@ class SegmentationDatastore(Datastore[FilePairs]):
         from gpupool.data.reading.decode import decode
 
         masks, row = self._manifest.items.masks, self._row(index)
-        of_image, of_mask = self._manifest.items.parts(row)
-        name, mask_name = self.name(index), masks.url(row)
-        image = whole(of_image, fetched[0], lambda data, strict: decode(data, name, strict))
-        mask = whole(
-            of_mask, fetched[1], lambda data, _: decode_mask(data, mask_name, self._mask_classes)
-        )
+        image = decode(fetched[0], self.name(index))
+        mask = decode_mask(fetched[1], masks.url(row), self._mask_classes)
         if image.shape[1:] != mask.shape:
             have, has = (" x ".join(map(str, size)) for size in (image.shape[1:], mask.shape))
             raise SampleError(
@@ -171,14 +155,6 @@ class SegmentationDatastore(Datastore[FilePairs]):
             "pairs of image and mask have no label each; use split(0.9, seed=0)", "no labels"
         )
 
-    def balanced(self, how: Literal["over", "under"] | int = "over", *, seed: int = 0) -> Self:
-        """Not of pairs, which have a class for each pixel. Raises OptionsError."""
-        raise OptionsError(
-            "pairs of image and mask have no label each to balance; weight the classes in the "
-            "loss, from count_each_label()",
-            "no labels",
-        )
-
     def concat(self, *others: Self) -> Self:
         """The pairs of this and others with the same classes, one after the other."""
         for other in others:
@@ -194,7 +170,7 @@ class SegmentationDatastore(Datastore[FilePairs]):
 
         Raises OptionsError if these lack a class, or where masks hold the indices.
         """
-        return self._with(_mask_classes=self._mask_classes.among(classes), _list_again=None)
+        return self._with(_mask_classes=self._mask_classes.among(classes))
 
     def count_each_label(self, on_progress: OnProgress | None = None) -> dict[str, int]:
         """How many pixels each class has, in the order of `classes`; reads every mask once.

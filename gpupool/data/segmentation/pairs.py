@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gpupool.core.errors import DataError, OptionsError
 from gpupool.data.datastores.manifest import Files
 from gpupool.data.reading.shards import Indices
-from gpupool.data.stores.interface import FileInfo, Part, Source
+from gpupool.data.stores.interface import FileInfo, Source
 
 _SHOWN = 3
 
@@ -28,6 +28,11 @@ class FilePairs:
         """Where images and masks lie."""
         return self.images.sources + self.masks.sources
 
+    @property
+    def has_versions(self) -> bool:
+        """Whether the store of images or of masks tells when a file changes."""
+        return self.images.has_versions or self.masks.has_versions
+
     def __len__(self) -> int:
         return len(self.images)
 
@@ -43,10 +48,6 @@ class FilePairs:
         """The contents of both files; raises what `Source.read` raises."""
         return self.images.read(row), self.masks.read(row)
 
-    def parts(self, row: int) -> tuple[Part, ...]:
-        """Both files."""
-        return self.images.parts(row) + self.masks.parts(row)
-
     def take(self, rows: Indices) -> FilePairs:
         """These pairs."""
         return FilePairs(self.images.take(rows), self.masks.take(rows))
@@ -58,11 +59,6 @@ class FilePairs:
     def through(self, wrap: Callable[[Source], Source]) -> FilePairs:
         """The same pairs, read through what `wrap` makes of each source."""
         return FilePairs(self.images.through(wrap), self.masks.through(wrap))
-
-    def facts(self, rows: Indices) -> Iterator[bytes]:
-        """What distinguishes these pairs from others."""
-        yield from self.images.facts(rows)
-        yield from self.masks.facts(rows)
 
 
 def matched(

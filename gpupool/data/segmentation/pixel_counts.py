@@ -12,7 +12,6 @@ from gpupool.core.progress import OnProgress, progress_to
 from gpupool.data.datastores.manifest import Files
 from gpupool.data.reading.samples import NUM_FETCH_THREADS
 from gpupool.data.segmentation.masks import NO_CLASS, MaskClasses, decode_mask
-from gpupool.data.stores.rereading import whole
 from gpupool.data.stores.threads import reading_threads
 
 _CHUNK = 512  # masks handed to the threads at once: bounds what an interrupt has to cancel
@@ -33,9 +32,7 @@ def count_pixels(
     def count(row: int) -> NDArray[np.int64]:
         data = masks.read(row)
         with permits:
-            (part,), url = masks.parts(row), masks.url(row)
-            mask = whole(part, data, lambda data, _: decode_mask(data, url, classes))
-            pixels = mask.numpy().ravel()
+            pixels = decode_mask(data, masks.url(row), classes).numpy().ravel()
             return np.bincount(pixels[pixels != NO_CLASS])
 
     with progress_to(on_progress, "Counting pixels", len(masks), "masks") as report:

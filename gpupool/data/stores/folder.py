@@ -80,9 +80,7 @@ class Folder:
         note_use(self.url)
         return found
 
-    def read(
-        self, file: FileRef, start: int = 0, length: int | None = None, *, fresh: bool = False
-    ) -> bytes:
+    def read(self, file: FileRef, start: int = 0, length: int | None = None) -> bytes:
         """A whole file, or `length` bytes of it from `start` (fewer at its end).
 
         Raises SampleError naming the file if it is missing, empty, or other than `file` says;

@@ -75,29 +75,12 @@ class Source(Protocol):
     def name(self, path: str) -> str:
         """The printable URL of a file."""
 
-    def read(
-        self, file: FileRef, start: int = 0, length: int | None = None, *, fresh: bool = False
-    ) -> bytes:
+    def read(self, file: FileRef, start: int = 0, length: int | None = None) -> bytes:
         """A whole file, or `length` bytes of it from `start`; waits without the GIL.
-
-        `fresh`: from the store itself, past all caches.
 
         Raises SampleError (missing, empty, or changed since it was listed), CredentialsError, and
         DataError when the store keeps failing.
         """
-
-
-class Part(NamedTuple):
-    """What is read of one file: the arguments of `Source.read`, and the source."""
-
-    source: Source
-    file: FileRef
-    start: int = 0
-    length: int | None = None
-
-    def read(self, *, fresh: bool = False) -> bytes:
-        """The bytes; raises what `Source.read` raises."""
-        return self.source.read(self.file, self.start, self.length, fresh=fresh)
 
 
 class Store(Protocol):

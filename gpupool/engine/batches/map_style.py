@@ -14,7 +14,6 @@ from torch import Tensor
 
 from gpupool.core.errors import TrainingError
 from gpupool.data.loading import ways
-from gpupool.data.loading.loader import load_batches
 from gpupool.data.reading import shards
 from gpupool.data.reading.collate import Batch, Collate
 from gpupool.data.reading.normalization import Normalization
@@ -62,7 +61,7 @@ def load_shares(
     mine = [share for share, _ in cuts]
     # Subsets of ours are taken apart, so that the loader meets the data set below and reads ahead.
     dataset = ways.opened(dataset)
-    loading = load_batches(
+    loading = ways.load_batches(
         dataset,
         mine,
         depth=read_ahead(),
@@ -132,7 +131,7 @@ def _one_sample(
     # Without skipping one try is enough: what is wrong with that sample is raised.
     others = islice(chain(batch, range(len(dataset))), _MAX_PLACEHOLDERS if skip else 1)
     tried = [np.array([index], dtype=np.int64) for index in others]
-    reading = load_batches(dataset, tried, depth=0, device=device, skip=skip, collate=collate)
+    reading = ways.load_batches(dataset, tried, depth=0, device=device, skip=skip, collate=collate)
     for loaded in awaited(reading):
         if loaded is not None and loaded.num:
             return loaded

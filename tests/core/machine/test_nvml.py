@@ -168,33 +168,6 @@ def test_a_driver_that_is_missing_or_too_old(
 
 # ---- which is which ----------------------------------------------------------------------------
 
-FAST, SLOW = gpu(1), gpu(0, "NVIDIA T4")
-
-
-def first(driver: DriverOn, **variables: str) -> str:
-    return driver.run(discover, **variables).usable[0].uuid
-
-
-def test_an_index_is_cudas_where_gpus_differ(driver: DriverOn) -> None:
-    driver.show(SLOW, FAST, cuda_order=[1, 0], bus_order=[0, 1])
-    assert first(driver) == SLOW["uuid"]  # as `nvidia-smi` counts
-    driver.calls()
-    assert first(driver, CUDA_VISIBLE_DEVICES="0") == FAST["uuid"]
-    assert first(driver, CUDA_VISIBLE_DEVICES="0", CUDA_DEVICE_ORDER="PCI_BUS_ID") == SLOW["uuid"]
-    assert first(driver, CUDA_VISIBLE_DEVICES=str(SLOW["uuid"])) == SLOW["uuid"]
-    assert driver.calls().count("cuInit") == 1  # in a process of its own, and only where it matters
-
-
-def test_the_order_is_the_drivers_where_cuda_does_not_say(driver: DriverOn) -> None:
-    driver.show(gpu(10, "NVIDIA T4"), gpu(11), cuda_init=999)
-    assert first(driver, CUDA_VISIBLE_DEVICES="0") == gpu(10)["uuid"]
-
-
-def test_an_instance_has_the_place_of_its_gpu_in_cudas_order(driver: DriverOn) -> None:
-    driver.show(gpu(20, "NVIDIA T4"), mig_gpu(21, {0: "1g", 2: "2g"}), cuda_order=["1.mig.0", 0])
-    found = driver.run(discover, CUDA_VISIBLE_DEVICES="0")
-    assert [one.label for one in found.usable] == ["1:0", "1:2"]
-
 
 def test_gpus_of_other_jobs_have_no_index(driver: DriverOn) -> None:
     """As under Slurm, where the driver counts what a cgroup hides, and CUDA does not."""

@@ -49,7 +49,7 @@ def test_a_link_and_a_file_are_refused(tmp_path: Path) -> None:
 def test_nothing_is_kept_where_others_may_rename_folders(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
     os.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
-    for ask in (cache_folder, Cached(Folder("s3://none"), 1, str(tmp_path / "local")).state):
+    for ask in (cache_folder, Cached(Folder("s3://none"), 1, str(tmp_path / "local")).open):
         with raises(DataError, "unsafe folder", shown=("rename", "mode 0777, not st")):
             ask()
     assert list(tmp_path.iterdir()) == []

@@ -46,7 +46,6 @@ def test_a_rank_that_is_killed_leaves_the_cache_to_the_others(
     cached = ds.cached(limit_gib=1, folder=str(tmp_path))
     with raises(SpmdError, "", shown="SIGKILL", ename="EngineDiedError"):
         pool2.run(read_all, cached, 1)
-    assert cached.cache_share() > 0.25
     expected = pool2.run(read_all, ds, None)[0][2]
 
     def on_both() -> list[Any]:

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
-from gpupool.core.errors import DataError, DataNotFoundError, OptionsError
+from gpupool.core.errors import DataError, OptionsError
 from gpupool.data.datastores.images import ImageDatastore
 from tests.data.pictures import image_file
 from tests.support.raising import raises
@@ -27,9 +26,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def labels_of(folder: Path, labels: Any, **options: Any) -> dict[str, str]:
+def labels_of(folder: Path, labels: Any) -> dict[str, str]:
     """Path below `folder` -> label."""
-    ds = ImageDatastore(str(folder), labels=labels, **options)
+    ds = ImageDatastore(str(folder), labels=labels)
     names = [path.removeprefix(f"{folder}/") for path in ds.paths]
     return dict(zip(names, (ds.classes[label] for label in ds.labels), strict=True))
 
@@ -43,12 +42,6 @@ class Frame:
 
     def __getitem__(self, name: str) -> list[Any]:
         return self._data[name]
-
-
-def csv_file(folder: Path, text: str) -> str:
-    path = folder.parent / "table.csv"
-    path.write_text(text)
-    return str(path)
 
 
 @pytest.mark.parametrize(
@@ -72,40 +65,16 @@ def test_a_data_frame(folder: Path) -> None:
     assert labels_of(folder, Frame(path=paths, label=labels, more=[1, 2, 3])) == TABLE
     assert labels_of(folder, Frame(file=paths, kind=labels)) == TABLE
     named = Frame(a=[0, 0, 0], kind=labels, file=paths)
-    assert labels_of(folder, named, label_columns=("file", "kind")) == TABLE
-    with raises(OptionsError, "columns", "label_columns", shown=" a, kind, file;"):
+    with raises(OptionsError, "columns", "labels", shown=" a, kind, file;"):
         labels_of(folder, named)
-    with raises(OptionsError, "columns", "label_columns", shown=" a, kind, file;"):
-        labels_of(folder, named, label_columns=("path", "kind"))
 
 
-def test_data_frames_of_pandas_and_parquet(folder: Path) -> None:
+def test_data_frames_of_pandas(folder: Path) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"path": list(TABLE), "label": list(TABLE.values())})
     assert labels_of(folder, frame) == TABLE
     numbers = frame.assign(label=[10, 9, 10])
     assert labels_of(folder, numbers) == {"x/1.png": "10", "x/2.png": "9", "y/3.jpg": "10"}
-    pytest.importorskip("pyarrow")
-    numbers.to_parquet(folder.parent / "table.parquet")
-    assert labels_of(folder, str(folder.parent / "table.parquet"))["x/2.png"] == "9"
-
-
-def test_a_csv_file(folder: Path) -> None:
-    text = "path,label\nx/1.png,cat\n\nx/2.png,dog\r\n" + '"y/3.jpg",cat\n'
-    assert labels_of(folder, csv_file(folder, text)) == TABLE
-    spreadsheet = "\ufeffpath,label\nx/1.png,cat\n"
-    assert labels_of(folder, csv_file(folder, spreadsheet)) == {"x/1.png": "cat"}
-    with raises(DataError, "uneven row", shown=("table.csv", "'x/1.png'", " 1 ")):
-        labels_of(folder, csv_file(folder, "path,label\nx/1.png\n"))
-    with raises(DataNotFoundError, "missing", shown="/no/such/none.csv"):
-        labels_of(folder, "/no/such/none.csv")
-
-
-def test_a_csv_file_in_the_same_store(folder: Path) -> None:
-    memory = fsspec.filesystem("memory")
-    memory.pipe({"/tabled/in/1.png": image_file(), "/tabled/t.csv": b"path,label\n1.png,cat\n"})
-    ds = ImageDatastore("memory://tabled/in", labels="memory://tabled/t.csv")
-    assert (len(ds), ds.classes) == (1, ["cat"])
 
 
 @pytest.mark.parametrize(
@@ -116,6 +85,7 @@ def test_a_csv_file_in_the_same_store(folder: Path) -> None:
         ({"4": 0.5}, OptionsError, "label type", " 0.5 "),
         ({"4": True}, OptionsError, "label type", " True "),
         ({}, DataError, "no labels", " 4 "),
+        ("table.csv", OptionsError, "type", "'table.csv'"),
     ],
 )
 def test_tables_that_do_not_fit(
@@ -139,10 +109,3 @@ def test_the_order_of_classes_can_be_given(folder: Path) -> None:
         ImageDatastore(str(folder), labels=TABLE, classes=["dog"])
     with raises(OptionsError, "names", "classes"):
         ImageDatastore(str(folder), labels=TABLE, classes=["dog", "dog", "cat"])
-
-
-def test_a_damaged_parquet_file_is_named(folder: Path) -> None:
-    pytest.importorskip("pyarrow")
-    (folder.parent / "bad.parquet").write_bytes(b"PAR1" * 3)
-    with raises(DataError, "no table", shown="bad.parquet"):
-        labels_of(folder, str(folder.parent / "bad.parquet"))

@@ -1,4 +1,4 @@
-"""Tables of many files: what is kept, what travels, what tells one from another."""
+"""Tables of many files: what is kept, and what travels."""
 
 from __future__ import annotations
 
@@ -87,24 +87,6 @@ def test_a_part_pickles_without_the_rest() -> None:
     assert len(pickle.dumps(part)) < len(pickle.dumps(manifest(1000))) / 5
 
 
-def test_the_id_is_that_of_the_samples_and_their_order() -> None:
-    some = manifest()
-    part = some.take(np.array([1, 5]))
-    assert part.id == pickle.loads(pickle.dumps(part)).id == some.take(np.array([1, 5])).id
-    others = [
-        some,
-        some.take(np.array([5, 1])),
-        some.take(np.array([1, 5, 5])),
-        manifest(url="/other"),
-        manifest(classes="ba"),
-        manifest(11),
-    ]
-    changed = [file if i != 5 else file._replace(etag="new") for i, file in enumerate(listing(10))]
-    newer = Manifest(Files.of(Folder("/photos"), changed), some.rows, some.labels, some.classes)
-    ids = [other.id for other in (*others, part, newer, newer.take(np.array([1, 5])))]
-    assert len(set(ids)) == len(ids)
-
-
 def test_joining_unites_sources_and_classes() -> None:
     first, second = manifest(4), manifest(6, "/more", "bcd")
     both = first.take(np.array([3, 0])).join(second).join(first.take(np.array([1])))
@@ -131,9 +113,7 @@ class Renamed:
     def name(self, path: str) -> str:
         return self.source.name(path)
 
-    def read(
-        self, file: FileRef, start: int = 0, length: int | None = None, *, fresh: bool = False
-    ) -> bytes:
+    def read(self, file: FileRef, start: int = 0, length: int | None = None) -> bytes:
         return b"read: " + self.source.read(file, start, length)
 
 

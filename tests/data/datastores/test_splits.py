@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from gpupool.core.errors import OptionsError
 from gpupool.data.datastores import splits
-from tests.support.raising import raises
 
 LABELS = st.lists(st.integers(0, 3), min_size=1, max_size=60).map(np.array)
 FRACTIONS = st.lists(st.floats(0.05, 0.9), min_size=1, max_size=3).filter(lambda f: sum(f) <= 1)
@@ -53,35 +52,3 @@ def test_parts_are_all_together_and_of_one_size(total: int, num_parts: int) -> N
     parts = [splits.partition(total, num_parts, index) for index in range(num_parts)]
     assert sorted(np.concatenate(parts).tolist()) == list(range(total))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
-@given(LABELS, st.sampled_from(["over", "under"]) | st.integers(1, 40), st.integers(0, 2**32))
-def test_balanced_classes_are_equal_and_use_each_sample_as_evenly_as_can_be(
-    labels: np.ndarray, target: str | int, seed: int
-) -> None:
-    _, dense = np.unique(labels, return_inverse=True)
-    counts = np.bincount(dense)
-    names = [str(index) for index in range(len(counts))]
-    chosen = splits.balance(dense, names, target, seed)  # type: ignore[arg-type]
-    number = {"over": counts.max(), "under": counts.min()}.get(target, target)  # type: ignore[call-overload]
-    assert np.bincount(dense[chosen]).tolist() == [number] * len(counts)
-    times = np.bincount(chosen, minlength=len(dense))
-    for own in range(len(counts)):
-        of_class = times[dense == own]
-        assert of_class.max() - of_class.min() <= 1
-    assert np.array_equal(chosen, splits.balance(dense, names, target, seed))  # type: ignore[arg-type]
-
-
-def test_what_cannot_be_balanced() -> None:
-    labels = np.array([0, 0, 2])
-    with raises(OptionsError, "empty class", "b"):
-        splits.balance(labels, "abc", "over", 0)
-    for nonsense in ("best", 0, -1, True, 2.5):
-        with raises(OptionsError, "unknown", "target"):
-            splits.balance(np.array([0, 1]), "ab", nonsense, 0)  # type: ignore[arg-type]
-
-
-def test_another_seed_draws_others() -> None:
-    labels = np.repeat([0, 1], [100, 10])
-    drawn = {tuple(splits.balance(labels, "ab", "under", seed).tolist()) for seed in range(3)}
-    assert len(drawn) == 3

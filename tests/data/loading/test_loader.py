@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,14 +11,10 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import TensorDataset
-from torchvision.transforms import v2
 
 from gpupool.core.errors import DataError, SampleError
-from gpupool.data.datastores.images import ImageDatastore
-from gpupool.data.loading.loader import load_batches
+from gpupool.data.loading.ways import load_batches
 from tests.data.reading.points import TIMEOUT_S, Points, first, full, join_loaders, num_threads
-from tests.servers.s3 import SeaweedServer
-from tests.support.raising import raises
 
 ROOT = Path(__file__).parents[3]
 
@@ -97,15 +92,6 @@ def test_without_depth_the_callers_thread_reads_each_batch_when_asked() -> None:
     assert data.by == {threading.current_thread()}
 
 
-def test_the_next_batch_is_ready_before_it_is_asked_for() -> None:
-    dataset = Squares(closed_from=2)
-    loading = load_batches(dataset, batches([0], [1], [2]), depth=2)
-    next(loading)
-    assert dataset.reached.wait(TIMEOUT_S)  # nobody asked for batch 1 yet, batch 2 is under way
-    dataset.gate.set()
-    assert len(list(loading)) == 2
-
-
 def test_an_error_comes_out_at_its_own_batch() -> None:
     loading = load_batches(Squares(), batches([11], [12], [13], [14]))
     assert [first(loading)[1].item(), first(loading)[1].item()] == [121, 144]
@@ -131,40 +117,6 @@ def test_dropping_the_iterator_ends_the_thread() -> None:
         assert batch is not None
         break
     join_loaders()
-
-
-def test_images_of_a_bucket_arrive_as_they_are_read_one_by_one(
-    s3: SeaweedServer, photos_url: str
-) -> None:
-    os.environ.update(s3.env)
-    test = ImageDatastore(f"{photos_url}/test")
-    order = np.random.default_rng(0).permutation(len(test))
-    loaded = full(load_batches(test, np.array_split(order, 4)))
-    images = torch.cat([batch.inputs for batch in loaded])
-    labels = torch.cat([batch.targets for batch in loaded])
-    assert labels.tolist() == test.labels[order].tolist()
-    assert images.dtype == torch.uint8
-    for place in (0, 42, 99):
-        assert torch.equal(images[place], test[int(order[place])][0])
-
-
-def test_images_of_different_sizes_say_what_to_do(s3: SeaweedServer, photos_url: str) -> None:
-    os.environ.update(s3.env)
-    test = ImageDatastore(f"{photos_url}/test").with_transform(_some_narrow)
-    with raises(DataError, "sizes", shown="3 x 28 x 20, 3 x 28 x 28"):
-        next(load_batches(test, [np.arange(100)]))
-    sized = test.with_transform(v2.Resize((14, 14)))
-    assert first(load_batches(sized, [np.arange(100)]))[0].shape == (100, 3, 14, 14)
-
-
-def _some_narrow(image: torch.Tensor) -> torch.Tensor:
-    return image[:, :, :20] if image[0, 14, 14] > 100 else image
-
-
-def test_samples_that_are_no_pairs_are_all_of_the_batch() -> None:
-    loaded = next(load_batches(torch.arange(4), batches([0, 1])))
-    assert loaded is not None
-    assert (loaded.inputs.tolist(), loaded.targets) == ([0, 1], None)
 
 
 @pytest.mark.gpu

@@ -22,8 +22,8 @@ from torch.utils.data import Subset
 
 from gpupool.core.errors import DataError
 from gpupool.data.loading import ways
-from gpupool.data.loading.loader import load_batches
 from gpupool.data.loading.measuring import Measured, Way, choose
+from gpupool.data.loading.ways import load_batches
 from gpupool.data.reading.collate import Batch
 from gpupool.data.reading.samples import Draw
 from tests.data.loading.drawing import NUM, Bad, Drawing, DrawingLate, Plain, Together
@@ -205,7 +205,7 @@ def test_a_bad_sample_an_error_and_a_killed_process_are_told_as_without_processe
 KILLED = """
 import sys, numpy as np
 from gpupool.data.loading import ways
-from gpupool.data.loading.loader import load_batches
+from gpupool.data.loading.ways import load_batches
 from gpupool.data.loading.measuring import Measured, Way, choose
 from gpupool.data.reading.samples import Draw
 from tests.data.loading.drawing import Plain

@@ -66,12 +66,6 @@ def jpeg_that_claims(width: int, height: int) -> bytes:
     return bytes(data)
 
 
-def bmp_that_claims(width: int, height: int) -> bytes:
-    data = bytearray(file(picture(), "BMP"))
-    data[18:26] = struct.pack("<ii", width, height)
-    return bytes(data)
-
-
 def animated(kind: str) -> bytes:
     frames = [picture(), ImageOps.invert(picture())]
     return file(frames[0], kind, save_all=True, append_images=frames[1:])
@@ -136,17 +130,12 @@ def test_simplejpeg_and_torchvision_give_the_same_picture(
 WRONG = {
     "empty": (b"", "empty", "(0 bytes)"),
     "text": (b"this is text, not an image", "damaged", "(BMP, GIF"),
-    "a web page": (b"<html><body>404</body></html>", "damaged", "(BMP, GIF"),
-    "a JPEG's first bytes": (file(picture(), "JPEG")[:100], "damaged", " an image: "),
     "half a JPEG": (file(picture(), "JPEG")[:-100], "damaged", " an image: Image is incomplete"),
     "half a PNG": (file(picture(), "PNG")[:-60], "damaged", " an image: "),
     "half a WebP": (file(picture(), "WEBP")[:-60], "damaged", " an image: "),
-    "half a TIFF": (file(picture(), "TIFF")[:-900], "damaged", " an image: "),
     "a marker that is none": (b"\xff\xd8\xff\xe0\0\4ab" + b"x" * 50, "damaged", " at byte "),
-    "a JPEG without frame": (b"\xff\xd8\xff\xd9" + b"\0" * 50, "damaged", " an image: "),
     "a huge PNG": (png_that_claims(2**31 - 1, 2**31 - 1), "too large", " pixels"),
     "a huge JPEG": (jpeg_that_claims(65500, 65500), "too large", " 65,500 x 65,500 pixels"),
-    "a huge BMP": (bmp_that_claims(60_000, 60_000), "too large", " pixels"),
     "an animated GIF": (animated("GIF"), "animated", ""),
     "an animated PNG": (animated("PNG"), "animated", ""),
     "an animated WebP": (animated("WEBP"), "animated", ""),
@@ -168,29 +157,6 @@ def test_a_broken_remark_about_orientation_loses_no_picture() -> None:
     at = stored.index(b"Exif\0\0") + 10
     broken = stored[:at] + b"\xff\xff\xff\xff" + stored[at + 4 :]
     assert decode(broken, "x").shape == (3, HEIGHT, WIDTH)
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF"])
-def test_a_file_cut_anywhere_is_an_error_or_a_picture_never_a_crash(kind: str) -> None:
-    whole = file(picture(), kind)
-    for length in range(1, len(whole), 7):
-        try:
-            assert decode(whole[:length], "x").shape == (3, HEIGHT, WIDTH)
-        except SampleError as error:
-            assert error.url == "x"  # noqa: PT017 - both are right
-    assert decode(whole, "x").shape == (3, HEIGHT, WIDTH)
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF"])
-def test_a_file_with_wrong_bytes_is_an_error_or_a_picture_never_a_crash(kind: str) -> None:
-    whole = file(picture(), kind)
-    for at in range(0, len(whole), 11):
-        changed = bytearray(whole)
-        changed[at] ^= 0xFF
-        try:
-            assert decode(bytes(changed), "x").shape[0] == 3
-        except SampleError as error:
-            assert error.url == "x"  # noqa: PT017 - both are right
 
 
 def test_a_long_animation_is_refused_before_it_is_decoded() -> None:

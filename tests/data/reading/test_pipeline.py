@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpupool.core.errors import DataError, SampleError
-from gpupool.data.loading.loader import load_batches
+from gpupool.data.loading.ways import load_batches
 from gpupool.data.reading.collate import Batch
 from gpupool.data.reading.samples import Draw, Skipped, read_samples
 from tests.data.reading.points import (
@@ -329,7 +329,7 @@ INTERRUPTED = """
 import signal, sys, threading, time
 import numpy as np
 import torch
-from gpupool.data.loading.loader import load_batches
+from gpupool.data.loading.ways import load_batches
 from gpupool.data.reading.samples import read_samples
 from tests.data.reading.points import Points
 

@@ -94,15 +94,10 @@ def test_a_bad_mask_is_named(data: bytes, reason: str, shown: str) -> None:
 @pytest.mark.parametrize(
     ("classes", "kind", "shown"),
     [
-        ({}, "type", ""),
         ("road", "type", ""),
         ({"road": -1}, "range", "-1"),
-        ({"road": True}, "range", ""),
-        ({"road": 2**16}, "range", ""),
-        ({"road": (1, 2)}, "range", ""),
         ({"road": (1, 2, 256)}, "range", ""),
         ({"road": []}, "id type", ""),
-        ({3: 4}, "id type", ""),
         ({"road": 1, "car": (1, 2, 3)}, "mixed", ""),
         ({"road": 1, "car": [2, 1]}, "twice", " 1 "),
         ({"road": (1, 2, 3), "car": (1, 2, 3)}, "twice", " (1, 2, 3) "),

@@ -6,11 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.core.errors import OptionsError
 from gpupool.data.reading.shards import Indices, num_batches, shard
 from gpupool.data.segmentation.open_pairs import OpenPairs
 from gpupool.data.segmentation.patch_order import patch_order
-from tests.support.raising import raises
 
 pairs = st.integers(0, 40)
 per_images = st.integers(1, 20)
@@ -114,12 +112,3 @@ def test_lanes_need_their_next_pairs_at_different_times() -> None:
     changes = (order[1:] != order[:-1]).sum(1)
     # 16 pairs each 32 batches: one every other batch, not 16 at once
     assert changes[:-32].max() <= 2
-
-
-def test_impossible_arguments_say_what_to_give() -> None:
-    with raises(OptionsError, "range", "per_image"):
-        patch_order(4, 0, 0, 0, 8, 4)
-    with raises(OptionsError, "range", "open_pairs"):
-        patch_order(4, 1, 0, 0, 8, 0)
-    with raises(OptionsError, "range", "batch_size"):
-        patch_order(4, 1, 0, 0, 0, 4)

@@ -45,8 +45,8 @@ def test_each_batch_is_brought_aside_and_taken_by_the_thread_that_uses_it(stream
             held.append(cpu.num_marks - len(cpu.reached))
     assert torch.equal(torch.cat([one for one, _ in found]), inputs)
     assert torch.equal(torch.cat([one for _, one in found]), targets)
-    steps = cpu.steps[threading.current_thread().name]
-    assert [step for step in steps if step != "work"] == ["hand over", "take"] * NUM_BATCHES
+    steps = {threading.current_thread().name: ["hand over", "take"] * NUM_BATCHES}
+    assert cpu.steps == steps
     assert (cpu.num_streams, max(held)) == (1, 2)
     assert cpu.reached == [*range(1, len(cpu.reached) + 1)]  # in order, the oldest first
 

@@ -183,25 +183,6 @@ def test_files_that_are_no_images_are_skipped_by_name(pools: Pools, tmp_path: Pa
     assert results[1].history.loss == pytest.approx(results[2].history.loss, abs=1e-5)
 
 
-def test_where_ranks_have_no_gpu_only_cuda_is_refused_as_the_place_to_decode(
-    pools: Pools, tmp_path: Path
-) -> None:
-    for index in range(8):
-        path = tmp_path / "ab"[index % 2] / f"{index}.jpg"
-        path.parent.mkdir(exist_ok=True)
-        Image.new("RGB", (4, 4), (index * 30, 0, 0)).save(path)
-    data = ImageDatastore(str(tmp_path))
-    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, 2))
-    settings = {"batch_size": 4, "lr": 0.1, "epochs": 1}
-    losses = [
-        train_on(pools[1], model, each, **settings).history.loss
-        for each in (data, data.decoded_on("auto"))
-    ]
-    assert losses[0] == losses[1]
-    with raises(SpmdError, "no GPU", "place", ename="OptionsError"):
-        train_on(pools[1], model, data.decoded_on("cuda"), **settings)
-
-
 def test_a_store_in_trouble_changes_nothing_but_what_the_history_tells(
     pools: Pools, s3: SeaweedServer, photos_url: str
 ) -> None:
