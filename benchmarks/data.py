@@ -1,8 +1,7 @@
 """Reading images from S3: gpupool, the ceiling of the decoder, and the peers, in one run.
 
     python -m benchmarks.data [--images 1024] [--rounds 3] [--latency-ms 50] [--engines 1 2]
-                              [--keys 50000] [--gpu]
-
+                              [--keys 50000]
 
 The objects are photographs of 30-110 KB on a SeaweedFS server of this machine, which is asked
 directly and through a proxy that adds the latency to every first byte. Where the machine has two
@@ -29,7 +28,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.data_ways import GPU_WAYS, WAYS
+from benchmarks.data_ways import WAYS
 from tests.servers.s3 import SeaweedServer
 from tests.servers.slow_s3 import SlowS3
 
@@ -235,10 +234,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=list(WAYS), choices=list(WAYS))
     parser.add_argument("--no-reading", action="store_true", help="leave reading alone out")
     parser.add_argument("--keys", type=int, default=0, help="also list so many keys")
-    parser.add_argument("--gpu", action="store_true", help="also decode on this machine's GPU")
     options = parser.parse_args()
-    gpu_ways = list(GPU_WAYS) if options.gpu else []
-    options.only += gpu_ways
     images = photographs(options.images)
     sizes = np.percentile([len(content) for content in images.values()], [5, 50, 95]) / 1000
     os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="gpupool-bench-")
@@ -252,7 +248,7 @@ def main() -> None:
         how = {"paths": list(images), "rounds": options.rounds}
         for title, names, decode, numbers in (
             ("Read only, one process", READERS, False, [1]),
-            ("Read, decode, resize to 224", [*WAYS, *gpu_ways], True, options.engines),
+            ("Read, decode, resize to 224", list(WAYS), True, options.engines),
         ):
             for engines in numbers if decode or not options.no_reading else []:
                 how |= {"decode": decode, "engines": engines}

@@ -136,22 +136,14 @@ def datastore() -> Any:
     return gpupool.ImageDatastore(f"s3://{job['bucket']}/{job['folder']}").with_transform(resize)
 
 
-def ours(dataset: Any, device: str = "cpu") -> Pass:
+def ours(dataset: Any) -> Pass:
     places = range(job["first"], job["first"] + len(job["paths"]))
     if not job["decode"]:
         threads = ThreadPoolExecutor(THREADS)
         return lambda: len(list(threads.map(dataset.fetch, places)))
     cuts = range(0, len(places), BATCH)
     batches = [np.array(places[cut : cut + BATCH], dtype=np.int64) for cut in cuts]
-
-    def read_all() -> int:
-        loading = load_batches(dataset, batches, device=device)
-        num = sum(batch.num for batch in loading if batch)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        return num
-
-    return read_all
+    return lambda: sum(batch.num for batch in load_batches(dataset, batches) if batch)
 
 
 def gpupool_cached() -> Pass:
@@ -180,16 +172,13 @@ WAYS: dict[str, Callable[[], Pass]] = {
     "DataLoader + s3fs cat": s3fs_cat,
     "DataLoader + s3fs open": s3fs_open,
 }
-GPU_WAYS: dict[str, Callable[[], Pass]] = {
-    'gpupool, decoded_on("cuda")': lambda: ours(datastore().decoded_on("cuda"), "cuda"),
-}
 job: dict[str, Any] = {}
 
 
 def main() -> None:
     torch.set_num_threads(1)
     job.update(json.loads(sys.stdin.readline()))
-    read_all = {**WAYS, **GPU_WAYS}[sys.argv[1]]()
+    read_all = WAYS[sys.argv[1]]()
     assert read_all() == len(job["paths"])
     print("ready", flush=True)
     for _ in sys.stdin:
