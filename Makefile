@@ -34,7 +34,7 @@ test: $(VENV)/.test $(OTHER_KERNELS)
 	@scripts/apt-install $(TEST_PACKAGES)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
-long: $(VENV)/.test $(OTHER_KERNELS)
+long: $(VENV)/.long $(OTHER_KERNELS)
 	@scripts/apt-install $(TEST_PACKAGES)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --long
 
