@@ -48,6 +48,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "gpupool needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || scripts/apt-install $(VENV_PACKAGES)
+	@echo "Making $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
 # One stamp for each set of dependencies; editing pyproject.toml installs anew.
@@ -58,6 +59,7 @@ $(VENV)/.%: $(BIN)/python pyproject.toml
 
 # ipykernel alone; the rest is the same as that of .venv, but for what 6.31 needs besides.
 build/ipykernel-%: | $(VENV)/.test
+	@echo "Installing ipykernel $* into $@"
 	@rm -rf $@.part
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@.part \
 		ipykernel==$* nest-asyncio
