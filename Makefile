@@ -34,7 +34,7 @@ test: $(VENV)/.test $(OTHER_KERNELS)
 	@scripts/apt-install $(TEST_PACKAGES)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
-long: $(VENV)/.long $(OTHER_KERNELS)
+long: $(VENV)/.test $(OTHER_KERNELS)
 	@scripts/apt-install $(TEST_PACKAGES)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) --long
 
@@ -59,7 +59,6 @@ $(VENV)/.%: $(BIN)/python pyproject.toml
 
 # ipykernel alone; the rest is the same as that of .venv, but for what 6.31 needs besides.
 build/ipykernel-%: | $(VENV)/.test
-	@echo "Installing ipykernel $* into $@"
 	@rm -rf $@.part
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target $@.part \
 		ipykernel==$* nest-asyncio

@@ -194,7 +194,6 @@ def test_what_stands_in_an_output_widget_ends_as_text_and_clears_nothing_else(
 
 
 def test_all_that_rich_shows_is_there(kernel: Kernel) -> None:
-    pytest.importorskip("rich", reason="rich is not installed")
     cell = kernel.run(
         "%%spmd\nfrom rich import print as rprint\nfrom rich.console import Console\n"
         "from rich.live import Live\nfrom rich.progress import track\n"
