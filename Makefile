@@ -56,6 +56,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "gpupool needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || scripts/apt-install $(VENV_PACKAGES)
+	@echo "Making $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
 # One stamp for each set of dependencies; editing these files installs anew.

@@ -88,7 +88,7 @@ def accelerate(case: Case, data: TensorDataset) -> None:
 
 
 def fabric(case: Case, data: TensorDataset) -> None:
-    from lightning.fabric import Fabric
+    from lightning_fabric import Fabric
 
     fabric = Fabric(accelerator="cpu", devices=dist.get_world_size(), strategy="ddp")
     fabric.launch()
@@ -104,9 +104,9 @@ def trainer(*, logs: bool) -> Callable[[Case, TensorDataset], None]:
     """Lightning's Trainer: bare, or with the loss logged and shown in the bar, as is usual."""
 
     def train(case: Case, data: TensorDataset) -> None:
-        import lightning
+        import pytorch_lightning
 
-        class Module(lightning.LightningModule):
+        class Module(pytorch_lightning.LightningModule):
             def __init__(self) -> None:
                 super().__init__()
                 self.network = case.model()
@@ -122,7 +122,7 @@ def trainer(*, logs: bool) -> Callable[[Case, TensorDataset], None]:
 
         stdout, sys.stdout = sys.stdout, open(os.devnull, "w")  # noqa: SIM115
         try:
-            lightning.Trainer(
+            pytorch_lightning.Trainer(
                 accelerator="cpu",
                 devices=dist.get_world_size(),
                 strategy="ddp",

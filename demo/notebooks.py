@@ -7,6 +7,7 @@ import re
 import socket
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 def execute(notebook: Path, build: Path) -> Path:
     """Run a notebook headless; its outputs and a self-contained HTML page go to `build`.
 
-    Returns the path of the executed notebook. Raises nbclient's CellExecutionError, with what was
-    done so far in `build`, if a cell fails that is not tagged "raises-exception".
+    Each cell is named before it runs, and what it prints after it. Returns the path of the executed
+    notebook. Raises nbclient's CellExecutionError, with what was done so far in `build`, if a cell
+    fails that is not tagged "raises-exception".
     """
     build.mkdir(parents=True, exist_ok=True)
     print(f"Running {notebook.name} ...", flush=True)
@@ -51,12 +53,25 @@ def execute(notebook: Path, build: Path) -> Path:
             resources={"metadata": {"path": str(notebook.parent)}},
             # as in JupyterLab: where nobody looks, each training writes lines for a log
             on_notebook_start=lambda notebook: setattr(client.kc, "allow_stdin", True),
+            on_cell_execute=_name,
+            on_cell_executed=_show,
         )
         try:
             client.execute()
         finally:  # also of a failed run: it shows the error
-            _save(document, executed)
+            nbformat.write(document, executed)
+            executed.with_suffix(".html").write_text(to_html(document), encoding="utf-8")
     return executed
+
+
+def _name(cell: nbformat.NotebookNode, cell_index: int) -> None:
+    print(f"  {cell.source.splitlines()[0]}", flush=True)
+
+
+def _show(cell: nbformat.NotebookNode, cell_index: int, execute_reply: object) -> None:
+    for output in cell.outputs:
+        if output.output_type == "stream":
+            print(textwrap.indent(output.text.rstrip(), "    "), flush=True)
 
 
 def keep(executed: Path, secrets: list[str]) -> None:
@@ -110,11 +125,6 @@ def _texts(outputs: list[Any]) -> list[str]:
         data = output.get("data", {})
         found += [str(data[mime]) for mime in data if not mime.startswith("image/")]
     return [re.sub(r"[A-Za-z0-9+/=]{200,}", "", text) for text in found]
-
-
-def _save(document: nbformat.NotebookNode, executed: Path) -> None:
-    nbformat.write(document, executed)
-    executed.with_suffix(".html").write_text(to_html(document), encoding="utf-8")
 
 
 def to_html(document: nbformat.NotebookNode) -> str:

@@ -39,7 +39,6 @@ def shared_browser(pytestconfig: pytest.Config) -> Iterator[Browser]:
 def shared_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Both front ends, for tests that share a notebook as well."""
     pytest.importorskip("jupyterlab", reason="jupyterlab is not installed")
-    pytest.importorskip("notebook", reason="notebook is not installed")
     from tests.browser.lab import Lab
 
     with Lab(tmp_path_factory.mktemp("lab"), ROOT) as started:

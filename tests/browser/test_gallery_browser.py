@@ -71,6 +71,7 @@ UNFOLD = """outputs => {
 @pytest.fixture(scope="module")
 def gallery(shared_lab: Lab, shared_browser: Browser) -> Iterator[Page]:
     """The notebook, its cells run."""
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     cells = [SETUP + FOLDER, *VIEWS.values()]
     page = shared_browser.open(
         shared_lab, shared_lab.lend_kernel(shared_lab.write("gallery.ipynb", cells))

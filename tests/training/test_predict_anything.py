@@ -237,6 +237,7 @@ def test_a_pair_of_arrays_is_trained_on_as_a_tensor_dataset(pools: Pools) -> Non
         train_on(pools[1], network(), "s3://photos/train")
 
 
+@pytest.mark.long
 def test_the_page_on_using_a_network_is_true(pool2: Pool, photos: Path, tmp_path: Path) -> None:
     shutil.copytree(photos / "dog", tmp_path / "new")
 

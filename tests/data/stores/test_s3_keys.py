@@ -290,6 +290,7 @@ def test_a_forked_process_never_hangs(
 @pytest.fixture(scope="module")
 def moto() -> Iterator[str]:
     """An AWS of its own that issues temporary keys; the URL of S3 and STS."""
+    pytest.importorskip("moto", reason="moto is not installed")
     program = (
         "from moto.server import ThreadedMotoServer\n"
         "server = ThreadedMotoServer('127.0.0.1', 0, False); server.start()\n"

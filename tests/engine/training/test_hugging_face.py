@@ -5,11 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import datasets
-import peft
 import pytest
 import torch
-import transformers
 from torch import Tensor
 
 import gpupool
@@ -17,6 +14,8 @@ from gpupool import SpmdError
 from tests.support.pools import Pools
 from tests.support.raising import raises
 from tests.support.trainings import train_on, weights
+
+datasets, peft, transformers = map(pytest.importorskip, ("datasets", "peft", "transformers"))
 
 WORDS = 13
 SETTINGS: dict[str, Any] = {"batch_size": 6, "epochs": 2, "lr": 0.05, "shuffle": "never"}
