@@ -57,7 +57,7 @@ def describe(error: BaseException) -> Raised:
         _end_before_torch(error)
     earlier = forming.about_earlier(_text(error), frames) if _is_collective(error) else ""
     _trim(error)
-    hint = error_hints.hint(chain)
+    hint = error_hints.CONTEXT_LOST if error_hints.is_context_lost(*chain) else ""
     kind, names = (error.kind, error.names) if isinstance(error, GpuPoolError) else ("", ())
     kind = "earlier group" if earlier else kind
     described = RankError(
