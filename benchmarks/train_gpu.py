@@ -102,7 +102,6 @@ def by_fit(
         channels_last=True,
         compile=True,
         log_every=LOG_EVERY,
-        on_divergence="tell",
     )
     began = time.perf_counter()  # from where the events count their seconds
     fit(model, data, "cross_entropy", options, world=World(0, 1, device), emit=take)

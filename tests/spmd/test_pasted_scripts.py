@@ -167,6 +167,3 @@ def test_rpc_can_be_shut_down_and_begun_again(kernel: Kernel) -> None:
     for _ in range(3):
         assert "over" in lines(kernel, cell)[-1]
         assert usable(kernel)
-
-
-@pytest.mark.long

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-import traceback
 from types import TracebackType
 from typing import Any
 

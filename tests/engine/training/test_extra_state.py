@@ -116,7 +116,7 @@ def test_what_is_kept_is_of_the_step_that_is_kept(
     model = counting()
     result = train_on(
         pools[num], model, samples(24), validation=samples(9), batch_size=8, lr=300, epochs=3,
-        optimizer="sgdm", objective="loss", on_divergence="tell", **settings,
+        optimizer="sgdm", objective="loss", **settings,
     )  # fmt: skip
     assert batches(result.model) == result.kept_step
     assert (result.kept_step < 9) == (settings["keep"] == "best")

@@ -191,7 +191,7 @@ def test_a_share_that_skipping_leaves_with_one_sample_is_the_same_to_the_last_bi
 ) -> None:
     """It is normalised with the statistics so far: by those that a checkpoint has."""
     settings: dict[str, Any] = {"batch_size": 4, "epochs": 1, "shuffle": "never"}
-    settings |= {"on_error": "skip", "max_skipped": 0.1}
+    settings |= {"on_error": "skip"}
     data = Vectors(24, {19})  # of step 5, in which the second rank has 18 and 19
     model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
     expected = train_on(pools[2], model, data, **settings)

@@ -60,11 +60,6 @@ PARTS = {
         "gpupool.ImageDatastore(folder).with_transform(half), options=options())",
         2,
     ),
-    "step": (
-        "def step(models, batch, optimizers):\n    return missing_name\n"
-        "train(nn.Linear(4, 2), data, options=options(step=step))",
-        2,
-    ),
     "loss": (
         "def loss(outputs, targets):\n    return missing_name\n"
         "train(nn.Linear(4, 2), data, loss, options=options())",
