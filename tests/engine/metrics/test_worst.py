@@ -123,7 +123,7 @@ def test_files_have_names_and_a_normalization_of_their_own_is_undone(pool2: Pool
     assert "/data/b/5.jpg" in repr(worst)
 
 
-def test_numbers_and_masks_say_what_they_can(pool2: Pool) -> None:
+def test_numbers_say_what_they_are(pool2: Pool) -> None:
     values = torch.tensor([[1.0], [2.0], [30.0]])
     data = TensorDataset(torch.arange(3).double(), torch.tensor([1.0, 2.5, 3.0]))
     worst = worst_samples(Table(values), data, 2, "mse")

@@ -225,18 +225,6 @@ def test_faster_numbers_are_nearly_the_same(
     assert {p.dtype for p in other.model.parameters()} == {torch.float32}
 
 
-def test_the_learning_rate_follows_the_schedule_step_by_step(pools: Pools) -> None:
-    result = train_on(
-        pools[2], network(), samples(32), batch_size=8, lr=0.1, epochs=2,
-        schedule="polynomial", warmup=2, warmup_factor=0.5,
-    )  # fmt: skip
-    rates = [s.lr for s in result.history.steps]
-    assert rates[:2] == pytest.approx([0.05, 0.075])
-    assert rates[2] == pytest.approx(0.1)
-    assert rates[2:] == sorted(rates[2:], reverse=True)
-    assert rates[-1] == pytest.approx(0.1 / 6)
-
-
 def test_frozen_batch_norms_keep_their_statistics(pools: Pools) -> None:
     model = convolutions()
     model[1].running_mean.fill_(0.25)
@@ -280,30 +268,6 @@ def test_dropout_draws_the_same_again(pools: Pools) -> None:
     assert apart(other, runs[0]) > 0.0
 
 
-def test_max_steps_ends_in_an_epoch(pools: Pools) -> None:
-    held_out = samples(16, seed=1)
-    result = train_on(
-        pools[2], network(), samples(32), batch_size=8, max_steps=6, validation=held_out
-    )
-    assert result.stopped_by == "max_steps"
-    assert len(result.history.steps) == 6
-    assert [v.step for v in result.history.validations] == [4, 6]
-
-
-def test_validation_every_few_steps_and_at_the_end(pools: Pools) -> None:
-    result = train_on(
-        pools[2],
-        network(),
-        samples(50),
-        batch_size=8,
-        epochs=2,
-        validate_every=3,
-        validation=samples(11, seed=1),
-    )
-    assert [v.step for v in result.history.validations] == [3, 6, 9, 12, 14]
-    assert [s.num_samples for s in result.history.steps] == ([8] * 6 + [2]) * 2
-
-
 @pytest.mark.parametrize("keep", ["auto", "best", "last"])
 def test_the_best_or_the_last_weights_are_kept(pools: Pools, keep: str) -> None:
     """A learning rate that is far too high makes validations go up and down."""
@@ -323,16 +287,6 @@ def test_the_best_or_the_last_weights_are_kept(pools: Pools, keep: str) -> None:
     assert result.history.end is not None
     kept = next(v.step for v in result.history.validations if v.loss == min(losses))
     assert result.history.end.kept_step == (-1 if keep == "last" else kept)
-
-
-def test_patience_ends_training(pools: Pools) -> None:
-    result = train_on(
-        pools[2], network(), samples(64), batch_size=8, lr=3.0, epochs=50, patience=2,
-        validation=samples(64, seed=1), objective="accuracy",
-    )  # fmt: skip
-    assert result.stopped_by == "patience"
-    best = [v.is_best for v in result.history.validations]
-    assert best[-3:] == [True, False, False]
 
 
 class Bursting(nn.Module):
@@ -370,17 +324,3 @@ def test_a_compiled_network_is_the_same(pools: Pools) -> None:
     compiled = train_on(pools[2], convolutions(), digits(), compile=True, **settings)
     assert list(compiled.model.state_dict()) == list(plain.model.state_dict())
     assert apart(compiled, plain) < 1e-9
-
-
-def test_the_linear_rule_keeps_the_accuracy(pools: Pools) -> None:
-    """Twice the ranks, the batch and the learning rate learn as much from as many samples."""
-    settings: dict[str, Any] = {"batch_size": 32, "lr": 0.02, "epochs": 6, "scale": "linear"}
-    found = [
-        train_on(pools[n], convolutions(), digits(1400), validation=digits(397, 1400), **settings)
-        for n in (1, 2)
-    ]
-    assert [(r.options.batch_size, r.options.lr) for r in found] == [(32, 0.02), (64, 0.04)]
-    one, two = (r.best.accuracy for r in found if r.best is not None)
-    assert one is not None
-    assert one > 0.85  # seen: 0.942 both
-    assert two == pytest.approx(one, abs=0.03)
