@@ -17,7 +17,7 @@ Training
 Data
     ImageDatastore, TarDatastore, SegmentationDatastore
 Your own loop, in %%spmd cells
-    shard_batches, weighted_loss, sync_batch_norm, Checkpoints, Metrics, StepTimer
+    shard_batches, weighted_loss, sync_batch_norm, Checkpoints, Metrics
     monitor                      its plots below the cell
 
 docs/ beside README.md has a page for each task; docs/reference has all commands and options.

@@ -34,8 +34,6 @@ from .engine.own_loop.monitor import Monitor as Monitor
 from .engine.own_loop.monitor import monitor as monitor
 from .engine.own_loop.sharding import shard_batches as shard_batches
 from .engine.own_loop.sharding import weighted_loss as weighted_loss
-from .engine.own_loop.step_timer import StepTimer as StepTimer
-from .engine.own_loop.step_timer import StepTimes as StepTimes
 from .engine.training.callbacks import CallbackInfo as CallbackInfo
 from .notebook.extension import load_ipython_extension as load_ipython_extension
 from .notebook.extension import unload_ipython_extension as unload_ipython_extension

@@ -52,11 +52,9 @@ class Counter(Protocol):
 
 
 class Memory(NamedTuple):
-    """Bytes of a GPU: of all processes, and what torch has of it in this one."""
+    """Bytes of a GPU: all there are, and those that torch keeps in this process."""
 
-    free: int
     total: int
-    allocated: int
     reserved: int
 
 
@@ -198,9 +196,8 @@ class Cuda(Device):
 
     def memory(self) -> Memory:
         """How full it is."""
-        free, total = torch.cuda.mem_get_info(self.device)
-        allocated = torch.cuda.memory_allocated(self.device)
-        return Memory(free, total, allocated, torch.cuda.memory_reserved(self.device))
+        _, total = torch.cuda.mem_get_info(self.device)
+        return Memory(total, torch.cuda.memory_reserved(self.device))
 
     def free_cache(self) -> None:
         """Give back the memory that torch keeps for later tensors."""

@@ -48,7 +48,7 @@ def train(call: Train) -> Reply[TrainReply]:
     stop_requested = partial(control.stop_requested, call.job_path)
     stops_at_once = partial(control.stops_at_once, call.job_path)
     with (
-        deterministic(job.options.deterministic, world) as world,
+        deterministic(job.options.deterministic),
         closing(RankReport(this_rank().rank, world.device, emit)) as rank_report,
     ):
         found = fit(

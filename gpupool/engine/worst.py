@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from gpupool.core.errors import TrainingError
-from gpupool.core.formatting import percent
 from gpupool.core.wire.replies import WorstSample
 from gpupool.data.reading.trees import rows, tensors
 from gpupool.engine.batches.share import Scaling, Share
@@ -51,8 +50,8 @@ class Worst:
             place = (order[n], -int(indices[n]))
             if len(self._kept) == self._num and place <= self._kept[0][:2]:
                 break  # those that follow have lower losses still
-            found, true, note = self._said(outputs, share.targets, n, share.num_here)
-            sample = WorstSample(int(indices[n]), losses[n], found, true, note)
+            found, true = self._said(outputs, share.targets, n, share.num_here)
+            sample = WorstSample(int(indices[n]), losses[n], found, true)
             picture = None if pixels is None else _shown(pixels[n], self._scaling)
             kept = (*place, sample, picture)
             if len(self._kept) < self._num:
@@ -65,23 +64,19 @@ class Worst:
         or None of a sample that is no image."""
         return [(sample, picture) for *_, sample, picture in sorted(self._kept, reverse=True)]
 
-    def _said(self, outputs: Any, targets: Any, n: int, num: int) -> tuple[Any, Any, str]:
-        """What the network found for a sample, what is true, and what more there is to say."""
+    def _said(self, outputs: Any, targets: Any, n: int, num: int) -> tuple[Any, Any]:
+        """What the network found for a sample, and what is true; None of more than one number."""
         scores, labels = self._loss.scored(
             rows(outputs, n, n + 1, num), rows(targets, n, n + 1, num)
         )
-        if not (isinstance(scores, Tensor) and isinstance(labels, Tensor)):
-            return None, None, ""
-        is_number = scores.numel() == labels.numel() == 1
+        if not (isinstance(scores, Tensor) and isinstance(labels, Tensor)) or labels.numel() != 1:
+            return None, None
+        is_number = scores.numel() == 1
         is_scored = fits_first(scores, labels) or fits_last(scores, labels)
         if (self._is_binary and is_number) or (is_scored and not labels.is_floating_point()):
             predicted, actual, _ = classes(scores, labels)
-            if predicted.numel() == 1:
-                return int(predicted), int(actual), ""
-            counts = actual != self._loss.ignored
-            wrong = ((predicted != actual) & counts).sum() / counts.sum().clamp(min=1)
-            return None, None, f"{percent(float(wrong))} wrong"
-        return (float(scores), float(labels), "") if is_number else (None, None, "")
+            return int(predicted), int(actual)
+        return (float(scores), float(labels)) if is_number else (None, None)
 
 
 def sample_losses(loss: Loss, outputs: Any, targets: Any, num: int) -> list[float]:

@@ -33,17 +33,17 @@ def worst_html(worst: WorstSamples) -> str:
 def _tile(sample: WorstSample, loss: str, found: str, true: str, index: str, file: str) -> str:
     has_class = sample.found is not None
     shown, actual = (escape(short_name(name, _NAME_CHARS)) for name in (found, true))
-    said = f"found {found}, true {true}" if has_class else sample.note
+    said = f"found {found}, true {true}" if has_class else ""
     title = ", ".join(filter(None, [said, f"loss {loss}", f"sample {index}", file]))
     data = b64encode(sample.png).decode()
     style = _PICTURE + (";image-rendering:pixelated" if max(sample.size) < _SMALL else "")
     picture = f'<img style="{style}" alt="{escape(title)}" src="data:image/png;base64,{data}">'
-    lines = [f"<b>{shown}</b>", f"true: {actual}"] if has_class else [said]
+    lines = [f"<b>{shown}</b>", f"true: {actual}"] if has_class else []
     if has_class and sample.found == sample.true:  # found, and with a high loss all the same
         lines = [f"<b>{shown}</b>", "true: the same"]
     name = file.rpartition("/")[2]
     lines += [f"loss {escape(loss)}", markup.muted(f"#{index}" + (f" {name}" if name else ""))]
-    text = "".join(f'<div style="{_LINE}">{line}</div>' for line in lines if line)
+    text = "".join(f'<div style="{_LINE}">{line}</div>' for line in lines)
     return (
         f'<figure style="{_TILE}" title="{escape(title)}">{picture}'
         f"<figcaption>{text}</figcaption></figure>"

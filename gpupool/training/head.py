@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -65,17 +65,6 @@ def replace_head(model: Module, num_classes: int) -> Module:
     if hasattr(changed, "num_classes"):  # SqueezeNet reads it in its forward
         changed.num_classes = num_classes
     return changed  # type: ignore[no-any-return]
-
-
-def as_module(model: object) -> object:
-    """A dict of networks, for `TrainingOptions.step`, as one; anything else as it is."""
-    from torch import nn
-
-    if isinstance(model, Mapping) and model:
-        parts = {str(name): part for name, part in model.items()}
-        if all(isinstance(part, nn.Module) for part in parts.values()):
-            return nn.ModuleDict(parts)
-    return model
 
 
 def require_module(model: object) -> None:

@@ -25,7 +25,7 @@ from gpupool.pool.environment.environment import notebook_place
 from gpupool.pool.pool import Pool
 from gpupool.pool.variables.delivery import sources_of
 from gpupool.pool.variables.kept_data import Place
-from gpupool.training.head import as_module, require_module
+from gpupool.training.head import require_module
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,7 +51,6 @@ def checked(
             f"options={options!r}: give a gpupool.TrainingOptions(...).", "type", "options"
         )
     check_metrics(options.metrics)
-    _check_step(model, loss, options, has_validation=validation is not None)
     # Which ranks train comes first: scale="linear" multiplies by their number, and effects follow.
     where = choose_execution(options.execution, pool.ranks, pool.training_ranks, pool.why_cpu)
     # Made absolute by the client, in whose folder they were written: a cell may move a rank.
@@ -69,29 +68,9 @@ def checked(
     return options, where
 
 
-def _check_step(
-    model: nn.Module, loss: Any, options: TrainingOptions, *, has_validation: bool
-) -> None:
-    """Refuse several networks without a step of the user's, and validations without a loss."""
-    if type(model).__name__ == "ModuleDict" and options.step is None:
-        raise TrainingError(
-            "model is a dict of networks: say how they are trained together, "
-            "train(networks, data, step=function), or give one network.",
-            "several networks",
-            "model",
-        )
-    if options.step is not None and has_validation and loss == "auto":
-        raise TrainingError(
-            "validation= needs a loss, which step= has within: give one for validations, as "
-            "train(network, data, 'cross_entropy', step=function, validation=data).",
-            "no loss",
-            "validation",
-        )
-
-
 def check_input(model: nn.Module, dataset: Any, loss: Any, validation: Any) -> None:
     """Refuse what cannot be trained on any pool: see `checked`."""
-    require_module(as_module(model))
+    require_module(model)
     require_dataset("dataset", dataset)
     if validation is not None:
         require_dataset("validation", validation)

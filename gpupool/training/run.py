@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import wait
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import PoolError, SpmdError
 from gpupool.core.jobs import TrainingJob
@@ -47,7 +47,6 @@ from gpupool.pool.calls.presses import heard_by, ignore_for_a_moment
 from gpupool.pool.pool import Pool
 from gpupool.pool.result import OutputRecorder
 from gpupool.training.binding import bind_training
-from gpupool.training.head import as_module
 from gpupool.training.history import TrainingHistory
 from gpupool.training.inputs import picture_transform, with_targets
 from gpupool.training.job import checked, write_job
@@ -90,7 +89,6 @@ class TrainingRun:
     ) -> None:
         # Before the checks: they look at the ranks, and one may be about to be replaced.
         pool.wait_until_usable()
-        model = cast("nn.Module", as_module(model))
         dataset, validation = with_targets(dataset, model), with_targets(validation, model)
         options, where = checked(pool, model, dataset, loss, options, validation)
         loss = chosen_loss(loss, model)

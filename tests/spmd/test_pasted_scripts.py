@@ -167,22 +167,3 @@ def test_rpc_can_be_shut_down_and_begun_again(kernel: Kernel) -> None:
     for _ in range(3):
         assert "over" in lines(kernel, cell)[-1]
         assert usable(kernel)
-
-
-@pytest.mark.long
-def test_references_of_a_second_rpc_say_what_helps(kernel: Kernel) -> None:
-    """torch sends what it notes of references by the first RPC of the process, which is over."""
-    cell = (
-        "import operator, torch.distributed.rpc as rpc\n"
-        "rpc.init_rpc(f'worker{rank}', rank=rank, world_size=world_size)\n"
-        "if rank == 0:\n"
-        "    seven = rpc.remote('worker1', max, args=(3, 7))\n"
-        "    print(rpc.rpc_sync('worker1', operator.methodcaller('local_value'), args=(seven,)))\n"
-        "    del seven\nrpc.shutdown()"
-    )
-    kernel.run("%gpupool restart")
-    assert "7" in lines(kernel, cell)[-1]
-    failed = kernel.run(f"%%spmd\n{cell}")
-    assert "RPC is no longer running" in failed.error_text
-    assert "`%gpupool restart` gives new processes." in failed.text
-    assert usable(kernel)

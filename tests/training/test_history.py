@@ -52,7 +52,7 @@ def died(rank: int = 1) -> SpmdError:
 
 
 def test_a_new_start_forgets_what_is_told_again() -> None:
-    history = history_of(START, step(1), step(2), checkpoint(2), WarningEvent("spike", "up", 2))
+    history = history_of(START, step(1), step(2), checkpoint(2), WarningEvent("data", "waited", 2))
     history.restarts = ["rank 1 was killed"]
     assert history.newest == checkpoint(2)
     for event in (START, ResumeEvent(2, 1, "s3://a/step-00000002.pt", 2), step(1), step(2)):
@@ -221,22 +221,6 @@ def test_what_goes_on_beside_the_steps_is_said_with_how_far_it_is() -> None:
     history.add(ProgressEvent("saving the last checkpoint", 0, 0))
     history.add(EndEvent("epochs", 2, 0.2))
     assert (history.stage, headline(history)) == ("", "Finished: 2 epochs in 0.2 s")
-
-
-def test_no_time_left_is_told_where_no_pace_tells_it() -> None:
-    history = TrainingHistory()
-    history.add(StartEvent(1, 4, 8, 8, 2, "CPU", "gloo", num_steps=4))
-    for step in (1, 2):
-        history.add(StepEvent(step, 1, 0.5, None, 0.1, 8, 30.0 * step, 0.0))
-    assert history.eta_s == 60.0
-    history.status = "stopping"  # which ends in a few steps, and not in a minute
-    assert history.eta_s is None
-    history.status = "training"
-    for step in (3, 4):
-        history.add(StepEvent(step, 1, 0.5, None, 0.1, 8, 30.0 * step, 0.0))
-    history.add(ProgressEvent("validating", 10, 1000, "samples", 121.0))
-    assert (history.progress, history.eta_s) == (1.0, None)
-    assert history.line().endswith("121.0 s")
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from torch import nn
 import gpupool
 from gpupool import (
     OptionsError,
-    PlacementError,
     Pool,
     PoolError,
     SpmdError,
@@ -174,23 +173,6 @@ def test_a_glob_that_matches_nothing_is_an_error_with_what_was_meant(pools: Pool
 
 
 # ---- small ones --------------------------------------------------------------------------------
-
-
-def test_a_pool_of_far_too_many_ranks_is_refused_at_once() -> None:
-    with raises(PlacementError, "too many", "n", shown="5000"):
-        gpupool.start(n=5000, device="cpu")
-
-
-def test_all_gpus_are_those_that_a_pool_takes_anyway() -> None:
-    with gpupool.start(inline=True, gpus="all", device="cpu") as pool:
-        assert pool.options.gpus is None
-
-
-def test_what_is_one_is_written_so(pools: Pools) -> None:
-    assert "1 rank," in repr(pools[1])
-    assert "1 rank," in repr(pools[1].run("1"))
-    pools[1]["x"] = 1
-    assert repr(pools[1]["x"]) == "Composite(x, 1 rank)"
 
 
 def test_a_handle_that_is_computed_with_says_where_to(pools: Pools) -> None:

@@ -23,13 +23,9 @@ WORDS: dict[str, tuple[str, ...]] = {
     "on_error": get_args(fields.OnError),
     "scale": get_args(fields.Scale),
     "normalize": get_args(fields.Normalize),
-    "clip_method": get_args(fields.ClipMethod),
     "precision": get_args(fields.Precision),
-    "compress": get_args(fields.Compress),
     "batch_norm": get_args(fields.BatchNorm),
-    "bn_statistics": get_args(fields.BnStatistics),
     "keep": get_args(fields.Keep),
-    "on_divergence": get_args(fields.OnDivergence),
     "on_failure": get_args(fields.OnFailure),
     "progress": get_args(fields.Progress),
     "compare": get_args(fields.Compare),
@@ -45,7 +41,7 @@ _COUNTS = (
 )
 MAX_WORKERS = 512  # of a rank: more is a slip of the pen
 _ABOVE_0 = ("lr", "trust_coefficient", "power", "clip")
-_FROM_0 = ("weight_decay", "eps", "min_delta")
+_FROM_0 = ("weight_decay", "eps")
 _BELOW_1 = ("momentum", "alpha", "min_factor", "warmup_factor")  # and not below 0
 _BETWEEN = ("drop_factor", "ema")  # above 0 and below 1
 
@@ -90,7 +86,7 @@ def warmup_of(value: str | int) -> tuple[int, str]:
 def _check_optimizer(value: object) -> None:
     if value == "lm":
         raise OptionsError(
-            "optimizer='lm' is not here: choose 'lbfgs', or one of the others.",
+            "optimizer='lm' is not here: choose one of the others.",
             "not here",
             "optimizer",
         )
@@ -117,12 +113,10 @@ def _check_optimizer(value: object) -> None:
 
 
 def _check_numbers(options: TrainingFields) -> None:
-    for name in (*_COUNTS, "seed", "drop_patience", "workers"):
+    for name in (*_COUNTS, "seed", "workers"):
         value = _given(options, name, whole=True)
         if value is not None and name in _COUNTS and value < 1:
             raise OptionsError.of(name, value, "must be above 0.")
-        if value is not None and name == "drop_patience" and value < 0:
-            raise OptionsError.of(name, value, "must not be negative.")
     if options.workers is not None and not 0 <= options.workers <= MAX_WORKERS:
         raise OptionsError.of(
             "workers", options.workers, f"must be in 0..{MAX_WORKERS}; 0 reads in one thread."
@@ -130,7 +124,7 @@ def _check_numbers(options: TrainingFields) -> None:
     # `step_key` keeps 64 bits of it: a larger seed would draw what a smaller one draws.
     if not 0 <= options.seed < 2**64:
         raise OptionsError.of("seed", options.seed, "must be in 0..2**64-1.")
-    for name in (*_ABOVE_0, *_FROM_0, *_BELOW_1, *_BETWEEN, "max_skipped"):
+    for name in (*_ABOVE_0, *_FROM_0, *_BELOW_1, *_BETWEEN):
         value = _given(options, name)
         if value is None:
             continue
@@ -145,12 +139,6 @@ def _check_numbers(options: TrainingFields) -> None:
             raise OptionsError.of(name, value, "must be above 0 and below 1.")
         if math.isinf(value):
             raise OptionsError.of(name, value, "must be finite.", "not finite")
-        if name == "max_skipped" and not 0 < value <= 1:
-            raise OptionsError(
-                f"max_skipped={value:g}: must be a share of the samples, above 0 and at most 1.",
-                "range",
-                name,
-            )
     if options.accumulate > options.batch_size:
         raise OptionsError.of(
             "accumulate",
@@ -208,13 +196,6 @@ def _check_schedule(options: TrainingFields) -> None:
         ) from None
     for name, epochs in pieces:
         _word("schedule", name, SCHEDULES)
-        if name == "plateau":
-            raise OptionsError(
-                "schedule: 'plateau' has no length, so it cannot be one of several: give it alone, "
-                "schedule='plateau'.",
-                "conflict",
-                "schedule",
-            )
         number(f"schedule[{name!r}]", epochs, whole=True)
     num_epochs = sum(epochs for _, epochs in pieces)
     if num_epochs != options.epochs or any(epochs < 1 for _, epochs in pieces):
@@ -238,7 +219,6 @@ _SCHEDULERS = {
     "LinearLR": "warmup='500 steps', or schedule='polynomial'",
     "CyclicLR": "schedule='cyclical', cycle_period=...",
     "OneCycleLR": "schedule='cosine', warmup='1 epoch'",
-    "ReduceLROnPlateau": "schedule='plateau', drop_factor=..., drop_patience=...",
     "ConstantLR": "schedule='none'",
     "SequentialLR": "schedule=[('none', 5), ('cosine', 10)]",
 }
@@ -304,10 +284,8 @@ def _check_intervals(options: TrainingFields) -> None:
 
 def _check_batches(options: TrainingFields) -> None:
     """What a batch is, and what is done with it."""
-    for name in ("collate", "step"):
-        value = getattr(options, name)
-        if value is not None and not callable(value):
-            raise OptionsError.of(name, value, "must be a function.", "type")
+    if options.collate is not None and not callable(options.collate):
+        raise OptionsError.of("collate", options.collate, "must be a function.", "type")
     if options.weight is not None and not callable(options.weight):
         _word("weight", options.weight, WEIGHTS)
     if isinstance(options.inputs, str) and options.inputs not in INPUTS:

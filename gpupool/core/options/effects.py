@@ -58,28 +58,13 @@ EFFECTS = (
     Effect(("alpha",), "optimizer", ("rmsprop",), "'rmsprop'"),
     Effect(("eps",), "optimizer", ("adam", "adamw", "rmsprop", "lamb"), "'adam'"),
     Effect(("trust_coefficient",), "optimizer", ("lars",), "'lars'"),
-    # torch's LBFGS has no weight decay. A callable gets it in the groups, so it counts as working.
-    Effect(("weight_decay",), "optimizer", lambda name: name != "lbfgs", "'adamw'"),
     Effect(("weight_decay_factors",), "weight_decay", lambda decay: decay > 0, "1e-4"),
     Effect(("drop_period",), "schedule", _has("piecewise", "exponential"), "'piecewise'"),
-    Effect(
-        ("drop_factor",),
-        "schedule",
-        _has("piecewise", "exponential", "plateau"),
-        "'piecewise'",
-    ),
-    Effect(("drop_patience",), "schedule", _has("plateau"), "'plateau'"),
+    Effect(("drop_factor",), "schedule", _has("piecewise", "exponential"), "'piecewise'"),
     Effect(("power",), "schedule", _has("polynomial"), "'polynomial'"),
-    Effect(
-        ("min_factor",),
-        "schedule",
-        _has("polynomial", "cosine", "cyclical", "plateau"),
-        "'cosine'",
-    ),
+    Effect(("min_factor",), "schedule", _has("polynomial", "cosine", "cyclical"), "'cosine'"),
     Effect(("cycle_period",), "schedule", _has("cosine", "cyclical"), "'cyclical'"),
     Effect(("warmup_factor",), "warmup", _is_given, "'1 epoch'"),
-    Effect(("max_skipped",), "on_error", ("skip",), "'skip'"),
-    Effect(("clip_method",), "clip", _is_given, "1.0"),
     # A sampler decides all of this itself; linear scaling would change the rate alone.
     Effect(
         ("batch_size", "shuffle", "scale", "weights", "bucket_by"),
@@ -110,17 +95,9 @@ def check_effects(options: TrainingFields) -> None:
                     name,
                 )
     _check_resume(options)
-    _check_improvement(options)
-    _check_lbfgs(options)
+    _check_nesterov(options)
     _check_drops(options)
     _check_warmup(options)
-    if options.bn_statistics == "population" and options.batch_norm == "frozen":
-        raise OptionsError(
-            "bn_statistics='population' has no effect while batch_norm is 'frozen', which keeps "
-            "the statistics as they are: leave one of them out.",
-            "no effect",
-            "bn_statistics",
-        )
     _check_objective(options)
     _check_batches(options)
     if options.deterministic and str(options.compile).startswith("max-autotune"):
@@ -152,21 +129,13 @@ def _check_resume(options: TrainingFields) -> None:
         )
 
 
-def _check_improvement(options: TrainingFields) -> None:
-    """What a momentum, or an improvement, is asked for that there is not."""
+def _check_nesterov(options: TrainingFields) -> None:
     usual = 0.0 if options.optimizer == "sgd" else 0.9
     if options.nesterov and not (usual if options.momentum is None else options.momentum):
         raise OptionsError(
             "nesterov=True has no effect without momentum: did you mean momentum=0.9?",
             "no effect",
             "nesterov",
-        )
-    if options.min_delta and options.patience is None and options.schedule != "plateau":
-        raise OptionsError(
-            f"min_delta={options.min_delta:g} has no effect while patience is None: did you mean "
-            "patience=3, or schedule='plateau'?",
-            "no effect",
-            "min_delta",
         )
 
 
@@ -188,11 +157,9 @@ def check_for(
         OptionsError: with what was meant.
     """
     if not has_validation:
-        for name in ("patience", "min_delta", "objective", "validate_every", "metrics"):
+        for name in ("patience", "objective", "validate_every", "metrics"):
             if is_given(options, name):
                 _refuse_without_validation(options, name)
-        if options.schedule == "plateau":
-            _refuse_without_validation(options, "schedule")
         # Not by `is_given`: keep="last" is what happens without validation, and does no harm.
         if options.keep == "best":
             _refuse_without_validation(options, "keep")
@@ -263,47 +230,6 @@ def _check_batches(options: TrainingFields) -> None:
             "gather",
             "accumulate",
         )
-    if options.step is None:
-        return
-    for name in ("accumulate", "gather", "weight", "compress"):
-        if is_given(options, name):
-            raise OptionsError(
-                f"{name}={getattr(options, name)!r} does nothing beside step=, which computes the "
-                "step itself: leave it out.",
-                "no effect",
-                name,
-                "step",
-            )
-    for name, value in (("precision", "fp16"), ("optimizer", "lbfgs")):
-        if getattr(options, name) == value:
-            raise OptionsError(
-                f"{name}={value!r} needs a step of gpupool's own, and step= is given: choose "
-                f"{('bf16' if name == 'precision' else 'adamw')!r}.",
-                "conflict",
-                name,
-                "step",
-            )
-
-
-def _check_lbfgs(options: TrainingFields) -> None:
-    if options.optimizer != "lbfgs":
-        return
-    # 0 is possible: frozen parameters are not given to the optimizer at all.
-    between = {p: f for p, f in options.learn_rate_factors.items() if f not in (0, 1)}
-    if between:
-        raise OptionsError(
-            f"learn_rate_factors={between} do nothing while optimizer is 'lbfgs', which has one "
-            "learning rate for all: only 0 (frozen) can be had.",
-            "no effect",
-            "learn_rate_factors",
-        )
-    if options.precision == "fp16":
-        raise OptionsError(
-            "precision='fp16' scales the loss, which optimizer='lbfgs' cannot do: choose 'bf16'.",
-            "conflict",
-            "precision",
-            "optimizer",
-        )
 
 
 def _check_drops(options: TrainingFields) -> None:
@@ -368,16 +294,12 @@ def _check_lengths(options: TrainingFields, steps_per_epoch: int) -> None:
 
 
 def _check_model(options: TrainingFields, model: ModelFacts) -> None:
-    norms = [
-        f"{name}={getattr(options, name)!r}"
-        for name in ("batch_norm", "bn_statistics")
-        if is_given(options, name)
-    ]
-    if norms and not model.has_batch_norm:
+    if is_given(options, "batch_norm") and not model.has_batch_norm:
         raise OptionsError(
-            f"{norms[0]} does nothing: the model has no batch norm. Leave it out.",
+            f"batch_norm={options.batch_norm!r} does nothing: the model has no batch norm. Leave "
+            "it out.",
             "no effect",
-            norms[0].split("=")[0],
+            "batch_norm",
         )
     if options.channels_last and not model.has_convolutions:
         raise OptionsError(

@@ -18,9 +18,9 @@ from gpupool.core.options.pool_options import folder_url, number, parameters
 MAX_SKIPPED = 0.001  # of the samples of an epoch
 
 # The words that options take: for type checkers, for help and completion, and for the checks.
-Optimizer: TypeAlias = Literal["sgdm", "sgd", "adam", "adamw", "rmsprop", "lbfgs", "lars", "lamb"]
+Optimizer: TypeAlias = Literal["sgdm", "sgd", "adam", "adamw", "rmsprop", "lars", "lamb"]
 Schedule: TypeAlias = Literal[
-    "none", "piecewise", "exponential", "polynomial", "cosine", "cyclical", "plateau"
+    "none", "piecewise", "exponential", "polynomial", "cosine", "cyclical"
 ]
 Scale: TypeAlias = Literal["none", "linear"]
 Shuffle: TypeAlias = Literal["every-epoch", "once", "never"]
@@ -28,16 +28,12 @@ Normalize: TypeAlias = Literal["none", "fit"]
 OnError: TypeAlias = Literal["raise", "skip"]
 Inputs: TypeAlias = Literal["auto", "one", "args", "kwargs"]
 Weight: TypeAlias = Literal["samples", "tokens"]
-ClipMethod: TypeAlias = Literal["global-l2norm", "l2norm", "absolute-value"]
 Precision: TypeAlias = Literal["float32", "bf16", "fp16"]
 CompileMode: TypeAlias = Literal[
     "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"
 ]
-Compress: TypeAlias = Literal["none", "bf16", "fp16"]
 BatchNorm: TypeAlias = Literal["local", "sync", "frozen"]
-BnStatistics: TypeAlias = Literal["moving", "population"]
 Keep: TypeAlias = Literal["auto", "best", "last"]
-OnDivergence: TypeAlias = Literal["stop", "tell"]
 OnFailure: TypeAlias = Literal["raise", "resume"]
 Compare: TypeAlias = Literal["auto", "last"]
 Progress: TypeAlias = Literal["auto", "plot", "table", "none"]
@@ -76,7 +72,7 @@ class TrainingFields:
 
     # ---- the optimizer
     optimizer: Optimizer | Callable[..., Any] = "sgdm"
-    """"sgdm" (SGD with momentum), "sgd", "adam", "adamw", "rmsprop", "lbfgs" as in `torch.optim`,
+    """"sgdm" (SGD with momentum), "sgd", "adam", "adamw", "rmsprop" as in `torch.optim`,
     "lars" (You et al. 2017), "lamb" (You et al. 2020), or a callable: parameter groups ->
     `torch.optim.Optimizer`, as `lambda groups: torch.optim.Adamax(groups, lr=0.01)`."""
     lr: float = 0.01
@@ -106,21 +102,16 @@ class TrainingFields:
     schedule: Schedule | Sequence[tuple[Schedule, int]] | Callable[[int, int], float] = "none"
     """"none", "piecewise" (times `drop_factor` every `drop_period` epochs), "exponential" (the same
     in small parts each step); "polynomial" and "cosine" (down to `min_factor` at the end),
-    "cyclical" (a triangle between `min_factor` and 1). "plateau" drops by `drop_factor` when
-    validation no longer improves, as torch's `ReduceLROnPlateau` does. Or a sequence of (name,
-    epochs), one after the other; or a callable: (step, epoch), both from 1 -> factor on `lr`."""
+    "cyclical" (a triangle between `min_factor` and 1). Or a sequence of (name, epochs), one after
+    the other; or a callable: (step, epoch), both from 1 -> factor on `lr`."""
     drop_factor: float | None = None
-    """Factor of a drop in "piecewise", "exponential" and "plateau"; 0.1 unless given."""
+    """Factor of a drop in "piecewise" and "exponential"; 0.1 unless given."""
     drop_period: int | None = None
     """Epochs between two drops of "piecewise" and "exponential"; a third of all unless given."""
-    drop_patience: int | None = None
-    """Validations in a row, no better than the best before, that "plateau" bears; the rate drops
-    after one more. 10 unless given."""
     power: float | None = None
     """Exponent of "polynomial"; 1 unless given, a straight line."""
     min_factor: float | None = None
-    """Lowest factor on `lr` of "polynomial", "cosine" and "plateau" (0 unless given) and "cyclical"
-    (0.1)."""
+    """Lowest factor on `lr` of "polynomial" and "cosine" (0 unless given) and "cyclical" (0.1)."""
     cycle_period: int | None = None
     """Epochs of one cycle: of "cyclical" (2 unless given), and of "cosine", which starts again with
     each (one over the whole training unless given)."""
@@ -176,11 +167,9 @@ class TrainingFields:
     processes. Datastores have threads of their own."""
     on_error: OnError = "raise"
     """What happens when a sample cannot be read: "raise" ends training with an error that names it;
-    "skip" leaves it out, counts it nowhere and lists it in `TrainingResult.skipped`. A data set of
-    one's own raises `gpupool.SampleError` for such a sample."""
-    max_skipped: float | None = None
-    """The share of an epoch's samples that on_error="skip" may leave out before that is an
-    error after all (0.001 unless given; one image always may, with all patches of it)."""
+    "skip" leaves it out, counts it nowhere and lists it in `TrainingResult.skipped`; more than
+    0.1 % of an epoch's samples are an error after all (one image may always be left out, with all
+    patches of it). A data set of one's own raises `gpupool.SampleError` for such a sample."""
 
     # ---- what a batch is, and what the network and the loss get of it
     collate: Callable[[list[Any]], Any] | None = None
@@ -201,31 +190,19 @@ class TrainingFields:
     gather: bool = False
     """The loss gets the outputs and targets of all ranks, as a loss over pairs of the batch
     needs (contrastive ones, say); each is then what one rank would compute."""
-    step: Callable[[Any, Any, Any], Any] | None = None
-    """A step of one's own, in place of a loss: (network, batch, optimizer) -> the mean loss of the
-    batch, to be shown. It calls `backward` and the optimizer; gradients are averaged over ranks
-    when the optimizer steps. Of a dict of networks it gets dicts of networks and optimizers."""
 
     # ---- how a step is computed
     clip: float | None = None
-    """Limit on the gradient of the whole batch, measured as `clip_method` says; None: no limit."""
-    clip_method: ClipMethod | None = None
-    """"global-l2norm" (of all parameters together; so unless given), "l2norm" (of each parameter)
-    or "absolute-value" (of each element)."""
+    """Limit on the norm of the whole batch's gradient, over all parameters; None: no limit."""
     precision: Precision = "float32"
     """"float32", "bf16" or "fp16": mixed by `torch.autocast`; "fp16" scales the loss."""
     compile: bool | CompileMode = False
     """`torch.compile`: True, or one of its modes."""
     channels_last: bool = False
     """Convolutions work on channels-last tensors, which is faster on GPUs."""
-    compress: Compress = "none"
-    """"bf16" or "fp16" sends gradients between ranks in half the bytes, rounded; "none" as is."""
     batch_norm: BatchNorm = "local"
     """"local" (statistics of a rank's own share), "sync" (of the whole batch) or "frozen" (the
     running ones are used, and stay)."""
-    bn_statistics: BnStatistics = "moving"
-    """Batch norms' statistics in the end: "moving" averages of training, or of the "population":
-    computed over the training data once more."""
     ema: float | None = None
     """Decay of an exponential moving average of the weights; it is what is validated and kept."""
 
@@ -241,14 +218,8 @@ class TrainingFields:
     """Which weights the result has: "best" by `objective`, "last", or "auto": the best where there
     is a validation."""
     patience: int | None = None
-    """Ends training when so many validations in a row were no better than the best before."""
-    min_delta: float = 0.0
-    """By how much a validation has to be better for `patience` and schedule="plateau", in the unit
-    of `objective`; what is better by less counts as no better. Unless given any improvement counts
-    for `patience`, and one in 10,000 for "plateau"."""
-    on_divergence: OnDivergence = "stop"
-    """When loss is NaN or infinite: "stop" ends training with the last weights that were good,
-    "tell" only reports it. A spike of the loss is only reported."""
+    """Ends training when so many validations in a row were no better than the best before. A loss
+    that is NaN or infinite always ends it, with the last weights that were good."""
 
     # ---- checkpoints
     checkpoint: str | None = None
@@ -311,9 +282,8 @@ class TrainingFields:
         """How many of `num_samples` may be left out in an epoch; those of one image always may."""
         if self.on_error != "skip":
             return 0
-        share = MAX_SKIPPED if self.max_skipped is None else self.max_skipped
         # The small term: 0.29 * 100 is 28.999... in floats, and `int` would lose one sample.
-        return max(1, int(share * num_samples + 1e-9))
+        return max(1, int(MAX_SKIPPED * num_samples + 1e-9))
 
 
 class OptionHelp(NamedTuple):

@@ -10,16 +10,12 @@ from typing import Any, Literal, TypedDict
 from gpupool.core.errors import OptionsError, TrainingError
 from gpupool.core.options.fields import (
     BatchNorm,
-    BnStatistics,
-    ClipMethod,
     Compare,
     CompileMode,
-    Compress,
     Execution,
     Inputs,
     Keep,
     Normalize,
-    OnDivergence,
     OnError,
     OnFailure,
     Optimizer,
@@ -56,7 +52,6 @@ class TrainingKeywords(TypedDict, total=False):
     schedule: Schedule | Sequence[tuple[Schedule, int]] | Callable[[int, int], float]
     drop_factor: float | None
     drop_period: int | None
-    drop_patience: int | None
     power: float | None
     min_factor: float | None
     cycle_period: int | None
@@ -77,29 +72,22 @@ class TrainingKeywords(TypedDict, total=False):
     normalize: Normalize
     workers: int | None
     on_error: OnError
-    max_skipped: float | None
     collate: Callable[[list[Any]], Any] | None
     inputs: Inputs | Sequence[str | int]
     targets: str | int
     weight: Weight | Callable[[Any], Any] | None
     gather: bool
-    step: Callable[[Any, Any, Any], Any] | None
     clip: float | None
-    clip_method: ClipMethod | None
     precision: Precision
     compile: bool | CompileMode
     channels_last: bool
-    compress: Compress
     batch_norm: BatchNorm
-    bn_statistics: BnStatistics
     ema: float | None
     validate_every: Literal["epoch"] | int
     metrics: Sequence[Any] | Mapping[str, Any]
     objective: str
     keep: Keep
     patience: int | None
-    min_delta: float
-    on_divergence: OnDivergence
     checkpoint: str | None
     checkpoint_every: str | int | None
     num_checkpoints: int

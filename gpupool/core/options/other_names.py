@@ -32,9 +32,7 @@ NAMES = {
     "OutputNetwork": "keep",
     "ObjectiveMetricName": "objective",
     "Metrics": "metrics",
-    "BatchNormalizationStatistics": "bn_statistics",
     "GradientThreshold": "clip",
-    "GradientThresholdMethod": "clip_method",
     "ResetInputNormalization": "normalize",
     "ExecutionEnvironment": "execution",
     "WorkerLoad": "rank_load",
@@ -78,7 +76,6 @@ _ALSO = {
     "seed": "random_state random_seed manual_seed data_seed",
     "clip": "gradient_clip_val max_grad_norm clipnorm clipvalue global_clipnorm grad_clip "
     "gradient_clip clip_grad_norm clip_grad",
-    "clip_method": "gradient_clip_algorithm clip_mode",
     "precision": "amp use_amp fp16 bf16 mixed_precision half half_precision_backend dtype",
     "compile": "torch_compile jit_compile compile_model torch_compile_mode",
     "batch_norm": "sync_batchnorm sync_bn convert_sync_batchnorm",
@@ -91,11 +88,7 @@ _ALSO = {
     "objective": "metric_for_best_model monitor early_stopping_metric",
     "keep": "load_best_model_at_end restore_best_weights save_best_only save_best",
     "patience": "early_stopping early_stopping_patience early_stop early_stopping_rounds",
-    "min_delta": "early_stopping_threshold threshold tolerance tol",
-    "drop_patience": "lr_patience plateau_patience scheduler_patience",
-    "on_divergence": "terminate_on_nan detect_nan",
     "collate": "collate_fn data_collator",
-    "step": "training_step train_step",
     "checkpoint": "save_dir output_dir default_root_dir checkpoint_dir filepath model_dir "
     "dirpath save_path weights_save_path logging_checkpoint",
     "checkpoint_every": "save_steps save_strategy save_freq save_every every_n_epochs "
@@ -287,9 +280,6 @@ WORDS: dict[str, dict[Any, str]] = {
         "linear": "polynomial",
         "poly": "polynomial",
         "cosine_annealing": "cosine",
-        "reduce_on_plateau": "plateau",
-        "reduce_lr_on_plateau": "plateau",
-        "ReduceLROnPlateau": "plateau",
     },
 }
 

@@ -75,9 +75,7 @@ class TrainingPlan:
             return 0
         if self.model is None:
             return None
-        # Both kinds of compression have two bytes a number.
-        halved = self.options.compress != "none"
-        return 2 * self.model.num_trainable if halved else self.model.trainable_bytes
+        return self.model.trainable_bytes
 
     @property
     def is_constant(self) -> bool:
@@ -221,9 +219,7 @@ def _step(plan: TrainingPlan) -> Rows:
     rows.append(("all-reduced", _reduced(plan)))
     rows.append(("precision", options.precision))
     if options.clip is not None:
-        rows.append(
-            ("gradient", f"at most {options.clip:g} ({options.clip_method or 'global-l2norm'})")
-        )
+        rows.append(("gradient", f"norm at most {options.clip:g}"))
     if options.batch_norm != "local" or (plan.model and plan.model.has_batch_norm):
         norms = {"local": "of each rank's share", "sync": "of the whole batch", "frozen": "frozen"}
         rows.append(("batch norm", norms[options.batch_norm]))
@@ -247,9 +243,7 @@ def _reduced(plan: TrainingPlan) -> str:
         return "nothing: one rank"
     if plan.reduced_bytes is None:
         return f"gradients over {plan.backend}"
-    compress = plan.options.compress
-    rounded = f" rounded to {compress}" if compress != "none" else ""
-    return f"{size(plan.reduced_bytes)} of gradients{rounded} a step, over {plan.backend}"
+    return f"{size(plan.reduced_bytes)} of gradients a step, over {plan.backend}"
 
 
 def _end(plan: TrainingPlan) -> Rows:
@@ -268,8 +262,7 @@ def _end(plan: TrainingPlan) -> Rows:
     if options.patience is not None:
         worse = f"{_many(options.patience, 'validation')} without a better {options.objective}"
         stops.append(worse)
-    if options.on_divergence == "stop":
-        stops.append("a loss that is not finite")
+    stops.append("a loss that is not finite")
     rows.append(("ends after", " or ".join(stops)))
     best = options.keep == "best" or (options.keep == "auto" and plan.has_validation)
     if options.keep != "auto" or plan.has_validation is not None:

@@ -1,9 +1,8 @@
 """The learning rate of every step in closed form. Pure; runs anywhere.
 
 There is no state: a step's factor follows from its number alone, so a training that is resumed
-needs none; that of "plateau" is added in `engine/training/learning_rates.py`. Each schedule is that
-of `torch.optim.lr_scheduler` with `.step()` after every optimizer step; what they are called there
-stands beside each.
+needs none. Each schedule is that of `torch.optim.lr_scheduler` with `.step()` after every optimizer
+step; what they are called there stands beside each.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from gpupool.core.options.fields import TrainingFields
 
 WARMUP_FACTOR = 0.1
 DROP_FACTOR = 0.1
-DROP_PATIENCE = 10  # validations; this and the next are those of torch's ReduceLROnPlateau
-PLATEAU_DELTA = 1e-4  # of the best value
 CYCLE_PERIOD = 2  # epochs
 LOWEST_OF_CYCLE = 0.1
 
@@ -48,7 +45,7 @@ def lr_factor(
     if callable(options.schedule):
         return float(options.schedule(step, epoch))
     piece = _piece(options, epoch)
-    if piece.name in ("none", "plateau"):  # which follows validations, not steps
+    if piece.name == "none":
         return 1.0
     # It counts epochs, not steps after the warm-up, so drops stay at the borders of epochs.
     if piece.name == "piecewise":  # StepLR, once an epoch
@@ -90,7 +87,7 @@ def turns(options: TrainingFields, steps_per_epoch: int) -> tuple[tuple[int, flo
         places.add(first)
         if piece.name == "piecewise":
             places.update(range(first, last + 1, piece.drop_period * steps_per_epoch))
-        elif piece.name not in ("none", "plateau"):
+        elif piece.name != "none":
             places.add(min(last, total))
     # Step 1 is the start and no turn; within the warm-up no piece decides the rate.
     steps = sorted(step for step in places if max(2, warm) <= step <= total)

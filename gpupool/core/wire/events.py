@@ -108,9 +108,8 @@ class ValidationEvent:
 class WarningEvent:
     """Something the user should know at once; training continues, or ends automatically.
 
-    `about` is "not finite", "spike", "chance" (divergence), "checkpoint" (it could not be written),
-    "resume", "data" (waited for), or another word; `message` is one sentence; `step` the last one
-    that was done.
+    `about` is "not finite" (divergence), "checkpoint" (it could not be written), "resume", "data"
+    (waited for), or another word; `message` is one sentence; `step` the last one that was done.
     """
 
     about: str

@@ -127,15 +127,13 @@ class WorstSample:
     """A sample on which a network has a high loss.
 
     `index` is its place in the data set. `found` and `true` are indices of classes, or numbers
-    where the network gives one; None where there is more to a sample than that, a mask say: then
-    `note` may say how much of it is wrong. `png` is the sample as a small picture, b"" if it is no
-    image; `size` its own width and height.
+    where the network gives one; None where there is more to a sample than that, a mask say. `png`
+    is the sample as a small picture, b"" if it is no image; `size` its own width and height.
     """
 
     index: int
     loss: float
     found: int | float | None
     true: int | float | None
-    note: str = ""
     png: bytes = b""
     size: tuple[int, int] = (0, 0)

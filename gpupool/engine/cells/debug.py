@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
-import traceback
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from IPython.core.debugger import Pdb
@@ -41,11 +40,6 @@ def forget(why: str) -> None:
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
         if hasattr(sys, name):
             delattr(sys, name)
-
-
-def frames() -> list[FrameType]:
-    """Those that the debugger is to look at."""
-    return [frame for frame, _ in traceback.walk_tb(_frames)]
 
 
 def command(line: str | None) -> DebugReply:

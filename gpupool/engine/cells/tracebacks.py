@@ -12,15 +12,15 @@ import inspect
 import re
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from gpupool.core.errors import GpuPoolError, RankError
 from gpupool.core.wire.replies import Raised
 from gpupool.engine import calls, process
-from gpupool.engine.cells import debug, error_hints, module_errors
+from gpupool.engine.cells import debug, error_hints
 from gpupool.engine.group import forming
 from gpupool.engine.output.channel import encodable
 from gpupool.engine.process import this_rank
@@ -56,20 +56,15 @@ def describe(error: BaseException) -> Raised:
     if collective and isinstance(error, KeyboardInterrupt):
         _end_before_torch(error)
     earlier = forming.about_earlier(_text(error), frames) if _is_collective(error) else ""
-    own = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     _trim(error)
-    hint = error_hints.hint(chain)
+    hint = error_hints.CONTEXT_LOST if error_hints.is_context_lost(*chain) else ""
     kind, names = (error.kind, error.names) if isinstance(error, GpuPoolError) else ("", ())
     kind = "earlier group" if earlier else kind
-    message = earlier or _message(error, own)
-    shown = (_plain if is_freed else _formatted)(error)
-    if error.__traceback__ is None and len(chain) == 1 and message != _message(error):
-        shown = f"{_kind(error).__name__}: {message}"  # there are no lines, and it says more
     described = RankError(
         rank=this_rank().rank,
         ename=_kind(error).__name__,
-        evalue=message,
-        traceback=_cut(shown, MAX_TEXT_CHARS),
+        evalue=earlier or _message(error),
+        traceback=_cut((_plain if is_freed else _formatted)(error), MAX_TEXT_CHARS),
         failed_at=failed_at,
         where=_where(error),
         hint=hint,
@@ -108,14 +103,13 @@ def _is_printable(error: BaseException) -> bool:
     return True
 
 
-def _message(error: BaseException, frames: Sequence[FrameType] = ()) -> str:
+def _message(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.msg} (line {error.lineno})"  # its own text names a temporary file
     text = _text(error)
     if isinstance(error, BaseExceptionGroup):
         named = [f"{_kind(e).__name__}: {_message(e)}" for e in error.exceptions[:3]]
         text = f"{text}: {'; '.join(named)}{'; ...' * (len(error.exceptions) > 3)}"
-    text = module_errors.explained(text, error, frames)
     text = "; ".join([text, *map(str, getattr(error, "__notes__", ()))])
     return _cut(text, MAX_MESSAGE_CHARS)
 

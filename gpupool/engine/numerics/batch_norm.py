@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,10 +23,10 @@ from torch._compile import _disable_dynamo
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gpupool.core.errors import TrainingError
-from gpupool.engine.group.forming import World, training_group
+from gpupool.engine.group.forming import training_group
 from gpupool.engine.numerics.batch_norm_passes import Passes, passes_over
 
-Group = dist.ProcessGroup | Literal["alone"] | None  # None: of the ranks that train
+Group = dist.ProcessGroup | None  # None: of the ranks that train
 
 _counts = True  # whether the rows that pass through now do
 
@@ -50,7 +50,6 @@ class SyncBatchNorm(_BatchNorm):
 
     group: Group = None
     was: type[_BatchNorm] = nn.BatchNorm2d
-    population: Population | None = None
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.ndim < 2:
@@ -75,9 +74,7 @@ class SyncBatchNorm(_BatchNorm):
         outputs, num, mean, var = _Normalize.apply(
             input, self.weight, self.bias, self.eps, _counts, self.group
         )
-        if self.population is not None:
-            self.population.add(num, mean, var)
-        elif self.running_mean is not None:
+        if self.running_mean is not None:
             self._track(num, mean, var)
         return outputs
 
@@ -126,11 +123,6 @@ def sync_batch_norm(model: nn.Module, group: Group = None) -> nn.Module:
     return model
 
 
-def norm_group(world: World) -> Group:
-    """The group over which batch-norm statistics are computed; it may be a single rank."""
-    return "alone" if world.size == 1 else world.group or dist.group.WORLD
-
-
 def plain_batch_norm(model: nn.Module) -> nn.Module:
     """Make the batch norms of `model` what they were before `sync_batch_norm`; returns `model`."""
     for module in model.modules():
@@ -145,61 +137,6 @@ def plain_batch_norm(model: nn.Module) -> nn.Module:
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
     """Its batch norms, in order."""
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
-
-
-class Population:
-    """Mean and variance of all values that a batch norm has seen, over any number of batches."""
-
-    def __init__(self) -> None:
-        # float64: over a whole data set the sums of float32 lose digits.
-        zeros = torch.zeros(3, dtype=torch.float64, device="cpu")
-        self.num, self.mean, self.deviations = zeros.unbind()
-
-    def add(self, num: Tensor, mean: Tensor, var: Tensor) -> None:
-        """Add a batch of `num` values a channel."""
-        num, mean, var = (one.to(torch.float64) for one in (num, mean, var))
-        self.num, self.mean, self.deviations = (
-            one.to(num.device) for one in (self.num, self.mean, self.deviations)
-        )
-        total = (self.num + num).clamp(min=1)
-        apart = mean - self.mean
-        self.mean = self.mean + apart * (num / total)
-        self.deviations = self.deviations + var * num + apart.square() * (self.num * num / total)
-        self.num = self.num + num
-
-    def give(self, module: _BatchNorm) -> None:
-        """Make these the statistics of `module`."""
-        if module.running_mean is not None and module.running_var is not None:
-            module.running_mean.copy_(self.mean)
-            var = self.deviations / self.num.clamp(min=1)
-            module.running_var.copy_(_unbiased(var, self.num))
-
-
-@contextmanager
-def collecting(model: nn.Module, group: Group = None) -> Iterator[None]:
-    """While this lasts, the batch norms of `model` that train keep account of what they see.
-
-    After it their statistics are those of all that went through it, on all ranks, exactly. All
-    other modules are in evaluation mode meanwhile, and afterwards everything is.
-    """
-    training = [module for module in batch_norms(model) if module.training]
-    were_plain = [module for module in training if not isinstance(module, SyncBatchNorm)]
-    model.eval()
-    sync_batch_norm(model, group)
-    for module in training:
-        module.train()
-        module.population = Population()  # type: ignore[assignment]
-    try:
-        yield
-        for module in training:
-            assert isinstance(module.population, Population)
-            module.population.give(module)
-    finally:
-        for module in training:
-            del module.population
-        for module in were_plain:
-            plain_batch_norm(module)
-        model.eval()
 
 
 def _unbiased(var: Tensor, num: Tensor) -> Tensor:
@@ -297,7 +234,7 @@ def _sum(own: Tensor, of: Group) -> Tensor:
 
 
 def _group_of(group: Group) -> tuple[dist.ProcessGroup | None, int]:
-    if group == "alone" or not dist.is_initialized():
+    if not dist.is_initialized():
         return None, 1
     group = group or training_group()
     return group, dist.get_world_size(group)

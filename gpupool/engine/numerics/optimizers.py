@@ -1,8 +1,7 @@
-"""The optimizer that options ask for, and limits on gradients. Runs on engines."""
+"""The optimizer that options ask for, and its learning rates. Runs on engines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,13 +9,13 @@ from torch import nn
 
 from gpupool.core.errors import OptionsError, TrainingError
 from gpupool.core.options.model_facts import match_factors
+from gpupool.core.options.schedule import lr_factor
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.engine.numerics.lamb import LAMB
 from gpupool.engine.numerics.lars import LARS
 
 Groups = list[dict[str, Any]]
 LAMB_EPS = 1e-6  # as in the paper
-_SMALL = 1e-6  # added to norms, as torch.nn.utils.clip_grad_norm_ does
 
 
 def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
@@ -61,10 +60,22 @@ def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Op
         case "lamb":
             smallest = LAMB_EPS if options.eps is None else options.eps
             return LAMB(groups, lr, options.betas or (0.9, 0.999), smallest)
-        case "lbfgs":
-            return _lbfgs(groups, lr)
         case _:
             return torch.optim.AdamW(groups, lr, options.betas or (0.9, 0.999), eps, **is_fast)
+
+
+def set_learning_rates(
+    optimizer: torch.optim.Optimizer,
+    options: TrainingOptions,
+    step: int,
+    steps_per_epoch: int,
+    epoch: int,
+) -> float:
+    """Give each group the rate of this step; returns that of a group with factor 1."""
+    lr = options.lr * lr_factor(options, step, steps_per_epoch, epoch)
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group["lr_factor"]
+    return lr
 
 
 def parameter_groups(model: nn.Module, options: TrainingOptions) -> Groups:
@@ -95,11 +106,6 @@ def parameter_groups(model: nn.Module, options: TrainingOptions) -> Groups:
     return found
 
 
-def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step asks for the loss several times."""
-    return isinstance(optimizer, torch.optim.LBFGS)
-
-
 def _momentum(options: TrainingOptions, default: float) -> float:
     return default if options.momentum is None else options.momentum
 
@@ -108,34 +114,3 @@ def _can_fuse(groups: Groups) -> bool:
     """Whether all parameters are of a kind that one kernel can update."""
     parameters = [p for group in groups for p in group["params"]]
     return all(p.is_cuda and p.is_floating_point() for p in parameters)
-
-
-def _lbfgs(groups: Groups, lr: float) -> torch.optim.Optimizer:
-    """It knows one group alone."""
-    make: Callable[..., torch.optim.Optimizer] = torch.optim.LBFGS
-    return make(groups, lr, line_search_fn="strong_wolfe")
-
-
-def clip_gradients(parameters: Sequence[nn.Parameter], limit: float, method: str | None) -> None:
-    """Scale or cut the gradients in place, as MATLAB's GradientThresholdMethod names it.
-
-    Nothing is read from the device.
-
-    "global-l2norm" (None too) and "l2norm" scale what has a larger norm, of all gradients together
-    or of a parameter's own; "absolute-value" cuts each element.
-    """
-    if method == "absolute-value":
-        nn.utils.clip_grad_value_(parameters, limit)
-        return
-    if method != "l2norm":
-        nn.utils.clip_grad_norm_(parameters, limit)
-        return
-    # torch clips the norm of all together only; `foreach` takes a few kernels for any number.
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    if gradients:
-        norms = torch._foreach_norm(gradients)
-        torch._foreach_add_(norms, _SMALL)
-        factors = torch._foreach_reciprocal(norms)
-        torch._foreach_mul_(factors, limit)
-        torch._foreach_clamp_max_(factors, 1.0)
-        torch._foreach_mul_(gradients, factors)

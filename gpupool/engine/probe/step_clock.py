@@ -9,7 +9,7 @@
     phase_ms(step, Lap.host_ms)          # {"forward": 3.1, "backward": 6.4}
 
 On a GPU each lap records a CUDA event, which is read when it has happened: no step waits for it.
-Two reports read this clock: `rank_report.py` of `train()`, and `gpupool.StepTimer` of own loops.
+`rank_report.py` reads this clock.
 """
 
 from __future__ import annotations

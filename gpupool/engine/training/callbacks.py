@@ -24,10 +24,8 @@ class CallbackInfo:
     `validation` the last validation. Both are None before the first.
 
     `model` and `optimizer` are the ones that train, on this rank's device: what is changed in them
-    must be changed on all ranks alike. A learning rate that is set in a group of the optimizer
-    (`for group in info.optimizer.param_groups: group["lr"] *= 0.1`) holds from the next step on,
-    in place of the schedule and the warm-up, until another one is set. Checkpoints keep it, but a
-    training that is resumed with another `lr` begins with that one.
+    must be changed on all ranks alike. The learning rate is `schedule`'s, which sets it anew in
+    each step.
 
     At "start" of a training that is resumed, `step` is the one that it resumes after.
     """
@@ -76,7 +74,6 @@ class Callbacks:
         if not self._callbacks:
             return False
         info = self._info(event)  # made only where a callback sees it: it costs nothing otherwise
-        before = self._run.rates.now()
         for callback in self._callbacks:
             try:
                 wish = callback(info)
@@ -85,15 +82,11 @@ class Callbacks:
                 error.add_note(f"in the callback {name}, at {event!r} after step {info.step}")
                 raise
             self.wants_stop |= wish is True
-        self._run.rates.hold_changed(before)
         if event == "step":
             return False
         # One rank's True ends training on all: else the others would wait in the next collective.
-        world, rates = self._run.world, self._run.rates
-        wishes = torch.tensor([int(self.wants_stop), *rates.bits()], device=world.device)
-        num_stopping, *sums = world.sum(wishes).tolist()
-        rates.check_equal(sums, world.size)
-        return bool(num_stopping)
+        world = self._run.world
+        return bool(world.sum(torch.tensor(int(self.wants_stop), device=world.device)).item())
 
     def _info(self, event: str) -> CallbackInfo:
         run = self._run
@@ -101,8 +94,7 @@ class Callbacks:
             event=event,
             step=run.step,
             epoch=epoch_of(run),
-            # A new number, not the group's own: a callback that sets it holds it.
-            lr=float(run.optimizer.param_groups[0]["lr"]) + 0.0,
+            lr=float(run.optimizer.param_groups[0]["lr"]),
             last=run.reporter.last_step,
             validation=run.reporter.last_validation,
             model=run.model,

@@ -2,51 +2,39 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from typing import NamedTuple
+
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.options.sampling import in_order
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw
-from gpupool.engine.batches.form import PLAIN, BatchForm, called
+from gpupool.engine.batches.form import PLAIN, BatchForm
 from gpupool.engine.batches.share import Dataset
 from gpupool.engine.batches.shares import epoch_shares
 from gpupool.engine.group.forming import World
-from gpupool.engine.numerics.batch_norm import Population, collecting, counting, norm_group
-from gpupool.engine.numerics.forward import autocast
-from gpupool.engine.training.run import set_training
 
 
-def recompute_statistics(
-    model: nn.Module,
-    dataset: Dataset,
-    options: TrainingOptions,
-    world: World,
-    normalization: Normalization | None = None,
-    form: BatchForm = PLAIN,
-) -> None:
-    """Give batch norms that train the mean and variance of all training data; one pass over it.
+class _Moments(NamedTuple):
+    """How many values a channel has, their mean, and their squared deviations from it."""
 
-    Each batch is normalised by its own statistics, over all ranks, and all of them are put
-    together: the result does not depend on the number of ranks.
-    """
-    # Frozen batch norms keep their statistics, as in training.
-    set_training(model)
-    options = in_order(options)
-    with collecting(model, norm_group(world)), torch.no_grad():
-        for share in epoch_shares(
-            dataset,
-            options,
-            world,
-            1,
-            draw=Draw(options.seed, 0),
-            normalization=normalization,
-            form=form,
-        ):
-            with counting(share.num_here > 0), autocast(world.device, options.precision):
-                called(model, share.inputs)
+    num: int
+    mean: Tensor
+    deviations: Tensor
+
+    def joined(self, other: _Moments) -> _Moments:
+        """Those of both (Chan, Golub and LeVeque 1983, formula 2.1)."""
+        num, apart = self.num + other.num, other.mean - self.mean
+        mean = self.mean + apart * (other.num / max(num, 1))
+        between = apart.square() * (self.num * other.num / max(num, 1))
+        return _Moments(num, mean, self.deviations + other.deviations + between)
+
+
+_NOTHING = _Moments(0, *torch.zeros(2, dtype=torch.float64, device="cpu"))
 
 
 def fit_normalization(
@@ -64,7 +52,7 @@ def fit_normalization(
             "conflict",
             "normalize",
         )
-    found = Population()
+    here = _NOTHING
     options = in_order(options)
     draw = Draw(options.seed, 0)
     for share in epoch_shares(dataset, options, world, 1, draw=draw, form=form):
@@ -76,17 +64,16 @@ def fit_normalization(
                 "normalize",
             )
         if share.num_here:
-            inputs = share.inputs.double()
-            dims = [dim for dim in range(inputs.ndim) if dim != 1]
-            var, mean = torch.var_mean(inputs, dims, correction=0)
-            found.add(torch.tensor(inputs.numel() / inputs.shape[1]).to(mean), mean, var)
-    # Counts, means and squared deviations of the ranks, put together: exact for uneven shares.
-    parts = world.gather((found.num.item(), found.mean.tolist(), found.deviations.tolist()))
-    every = Population()
-    for num, mean_here, deviations in parts:
-        if num:
-            var = torch.tensor(deviations, dtype=torch.float64) / num
-            every.add(torch.tensor(num), torch.tensor(mean_here, dtype=torch.float64), var)
+            here = here.joined(_moments(share.inputs.double()))
+    of_ranks = world.gather(_Moments(here.num, here.mean.cpu(), here.deviations.cpu()))
+    every = reduce(_Moments.joined, of_ranks, _NOTHING)
     std = (every.deviations / every.num).sqrt()
     std = std.where(std > 0, 1.0)  # a channel that never changes becomes 0, not NaN
     return Normalization(tuple(every.mean.tolist()), tuple(std.tolist()))
+
+
+def _moments(inputs: Tensor) -> _Moments:
+    num = inputs.numel() // inputs.shape[1]
+    dims = [dim for dim in range(inputs.ndim) if dim != 1]
+    var, mean = torch.var_mean(inputs, dims, correction=0)
+    return _Moments(num, mean, var * num)

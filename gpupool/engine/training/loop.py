@@ -10,23 +10,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
 
 from gpupool.core.network import NetworkInfo
-from gpupool.core.options.datasets import is_stream
 from gpupool.core.options.sampling import steps_per_epoch, with_data
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import EVERY_S, Progress
-from gpupool.core.wire.events import Event, ProgressEvent, StepEvent, WarningEvent
+from gpupool.core.wire.events import Event, ProgressEvent, StepEvent
 from gpupool.data.loading import ways
 from gpupool.data.reading.normalization import Normalization
 from gpupool.engine import calls
-from gpupool.engine.batches import not_finite
 from gpupool.engine.batches.form import form_of
 from gpupool.engine.batches.share import Dataset, Share, num_samples
 from gpupool.engine.batches.shares import epoch_shares
@@ -38,9 +34,9 @@ from gpupool.engine.numerics.ddp import share_statistics
 from gpupool.engine.numerics.losses import make_loss, requiring
 from gpupool.engine.probe.rank_report import RankReport
 from gpupool.engine.training.best_weights import BestWeights
-from gpupool.engine.training.dataset_statistics import fit_normalization, recompute_statistics
+from gpupool.engine.training.dataset_statistics import fit_normalization
+from gpupool.engine.training.early_stopping import loss_warning
 from gpupool.engine.training.hooks import Hooks, make_event_log
-from gpupool.engine.training.own_step import OwnStep
 from gpupool.engine.training.reports import Reporter
 from gpupool.engine.training.run import FitResult, make_run, set_training
 from gpupool.engine.training.run_state import epoch_of
@@ -136,12 +132,8 @@ class _Training:
             options.metrics, world.device, scored=self.loss.scored, ignored=self.loss.ignored
         )
         self.steps_per_epoch = steps_per_epoch(options, num_samples(dataset))
-        make_step = TrainingStep if options.step is None else OwnStep
-        self.train_step = make_step(self.run, self.loss, self.steps_per_epoch, rank_report.timer)
+        self.train_step = TrainingStep(self.run, self.loss, self.steps_per_epoch, rank_report.timer)
         self.best = BestWeights(self.run, has_validation=validation is not None)
-        # Of a step and the one before it, until its report has come.
-        self.samples_before = deque[tuple[int, int]](maxlen=2 * options.log_every + 2)
-        self.suspect: WarningEvent | None = None  # of a loss that is not finite, to be explained
         self.has_begun = False
         self.is_resumed = False
         self.validation_s = math.inf  # how long the last one took; unknown of the first
@@ -206,33 +198,23 @@ class _Training:
 
     def _run_epoch(self) -> bool:
         """The steps of this epoch that are left; whether it is over then."""
-        run = self.run
-        while True:
-            is_over = True
-            self.rank_report.timer.begin_step()
-            # Only the loop holds the iterator: so its threads end here, also if a traceback stays.
-            for share in self._shares(run.samples_done):
-                self._run_step(share)
-                is_over = share.is_last
-                if run.stopped_by or self.suspect is not None:
-                    break
-            # Now, as nothing else reads the data set: one of the user's may bear one reader only.
-            self._explain_suspect()
-            if is_over or run.stopped_by:
-                return is_over
-
-    def _shares(self, samples_done: int) -> Iterator[Share]:
-        """This rank's share of each batch of this epoch, after its first `samples_done` samples."""
-        run = self.run
-        return epoch_shares(
+        run, is_over = self.run, True
+        self.rank_report.timer.begin_step()
+        # Only the loop holds the iterator: so its threads end here, also if a traceback stays.
+        for share in epoch_shares(
             self.dataset,
             run.options,
             run.world,
             run.epoch,
-            samples_done,
+            run.samples_done,
             normalization=run.normalization,
             form=self.form,
-        )
+        ):
+            self._run_step(share)
+            is_over = share.is_last
+            if run.stopped_by:
+                break
+        return is_over
 
     def _run_step(self, share: Share) -> None:
         """One step and its report, then what is due after it: validate, save."""
@@ -242,7 +224,6 @@ class _Training:
             self.train_step.prime_ddp(share)
 
         run.note_inputs(share)
-        self.samples_before.append((run.step + 1, run.samples_done))
         self.train_step.run(share)
         self.hooks.on_step()
         validates = self.validation is not None and _is_every(run.step, options.validate_every)
@@ -284,38 +265,12 @@ class _Training:
         """All ranks know the sums of these steps, and decide alike whether training ends."""
         run = self.run
         self.hooks.on_report()
-        for warning in run.early_stopping.add_steps(steps, run.reporter.num_classes):
-            # To look at its batch ends the reading; a stream could not be resumed in the middle.
-            can_look = not is_stream(self.dataset) or run.options.on_divergence == "stop"
-            if warning.about == "not finite" and can_look:
-                self.suspect = warning
-            else:
-                run.reporter.emit(warning)
-        if not run.early_stopping.is_finite and run.options.on_divergence == "stop":
+        diverged = None if run.has_diverged else loss_warning(steps)
+        if diverged is not None:
+            run.reporter.emit(diverged)
             run.stopped_by = "diverged"  # whatever else ends it: these weights are not kept
         elif "user" in run.reporter.requested:
             run.stop("user")
-
-    def _explain_suspect(self) -> None:
-        """Emit the warning of a loss that is not finite, with the sample that causes it, if one
-        does."""
-        run, warning, self.suspect = self.run, self.suspect, None
-        if warning is None:
-            return
-        start = next((done for step, done in self.samples_before if step == warning.step), None)
-        if start is not None:
-            bad = not_finite.find(
-                lambda: self._shares(start),
-                self.dataset,
-                run.options,
-                run.world,
-                run.epoch,
-                start,
-            )
-            if bad is not None:
-                head = warning.message.partition(":")[0]
-                warning = replace(warning, message=f"{head}: {bad}.")
-        run.reporter.emit(warning)
 
     def _end_epoch(self) -> None:
         """What is due after an epoch."""
@@ -358,7 +313,6 @@ class _Training:
         values = self.metrics.compute(run.world)
         event = run.reporter.end_validation(run.step, epoch_of(run), found, values)
         run.reporter.emit_validation(self.best.add_validation(event))
-        run.rates.add_validation(self.best.objective_of(event))
         if run.early_stopping.is_patience_over:
             run.stop("patience")
         self.best.keep_if_finite()
@@ -388,14 +342,10 @@ class _Training:
     # ---- the end --------------------------------------------------------------------------------
 
     def keep_weights(self) -> None:
-        """Give the network the weights that are kept, and the statistics that are asked for."""
-        run, options = self.run, self.run.options
+        """Give the network the weights that are kept."""
+        run = self.run
         share_statistics(run.evaluated, run.world)
         self.best.restore()
-        if options.bn_statistics == "population":
-            recompute_statistics(
-                run.model, self.dataset, options, run.world, run.normalization, self.form
-            )
         plain_batch_norm(run.model).eval()
 
     def is_last_step_whole(self) -> bool:

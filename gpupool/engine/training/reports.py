@@ -54,7 +54,6 @@ class BatchMetrics(NamedTuple):
     loss_count: int | Tensor
     num_correct: int | Tensor = 0
     num_labeled: int | Tensor = 0
-    num_classes: int = 0
 
 
 def batch_metrics(
@@ -70,9 +69,8 @@ def batch_metrics(
     See `count_correct` for what has an accuracy.
     """
     counts = count_correct(loss, outputs, targets, num_here) if num_here else None
-    num_classes = loss.scored(outputs, targets)[0].shape[1] if counts else 0
     correct, labeled = counts or (0, 0)
-    return BatchMetrics(num_here, mean_loss.detach(), loss_count, correct, labeled, num_classes)
+    return BatchMetrics(num_here, mean_loss.detach(), loss_count, correct, labeled)
 
 
 class Reporter:
@@ -100,8 +98,6 @@ class Reporter:
         self.last_step: StepEvent | None = None
         self._received: StepEvent | None = None  # the newest
         self.last_validation: ValidationEvent | None = None
-        self.num_classes = 0
-        """Of the outputs of the last step; 0 where there are no classes."""
         self._metrics: list[Sequence[BatchMetrics]] = []  # of the steps since the last `send`
         self._step_info: list[dict[str, Any]] = []  # of the same steps: number, epoch, times
         self._sending: Callable[[], list[float]] | None = None
@@ -160,7 +156,6 @@ class Reporter:
         tail = torch.tensor([*requests, *rest], dtype=torch.float64)
         rows = _per_step(self._metrics, self._num_terms, self._world.device)
         block = torch.cat([rows.view(-1), tail.to(self._world.device, non_blocking=True)])
-        self.num_classes = self._metrics[-1][-1].num_classes
         self._sending = self._world.sum_later(block)
         self._sent, self._step_info, self._metrics = self._step_info, [], []
         self._sent_s = self._sent[-1]["elapsed_s"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
@@ -19,11 +20,10 @@ from gpupool.engine import calls
 from gpupool.engine.batches.share import Share
 from gpupool.engine.group.forming import World
 from gpupool.engine.group.unfinished import CompletedSteps
-from gpupool.engine.numerics.batch_norm import norm_group, plain_batch_norm, sync_batch_norm
+from gpupool.engine.numerics.batch_norm import plain_batch_norm, sync_batch_norm
 from gpupool.engine.numerics.ema import averaged
 from gpupool.engine.numerics.optimizers import make_optimizer
 from gpupool.engine.training.early_stopping import EarlyStopping
-from gpupool.engine.training.learning_rates import LearningRates
 from gpupool.engine.training.reports import Reporter
 
 
@@ -44,7 +44,6 @@ class Run:
     have the statistics of the first rank only there, so that is the one whose state is saved.
     Where that has no samples, those of the first that has."""
     optimizer: torch.optim.Optimizer
-    rates: LearningRates
     early_stopping: EarlyStopping
     reporter: Reporter
     completed: CompletedSteps
@@ -101,7 +100,7 @@ class Run:
         self.is_step_complete = False
 
     def end_update(self) -> None:
-        """The step is complete, and noted. For L-BFGS nothing was held, and nothing is released."""
+        """The step is complete, and noted."""
         self.is_step_complete = True
         calls.release()
 
@@ -139,15 +138,14 @@ def make_run(model: nn.Module, options: TrainingOptions, world: World, reporter:
     if options.channels_last:
         model.to(memory_format=torch.channels_last)
     if options.batch_norm == "sync" and world.size > 1:
-        sync_batch_norm(model, norm_group(world))
+        sync_batch_norm(model, world.group or dist.group.WORLD)
     optimizer = make_optimizer(model, options)
     run = Run(
         world=world,
         options=options,
         model=model,
         optimizer=optimizer,
-        rates=LearningRates(optimizer, options),
-        early_stopping=EarlyStopping(options.objective, options.patience, options.min_delta),
+        early_stopping=EarlyStopping(options.objective, options.patience),
         reporter=reporter,
         completed=CompletedSteps(world.device),
     )

@@ -53,7 +53,6 @@ def facts(
         "elapsed_s": run.reporter.elapsed_s,
         "world_size": run.world.size,
         "judge": run.early_stopping.state_dict(),
-        "rates": run.rates.state_dict(),
         "kept": run.kept,
         "kept_step": run.kept_step,
         "normalization": None if normalization is None else [list(n) for n in normalization],
@@ -110,7 +109,6 @@ def restore(run: Run, dataset: Dataset, state: Mapping[str, Any], url: str) -> N
         if part is not None:
             _load_part(part, state[name])
     run.early_stopping.load_state_dict(state["judge"])
-    run.rates.load_state_dict(state["rates"])
     run.kept, run.kept_step = state["kept"], state["kept_step"]
     run.input_shape = NetworkInfo.of_plain(state["network"]).input_shape
     # What the data ask for now holds; what was measured is not measured again.

@@ -137,8 +137,7 @@ class Saving:
 
         What is not written `within_s` is reported, and may become complete later.
 
-        Not if the error has come while the optimizer was changing weights: that is half a step. (An
-        interrupt of the pool waits for its end, but not for that of L-BFGS.)
+        Not if the error has come while the optimizer was changing weights: that is half a step.
         No other rank is asked anything. What cannot be written adds a note to the error. Interrupts
         meanwhile do not cut it off: the pool ends a rank that takes too long.
         """

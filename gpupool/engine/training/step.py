@@ -6,12 +6,12 @@
 
 `run` makes a step in this order; `_forward_and_backward` has 2 to 4:
 
-1. learning rate: `LearningRates.set` in `learning_rates.py`
+1. learning rate: `set_learning_rates` in `numerics/optimizers.py`
 2. counts: `_global_count`, how many samples or targets the loss of all ranks is a mean over
 3. forward: `_forward`, of each micro-batch; `StepBuffers` has the statistics of batch norms
 4. backward: `_add_gradient`; in the last micro-batch DDP averages gradients over ranks
 5. clip: `_clip`
-6. optimizer: `_optimizer_step`; L-BFGS repeats 2 to 5 in `_step_by_closure`
+6. optimizer: `_optimizer_step`
 7. EMA: `_update_ema`
 8. report: `Reporter.add` in `reports.py`
 
@@ -27,7 +27,7 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gpupool.core.errors import TrainingError
@@ -41,7 +41,7 @@ from gpupool.engine.numerics.ddp import all_used, wrap_ddp
 from gpupool.engine.numerics.ema import update_average
 from gpupool.engine.numerics.forward import ForwardState, autocast, seed_step
 from gpupool.engine.numerics.losses import Loss, require_gradient
-from gpupool.engine.numerics.optimizers import clip_gradients, needs_closure
+from gpupool.engine.numerics.optimizers import set_learning_rates
 from gpupool.engine.probe.rank_report import WorkTimer
 from gpupool.engine.training.reports import BatchMetrics, batch_metrics
 from gpupool.engine.training.run import Run
@@ -72,24 +72,25 @@ class TrainingStep:
         self._has_undo = False
         self._extra = ExtraState(run.model)
         self._averaged_extra = ExtraState(run.evaluated)
-        self._prepare()
-
-    def _prepare(self) -> None:
-        """Make what the ranks compute with."""
-        self._parallel = wrap_ddp(self._run.model, self._run.world, self._run.options)
-        self._checks_unused = self._run.world.size > 1
+        self._parallel = wrap_ddp(run.model, run.world)
+        self._checks_unused = run.world.size > 1
 
     def run(self, share: Share) -> None:
         """Make one step of this rank's share of a global batch.
 
-        Nothing is read from the device, except in the first step of several ranks, by L-BFGS, and
-        by fp16 with an optimizer that is not fused.
+        Nothing is read from the device, except in the first step of several ranks, and by fp16 with
+        an optimizer that is not fused.
         """
         run = self._run
-        lr = run.rates.set(run.step + 1, self._steps_per_epoch, run.epoch)
+        lr = set_learning_rates(
+            run.optimizer, run.options, run.step + 1, self._steps_per_epoch, run.epoch
+        )
         self._save_undo()
 
-        metrics = self._make(share)
+        metrics = self._forward_and_backward(share)
+        self._clip()
+        run.begin_update()  # an interrupt waits from here until the step is complete
+        self._optimizer_step()
         self._update_ema()
         self._has_undo = False
         self._timer.end_work()
@@ -102,22 +103,12 @@ class TrainingStep:
         run.reporter.add(run.step, run.epoch, lr, metrics, share)
         run.end_update()
 
-    def _make(self, share: Share) -> list[BatchMetrics]:
-        """Change the weights; gives the metrics of each micro-batch."""
-        if needs_closure(self._run.optimizer):  # it does all of this as often as it wants
-            return self._step_by_closure(share)
-        metrics, _ = self._forward_and_backward(share)
-        self._clip()
-        self._run.begin_update()  # an interrupt waits from here until the step is complete
-        self._optimizer_step()
-        return metrics
-
     # ---- forward and backward -------------------------------------------------------------------
 
-    def _forward_and_backward(self, share: Share) -> tuple[list[BatchMetrics], int | Tensor]:
+    def _forward_and_backward(self, share: Share) -> list[BatchMetrics]:
         """Leave the gradients of the whole global batch in the parameters.
 
-        Returns the metrics of each micro-batch, and the global count.
+        Returns the metrics of each micro-batch.
         """
         run, options = self._run, self._run.options
         seed_step(options.seed, run.world.rank, run.step + 1, run.world.device)
@@ -131,7 +122,7 @@ class TrainingStep:
                 metrics.append(self._add_gradient(micro_batch, global_count))
         metrics.append(self._add_gradient(last, global_count, syncs=True))
         self._buffers.after_backward(share)
-        return metrics, global_count
+        return metrics
 
     def _global_count(self, share: Share) -> int | Tensor:
         """What the loss is a mean over, of the whole global batch.
@@ -218,7 +209,7 @@ class TrainingStep:
             return
         if scaler is not None:
             scaler.unscale_(self._run.optimizer)
-        clip_gradients(self._parameters, options.clip, options.clip_method)
+        nn.utils.clip_grad_norm_(self._parameters, options.clip)
 
     def _optimizer_step(self) -> None:
         run = self._run
@@ -233,27 +224,6 @@ class TrainingStep:
         if self._run.ema is not None:
             update_average(self._run.ema, self._run.model)
             self._averaged_extra.put_back(self._extra.note())
-
-    def _step_by_closure(self, share: Share) -> list[BatchMetrics]:
-        """Forward, backward, clip and step, as often as the optimizer (L-BFGS) wants.
-
-        All ranks give it the same numbers, so that it does the same everywhere.
-        """
-        run = self._run
-        first: list[BatchMetrics] = []  # of the weights before the step, as every other optimizer's
-
-        def closure() -> float:
-            metrics, global_count = self._forward_and_backward(share)
-            self._clip()
-            count = torch.as_tensor(global_count, dtype=torch.float64)
-            total = torch.stack([(one.mean_loss * one.loss_count).double() for one in metrics])
-            first[:] = first or metrics
-            return float((run.world.sum(total.sum(0)) / count.to(total.device)).sum().item())
-
-        # It may compute for long, so interrupts are not held. Half a step is never saved.
-        run.is_step_complete = False
-        run.optimizer.step(closure)
-        return first
 
     # ---- before the first step, and after an error ----------------------------------------------
 
@@ -288,7 +258,7 @@ class TrainingStep:
             # Nothing may hold the first wrapper, or its hooks would still take gradients away.
             self._parallel = run.model
             del weighted_loss, metrics
-            self._parallel = wrap_ddp(run.model, run.world, run.options, find_unused=True)
+            self._parallel = wrap_ddp(run.model, run.world, find_unused=True)
             weighted_loss, metrics = self._forward(micro_batch, global_count)
         return weighted_loss, metrics
 

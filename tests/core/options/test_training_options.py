@@ -85,7 +85,7 @@ def test_what_was_given_can_change_afterwards_and_the_options_do_not() -> None:
         options.lr = 1.0  # type: ignore[misc]
 
 
-OPTIMIZERS = "sgdm, sgd, adam, adamw, rmsprop, lbfgs, lars, lamb"
+OPTIMIZERS = "sgdm, sgd, adam, adamw, rmsprop, lars, lamb"
 PARAMETER = torch.nn.Parameter(torch.zeros(1))
 SGD = torch.optim.SGD([PARAMETER], lr=0.1)
 StepLR = torch.optim.lr_scheduler.StepLR
@@ -103,9 +103,6 @@ StepLR = torch.optim.lr_scheduler.StepLR
         ({"schedule": torch.optim.lr_scheduler.ReduceLROnPlateau(SGD)}, "scheduler", "schedule"),
         ({"schedule": functools.partial(StepLR, step_size=3)}, "scheduler", "schedule"),
         ({"schedule": lambda epoch: 0.9**epoch}, "form", "schedule"),
-        ({"schedule": [("plateau", 5), ("cosine", 5)]}, "conflict", "schedule"),
-        ({"schedule": "plateau", "drop_patience": -1}, "range", "drop_patience"),
-        ({"patience": 3, "min_delta": -0.1}, "range", "min_delta"),
         ({"nesterov": 1}, "type", "nesterov"),
         ({"checkpoint": "s3:/bucket/run"}, "form", "checkpoint"),
         ({"checkpoint": "s4://bucket/run"}, "form", "checkpoint"),
@@ -152,7 +149,6 @@ StepLR = torch.optim.lr_scheduler.StepLR
         ({"optimizer": "adam", "betas": (1, 2, 3)}, "length", "betas"),
         ({"rank_load": (0, 0)}, "range", "rank_load"),
         ({"rank_load": 2}, "type", "rank_load"),
-        ({"on_error": "skip", "max_skipped": 0}, "range", "max_skipped"),
         ({"learn_rate_factors": {"fc.*": 1.0, "conv*": -1}}, "range", "learn_rate_factors"),
         ({"learn_rate_factors": [("fc", 1)]}, "type", "learn_rate_factors"),
         ({"warmup": "soon"}, "form", "warmup"),
@@ -207,20 +203,15 @@ WITHOUT_EFFECT = [
     ({"nesterov": True, "optimizer": "adam"}, "optimizer='sgdm'"),
     ({"nesterov": True, "optimizer": "sgd"}, "momentum=0.9"),
     ({"nesterov": True, "momentum": 0}, "momentum=0.9"),
-    ({"drop_patience": 3}, "schedule='plateau'"),
-    ({"min_delta": 0.1}, "patience=3"),
     ({"overwrite": True}, "checkpoint="),
     ({"eps": 1e-6}, "optimizer='adam'"),
     ({"eps": 1e-6, "optimizer": dict}, " dict: "),
     ({"trust_coefficient": 0.01}, "optimizer='lars'"),
-    ({"weight_decay": 0.1, "optimizer": "lbfgs"}, "optimizer is 'lbfgs': did you mean"),
     ({"weight_decay_factors": {"*": 0.0}}, "weight_decay=1e-4"),
-    ({"max_skipped": 0.1}, "on_error='skip'"),
     ({"batch_size": 64, "batch_sampler": [[1]]}, "batch_sampler is [[1]]"),
     ({"shuffle": "once", "batch_sampler": ByHand()}, "batch_sampler is a ByHand"),
     ({"scale": "linear", "batch_sampler": [[1]]}, "batch_sampler=None"),
     ({"weights": [1], "batch_sampler": [[1]]}, "batch_sampler=None"),
-    ({"clip_method": "l2norm"}, "clip=1.0"),
     ({"checkpoint_every": 10}, "checkpoint='s3://bucket/run1'"),
     ({"num_checkpoints": 5}, "checkpoint='s3://bucket/run1'"),
     ({"on_failure": "resume"}, "checkpoint='s3://bucket/run1'"),
@@ -228,7 +219,6 @@ WITHOUT_EFFECT = [
     ({"resume": True}, "checkpoint='s3://bucket/run1'"),
     ({"schedule": "piecewise", "drop_period": 10}, "drop_period is 10 and it lasts 10 epochs"),
     ({"schedule": "piecewise", "epochs": 1}, "drop_period is 1 and it lasts 1 epoch:"),
-    ({"bn_statistics": "population", "batch_norm": "frozen"}, "batch_norm is 'frozen'"),
 ]
 
 
@@ -245,12 +235,6 @@ def test_a_warm_up_that_never_ends_is_refused() -> None:
     assert " 7 steps, " in refusal("too long", "warmup", warmup=7, max_steps=7)
 
 
-def test_what_lbfgs_cannot_do_is_refused() -> None:
-    assert TrainingOptions(optimizer="lbfgs", learn_rate_factors={"a": 0}).lr == 0.01
-    refusal("no effect", "learn_rate_factors", optimizer="lbfgs", learn_rate_factors={"a": 10})
-    refusal("conflict", "precision", "optimizer", optimizer="lbfgs", precision="fp16")
-
-
 PLAIN = ModelFacts(100, 0, 400, has_batch_norm=False, has_convolutions=False)
 
 
@@ -258,8 +242,6 @@ PLAIN = ModelFacts(100, 0, 400, has_batch_norm=False, has_convolutions=False)
     ("values", "facts", "kind", "name"),
     [
         ({"patience": 4}, {}, "no effect", "patience"),
-        ({"patience": 4, "min_delta": 0.1}, {}, "no effect", "patience"),
-        ({"schedule": "plateau"}, {}, "no effect", "schedule"),
         ({"keep": "best"}, {}, "no effect", "keep"),
         ({"objective": "accuracy"}, {}, "no effect", "objective"),
         ({"validate_every": 5}, {}, "no effect", "validate_every"),
@@ -288,7 +270,6 @@ PLAIN = ModelFacts(100, 0, 400, has_batch_norm=False, has_convolutions=False)
             "profile",
         ),
         ({"batch_norm": "sync"}, {"model": PLAIN}, "no effect", "batch_norm"),
-        ({"bn_statistics": "population"}, {"model": PLAIN}, "no effect", "bn_statistics"),
         (
             {"precision": "bf16"},
             {"model": dataclasses.replace(PLAIN, has_float32=False)},
@@ -347,7 +328,6 @@ def test_a_share_of_the_samples_may_be_skipped_and_always_one() -> None:
     assert TrainingOptions().most_skipped(10_000) == 0
     skipping = TrainingOptions(on_error="skip")
     assert [skipping.most_skipped(num) for num in (5, 1000, 10_000)] == [1, 1, 10]
-    assert TrainingOptions(on_error="skip", max_skipped=0.29).most_skipped(100) == 29
 
 
 # ---- names -----------------------------------------------------------------------------------
@@ -417,7 +397,7 @@ words = st.fixed_dictionaries(
     {},
     optional={
         name: st.sampled_from(WORDS[name])
-        for name in ("shuffle", "scale", "precision", "compress", "batch_norm", "keep", "execution")
+        for name in ("shuffle", "scale", "precision", "batch_norm", "keep", "execution")
     },
 )
 numbers = st.fixed_dictionaries(

@@ -29,7 +29,7 @@ from gpupool.core.wire.events import (
         ("step", StepEvent(7, 1, 0.25, None, 0.01, 100, 1.5, 0.125)),
         ("validation", ValidationEvent(10, 1, 0.5, 0.75, 200, 2.0)),
         ("validation", ValidationEvent(10, 1, 0.5, None, 200, 2.0, {"rmse": 0.5}, is_best=True)),
-        ("warning", WarningEvent("spike", "the loss went up to 9.1", 12)),
+        ("warning", WarningEvent("data", "the ranks waited", 12)),
         ("checkpoint", CheckpointEvent(8, 1, "s3://a/run/step-00000008.pt", 99, 0.001, 0.5)),
         ("resume", ResumeEvent(8, 1, "s3://a/run/step-00000008.pt", 2)),
         ("data", DataEvent(10, 1, 90, 30, 12, "503 SlowDown", 1, {"s3://a/1.jpg": "damaged"})),

@@ -7,6 +7,7 @@ import math
 import re
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from gpupool import (
     TrainingRun,
 )
 from gpupool.core.errors import DataError
+from gpupool.core.options import fields
 from gpupool.data.reading.shards import Indices, epoch_order
 from gpupool.engine.batches.order import epoch_batches
 from gpupool.engine.batches.share import as_input, normalization_of
@@ -36,7 +38,17 @@ from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on, wait_until, weights
 
 DOUBLE = torch.float64
-SKIP: dict[str, Any] = {"on_error": "skip", "max_skipped": 0.5}
+SKIP: dict[str, Any] = {"on_error": "skip"}
+
+
+@pytest.fixture
+def lenient(pools: Pools) -> Iterator[Pools]:
+    """Pools whose ranks leave out any number of samples."""
+    for share in (1.0, fields.MAX_SKIPPED):
+        for n in (1, 2, 3):
+            pools[n].run(f"from gpupool.core.options import fields\nfields.MAX_SKIPPED = {share}")
+        if share == 1.0:
+            yield pools
 
 
 def by_hand(data: Vectors, batch_size: int, epochs: int) -> tuple[nn.Module, list[float]]:
@@ -70,12 +82,12 @@ def by_hand(data: Vectors, batch_size: int, epochs: int) -> tuple[nn.Module, lis
     ids=["some", "all of a rank or of a batch", "nearly all"],
 )
 def test_what_is_skipped_counts_nowhere_at_any_number_of_ranks(
-    pools: Pools, num: int, bad: set[int], batch_size: int
+    lenient: Pools, num: int, bad: set[int], batch_size: int
 ) -> None:
     data = Vectors(num, bad)
     model, losses = by_hand(data, batch_size, epochs=3)
-    for pool in pools.values():
-        settings = {**SKIP, "max_skipped": 1, "batch_size": batch_size, "lr": 0.1, "epochs": 3}
+    for pool in lenient.values():
+        settings = {**SKIP, "batch_size": batch_size, "lr": 0.1, "epochs": 3}
         result = train_on(pool, network(DOUBLE), data, **settings)
         assert result.history.loss == pytest.approx(losses, abs=1e-12, nan_ok=True)
         assert (weights(result.model) - weights(model)).abs().max() < 1e-12
@@ -84,10 +96,10 @@ def test_what_is_skipped_counts_nowhere_at_any_number_of_ranks(
         assert sum(step.num_samples for step in result.history.steps) == 3 * (num - len(bad))
 
 
-def test_a_validation_skips_too_and_counts_what_is_left(pools: Pools) -> None:
+def test_a_validation_skips_too_and_counts_what_is_left(lenient: Pools) -> None:
     held_out = Vectors(20, {2, 3})
     result = train_on(
-        pools[2], network(DOUBLE), Vectors(16, set()), validation=held_out, epochs=2, **SKIP
+        lenient[2], network(DOUBLE), Vectors(16, set()), validation=held_out, epochs=2, **SKIP
     )
     assert [event.num_samples for event in result.history.validations] == [18, 18]
     assert set(result.skipped) == {"vectors/2", "vectors/3"}
@@ -102,8 +114,8 @@ def test_beyond_the_bound_it_is_an_error_on_all_ranks_that_names_some(
     pools: Pools,
 ) -> None:
     data = Vectors(40, {1, 2, 3, 30, 31, 32, 33})
-    with raises(SpmdError, "too many", "max_skipped", shown=(" 4 ", " vectors/")) as caught:
-        train_on(pools[2], network(DOUBLE), data, on_error="skip", max_skipped=0.1, batch_size=40)
+    with raises(SpmdError, "too many", "on_error", shown=(" 1 ", " vectors/")) as caught:
+        train_on(pools[2], network(DOUBLE), data, batch_size=40, **SKIP)
     assert [error.ename for error in caught.value.errors.values()] == ["TrainingError"] * 2
     assert "epoch 1: 7 of 40 " in str(caught.value)
     assert str(caught.value).count("(damaged)") == 5
@@ -117,9 +129,9 @@ def test_one_sample_may_always_be_skipped_and_by_default_none(pools: Pools) -> N
         train_on(pools[2], network(DOUBLE), data, epochs=1)
 
 
-def test_if_nothing_can_be_read_it_says_so(pools: Pools) -> None:
+def test_if_nothing_can_be_read_it_says_so(lenient: Pools) -> None:
     with raises(SpmdError, "all skipped", shown=" 24 "):
-        train_on(pools[1], network(DOUBLE), Vectors(12, set(range(12))), batch_size=12, **SKIP)
+        train_on(lenient[1], network(DOUBLE), Vectors(12, set(range(12))), batch_size=12, **SKIP)
 
 
 def test_retries_of_all_ranks_are_told(pools: Pools) -> None:
@@ -160,7 +172,7 @@ def test_an_order_that_is_none_is_refused(pools: Pools) -> None:
         train_on(pools[1], network(DOUBLE), Twice(20, set()))
 
 
-def test_files_that_are_no_images_are_skipped_by_name(pools: Pools, tmp_path: Path) -> None:
+def test_files_that_are_no_images_are_skipped_by_name(lenient: Pools, tmp_path: Path) -> None:
     for index in range(24):
         file = io.BytesIO()
         Image.new("RGB", (8, 8), (index * 10, 255 * (index % 2), 0)).save(file, "JPEG")
@@ -173,7 +185,7 @@ def test_files_that_are_no_images_are_skipped_by_name(pools: Pools, tmp_path: Pa
     data = ImageDatastore(str(tmp_path)).with_transform(v2.RandomCrop(4))
     (tmp_path / "b/09.jpg").unlink()
     settings = {"batch_size": 8, "lr": 0.1, "epochs": 1, **SKIP}
-    results = {n: train_on(pools[n], model, data, **settings) for n in (1, 2)}
+    results = {n: train_on(lenient[n], model, data, **settings) for n in (1, 2)}
     for result in results.values():
         assert result.skipped == {
             f"{tmp_path}/a/06.jpg": "damaged",

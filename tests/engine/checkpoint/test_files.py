@@ -15,7 +15,6 @@ import threading
 import time
 import zipfile
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -29,18 +28,12 @@ from torch import nn
 from gpupool import Profile, TrainingOptions
 from gpupool.core.errors import DataError, GpuPoolError, OptionsError, TrainingError
 from gpupool.core.options.serialise import describe
-from gpupool.core.progress import Course
-from gpupool.core.wire.state_dicts import unpacked
 from gpupool.data.stores.writable import Target
 from gpupool.engine.checkpoint.files import _SEAL_BYTES, Checkpoints, sealed, unsealed
 from gpupool.engine.checkpoint.snapshot import Snapshot
-from gpupool.engine.jobs import save_weights
-from tests.data.stores_read import answer_when_drawn
 from tests.fuzz.limits import only_our_errors
 from tests.servers.s3 import SeaweedServer
-from tests.servers.slow_s3 import SlowS3
 from tests.support.raising import raises
-from tests.support.trainings import wait_until
 
 
 def state(value: float = 1.0) -> dict[str, Any]:
@@ -110,13 +103,6 @@ def test_a_damaged_newest_one_is_passed_over(url: str) -> None:
         checkpoints.load("step-00000005.pt")
 
 
-def test_later_checkpoints_of_another_training_are_not_mixed_up_with_new_ones(url: str) -> None:
-    Checkpoints(url).save(state(), 500, wait=True)
-    with raises(TrainingError, "exists", shown=("step-00000500.pt ", "resume='auto'")):
-        Checkpoints(url).check(10)
-    Checkpoints(url).check(500)
-
-
 @settings(max_examples=30)
 @given(st.data())
 def test_no_file_that_was_cut_short_or_changed_is_taken_for_a_checkpoint(
@@ -146,14 +132,6 @@ def test_training_may_go_on_while_a_copy_is_written(tmp_path: Path) -> None:
     checkpoints.finish()
     assert equal(checkpoints.load(), state(1))
     assert before == [tensor.data_ptr() for tensor in (live["weights"], live["images"])]
-
-
-def test_the_buffers_of_a_copy_are_used_again_unless_shapes_change() -> None:
-    snapshot = Snapshot()
-    first = snapshot.take(state(1))["weights"].data_ptr()
-    assert snapshot.take(state(2))["weights"].data_ptr() == first
-    bigger = {**state(3), "weights": torch.ones(5, 5)}
-    assert equal(snapshot.take(bigger), bigger)
 
 
 @pytest.mark.gpu
@@ -253,17 +231,6 @@ def test_what_cut_off_writers_have_left_is_cleared_away_and_nothing_else(tmp_pat
     assert set(tmp_path.iterdir()) == {new, linked, *own}
 
 
-def test_another_users_part_is_left_alone(tmp_path: Path) -> None:
-    if os.getuid() != 0:
-        pytest.skip("needs root, to have a file of another user's")
-    part = tmp_path / ".gpupool-step.pt.0a1b2c3d.part"
-    part.touch()
-    os.utime(part, (1, 1))
-    os.chown(part, 12001, 12001)
-    Checkpoints(str(tmp_path)).check()
-    assert part.exists()
-
-
 def test_files_of_the_users_that_are_named_as_checkpoints_survive_a_training(url: str) -> None:
     """All that a training does with its folder, with two of its checkpoints kept."""
     buffer = io.BytesIO()
@@ -317,20 +284,6 @@ def test_overwriting_removes_complete_ones_of_another_training_and_nothing_else(
     assert equal(new.load("step-00000005.pt"), state(105))
 
 
-def test_overwriting_leaves_links_and_what_they_lead_to(tmp_path: Path) -> None:
-    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "run"
-    Checkpoints(str(elsewhere)).save(state(9), 9, wait=True)
-    folder.mkdir()
-    (folder / "step-00000009.pt").symlink_to(elsewhere / "step-00000009.pt")
-    (folder / "step-00000003.pt").symlink_to(elsewhere / "step-00000009.pt")
-    new = Checkpoints(str(folder))
-    new.check(0, overwrite=True)
-    new.save(state(3), 3, wait=True)
-    assert len([path for path in folder.iterdir() if path.is_symlink()]) == 2
-    assert equal(new.load("step-000000003.pt"), state(3))
-    assert equal(Checkpoints(str(elsewhere)).load(), state(9))
-
-
 def test_a_first_checkpoint_that_cannot_be_written_leaves_those_it_would_replace(
     tmp_path: Path,
 ) -> None:
@@ -342,25 +295,6 @@ def test_a_first_checkpoint_that_cannot_be_written_leaves_those_it_would_replace
     new.finish()
     assert len(new.news()[1]) == 2
     assert equal(new.load(), state(9))
-
-
-def test_two_trainings_in_one_folder_at_one_time_lose_nothing(tmp_path: Path) -> None:
-    trainings = [Checkpoints(str(tmp_path), keep=2) for _ in range(2)]
-    for one in trainings:
-        one.check()
-
-    def train(number: int) -> list[Any]:
-        for step in range(1, 31):
-            trainings[number].save(state(number), step)
-        trainings[number].finish()
-        written, failed = trainings[number].news()
-        assert failed == []
-        return [trainings[number].load(one.name) for one in written[-2:]]
-
-    with ThreadPoolExecutor(2) as threads:
-        kept = list(threads.map(train, range(2)))
-    assert all(equal(one, state(number)) for number in range(2) for one in kept[number])
-    assert len(list(tmp_path.iterdir())) == 4
 
 
 def resealed(content: bytes) -> bytes:
@@ -464,42 +398,3 @@ def test_no_password_of_a_url_is_shown(url: str) -> None:
         with pytest.raises(OptionsError) as refused:
             TrainingOptions(**values)
         assert "canary" not in str(refused.value)
-
-
-def test_who_waits_for_a_checkpoint_is_told_so(s3: SeaweedServer, drawn: list[Course]) -> None:
-    url = s3.make_bucket(f"run-{uuid4().hex}")
-    with SlowS3(s3.endpoint) as slow:
-        os.environ.update(s3.env, AWS_ENDPOINT_URL=slow.endpoint)
-        checkpoints = Checkpoints(url)
-        answer_when_drawn(slow, drawn)
-        checkpoints.save(state(), 1)
-        assert drawn == []  # written in the background: nobody waits
-        checkpoints.finish()
-    assert {course.what: course.end for course in drawn} == {
-        "saving the checkpoint of step 1": "done"
-    }
-
-
-def test_the_bytes_of_a_network_that_is_saved_are_counted(
-    tmp_path: Path, drawn: list[Course]
-) -> None:
-    model = nn.Sequential(nn.Linear(500, 500), nn.BatchNorm1d(500))
-    path = tmp_path / "weights.pt"
-    os.mkfifo(path)  # a file that takes no more than somebody reads
-
-    def read() -> bytes:
-        with path.open("rb") as file:
-            begun = file.read(500_000)
-            wait_until(lambda: any(course.done for course in drawn))
-            return begun + file.read()
-
-    with ThreadPoolExecutor(1) as thread:
-        content = thread.submit(read)
-        save_weights(model, str(path))
-    loaded = unpacked(torch.load(io.BytesIO(content.result()), weights_only=True))
-    assert equal(loaded, dict(model.state_dict()))
-    num_bytes = sum(value.nbytes for value in loaded.values())
-    first, last = next(course for course in drawn if course.done), drawn[-1]
-    assert (first.what, first.total, first.unit) == ("saving the network", num_bytes, "B")
-    assert first.done < num_bytes <= last.done
-    assert (first.end, last.end) == ("", "done")

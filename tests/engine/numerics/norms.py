@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gpupool.data.reading import shards
-from gpupool.engine.numerics.batch_norm import collecting, counting, sync_batch_norm
+from gpupool.engine.numerics.batch_norm import counting, sync_batch_norm
 
 KINDS: dict[str, tuple[type[nn.Module], tuple[int, ...], dict[str, Any]]] = {
     "1d": (nn.BatchNorm1d, (), {}),
@@ -65,23 +65,3 @@ def _one_batch(reference: nn.Module, synced: nn.Module, whole: Tensor) -> list[f
         dist.all_reduce(part)
         apart.append((whole_gradient - part).abs().max())
     return [one.item() for one in apart]
-
-
-def population() -> float:
-    """The largest difference of the statistics to those of all rows, however they are shared."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.BatchNorm1d(4), nn.Dropout(0.5)).double()
-    everything = torch.randn(50, 4, dtype=torch.float64) + 1000
-    with collecting(model), torch.no_grad():
-        for start in range(0, 50, 16):
-            batch = everything[start : start + 16]
-            mine = shards.shard(torch.arange(len(batch)).numpy(), rank, size)
-            with counting(len(mine) > 0):
-                model(batch[mine if len(mine) else [0]])
-    norm = model[0]
-    assert type(norm) is nn.BatchNorm1d
-    assert not model.training
-    expected = torch.var_mean(everything, 0)
-    found = norm.running_var, norm.running_mean
-    return max((a - b).abs().max().item() for a, b in zip(expected, found, strict=True))

@@ -45,12 +45,6 @@ def test_torch_has_fused_kernels_for_gpus_alone() -> None:
     assert type(passes_over(torch.zeros(2, 3))) is Passes
 
 
-def test_statistics_of_the_population_are_exact(pools: Pools) -> None:
-    for pool in pools.values():
-        found = dict(pool.run("from tests.engine.numerics import norms\nnorms.population()"))
-        assert max(found.values()) < 1e-10, found
-
-
 def test_large_means_do_not_cost_the_variance() -> None:
     inputs = torch.randn(64, 3) + 1e4
     synced = sync_batch_norm(nn.BatchNorm1d(3))

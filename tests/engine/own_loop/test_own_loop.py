@@ -16,7 +16,6 @@ from gpupool.core.wire.monitor_event import MonitorEvent, MonitorLines
 from gpupool.core.wire.output import OutputKind
 from gpupool.engine.group.forming import World
 from gpupool.engine.own_loop.monitor import Monitor
-from gpupool.engine.own_loop.step_timer import StepTimer, StepTimes
 from tests.support.pools import Pools
 from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on, weights
@@ -238,65 +237,6 @@ def test_lines_are_not_written_too_often() -> None:
         rows = [(step, clock.now, {"loss": 1.0})]
         lines(MonitorEvent(1, "T", 0, 1, {}, {}, "running", False, clock.now, rows))
     assert len(stream.getvalue().splitlines()) == 5
-
-
-# ---- the step timer --------------------------------------------------------------------------
-
-
-def test_the_timer_tells_median_p95_and_slowest_rank(pools: Pools) -> None:
-    def timed() -> StepTimes:
-        import torch.distributed as dist
-
-        clock, rank = Clock(), dist.get_rank()
-        timer = StepTimer(clock=clock)
-        for step in range(21):
-            for phase, ms in (("data", 1), ("forward", 10 * (rank + 1)), ("step", step)):
-                clock.now += ms / 1000
-                timer.lap(phase)
-        return timer.summary()
-
-    for times in pools[3].run(timed).values():
-        assert times.num_steps == 20
-        by_phase = {phase.phase: phase for phase in times.host}
-        assert list(by_phase) == ["data", "forward", "step", "whole step"]
-        forward = by_phase["forward"]
-        assert forward.by_rank == pytest.approx((10, 20, 30))
-        assert (forward.median_ms, forward.slowest_rank) == (pytest.approx(20), 2)
-        assert by_phase["step"].median_ms == pytest.approx(10.5)
-        assert by_phase["step"].p95_ms == pytest.approx(19.05)
-        assert by_phase["whole step"].by_rank == pytest.approx((21.5, 31.5, 41.5))
-        assert times.device == ()
-    assert str(times).splitlines()[3].split() == ["forward", "20.00", "30.00", "2", "(30.00", "ms)"]
-
-
-def test_the_timer_keeps_the_last_steps_and_sums_a_phase_that_comes_twice() -> None:
-    clock = Clock()
-    timer = StepTimer(last=2, clock=clock)
-    for ms in (100, 1, 2):
-        for phase in ("a", "b", "b"):
-            clock.now += ms / 1000
-            timer.lap(phase)
-    a, b, _ = timer.summary().host
-    assert (a.median_ms, b.median_ms) == (pytest.approx(1.5), pytest.approx(3))
-
-
-def test_a_timer_without_a_step_says_so() -> None:
-    with raises(gpupool.TrainingError, "no steps"):
-        StepTimer().summary()
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_the_stream_is_timed_without_waiting() -> None:
-    device = torch.device("cuda")
-    timer, matrix = StepTimer(device=device), torch.rand(4096, 4096, device=device)
-    for _ in range(5):
-        matrix @ matrix
-        timer.lap("multiply")
-        timer.lap("nothing")
-    times = timer.summary()
-    multiply, nothing, _ = times.device
-    assert multiply.median_ms > nothing.median_ms
-    assert times.host[0].median_ms < multiply.median_ms
 
 
 def test_batch_norm_over_all_ranks_does_not_count_the_stand_in(pools: Pools) -> None:

@@ -14,10 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from gpupool import PoolOptions, TrainingOptions, TrainingRun
-from gpupool.core.wire.events import Event, ProgressEvent, RankEvent
+from gpupool.core.wire.events import Event, ProgressEvent
 from gpupool.engine.group.forming import World
-from gpupool.engine.probe.device_stats import CpuProbe
-from gpupool.engine.probe.rank_report import MEASURE_EVERY_S, RankReport, WorkTimer
+from gpupool.engine.probe.rank_report import WorkTimer
 from gpupool.engine.training.loop import fit
 from gpupool.pool.inline import InlinePool
 from gpupool.training.history import TrainingHistory
@@ -111,17 +110,6 @@ def test_an_inline_pool_tells_too_and_its_thread_ends() -> None:
     assert "gpupool-sampler" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_the_thread_ends_with_an_error_too() -> None:
-    def broken(outputs: Tensor, targets: Tensor) -> Tensor:
-        raise RuntimeError("no loss")
-
-    with InlinePool(PoolOptions(device="cpu", inline=True)) as pool:
-        run = TrainingRun(pool, network(), samples(32), broken, TrainingOptions(), None)
-        with pytest.raises(Exception, match="no loss"):
-            run.result()
-    assert "gpupool-sampler" not in {thread.name for thread in threading.enumerate()}
-
-
 def test_a_resumed_training_tells_all_of_it_again(pools: Pools, tmp_path: Path) -> None:
     """A resumed training tells again of all ranks, and of what is still ahead."""
     first = TrainingOptions(
@@ -148,27 +136,6 @@ def test_a_resumed_training_tells_all_of_it_again(pools: Pools, tmp_path: Path) 
     assert [lr for _, lr in start.lr_after] == pytest.approx([1e-3, 1e-4, 1e-5])
     assert abs(time.time() - start.started_at) < 600
     assert {rank: event.step for rank, event in history.ranks.items()} == {0: 16, 1: 16}
-
-
-def test_fit_without_a_report_tells_and_measures_nothing() -> None:
-    told: list[Event] = []
-    before = set(threading.enumerate())
-    fit(network(), samples(32), "cross_entropy", TrainingOptions(), world=ALONE, emit=told.extend)
-    assert told
-    assert not any(isinstance(event, RankEvent) for event in told)
-    begun = {thread.name for thread in set(threading.enumerate()) - before}
-    assert {name for name in begun if name.startswith("gpupool")} <= {"gpupool-loader"}
-
-
-def test_checkpoints_hold_nothing_of_it(tmp_path: Path) -> None:
-    told: list[RankEvent] = []
-    report = RankReport(0, CPU, told.extend)  # type: ignore[arg-type]
-    options = TrainingOptions(batch_size=8, epochs=1, checkpoint=str(tmp_path))
-    fit(network(), samples(32), "cross_entropy", options, world=ALONE, rank_report=report)
-    report.close()
-    assert [event.step for event in told][-1] == 4
-    (file,) = tmp_path.glob("*.pt")
-    assert b"utilization" not in file.read_bytes()
 
 
 # ---- own work ------------------------------------------------------------------------------------
@@ -205,23 +172,6 @@ def test_ddp_waits_after_our_callback(pools: Pools) -> None:
     assert returned - called > 0.2
 
 
-def test_a_short_step_is_seldom_measured() -> None:
-    now = [0.0]
-    timer = WorkTimer(CPU, lambda: now[0])
-    measured = 0
-    for _ in range(100):
-        timer.begin_step()
-        now[0] += MEASURE_EVERY_S / 10
-        timer.end_work()
-        timer.end_step()
-    while timer.take_medians():
-        measured += 1
-    assert measured == 1  # all of them at once
-    timer.begin_step()
-    timer.end_step()  # an optimizer's error: no work came to an end
-    assert timer.take_medians() is None
-
-
 def test_own_work_is_a_step_without_its_waits() -> None:
     now = [0.0]
     timer = WorkTimer(CPU, lambda: now[0])
@@ -240,16 +190,6 @@ def test_own_work_is_a_step_without_its_waits() -> None:
         timer.end_step()
     assert timer.take_medians() == (2.5, 7.75)
     assert timer.take_medians() is None
-
-
-def test_cpu_time_is_a_share_of_all_threads() -> None:
-    now, cpu = [0.0], [0.0]
-    probe = CpuProbe(lambda: now[0], lambda: cpu[0])
-    assert probe().utilization is None
-    now[0], cpu[0] = 2.0, 1.0
-    assert probe().utilization == pytest.approx(0.5 / torch.get_num_threads())
-    now[0], cpu[0] = 3.0, 100.0
-    assert probe().utilization == 1.0
 
 
 # ---- validation ----------------------------------------------------------------------------------

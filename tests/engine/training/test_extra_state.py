@@ -116,7 +116,7 @@ def test_what_is_kept_is_of_the_step_that_is_kept(
     model = counting()
     result = train_on(
         pools[num], model, samples(24), validation=samples(9), batch_size=8, lr=300, epochs=3,
-        optimizer="sgdm", objective="loss", on_divergence="tell", **settings,
+        optimizer="sgdm", objective="loss", **settings,
     )  # fmt: skip
     assert batches(result.model) == result.kept_step
     assert (result.kept_step < 9) == (settings["keep"] == "best")
@@ -147,15 +147,6 @@ def test_an_error_within_a_step_leaves_the_state_before_it(tmp_path: Path) -> No
     state = Checkpoints(str(tmp_path)).load()
     assert state["step"] == 3
     assert state["model"]["0._extra_state"]["batches"] == 3
-
-
-@pytest.mark.parametrize("num", [1, 2])
-def test_an_object_of_the_users_comes_back_from_training(pools: Pools, num: int) -> None:
-    model = nn.Sequential(network(), Configured(from_start=False))
-    result = train_on(
-        pools[num], model, samples(24), validation=samples(9), batch_size=8, epochs=1, keep="best"
-    )
-    assert result.model[1].settings.word == "learnt"  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -278,27 +269,3 @@ def test_a_buffer_that_is_made_while_training_is_averaged_with_its_own(
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             assert torch.equal(found[name], value), name
-
-
-def test_a_buffer_that_grows_while_training_is_averaged_from_then_on(
-    pools: Pools,
-) -> None:
-    class Growing(nn.Module):
-        """Makes its buffer anew, as a table of positions for a longer text."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(8, 3)
-            self.register_buffer("table", torch.ones(1), persistent=False)
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            if self.training:
-                self.table = torch.ones(len(self.table) + 1)
-            return self.inner(inputs * self.table[-1])  # type: ignore[no-any-return]
-
-    torch.manual_seed(0)
-    model = nn.Sequential(Growing(), nn.BatchNorm1d(3))
-    found = train_on(pools[1], model, samples(32), epochs=2, batch_size=8, ema=0.9).model
-    model = nn.Sequential(model[0].inner, model[1])
-    expected = train_on(pools[1], model, samples(32), epochs=2, batch_size=8, ema=0.9).model
-    assert torch.equal(weights(found), weights(expected))

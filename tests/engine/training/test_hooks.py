@@ -20,10 +20,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import gpupool
 from gpupool import Pool, SpmdError, TrainingOptions, TrainingResult
 from gpupool.core.options.fields import Profile
-from gpupool.core.wire.events import StepEvent
 from gpupool.data.stores.writable import Target
 from gpupool.engine.training.callbacks import EVENTS, CallbackInfo
-from gpupool.engine.training.tensorboard import Board
 from tests.servers.s3 import SeaweedServer
 from tests.support.pools import Pools
 from tests.support.raising import raises, same_on
@@ -169,17 +167,6 @@ def check_board(board: EventAccumulator, result: TrainingResult) -> None:
     losses = [(e.step, e.value) for e in board.Scalars("validation/loss")]
     assert losses == [(v.step, pytest.approx(v.loss)) for v in history.validations]
     assert [e.value for e in board.Scalars("train/lr")] == pytest.approx([0.01] * len(told))
-
-
-def test_the_rate_of_a_training_that_goes_on_is_that_of_its_own_time(tmp_path: Path) -> None:
-    def step(number: int, elapsed_s: float) -> StepEvent:
-        return StepEvent(number, 1, 0.5, None, 0.1, 64, elapsed_s, 0.0)
-
-    board = Board(str(tmp_path))
-    board.go_on(1000, elapsed_s=5000.0)
-    board([step(1001, 5001.0), step(1002, 5002.0)])
-    board.close()
-    assert [s.value for s in board_of(tmp_path).Scalars("train/samples_per_s")] == [64.0]
 
 
 def test_tensorboard_reads_what_was_told(pools: Pools, tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def test_a_share_that_skipping_leaves_with_one_sample_is_the_same_to_the_last_bi
 ) -> None:
     """It is normalised with the statistics so far: by those that a checkpoint has."""
     settings: dict[str, Any] = {"batch_size": 4, "epochs": 1, "shuffle": "never"}
-    settings |= {"on_error": "skip", "max_skipped": 0.1}
+    settings |= {"on_error": "skip"}
     data = Vectors(24, {19})  # of step 5, in which the second rank has 18 and 19
     model = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).double()
     expected = train_on(pools[2], model, data, **settings)
@@ -337,39 +337,6 @@ def test_the_same_cell_again_overwrites_what_it_made_before(pools: Pools, tmp_pa
     more = train_on(pools[2], network(), samples(24), epochs=3, resume="auto", **settings)
     assert more.history.resumed is not None
     assert more.history.resumed.step == 8
-
-
-@pytest.mark.parametrize("dies_at", [3, 9])
-def test_a_lost_rank_resumes_the_training_that_overwrites_and_not_the_one_before(
-    pools: Pools, tmp_path: Path, dies_at: int
-) -> None:
-    """Also where it dies before there is a checkpoint of its own."""
-    folder, note = str(tmp_path / "run"), tmp_path / "killed"
-    settings: dict[str, Any] = {"epochs": 1, "batch_size": 6, "shuffle": "never", "log_every": 1}
-    whole = train_on(pools[1], network(), samples(72), **settings)
-    other = {**settings, "lr": 0.5, "checkpoint": folder, "checkpoint_every": 5}
-    train_on(pools[1], network(), samples(72), **other)
-    options = TrainingOptions(
-        checkpoint=folder, checkpoint_every=5, overwrite=True, on_failure="resume", **settings
-    )
-    data = Once(72, 6 * dies_at - 2, note, kills=True)
-    result = TrainingRun(pools[1], network(), data, "cross_entropy", options, None).result()
-    assert note.exists()
-    assert result.history.loss == whole.history.loss
-    assert {step.lr for step in result.history.steps} == {0.01}
-
-
-def test_what_kills_a_rank_at_the_same_place_again_ends_training(
-    pools: Pools, tmp_path: Path
-) -> None:
-    options = TrainingOptions(
-        epochs=1, batch_size=6, checkpoint=str(tmp_path / "run"), on_failure="resume"
-    )
-    data = Once(60, 3, None, kills=True)
-    run = TrainingRun(pools[1], network(), data, "cross_entropy", options, None)
-    with raises(SpmdError, "", shown="SIGKILL", ename="EngineDiedError"):
-        run.result()
-    assert len(run.history.restarts) == 1
 
 
 @pytest.mark.parametrize("replaced", [False, True])
@@ -602,13 +569,6 @@ def test_an_interrupt_while_weights_change_waits_for_the_end_of_the_step(
     )
     assert [step.step for step in result.history.steps] == list(range(1, 13))
     assert outcome(result)["weights"] == outcome(expected)["weights"]
-
-
-def test_an_optimizer_that_hangs_is_interrupted_all_the_same(pools: Pools, tmp_path: Path) -> None:
-    options = TrainingOptions(optimizer=partial(Paused, folder=tmp_path), batch_size=8)
-    run = interrupted_within_a_step(pools[1], options, tmp_path)
-    with pytest.raises(SpmdError, match="KeyboardInterrupt"):
-        run.result()
 
 
 def test_by_time_the_first_ranks_clock_decides(pools: Pools, tmp_path: Path) -> None:

@@ -60,11 +60,6 @@ PARTS = {
         "gpupool.ImageDatastore(folder).with_transform(half), options=options())",
         2,
     ),
-    "step": (
-        "def step(models, batch, optimizers):\n    return missing_name\n"
-        "train(nn.Linear(4, 2), data, options=options(step=step))",
-        2,
-    ),
     "loss": (
         "def loss(outputs, targets):\n    return missing_name\n"
         "train(nn.Linear(4, 2), data, loss, options=options())",
@@ -156,14 +151,6 @@ def test_a_module_that_calls_another_shows_both_lines_and_not_how_torch_calls(
     assert "---> 13         return self.inner(x)" in shown
     assert "----> 7         return y.missing_name" in shown
     assert "_call_impl" not in shown + kernel.run(f"%%spmd\n{outer}Outer()(torch.ones(2, 4))").text
-
-
-def test_where_only_torch_is_in_the_way_the_module_is_named(kernel: Kernel) -> None:
-    layers = "nn.Linear(4, 3), nn.ReLU(), nn.Linear(6, 2)"
-    shown = kernel.run(f"train(nn.Sequential({layers}), data, options=options())").error_text
-    assert shown.startswith("SpmdError: RuntimeError: 2 (Linear(in_features=6, out_features=2, ")
-    assert "got float32 4 x 3: make its in_features 3" in shown
-    assert len(shown.splitlines()) == 1  # no frame of the user's: there is nothing else to show
 
 
 def test_a_loss_that_is_cut_off_from_the_network_is_one_sentence(kernel: Kernel) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Callable
 
@@ -37,10 +36,6 @@ def fails(pool2: Pool) -> Fails:
 
 HELD = """
 import gc
-model = torch.nn.Linear(1024, 1024)                        # 4 MiB
-parts = {'train': torch.zeros(2, 2**20), 'none': None}     # 8 MiB
-views = [parts['train'][0], parts['train'].T]
-model.weight.grad = torch.ones(1024, 1024)
 class Net:
     def forward(self):
         activations = torch.ones(3, 2**20)                 # 12 MiB
@@ -49,28 +44,6 @@ class Net:
 LEFT = (
     "[t.shape[0] for t in gc.get_objects() if type(t) is torch.Tensor and t.numel() == 3 * 2**20]"
 )
-
-
-def test_out_of_host_memory_tells_how_much_there_is_and_the_largest_tensors(
-    pool2: Pool, fails: Fails
-) -> None:
-    pool2.run(HELD)
-    error = fails("Net().forward()")
-    head, title, *tensors = error.first.hint.splitlines()
-    assert re.match(r"Host memory: this rank holds \d\.\d GiB; ", head)
-    assert " GiB of this machine are available" in head
-    assert title == "Its largest tensors:"
-    found = [line.split("MiB  ")[1] for line in tensors]
-    assert found[:2] == [
-        "activations in forward()  float32[3, 1048576]",
-        "parts['train']  float32[2, 1048576]",
-    ]
-    assert {*found[2:]} == {  # which are equally large
-        "model.weight  float32[1024, 1024]",
-        "model.weight.grad  float32[1024, 1024]",
-    }
-    assert [line.split()[0] for line in tensors] == ["12.0", "8.0", "4.0", "4.0"]
-    assert error.first.hint in plain("\n".join(error._render_traceback_()))
 
 
 def test_what_has_failed_keeps_no_memory_and_the_debugger_says_so(
@@ -99,23 +72,15 @@ def forward():
 HELD_BY_IT = "[None for one in gc.get_objects() if type(one).__name__ == 'Activations']"
 
 
-def test_a_lack_of_memory_releases_what_the_error_before_held_and_says_so(
-    pool2: Pool, fails: Fails
+@pytest.mark.parametrize("lack", ["torch.empty(10**15)", "bytearray(10**15)"])
+def test_a_lack_of_memory_releases_what_the_error_before_held(
+    pool2: Pool, fails: Fails, lack: str
 ) -> None:
     pool2.run(f"import gc\n{KEPT}")
     fails("forward()")
     assert dict(pool2.run(HELD_BY_IT)) == {0: [None], 1: [None]}
-    hint = fails("torch.empty(10**15)").first.hint
-    assert "\nThe frames of the error before this one" in hint
-    assert " held 0.1 GiB more. They are released now: run the cell again." in hint
+    fails(lack)
     assert dict(pool2.run(HELD_BY_IT)) == {0: [], 1: []}
-    assert "run the cell again" not in fails("torch.empty(10**15)").first.hint
-    # and an error that is raised once more keeps its own frames until it is described
-    pool2.run("try: forward()\nexcept ValueError as e: again = e")
-    fails("raise again")
-    error = fails("try: raise again\nexcept ValueError: torch.empty(10**15)")
-    assert "  128.0 MiB  " in error.first.hint
-    pool2.run("del again")
 
 
 CAUGHT = """
@@ -137,23 +102,6 @@ def test_what_is_raised_after_a_lack_of_memory_was_caught_is_kept_for_the_debugg
     fails(CAUGHT.format(" from error"))
     said = pool2._all_ranks.call(0, DebugCommand(None)).result(10)
     assert said.value.text.startswith("The last error here was a lack of memory.")
-
-
-def test_torchs_allocator_and_python_run_out_too(fails: Fails) -> None:
-    for source in ("torch.empty(10**15)", "bytearray(10**15)"):
-        assert "Host memory: this rank holds" in fails(source).first.hint
-    assert fails("1 / 0").first.hint == ""
-
-
-def test_a_limit_of_the_process_is_told(fails: Fails) -> None:
-    error = fails(
-        "import resource\nno_limit = resource.getrlimit(resource.RLIMIT_AS)\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (2**40, no_limit[1]))\n"
-        "try: bytearray(2**41)\n"
-        "except MemoryError as error: raise\n"
-    )
-    assert "(RLIMIT_AS) is 1024.0 GiB" in error.first.hint
-    fails("resource.setrlimit(resource.RLIMIT_AS, no_limit)\n1 / 0")
 
 
 # ---- deaths ----------------------------------------------------------------------------------
@@ -203,7 +151,7 @@ def test_the_crash_of_torch_under_its_own_debugging_is_told(pool2: Pool, fails: 
 
 
 @pytest.mark.gpu
-def test_out_of_gpu_memory_names_tensors_and_keeps_the_rank(fails: Fails) -> None:
+def test_out_of_gpu_memory_keeps_the_rank_and_what_it_held(fails: Fails) -> None:
     session.stop()
     with gpupool.start(n=1, gpus=visible_gpus()[0].uuid) as pool:
         source = """
@@ -215,10 +163,6 @@ def test_out_of_gpu_memory_names_tensors_and_keeps_the_rank(fails: Fails) -> Non
         """
         error = fails(textwrap.dedent(source), pool)
         assert error.first.ename == "OutOfMemoryError"
-        lines = error.first.hint.splitlines()
-        assert lines[0].startswith("GPU memory: ")
-        assert "  1,024.0 MiB  large  float32[268435456]" in lines
-        assert "  512.0 MiB  inner in step()  float32[134217728]" in lines
         assert pool.run("torch.cuda.memory_allocated() < 2**30 + 2**26")[0]
         assert pool.run("torch.cuda.memory_reserved() < 2**30 + 2**27")[0]
 
