@@ -190,7 +190,7 @@ class TrainingResult:
                 "no validation",
                 "dataset",
             )
-        if loss is None and (self.options.step is not None or self.options.gather):
+        if loss is None and self.options.gather:
             raise TrainingError(
                 "result.worst() needs the loss of each sample, and this training had one of whole "
                 "batches: give one, as result.worst(16, loss='cross_entropy').",

@@ -213,7 +213,7 @@ def form_of(model: nn.Module, loss: Any, options: TrainingOptions) -> BatchForm:
 
 
 def _whole(loss: Any, options: TrainingOptions) -> Whole:
-    if options.targets == "batch" or options.step is not None or loss in ("output", None):
+    if options.targets == "batch" or loss in ("output", None):
         return "always"
     if isinstance(loss, (str, Mapping)):
         return "never"

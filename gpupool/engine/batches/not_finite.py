@@ -121,7 +121,7 @@ def _index(
     else:
         batch = epoch_batches(dataset, options, epoch, samples_done)[0]
     num_parts = parts_of_batch(options)
-    mine, _ = shards.shard_in_parts(batch, world.rank, world.size, num_parts, options.rank_load)
+    mine, _ = shards.shard_in_parts(batch, world.rank, world.size, num_parts)
     return int(mine[row]) if is_stream(dataset) else int(mine[row]) % len(dataset)
 
 

@@ -127,8 +127,8 @@ class ReadCounts:
         more = ", ..." if len(self._skipped) > _MAX_NAMED else ""
         return TrainingError(
             f"{self._name}: {len(self._skipped):,} of {self._num_samples:,} samples could not be "
-            f"read so far, more than the {self._most_skipped:,} that max_skipped allows: "
-            f"{named}{more}. Repair them, or raise max_skipped.",
+            f"read so far, more than the {self._most_skipped:,} that on_error='skip' leaves out: "
+            f"{named}{more}. Repair them.",
             "too many",
-            "max_skipped",
+            "on_error",
         )

@@ -12,12 +12,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from gpupool.core.errors import TrainingError
-from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading import shards
 from gpupool.engine.group.forming import World
 
@@ -27,7 +25,6 @@ _SHARE_BUFFERS = (
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     else "broadcast_buffers"
 )
-_HOOKS = {"bf16": default_hooks.bf16_compress_hook, "fp16": default_hooks.fp16_compress_hook}
 # What DDP can send: what gloo and NCCL have a name for; complex numbers it views as real ones.
 _CAN_SEND = {
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
@@ -36,9 +33,7 @@ _CAN_SEND = {
 }
 
 
-def wrap_ddp(
-    model: nn.Module, world: World, options: TrainingOptions, *, find_unused: bool = False
-) -> nn.Module:
+def wrap_ddp(model: nn.Module, world: World, *, find_unused: bool = False) -> nn.Module:
     """The network as the ranks train it: in DDP, or as it is on one rank.
 
     All ranks then have the parameters of the first one. Buffers are made those of the first rank in
@@ -55,16 +50,13 @@ def wrap_ddp(
     # Statistics of batch norms are shared when they are needed, not in each step.
     in_norms = {id(b) for m in model.modules() if isinstance(m, _BatchNorm) for b in m.buffers()}
     shares_buffers = any(id(b) not in in_norms for b in model.buffers())
-    parallel = DistributedDataParallel(
+    return DistributedDataParallel(
         model,
         process_group=world.group,
         **{_SHARE_BUFFERS: shares_buffers},  # type: ignore[arg-type]
         gradient_as_bucket_view=True,  # saves a copy of all gradients
         find_unused_parameters=find_unused,
     )
-    if options.compress != "none":
-        parallel.register_comm_hook(world.group, _HOOKS[options.compress])
-    return parallel
 
 
 def _check_can_send(model: nn.Module) -> None:
@@ -79,11 +71,11 @@ def _check_can_send(model: nn.Module) -> None:
             )
 
 
-def statistics_rank(world: World, options: TrainingOptions, global_batch_size: int) -> int:
+def statistics_rank(world: World, global_batch_size: int) -> int:
     """The first rank that has some of `global_batch_size` samples of a batch; its buffers count."""
     # Computed, not asked of the others: shares follow from the numbers alone.
     batch = np.arange(global_batch_size)
-    shares = (shards.shard(batch, r, world.size, options.rank_load) for r in range(world.size))
+    shares = (shards.shard(batch, r, world.size) for r in range(world.size))
     return next(rank for rank, share in enumerate(shares) if len(share))
 
 

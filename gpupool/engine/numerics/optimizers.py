@@ -1,8 +1,7 @@
-"""The optimizer that options ask for, and limits on gradients. Runs on engines."""
+"""The optimizer that options ask for. Runs on engines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,12 +10,8 @@ from torch import nn
 from gpupool.core.errors import OptionsError, TrainingError
 from gpupool.core.options.model_facts import match_factors
 from gpupool.core.options.training_options import TrainingOptions
-from gpupool.engine.numerics.lamb import LAMB
-from gpupool.engine.numerics.lars import LARS
 
 Groups = list[dict[str, Any]]
-LAMB_EPS = 1e-6  # as in the paper
-_SMALL = 1e-6  # added to norms, as torch.nn.utils.clip_grad_norm_ does
 
 
 def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
@@ -42,29 +37,17 @@ def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Op
             group.setdefault("lr_factor", 1.0)
         return made
     # One kernel for all parameters; torch itself would choose `foreach`, several of them.
-    is_fast = {"fused": _can_fuse(groups)}
-    lr, eps = options.lr, 1e-8 if options.eps is None else options.eps
+    is_fast: dict[str, Any] = {"fused": _can_fuse(groups)}
+    lr = options.lr
     match options.optimizer:
-        case "sgdm" | "sgd":
-            momentum = _momentum(options, 0.9 if options.optimizer == "sgdm" else 0.0)
-            nesterov = options.nesterov
-            return torch.optim.SGD(groups, lr, momentum, nesterov=nesterov, **is_fast)
+        case "sgdm":
+            return torch.optim.SGD(groups, lr, _momentum(options, 0.9), **is_fast)
         case "rmsprop":
-            alpha = 0.99 if options.alpha is None else options.alpha
-            momentum = _momentum(options, 0.0)
-            return torch.optim.RMSprop(groups, lr, alpha=alpha, eps=eps, momentum=momentum)
+            return torch.optim.RMSprop(groups, lr, momentum=_momentum(options, 0.0))
         case "adam":
-            return torch.optim.Adam(groups, lr, options.betas or (0.9, 0.999), eps, **is_fast)
-        case "lars":
-            trust = 0.001 if options.trust_coefficient is None else options.trust_coefficient
-            return LARS(groups, lr, _momentum(options, 0.9), trust_coefficient=trust)
-        case "lamb":
-            smallest = LAMB_EPS if options.eps is None else options.eps
-            return LAMB(groups, lr, options.betas or (0.9, 0.999), smallest)
-        case "lbfgs":
-            return _lbfgs(groups, lr)
+            return torch.optim.Adam(groups, lr, **is_fast)
         case _:
-            return torch.optim.AdamW(groups, lr, options.betas or (0.9, 0.999), eps, **is_fast)
+            return torch.optim.AdamW(groups, lr, **is_fast)
 
 
 def parameter_groups(model: nn.Module, options: TrainingOptions) -> Groups:
@@ -108,34 +91,3 @@ def _can_fuse(groups: Groups) -> bool:
     """Whether all parameters are of a kind that one kernel can update."""
     parameters = [p for group in groups for p in group["params"]]
     return all(p.is_cuda and p.is_floating_point() for p in parameters)
-
-
-def _lbfgs(groups: Groups, lr: float) -> torch.optim.Optimizer:
-    """It knows one group alone."""
-    make: Callable[..., torch.optim.Optimizer] = torch.optim.LBFGS
-    return make(groups, lr, line_search_fn="strong_wolfe")
-
-
-def clip_gradients(parameters: Sequence[nn.Parameter], limit: float, method: str | None) -> None:
-    """Scale or cut the gradients in place, as MATLAB's GradientThresholdMethod names it.
-
-    Nothing is read from the device.
-
-    "global-l2norm" (None too) and "l2norm" scale what has a larger norm, of all gradients together
-    or of a parameter's own; "absolute-value" cuts each element.
-    """
-    if method == "absolute-value":
-        nn.utils.clip_grad_value_(parameters, limit)
-        return
-    if method != "l2norm":
-        nn.utils.clip_grad_norm_(parameters, limit)
-        return
-    # torch clips the norm of all together only; `foreach` takes a few kernels for any number.
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    if gradients:
-        norms = torch._foreach_norm(gradients)
-        torch._foreach_add_(norms, _SMALL)
-        factors = torch._foreach_reciprocal(norms)
-        torch._foreach_mul_(factors, limit)
-        torch._foreach_clamp_max_(factors, 1.0)
-        torch._foreach_mul_(gradients, factors)

@@ -17,21 +17,19 @@ from gpupool.engine.training.run import Run
 class BestWeights:
     """Keeps copies on the CPU of the best weights, and of the last ones that were finite.
 
-    The latter only where a NaN ends training: then these are what is left.
+    The latter are what is left where a NaN ends training.
     """
 
     def __init__(self, run: Run, *, has_validation: bool) -> None:
         options = run.options
         self._run = run
         self._keeps_best = options.keep == "best" or (options.keep == "auto" and has_validation)
-        self._checks = options.on_divergence == "stop"
         self._finite: dict[str, Any] = {}
         self._finite_step = 0
 
     def begin(self) -> None:
         """Training begins, or resumes: the weights are finite so far."""
-        if self._checks:
-            self._finite, self._finite_step = self._copy(), self._run.step
+        self._finite, self._finite_step = self._copy(), self._run.step
 
     def add_validation(self, event: ValidationEvent) -> ValidationEvent:
         """The event, which says whether it is the best one; if so its weights are kept.
@@ -52,14 +50,10 @@ class BestWeights:
             run.kept, run.kept_step = self._copy(), event.step
         return replace(event, is_best=True)
 
-    def objective_of(self, event: ValidationEvent) -> float:
-        """The value that counts."""
-        return _values(event)[self._run.options.objective]
-
     def check_finite(self) -> bool:
         """Whether training may continue from these weights; it ends if not."""
         run = self._run
-        if self._checks and not run.has_diverged and not _all_finite(list(run.model.parameters())):
+        if not run.has_diverged and not _all_finite(list(run.model.parameters())):
             run.reporter.emit(run.early_stopping.warn_of_weights(run.step))
             run.stopped_by = "diverged"
         return not run.has_diverged
@@ -67,8 +61,8 @@ class BestWeights:
     def keep_if_finite(self) -> bool:
         """As `check_finite`, and keep a copy of weights that are finite."""
         run = self._run
-        if not self.check_finite() or not self._checks:
-            return not run.has_diverged
+        if not self.check_finite():
+            return False
         if run.kept_step == run.step:  # one copy serves both
             self._finite, self._finite_step = run.kept, run.step
         else:

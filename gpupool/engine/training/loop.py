@@ -18,13 +18,13 @@ from typing import Any
 from torch import nn
 
 from gpupool.core.network import NetworkInfo
-from gpupool.core.options.datasets import is_stream
-from gpupool.core.options.sampling import steps_per_epoch, with_data
+from gpupool.core.options.sampling import with_data
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import EVERY_S, Progress
 from gpupool.core.wire.events import Event, ProgressEvent, StepEvent, WarningEvent
 from gpupool.data.loading import ways
 from gpupool.data.reading.normalization import Normalization
+from gpupool.data.reading.shards import num_batches
 from gpupool.engine import calls
 from gpupool.engine.batches import not_finite
 from gpupool.engine.batches.form import form_of
@@ -38,15 +38,15 @@ from gpupool.engine.numerics.ddp import share_statistics
 from gpupool.engine.numerics.losses import make_loss, requiring
 from gpupool.engine.probe.rank_report import RankReport
 from gpupool.engine.training.best_weights import BestWeights
-from gpupool.engine.training.dataset_statistics import fit_normalization, recompute_statistics
+from gpupool.engine.training.dataset_statistics import fit_normalization
 from gpupool.engine.training.hooks import Hooks, make_event_log
-from gpupool.engine.training.own_step import OwnStep
 from gpupool.engine.training.reports import Reporter
 from gpupool.engine.training.run import FitResult, make_run, set_training
 from gpupool.engine.training.run_state import epoch_of
 from gpupool.engine.training.start_event import start_event
 from gpupool.engine.training.step import TrainingStep
 
+_REPORT_EVERY = 10  # steps, where a second has more
 _SAVING_S = 3.0  # for the checkpoint of a training that has to end at once
 
 
@@ -73,7 +73,7 @@ def fit(
         network: what it will know: classes, and the normalization of its inputs.
         num_classes: a loss over classes asks for so many outputs.
         emit: receives the events of the first rank; the other ranks emit nothing.
-        stop_requested: asked every `log_every` steps, and every second; true on any rank ends
+        stop_requested: asked every 10 steps, and every second; true on any rank ends
             training on all, after the same step.
         stops_at_once: asked after an error: true if it is an interrupt, or an aborted collective,
             that ends training after the last complete step. Each rank ends alone then.
@@ -135,12 +135,11 @@ class _Training:
         self.metrics = make_metrics(
             options.metrics, world.device, scored=self.loss.scored, ignored=self.loss.ignored
         )
-        self.steps_per_epoch = steps_per_epoch(options, num_samples(dataset))
-        make_step = TrainingStep if options.step is None else OwnStep
-        self.train_step = make_step(self.run, self.loss, self.steps_per_epoch, rank_report.timer)
+        self.steps_per_epoch = num_batches(num_samples(dataset), options.batch_size)
+        self.train_step = TrainingStep(self.run, self.loss, self.steps_per_epoch, rank_report.timer)
         self.best = BestWeights(self.run, has_validation=validation is not None)
         # Of a step and the one before it, until its report has come.
-        self.samples_before = deque[tuple[int, int]](maxlen=2 * options.log_every + 2)
+        self.samples_before = deque[tuple[int, int]](maxlen=2 * _REPORT_EVERY + 2)
         self.suspect: WarningEvent | None = None  # of a loss that is not finite, to be explained
         self.has_begun = False
         self.is_resumed = False
@@ -259,7 +258,7 @@ class _Training:
         self.rank_report.timer.begin_step()
 
     def _report_step(self, share: Share, *, validates: bool) -> None:
-        """Sum steps over the ranks: sent every `log_every` steps, received one step later.
+        """Sum steps over the ranks: sent every 10 steps, received one step later.
 
         So nobody waits for the sums, unless something depends on the steps just made, or a second
         is over (`flush`). A loss that is no number, or a user's stop, ends training that much
@@ -269,14 +268,14 @@ class _Training:
         ends_training_or_epoch = share.is_last or run.step == options.max_steps
         if reporter.is_sending:
             self._check_stopping(reporter.receive())
-        if _is_every(run.step - 1, options.log_every):  # also where a second was over just then
+        if (run.step - 1) % _REPORT_EVERY == 0:  # also where a second was over just then
             self.hooks.on_log()
         if validates or ends_training_or_epoch or run.stopped_by or self.hooks.is_save_due():
             self._check_stopping(reporter.flush())
             self.hooks.on_log()
         elif reporter.is_due:
             self._check_stopping(reporter.flush())
-        elif run.step % options.log_every == 0:
+        elif run.step % _REPORT_EVERY == 0:
             reporter.send()
         self.rank_report.end_step(run.step)
 
@@ -285,13 +284,11 @@ class _Training:
         run = self.run
         self.hooks.on_report()
         for warning in run.early_stopping.add_steps(steps, run.reporter.num_classes):
-            # To look at its batch ends the reading; a stream could not be resumed in the middle.
-            can_look = not is_stream(self.dataset) or run.options.on_divergence == "stop"
-            if warning.about == "not finite" and can_look:
+            if warning.about == "not finite":
                 self.suspect = warning
             else:
                 run.reporter.emit(warning)
-        if not run.early_stopping.is_finite and run.options.on_divergence == "stop":
+        if not run.early_stopping.is_finite:
             run.stopped_by = "diverged"  # whatever else ends it: these weights are not kept
         elif "user" in run.reporter.requested:
             run.stop("user")
@@ -358,7 +355,6 @@ class _Training:
         values = self.metrics.compute(run.world)
         event = run.reporter.end_validation(run.step, epoch_of(run), found, values)
         run.reporter.emit_validation(self.best.add_validation(event))
-        run.rates.add_validation(self.best.objective_of(event))
         if run.early_stopping.is_patience_over:
             run.stop("patience")
         self.best.keep_if_finite()
@@ -388,14 +384,10 @@ class _Training:
     # ---- the end --------------------------------------------------------------------------------
 
     def keep_weights(self) -> None:
-        """Give the network the weights that are kept, and the statistics that are asked for."""
-        run, options = self.run, self.run.options
+        """Give the network the weights that are kept."""
+        run = self.run
         share_statistics(run.evaluated, run.world)
         self.best.restore()
-        if options.bn_statistics == "population":
-            recompute_statistics(
-                run.model, self.dataset, options, run.world, run.normalization, self.form
-            )
         plain_batch_norm(run.model).eval()
 
     def is_last_step_whole(self) -> bool:

@@ -147,7 +147,7 @@ def make_run(model: nn.Module, options: TrainingOptions, world: World, reporter:
         model=model,
         optimizer=optimizer,
         rates=LearningRates(optimizer, options),
-        early_stopping=EarlyStopping(options.objective, options.patience, options.min_delta),
+        early_stopping=EarlyStopping(options.objective, options.patience),
         reporter=reporter,
         completed=CompletedSteps(world.device),
     )

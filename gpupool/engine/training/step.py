@@ -27,7 +27,7 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gpupool.core.errors import TrainingError
@@ -41,7 +41,7 @@ from gpupool.engine.numerics.ddp import all_used, wrap_ddp
 from gpupool.engine.numerics.ema import update_average
 from gpupool.engine.numerics.forward import ForwardState, autocast, seed_step
 from gpupool.engine.numerics.losses import Loss, require_gradient
-from gpupool.engine.numerics.optimizers import clip_gradients, needs_closure
+from gpupool.engine.numerics.optimizers import needs_closure
 from gpupool.engine.probe.rank_report import WorkTimer
 from gpupool.engine.training.reports import BatchMetrics, batch_metrics
 from gpupool.engine.training.run import Run
@@ -76,7 +76,7 @@ class TrainingStep:
 
     def _prepare(self) -> None:
         """Make what the ranks compute with."""
-        self._parallel = wrap_ddp(self._run.model, self._run.world, self._run.options)
+        self._parallel = wrap_ddp(self._run.model, self._run.world)
         self._checks_unused = self._run.world.size > 1
 
     def run(self, share: Share) -> None:
@@ -218,7 +218,7 @@ class TrainingStep:
             return
         if scaler is not None:
             scaler.unscale_(self._run.optimizer)
-        clip_gradients(self._parameters, options.clip, options.clip_method)
+        nn.utils.clip_grad_norm_(self._parameters, options.clip)
 
     def _optimizer_step(self) -> None:
         run = self._run
@@ -288,7 +288,7 @@ class TrainingStep:
             # Nothing may hold the first wrapper, or its hooks would still take gradients away.
             self._parallel = run.model
             del weighted_loss, metrics
-            self._parallel = wrap_ddp(run.model, run.world, run.options, find_unused=True)
+            self._parallel = wrap_ddp(run.model, run.world, find_unused=True)
             weighted_loss, metrics = self._forward(micro_batch, global_count)
         return weighted_loss, metrics
 

@@ -22,13 +22,13 @@ from uuid import uuid4
 
 import pytest
 import torch
+from gpupool.core.options.serialise import describe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from gpupool import Profile, TrainingOptions
 from gpupool.core.errors import DataError, GpuPoolError, OptionsError, TrainingError
-from gpupool.core.options.serialise import describe
 from gpupool.core.progress import Course
 from gpupool.core.wire.state_dicts import unpacked
 from gpupool.data.stores.writable import Target

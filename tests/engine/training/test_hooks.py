@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import gpupool
 from gpupool import Pool, SpmdError, TrainingOptions, TrainingResult
-from gpupool.core.options.fields import Profile
+from gpupool.core.options.training_options import Profile
 from gpupool.core.wire.events import StepEvent
 from gpupool.data.stores.writable import Target
 from gpupool.engine.training.callbacks import EVENTS, CallbackInfo

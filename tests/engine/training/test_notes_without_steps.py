@@ -17,7 +17,7 @@ import torch
 
 from gpupool import Pool, TrainingHistory, TrainingOptions, TrainingRun
 from gpupool.core.jobs import InferenceJob
-from gpupool.core.options.fields import Profile
+from gpupool.core.options.training_options import Profile
 from gpupool.core.progress import Course
 from gpupool.core.wire.calls import Predict
 from gpupool.core.wire.requests import Counts

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gpupool import SampleError, TrainingError
-from gpupool.core.options.fields import Profile
-from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.options.training_options import Profile, TrainingOptions
 from gpupool.core.wire.events import (
     CheckpointEvent,
     DataEvent,
@@ -57,9 +56,6 @@ def losses(events: Sequence[Event]) -> list[float]:
         {"optimizer": "adam"},
         {"optimizer": "adamw", "weight_decay": 0.1},
         {"optimizer": "rmsprop", "momentum": 0.5},
-        {"optimizer": "lbfgs", "lr": 0.1},
-        {"optimizer": "lars"},
-        {"optimizer": "lamb"},
         {"optimizer": torch.optim.NAdam},
         {"precision": "fp16"},
         {"precision": "bf16", "ema": 0.9},
