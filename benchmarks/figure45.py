@@ -77,7 +77,6 @@ def train(num_ranks: int, data: ImageDatastore, test: ImageDatastore, epochs: in
         epochs=epochs,
         batch_norm="frozen",
         learn_rate_factors={"_fc.weight": 10, "_fc.bias": 20},
-        log_every=1,
     )
     with gpupool.start(n=num_ranks, device="cpu", env=("AWS_*",)) as pool:
         pool.run(torch.set_num_threads, 1)

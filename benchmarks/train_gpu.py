@@ -26,7 +26,7 @@ from gpupool.core.wire.events import Event, StepEvent
 from gpupool.engine.group.forming import World
 from gpupool.engine.training.loop import fit
 
-LR, MOMENTUM, DECAY, LOG_EVERY = 0.1, 0.9, 1e-4, 10
+LR, MOMENTUM, DECAY = 0.1, 0.9, 1e-4
 
 
 def by_hand(
@@ -101,7 +101,6 @@ def by_fit(
         precision="bf16",
         channels_last=True,
         compile=True,
-        log_every=LOG_EVERY,
         on_divergence="tell",
     )
     began = time.perf_counter()  # from where the events count their seconds

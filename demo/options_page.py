@@ -24,9 +24,8 @@ options = gpupool.TrainingOptions(epochs=3, lr=0.1)
 gpupool.train(network, data, options=options, lr=0.2)  # beside `options` a keyword replaces one
 ```
 
-A name that is no option, and an option
-that would do nothing, are answered with what was meant. [docs/training.md](../training.md) has
-MATLAB's names.
+A name that is no option, and an option that would do nothing, are answered with what was meant.
+[docs/training.md](../training.md) has MATLAB's names.
 """
 _CALLBACKS = """\
 ## What a callback gets

@@ -37,9 +37,7 @@ def test_the_sample_is_named_whatever_the_number_of_ranks(
     pools: Pools, ranks: int, half: str
 ) -> None:
     data = spoilt(half == "targets")
-    result = train_on(
-        pools[ranks], network(), data, loss="mse", batch_size=8, log_every=3, epochs=2
-    )
+    result = train_on(pools[ranks], network(), data, loss="mse", batch_size=8, epochs=2)
     assert (result.stopped_by, len(result.history.warnings)) == ("diverged", 1)
     found = warning_of(result)
     assert f"the {half} of sample {BAD} hold NaN. " in found
@@ -100,7 +98,7 @@ def test_a_training_that_goes_on_is_the_one_that_did_not_look(pool2: Pool) -> No
 
     torch.manual_seed(0)
     data, clean = spoilt(1), spoilt(1, 0.0)
-    settings = {"loss": loss, "batch_size": 8, "log_every": 2, "on_divergence": "tell", "epochs": 2}
+    settings = {"loss": loss, "batch_size": 8, "on_divergence": "tell", "epochs": 2}
     going_on, plain = (train_on(pool2, Logged(), one, **settings) for one in (data, clean))
     assert f"the targets of sample {BAD} hold NaN" in warning_of(going_on)
     assert (going_on.stopped_by, len(going_on.history.steps)) == ("epochs", 16)

@@ -22,13 +22,13 @@ from uuid import uuid4
 
 import pytest
 import torch
-from gpupool.core.options.serialise import describe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from gpupool import Profile, TrainingOptions
 from gpupool.core.errors import DataError, GpuPoolError, OptionsError, TrainingError
+from gpupool.core.options.training_options import changed
 from gpupool.core.progress import Course
 from gpupool.core.wire.state_dicts import unpacked
 from gpupool.data.stores.writable import Target
@@ -454,11 +454,7 @@ def test_no_password_of_a_url_is_shown(url: str) -> None:
             act()
         assert "canary" not in str(caught.value)
     options = TrainingOptions(checkpoint=url, resume=one, profile=Profile(url=url))
-    assert "canary" not in f"{options} {options.explain()}"
-    assert "canary" not in str(describe(options))
-    with raises(OptionsError, "password", "checkpoint") as refused:
-        options.to_json()
-    assert "canary" not in str(refused.value)
+    assert "canary" not in f"{options} {changed(options)}"
     wrong: list[dict[str, Any]] = [{"checkpoint": [url]}, {"profile": url}]
     for values in wrong:
         with pytest.raises(OptionsError) as refused:

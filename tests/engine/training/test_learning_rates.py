@@ -20,7 +20,7 @@ from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on, weights
 
 DOUBLE = torch.float64
-SETTINGS: dict[str, Any] = {"batch_size": 8, "epochs": 3, "lr": 0.1, "log_every": 1}
+SETTINGS: dict[str, Any] = {"batch_size": 8, "epochs": 3, "lr": 0.1}
 NUM_STEPS = 4  # of an epoch
 
 
