@@ -8,15 +8,15 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
-from gpupool import CallbackInfo
-from gpupool.core.options.fields import option_help
+from gpupool import CallbackInfo, TrainingOptions
+from gpupool.core.options.option_help import option_help
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "training-options.md"
 _HEAD = """\
 # Options of a training
 
-Written by `python -m demo.options_page` from `gpupool/core/options/fields.py`. Each is a keyword of
-`gpupool.train` and a field of `gpupool.TrainingOptions`:
+Written by `python -m demo.options_page` from `gpupool/core/options/training_options.py`. Each is a
+keyword of `gpupool.train` and a field of `gpupool.TrainingOptions`:
 
 ```py
 gpupool.train(network, data, epochs=3, lr=0.1)
@@ -24,9 +24,8 @@ options = gpupool.TrainingOptions(epochs=3, lr=0.1)
 gpupool.train(network, data, options=options, lr=0.2)  # beside `options` a keyword replaces one
 ```
 
-`options.explain(network, data)` shows what they come to. A name that is no option, and an option
-that would do nothing, are answered with what was meant. [docs/training.md](../training.md) has
-MATLAB's names.
+A name that is no option, and an option that would do nothing, are answered with what was meant.
+[docs/training.md](../training.md) has MATLAB's names.
 """
 _CALLBACKS = """\
 ## What a callback gets
@@ -45,7 +44,7 @@ def _sections() -> list[str]:
     """The options under the headings that divide the class, each with its default and meaning."""
     parts: list[str] = []
     heading = ""
-    for option in option_help():
+    for option in option_help(TrainingOptions):
         if option.heading != heading:
             heading = option.heading
             parts.append(f"## {heading[0].upper()}{heading[1:]}\n")

@@ -148,11 +148,7 @@ WIDGETS_AND_TORCH = {"torch", "ipywidgets", "anywidget"}
             "S.instance().run_line_magic('load_ext', 'gpupool')",
             WIDGETS_AND_TORCH
             | {"numpy", "ipyparallel", "psutil", "prompt_toolkit", "gpupool.pool.pool"}
-            | {
-                "gpupool.notebook.monitor.picture",
-                "gpupool.notebook.monitor.words",
-                "gpupool.core.options.plan",
-            },
+            | {"gpupool.notebook.monitor.picture", "gpupool.notebook.monitor.words"},
         ),
         (
             "import gpupool.host.agent, gpupool.host.forkserver",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 MIB = 1 << 20
 
@@ -128,6 +129,24 @@ def break_rank() -> None:
 
 
 # ---- numbers -----------------------------------------------------------------------------------
+
+
+def train_alone(model: nn.Module, data: Any, size: int, epochs: int, lr: float) -> nn.Module:
+    """The network after plain SGD with momentum on this rank alone, over the samples in order."""
+    import torch
+
+    device = rank_device()
+    model = model.to(device).train()
+    optimizer = torch.optim.SGD(model.parameters(), lr, momentum=0.9)
+    inputs, targets = (tensor.to(device) for tensor in data.tensors)
+    for _ in range(epochs):
+        for begin in range(0, len(inputs), size):
+            batch = slice(begin, begin + size)
+            loss = torch.nn.functional.cross_entropy(model(inputs[batch]), targets[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return model.cpu()
 
 
 def train_by_hand(per_rank: int, size: int, steps: int) -> float:

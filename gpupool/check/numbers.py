@@ -16,28 +16,23 @@ from gpupool.core.errors import SpmdError
 if TYPE_CHECKING:
     from torch import nn
 
-_EXACT = 1e-12  # of float64, where one rank and several compute on the same kind of device
-_NEARLY = 1e-9  # where one computes on the CPU and the others on GPUs
+_EXACT = 1e-12  # of float64
 _SLOW = 0.85  # of the rate of a loop by hand is worth a look
 
 
 @check(limit_s=120.0)
 def exact(bench: Bench) -> Found:
     """several ranks train what one trains: float64, uneven shares, batch norm over all"""
-    where = "gpu" if bench.on_gpus and bench.n > 1 else "cpu"
-    data, options = (
-        networks.pictures(100, 8, double=True),
-        {"batch_size": 26, "epochs": 2, "lr": 0.05},
+    data, model = networks.pictures(100, 8, double=True), networks.convolutions(double=True)
+    size, epochs, lr = 26, 2, 0.05
+    many = bench.train(
+        model, data, batch_norm="sync", batch_size=size, epochs=epochs, lr=lr, shuffle="never"
     )
-    many = bench.train(networks.convolutions(double=True), data, batch_norm="sync", **options)
-    one = bench.train(
-        networks.convolutions(double=True), data, batch_norm="sync", execution=where, **options
-    )
-    apart = networks.apart(many.model, one.model)
-    limit = _NEARLY if bench.on_gpus and where == "cpu" else _EXACT
-    if not apart <= limit:
-        raise NotKeptError(f"weights differ by {apart:.1e} from those of one rank ({where})")
-    return Found(f"{apart:.0e} from one rank ({where})", apart=apart)
+    one = bench.call(cells.train_alone, model, data, size, epochs, lr)[0]
+    apart = networks.apart(many.model, one)
+    if not apart <= _EXACT:
+        raise NotKeptError(f"weights differ by {apart:.1e} from those of one rank")
+    return Found(f"{apart:.0e} from one rank", apart=apart)
 
 
 @check(limit_s=90.0)
@@ -102,7 +97,6 @@ def throughput(bench: Bench) -> Found:
         lr=0.01,
         precision="bf16" if bench.on_gpus else "float32",
         channels_last=True,
-        log_every=20,
     )
     done = result.history.steps
     first, last = done[len(done) // 4], done[-1]
@@ -184,7 +178,6 @@ class LongTraining:
             "batch_size": batch_size,
             "epochs": 3,
             "lr": 0.05,
-            "log_every": 50,
             "deterministic": True,  # else two that met nothing may differ on GPUs
         }
 

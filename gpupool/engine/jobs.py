@@ -38,8 +38,7 @@ Job = TypeVar("Job")
 
 def train(call: Train) -> Reply[TrainReply]:
     """Train; the first of the ranks that train saves the weights: a state dict as `packed`."""
-    device = torch.device(this_rank().device if call.on_gpu else "cpu")
-    world = World.of(call.num_ranks, device)
+    world = world_here()
     if world.rank == 0:
         emit([ProgressEvent("reading the network and the data set", 0, 0)])
     job = load_job(call.job_path, TrainingJob)

@@ -11,7 +11,6 @@ from gpupool.notebook.page.front_end import in_notebook
 _SHOWN = (
     ("core.wire.events", "ValidationEvent", "monitor.result_view.validation_html", ""),
     ("core.machine.gpus", "GpuTable", "gpu_view.gpu_table_html", "gpu_view.gpu_table_text"),
-    ("core.options.plan", "TrainingPlan", "monitor.plan_view.plan_html", ""),
     ("data.datastores.check", "CheckResult", "data_view.check_html", ""),
     ("data.datastores.preview", "Preview", "data_view.preview_html", ""),
     (

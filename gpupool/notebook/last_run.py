@@ -22,16 +22,12 @@ class _Run(NamedTuple):
 _last: _Run | None = None
 
 
-def follow(run: TrainingRun, loss: str, compare: str | None) -> None:
+def follow(run: TrainingRun, loss: str) -> None:
     """Put the curves of the training before behind those of `run`, which is the next one's.
 
     Losses are compared where both trainings minimize the one of this name.
-
-    Args:
-        compare: as in `TrainingOptions`.
     """
-    wanted = compare == "last" or (compare == "auto" and in_notebook() and has_reader())
-    if wanted and _last is not None:
+    if in_notebook() and has_reader() and _last is not None:
         is_same = _last.loss == loss
         curves = _last.curves.items()
         run.history.before = {n: means for n, means in curves if is_same or n != "loss"}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from gpupool.core.options.keywords import TrainingKeywords, merged, with_keywords
+from gpupool.core.options.keywords import merged, with_keywords
 from gpupool.core.options.named_measures import name_of
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.environ import note_use
@@ -30,7 +30,7 @@ def train(
     options: TrainingOptions | None = ...,
     validation: Any = ...,
     wait: Literal[True] = ...,
-    **keywords: Unpack[TrainingKeywords],
+    **keywords: Any,
 ) -> TrainingResult: ...
 @overload
 def train(
@@ -41,7 +41,7 @@ def train(
     validation: Any = ...,
     *,
     wait: Literal[False],
-    **keywords: Unpack[TrainingKeywords],
+    **keywords: Any,
 ) -> TrainingRun: ...
 def train(
     model: nn.Module,
@@ -50,7 +50,7 @@ def train(
     options: TrainingOptions | None = None,
     validation: Any = None,
     wait: bool = True,
-    **keywords: Unpack[TrainingKeywords],
+    **keywords: Any,
 ) -> TrainingResult | TrainingRun:
     """Train a copy of `model` on all ranks of the pool and show how it goes.
 
@@ -62,7 +62,7 @@ def train(
     `run.text(rank)` has it.
 
     Args:
-        model: any module; it is left as it is. With the option `step`, a dict of them.
+        model: any module; it is left as it is.
         dataset: a datastore, or any data set of torch or Hugging Face: pairs (input, target), rows
             with named columns, or what the option `collate` makes a batch of. Parts may be tensors,
             dicts, lists and tuples; the network is called with them one by one, by name, or with
@@ -95,7 +95,7 @@ def train(
 
     def show(run: TrainingRun) -> None:
         nonlocal prints
-        last_run.follow(run, name_of(run.loss), options.compare)
+        last_run.follow(run, name_of(run.loss))
         show_training(run, options.progress, waits=wait)
         if wait and not pool.options.inline:  # which prints itself
             prints = LineView(list(run.outputs), show_values=False, fold_equal=True)

@@ -12,7 +12,8 @@ from gpupool.core.errors import NoPoolError, PoolError
 from gpupool.core.formatting import rank_count
 from gpupool.core.machine.gpus import GpuTable, discover
 from gpupool.core.machine.uses import uses
-from gpupool.core.options.pool_options import Annotation, PoolOptions, make_options, pool_parameters
+from gpupool.core.options.option_help import Annotation, parameters
+from gpupool.core.options.pool_options import PoolOptions, make_options
 from gpupool.core.progress import progress as bar
 from gpupool.core.wire import environ
 from gpupool.pool.notices import Progress, unheard, with_bar
@@ -65,7 +66,7 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
 # For help and completion; "profile" is there already.
 _own = list(inspect.signature(start).parameters.values())[:-1]
 start.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-    [*_own, *pool_parameters()[1:]], return_annotation=Annotation("Pool")
+    [*_own, *parameters(PoolOptions)[1:]], return_annotation=Annotation("Pool")
 )
 
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from gpupool.core.errors import TrainingError
 from gpupool.core.formatting import NONE, duration, number, percent, shortened
-from gpupool.core.options.serialise import describe, written
-from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.options.training_options import TrainingOptions, written
 from gpupool.training.history import HALF_LIFE, TrainingHistory
 from gpupool.training.history import smoothed as smoothed_means
 from gpupool.training.phrases import best_of, figure
@@ -129,7 +128,8 @@ def _row(name: str, history: TrainingHistory, first: float) -> tuple[str, ...]:
 def _differences(histories: Sequence[TrainingHistory]) -> dict[str, tuple[str, ...]]:
     usual = TrainingOptions()
     # In the order in which the options stand, whichever training gives one.
-    given = [name for name in describe(usual) if any(name in h.options for h in histories)]
+    known = [one.name for one in fields(usual)]
+    given = [name for name in known if any(name in one.options for one in histories)]
     values = {
         name: tuple(one.options.get(name, written(usual, name)) for one in histories)
         for name in given

@@ -12,11 +12,12 @@ from gpupool.core import jobs
 from gpupool.core.errors import OptionsError, TrainingError
 from gpupool.core.jobs import InferenceJob, JobPacker, TrainingJob
 from gpupool.core.options.datasets import num_samples, require_dataset
-from gpupool.core.options.model_facts import ModelFacts
+from gpupool.core.options.effects import check_for
+from gpupool.core.options.model_facts import check_parameters
 from gpupool.core.options.named_measures import check_loss, check_metrics
 from gpupool.core.options.sampling import with_data
+from gpupool.core.options.schedule import check_for_stream
 from gpupool.core.options.training_options import TrainingOptions
-from gpupool.core.options.training_ranks import Execution, choose_execution
 from gpupool.core.progress import BYTES, progress
 from gpupool.core.wire.pickles import WHOLE
 from gpupool.core.wire.pickles import part as in_parcel
@@ -38,8 +39,8 @@ def checked(
     loss: Any,
     options: TrainingOptions,
     validation: Any,
-) -> tuple[TrainingOptions, Execution]:
-    """The options as they hold on the ranks that train, and which these are.
+) -> TrainingOptions:
+    """The options as they hold on the ranks that train.
 
     Raises:
         TrainingError: the input cannot be trained on.
@@ -51,21 +52,17 @@ def checked(
             f"options={options!r}: give a gpupool.TrainingOptions(...).", "type", "options"
         )
     check_metrics(options.metrics)
-    # Which ranks train comes first: scale="linear" multiplies by their number, and effects follow.
-    where = choose_execution(options.execution, pool.ranks, pool.training_ranks, pool.why_cpu)
     # Made absolute by the client, in whose folder they were written: a cell may move a rank.
-    options = with_absolute_paths(options.resolve(len(where.ranks)))
+    options = with_absolute_paths(options.resolve(len(pool.training_ranks)))
     options = with_data(options, dataset)
-    options.check_for(
-        has_validation=validation is not None,
-        num_ranks=len(where.ranks),
-        num_samples=num_samples(dataset),
-        is_stream=num_samples(dataset) is None,
-        model=ModelFacts.of(model, options),
-    )
+    num = num_samples(dataset)
+    check_for(options, has_validation=validation is not None, num_samples=num)
+    if num is None:
+        check_for_stream(options)
+    check_parameters(model, options)
     # Now, not when it is saved: after hours of training it would be too late.
     check_extra_state(model, in_checkpoints=options.checkpoint is not None)
-    return options, where
+    return options
 
 
 def check_input(model: nn.Module, dataset: Any, loss: Any, validation: Any) -> None:

@@ -48,13 +48,11 @@ def backend(start: StartEvent) -> str:
 
 
 def global_batch(batch_size: int, world_size: int) -> str:
-    """The global batch as shares; its size is 0 where a sampler decides it.
+    """The global batch as shares.
 
     >>> global_batch(512, 4), global_batch(100, 3), global_batch(64, 1)
     ('512 = 4 × 128', '100 on 3 ranks', '64')
     """
-    if not batch_size:
-        return "as batch_sampler gives it"
     share, rest = divmod(batch_size, world_size)
     if world_size == 1:
         return f"{batch_size}"

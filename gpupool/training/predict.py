@@ -12,7 +12,7 @@ from gpupool.core.errors import TrainingError
 from gpupool.core.jobs import InferenceJob
 from gpupool.core.network import info_of
 from gpupool.core.options.class_names import class_names
-from gpupool.core.options.fields import Precision
+from gpupool.core.options.training_options import Precision
 from gpupool.core.progress import progress
 from gpupool.core.wire.calls import Predict
 from gpupool.pool.pool import Pool

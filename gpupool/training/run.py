@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import PoolError, SpmdError
 from gpupool.core.jobs import TrainingJob
+from gpupool.core.machine.topology import device_names
 from gpupool.core.network import NetworkInfo, give
 from gpupool.core.options.model_facts import chosen_loss
-from gpupool.core.options.serialise import changed
-from gpupool.core.options.training_options import TrainingOptions
-from gpupool.core.options.training_ranks import device_names
+from gpupool.core.options.training_options import TrainingOptions, changed
 from gpupool.core.wire.calls import Train
 from gpupool.core.wire.events import (
     CheckpointEvent,
@@ -90,11 +89,11 @@ class TrainingRun:
         # Before the checks: they look at the ranks, and one may be about to be replaced.
         pool.wait_until_usable()
         dataset, validation = with_targets(dataset, model), with_targets(validation, model)
-        options, where = checked(pool, model, dataset, loss, options, validation)
+        options = checked(pool, model, dataset, loss, options, validation)
         loss = chosen_loss(loss, model)
         fits = options.normalize == "fit"
         data = bind_training(model, dataset, validation, loss, fits_normalization=fits)
-        self.history = TrainingHistory(options=changed(options, TrainingOptions()))
+        self.history = TrainingHistory(options=changed(options))
         self.options = options
         self._validation, self.loss = validation, loss
         self._result: Callable[[], TrainingResult | None] = lambda: None
@@ -123,18 +122,16 @@ class TrainingRun:
             data.num_classes,
         )
         self._job = write_job(pool, job)
-        self._ranks = where.ranks
-        hosts = {rank.node_rank for rank in pool.ranks if rank.rank in where.ranks}
+        self._ranks = pool.training_ranks
+        training = [pool.ranks[rank] for rank in self._ranks]
         self._places: dict[str, Any] = {
-            "ranks": where.ranks,
-            "devices": device_names(pool.ranks, where),
-            "num_hosts": len(hosts),
+            "ranks": self._ranks,
+            "devices": device_names(training),
+            "num_hosts": len({rank.node_rank for rank in training}),
         }
         self._output_listeners: list[OnOutput] = []
-        self._recorder = OutputRecorder(where.ranks, pool.hidden_values(), self._on_print)
-        self._call = Train(
-            str(self._job.path), str(self._weights_path), len(where.ranks), where.on_gpu
-        )
+        self._recorder = OutputRecorder(self._ranks, pool.hidden_values(), self._on_print)
+        self._call = Train(str(self._job.path), str(self._weights_path))
         self.history.add(ProgressEvent("waiting for the ranks", 0, 0))
         # Before the ranks start, so that no event is lost; an inline pool trains within `_begin`.
         show(self)

@@ -39,8 +39,6 @@ VIEWS = {  # name of the picture: cell
     "spmd_failed": "%%spmd\nif rank == 1:\n    raise ValueError('bad value')\ndist.barrier()",
     "spmd_values": "%%spmd\nkept = {'rank': rank, 'values': list(range(40))}\nkept['rank']",
     "composite": "kept",
-    "explain": "gpupool.TrainingOptions(epochs=2, batch_size=32)"
-    ".explain(torch.nn.Linear(16, 4), data)",
     "result": "options = gpupool.TrainingOptions(epochs=2, batch_size=32, metrics=['f1'])\n"
     "result = train(validation=data)",
     "result_summary": "result",

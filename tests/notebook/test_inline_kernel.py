@@ -25,7 +25,7 @@ class Slow(Dataset):
         if index == self.stop_at: breakpoint()
         return torch.ones(8), torch.tensor(index % 3)
 def train(data, epochs):
-    options = gpupool.TrainingOptions(epochs=epochs, batch_size=8, log_every=1)
+    options = gpupool.TrainingOptions(epochs=epochs, batch_size=8)
     return gpupool.train(torch.nn.Linear(8, 3), data, options=options)
 """
 

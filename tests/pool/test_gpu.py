@@ -74,26 +74,6 @@ def test_a_rank_beyond_the_gpus_is_there_and_takes_no_part_in_training(gpu: Gpu)
         assert gpupool.predict(result.model, samples(5)).shape == (5, 3)
 
 
-def test_the_execution_that_is_asked_for_is_what_trains(gpu: Gpu) -> None:
-    with gpupool.start(n=2, gpus=gpu.uuid) as pool:
-        for execution, size, backend in (
-            ("multi-gpu", 1, "nccl"),
-            ("parallel-cpu", 2, "gloo"),
-            ("gpu", 1, "nccl"),
-            ("cpu", 1, "gloo"),
-            ("parallel-gpu", 1, "nccl"),
-        ):
-            options = TrainingOptions(batch_size=8, epochs=1, execution=execution)
-            plan = options.explain(network(), samples(32))
-            start = gpupool.train(network(), samples(32), options=options).history.start
-            assert start is not None
-            assert (start.world_size, start.backend) == (size, backend)
-            assert (gpu.name in start.device) is (backend == "nccl")
-            assert plan.num_training == size
-            assert (gpu.name in plan.ranks[0].device) is (backend == "nccl")
-        assert dict(pool.run(SUM)) == {0: 2.0, 1: 2.0}
-
-
 def test_a_gpu_that_waits_for_a_rank_without_is_freed(gpu: Gpu) -> None:
     with gpupool.start(n=2, gpus=gpu.uuid) as pool:
         with pytest.raises(SpmdError, match="rank 1: ValueError: one"):

@@ -434,7 +434,7 @@ def test_samples_are_read_in_this_thread_and_the_history_moves(inline: Pool) -> 
     def show(run: TrainingRun) -> None:
         run.add_listener(lambda history: seen.append((history.status, len(history.steps))))
 
-    options = TrainingOptions(batch_size=8, epochs=1, log_every=1)
+    options = TrainingOptions(batch_size=8, epochs=1)
     run = TrainingRun(inline, network(), Slow(16, 0), "cross_entropy", options, None, show=show)
     run.result()
     moved = [n for _, n in seen if n]
@@ -450,7 +450,7 @@ def test_training_leaves_the_random_numbers_alone(inline: Pool) -> None:
 
 def test_the_first_interrupt_stops_training_and_keeps_the_network(inline: Pool) -> None:
     before = signal.getsignal(signal.SIGINT)
-    options = TrainingOptions(batch_size=4, epochs=1000, log_every=2)
+    options = TrainingOptions(batch_size=4, epochs=1000)
 
     def show(run: TrainingRun) -> None:
         do_when(lambda: bool(run.history.steps))
@@ -494,7 +494,7 @@ def test_stop_from_another_thread_is_heard(inline: Pool) -> None:
     def show(run: TrainingRun) -> None:
         threading.Timer(0.4, run.stop).start()  # as the monitor's button does it
 
-    options = TrainingOptions(batch_size=4, epochs=1000, log_every=2)
+    options = TrainingOptions(batch_size=4, epochs=1000)
     data = Slow(40, 0.001)
     run = TrainingRun(inline, network(), data, "cross_entropy", options, None, show=show)
     assert run.result().stopped_by == "user"

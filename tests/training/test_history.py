@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpupool.core.errors import RankError, SpmdError
-from gpupool.core.options.fields import Profile
-from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.options.training_options import Profile, TrainingOptions
 from gpupool.core.wire.events import (
     CheckpointEvent,
     EndEvent,

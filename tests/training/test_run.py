@@ -121,7 +121,7 @@ def test_uint8_images_reach_the_network_as_floats_up_to_1(pools: Pools) -> None:
 def test_stop_ends_all_ranks_after_the_same_step_and_keeps_the_network(
     pools: Pools,
 ) -> None:
-    options = TrainingOptions(batch_size=4, epochs=10_000, log_every=2)
+    options = TrainingOptions(batch_size=4, epochs=10_000)
     run = TrainingRun(pools[2], network(), Slow(40, 0.002), "cross_entropy", options, None)
     wait_until(lambda: len(run.history.steps) > 4)
     run.stop()
@@ -135,7 +135,7 @@ def test_stop_ends_all_ranks_after_the_same_step_and_keeps_the_network(
 
 
 def test_stop_means_one_training_also_before_it_has_its_turn(pools: Pools, tmp_path: Path) -> None:
-    options = TrainingOptions(batch_size=4, epochs=2, log_every=2)
+    options = TrainingOptions(batch_size=4, epochs=2)
     goes_on = tmp_path / "goes on"
     first, second = (
         TrainingRun(pools[2], network(), Held(40, goes_on), "cross_entropy", options, None)
@@ -162,7 +162,7 @@ def test_a_listener_that_fails_harms_nobody(pools: Pools, caplog: pytest.LogCapt
 
 
 def test_the_first_interrupt_is_a_stop(pools: Pools) -> None:
-    options = TrainingOptions(batch_size=4, epochs=10_000, log_every=2)
+    options = TrainingOptions(batch_size=4, epochs=10_000)
     run = TrainingRun(pools[2], network(), Slow(40, 0.002), "cross_entropy", options, None)
     wait_until(lambda: len(run.history.steps) > 4)
     waiting = threading.Event()
@@ -178,7 +178,7 @@ def test_the_first_interrupt_is_a_stop(pools: Pools) -> None:
 def test_the_first_interrupt_of_the_pool_is_a_stop_and_the_second_ends_it(
     pools: Pools,
 ) -> None:
-    options = TrainingOptions(batch_size=4, epochs=10_000, log_every=2)
+    options = TrainingOptions(batch_size=4, epochs=10_000)
     run = TrainingRun(pools[2], network(), Slow(40, 0.002), "cross_entropy", options, None)
     wait_until(lambda: len(run.history.steps) > 4)
     pools[2].interrupt()
@@ -195,7 +195,7 @@ def test_the_first_interrupt_of_the_pool_is_a_stop_and_the_second_ends_it(
 
 def test_listeners_hear_of_every_event_and_of_the_end(pools: Pools) -> None:
     seen: list[tuple[str, int]] = []
-    options = TrainingOptions(batch_size=4, epochs=2, log_every=1)
+    options = TrainingOptions(batch_size=4, epochs=2)
 
     def show(run: TrainingRun) -> None:
         run.add_listener(lambda history: seen.append((history.status, len(history.steps))))
@@ -239,7 +239,7 @@ def test_it_is_over_when_the_network_is_there_and_not_before(pools: Pools) -> No
 
             run.add_listener(listen)
 
-        options = TrainingOptions(batch_size=4, max_steps=2, log_every=1)
+        options = TrainingOptions(batch_size=4, max_steps=2)
         run = TrainingRun(pools[2], model, samples(8), "cross_entropy", options, None, show)
         wait_until(run.done)
         return run, seen
@@ -318,7 +318,7 @@ def test_files_of_a_training_do_not_pile_up(pools: Pools) -> None:
 
 
 def test_a_run_can_be_awaited_while_other_code_goes_on(pools: Pools, tmp_path: Path) -> None:
-    options = TrainingOptions(batch_size=4, epochs=2, log_every=2)
+    options = TrainingOptions(batch_size=4, epochs=2)
     goes_on = tmp_path / "goes on"
     run = TrainingRun(pools[2], network(), Held(40, goes_on), "cross_entropy", options, None)
 

@@ -54,24 +54,6 @@ def test_the_result_is_that_of_one_process(spare: Pool, pools: Pools) -> None:
     assert (ours.history.start.world_size, ours.history.start.backend) == (2, "gloo")
 
 
-def test_all_ranks_train_on_their_cpus_if_asked(spare: Pool, pools: Pools) -> None:
-    result = train_on(
-        spare, network(DOUBLE), samples(50, DOUBLE), execution="parallel-cpu", **SETTINGS
-    )
-    same = train_on(pools[3], network(DOUBLE), samples(50, DOUBLE), **SETTINGS)
-    assert result.history.start is not None
-    assert result.history.start.world_size == 3
-    assert torch.equal(weights(result.model), weights(same.model))
-
-
-def test_one_rank_trains_alone_if_asked(spare: Pool, pools: Pools) -> None:
-    result = train_on(spare, network(DOUBLE), samples(50, DOUBLE), execution="cpu", **SETTINGS)
-    alone = train_on(pools[1], network(DOUBLE), samples(50, DOUBLE), **SETTINGS)
-    assert result.history.start is not None
-    assert result.history.start.world_size == 1
-    assert torch.equal(weights(result.model), weights(alone.model))
-
-
 def test_the_spare_rank_is_free_while_the_others_train(spare: Pool) -> None:
     run = TrainingRun(
         spare, network(), Slow(64), "cross_entropy", TrainingOptions(batch_size=8, epochs=50), None

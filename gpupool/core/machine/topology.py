@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from gpupool.core.errors import PlacementError
@@ -253,6 +253,13 @@ def training_ranks(ranks: Sequence[Rank]) -> tuple[int, ...]:
     """The ranks that train: those with a GPU of their own, or all where no rank has one."""
     with_gpu = tuple(rank.rank for rank in ranks if rank.gpu is not None)
     return with_gpu or tuple(rank.rank for rank in ranks)
+
+
+def device_names(ranks: Iterable[Rank]) -> tuple[str, ...]:
+    """What each of these ranks computes on: "cuda:0 NVIDIA H200", numbered as on its machine, or
+    "CPU"."""
+    gpus = [rank.gpu for rank in ranks]
+    return tuple(f"cuda:{gpu.label} {gpu.name}" if gpu else "CPU" for gpu in gpus)
 
 
 def _find(gpus: Sequence[Gpu], name: str) -> list[Gpu]:

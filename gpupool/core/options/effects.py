@@ -1,189 +1,108 @@
 """Options that would do nothing, each with what was meant. Runs anywhere.
 
-`check_effects` looks at the options alone, when they are made; `check_for` at what they meet: data,
-model and ranks, before any rank starts.
+`check_effects` looks at the options alone, when they are made; `check_for` at the data that they
+meet, before any rank starts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from dataclasses import MISSING, fields
+from typing import Any, NamedTuple
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.checks import warmup_of
-from gpupool.core.options.fields import TrainingFields
-from gpupool.core.options.model_facts import ModelFacts
 from gpupool.core.options.named_measures import name_of
-from gpupool.core.options.sampling import steps_per_epoch
-from gpupool.core.options.schedule import check_for_stream
 
 
-@dataclass(frozen=True, slots=True)
-class Effect:
-    """Options that work only while another one has one of the values `needs`.
+class Effect(NamedTuple):
+    """Options that work only while another one has a value with which `works` is true.
 
-    `needs` may be a function of the other one's value. `meant` is what to choose for it.
+    `meant` is what to choose for the other one.
     """
 
     names: tuple[str, ...]
     other: str
-    needs: tuple[Any, ...] | Callable[[Any], bool]
+    works: Callable[[Any], bool]
     meant: str
 
-    def works(self, value: Any) -> bool:
-        """Whether the other option, with this value, lets them work."""
-        return self.needs(value) if callable(self.needs) else value in self.needs
+
+def _is_one_of(*words: str) -> Callable[[Any], bool]:
+    return lambda value: value in words
 
 
-def schedule_names(schedule: Any) -> tuple[str, ...]:
-    """The names in a schedule; none of a callable."""
-    if isinstance(schedule, str):
-        return (schedule,)
-    return () if callable(schedule) else tuple(name for name, _ in schedule)
-
-
-def _has(*names: str) -> Callable[[Any], bool]:
-    return lambda schedule: any(name in names for name in schedule_names(schedule))
-
-
-def _is_given(value: Any) -> bool:
+def _is_there(value: Any) -> bool:
     return value is not None
 
 
 EFFECTS = (
-    Effect(("momentum",), "optimizer", ("sgdm", "sgd", "lars", "rmsprop"), "'sgdm'"),
-    Effect(("nesterov",), "optimizer", ("sgdm", "sgd"), "'sgdm'"),
-    Effect(("betas",), "optimizer", ("adam", "adamw", "lamb"), "'adam'"),
-    Effect(("alpha",), "optimizer", ("rmsprop",), "'rmsprop'"),
-    Effect(("eps",), "optimizer", ("adam", "adamw", "rmsprop", "lamb"), "'adam'"),
-    Effect(("trust_coefficient",), "optimizer", ("lars",), "'lars'"),
+    Effect(("momentum",), "optimizer", _is_one_of("sgdm", "rmsprop"), "'sgdm'"),
     Effect(("weight_decay_factors",), "weight_decay", lambda decay: decay > 0, "1e-4"),
-    Effect(("drop_period",), "schedule", _has("piecewise", "exponential"), "'piecewise'"),
-    Effect(("drop_factor",), "schedule", _has("piecewise", "exponential"), "'piecewise'"),
-    Effect(("power",), "schedule", _has("polynomial"), "'polynomial'"),
-    Effect(("min_factor",), "schedule", _has("polynomial", "cosine", "cyclical"), "'cosine'"),
-    Effect(("cycle_period",), "schedule", _has("cosine", "cyclical"), "'cyclical'"),
-    Effect(("warmup_factor",), "warmup", _is_given, "'1 epoch'"),
-    # A sampler decides all of this itself; linear scaling would change the rate alone.
-    Effect(
-        ("batch_size", "shuffle", "scale", "weights", "bucket_by"),
-        "batch_sampler",
-        lambda sampler: sampler is None,
-        "None",
-    ),
+    Effect(("drop_factor", "drop_period"), "schedule", _is_one_of("piecewise"), "'piecewise'"),
+    Effect(("min_factor",), "schedule", _is_one_of("cosine", "linear"), "'cosine'"),
     Effect(
         ("checkpoint_every", "num_checkpoints", "overwrite", "on_failure"),
         "checkpoint",
-        _is_given,
+        _is_there,
         "'s3://bucket/run1'",
     ),
 )
+_NEED_VALIDATION = ("patience", "objective", "validate_every", "metrics")
 
 
-def check_effects(options: TrainingFields) -> None:
-    """Refuse options that do nothing beside the others."""
+def check_effects(options: Any) -> None:
+    """Refuse options that do nothing beside the others, or exclude each other.
+
+    Args:
+        options: `TrainingOptions`.
+    """
     # Only of what was given: a default that does nothing was nobody's wish.
     for effect in EFFECTS:
         other = getattr(options, effect.other)
         for name in effect.names:
             if is_given(options, name) and not effect.works(other):
-                raise OptionsError(
-                    f"{name}={getattr(options, name)!r} has no effect while {effect.other} is "
-                    f"{_shown(other)}: did you mean {effect.other}={effect.meant}?",
-                    "no effect",
+                shown = getattr(other, "__name__", None) or repr(other)
+                raise _without_effect(
+                    options,
                     name,
+                    f"while {effect.other} is {shown}: did you mean {effect.other}={effect.meant}?",
                 )
     _check_resume(options)
-    _check_nesterov(options)
-    _check_drops(options)
-    _check_warmup(options)
     _check_objective(options)
-    _check_batches(options)
-    if options.deterministic and str(options.compile).startswith("max-autotune"):
-        raise OptionsError(
-            f"deterministic=True and compile={options.compile!r} exclude each other: autotuning "
-            "takes the kernels that were fastest, which differ from run to run. Did you mean "
-            "compile=True?",
-            "conflict",
-            "compile",
-        )
+    _check_conflicts(options)
 
 
-def _check_resume(options: TrainingFields) -> None:
-    # The URL of one checkpoint names its own place, so it needs no folder.
-    if options.resume in (True, "auto") and options.checkpoint is None:
-        raise OptionsError(
-            f"resume={options.resume!r} has no effect while checkpoint is None: did you mean "
-            "checkpoint='s3://bucket/run1', the folder to resume from?",
-            "no effect",
-            "resume",
-        )
-    if options.overwrite and options.resume in (True, "auto"):
-        raise OptionsError(
-            f"overwrite=True begins from scratch, and resume={options.resume!r} does not: leave "
-            "one of them out.",
-            "conflict",
-            "overwrite",
-            "resume",
-        )
-
-
-def _check_nesterov(options: TrainingFields) -> None:
-    usual = 0.0 if options.optimizer == "sgd" else 0.9
-    if options.nesterov and not (usual if options.momentum is None else options.momentum):
-        raise OptionsError(
-            "nesterov=True has no effect without momentum: did you mean momentum=0.9?",
-            "no effect",
-            "nesterov",
-        )
-
-
-def check_for(
-    options: TrainingFields,
-    *,
-    has_validation: bool,
-    num_ranks: int | None = None,
-    num_samples: int | None = None,
-    is_stream: bool = False,
-    model: ModelFacts | None = None,
-) -> None:
-    """Refuse resolved options that do nothing, or cannot be, with this data, model and these ranks.
+def check_for(options: Any, *, has_validation: bool, num_samples: int | None) -> None:
+    """Refuse resolved options that do nothing with this data.
 
     Args:
-        is_stream: nobody knows how many samples there are.
+        options: `TrainingOptions`.
+        num_samples: None where nobody knows it, of a stream.
 
     Raises:
         OptionsError: with what was meant.
     """
     if not has_validation:
-        for name in ("patience", "objective", "validate_every", "metrics"):
-            if is_given(options, name):
-                _refuse_without_validation(options, name)
+        names = [name for name in _NEED_VALIDATION if is_given(options, name)]
         # Not by `is_given`: keep="last" is what happens without validation, and does no harm.
-        if options.keep == "best":
-            _refuse_without_validation(options, "keep")
-    if options.rank_load is not None and num_ranks not in (None, len(options.rank_load)):
-        raise OptionsError(
-            f"rank_load={options.rank_load}: has {len(options.rank_load)} shares, and {num_ranks} "
-            f"rank{'s train' if num_ranks != 1 else ' trains'}: give one share for each.",
-            "length",
-            "rank_load",
+        names += ["keep"] if options.keep == "best" else []
+        for name in names:
+            raise _without_effect(
+                options, name, "without validation data: did you mean train(..., validation=...)?"
+            )
+    if num_samples is None and options.workers is not None:
+        raise _without_effect(
+            options, "workers", "on a stream, which every rank walks through alone: leave it out."
         )
-    if is_stream and options.workers is not None:
-        raise OptionsError(
-            f"workers={options.workers} does nothing for a stream, which every rank walks through "
-            "alone: leave it out.",
-            "no effect",
-            "workers",
-        )
-    num_steps = steps_per_epoch(options, num_samples)
-    if is_stream or (num_samples and not num_steps):
-        check_for_stream(options)
-    if num_steps:
-        _check_lengths(options, num_steps)
-    if model is not None:
-        _check_model(options, model)
+    if num_samples and options.max_steps is not None:
+        per_epoch = -(-num_samples // options.batch_size)
+        planned = options.epochs * per_epoch
+        if options.max_steps > planned:
+            raise _without_effect(
+                options,
+                "max_steps",
+                f"while epochs is {options.epochs}, which are {planned:,} steps: did you mean "
+                f"epochs={-(-options.max_steps // per_epoch)}?",
+            )
 
 
 def is_given(options: Any, name: str) -> bool:
@@ -195,16 +114,32 @@ def is_given(options: Any, name: str) -> bool:
     return bool(getattr(options, name) != field.default)
 
 
-def _refuse_without_validation(options: TrainingFields, name: str) -> None:
-    raise OptionsError(
-        f"{name}={getattr(options, name)!r} has no effect without validation data: did you mean "
-        "train(..., validation=...)?",
-        "no effect",
-        name,
-    )
+def _without_effect(options: Any, name: str, why: str) -> OptionsError:
+    return OptionsError(f"{name}={getattr(options, name)!r} has no effect {why}", "no effect", name)
 
 
-def _check_objective(options: TrainingFields) -> None:
+def _check_resume(options: Any) -> None:
+    # The URL of one checkpoint names its own place, so it needs no folder.
+    if options.resume not in (True, "auto"):
+        return
+    if options.checkpoint is None:
+        raise _without_effect(
+            options,
+            "resume",
+            "while checkpoint is None: did you mean checkpoint='s3://bucket/run1', the folder to "
+            "resume from?",
+        )
+    if options.overwrite:
+        raise OptionsError(
+            f"overwrite=True begins from scratch, and resume={options.resume!r} does not: leave "
+            "one of them out.",
+            "conflict",
+            "overwrite",
+            "resume",
+        )
+
+
+def _check_objective(options: Any) -> None:
     """A name that no validation has, as far as the names are known here."""
     metrics = options.metrics
     # Outputs and collections name their values only when these are computed.
@@ -220,8 +155,21 @@ def _check_objective(options: TrainingFields) -> None:
         )
 
 
-def _check_batches(options: TrainingFields) -> None:
-    """What does not go together where the user takes part in a step."""
+def _check_conflicts(options: Any) -> None:
+    if options.accumulate > options.batch_size:
+        raise OptionsError.of(
+            "accumulate",
+            options.accumulate,
+            f"a batch of {options.batch_size} cannot be computed in more parts than it has "
+            "samples.",
+        )
+    if options.weights is not None and options.shuffle == "never":
+        raise OptionsError(
+            "weights and shuffle='never' exclude each other: weights draw the order of an epoch. "
+            "Leave one of them out; shuffle='once' draws it once.",
+            "conflict",
+            "weights",
+        )
     if options.gather and options.accumulate > 1:
         raise OptionsError(
             "gather=True has the loss of the whole batch at once, and accumulate="
@@ -230,98 +178,11 @@ def _check_batches(options: TrainingFields) -> None:
             "gather",
             "accumulate",
         )
-
-
-def _check_drops(options: TrainingFields) -> None:
-    """A drop that comes after the end."""
-    pieces = options.schedule if isinstance(options.schedule, tuple) else ()
-    if options.schedule == "piecewise":
-        pieces = (("piecewise", options.epochs),)
-    for name, epochs in pieces:
-        period = options.drop_period or max(1, epochs // 3)
-        if name == "piecewise" and period >= epochs:
-            raise OptionsError(
-                f"schedule='piecewise' has no effect while drop_period is {period} and it lasts "
-                f"{_many(epochs, 'epoch')}: the first drop would come after its end.",
-                "no effect",
-                "schedule",
-            )
-
-
-def _check_warmup(options: TrainingFields) -> None:
-    if options.warmup is None:
-        return
-    number, unit = warmup_of(options.warmup)
-    limits = {"epoch": options.epochs, "step": options.max_steps}
-    limit = limits[unit]
-    # Equal is too long: the step after the warm-up is the first with the full rate.
-    if limit is not None and number >= limit:
-        _refuse_warmup(options, _many(limit, unit))
-
-
-def _refuse_warmup(options: TrainingFields, length: str) -> None:
-    raise OptionsError(
-        f"warmup={options.warmup!r}: the whole training has {length}, so the learning rate would "
-        "never be reached; make it shorter.",
-        "too long",
-        "warmup",
-    )
-
-
-def _check_lengths(options: TrainingFields, steps_per_epoch: int) -> None:
-    """What would come after the last step."""
-    planned = options.epochs * steps_per_epoch
-    steps = planned if options.max_steps is None else min(planned, options.max_steps)
-    if options.max_steps is not None and options.max_steps > planned:
+    if options.deterministic and str(options.compile).startswith("max-autotune"):
         raise OptionsError(
-            f"max_steps={options.max_steps} has no effect while epochs is {options.epochs}, which "
-            f"are {_many(planned, 'step')}: did you mean "
-            f"epochs={-(-options.max_steps // steps_per_epoch)}?",
-            "no effect",
-            "max_steps",
+            f"deterministic=True and compile={options.compile!r} exclude each other: autotuning "
+            "takes the kernels that were fastest, which differ from run to run. Did you mean "
+            "compile=True?",
+            "conflict",
+            "compile",
         )
-    if options.warmup is not None:
-        number, unit = warmup_of(options.warmup)
-        if number * (steps_per_epoch if unit == "epoch" else 1) >= steps:
-            _refuse_warmup(options, _many(steps, "step"))
-    if options.profile is not None and options.profile.skip >= steps:
-        raise OptionsError(
-            f"profile.skip={options.profile.skip}: the whole training has "
-            f"{_many(steps, 'step')}, so nothing would be traced; make it smaller.",
-            "too long",
-            "profile",
-        )
-
-
-def _check_model(options: TrainingFields, model: ModelFacts) -> None:
-    if is_given(options, "batch_norm") and not model.has_batch_norm:
-        raise OptionsError(
-            f"batch_norm={options.batch_norm!r} does nothing: the model has no batch norm. Leave "
-            "it out.",
-            "no effect",
-            "batch_norm",
-        )
-    if options.channels_last and not model.has_convolutions:
-        raise OptionsError(
-            "channels_last=True does nothing: the model has no convolutions. Leave it out.",
-            "no effect",
-            "channels_last",
-        )
-    if options.precision != "float32" and not model.has_float32:
-        raise OptionsError(
-            f"precision={options.precision!r} does nothing: the model has no float32 parameters. "
-            "Give model.float(), or leave it out.",
-            "no effect",
-            "precision",
-        )
-
-
-def _shown(value: Any) -> str:
-    """A value as it is shown: a callable by its name."""
-    if not callable(value) and repr(value).startswith("<"):
-        return f"a {type(value).__name__}"
-    return getattr(value, "__name__", repr(value)) if callable(value) else repr(value)
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"

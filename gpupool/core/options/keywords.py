@@ -3,114 +3,27 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from typing import Any, Literal, TypedDict
+from typing import Any
 
 from gpupool.core.errors import OptionsError, TrainingError
-from gpupool.core.options.fields import (
-    BatchNorm,
-    Compare,
-    CompileMode,
-    Execution,
-    Inputs,
-    Keep,
-    Normalize,
-    OnError,
-    OnFailure,
-    Optimizer,
-    Precision,
-    Profile,
-    Progress,
-    Scale,
-    Schedule,
-    Shuffle,
-    Weight,
-    option_parameters,
-)
 from gpupool.core.options.named_measures import check_loss
+from gpupool.core.options.option_help import parameters
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.masking import without_passwords
 
 _MAX_CHARS = 80  # of a value in an error
 
 
-class TrainingKeywords(TypedDict, total=False):
-    """The fields of `TrainingOptions`, for editors and type checkers: see there what each means."""
-
-    optimizer: Optimizer | Callable[..., Any]
-    lr: float
-    momentum: float | None
-    nesterov: bool
-    betas: tuple[float, float] | None
-    alpha: float | None
-    eps: float | None
-    trust_coefficient: float | None
-    weight_decay: float
-    weight_decay_factors: Mapping[str, float]
-    learn_rate_factors: Mapping[str, float]
-    schedule: Schedule | Sequence[tuple[Schedule, int]] | Callable[[int, int], float]
-    drop_factor: float | None
-    drop_period: int | None
-    power: float | None
-    min_factor: float | None
-    cycle_period: int | None
-    warmup: str | int | None
-    warmup_factor: float | None
-    epochs: int
-    max_steps: int | None
-    batch_size: int
-    scale: Scale
-    accumulate: int
-    rank_load: Sequence[float] | None
-    shuffle: Shuffle
-    weights: Sequence[float] | Literal["balanced"] | None
-    bucket_by: Sequence[float] | Callable[[int], float] | str | None
-    batch_sampler: Iterable[Sequence[int]] | None
-    seed: int
-    deterministic: bool
-    normalize: Normalize
-    workers: int | None
-    on_error: OnError
-    collate: Callable[[list[Any]], Any] | None
-    inputs: Inputs | Sequence[str | int]
-    targets: str | int
-    weight: Weight | Callable[[Any], Any] | None
-    gather: bool
-    clip: float | None
-    precision: Precision
-    compile: bool | CompileMode
-    channels_last: bool
-    batch_norm: BatchNorm
-    ema: float | None
-    validate_every: Literal["epoch"] | int
-    metrics: Sequence[Any] | Mapping[str, Any]
-    objective: str
-    keep: Keep
-    patience: int | None
-    checkpoint: str | None
-    checkpoint_every: str | int | None
-    num_checkpoints: int
-    resume: str | bool
-    overwrite: bool
-    on_failure: OnFailure
-    log_every: int
-    progress: Progress
-    compare: Compare | None
-    callbacks: Sequence[Callable[[Any], Any]]
-    tensorboard: str | None
-    profile: Profile | None
-    execution: Execution
-
-
 def with_keywords(function: Callable[..., Any]) -> inspect.Signature:
     """The signature of `function` with every option by name instead of its last parameter.
 
-    Completion in a notebook reads it: it knows nothing of `TypedDict`.
+    Completion in a notebook reads it.
     """
     signature = inspect.signature(function)
     own = list(signature.parameters.values())[:-1]
-    return signature.replace(parameters=[*own, *option_parameters()])
+    return signature.replace(parameters=[*own, *parameters(TrainingOptions)])
 
 
 def merged(

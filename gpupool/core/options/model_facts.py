@@ -9,54 +9,27 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from gpupool.core.errors import OptionsError, TrainingError
-from gpupool.core.options.fields import TrainingFields
+from gpupool.core.options.training_options import TrainingOptions
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """Numbers of parameters, bytes of those that train, and which layers there are."""
+def check_parameters(model: Any, options: TrainingOptions) -> None:
+    """Refuse parameters that have no shape, and options that name none.
 
-    num_trainable: int
-    num_frozen: int
-    trainable_bytes: int
-    has_batch_norm: bool
-    has_convolutions: bool
-    has_float32: bool = True
-
-    @classmethod
-    def of(cls, model: Any, options: TrainingFields) -> ModelFacts:
-        """The facts of a `torch.nn.Module`; what has a learn-rate factor of 0 does not train.
-
-        Raises:
-            OptionsError: a pattern that matches no parameter.
-            TrainingError: a parameter of a lazy module has no shape yet.
-        """
-        parameters = dict(model.named_parameters())
-        for name, parameter in parameters.items():
-            # It has neither shape nor `numel`, so it must be found before anything is counted.
-            if type(parameter).__name__ == "UninitializedParameter":
-                raise TrainingError(
-                    f"the model's {name} has no shape yet, as its module is lazy: call the model "
-                    "once with a batch of inputs before.",
-                    "lazy",
-                    name,
-                )
-        match_factors("weight_decay_factors", parameters, options.weight_decay_factors)
-        factors = match_factors("learn_rate_factors", parameters, options.learn_rate_factors)
-        trains = [p for name, p in parameters.items() if p.requires_grad and factors[name] != 0]
-        num = sum(p.numel() for p in trains)
-        # torch.nn's private bases cover 1 to 3 dimensions, lazy and synchronised layers alike.
-        # Instance norm has another base: its statistics are those of one sample.
-        bases = {base.__name__ for module in model.modules() for base in type(module).__mro__}
-        return cls(
-            num_trainable=num,
-            num_frozen=sum(p.numel() for p in parameters.values()) - num,
-            trainable_bytes=sum(p.numel() * p.element_size() for p in trains),
-            has_batch_norm="_BatchNorm" in bases,
-            has_convolutions="_ConvNd" in bases,
-            # As text: torch is not imported here.
-            has_float32=any(str(p.dtype) == "torch.float32" for p in parameters.values()),
-        )
+    Raises:
+        OptionsError: a pattern that matches no parameter.
+        TrainingError: a parameter of a lazy module has no shape yet.
+    """
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        if type(parameter).__name__ == "UninitializedParameter":
+            raise TrainingError(
+                f"the model's {name} has no shape yet, as its module is lazy: call the model once "
+                "with a batch of inputs before.",
+                "lazy",
+                name,
+            )
+    match_factors("weight_decay_factors", parameters, options.weight_decay_factors)
+    match_factors("learn_rate_factors", parameters, options.learn_rate_factors)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,34 +39,6 @@ METRICS = (
 
 # Of these less is better; of all others more.
 _LESS_IS_BETTER = ("loss", "error", "mse", "rmse", "mae", "huber", "perplexity", "deviation")
-# What they are called elsewhere (MATLAB's trainnet, Keras, scikit-learn).
-_ELSEWHERE = {
-    "crossentropy": "cross_entropy",
-    "index-crossentropy": "cross_entropy",
-    "sparse_categorical_crossentropy": "cross_entropy",
-    "categorical_crossentropy": "cross_entropy",
-    "binary-crossentropy": "bce_with_logits",
-    "binary_crossentropy": "bce_with_logits",
-    "bce": "bce_with_logits",
-    "mean-squared-error": "mse",
-    "mean_squared_error": "mse",
-    "l2loss": "mse",
-    "l2": "mse",
-    "mean-absolute-error": "mae",
-    "mean_absolute_error": "mae",
-    "l1loss": "mae",
-    "l1": "mae",
-    "fscore": "f1",
-    "f1_score": "f1",
-    "f1-score": "f1",
-    "top-5": "top5",
-    "top5_accuracy": "top5",
-    "iou": "mean_iou",
-    "miou": "mean_iou",
-    "rsquared": "r2",
-    "r2_score": "r2",
-    "roc_auc": "auc",
-}
 
 
 def check_loss(loss: object) -> None:
@@ -147,8 +119,5 @@ def less_is_better(name: str) -> bool:
 
 
 def _meant(name: object, known: tuple[str, ...]) -> str:
-    close = _ELSEWHERE.get(str(name).lower(), "") or next(
-        iter(difflib.get_close_matches(str(name).lower(), known, 1)), ""
-    )
-    # `_ELSEWHERE` has losses and metrics: "iou" is a metric, and no answer to a wrong loss.
-    return f" Did you mean {close!r}?" if close in known else ""
+    close = difflib.get_close_matches(str(name).lower(), known, 1)
+    return f" Did you mean {close[0]!r}?" if close else ""

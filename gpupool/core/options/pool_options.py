@@ -6,16 +6,14 @@ Magics and views read names and defaults from here and repeat none. A wrong valu
 
 from __future__ import annotations
 
-import ast
 import difflib
-import inspect
 import math
 import numbers
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, Literal, TypeAlias, TypeVar, get_args, get_origin
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.options import other_names
@@ -31,7 +29,6 @@ ON_HANG: tuple[str, ...] = get_args(OnHang)
 PROFILES = ("local",)
 
 _T = TypeVar("_T")
-_LITERAL = re.compile(r"(?:^|\| )Literal(\[[^]]*\])")  # not one within a sequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,33 +150,30 @@ def make_options(cls: type[_T], values: Mapping[str, Any]) -> _T:
     Raises:
         OptionsError: an unknown name, or a value that the class refuses.
     """
-    refuse_unknown(
-        values,
-        [field.name for field in fields(cls)],  # type: ignore[arg-type]
-        other_names.POOL,
-    )
+    refuse_unknown(values, [field.name for field in fields(cls)])  # type: ignore[arg-type]
     return cls(**values)
 
 
 def refuse_unknown(
     names: Iterable[str],
     known: Sequence[str],
-    others: Mapping[str, str],
-    elsewhere: Mapping[str, str] | None = None,
+    others: Mapping[str, str] | None = None,
     where: str = "",
     of: str = "",
 ) -> None:
     """Raise OptionsError for the first name that is no option, with what was meant.
 
     Args:
-        others, elsewhere, where, of: see `other_names.answer`; all options are listed unless
-            `where` says where they are.
+        others: another name -> the one of `known` that is meant.
+        where: where all options are shown; they are listed unless given.
+        of: whose options they are, as " of ImageDatastore".
     """
     for name in names:
         if name not in known:
-            where = where or f"there are: {', '.join(known)}."
-            said = other_names.answer(name, known, others, elsewhere or {}, where, of)
-            raise OptionsError(said, "no option", name)
+            meant = other_names.meant(name, known, others or {})
+            answer = f"Did you mean {meant!r}?" if meant else where
+            answer = answer or f"There are: {', '.join(known)}."
+            raise OptionsError(f"{name!r} is not an option{of}. {answer}", "no option", name)
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
@@ -278,43 +272,3 @@ def folder_url(name: str, value: object) -> str:
         )
     refuse_typo(path, name)
     return path
-
-
-class Annotation(str):
-    """A type in a signature, which help shows as it is written here."""
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        """The words that it names.
-
-        >>> Annotation("Literal['fit', 'none'] | int").words
-        ('fit', 'none')
-        """
-        return tuple(word for found in _LITERAL.findall(self) for word in ast.literal_eval(found))
-
-
-def parameters(kind: type, names: Mapping[str, Any]) -> list[inspect.Parameter]:
-    """The fields of a dataclass as parameters by name; `names` are those of its module."""
-
-    def written(found: re.Match[str]) -> str:
-        # The names of our aliases say nothing to a reader.
-        value = names.get(found[0])
-        return f"Literal{list(get_args(value))}" if get_origin(value) is Literal else found[0]
-
-    return [
-        inspect.Parameter(
-            one.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default={} if one.default is MISSING else one.default,
-            annotation=Annotation(re.sub(r"\b[A-Z]\w+", written, str(one.type))),
-        )
-        for one in fields(kind)
-    ]
-
-
-def pool_parameters() -> list[inspect.Parameter]:
-    """Every option of a pool as a parameter by name."""
-    return parameters(PoolOptions, globals())

@@ -178,16 +178,13 @@ class SyncState(BoundCall[SyncReply]):
 
 @dataclass(frozen=True)
 class Train(Call[TrainReply]):
-    """Train as the job in `job_path` says, one of `num_ranks` ranks that do.
+    """Train as the job in `job_path` says; the first rank leaves the weights in `result_path`.
 
-    Each trains on its GPU, or all on CPU. The first one leaves the weights in `result_path`.
     `again`: resume from the checkpoints of an attempt before.
     """
 
     job_path: str
     result_path: str
-    num_ranks: int
-    on_gpu: bool
     again: bool = False
 
 

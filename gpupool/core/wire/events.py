@@ -22,7 +22,6 @@ class StartEvent:
 
     Where it begins again, everything that was reported before follows once more. `num_steps` are
     those of the whole training, 0 where that is not known, as `steps_per_epoch` is of a stream.
-    `batch_size` is 0 where a `batch_sampler` makes the batches.
     `objective` is by what the best network is chosen ("loss", "accuracy", a metric), if any is.
 
     `devices` are those of the ranks that train, `ranks`, in this order: "cuda:0 NVIDIA H200", or

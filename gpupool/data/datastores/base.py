@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options import other_names
 from gpupool.core.options.pool_options import refuse_unknown
 from gpupool.core.progress import OnProgress
 from gpupool.data.cache.cache import Cached, cached
@@ -47,8 +46,7 @@ class Datastore(Generic[ItemsT]):
         # pickle and copy call this without values.
         if values:
             known = [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
-            names, elsewhere = other_names.DATASTORE, other_names.DATASTORE_ELSEWHERE
-            refuse_unknown(values, known, names, elsewhere, of=f" of {cls.__name__}")
+            refuse_unknown(values, known, of=f" of {cls.__name__}")
         return super().__new__(cls)
 
     def __init__(self, manifest: Manifest[ItemsT]) -> None:

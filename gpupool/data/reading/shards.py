@@ -12,13 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.training_ranks import bounds
 
 Indices = NDArray[np.int64]
 
@@ -30,8 +28,6 @@ def epoch_order(
     shuffle: bool = True,
     *,
     weights: Sequence[float] | None = None,
-    lengths: Sequence[float] | None = None,
-    batch_size: int = 1,
 ) -> Indices:
     """The samples of one epoch in order: shape (num_samples,), every index exactly once.
 
@@ -40,7 +36,6 @@ def epoch_order(
 
     Args:
         weights: draws the samples in proportion, with replacement.
-        lengths: of each sample; those of a batch of `batch_size` are of similar length.
     """
     if not shuffle:
         return np.arange(num_samples, dtype=np.int64)
@@ -51,28 +46,7 @@ def epoch_order(
         upto = np.cumsum(np.asarray(weights, np.float64))
         # "right": what has the weight 0 ends where it begins, and no number falls between
         order = np.searchsorted(upto / upto[-1], generator.random(num_samples), "right")
-    if lengths is not None:
-        order = _bucketed(order, np.asarray(lengths)[order], batch_size, generator)
     return order.astype(np.int64, copy=False)
-
-
-def _bucketed(
-    order: Indices, lengths: NDArray[Any], batch_size: int, generator: np.random.Generator
-) -> Indices:
-    """The same samples, so that each batch has similar lengths; the batches in any order."""
-    num = len(order)
-    # Neighbours by length change places within this distance, so each epoch has other batches:
-    # 2 % of the samples, whose lengths are alike, or two batches of a small data set.
-    spread = max(2 * batch_size, num // 50)
-    order = order[np.argsort(lengths, kind="stable")]
-    order = order[np.argsort(np.arange(num) + generator.uniform(0, spread, num), kind="stable")]
-    # The batch that is short comes last, and may be of any length.
-    at = int(generator.integers(num // batch_size + 1)) * batch_size
-    rest = num % batch_size
-    short, whole = order[at : at + rest], np.concatenate([order[:at], order[at + rest :]])
-    batches = generator.permutation(whole.reshape(-1, batch_size))
-    # In a batch in any order, too, or the first rank would have the short samples of each.
-    return np.concatenate([generator.permuted(batches, axis=1).ravel(), short])
 
 
 def num_batches(num_samples: int, batch_size: int) -> int:
@@ -105,51 +79,32 @@ def is_permutation(order: Indices, num_samples: int) -> bool:
     return bool((np.bincount(order, minlength=num_samples) == 1).all())
 
 
-def shard(
-    batch: Indices, rank: int, world_size: int, load: Sequence[float] | None = None
-) -> Indices:
+def shard(batch: Indices, rank: int, world_size: int) -> Indices:
     """One rank's contiguous share of a global batch (a view).
 
     The shares of all ranks together are the batch, in order. Their sizes differ by at most 1, so
     some are empty when the batch has fewer samples than there are ranks.
-
-    Args:
-        load: how much each rank gets relative to the others; one with 0 gets none. Equal loads cut
-            as none do.
     """
     if not 0 <= rank < world_size:
         raise OptionsError(
             f"rank={rank} must be in 0..world_size-1, with world_size={world_size}", "range", "rank"
         )
     size = len(batch)
-    if load is not None:
-        if len(load) != world_size:
-            raise OptionsError(
-                f"rank_load={tuple(load)}: needs one share for each of {world_size}",
-                "length",
-                "rank_load",
-            )
-        edges = bounds(size, tuple(load))
-        return batch[edges[rank] : edges[rank + 1]]
     return batch[size * rank // world_size : size * (rank + 1) // world_size]
 
 
 def shard_in_parts(
-    batch: Indices,
-    rank: int,
-    world_size: int,
-    num_parts: int,
-    load: Sequence[float] | None = None,
+    batch: Indices, rank: int, world_size: int, num_parts: int
 ) -> tuple[Indices, tuple[int, ...]]:
     """One rank's share of a global batch that is cut into parts first, and the sizes of its parts.
 
     So each part has the same samples, over all ranks together, whatever their number.
     """
     if num_parts == 1:  # without a copy
-        share = shard(batch, rank, world_size, load)
+        share = shard(batch, rank, world_size)
         return share, (len(share),)
     edges = [len(batch) * part // num_parts for part in range(num_parts + 1)]
-    parts = [shard(batch[i:j], rank, world_size, load) for i, j in pairwise(edges)]
+    parts = [shard(batch[i:j], rank, world_size) for i, j in pairwise(edges)]
     return np.concatenate(parts), tuple(map(len, parts))
 
 

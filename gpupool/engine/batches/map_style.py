@@ -42,7 +42,6 @@ def load_shares(
     draw: Draw | None = None,
     *,
     skip: bool = False,
-    load: Sequence[float] | None = None,
     normalization: Normalization | None = None,
     num_parts: int = 1,
     collate: Collate | None = None,
@@ -51,13 +50,10 @@ def load_shares(
 ) -> Iterator[Share]:
     """This rank's share of each global batch, read ahead; as many on every rank.
 
-    `load` is how much each rank gets relative to the others, `num_parts` into how many parts a
-    batch is cut before; `collate` makes a batch of samples, and `form` says how it is used.
-    `workers` as in `TrainingOptions`.
+    `num_parts`: into how many parts a batch is cut before; `collate` makes a batch of samples, and
+    `form` says how it is used. `workers` as in `TrainingOptions`.
     """
-    cuts = [
-        shards.shard_in_parts(batch, world.rank, world.size, num_parts, load) for batch in batches
-    ]
+    cuts = [shards.shard_in_parts(batch, world.rank, world.size, num_parts) for batch in batches]
     mine = [share for share, _ in cuts]
     # Subsets of ours are taken apart, so that the loader meets the data set below and reads ahead.
     dataset = ways.opened(dataset)

@@ -11,7 +11,7 @@ from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Draw
 from gpupool.engine.batches.form import PLAIN, BatchForm
 from gpupool.engine.batches.map_style import load_shares
-from gpupool.engine.batches.order import compare, epoch_batches, may_repeat
+from gpupool.engine.batches.order import epoch_batches, may_repeat
 from gpupool.engine.batches.share import Dataset, Share, parts_of_batch
 from gpupool.engine.batches.stream import stream_shares
 from gpupool.engine.group.forming import World
@@ -38,8 +38,6 @@ def epoch_shares(
             dataset, options, world, epoch, samples_done, draw, normalization, form
         )
     batches = epoch_batches(dataset, options, epoch, samples_done)
-    if options.batch_sampler is not None:
-        compare(batches, options, world, epoch)
     if may_repeat(dataset, options):
         dataset = ways.again(dataset)
     return load_shares(
@@ -48,7 +46,6 @@ def epoch_shares(
         world,
         draw,
         skip=options.on_error == "skip",
-        load=options.rank_load,
         normalization=normalization,
         num_parts=parts_of_batch(options),
         collate=options.collate,

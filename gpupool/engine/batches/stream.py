@@ -146,7 +146,7 @@ def _cuts(
     samples: Iterator[Any], options: TrainingOptions, world: World, reading: Reading
 ) -> Generator[_Cut | None, None, None]:
     """The global batches; None for ever after the last one."""
-    batch_size, load = options.batch_size, options.rank_load
+    batch_size = options.batch_size
     # One batch ahead, as only that shows whether a batch is the last one of the epoch.
     ahead = list(islice(samples, batch_size))
     spare = Batch(None, None, 0)
@@ -162,7 +162,7 @@ def _cuts(
             )
         # The whole batch was walked through; only this rank's share of it is collated and kept.
         places, num_parts = np.arange(len(chunk)), share.parts_of_batch(options)
-        mine, sizes = shards.shard_in_parts(places, world.rank, world.size, num_parts, load)
+        mine, sizes = shards.shard_in_parts(places, world.rank, world.size, num_parts)
         here = [chunk[place] for place in mine]
         batch = batch_of(here, reading.pin, reading.collate)
         yield _Cut(batch, spare, len(chunk), _checksum(read), not ahead, sizes)

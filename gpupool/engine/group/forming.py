@@ -326,16 +326,6 @@ class World:
         group = training_group()
         return cls(dist.get_rank(group), dist.get_world_size(group), device, group)
 
-    @classmethod
-    def of(cls, num_ranks: int, device: torch.device) -> World:
-        """The place among the ranks that were chosen: those of `here`, this one alone, or all."""
-        here = cls.here(device)
-        if num_ranks == here.size:
-            return here
-        if num_ranks == 1:
-            return cls(0, 1, device)
-        return cls(dist.get_rank(), dist.get_world_size(), device)
-
     @property
     def backend(self) -> str:
         """What carries tensors of this device: "nccl" or "gloo"; "none" when alone."""

@@ -30,7 +30,7 @@ from gpupool.core.wire.location import POINT_TO_POINT, Collective, Location
 from gpupool.engine import calls
 from gpupool.engine.shell.cell_names import cell_of, is_users, place
 
-_c10d: Any = _distributed_c10d  # its flight recorder's names are private, and not in every version's types
+_c10d: Any = _distributed_c10d  # its flight recorder is not in every version's types
 _DISTRIBUTED = distributed_c10d.__file__
 _RPC = rpc.__file__
 _OURS = str(

@@ -32,7 +32,7 @@ class StepBuffers:
         trains_norms = bool(self._norms) and options.batch_norm != "frozen"
         self._is_local = trains_norms and not self.is_synced
         self._has_buffers = any(True for _ in model.buffers())
-        self._buffer_rank = statistics_rank(world, options, options.batch_size)
+        self._buffer_rank = statistics_rank(world, options.batch_size)
         self._is_partial_batch = False  # this share has fewer samples than usual
 
     def before_forward(self, share: Share) -> None:
@@ -62,6 +62,6 @@ class StepBuffers:
         """Rank 0's buffers are saved: where it has no samples, those of the first rank that has."""
         rank = self._buffer_rank
         if share.num_all < self._options.batch_size:
-            rank = statistics_rank(self._world, self._options, share.num_all)
+            rank = statistics_rank(self._world, share.num_all)
         if rank and self._has_buffers:
             share_statistics(self._model, self._world, rank)

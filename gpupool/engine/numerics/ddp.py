@@ -16,7 +16,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from gpupool.core.errors import TrainingError
-from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading import shards
 from gpupool.engine.group.forming import World
 
@@ -72,11 +71,11 @@ def _check_can_send(model: nn.Module) -> None:
             )
 
 
-def statistics_rank(world: World, options: TrainingOptions, global_batch_size: int) -> int:
+def statistics_rank(world: World, global_batch_size: int) -> int:
     """The first rank that has some of `global_batch_size` samples of a batch; its buffers count."""
     # Computed, not asked of the others: shares follow from the numbers alone.
     batch = np.arange(global_batch_size)
-    shares = (shards.shard(batch, r, world.size, options.rank_load) for r in range(world.size))
+    shares = (shards.shard(batch, r, world.size) for r in range(world.size))
     return next(rank for rank, share in enumerate(shares) if len(share))
 
 

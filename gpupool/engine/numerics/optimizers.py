@@ -11,11 +11,8 @@ from gpupool.core.errors import OptionsError, TrainingError
 from gpupool.core.options.model_facts import match_factors
 from gpupool.core.options.schedule import lr_factor
 from gpupool.core.options.training_options import TrainingOptions
-from gpupool.engine.numerics.lamb import LAMB
-from gpupool.engine.numerics.lars import LARS
 
 Groups = list[dict[str, Any]]
-LAMB_EPS = 1e-6  # as in the paper
 
 
 def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Optimizer:
@@ -41,27 +38,17 @@ def make_optimizer(model: nn.Module, options: TrainingOptions) -> torch.optim.Op
             group.setdefault("lr_factor", 1.0)
         return made
     # One kernel for all parameters; torch itself would choose `foreach`, several of them.
-    is_fast = {"fused": _can_fuse(groups)}
-    lr, eps = options.lr, 1e-8 if options.eps is None else options.eps
+    is_fast: dict[str, Any] = {"fused": _can_fuse(groups)}
+    lr = options.lr
     match options.optimizer:
-        case "sgdm" | "sgd":
-            momentum = _momentum(options, 0.9 if options.optimizer == "sgdm" else 0.0)
-            nesterov = options.nesterov
-            return torch.optim.SGD(groups, lr, momentum, nesterov=nesterov, **is_fast)
+        case "sgdm":
+            return torch.optim.SGD(groups, lr, _momentum(options, 0.9), **is_fast)
         case "rmsprop":
-            alpha = 0.99 if options.alpha is None else options.alpha
-            momentum = _momentum(options, 0.0)
-            return torch.optim.RMSprop(groups, lr, alpha=alpha, eps=eps, momentum=momentum)
+            return torch.optim.RMSprop(groups, lr, momentum=_momentum(options, 0.0))
         case "adam":
-            return torch.optim.Adam(groups, lr, options.betas or (0.9, 0.999), eps, **is_fast)
-        case "lars":
-            trust = 0.001 if options.trust_coefficient is None else options.trust_coefficient
-            return LARS(groups, lr, _momentum(options, 0.9), trust_coefficient=trust)
-        case "lamb":
-            smallest = LAMB_EPS if options.eps is None else options.eps
-            return LAMB(groups, lr, options.betas or (0.9, 0.999), smallest)
+            return torch.optim.Adam(groups, lr, **is_fast)
         case _:
-            return torch.optim.AdamW(groups, lr, options.betas or (0.9, 0.999), eps, **is_fast)
+            return torch.optim.AdamW(groups, lr, **is_fast)
 
 
 def set_learning_rates(

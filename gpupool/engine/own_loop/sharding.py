@@ -29,12 +29,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.fields import Shuffle
 from gpupool.core.options.sampling import with_data
-from gpupool.core.options.training_options import TrainingOptions
+from gpupool.core.options.training_options import Shuffle, TrainingOptions
 from gpupool.data import device as devices
 from gpupool.engine import process
-from gpupool.engine.batches.order import epoch_batches, epoch_size
+from gpupool.engine.batches.order import epoch_size
 from gpupool.engine.batches.share import Dataset, Share
 from gpupool.engine.batches.shares import epoch_shares
 from gpupool.engine.group.forming import World
@@ -76,9 +75,7 @@ class ShardedBatches:
     world: World
 
     def __len__(self) -> int:
-        num = epoch_size(self.dataset, self.options, self.epoch)
-        if self.options.batch_sampler is not None:
-            return len(epoch_batches(self.dataset, self.options, self.epoch, self.samples_done))
+        num = epoch_size(self.dataset)
         if not num:
             raise TypeError("nobody knows how many batches there are: the stream has no len()")
         return -(-(num - self.samples_done) // self.options.batch_size)  # rounded up
@@ -99,8 +96,6 @@ def shard_batches(
     shuffle: Shuffle | bool = "every-epoch",
     samples_done: int = 0,
     weights: Any = None,
-    bucket_by: Any = None,
-    batch_sampler: Any = None,
     device: torch.device | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> ShardedBatches:
@@ -116,11 +111,11 @@ def shard_batches(
         dataset: a datastore, any map-style torch data set, or an `IterableDataset` that gives every
             rank the same samples.
         batch_size: samples of a step over all ranks; the last batch of an epoch may be smaller.
-            128 unless given; a `batch_sampler` decides it.
+            128 unless given.
         epoch: counts from 1; with the seed it says in which order the samples come.
         shuffle: as in `TrainingOptions`; True means "every-epoch", False "never".
         samples_done: how many samples of the epoch are left out, as they were trained on before.
-        weights, bucket_by, batch_sampler: as in `TrainingOptions`.
+        weights: as in `TrainingOptions`.
         device: where the batches are put; this rank's device unless given.
         group: the ranks that share the batches; all unless given.
 
@@ -136,13 +131,11 @@ def shard_batches(
         seed=seed,
         shuffle=chosen,
         weights=weights,
-        bucket_by=bucket_by,
-        batch_sampler=batch_sampler,
     )
     options = with_data(options, dataset)
     if epoch < 1:
         raise OptionsError.of("epoch", epoch, "epochs are counted from 1.")
-    most = epoch_size(dataset, options, epoch)
+    most = epoch_size(dataset)
     if samples_done < 0 or (most and samples_done > most):
         raise OptionsError.of("samples_done", samples_done, f"must be in 0..{most or 'all'}.")
     return ShardedBatches(dataset, options, epoch, samples_done, world_of(group, device))

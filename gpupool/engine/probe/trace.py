@@ -9,7 +9,7 @@ from pathlib import Path
 from torch.profiler import ProfilerActivity, profile
 
 from gpupool.core.errors import DataError
-from gpupool.core.options.fields import Profile
+from gpupool.core.options.training_options import Profile
 from gpupool.core.progress import progress
 from gpupool.data import device as devices
 from gpupool.data.stores.writable import Target

@@ -20,7 +20,7 @@ class CallbackInfo:
 
     `event` is "start", "step", "epoch", "validation", "checkpoint" (one begins) or "end"; `step`
     and `epoch` count from 1 and are those that are complete (0 before the first). `last` is the
-    step that was reported last, every `log_every` steps: its loss is a mean over all ranks;
+    step that was reported last, every 10 steps: its loss is a mean over all ranks;
     `validation` the last validation. Both are None before the first.
 
     `model` and `optimizer` are the ones that train, on this rank's device: what is changed in them
@@ -67,8 +67,8 @@ class Callbacks:
     def call(self, event: str) -> bool:
         """Call them all; returns, on every rank alike, whether training is to end now.
 
-        After "step" the answer is in `wants_stop`, and comes with the next report of `log_every`
-        steps: no rank waits.
+        After "step" the answer is in `wants_stop`, and comes with the next report: no rank
+        waits.
         An error in a callback passes through, with a note that names it.
         """
         if not self._callbacks:

@@ -16,12 +16,13 @@ from typing import Any
 from torch import nn
 
 from gpupool.core.network import NetworkInfo
-from gpupool.core.options.sampling import steps_per_epoch, with_data
+from gpupool.core.options.sampling import with_data
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.progress import EVERY_S, Progress
 from gpupool.core.wire.events import Event, ProgressEvent, StepEvent
 from gpupool.data.loading import ways
 from gpupool.data.reading.normalization import Normalization
+from gpupool.data.reading.shards import num_batches
 from gpupool.engine import calls
 from gpupool.engine.batches.form import form_of
 from gpupool.engine.batches.share import Dataset, Share, num_samples
@@ -43,6 +44,7 @@ from gpupool.engine.training.run_state import epoch_of
 from gpupool.engine.training.start_event import start_event
 from gpupool.engine.training.step import TrainingStep
 
+_REPORT_EVERY = 10  # steps, where a second has more
 _SAVING_S = 3.0  # for the checkpoint of a training that has to end at once
 
 
@@ -69,7 +71,7 @@ def fit(
         network: what it will know: classes, and the normalization of its inputs.
         num_classes: a loss over classes asks for so many outputs.
         emit: receives the events of the first rank; the other ranks emit nothing.
-        stop_requested: asked every `log_every` steps, and every second; true on any rank ends
+        stop_requested: asked every 10 steps, and every second; true on any rank ends
             training on all, after the same step.
         stops_at_once: asked after an error: true if it is an interrupt, or an aborted collective,
             that ends training after the last complete step. Each rank ends alone then.
@@ -131,7 +133,7 @@ class _Training:
         self.metrics = make_metrics(
             options.metrics, world.device, scored=self.loss.scored, ignored=self.loss.ignored
         )
-        self.steps_per_epoch = steps_per_epoch(options, num_samples(dataset))
+        self.steps_per_epoch = num_batches(num_samples(dataset), options.batch_size)
         self.train_step = TrainingStep(self.run, self.loss, self.steps_per_epoch, rank_report.timer)
         self.best = BestWeights(self.run, has_validation=validation is not None)
         self.has_begun = False
@@ -240,7 +242,7 @@ class _Training:
         self.rank_report.timer.begin_step()
 
     def _report_step(self, share: Share, *, validates: bool) -> None:
-        """Sum steps over the ranks: sent every `log_every` steps, received one step later.
+        """Sum steps over the ranks: sent every 10 steps, received one step later.
 
         So nobody waits for the sums, unless something depends on the steps just made, or a second
         is over (`flush`). A loss that is no number, or a user's stop, ends training that much
@@ -250,14 +252,14 @@ class _Training:
         ends_training_or_epoch = share.is_last or run.step == options.max_steps
         if reporter.is_sending:
             self._check_stopping(reporter.receive())
-        if _is_every(run.step - 1, options.log_every):  # also where a second was over just then
+        if (run.step - 1) % _REPORT_EVERY == 0:  # also where a second was over just then
             self.hooks.on_log()
         if validates or ends_training_or_epoch or run.stopped_by or self.hooks.is_save_due():
             self._check_stopping(reporter.flush())
             self.hooks.on_log()
         elif reporter.is_due:
             self._check_stopping(reporter.flush())
-        elif run.step % options.log_every == 0:
+        elif run.step % _REPORT_EVERY == 0:
             reporter.send()
         self.rank_report.end_step(run.step)
 

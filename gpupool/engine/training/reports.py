@@ -229,7 +229,7 @@ class Reporter:
         """An epoch begins, or resumes after `samples_done` of its samples."""
         self._num_counted = 0
         self._dataset = dataset
-        num = epoch_size(dataset, options, epoch)
+        num = epoch_size(dataset)
         self._begin_pass(f"epoch {epoch}", num - samples_done if num else 0, num, options)
 
     def end_epoch(self) -> None:

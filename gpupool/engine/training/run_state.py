@@ -158,7 +158,6 @@ def _identity(run: Run, dataset: Dataset) -> dict[str, Any]:
         "shuffle": options.shuffle,
         "batch_size": options.batch_size,
         "weights": _digest(options.weights),
-        "bucket_by": _digest(options.bucket_by),
         "normalize": options.normalize,
         "optimizer": options.optimizer if isinstance(options.optimizer, str) else "its own",
     }
@@ -174,9 +173,9 @@ def _check_identity(
 ) -> None:
     """Raise TrainingError where samples would come twice or never."""
     before = state["training"]
-    named = ["num_samples", "classes", "seed", "shuffle", "weights", "bucket_by", "normalize"]
+    named = ["num_samples", "classes", "seed", "shuffle", "weights", "normalize"]
     # the order of an epoch depends on it there
-    if state["samples_done"] and (hasattr(dataset, "epoch_order") or now["bucket_by"]):
+    if state["samples_done"] and hasattr(dataset, "epoch_order"):
         named.append("batch_size")
     for name in named:
         had = before.get(name)  # an older version did not write all of them
@@ -197,8 +196,8 @@ def _words(name: str, value: Any) -> str:
         return f"{value:,} samples"
     if name == "classes":
         return "no classes" if value is None else f"the classes {', '.join(value[:10])}"
-    if name in ("weights", "bucket_by"):
-        return f"no {name}" if value is None else f"{name} of their own ({value})"
+    if name == "weights":
+        return "no weights" if value is None else f"weights of their own ({value})"
     return f"{name}={value!r}"
 
 

@@ -44,7 +44,7 @@ def start_event(
         num_epochs=options.epochs,
         steps_per_epoch=steps_per_epoch,
         num_samples=num_samples(dataset),
-        batch_size=0 if options.batch_sampler is not None else options.batch_size,
+        batch_size=options.batch_size,
         world_size=world.size,
         device=devices.of(world.device).name,
         backend=world.backend,

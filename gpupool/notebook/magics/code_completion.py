@@ -15,7 +15,7 @@ from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion
 
-from gpupool.core.options.pool_options import Annotation
+from gpupool.core.options.option_help import Annotation
 from gpupool.notebook.magics import auto
 from gpupool.pool import session
 
@@ -151,6 +151,7 @@ def _words(function: Any, name: str) -> tuple[str, ...]:
     annotation = parameters[name].annotation if name in parameters else None
     if isinstance(annotation, Annotation):
         return annotation.words
-    from gpupool.core.options.fields import option_parameters
+    from gpupool import TrainingOptions
 
-    return next((one.annotation.words for one in option_parameters() if one.name == name), ())
+    option = inspect.signature(TrainingOptions).parameters.get(name)
+    return () if option is None else option.annotation.words

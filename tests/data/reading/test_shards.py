@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.training_ranks import share_sizes
 from gpupool.data.reading.shards import (
     Indices,
     epoch_order,
@@ -53,7 +52,6 @@ def test_a_part_has_the_same_samples_for_any_number_of_ranks(
     for rank in range(world_size):
         share, part_sizes = shard_in_parts(batch, rank, world_size, num_parts)
         of_ranks.append(np.split(share, np.cumsum(part_sizes)[:-1]))
-        assert len(share) == share_sizes(num_samples, [1] * world_size, num_parts)[rank]
     parts = [np.concatenate(part) for part in zip(*of_ranks, strict=True)]
     alone, its_sizes = shard_in_parts(batch, 0, 1, num_parts)
     assert list(map(len, parts)) == list(its_sizes)
@@ -153,31 +151,3 @@ def test_what_is_no_list_of_indices_is_no_permutation() -> None:
 def test_a_step_beyond_the_epoch_is_refused() -> None:
     with raises(OptionsError, "range", "samples_done", shown=("=11 ", "0..10")):
         global_batches(np.arange(10), 4, 11)
-
-
-loads = st.lists(st.one_of(st.just(0.0), st.floats(1e-3, 1e3)), min_size=1, max_size=9).filter(any)
-
-
-@given(sizes, loads)
-def test_shares_by_load_are_the_batch_in_order(num_samples: int, load: list[float]) -> None:
-    batch, size = np.arange(num_samples), len(load)
-    shares = [shard(batch, rank, size, load) for rank in range(size)]
-    assert np.array_equal(np.concatenate(shares), batch)
-    for share, one in zip(shares, load, strict=True):
-        assert abs(len(share) - num_samples * one / sum(load)) <= 1 + 1e-6
-        assert one > 0 or len(share) == 0
-
-
-@given(sizes, worlds, st.floats(1e-9, 1e9))
-def test_equal_loads_cut_as_none_do(num_samples: int, world_size: int, one: float) -> None:
-    batch = np.arange(num_samples)
-    for rank in range(world_size):
-        with_load = shard(batch, rank, world_size, [one] * world_size)
-        assert np.array_equal(with_load, shard(batch, rank, world_size))
-
-
-def test_a_load_for_other_ranks_is_refused() -> None:
-    with raises(OptionsError, "length", "rank_load"):
-        shard(np.arange(4), 0, 2, [1, 1, 1])
-    with raises(OptionsError, "range", "rank_load"):
-        shard(np.arange(4), 0, 2, [0, 0])

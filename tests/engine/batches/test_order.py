@@ -1,4 +1,4 @@
-"""Weights, lengths and samplers: which samples are in which batch, exactly, on any ranks."""
+"""Weights: which samples are in which batch, exactly, on any ranks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import BatchSampler, RandomSampler, Subset, TensorDataset
+from torch.utils.data import Subset, TensorDataset
 
 import gpupool
-from gpupool import OptionsError, SpmdError, TrainingError, TrainingOptions
+from gpupool import OptionsError, SpmdError, TrainingOptions
 from gpupool.core.options import sampling
 from gpupool.engine.batches.order import epoch_batches
 from gpupool.engine.batches.shares import epoch_shares
 from gpupool.engine.group.forming import World
-from tests.engine.batches.samplers import ByEpoch, ByRank, Endless, Points
+from tests.engine.batches.points import Points
 from tests.engine.batches.streams import Stream
 from tests.engine.training.vectors import Backwards
 from tests.support.pools import Pools
@@ -28,17 +28,10 @@ from tests.support.trainings import network, samples, train_on, weights
 DOUBLE = torch.float64
 NUM = 50
 HEAVY = [0.0 if i < 10 else 1.0 + i % 3 for i in range(NUM)]
-LENGTHS = [(i * 37) % 101 for i in range(NUM)]
-SIZES = (7, 1, 20, 13, 9)
 ALONE = World(0, 1, torch.device("cpu"))
 ORDERS: dict[str, dict[str, Any]] = {
+    "plain": {"batch_size": 12},
     "weights": {"weights": HEAVY, "batch_size": 12},
-    "lengths": {"bucket_by": LENGTHS, "batch_size": 12},
-    "both": {"weights": HEAVY, "bucket_by": LENGTHS, "batch_size": 12},
-    "sampler": {"batch_sampler": ByEpoch(NUM, SIZES)},
-    # draws from torch's random numbers, which differ from rank to rank
-    "torch": {"batch_sampler": BatchSampler(RandomSampler(range(NUM)), 12, drop_last=False)},
-    "list": {"batch_sampler": [[1, 2, 3], list(range(10, 30)), [2]]},
 }
 
 
@@ -83,11 +76,11 @@ def test_any_number_of_ranks_trains_alike(pools: Pools, name: str) -> None:
     assert len({tuple(s.loss for s in one.history.steps if s.epoch == e) for e in (1, 2)}) == 2
 
 
-@pytest.mark.parametrize("name", [name for name in ORDERS if name != "both"])
+@pytest.mark.parametrize("name", ORDERS)
 def test_it_goes_on_in_the_middle_of_an_epoch_bitwise(
     pools: Pools, tmp_path: Path, name: str
 ) -> None:
-    settings = {"epochs": 3, "lr": 0.1, "checkpoint_every": 1, "log_every": 1, **ORDERS[name]}
+    settings = {"epochs": 3, "lr": 0.1, "checkpoint_every": 1, **ORDERS[name]}
 
     def train(folder: str, **more: Any) -> Any:
         chosen = {**settings, "checkpoint": str(tmp_path / folder), **more}
@@ -101,12 +94,13 @@ def test_it_goes_on_in_the_middle_of_an_epoch_bitwise(
     assert torch.equal(weights(rest.model), weights(whole.model))
 
 
-def test_a_resume_with_other_weights_or_lengths_is_refused(pools: Pools, tmp_path: Path) -> None:
-    for name, other in (("weights", [1.0] * NUM), ("bucket_by", LENGTHS[::-1])):
-        settings = {**ORDERS["both"], "checkpoint": str(tmp_path / name), "max_steps": 2}
-        train_on(pools[1], network(), samples(NUM), **settings)
-        with raises(SpmdError, "other data", "resume", name):
-            train_on(pools[1], network(), samples(NUM), resume=True, **{**settings, name: other})
+def test_a_resume_with_other_weights_is_refused(pools: Pools, tmp_path: Path) -> None:
+    settings = {**ORDERS["weights"], "checkpoint": str(tmp_path), "max_steps": 2}
+    train_on(pools[1], network(), samples(NUM), **settings)
+    with raises(SpmdError, "other data", "resume", "weights"):
+        train_on(
+            pools[1], network(), samples(NUM), resume=True, **{**settings, "weights": [1.0] * NUM}
+        )
 
 
 # ---- weights ------------------------------------------------------------------------------------
@@ -172,106 +166,13 @@ def test_balanced_draws_each_class_as_often(kind: str) -> None:
 
 
 def test_a_sample_that_comes_again_has_random_numbers_of_its_own() -> None:
-    data = Points(4, noise=1.0)
-    for options in (
-        TrainingOptions(weights=[0, 1, 0, 0], batch_size=3),
-        TrainingOptions(batch_sampler=[[1, 1, 1], [1]]),
-    ):
-        shares = list(epoch_shares(data, sampling.with_data(options, data), ALONE, 1))
-        inputs = torch.cat([share.inputs for share in shares])
-        noise = inputs - data.inputs[1]
-        assert len(inputs) == 4
-        assert len({tuple(row.tolist()) for row in noise}) == 4
-        assert bool(((noise >= 0) & (noise < 1)).all())
-
-
-# ---- lengths ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num", [50, 3000])
-def test_batches_have_similar_lengths_and_each_sample_once(num: int) -> None:
-    lengths = np.random.default_rng(0).lognormal(4, 1, num).astype(int) + 1
-    options = TrainingOptions(bucket_by=lengths, batch_size=8)
-    epochs = [batches(options, epoch, num) for epoch in (1, 2)]
-
-    def padded(found: list[list[int]]) -> float:
-        return sum(max(lengths[batch]) * len(batch) for batch in found) / lengths.sum()
-
-    shuffled = padded(batches(TrainingOptions(batch_size=8), 1, num))
-    for found in epochs:
-        assert sorted(index for batch in found for index in batch) == list(range(num))
-        assert [len(batch) for batch in found] == [8] * (num // 8) + [num % 8] * (num % 8 > 0)
-        assert padded(found) - 1 < (shuffled - 1) * (0.5 if num < 100 else 0.1)
-    # Other batches in another order, and not from short to long.
-    together = [{frozenset(batch) for batch in found} for found in epochs]
-    assert len(together[0] & together[1]) < num // 8 / 4
-    means = [lengths[batch].mean() for batch in epochs[0]]
-    assert abs(np.corrcoef(means, np.arange(len(means)))[0, 1]) < 0.6
-
-
-def test_lengths_come_from_a_column_or_a_function() -> None:
-    texts = ["x" * length for length in LENGTHS]
-    data = Columns(text=texts, num=LENGTHS)
-    expected = epoch_batches(data, TrainingOptions(bucket_by=LENGTHS), 1)[0].tolist()
-    for by in ("text", "num", lambda index: LENGTHS[index]):
-        for part in (data, Subset(data, range(NUM))):
-            options = sampling.with_data(TrainingOptions(bucket_by=by), part)
-            assert epoch_batches(part, options, 1)[0].tolist() == expected
-
-
-# ---- samplers -----------------------------------------------------------------------------------
-
-
-def test_global_batches_are_those_that_the_sampler_gives(pools: Pools) -> None:
-    sampler = ByEpoch(NUM, SIZES)
-    result = train_on(pools[3], network(), samples(NUM), batch_sampler=sampler, epochs=2)
-    assert [s.num_samples for s in result.history.steps] == [*SIZES] * 2
-    assert [s.epoch for s in result.history.steps] == [1] * 5 + [2] * 5
-    sampler.set_epoch(2)
-    assert batches(TrainingOptions(batch_sampler=ByEpoch(NUM, SIZES)), 2) == list(sampler)
-    twice = train_on(pools[2], network(), samples(NUM), batch_sampler=[[0, 0, 1], [4]], epochs=1)
-    assert [s.num_samples for s in twice.history.steps] == [3, 1]
-
-
-def test_a_sampler_with_a_generator_of_its_own_is_where_it_was() -> None:
-    def made() -> TrainingOptions:
-        random = RandomSampler(range(20), generator=torch.Generator().manual_seed(3))
-        return TrainingOptions(batch_sampler=BatchSampler(random, 6, drop_last=False))
-
-    through = made()
-    epochs = [batches(through, epoch, 20) for epoch in (1, 2, 3)]
-    assert batches(made(), 3, 20) == epochs[2] == batches(through, 3, 20)
-    assert epochs[0] != epochs[1] != epochs[2]
-
-
-def test_a_sampler_that_differs_from_rank_to_rank_is_an_error(pools: Pools) -> None:
-    for sizes in (SIZES, (10, 10, 10, 10, 10, 0)[:5]):
-        sampler = ByRank(NUM, sizes)
-        with raises(SpmdError, "ranks differ", "batch_sampler"):
-            train_on(pools[2], network(), samples(NUM), batch_sampler=sampler)
-
-
-def test_a_sampler_without_an_end_needs_max_steps(pools: Pools) -> None:
-    with raises(SpmdError, "no end", "batch_sampler"):
-        train_on(pools[1], network(), samples(5), batch_sampler=Endless())
-    result = train_on(pools[2], network(), samples(5), batch_sampler=Endless(), max_steps=7)
-    assert [s.num_samples for s in result.history.steps] == [3] * 7
-
-
-@pytest.mark.parametrize(
-    ("sampler", "kind"),
-    [
-        ([[1], [50]], "range"),
-        ([[1], [-1]], "range"),
-        ([[1], []], "empty batch"),
-        ([1, 2], "no indices"),
-        ([["a"]], "no indices"),
-        ([], "no batch"),
-    ],
-)
-def test_what_is_no_batch_of_indices_is_an_error(sampler: Any, kind: str) -> None:
-    with raises(TrainingError, kind, "batch_sampler"):
-        batches(TrainingOptions(batch_sampler=sampler), 1)
+    data, options = Points(4, noise=1.0), TrainingOptions(weights=[0, 1, 0, 0], batch_size=3)
+    shares = list(epoch_shares(data, sampling.with_data(options, data), ALONE, 1))
+    inputs = torch.cat([share.inputs for share in shares])
+    noise = inputs - data.inputs[1]
+    assert len(inputs) == 4
+    assert len({tuple(row.tolist()) for row in noise}) == 4
+    assert bool(((noise >= 0) & (noise < 1)).all())
 
 
 # ---- own loops ----------------------------------------------------------------------------------
@@ -291,32 +192,18 @@ def test_own_loops_have_the_same_batches() -> None:
 # ---- what makes no sense ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "settings", [{"weights": HEAVY}, {"bucket_by": [1]}, {"batch_sampler": [[1]]}]
-)
-def test_data_sets_with_an_order_of_their_own_are_refused(settings: dict[str, Any]) -> None:
-    (name,) = settings
-    options = TrainingOptions(**settings)
-    with raises(OptionsError, "stream", name):
+def test_data_sets_with_an_order_of_their_own_are_refused() -> None:
+    options = TrainingOptions(weights=HEAVY)
+    with raises(OptionsError, "stream", "weights"):
         sampling.with_data(options, Stream(5))
-    with raises(OptionsError, "no effect", name):
+    with raises(OptionsError, "no effect", "weights"):
         sampling.with_data(options, Backwards(5, set()))
 
 
-@pytest.mark.parametrize(
-    ("settings", "kind", "name"),
-    [
-        ({"weights": [1.0]}, "length", "weights"),
-        ({"weights": "balanced"}, "no labels", "weights"),
-        ({"bucket_by": [1.0]}, "length", "bucket_by"),
-        ({"bucket_by": "text"}, "no column", "bucket_by"),
-    ],
-)
-def test_what_the_data_set_does_not_have_is_refused(
-    pools: Pools, settings: dict[str, Any], kind: str, name: str
-) -> None:
-    with raises(OptionsError, kind, name):
-        train_on(pools[1], network(), Stored(5), **settings)
+@pytest.mark.parametrize(("weights", "kind"), [([1.0], "length"), ("balanced", "no labels")])
+def test_what_the_data_set_does_not_have_is_refused(pools: Pools, weights: Any, kind: str) -> None:
+    with raises(OptionsError, kind, "weights"):
+        train_on(pools[1], network(), Stored(5), weights=weights)
 
 
 class Stored:

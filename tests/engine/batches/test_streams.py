@@ -30,7 +30,7 @@ from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on, weights
 
 DOUBLE = torch.float64
-SETTINGS = {"batch_size": 6, "epochs": 2, "lr": 0.1, "log_every": 3}
+SETTINGS = {"batch_size": 6, "epochs": 2, "lr": 0.1}
 
 
 def listed(num: int) -> TensorDataset:

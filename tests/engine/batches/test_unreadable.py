@@ -265,7 +265,7 @@ def test_the_first_stop_ends_a_training_whose_data_do_not_come(
 ) -> None:
     """It keeps the network of the last complete step, from which training can go on."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * 28 * 28, 10))
-    settings: dict[str, Any] = {"batch_size": 25, "lr": 0.01, "log_every": 3}
+    settings: dict[str, Any] = {"batch_size": 25, "lr": 0.01}
     if checkpoints:
         settings |= {"checkpoint": str(tmp_path)}
     with SlowS3(s3.endpoint) as slow:

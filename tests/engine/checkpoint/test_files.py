@@ -27,7 +27,7 @@ from torch import nn
 
 from gpupool import Profile, TrainingOptions
 from gpupool.core.errors import DataError, GpuPoolError, OptionsError, TrainingError
-from gpupool.core.options.serialise import describe
+from gpupool.core.options.training_options import changed
 from gpupool.data.stores.writable import Target
 from gpupool.engine.checkpoint.files import _SEAL_BYTES, Checkpoints, sealed, unsealed
 from gpupool.engine.checkpoint.snapshot import Snapshot
@@ -388,11 +388,7 @@ def test_no_password_of_a_url_is_shown(url: str) -> None:
             act()
         assert "canary" not in str(caught.value)
     options = TrainingOptions(checkpoint=url, resume=one, profile=Profile(url=url))
-    assert "canary" not in f"{options} {options.explain()}"
-    assert "canary" not in str(describe(options))
-    with raises(OptionsError, "password", "checkpoint") as refused:
-        options.to_json()
-    assert "canary" not in str(refused.value)
+    assert "canary" not in f"{options} {changed(options)}"
     wrong: list[dict[str, Any]] = [{"checkpoint": [url]}, {"profile": url}]
     for values in wrong:
         with pytest.raises(OptionsError) as refused:

@@ -60,7 +60,7 @@ def network() -> nn.Module:
 def train(pool: Pool, points: Points, folder: Path, **settings: Any) -> TrainingRun:
     """A training that keeps all of its checkpoints, and reports so rarely that the host runs
     ahead."""
-    defaults = {"checkpoint_every": 16, "log_every": 50, "optimizer": "sgdm"}
+    defaults = {"checkpoint_every": 16, "optimizer": "sgdm"}
     options = TrainingOptions(
         epochs=1,
         batch_size=BATCH,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from gpupool import OptionsError, TrainingError, TrainingOptions
-from gpupool.engine.numerics.lamb import LAMB
-from gpupool.engine.numerics.lars import LARS
 from gpupool.engine.numerics.optimizers import make_optimizer, set_learning_rates
-from tests.support.pools import Pools
 from tests.support.raising import raises
-from tests.support.trainings import network, samples, train_on, weights
+from tests.support.trainings import network, samples, weights
 
 DOUBLE = torch.float64
 
@@ -36,102 +34,29 @@ def one_pass(model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int 
     ("settings", "reference"),
     [
         ({"optimizer": "sgdm", "momentum": 0.5}, lambda p: torch.optim.SGD(p, 0.01, 0.5)),
-        (
-            {"optimizer": "adam", "betas": (0.8, 0.9), "eps": 1e-3},
-            lambda p: torch.optim.Adam(p, 0.01, (0.8, 0.9), 1e-3),
-        ),
+        ({"optimizer": "sgdm"}, lambda p: torch.optim.SGD(p, 0.01, 0.9)),
+        ({"optimizer": "sgdm", "momentum": 0}, lambda p: torch.optim.SGD(p, 0.01)),
+        ({"optimizer": "adam"}, lambda p: torch.optim.Adam(p, 0.01)),
         (
             {"optimizer": "adamw", "weight_decay": 0.1},
             lambda p: torch.optim.AdamW(p, 0.01, weight_decay=0.1),
         ),
         (
-            {"optimizer": "rmsprop", "alpha": 0.9, "momentum": 0.3},
-            lambda p: torch.optim.RMSprop(p, 0.01, alpha=0.9, momentum=0.3),
+            {"optimizer": "rmsprop", "momentum": 0.3},
+            lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.3),
         ),
         ({"optimizer": torch.optim.Adagrad}, lambda p: torch.optim.Adagrad(p, 0.01)),
-        ({"optimizer": "sgd"}, lambda p: torch.optim.SGD(p, 0.01)),
-        ({"optimizer": "sgd", "momentum": 0.5}, lambda p: torch.optim.SGD(p, 0.01, 0.5)),
         (
-            {"optimizer": "sgdm", "nesterov": True},
+            {"optimizer": partial(torch.optim.SGD, momentum=0.9, nesterov=True)},
             lambda p: torch.optim.SGD(p, 0.01, 0.9, nesterov=True),
         ),
     ],
-    ids=["sgdm", "adam", "adamw", "rmsprop", "callable", "sgd", "sgd with momentum", "nesterov"],
+    ids=["sgdm", "usual sgdm", "sgd", "adam", "adamw", "rmsprop", "callable", "partial"],
 )
 def test_options_reach_the_optimizer(settings: dict[str, Any], reference: Any) -> None:
     model, expected = network(DOUBLE), network(DOUBLE)
     found = one_pass(model, make_optimizer(model, TrainingOptions(lr=0.01, **settings)))
     assert torch.equal(found, one_pass(expected, reference(expected.parameters())))
-
-
-def test_lars_is_the_formula_of_the_paper() -> None:
-    model, expected = network(DOUBLE), network(DOUBLE)
-    options = TrainingOptions(optimizer="lars", lr=2.0, weight_decay=0.1, trust_coefficient=0.02)
-    found = one_pass(model, make_optimizer(model, options))
-    inputs, targets = samples(32, DOUBLE).tensors
-    velocities = [torch.zeros_like(p) for p in expected.parameters()]
-    for _ in range(3):
-        expected.zero_grad()
-        torch.nn.functional.cross_entropy(expected(inputs), targets).backward()
-        with torch.no_grad():
-            for w, v in zip(expected.parameters(), velocities, strict=True):
-                local = 0.02 * w.norm() / (w.grad.norm() + 0.1 * w.norm()) if w.ndim > 1 else 1.0
-                v.mul_(0.9).add_(2.0 * local * (w.grad + 0.1 * w))
-                w.sub_(v)
-    assert (found - weights(expected)).abs().max() < 1e-14
-
-
-def test_lamb_is_the_formula_of_the_paper() -> None:
-    """You et al. 2020, algorithm 2, for each parameter by itself."""
-    model, expected = network(DOUBLE), network(DOUBLE)
-    factors = {"2.*": 10.0}
-    options = TrainingOptions(
-        optimizer="lamb",
-        lr=0.02,
-        betas=(0.8, 0.95),
-        weight_decay=0.1,
-        learn_rate_factors=factors,
-        weight_decay_factors={"*.bias": 0},
-    )
-    found = one_pass(model, make_optimizer(model, options))
-    inputs, targets = samples(32, DOUBLE).tensors
-    moments = {name: (torch.zeros_like(p),) * 2 for name, p in expected.named_parameters()}
-    for t in (1, 2, 3):
-        expected.zero_grad()
-        torch.nn.functional.cross_entropy(expected(inputs), targets).backward()
-        for name, w in expected.named_parameters():
-            assert w.grad is not None
-            m = 0.8 * moments[name][0] + 0.2 * w.grad
-            v = 0.95 * moments[name][1] + 0.05 * w.grad**2
-            moments[name] = m, v
-            decay = 0.0 if name.endswith("bias") else 0.1
-            r = (m / (1 - 0.8**t)) / ((v / (1 - 0.95**t)).sqrt() + 1e-6) + decay * w.detach()
-            lr = 0.02 * (10 if name.startswith("2.") else 1)
-            w.data -= lr * w.detach().norm() / r.norm() * r
-    assert (found - weights(expected)).abs().max() < 1e-14
-
-
-def test_lamb_leaves_weights_of_zero_to_plain_adam() -> None:
-    layer, expected = nn.Linear(3, 2).double(), nn.Linear(3, 2).double()
-    for one in (layer, expected):
-        nn.init.zeros_(one.weight)
-        nn.init.zeros_(one.bias)
-    for one, optimizer in (
-        (layer, LAMB(layer.parameters(), lr=0.5)),
-        (expected, torch.optim.Adam(expected.parameters(), 0.5, eps=1e-6)),
-    ):
-        one(torch.ones(1, 3, dtype=DOUBLE)).sum().backward()
-        optimizer.step()
-    assert (weights(layer) - weights(expected)).abs().max() < 1e-14
-
-
-def test_lars_leaves_weights_of_zero_to_plain_sgd() -> None:
-    layer = nn.Linear(3, 2)
-    nn.init.zeros_(layer.weight)
-    optimizer = LARS(layer.parameters(), lr=0.5, momentum=0.0)
-    layer(torch.ones(1, 3)).sum().backward()
-    optimizer.step()
-    assert torch.equal(layer.weight, torch.full((2, 3), -0.5))
 
 
 def muon_of_the_docs() -> Any:
@@ -162,7 +87,7 @@ def test_the_muon_of_the_docs_is_that_of_torch_for_matrices_and_adamw_for_the_re
     assert torch.equal(one_pass(model, optimizer), weights(expected))
 
 
-@pytest.mark.parametrize("name", ["sgdm", "adamw", "rmsprop", "lars", "lamb", "muon of the docs"])
+@pytest.mark.parametrize("name", ["sgdm", "adamw", "rmsprop", "muon of the docs"])
 def test_an_optimizer_goes_on_from_its_state(name: str) -> None:
     is_own = name == "muon of the docs"
     options = TrainingOptions(optimizer=muon_of_the_docs() if is_own else name, lr=0.02)
@@ -208,16 +133,3 @@ def test_a_pattern_that_matches_nothing_is_an_error(option: str) -> None:
 def test_a_callable_that_makes_no_optimizer_is_an_error() -> None:
     with raises(OptionsError, "type", "optimizer", shown=" list"):
         make_optimizer(network(), TrainingOptions(optimizer=lambda groups: groups))
-
-
-@pytest.mark.parametrize("name", ["lars", "lamb"])
-def test_each_gives_the_same_on_any_number_of_ranks(pools: Pools, name: str) -> None:
-    lr = {"lars": 5.0, "lamb": 0.02}[name]
-    settings = {"optimizer": name, "lr": lr, "batch_size": 50, "epochs": 4}
-    results = {
-        n: train_on(pools[n], network(DOUBLE), samples(50, DOUBLE), **settings) for n in (1, 2, 3)
-    }
-    assert results[1].history.loss[-1] < results[1].history.loss[0]
-    for n in (2, 3):
-        difference = weights(results[n].model) - weights(results[1].model)
-        assert difference.abs().max() < 1e-12

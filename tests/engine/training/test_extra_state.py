@@ -186,9 +186,7 @@ class Unpicklable(OneWay):
 
 def test_what_a_checkpoint_cannot_hold_any_more_is_a_warning_that_names_it(tmp_path: Path) -> None:
     told: list[Event] = []
-    options = TrainingOptions(
-        batch_size=8, epochs=1, checkpoint=str(tmp_path), checkpoint_every=1, log_every=1
-    )
+    options = TrainingOptions(batch_size=8, epochs=1, checkpoint=str(tmp_path), checkpoint_every=1)
     model = nn.Sequential(network(), Configured(from_start=False))
     found = fit(model, samples(40), "cross_entropy", options, world=ALONE, emit=told.extend)
     assert found.step == 5

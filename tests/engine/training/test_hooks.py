@@ -19,7 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import gpupool
 from gpupool import Pool, SpmdError, TrainingOptions, TrainingResult
-from gpupool.core.options.fields import Profile
+from gpupool.core.options.training_options import Profile
 from gpupool.data.stores.writable import Target
 from gpupool.engine.training.callbacks import EVENTS, CallbackInfo
 from tests.servers.s3 import SeaweedServer
@@ -63,7 +63,6 @@ def test_callbacks_hear_of_six_events_on_every_rank(pools: Pools, tmp_path: Path
         validation=samples(8),
         epochs=2,
         batch_size=4,
-        log_every=2,
         checkpoint=str(tmp_path / "run"),
         callbacks=[notes],
     )
@@ -100,7 +99,6 @@ def test_true_from_one_rank_ends_training_on_all(
         validation=samples(8),
         epochs=5,
         batch_size=4,
-        log_every=2,
         checkpoint=str(tmp_path),
         checkpoint_every=3,
         callbacks=[StopsAt(event, step, rank=1)],
@@ -223,9 +221,7 @@ def test_a_trace_that_is_not_what_was_asked_for_is_a_warning(pools: Pools, tmp_p
     settings: dict[str, Any] = {"epochs": 1, "batch_size": 4}
     late = Profile(url=str(tmp_path / "late"), skip=3)
     stops = StopsAt("step", 1, rank=0)
-    result = train_on(
-        pools[2], network(), samples(16), profile=late, callbacks=[stops], log_every=1, **settings
-    )
+    result = train_on(pools[2], network(), samples(16), profile=late, callbacks=[stops], **settings)
     assert result.warnings == [
         "there is no trace: profile asks for steps 4 to 8, and training ended after 2"
     ]

@@ -17,7 +17,7 @@ import torch
 
 from gpupool import Pool, TrainingHistory, TrainingOptions, TrainingRun
 from gpupool.core.jobs import InferenceJob
-from gpupool.core.options.fields import Profile
+from gpupool.core.options.training_options import Profile
 from gpupool.core.progress import Course
 from gpupool.core.wire.calls import Predict
 from gpupool.core.wire.requests import Counts
@@ -79,7 +79,6 @@ def test_who_waits_for_a_trace_or_for_tensorboard_is_told_so(
         options = TrainingOptions(
             epochs=1,
             batch_size=16,
-            log_every=1,
             callbacks=[waits],
             tensorboard=f"{url}/board",
             profile=Profile(url=f"{url}/trace", skip=2, steps=1),
@@ -107,7 +106,7 @@ def test_a_stop_is_heard_with_the_next_report_and_said_until_then(
 ) -> None:
     """Asked after every fifth step, known on all ranks a step later."""
     waits = Waits(tmp_path, 7)
-    options = TrainingOptions(epochs=1, batch_size=16, log_every=5, callbacks=[waits])
+    options = TrainingOptions(epochs=1, batch_size=16, callbacks=[waits])
     run, said = begun(pools[2], options, num=3200)
     wait_until(waits.is_there)
     wait_until(lambda: len(run.history.steps) >= 5)

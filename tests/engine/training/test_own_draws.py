@@ -104,7 +104,7 @@ class Computing(Dataset[Any]):
 
 
 def test_a_stop_while_processes_read_keeps_the_network_and_ends_them(pools: Pools) -> None:
-    pool, options = pools[2], TrainingOptions(workers=2, batch_size=16, epochs=3, log_every=1)
+    pool, options = pools[2], TrainingOptions(workers=2, batch_size=16, epochs=3)
     found = pool.run(os.getpid)
     pids = [found[rank] for rank in (0, 1)]
     run = TrainingRun(pool, network(DOUBLE), Computing(), "cross_entropy", options, None)

@@ -60,7 +60,6 @@ EVERYTHING: dict[str, Any] = {
     "accumulate": 2,
     "clip": 1.0,
     "validate_every": 5,
-    "log_every": 4,
 }
 
 
@@ -230,7 +229,7 @@ def test_what_was_stopped_goes_on_from_s3(pools: Pools, s3: SeaweedServer, tmp_p
     os.environ.update(s3.env)
     url = f"{s3.make_bucket(f'run-{uuid4().hex}')}/run"
     pools[2].set_environment(s3.env)
-    settings: dict[str, Any] = {"epochs": 2, "batch_size": 8, "log_every": 2, "checkpoint": url}
+    settings: dict[str, Any] = {"epochs": 2, "batch_size": 8, "checkpoint": url}
     expected = train_on(pools[2], network(), samples(96), epochs=2, batch_size=8)
     goes_on = tmp_path / "goes on"
     run = TrainingRun(
@@ -264,7 +263,7 @@ def test_what_was_stopped_goes_on_from_s3(pools: Pools, s3: SeaweedServer, tmp_p
 def test_a_sample_that_fails_on_one_rank_leaves_a_checkpoint_that_the_error_names(
     pools: Pools, tmp_path: Path, index: int
 ) -> None:
-    settings: dict[str, Any] = {"epochs": 2, "batch_size": 6, "shuffle": "never", "log_every": 4}
+    settings: dict[str, Any] = {"epochs": 2, "batch_size": 6, "shuffle": "never"}
     expected = train_on(pools[2], network(), samples(60), **settings)
     options = {**settings, "checkpoint": str(tmp_path / "run"), "checkpoint_every": "epoch"}
     data = Once(60, index, tmp_path / "failed")
@@ -284,12 +283,12 @@ def test_a_sample_that_fails_on_one_rank_leaves_a_checkpoint_that_the_error_name
     # What was not reported before the failure has no loss; all the others are the same.
     losses = zip(result.history.loss, expected.history.loss, strict=True)
     differ = [n for n, (a, b) in enumerate(losses, 1) if a != b]
-    assert all(made - made % 4 < step <= made for step in differ)
+    assert all(made - made % 10 < step <= made for step in differ)
 
 
 @pytest.mark.parametrize("rank", [1, 0])
 def test_after_a_kill_it_goes_on_by_itself(pools: Pools, tmp_path: Path, rank: int) -> None:
-    settings: dict[str, Any] = {"epochs": 3, "batch_size": 6, "log_every": 2}
+    settings: dict[str, Any] = {"epochs": 3, "batch_size": 6}
     expected = train_on(pools[2], network(torch.float64), samples(60, torch.float64), **settings)
     options = TrainingOptions(
         checkpoint=str(tmp_path / "run"), checkpoint_every=4, on_failure="resume", **settings
@@ -316,7 +315,7 @@ def test_after_a_kill_it_goes_on_by_itself(pools: Pools, tmp_path: Path, rank: i
 
 
 def test_without_a_checkpoint_yet_it_begins_anew(pools: Pools, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"epochs": 1, "batch_size": 6, "log_every": 2}
+    settings: dict[str, Any] = {"epochs": 1, "batch_size": 6}
     options = TrainingOptions(checkpoint=str(tmp_path), on_failure="resume", **settings)
     data = Once(60, 3, tmp_path / "killed", kills=True)
     run = TrainingRun(pools[1], network(), data, "cross_entropy", options, None)
@@ -344,7 +343,6 @@ def test_stop_is_heard_although_a_rank_dies(pools: Pools, tmp_path: Path, replac
     options = TrainingOptions(
         epochs=10_000,
         batch_size=6,
-        log_every=2,
         checkpoint=str(tmp_path),
         checkpoint_every=4,
         on_failure="resume",
@@ -476,9 +474,7 @@ def test_checkpoints_that_fail_on_the_way_are_warnings_and_training_goes_on(
     pools: Pools, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    options = TrainingOptions(
-        epochs=2, batch_size=4, log_every=1, checkpoint=str(folder), checkpoint_every=2
-    )
+    options = TrainingOptions(epochs=2, batch_size=4, checkpoint=str(folder), checkpoint_every=2)
     goes_on = tmp_path / "goes on"
     data = Held(40, goes_on, num_free=20)  # half of what each rank reads
     run = TrainingRun(pools[2], network(), data, "cross_entropy", options, None)
@@ -494,7 +490,7 @@ def test_checkpoints_that_fail_on_the_way_are_warnings_and_training_goes_on(
 def test_the_second_interrupt_leaves_a_checkpoint_that_the_error_names(
     pools: Pools, tmp_path: Path
 ) -> None:
-    settings: dict[str, Any] = {"epochs": 2, "batch_size": 4, "log_every": 1000}
+    settings: dict[str, Any] = {"epochs": 2, "batch_size": 4}
     over = tmp_path / "over"
     data = Held(1600, over, num_free=10)  # of steps with 2 samples on each rank
     folder = tmp_path / "run"
@@ -554,7 +550,7 @@ def interrupted_within_a_step(pool: Pool, options: TrainingOptions, folder: Path
 def test_an_interrupt_while_weights_change_waits_for_the_end_of_the_step(
     pools: Pools, tmp_path: Path
 ) -> None:
-    settings: dict[str, Any] = {"epochs": 2, "batch_size": 8, "log_every": 1000}
+    settings: dict[str, Any] = {"epochs": 2, "batch_size": 8}
     settings["optimizer"] = partial(Paused, folder=tmp_path)
     folder = tmp_path / "run"
     options = TrainingOptions(checkpoint=str(folder), **settings)
@@ -578,7 +574,6 @@ def test_by_time_the_first_ranks_clock_decides(pools: Pools, tmp_path: Path) -> 
         Slow(80, 0.002),
         epochs=2,
         batch_size=4,
-        log_every=2,
         checkpoint=str(tmp_path),
         checkpoint_every="0.05s",
     )
@@ -586,7 +581,7 @@ def test_by_time_the_first_ranks_clock_decides(pools: Pools, tmp_path: Path) -> 
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names[-1] == "step-00000040.pt"  # the end
     step = int(names[0][5:13])
-    assert step % 2 == 1 or step == 20  # sums are read a step later, but where an epoch ends
+    assert step % 10 == 1 or step == 20  # sums are read a step later, but where an epoch ends
     assert 2 < step < 40
 
 

@@ -92,7 +92,7 @@ class FollowsTheLoss:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_no_bit_depends_on_how_long_steps_last(pools: Pools, ranks: int) -> None:
-    settings: dict[str, Any] = {"batch_size": 4, "log_every": 4, "epochs": 1}
+    settings: dict[str, Any] = {"batch_size": 4, "epochs": 1}
     results = [
         train_on(pools[ranks], model, samples(64), callbacks=[FollowsTheLoss(9)], **settings)
         for model in (Slow(0.0), Slow(0.4, first=2, last=8))

@@ -31,7 +31,7 @@ class Squares(Dataset):
 
 model = nn.Sequential(nn.Flatten(), nn.Linear(64, 2))
 run = gpupool.train(model, Squares(40, gate), wait=False, validation=Squares(20), epochs=2,
-                    batch_size=4, lr=0.02, workers=1, shuffle="never", log_every=1)
+                    batch_size=4, lr=0.02, workers=1, shuffle="never")
 """
 
 
@@ -69,12 +69,12 @@ def test_a_run_has_a_second_live_view_and_all_become_still(kernel: Kernel) -> No
 
 def test_the_training_before_is_a_pale_curve(kernel: Kernel) -> None:
     train = (
-        "again = gpupool.train(model, Squares(40), {loss}epochs=1, batch_size=4{more})\n"
+        "again = gpupool.train(model, Squares(40), {loss}epochs=1, batch_size=4)\n"
         "print({{n: m[-1][0] for n, m in again.history.before.items()}})"
     )
 
-    def trained(loss: str = "", more: str = "", allow_stdin: bool | None = None) -> tuple[str, str]:
-        cell = kernel.run(train.format(loss=loss, more=more), allow_stdin=allow_stdin)
+    def trained(loss: str = "", allow_stdin: bool | None = None) -> tuple[str, str]:
+        cell = kernel.run(train.format(loss=loss), allow_stdin=allow_stdin)
         return cell.text.splitlines()[-1], cell.html
 
     before, page = trained()
@@ -82,8 +82,6 @@ def test_the_training_before_is_a_pale_curve(kernel: Kernel) -> None:
     assert LAST in page
     # as papermill and nbconvert run a cell
     assert trained(allow_stdin=False)[0] == "{}"
-    assert trained(more=", compare='last'", allow_stdin=False)[0] == "{'accuracy': 10, 'loss': 10}"
-    assert LAST not in trained(more=", compare=None")[1]
     # Losses of two kinds are not compared, shares of what is right are.
     assert trained(loss="torch.nn.NLLLoss(), ")[0] == "{'accuracy': 10}"
     assert LAST in kernel.run("again.plot()").html

@@ -20,7 +20,7 @@ from gpupool.notebook import composites, data_view
 from gpupool.notebook.cells import notices
 from gpupool.notebook.cells.errors import errors_html
 from gpupool.notebook.cells.picture import result_html
-from gpupool.notebook.monitor import confusion_view, picture, plan_view, result_view
+from gpupool.notebook.monitor import confusion_view, picture, result_view
 from gpupool.notebook.monitor.loop_history import LoopHistory
 from gpupool.notebook.monitor.picture import plots_script
 from gpupool.notebook.page import progress_view
@@ -179,9 +179,8 @@ def test_a_confusion_matrix(num_classes: int) -> None:
     assert_harmless(confusion_view.confusion_html(ConfusionMatrix(counts, classes)))
 
 
-def test_a_training_and_its_plan(pool2: Pool, data: ImageDatastore) -> None:
+def test_a_training(pool2: Pool, data: ImageDatastore) -> None:
     options = TrainingOptions(epochs=1, batch_size=2, lr=0.01, on_error="skip")
-    assert_harmless(plan_view.plan_html(options.explain(Net(), data)))
     result = gpupool.train(Net(), data, options=options)
     assert isinstance(result, TrainingResult)
     assert_harmless(result_view.result_html(result))
