@@ -98,7 +98,7 @@ def train(
         last_run.follow(run, name_of(run.loss), options.compare)
         show_training(run, options.progress, waits=wait)
         if wait and not pool.options.inline:  # which prints itself
-            prints = LineView(list(run.outputs), show_values=False, fold_equal=True)
+            prints = LineView(list(run.outputs), show_values=False)
             run.add_output_listener(prints.on_output)
 
     run = TrainingRun(pool, model, dataset, loss, options, validation, show=show)

@@ -89,7 +89,6 @@ def test_help_of_a_cell_magic(capsys: pytest.CaptureFixture[str]) -> None:
         ("gpu", "Did you mean 'gpus'?"),
         ("logs", "Did you mean 'log'?"),
         ("shutdown", "Did you mean 'stop'?"),
-        ("chekc", "Did you mean 'check'?"),
         ("man", "Did you mean 'help'?"),
         ("parpool", "Did you mean 'start'?"),
         ("xyzzy", "There are: status, start, stop, restart, "),
