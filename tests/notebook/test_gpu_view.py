@@ -21,6 +21,7 @@ GPU = Gpu(
     compute_capability="9.0",
 )
 
+
 def test_shares_are_bars_beside_words() -> None:
     html = gpu_table_html(GpuTable([GPU], {GPU.uuid: "rank 3"}))
     assert "width:25%" in html
@@ -55,5 +56,3 @@ def test_where_there_is_none_it_says_why_and_what_is_used_instead() -> None:
     sentence = "No GPU: no NVIDIA driver. The pool has 2 CPU ranks of 4 threads each."
     assert repr(table) == sentence
     assert sentence in gpu_table_html(table)
-
-

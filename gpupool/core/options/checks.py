@@ -32,7 +32,6 @@ WORDS: dict[str, tuple[str, ...]] = {
     "on_divergence": get_args(fields.OnDivergence),
     "on_failure": get_args(fields.OnFailure),
     "progress": get_args(fields.Progress),
-    "compare": get_args(fields.Compare),
     "execution": get_args(fields.Execution),
 }
 INPUTS = get_args(fields.Inputs)

@@ -39,7 +39,6 @@ BnStatistics: TypeAlias = Literal["moving", "population"]
 Keep: TypeAlias = Literal["auto", "best", "last"]
 OnDivergence: TypeAlias = Literal["stop", "tell"]
 OnFailure: TypeAlias = Literal["raise", "resume"]
-Compare: TypeAlias = Literal["auto", "last"]
 Progress: TypeAlias = Literal["auto", "plot", "table", "none"]
 Execution: TypeAlias = Literal[
     "auto", "cpu", "gpu", "multi-gpu", "parallel-auto", "parallel-cpu", "parallel-gpu"
@@ -272,9 +271,6 @@ class TrainingFields:
     """Steps between two reports of all steps since the last; slow steps have one a second."""
     progress: Progress = "auto"
     """Shown in the notebook: "plot", "table", "none"; "auto": a plot where there can be one."""
-    compare: Compare | None = "auto"
-    """"last": the training before this one in the notebook is a pale curve behind the plots; None:
-    it is not. "auto": it is where somebody may look on, so not in papermill or nbconvert."""
     callbacks: Sequence[Callable[[Any], Any]] = ()
     """Called on every rank with a `CallbackInfo` at "start", "step", "epoch", "validation",
     "checkpoint" and "end"; True from one ends training on all ranks."""

@@ -12,7 +12,6 @@ from gpupool.core.options.fields import (
     BatchNorm,
     BnStatistics,
     ClipMethod,
-    Compare,
     CompileMode,
     Compress,
     Execution,
@@ -108,7 +107,6 @@ class TrainingKeywords(TypedDict, total=False):
     on_failure: OnFailure
     log_every: int
     progress: Progress
-    compare: Compare | None
     callbacks: Sequence[Callable[[Any], Any]]
     tensorboard: str | None
     profile: Profile | None

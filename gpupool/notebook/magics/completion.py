@@ -56,9 +56,7 @@ def unregister(shell: Any) -> None:
     """Have it ask no more."""
     matchers = shell.Completer.custom_matchers
     matchers[:] = [
-        match
-        for match in matchers
-        if getattr(match, "matcher_identifier", "") != _IDENTIFIER
+        match for match in matchers if getattr(match, "matcher_identifier", "") != _IDENTIFIER
     ]
 
 

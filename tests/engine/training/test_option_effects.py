@@ -485,7 +485,6 @@ ELSEWHERE = {
     "compile": "test_steps.py",
     "on_failure": "test_resume.py",
     "progress": "../../notebook/monitor/test_text.py",
-    "compare": "../../notebook/monitor/test_objects_kernel.py",
     "execution": "../../training/test_spare_ranks.py",
     "deterministic": "../numerics/test_determinism.py",
     "weights": "../batches/test_order.py",

@@ -78,7 +78,8 @@ def test_a_second_start_changes_nothing(terminal: Terminal) -> None:
 
 def test_each_line_bears_its_ranks_and_equal_ones_are_one(terminal: Terminal) -> None:
     shown = terminal.run_briefly(
-        "%%spmd\nprint('head')\nprint('rows', 8 - rank)\nprint('no end', end='')\n(rank,\n 'x' * 99)"
+        "%%spmd\nprint('head')\nprint('rows', 8 - rank)\nprint('no end', end='')\n"
+        "(rank,\n 'x' * 99)"
     )
     first, *lines = shown.stdout.splitlines()
     assert first == "[0, 1] head"

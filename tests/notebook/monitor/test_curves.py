@@ -156,13 +156,6 @@ def test_pictures_of_no_course_are_drawn(losses: tuple[float, ...]) -> None:
         assert ">0<" in inside  # the axes are there
 
 
-def test_axes_hold_the_training_before_as_far_as_it_is_drawn() -> None:
-    history = ended(course(*[0.5] * 20))
-    history.before = {"loss": [(10, 3.0, 10), (20, 2.0, 10), (40, 90.0, 20)]}
-    axis = state_of(history).view["axes"]["y"]["loss"]
-    assert (axis["low"], axis["high"], axis["clipped"]) == (0, 3, [])
-
-
 @pytest.mark.parametrize("huge", [1e31, 1e300, 1e308])
 def test_a_huge_loss_and_nan_leave_the_others_readable(huge: float) -> None:
     good = [2.3 - 0.05 * n for n in range(20)]

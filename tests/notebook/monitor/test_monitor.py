@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-import pytest
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[3]
@@ -104,27 +103,6 @@ def test_the_kernel_may_answer_on_any_shell() -> None:
         "print(after_open, '_reply_subshell_id' in vars(monitor.comm))"
     )
     assert notebook.cells[1].outputs[0].text == "False False\n"
-
-
-NO_COMMS = "import comm\ncomm.create_comm = comm.DummyComm"
-BROKEN_ANYWIDGET = """
-import pathlib, sys, tempfile
-folder = tempfile.mkdtemp()
-pathlib.Path(folder, "anywidget.py").write_text("raise ImportError('of another version')")
-sys.path.insert(0, folder)
-"""
-
-
-@pytest.mark.parametrize("without", [NO_COMMS, BROKEN_ANYWIDGET], ids=["comms", "anywidget"])
-def test_without_widgets_html_is_drawn_in_place(without: str) -> None:
-    notebook = executed(
-        without,
-        # In one cell: nbclient drops what comes between two.
-        "run = Run(num_epochs=1, steps_per_epoch=20)\nshow_training(run)\nrun.wait()",
-    )
-    (output,) = notebook.cells[2].outputs
-    assert WIDGET_VIEW not in output.data
-    assert "Finished: 1 epoch" in output.data["text/html"]
 
 
 COUNTED = """

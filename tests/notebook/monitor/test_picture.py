@@ -125,7 +125,7 @@ def test_the_best_is_ringed_in_both_plots_and_its_label_stays_inside() -> None:
     assert "best" in read(html)
 
 
-def test_the_strip_shows_how_each_rank_fared() -> None:
+def test_a_table_shows_how_each_rank_fared() -> None:
     page = page_of(history_html(full()))
     rows = [
         " ".join(row.itertext()) for row in page.findall(".//details[@class='gpm-ranks']//tbody/tr")
@@ -136,7 +136,7 @@ def test_the_strip_shows_how_each_rank_fared() -> None:
     assert "rank 2 is the slowest +37 %" in training_text(full())
 
 
-def test_a_training_that_goes_on_is_drawn_in_the_page_and_cannot_be_saved_yet() -> None:
+def test_a_training_that_goes_on_is_drawn_in_the_page() -> None:
     html = history_html(full(num_steps=200))
     assert "<img" not in html
     assert "<script" not in html
@@ -194,7 +194,7 @@ def test_the_state_beside_the_picture_is_what_the_script_needs(history_of: Histo
     html = history_html(history_of())
     (packed,) = re.findall('<script type="application/json"[^>]*>(.*?)</script>', html)
     state = json.loads(packed)
-    assert {"plots", "legend", "axes", "latest", "file_name", "headline"} <= set(state["view"])
+    assert {"clock", "plots", "legend", "axes", "latest"} == set(state["view"])
     distances, values = state["lines"]["loss"]["validation"]
     assert distances == [150] * 6
     assert values[-1] == 0.2779
