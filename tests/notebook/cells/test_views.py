@@ -308,6 +308,11 @@ def test_a_line_waits_for_the_other_ranks_and_not_for_ever() -> None:
     assert merger.due(1.0 + FOLD_WITHIN_S) == [((0,), "b")]
 
 
+def test_equal_lines_are_one_below_lines_that_differ() -> None:
+    said = {rank: [(0.0, f"rank {rank}"), (0.0, "same")] for rank in (0, 1)}
+    assert merge(said) == [((0,), "rank 0"), ((1,), "rank 1"), ((0, 1), "same")]
+
+
 def test_the_tails_of_ranks_become_one_with_equal_lines_once() -> None:
     tails = {0: [(0.0, "a"), (0.0, "b")], 1: [(0.1, "a"), (0.1, "c")]}
     assert merge(tails) == [((0, 1), "a"), ((0,), "b"), ((1,), "c")]
