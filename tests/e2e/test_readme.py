@@ -33,6 +33,6 @@ def test_what_a_page_links_is_there(page: Path) -> None:
 
 
 def test_it_names_every_command() -> None:
-    # `status` is what %gpupool alone does; `auto` and `check` stand elsewhere
+    # `status` is what %gpupool alone does
     named = set(re.findall(r"\w+", README.split("## At a glance")[1].split("```")[1]))
-    assert set(COMMANDS) - named == {"status", "auto", "check"}
+    assert set(COMMANDS) - named == {"status"}

@@ -81,7 +81,7 @@ class Merger:
             if not heads:
                 return shown
             # Only the first line of each rank is looked at, so the order within a rank stays.
-            # Of lines that came at one time the first of each rank, then the second: they may be equal.
+            # Of lines that came at one time the first of each rank, then the second, ...
             first = min(heads, key=lambda rank: (heads[rank][0], self._num_shown[rank], rank))
             since, line = heads[first]
             same = tuple(rank for rank, head in heads.items() if head[1] == line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -113,16 +112,6 @@ def test_the_stop_button_ends_the_waiting_and_not_what_runs_before(
     assert kernel.run("handle.done()").text == "False"
     go.touch()
     assert kernel.run("(await handle)[0]").text.endswith("39")
-
-
-def test_a_restart_ends_what_runs_in_the_background(kernel: Kernel) -> None:
-    kernel.run("%%spmd --nowait -o handle\nimport time\ntime.sleep(60)")
-    assert kernel.run("%gpupool restart").status == "ok"
-    deadline = time.monotonic() + 60
-    while kernel.run("handle.done()").text != "True":
-        assert time.monotonic() < deadline
-    assert "the rank was restarted" in kernel.run("handle.result()").errors[0]["evalue"]
-    assert kernel.run("%spmd rank").text == "[0] 0\n[1] 1"
 
 
 def test_stopping_the_pool_ends_what_runs_and_what_waits(kernel: Kernel) -> None:

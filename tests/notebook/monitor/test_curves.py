@@ -7,12 +7,8 @@ import math
 import random
 import re
 import statistics
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -22,10 +18,7 @@ from gpupool.notebook.monitor.picture import history_html, state_of
 from gpupool.training.history import TrainingHistory
 from tests.notebook.monitor.test_picture import drawing, lines
 
-HistoryOf = Callable[..., TrainingHistory]
 START = StartEvent(200, 500, 4000, 8, 1, "CPU", "none", validate_every=500)
-PLOTS_JS = Path(__file__).parents[3] / "gpupool/notebook/static/plots.js"
-NODE = next(Path(sys.prefix).glob("lib/python*/site-packages/playwright/driver/node"), None)
 NAMES = (
     "accuracy",
     "top5",
@@ -92,34 +85,6 @@ def test_smoothing_has_no_bias_towards_the_first_value() -> None:
     noisy = [(number, 0.75 + noise.uniform(-0.2, 0.2), 1) for number in range(1, 13)]
     assert smoothed(noisy, 50)[-1][1] == pytest.approx(
         statistics.fmean(value for _, value, _ in noisy), abs=0.01
-    )
-
-
-def test_smoothing_of_means_is_that_of_their_steps() -> None:
-    values = [math.sin(number / 500) for number in range(1, 6001)]
-    curve = Curve(600)
-    for number, value in enumerate(values, start=1):
-        curve.add(number, value)
-    every = dict(smoothed([(n, v, 1) for n, v in enumerate(values, start=1)], 120))
-    for number, value in smoothed(curve.means(), 120):
-        assert value == pytest.approx(every[number], abs=0.03)
-
-
-@pytest.mark.skipif(NODE is None, reason="no node, which comes with playwright")
-@pytest.mark.parametrize("half_life", [0.2, 18.0, 1e4])
-def test_the_page_smooths_as_the_picture_does(half_life: float) -> None:
-    noise, means, last = random.Random(1), [], 0
-    for _ in range(200):
-        count = noise.randint(1, 9)
-        last += count
-        means.append((last, noise.gauss(0, 3), count))
-    call = f"console.log(JSON.stringify(smoothed({json.dumps(means)}, {half_life})))"
-    code = f"{PLOTS_JS.read_text()}\n{call}"
-    told = subprocess.run([str(NODE), "-"], input=code, capture_output=True, text=True, check=True)
-    found = json.loads(told.stdout)
-    assert [number for number, _ in found] == [number for number, _, _ in means]
-    assert [value for _, value in found] == pytest.approx(
-        [value for _, value in smoothed(means, half_life)]
     )
 
 
@@ -203,20 +168,3 @@ def test_twelve_metrics_have_a_small_plot_each_in_two_columns() -> None:
     assert len(titles) == len(names)
     assert {title.get("x") for title in titles} == {"0.0", "444.0"}
     assert all(len(title.text or "") <= 52 for title in titles)
-
-
-def test_a_metric_that_counts_in_percent_already_is_no_share() -> None:
-    history = course(1.0, start=replace(START, metrics=("my_accuracy",)))
-    history.add(ValidationEvent(1, 1, 1.0, None, 10, 1.0, {"my_accuracy": 63.0}))
-    state = state_of(history)
-    assert state.view["plots"][1]["title"] == "my_accuracy"
-    assert state.whole()["metric:my_accuracy"]["validation"] == [(1, 63.0)]
-    assert [plot["name"] for plot in state.view["plots"]] == ["loss", "metric:my_accuracy"]
-
-
-def test_the_curve_of_a_good_fine_tuning_is_seen() -> None:
-    history = course()
-    for number in range(1, 500):
-        history.add(step(number, 0.05, 0.985 + 0.011 * number / 500))
-    axis = state_of(history).view["axes"]["y"]["accuracy"]
-    assert (axis["low"], axis["high"]) == (95, 100)

@@ -66,17 +66,6 @@ def test_the_html_has_the_same() -> None:
     assert len(html) < 20_000
 
 
-def test_an_early_end_and_a_failure_are_shown_too() -> None:
-    result = result_of(num_steps=10)
-    result.history.add(EndEvent("user", 10, 0.5))
-    assert "stopped, by you, in 0.5 s" in repr(result)
-    assert "the last ones, after step 10" in repr(result)
-    assert ET.fromstring(result_html(result)) is not None
-    empty = TrainingResult(nn.Linear(2, 1), TrainingHistory(status="failed"), TrainingOptions())
-    assert repr(empty).splitlines()[1:] == ["  model       Linear, 3 parameters"]
-    assert ET.fromstring(result_html(empty)) is not None
-
-
 def test_ipython_shows_it_by_both() -> None:
     shell = InteractiveShell()
     formatters.register(shell)

@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 from gpupool.core.progress import BYTES, Course
 from gpupool.core.terminal import FRESH_LINE
 from gpupool.notebook.page.progress_view import bar_html, bar_text
-from tests.notebook.kernel import Kernel, draws
+from tests.notebook.kernel import Kernel
 
 FILES = Course("Listing", 1200, 5000, "files", "", 3.0)
 PAGES = Course("Listing", 1200, None, "files", "", 3.0)
@@ -45,11 +45,6 @@ def ended(course: Course) -> Course:
 )
 def test_a_course_in_one_line(course: Course, text: str) -> None:
     assert bar_text(course, blocks=False) == text
-
-
-def test_a_bar_fills_the_width_of_a_terminal() -> None:
-    assert len(bar_text(FILES, 79)) == 79
-    assert "███" in bar_text(FILES, 79)
 
 
 def test_html_has_a_real_bar_with_a_name_and_nothing_is_left_of_it() -> None:
@@ -197,13 +192,6 @@ def test_a_notebook_shows_a_bar_and_nothing_of_it_stays(kernel: Kernel) -> None:
     assert first["data"]["text/plain"].startswith("Listing: 7 files [00:0")
     (output,) = cell.outputs
     assert output["data"] == {"text/html": '<div class="gpupool-progress"></div>', "text/plain": ""}
-
-
-def test_a_stop_in_a_notebook_takes_the_bar_away(kernel: Kernel) -> None:
-    drawn = [(draws("Listing: 12 files ["), kernel.press_stop)]
-    display, error = kernel.run("work(True)", meanwhile=drawn).outputs
-    assert display["data"]["text/plain"] == ""
-    assert error["ename"] == "KeyboardInterrupt"
 
 
 def test_the_log_of_a_program_that_executes_a_file_has_a_line_for_each_stage() -> None:
