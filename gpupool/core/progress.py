@@ -139,7 +139,7 @@ class Progress:
             self._draw("")
 
     def close(self, failed: bool = False) -> None:
-        """It is over: what was drawn says so, or goes away. May be called again."""
+        """It is over: what was drawn goes away. May be called again."""
         with self._lock:
             if self._over.is_set():
                 return

@@ -176,11 +176,6 @@ def width() -> int:
     return max(1, shutil.get_terminal_size().columns - 1)
 
 
-def height() -> int:
-    """How many lines can be drawn over, with the one that the cursor is on below them."""
-    return max(1, shutil.get_terminal_size().lines - 1)
-
-
 def _is_terminal(stream: TextIO | None) -> bool:
     """Of what users put in the place of a stream, some know only `write`."""
     try:

@@ -62,8 +62,6 @@ def _plots(found: Comparison, across: str) -> str:
         plots.append({**plot, "unit": "%" if what == "accuracy" else "", "lines": drawn})
     furthest = max((_ACROSS[across](h.steps[-1]) for h in found.histories if h.steps), default=1)
     view = {
-        "headline": f"{len(found.histories)} trainings over {across}",
-        "file_name": f"comparison_over_{across}",
         "plots": plots,
         "legend": [
             entry(name, [line]) for name, line in zip(found.names, plots[0]["lines"], strict=True)

@@ -1,22 +1,14 @@
-"""The GPUs of this machine as text and HTML, once or live. Runs on the client."""
+"""The GPUs of this machine as text and HTML. Runs on the client."""
 
 from __future__ import annotations
 
-import sys
-import textwrap
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from html import escape
-from typing import Any
-
-from IPython.display import display
 
 from gpupool.core.machine.gpus import GpuTable
 from gpupool.core.machine.topology import Gpu
 from gpupool.core.machine.uses import Use, holder_text
-from gpupool.core.terminal import has_cursor, height, width
 from gpupool.notebook.page import markup
-from gpupool.notebook.page.front_end import in_notebook
 
 _COLUMNS = ("GPU", "name", "memory", "utilization", "temp.", "pool", "held by")
 _CELL = "text-align:left;padding:3px 14px 3px 0;vertical-align:top"
@@ -43,71 +35,6 @@ def gpu_table_html(table: GpuTable) -> str:
         f"<tbody>{rows}</tbody></table>"
     )
     return markup.card(markup.scroller(body, "GPUs"))
-
-
-class Watch:
-    """Shows a table again and again, in its place, until it is interrupted, which is no error.
-
-    In a notebook the HTML is drawn again, on a terminal the text, as much of it as the screen has
-    room for until the end; where neither can be done (a pipe, TERM=dumb) the table is shown once.
-    """
-
-    def __init__(self, look: Callable[[], GpuTable], every_s: float) -> None:
-        self._look = look
-        self._every_s = every_s
-        self._over = threading.Event()
-
-    def run(self) -> None:
-        """Show it until the stop button of the notebook, or Ctrl-C, is pressed."""
-        try:
-            if in_notebook():
-                self._in_notebook()
-            elif has_cursor(sys.stdout):
-                self._on_terminal()
-            else:
-                print(repr(self._look()))
-        except KeyboardInterrupt:
-            return
-
-    def _tables(self) -> Iterator[GpuTable]:
-        while True:
-            self._over.wait(self._every_s)
-            yield self._look()
-
-    def _in_notebook(self) -> None:
-        # Drawn again in its place: without an id each look would add a table.
-        handle: Any = display(self._look(), display_id=True)
-        for table in self._tables():
-            handle.update(table)
-
-    def _on_terminal(self) -> None:
-        table = self._look()
-        drawn = self._draw(_lines_of(table))
-        try:
-            for table in self._tables():
-                drawn = self._draw(_lines_of(table), over=drawn)
-        finally:
-            whole = repr(table)
-            if whole != "\n".join(drawn):  # now lines may wrap, and leave the screen
-                print(f"\x1b[{len(drawn)}F\x1b[J{whole}", flush=True)
-
-    @staticmethod
-    def _draw(lines: list[str], over: Sequence[str] = ()) -> list[str]:
-        """Draw lines in the place of those before; returns which, as many as the screen has."""
-        room = height()
-        if len(lines) > room:
-            left_out = len(lines) - (room - 1)
-            lines = [*lines[: room - 1], f"... {left_out} more GPUs"][:room]
-        begin = f"\x1b[{len(over)}F\x1b[J" if over else ""  # to where it began, all below wiped
-        print(begin + "\n".join(lines), flush=True)
-        return lines
-
-
-def _lines_of(table: GpuTable) -> list[str]:
-    """A table in lines none of which wraps: it would take two."""
-    if not table:
-        return textwrap.wrap(table.none, width())
-    return [line[: width()] for line in repr(table).splitlines()]
 
 
 def gpu_table_text(table: GpuTable) -> str:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from gpupool.core.options.keywords import merged, with_keywords
-from gpupool.core.options.named_measures import name_of
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.environ import note_use
-from gpupool.notebook import last_run
 from gpupool.notebook.cells.line_view import LineView
 from gpupool.notebook.monitor.views import show_training
 from gpupool.pool.session import current_pool
@@ -95,10 +93,9 @@ def train(
 
     def show(run: TrainingRun) -> None:
         nonlocal prints
-        last_run.follow(run, name_of(run.loss))
         show_training(run, options.progress, waits=wait)
         if wait and not pool.options.inline:  # which prints itself
-            prints = LineView(list(run.outputs), show_values=False, fold_equal=True)
+            prints = LineView(list(run.outputs), show_values=False)
             run.add_output_listener(prints.on_output)
 
     run = TrainingRun(pool, model, dataset, loss, options, validation, show=show)

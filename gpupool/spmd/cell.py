@@ -13,6 +13,7 @@ from gpupool.core.wire.pickles import MemoryFile
 from gpupool.core.wire.requests import Stop
 from gpupool.core.wire.values import Bindings
 from gpupool.pool.calls.presses import ignore_for_a_moment
+from gpupool.pool.notices import OnNotice
 from gpupool.pool.result import OutputRecorder, RankOutput, SpmdResult
 from gpupool.pool.variables.composite import Composite
 from gpupool.spmd.capture.capture import CellNames, names_in_cell
@@ -21,7 +22,7 @@ from gpupool.spmd.loops import Loops
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
 
-VIEWS = ("auto", "ranks", "raw", "quiet")
+VIEWS = ("auto", "quiet")
 STOPPING = "The loop ends after its next report. Press stop again to interrupt it at once."
 STOPPING_BY_BUTTON = (
     "The loop ends after its next report. The stop button of the notebook interrupts it at once."
@@ -80,6 +81,7 @@ class SpmdRun:
     Without a `notebook` no variable travels, in either direction. Unless it `waits_for_gpu` it ends
     when its code does. While somebody waits for it,
     `stop_wish` being set ends a loop that heeds it, and does nothing to anything else.
+    `on_notice` hears of hangs and the like in the place of the view.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class SpmdRun:
         notebook: Notebook | None = None,
         stop_wish: threading.Event | None = None,
         waits_for_gpu: bool = True,
+        on_notice: OnNotice | None = None,
     ) -> None:
         self._pool, self._ranks = pool, tuple(ranks)
         self._stop_wish = stop_wish or threading.Event()
@@ -116,7 +119,7 @@ class SpmdRun:
             timeout_s=timeout_s,
             cell_number=cell_number,
             bindings=self._ship(source, ranks),
-            on_notice=view.notice,
+            on_notice=on_notice or view.notice,
             waits_for_gpu=waits_for_gpu,
         )
         # The ranks read these files when the cell's turn comes, which may be later.

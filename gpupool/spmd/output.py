@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import Any
@@ -171,18 +171,6 @@ def _is_one_form(row: Sequence[str]) -> bool:
     return len(forms) == 1 and any(map(str.isalpha, forms.pop()))
 
 
-def different_lines(text: str, reference: str) -> frozenset[int]:
-    """The numbers, from 0, of the lines of `text` that `reference` does not have there.
-
-    >>> sorted(different_lines("device cpu\\nrows 3", "device cpu\\nrows 2"))
-    [1]
-    """
-    ours, theirs = text.split("\n"), reference.split("\n")
-    matching = SequenceMatcher(None, theirs, ours, autojunk=False).get_matching_blocks()
-    same = {line for block in matching for line in range(block.b, block.b + block.size)}
-    return frozenset(range(len(ours))) - same
-
-
 def differences(text: str, reference: str) -> dict[int, list[tuple[int, int]]]:
     """Where `text` differs from `reference`: number of the line -> start and end of the words.
 
@@ -199,17 +187,6 @@ def differences(text: str, reference: str) -> dict[int, list[tuple[int, int]]]:
         ours_n: _different_words(ours[ours_n], theirs[theirs_n] if theirs_n is not None else "")
         for ours_n, theirs_n in found.items()
     }
-
-
-def tail(lines: Iterable[tuple[int, str]], num_lines: int) -> list[tuple[tuple[int, ...], str]]:
-    """The last lines in order of arrival, the same line from several ranks in a row as one."""
-    folded: list[tuple[tuple[int, ...], str]] = []
-    for rank, line in lines:
-        if folded and folded[-1][1] == line and rank not in folded[-1][0]:
-            folded[-1] = (*folded[-1][0], rank), line
-        else:
-            folded.append(((rank,), line))
-    return folded[-num_lines:]
 
 
 def _line_pairs(ours: Sequence[str], theirs: Sequence[str]) -> dict[int, int | None]:

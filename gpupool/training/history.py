@@ -27,7 +27,6 @@ from gpupool.core.wire.events import (
     WarningEvent,
 )
 from gpupool.training.read_totals import Reads, many
-from gpupool.training.timeline import Timeline
 
 OVER = ("finished", "stopped", "failed")
 _COMPLETE = ("epochs", "max_steps")  # what ends a training that has done all it was to do
@@ -81,11 +80,8 @@ class TrainingHistory:
 
     `warnings` are of divergence, checkpoints that failed and the like; `checkpoint` is the newest
     one, `resumed` from which it began. `restarts` has a sentence on each rank that was lost.
-    `ranks` has what each rank has reported last of how it fares, or has fared in the end;
-    `timeline` the same along the steps.
+    `ranks` has what each rank has reported last of how it fares, or has fared in the end.
     `options` are those that were not the usual ones, as they are written: {"optimizer": "'adam'"}.
-    `before` are the curves of the training before this one in the notebook, if they are to be seen:
-    plot -> (step, mean of some steps up to it, how many they are).
     """
 
     start: StartEvent | None = None
@@ -102,9 +98,7 @@ class TrainingHistory:
     resumed: ResumeEvent | None = None
     restarts: list[str] = field(default_factory=list)
     ranks: dict[int, RankEvent] = field(default_factory=dict)
-    timeline: Timeline = field(default_factory=Timeline)
     options: Mapping[str, str] = field(default_factory=dict)
-    before: Mapping[str, list[tuple[int, float, int]]] = field(default_factory=dict)
     # Kept up to date: views ask many times a second, over many thousand steps.
     _num_samples: int = field(default=0, init=False)
     _data_wait_s: float = field(default=0.0, init=False)
@@ -166,7 +160,6 @@ class TrainingHistory:
                 self.resumed = event
             case RankEvent():
                 self.ranks[event.rank] = event
-                self.timeline.add(event)
             case EndEvent():
                 self.end = event
                 self.status = "finished" if event.stopped_by in _COMPLETE else "stopped"

@@ -56,12 +56,9 @@ NAMES = ["pool_bar", *VIEWS]
 # Wide tables, and texts as they were written.
 MAY_SCROLL = {"gpus_busy", "confusion", "spmd_failed"}
 OUTPUTS = ".jp-Cell-outputArea"
-# Opens what is folded and shows all tabs; tells how high the notebook then is.
+# Opens what is folded; tells how high the notebook then is.
 UNFOLD = """outputs => {
-    const all = (selector) => [...document.querySelectorAll(`${outputs} ${selector}`)];
-    for (const details of all('details')) details.open = true;
-    const tabs = all('[role=group]').map(one => [...one.querySelectorAll(':scope > input')]);
-    for (const inputs of tabs) inputs.at(-1)?.click();  // "all"
+    for (const details of document.querySelectorAll(`${outputs} details`)) details.open = true;
     return document.querySelector('.jp-WindowedPanel-inner, .jp-Notebook').scrollHeight;
 }"""
 

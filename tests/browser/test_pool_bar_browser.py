@@ -6,9 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from tests.browser.looks import save_looks
 
@@ -157,20 +155,3 @@ def test_a_reload_brings_the_buttons_back_and_a_kernel_that_is_busy_or_gone_is_t
     over = bar_in(page, 0).inner_text()
     assert "The kernel of this notebook does not answer" in over
     assert "shuts down" not in over
-
-
-@pytest.mark.long
-def test_a_notebook_run_without_a_front_end_has_a_bar_and_no_buttons(
-    lab: Lab, browser: Browser
-) -> None:
-    name = lab.write("headless.ipynb", [START, "%gpupool stop", "1"])
-    notebook = nbformat.read(lab.path(name), as_version=4)  # type: ignore[no-untyped-call]
-    NotebookClient(notebook, store_widget_state=True).execute()
-    assert notebook.metadata.widgets  # from which a front end makes a model that nobody answers
-    nbformat.write(notebook, lab.path(name))  # type: ignore[no-untyped-call]
-    page = browser.open(lab, name)
-    assert bar_in(page, 0).locator(".gpb-state").inner_text() == "stopped"
-    page.run_cell(2)
-    page.wait_idle()  # by then a kernel that knew the bar would have answered
-    assert page.cell(0).locator("button.gpb-button").count() == 0
-    assert "does not answer" not in page.text(0)

@@ -48,6 +48,6 @@ def test_the_code_of_a_page_compiles_and_names_what_is_public(page: Path) -> Non
 
 
 def test_it_names_every_command() -> None:
-    # `status` is what %gpupool alone does; `auto` and `check` stand elsewhere
+    # `status` is what %gpupool alone does
     named = set(re.findall(r"\w+", README.split("## At a glance")[1].split("```")[1]))
-    assert set(COMMANDS) - named == {"status", "auto", "check"}
+    assert set(COMMANDS) - named == {"status"}

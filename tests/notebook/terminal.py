@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
-from gpupool.notebook.cells.terminal_view import SOON_S
+from gpupool.notebook.cells.lines import FOLD_WITHIN_S
 from tests.notebook.kernel import inherited, plain
 
 _SHELL = """
@@ -88,13 +88,13 @@ class Terminal:
         return Shown(plain(stdout), plain(stderr), success)
 
     def run_briefly(self, code: str) -> Shown:
-        """A cell that was over soon: what lasts is shown line by line, and how long it took.
+        """A cell that was over soon: so the same line of several ranks was one.
 
         On a busy machine it may take some tries until one is.
         """
         for _ in range(200):
             began = time.monotonic()
             shown = self.run(code)
-            if time.monotonic() - began < SOON_S:
+            if time.monotonic() - began < FOLD_WITHIN_S:
                 return shown
-        raise AssertionError(f"no cell was over within {SOON_S} s: {code}")
+        raise AssertionError(f"no cell was over within {FOLD_WITHIN_S} s: {code}")

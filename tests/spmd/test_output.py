@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 from gpupool.core.formatting import format_ranks
 from gpupool.spmd.output import (
     Group,
-    different_lines,
     fold,
     fold_displays,
     majority,
-    tail,
 )
 
 RANKS = st.integers(0, 40)
@@ -58,43 +56,12 @@ def test_only_runs_of_three_ranks_get_a_dash() -> None:
     assert not re.search(r"\d-\d", format_ranks([0, 1, 5, 6]))
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["a", "b"]))), st.integers(1, 5))
-def test_the_tail_is_the_end_of_what_each_rank_said(
-    lines: list[tuple[int, str]], num_lines: int
-) -> None:
-    shown = tail(lines, num_lines)
-    assert len(shown) <= num_lines
-    unfolded = [(rank, line) for ranks, line in shown for rank in ranks]
-    assert unfolded == lines[len(lines) - len(unfolded) :]
-    assert len(tail(lines, 10_000)) <= num_lines or len(shown) == num_lines
-
-
-def test_the_tail_joins_ranks_that_say_the_same_in_a_row() -> None:
-    lines = [(0, "a"), (1, "a"), (1, "a"), (0, "b")]
-    assert tail(lines, 9) == [((0, 1), "a"), ((1,), "a"), ((0,), "b")]
-
-
 def test_there_is_a_majority_only_where_one_group_is_the_largest() -> None:
     one, two, three = Group((0,), "a"), Group((1, 2), "b"), Group((3, 4), "c")
     assert majority([two, one]) is two
     assert majority([two, three]) is None
     assert majority([two]) is None  # nothing differs from it
     assert majority([]) is None
-
-
-@given(st.lists(st.sampled_from("abc"), min_size=1), st.lists(st.sampled_from("abc"), min_size=1))
-def test_lines_not_marked_as_different_are_in_the_reference_in_order(
-    ours: list[str], theirs: list[str]
-) -> None:
-    marked = different_lines("\n".join(ours), "\n".join(theirs))
-    rest = iter(theirs)
-    assert all(line in rest for number, line in enumerate(ours) if number not in marked)
-    assert bool(marked) or len(ours) <= len(theirs)
-
-
-def test_an_inserted_line_alone_differs() -> None:
-    assert different_lines("a\nnew\nb\nc", "a\nb\nc") == {1}
-    assert different_lines("same\ntext", "same\ntext") == set()
 
 
 BUNDLES = st.fixed_dictionaries(

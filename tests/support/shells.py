@@ -24,7 +24,7 @@ os.environ.clear()
 os.environ.update(os.first_environ)
 os.chdir(os.first_folder)
 """
-CLEAN = ["%load_ext gpupool", "%gpupool auto off\n%gpupool stop", UNLOAD, "%reset -f"]
+CLEAN = ["%load_ext gpupool", "%gpupool stop", UNLOAD, "%reset -f"]
 
 
 def variables(tmp: Path) -> dict[str, str]:

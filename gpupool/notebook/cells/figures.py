@@ -33,16 +33,17 @@ def is_embeddable(bundle: Bundle) -> bool:
     return known and not own
 
 
-def figures_html(figures: Mapping[int, Sequence[Bundle]], *, fold_equal: bool = True) -> list[str]:
+def figures_html(figures: Mapping[int, Sequence[Bundle]]) -> list[str]:
     """What the ranks have displayed: the first of each together, then the second of each, ...
 
-    Equal ones are there once; of those that differ, tabs show one at a time.
+    Equal ones are there once; of those that differ the first is open.
     """
     num_chars, blocks = 0, []
     for n in range(max(map(len, figures.values()), default=0)):
         nth = {rank: [bundles[n]] for rank, bundles in figures.items() if n < len(bundles)}
-        folded = fold_displays(nth) if fold_equal else _unfolded(nth)
-        panels = [(format_ranks(ranks), bundle_html(bundle)) for ranks, bundle in folded]
+        panels = [
+            (format_ranks(ranks), bundle_html(bundle)) for ranks, bundle in fold_displays(nth)
+        ]
         # Counted after folding: equal figures of all ranks are one.
         num_chars += sum(len(inner) for _, inner in panels)
         if num_chars > MAX_FIGURE_CHARS:
@@ -100,9 +101,8 @@ def _block(panels: Sequence[tuple[str, str]], num_ranks: int) -> str:
         each = "one per rank" if len(panels) == num_ranks else f"of {num_ranks} ranks"
         what = "figures" if all("<img" in html for _, html in panels) else "displayed"
         title = f"<b>{what}</b> {markup.muted(f'{len(panels)}, {each}')}"
-        inner = markup.tabs(panels, "rank")
+        inner = "".join(
+            markup.fold_out(f"<b>[{name}]</b>", html, is_open=n == 0)
+            for n, (name, html) in enumerate(panels)
+        )
     return markup.bar(markup.fold_out(title, inner, is_open=True), markup.GREY)
-
-
-def _unfolded(nth: Mapping[int, Sequence[Bundle]]) -> list[tuple[tuple[int, ...], Bundle]]:
-    return [((rank,), bundle) for rank, (bundle,) in nth.items()]

@@ -21,16 +21,6 @@ def heading(report: CellReport) -> str:
     return " · ".join(parts)
 
 
-def terminal_heading(report: CellReport) -> str:
-    """The same for a terminal: "%%spmd  8 ranks  ok  2.1 s (slowest: 5)"."""
-    counts = [text.removeprefix("✓ ").removeprefix("✗ ") for text, _ in _counts(report)]
-    went = "ok" if report.error is None else ", ".join(counts)
-    took = shown_time(report.elapsed_s)
-    extremes = _extremes(report)
-    slowest = f" (slowest: {extremes[0]})" if extremes else ""
-    return f"%%spmd  {_count(len(report.outputs))}  {went}  {took}{slowest}"
-
-
 def heading_html(report: CellReport) -> str:
     """The same with the counts as badges."""
     badges = [markup.badge(text, colour) for text, colour in _counts(report)]

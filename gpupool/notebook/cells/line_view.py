@@ -1,4 +1,4 @@
-"""Lines of the ranks as they come: for logs, for what trainings print, and `--view raw`. Client."""
+"""Lines of the ranks as they come: for terminals, logs, and what trainings print. Client."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpupool.core.formatting import format_ranks
 from gpupool.core.terminal import DrawnLine, cleared, has_cursor, shows_colours
 from gpupool.core.wire.output import OutputKind
-from gpupool.notebook.cells.figures import is_rich
 from gpupool.notebook.cells.lines import Lines, Merger, fold_bars
 from gpupool.notebook.cells.shown import Part, mark_shown
 from gpupool.notebook.monitor.loop_views import LoopViews
@@ -24,31 +23,23 @@ MAX_QUEUED_LINES = 200_000  # that nobody has waited for yet
 
 
 class LineView:
-    """Lines as they come, with their ranks: for terminals, logs and `--view raw`.
-
-    Args:
-        show_figure: draws figures; without it their text is shown.
-        fold_equal: a line that several ranks say at about the same time is shown once.
-    """
+    """Lines as they come, with their ranks; one that several say at about the same time once."""
 
     def __init__(
         self,
         ranks: Sequence[int],
         show_values: bool = True,
-        show_figure: Callable[[Sequence[int], Mapping[str, Any]], None] | None = None,
         *,
-        fold_equal: bool = False,
         part: Part = "everything",
         stop_wish: threading.Event | None = None,
     ) -> None:
         self._part: Part = part
         self._show_values = show_values
-        self._show_figure = show_figure
         self._lines = Lines()
         self._loops = LoopViews(stop_wish=stop_wish)
         # A deque needs no lock: a background thread appends, the waiting thread takes.
-        self._queue: deque[tuple[int, str | dict[str, Any]]] = deque(maxlen=MAX_QUEUED_LINES)
-        self._merger = Merger(ranks) if fold_equal else None
+        self._queue: deque[tuple[int, str]] = deque(maxlen=MAX_QUEUED_LINES)
+        self._merger = Merger(ranks)
         self._report: CellReport | None = None
         self._bar = DrawnLine(sys.stdout)
         self._notices: deque[str | None] = deque()
@@ -87,32 +78,19 @@ class LineView:
         mark_shown(report.result, self._part)
 
     def _add_display(self, rank: int, kind: str, content: Mapping[str, Any]) -> None:
-        draws = self._draws(content)
-        if kind == OutputKind.RESULT and not (self._show_values or draws):
+        if kind == OutputKind.RESULT and not self._show_values:
             return
         self._queue.extend((rank, line) for line in self._lines.rest(rank))
-        if draws:
-            self._queue.append((rank, dict(content)))
-        else:
-            text = str(content["data"].get("text/plain", ""))
-            self._queue.extend((rank, line) for line in text.split("\n"))
-
-    def _draws(self, content: Mapping[str, Any]) -> bool:
-        return self._show_figure is not None and is_rich(content)
+        text = str(content["data"].get("text/plain", ""))
+        self._queue.extend((rank, line) for line in text.split("\n"))
 
     def _write(self, *, at_end: bool) -> None:
         now = time.monotonic()
         while self._queue:
-            rank, piece = self._queue.popleft()
-            if not isinstance(piece, str):
-                # A figure keeps its place: lines that still wait for other ranks come first.
-                self._write_merged(now, at_end=True)
-                self._draw(rank, piece)
-            elif self._merger is not None:
-                self._merger.add(rank, piece, now)
-            else:
-                _write_line(f"[{rank}] {piece}")
-        self._write_merged(now, at_end=at_end)
+            self._merger.add(*self._queue.popleft(), now)
+        # A notice comes below what was said before it.
+        for ranks, line in self._merger.due(now, at_end=at_end or bool(self._notices)):
+            _write_line(f"[{format_ranks(ranks)}] {line}")
         while self._notices and not at_end:
             sys.stdout.flush()
             self._write_notice(self._notices.popleft())
@@ -124,23 +102,11 @@ class LineView:
             self._bar.close()
         sys.stdout.flush()
 
-    def _write_merged(self, now: float, *, at_end: bool) -> None:
-        for ranks, line in self._merger.due(now, at_end=at_end) if self._merger else ():
-            _write_line(f"[{format_ranks(ranks)}] {line}")
-
     def _write_late(self) -> None:
         while self._queue:
-            rank, piece = self._queue.popleft()
-            if isinstance(piece, str):
-                _write_line(f"[{rank}, late] {piece}")
-            else:
-                self._draw(rank, piece)
+            rank, line = self._queue.popleft()
+            _write_line(f"[{rank}, late] {line}")
         sys.stdout.flush()
-
-    def _draw(self, rank: int, figure: dict[str, Any]) -> None:
-        sys.stdout.flush()
-        assert self._show_figure is not None
-        self._show_figure((rank,), figure)
 
 
 def _write_line(line: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from gpupool.core.formatting import format_ranks
@@ -67,6 +67,7 @@ class Merger:
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self._waiting: dict[int, deque[tuple[float, str]]] = {rank: deque() for rank in ranks}
+        self._num_shown = Counter[int]()
 
     def add(self, rank: int, line: str, now: float) -> None:
         """Add a line; `now` in seconds."""
@@ -80,13 +81,15 @@ class Merger:
             if not heads:
                 return shown
             # Only the first line of each rank is looked at, so the order within a rank stays.
-            first = min(heads, key=lambda rank: (heads[rank][0], rank))
+            # Of lines that came at one time the first of each rank, then the second, ...
+            first = min(heads, key=lambda rank: (heads[rank][0], self._num_shown[rank], rank))
             since, line = heads[first]
             same = tuple(rank for rank, head in heads.items() if head[1] == line)
             all_there = len(same) == len(self._waiting)
             if not (all_there or at_end or now - since >= FOLD_WITHIN_S):
                 return shown
             shown.append((tuple(sorted(same)), line))
+            self._num_shown.update(same)
             for rank in same:
                 self._waiting[rank].popleft()
 

@@ -36,7 +36,6 @@ class Look:
     one, so what cannot stand inside it (a widget) is there as its text.
     """
 
-    fold_equal: bool = True
     show_values: bool = True
     show_texts: bool = True
     name: str = ""
@@ -46,32 +45,27 @@ class Look:
 def report_html(report: CellReport, look: Look) -> str:
     """A finished cell: how it went, errors, and what the ranks have shown, in its order."""
     blocks = list[str]()
-    figures = figures_html(_figures(report, look), fold_equal=look.fold_equal)
+    figures = figures_html(_figures(report, look))
     for texts, figure in zip_longest(_texts(report, look, is_html=True), figures):
-        blocks += groups_html(_fold(texts, look), look) if texts else []
+        blocks += groups_html(fold_alike(texts), look) if texts else []
         blocks += [figure] if figure else []
-    values = groups_html(_fold(_values(report, look), look), look, _label(report))
+    values = groups_html(fold_alike(_values(report, look)), look, _label(report))
     return markup.card(heading_html(report), *errors_html(report.error), *blocks, *values)
 
 
 def report_text(report: CellReport, look: Look) -> str:
     """The same as text, errors last: they are what a reader of a log looks for."""
-    errors = "\n".join(report.error.details()) if report.error else ""
-    parts = [said_text(report, look), ansi.plain(errors).strip("\n")]
-    return "\n".join(part for part in parts if part) or heading(report)
-
-
-def said_text(report: CellReport, look: Look) -> str:
-    """What the ranks have said, without their errors; "" if that is nothing."""
     parts = list[str]()
     figures = _nth(_figures(report, look))
     for texts, figure in zip_longest(_texts(report, look), figures):
-        parts += [groups_text(_fold(texts or {}, look), look), figures_text(figure or {})]
-    values = _fold(_values(report, look), look)
+        parts += [groups_text(fold_alike(texts or {}), look), figures_text(figure or {})]
+    values = fold_alike(_values(report, look))
     # Below other lines it would be taken for one of them.
     is_label_needed = any(parts) and sum(bool(group.text) for group in values) > 1
     parts += [_label(report) if is_label_needed else "", groups_text(values, look)]
-    return "\n".join(part for part in parts if part)
+    errors = "\n".join(report.error.details()) if report.error else ""
+    parts.append(ansi.plain(errors).strip("\n"))
+    return "\n".join(part for part in parts if part) or heading(report)
 
 
 def has_something(report: CellReport, look: Look) -> bool:
@@ -114,7 +108,7 @@ def groups_text(groups: Sequence[Group], look: Look | None = None) -> str:
     if not said:
         return ""
     most = majority(groups)
-    by_line = _by_line(said, most, look)
+    by_line = _by_line(said, most)
     said = by_line or said
     marks = [f"[{format_ranks(group.ranks)}] " for group in said]
     # A long list of ranks would push all texts to the right, so nothing is aligned then.
@@ -146,7 +140,7 @@ def groups_html(groups: Sequence[Group], look: Look, what: str = "") -> list[str
     said = [group for group in groups if group.text]
     most = majority(groups)
     if len(said) > 1:
-        lines = _by_line(said, most, look)
+        lines = _by_line(said, most)
         if lines is None and not any("\n" in group.text for group in said):
             lines = said
         if lines is not None:
@@ -158,11 +152,10 @@ def groups_html(groups: Sequence[Group], look: Look, what: str = "") -> list[str
 # ---- inside ----------------------------------------------------------------------------------
 
 
-def _by_line(said: Sequence[Group], most: Group | None, look: Look | None) -> list[Group] | None:
+def _by_line(said: Sequence[Group], most: Group | None) -> list[Group] | None:
     """The lines of ranks none of which is the odd one out, if they go together line by line."""
-    is_wanted = most is None and (look is None or look.fold_equal)
     is_short = sum(len(group.text) for group in said) <= MAX_BY_LINE_CHARS
-    return fold_lines(said) if is_wanted and is_short else None
+    return fold_lines(said) if most is None and is_short else None
 
 
 def _rows(groups: Sequence[Group], most: Group | None, look: Look) -> str:
@@ -268,12 +261,6 @@ def _line(line: str, spans: Mapping[int, list[tuple[int, int]]], number: int) ->
 
 def _can_differ(group: Group, most: Group | None) -> bool:
     return most is not None and bool(most.text) and group is not most
-
-
-def _fold(texts: Mapping[int, str], look: Look) -> list[Group]:
-    if look.fold_equal:
-        return fold_alike(texts)
-    return [Group((rank,), text) for rank, text in texts.items()]
 
 
 def _texts(report: CellReport, look: Look, *, is_html: bool = False) -> list[dict[int, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import tokenize
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from IPython.core.displayhook import DisplayHook
@@ -13,11 +13,9 @@ from IPython.display import display
 
 from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.cells.line_view import LineView
-from gpupool.notebook.cells.live import LiveView, named
-from gpupool.notebook.cells.notices import UnwaitedView
+from gpupool.notebook.cells.live import LiveView
 from gpupool.notebook.cells.picture import Look, result_html, result_text, values_text
 from gpupool.notebook.cells.shown import Part, mark_shown, part_shown
-from gpupool.notebook.cells.terminal_view import TerminalView
 from gpupool.notebook.monitor.loop_views import LoopViews
 from gpupool.notebook.page.front_end import in_notebook
 from gpupool.pool.notices import NoticeLines
@@ -33,7 +31,6 @@ def make_view(
     inline: bool = False,
     is_value: bool = False,
     result_name: str = "",
-    unwaited: str = "",
     stop_wish: threading.Event | None = None,
 ) -> View:
     """The view for `--view`: in a notebook a live tail and groups at the end, else lines.
@@ -44,34 +41,17 @@ def make_view(
         is_value: the result is a value that the user's code may use or let IPython show, so the
             view shows what the ranks print, and not the values.
         result_name: how the user can ask for the result: "_", or a name.
-        unwaited: names the cell, if nobody waits for it at first.
         stop_wish: what a press of a loop's Stop button sets.
     """
-    if unwaited:
-        view = make_view(
-            name,
-            ranks,
-            show_values,
-            inline=inline,
-            is_value=is_value,
-            result_name=result_name,
-            stop_wish=stop_wish,
-        )
-        return UnwaitedView(view, unwaited)
-    draws = in_notebook()
     part: Part = "texts" if is_value else "everything"
     if name == "quiet":
         return QuietView("everything")
     if inline:
         return InlineView(part, show_values and not is_value, stop_wish)
     shows = show_values and not is_value
-    if name == "auto" and not draws and not is_value:
-        return TerminalView(ranks, shows, result_name=result_name, part=part, stop_wish=stop_wish)
-    if name == "raw" or not draws:
-        figure = show_figure if draws else None
-        fold = name == "auto"
-        return LineView(ranks, shows, figure, fold_equal=fold, part=part, stop_wish=stop_wish)
-    return LiveView(Look(name == "auto", shows, name=result_name), part, stop_wish)
+    if not in_notebook():
+        return LineView(ranks, shows, part=part, stop_wish=stop_wish)
+    return LiveView(Look(show_values=shows, name=result_name), part, stop_wish)
 
 
 def ends_quietly(cell: str) -> bool:
@@ -80,12 +60,6 @@ def ends_quietly(cell: str) -> bool:
         return bool(DisplayHook.semicolon_at_end_of_expression(cell))
     except (SyntaxError, tokenize.TokenError):  # a magic's line, or the ranks will say what it is
         return False
-
-
-def show_figure(ranks: Sequence[int], bundle: Mapping[str, Any]) -> None:
-    """Display what ranks have displayed, their names above it."""
-    display(named(tuple(ranks)), raw=True)
-    display(bundle["data"], metadata=bundle.get("metadata", {}), raw=True)
 
 
 class QuietView:

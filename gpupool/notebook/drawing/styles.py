@@ -43,10 +43,6 @@ def entry(label: str, lines: Sequence[Style], *, is_ring: bool = False) -> Style
     return {**lines[0], "label": label, "colors": [one["color"] for one in lines], "ring": is_ring}
 
 
-# The training before this one: pale, whatever the colour of the plot.
-BEFORE = line("before", "text", width=2, alpha=0.3)
-
-
 def training_plot(name: str, title: str, unit: str, *, has_steps: bool) -> Style:
     """A plot of a training: each step, smoothed, and validations; or these alone, of a metric."""
     lines = [

@@ -22,9 +22,6 @@ from gpupool.core.options.pool_options import (
 from gpupool.notebook.magics.parser import MagicParser
 from gpupool.spmd.cell import VIEWS
 
-WATCH_EVERY_S = 1.0
-
-
 SUMMARIES: Mapping[str, str] = {
     "status": "Show what runs: state, ranks, devices, process ids; in a notebook with buttons.",
     "start": "Start the pool: one rank per GPU, or 2 CPU ranks on a machine without.",
@@ -33,11 +30,9 @@ SUMMARIES: Mapping[str, str] = {
     "sync": "Copy variables of one rank to the others.",
     "interrupt": "Interrupt the busy ranks; a training stops and keeps its network.",
     "gpus": "List the GPUs of this machine and who uses them.",
-    "auto": "Run every following cell on the ranks, as if it began with %%spmd.",
     "env": "Copy environment variables and AWS logins to the ranks.",
     "log": "Show the end of a rank's log.",
     "debug": "Open the debugger on a rank's last error.",
-    "check": "Check whether gpupool keeps its promises on this machine.",
     "help": "Show this overview, or explain one command.",
 }
 """The commands of %gpupool, in the order of the overview."""
@@ -166,22 +161,6 @@ def env_parser() -> MagicParser:
     return parser
 
 
-def gpus_parser() -> MagicParser:
-    """%gpupool gpus"""
-    parser = _parser("gpus")
-    parser.add_argument(
-        "--watch",
-        dest="every_s",
-        nargs="?",
-        const=WATCH_EVERY_S,
-        default=None,
-        type=seconds_argument,
-        metavar="SECONDS",
-        help="live, every second or so many seconds, until you press the stop button",
-    )
-    return parser
-
-
 def log_parser() -> MagicParser:
     """%gpupool log"""
     parser = _parser("log", "It has what a rank printed outside of cells.")
@@ -204,19 +183,6 @@ def debug_parser() -> MagicParser:
         metavar="RANK",
         help="the rank that failed first, unless given",
     )
-    return parser
-
-
-def check_parser() -> MagicParser:
-    """%gpupool check"""
-    from gpupool.check import command  # `%load_ext gpupool` does not wait for it
-
-    parser = _parser(
-        "check",
-        "Prints a line for each promise, in two to four minutes. No pool may run here meanwhile, "
-        "and nobody else should use these GPUs.",
-    )
-    command.add_options(parser)
     return parser
 
 
@@ -260,42 +226,6 @@ def sync_parser() -> MagicParser:
     return parser
 
 
-def auto_parser() -> MagicParser:
-    """%gpupool auto"""
-    parser = _parser(
-        "auto",
-        "A cell stays in the notebook if its first line is %%local, if a line of it begins with "
-        "%gpupool or %spmd, or if it is about the notebook (%load_ext, %history).",
-    )
-    parser.add_argument(
-        "state",
-        nargs="?",
-        type=_word_of(("on", "off")),
-        choices=("on", "off"),
-        default=None,
-        help="without a word: show which it is",
-    )
-    parser.add_argument(
-        "-t", "--targets", dest="ranks", default=None, metavar="RANKS", help=f"where: {_RANKS}"
-    )
-    parser.add_argument(
-        "--view",
-        type=_word_of(VIEWS),
-        choices=VIEWS,
-        default=None,
-        help="how output is shown: see `%%%%spmd?`",
-    )
-    parser.add_argument(
-        "--timeout",
-        dest="timeout_s",
-        type=seconds_argument,
-        default=None,
-        metavar="SECONDS",
-        help="interrupt each cell after so many seconds",
-    )
-    return parser
-
-
 def help_parser() -> MagicParser:
     """%gpupool help"""
     parser = _parser("help")
@@ -309,25 +239,6 @@ def help_parser() -> MagicParser:
         help="a command, or spmd",
     )
     return parser
-
-
-def auto_options(line: str) -> argparse.Namespace:
-    """What stands after `%gpupool auto`; `options` is what to write after %%spmd.
-
-    Raises:
-        OptionsError: options without "on".
-    """
-    chosen = auto_parser().parse_line(line)
-    timeout = None if chosen.timeout_s is None else f"{chosen.timeout_s:g}"
-    named = {"-t": chosen.ranks, "--view": chosen.view, "--timeout": timeout}
-    given = [f"{name} {value}" for name, value in named.items() if value is not None]
-    if given and chosen.state != "on":
-        name = given[0].split()[0]
-        raise OptionsError(
-            f"%gpupool auto: {name} belongs to `%gpupool auto on`.", "no effect", name
-        )
-    chosen.options = " ".join(given)
-    return chosen
 
 
 def _parser(command: str, more: str = "") -> MagicParser:
@@ -349,8 +260,6 @@ def spmd_parser() -> MagicParser:
     parser.add_argument("--nowait", action="store_true", default=False)
     parser.add_argument("--isolate", action="store_true", default=False)
     parser.add_argument("--no-sync", action="store_true", default=False)
-    # put there by `%gpupool auto on`, never by a user
-    parser.add_argument("--auto", action="store_true", default=False, help=argparse.SUPPRESS)
     return parser
 
 
@@ -359,12 +268,9 @@ COMMANDS: Mapping[str, Callable[[], MagicParser]] = {
     "start": start_parser,
     "restart": restart_parser,
     "sync": sync_parser,
-    "gpus": gpus_parser,
-    "auto": auto_parser,
     "env": env_parser,
     "log": log_parser,
     "debug": debug_parser,
-    "check": check_parser,
     "help": help_parser,
 }
 """The commands of %gpupool and what may follow each."""

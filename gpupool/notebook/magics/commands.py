@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,7 @@ from IPython.display import display
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.options.pool_options import suggest
-from gpupool.notebook.magics import arguments, auto, checking, debug, typed_secrets
+from gpupool.notebook.magics import arguments, debug, typed_secrets
 from gpupool.notebook.page.front_end import in_notebook
 from gpupool.notebook.pool import pool_bar, tables
 from gpupool.pool import session
@@ -28,7 +27,6 @@ _HELP = {"-h", "--help"}
 _AFTER = {  # what an interrupted command has left
     "start": " Nothing was left running.",
     "restart": " It continues in the background.",
-    "check": " Nothing was left running.",
 }
 _NOT_RESTARTED = "The restart was not completed."
 
@@ -54,12 +52,10 @@ class Commands:
             "restart": self._restart,
             "sync": self._sync,
             "interrupt": self._interrupt,
-            "auto": self._auto,
             "gpus": self._gpus,
             "env": self._env,
             "log": self._log,
             "debug": self._debug,
-            "check": self._check,
             "help": self._help,
         }
 
@@ -104,8 +100,6 @@ class Commands:
             pool_bar.show(pool)
         else:
             display(pool.status())
-        if auto.of(self.shell).is_on:
-            print(auto.of(self.shell).describe())
 
     def _start(self, rest: str) -> None:
         options = vars(arguments.start_parser().parse_line(rest))
@@ -119,8 +113,6 @@ class Commands:
         with ignored():
             print("Pool stopped." if session.stop() else "No pool was running.")
         ignore_for_a_moment()  # a press that comes as it ends would say that it was interrupted
-        if auto.of(self.shell).turn_off():
-            print("auto is off: cells run in the notebook again.")
 
     def _restart(self, rest: str) -> None:
         ranks = arguments.COMMANDS["restart"]().parse_line(rest).ranks
@@ -153,21 +145,9 @@ class Commands:
         is_any = session.current_pool().interrupt()
         print("Interrupted the busy ranks." if is_any else "No rank is busy.")
 
-    def _auto(self, rest: str) -> None:
-        turns_on = arguments.auto_options(rest).state == "on"
-        pool = (session.find() or tables.start_unasked()) if turns_on else None
-        print(auto.command(self.shell, rest, pool))
-
     def _gpus(self, rest: str) -> object:
-        chosen = arguments.gpus_parser().parse_line(rest)
-        table = gpus()
-        if chosen.every_s is None or not table:  # without a GPU there is nothing to watch
-            return table
-        from gpupool.notebook import gpu_view
-
-        gpu_view.Watch(gpus, chosen.every_s).run()
-        ignore_for_a_moment()  # a second press of the button that has ended it
-        return None
+        arguments.COMMANDS["gpus"]().parse_line(rest)
+        return gpus()
 
     def _env(self, rest: str) -> None:
         chosen = arguments.env_parser().parse_line(rest)
@@ -199,10 +179,6 @@ class Commands:
     def _debug(self, rest: str) -> None:
         rank = arguments.COMMANDS["debug"]().parse_line(rest).rank
         debug.post_mortem(session.current_pool(), rank)
-
-    def _check(self, rest: str) -> None:
-        arguments.COMMANDS["check"]().parse_line(rest)
-        checking.run(shlex.split(rest))
 
     def _help(self, rest: str) -> None:
         command = arguments.COMMANDS["help"]().parse_line(rest).command

@@ -12,7 +12,6 @@ from gpupool.core.machine.gpus import visible_gpus
 from gpupool.core.options.pool_options import PROFILES
 from gpupool.core.wire.pickles import namespace
 from gpupool.notebook.magics.arguments import COMMANDS, spmd_parser
-from gpupool.notebook.magics.code_completion import match_rank_names, match_values
 from gpupool.notebook.magics.parser import MagicParser
 from gpupool.pool import session
 from gpupool.pool.variables.composite import Composite
@@ -29,8 +28,8 @@ def complete(line: str, words: Words) -> list[str]:
 
     >>> complete("%gpupool st", {})
     ['status', 'start', 'stop']
-    >>> complete("%%spmd --view r", {})
-    ['ranks', 'raw']
+    >>> complete("%%spmd --view ", {})
+    ['auto', 'quiet']
     """
     magic, *typed = line.split(" ")
     before = [word for word in typed[:-1] if word]
@@ -50,22 +49,14 @@ def complete(line: str, words: Words) -> list[str]:
 def register(shell: Any) -> None:
     """Have the shell ask us too."""
     unregister(shell)
-    values = context_matcher(identifier=f"{_IDENTIFIER}.values")
-    names = context_matcher(identifier=f"{_IDENTIFIER}.names")
-    shell.Completer.custom_matchers += [
-        _match,
-        values(lambda context: match_values(context, shell)),
-        names(lambda context: match_rank_names(context, shell)),
-    ]
+    shell.Completer.custom_matchers.append(_match)
 
 
 def unregister(shell: Any) -> None:
     """Have it ask no more."""
     matchers = shell.Completer.custom_matchers
     matchers[:] = [
-        match
-        for match in matchers
-        if not str(getattr(match, "matcher_identifier", "")).startswith(_IDENTIFIER)
+        match for match in matchers if getattr(match, "matcher_identifier", "") != _IDENTIFIER
     ]
 
 
@@ -85,12 +76,6 @@ def _environment() -> list[str]:
     return sorted(os.environ)
 
 
-def _checks() -> list[str]:
-    from gpupool.check.command import CHECKS
-
-    return [check.name for check in CHECKS]
-
-
 def _composites() -> list[str]:
     named = list(namespace().items())
     return sorted(name for name, value in named if isinstance(value, Composite))
@@ -103,7 +88,6 @@ def _ranks() -> list[str]:
 
 _WORDS: Words = {
     "profile": lambda: PROFILES,
-    "only": _checks,
     "env": _environment,
     "names": _environment,
     "variables": _composites,

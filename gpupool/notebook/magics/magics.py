@@ -13,15 +13,16 @@ from IPython.core.magic import Magics, cell_magic, line_magic, magics_class, no_
 from gpupool.core.errors import OptionsError
 from gpupool.notebook import formatters
 from gpupool.notebook.cells import views
-from gpupool.notebook.magics import arguments, auto, background, completion
+from gpupool.notebook.magics import arguments, background, completion
 from gpupool.notebook.magics.commands import Commands, Interrupted
 from gpupool.notebook.pool import tables
 from gpupool.pool import session
 from gpupool.pool.calls.presses import ignore_for_a_moment
+from gpupool.pool.notices import NoticeLines
 from gpupool.pool.result import SpmdResult
 from gpupool.spmd.cell import Notebook, SpmdRun, in_its_place, on_its_line
 
-_NAMES = ("gpupool", "spmd", "local")
+_NAMES = ("gpupool", "spmd")
 
 
 @magics_class
@@ -45,15 +46,13 @@ class GpupoolMagics(Magics):
     def spmd_cell(self, line: str, cell: str) -> SpmdRun | None:
         """Run the cell on every rank; the process group of torch.distributed is ready.
 
-        %%spmd [-t RANKS] [-o NAME] [--view auto|ranks|raw|quiet] [--timeout SECONDS] [--nowait]
+        %%spmd [-t RANKS] [-o NAME] [--view auto|quiet] [--timeout SECONDS] [--nowait]
                [--isolate] [--no-sync]
 
             -t, --targets RANKS  where: all (the default), 0, 0,2, 0:4, ::2 or -1
             -o, --out NAME       bind the result: NAME[rank] is the value of the last expression,
                                  NAME.text(rank) what was printed
             --view auto          the end of the output while it runs, then equal ranks as one
-                   ranks         the same with a block for each rank
-                   raw           every line as it comes
                    quiet         nothing
             --timeout SECONDS    interrupt the ranks after that long
             --nowait             do not wait: the cell's value, or NAME, is a handle with
@@ -70,17 +69,7 @@ class GpupoolMagics(Magics):
         """
         __tracebackhide__ = True  # of an error that the user's code has chained to its own
         chosen = arguments.spmd_parser().parse_line(line)
-        mode = auto.of(self.shell)
-        if chosen.auto:
-            mode.require_pool()
-            if chosen.view != "quiet":
-                mode.show_sign()
         return self._cell(chosen, in_its_place(cell, self.shell))
-
-    @cell_magic("local")  # type: ignore[arg-type]
-    def local_cell(self, line: str, cell: str) -> None:
-        """Run the cell in the notebook, also while `%gpupool auto` is on."""
-        self.shell.run_cell(cell).raise_error()  # a cell that is sent comes not here: see auto.py
 
     def _cell(self, chosen: argparse.Namespace, cell: str) -> SpmdRun | None:
         __tracebackhide__ = True
@@ -158,7 +147,6 @@ class GpupoolMagics(Magics):
             inline=pool.options.inline,
             is_value=is_value,
             result_name=result_name,
-            unwaited=f"cell In[{number}] (--nowait)" if unwaited else "",
             stop_wish=stop_wish,
         )
         run = SpmdRun(
@@ -171,6 +159,7 @@ class GpupoolMagics(Magics):
             cell_number=number,
             stop_wish=stop_wish,
             waits_for_gpu=waits_for_gpu,
+            on_notice=NoticeLines(f"cell In[{number}] (--nowait)") if unwaited else None,
         )
         self._report_covered(run.covered)
         return run
@@ -202,14 +191,12 @@ def register(shell: Any) -> None:
     formatters.register(shell)
     views.register_formatters(shell)
     completion.register(shell)
-    auto.register(shell)
     background.register(shell)
 
 
 def unregister(shell: Any) -> None:
     """Take the magics and their completion away again; pictures of our objects stay."""
     completion.unregister(shell)
-    auto.unregister(shell)
     background.unregister(shell)
     for name in _NAMES:
         for kind in ("line", "cell"):

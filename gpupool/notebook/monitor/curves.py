@@ -142,7 +142,6 @@ class _Plot:
         self.measure, self._max_points = measure, max_points
         names = ("raw", "validation") if measure.has_steps else ("validation",)
         self._curves = {name: Curve(max_points) for name in names}
-        self._before = Curve(max_points)  # of the training before, as far as it is drawn
         self._axis = FittedAxis(measure.whole, from_zero=measure.has_steps)
         # Kept until a point comes: of a dozen metrics that is once a validation.
         self._shown_axis: Axis | None = None
@@ -180,16 +179,8 @@ class _Plot:
     def y_axis(self, *, exact: bool) -> Axis:
         """The axis of the values."""
         if self._shown_axis is None or exact:
-            lines = [*self._curves.values(), self._before]
-            self._shown_axis = self._axis.of(lines, exact=exact)
+            self._shown_axis = self._axis.of(list(self._curves.values()), exact=exact)
         return self._shown_axis
-
-    def compare_with(self, before: list[Mean]) -> None:
-        """Have the axis hold these too: they are of the training before, and drawn behind."""
-        if len(before) != self._before.count:
-            self._before, self._shown_axis = Curve(self._max_points), None
-            for step, mean, _ in before:
-                self._before.add(step, mean)
 
     def has_points(self) -> bool:
         """Whether there is something to draw."""
@@ -273,9 +264,6 @@ class Curves:
         """Ends and labelled ticks of each axis, the epochs as bands, and the best of each plot."""
         per_epoch = history.start.steps_per_epoch if history.start else 0
         end = fitted_end(self._last_step, history.num_steps, is_over=history.is_over)
-        for name, means in history.before.items():
-            if name in self._plots:
-                self._plots[name].compare_with([mean for mean in means if mean[0] <= end])
         return {
             "steps": step_axis(end, history.num_steps, per_epoch),
             "y": {name: plot.y_axis(exact=history.is_over) for name, plot in self._plots.items()},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 import time
 from collections import deque
 
@@ -189,7 +188,6 @@ class LoopState(MonitorState):
             "stop_label": "Stop" if history.can_stop else "",
             "lost": f"{event.title}: {history.lost().status}",
             "hint": _HINT if history.can_stop else "",
-            "file_name": re.sub(r"[^\w.-]+", "_", f"{event.title} step {history.step}"),
             "ranks": [],
             "rank_title": "",
             "rank_summary": "",

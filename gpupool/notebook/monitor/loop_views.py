@@ -105,12 +105,12 @@ class LoopViews:
         return self._histories[event.number]
 
     def _draw(self, number: int, now: float) -> None:
-        from gpupool.notebook.monitor.views import live_view
+        from gpupool.notebook.monitor.views import WidgetView
 
         self._drawn_at[number] = now
         self._undrawn.discard(number)
         history = self._histories[number]
         if number not in self._views:
             wish = self._stop_wish or threading.Event()
-            self._views[number] = live_view(history, wish.set, Place(self._beside), every_s=0.0)
+            self._views[number] = WidgetView(wish.set, history, Place(self._beside))
         self._views[number](history)

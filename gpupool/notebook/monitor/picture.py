@@ -15,7 +15,7 @@ from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from gpupool.core.formatting import NONE
+from gpupool.core.formatting import NONE, clock_time
 from gpupool.notebook.drawing import svg
 from gpupool.notebook.monitor import words
 from gpupool.notebook.monitor.curves import Lines
@@ -26,7 +26,6 @@ from gpupool.notebook.monitor.widget_state import (
     MonitorState,
     TrainingState,
     View,
-    file_name,
 )
 from gpupool.notebook.page import markup
 from gpupool.training.history import TrainingHistory
@@ -39,14 +38,14 @@ History = TrainingHistory | LoopHistory
 MAX_POINTS = 200  # of a curve in the image, which is some 600 pixels wide
 MAX_STATE_POINTS = 400  # of one beside it, for those who zoom
 # for the script
-STATE = ("headline", "file_name", "clock", "plots", "legend", "axes", "latest", "timeline")
+STATE = ("clock", "plots", "legend", "axes", "latest")
 
 
 def history_html(history: History) -> str:
-    """Plots, tables and the strip of ranks as one self-contained piece of HTML.
+    """Plots, tables and the table of ranks as one self-contained piece of HTML.
 
     Its size is bounded, however long the training is. The plots of one that is over answer the
-    pointer, and can be saved as a file from there.
+    pointer.
     """
     state = state_of(history)
     view, is_over = state.view, history.is_over
@@ -149,7 +148,7 @@ def _short(value: float) -> float:
 def plots_script(*styles: str) -> str:
     """These style sheets, and what puts plots that answer in the place of a page's images."""
     # Within a function: nothing is seen from outside, and a page may have it several times.
-    names = "plots.js", "timeline.js", "axes.js", "explore.js", "stills.js"
+    names = "plots.js", "axes.js", "explore.js", "stills.js"
     code = markup.compact_script(markup.static_text(*names))
     # Only plots that the script makes need their style, and in it that takes half the room.
     style = json.dumps(markup.compact_style(markup.static_text("plots.css")))
@@ -174,8 +173,7 @@ def _header(view: View) -> str:
         bar = f'<progress max="1" {share} aria-label="Share of the training done"></progress>'
     return (
         f'<div class="gpm-header"><b class="gpm-status">{escape(view["headline"])}</b> {bar}'
-        f' <span class="gpm-remaining">{escape(view["remaining"])}</span>'
-        '<span class="gpm-buttons"></span></div>'
+        f' <span class="gpm-remaining">{escape(view["remaining"])}</span></div>'
     )
 
 
@@ -208,13 +206,14 @@ def _whole(label: str) -> str:
 
 
 def _ranks(history: History) -> str:
-    """The strip: how each rank fared last. Many ranks scroll."""
+    """How each rank fared last. Many ranks scroll."""
     if isinstance(history, LoopHistory) or not history.ranks:
         return ""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in words.RANK_COLUMNS)
     rows = "".join(map(_rank_row, words.rank_rows(history)))
     # Each region of a page has a name of its own. Where scripts run, a number takes its place.
-    name = f"How each rank fared: {file_name(history)}"
+    began = clock_time(history.start.started_at) if history.start else NONE
+    name = f"How each rank fared: training of {began}, step {len(history.steps)}"
     return (
         '<details class="gpm-ranks" open=""><summary>'
         f'<b class="gpm-rank-title">{words.rank_title(history)}</b> '

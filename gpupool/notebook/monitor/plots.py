@@ -10,7 +10,6 @@ from gpupool.notebook.drawing import styles, svg
 from gpupool.notebook.drawing.axes import Axis
 from gpupool.notebook.drawing.styles import Style
 from gpupool.notebook.monitor.curves import HALF_LIFE, Lines, Mean, smoothed
-from gpupool.notebook.monitor.timeline import timeline_svg
 from gpupool.notebook.monitor.widget_state import View
 
 COLORS = {"accuracy": "#1a85d6", "loss": "#e0632a", "text": "currentColor"}
@@ -38,12 +37,6 @@ class Plots:
                 drawn.append(_plot(plot, box, whole[plot["name"]], axes))
             top += height
         self.width = num_columns * (width + GAP) - GAP
-        # On the axis of the plots, of which the first column is the strip's too.
-        right = self.width if num_columns > 1 else width
-        strips, height = timeline_svg(
-            view.get("timeline", {}), axes["steps"], LEFT, right - svg.MARGIN, top
-        )
-        drawn, top = [*drawn, strips], top + height
         legend, num_lines = _legend(view["legend"], top, self.width)
         self.height = top + LEGEND * num_lines
         self.inner = "".join([*drawn, legend])
@@ -78,9 +71,7 @@ def _plot(
     ]
     for line in plot["lines"]:
         points, color = lines[line["name"]], _color(line["color"])
-        if line["name"] == "before":  # which may have been longer
-            points = [point for point in points if point[0] <= x_axis["high"]]
-        if line["name"] in ("mean", "before"):
+        if line["name"] == "mean":
             points = _smooth(points, x_axis, y_axis)
         out.append(svg.polyline(points, x, y, _stroke(line, color)))
         # Few points get dots, as a line of one point is nothing to see.

@@ -1,4 +1,4 @@
-"""The strip of ranks under the curves, as text and shares that are ready to draw. Pure; client."""
+"""The table of ranks under the curves, as text and shares that are ready to draw. Pure; client."""
 
 from __future__ import annotations
 

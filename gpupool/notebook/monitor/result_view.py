@@ -1,13 +1,10 @@
-"""What a training leaves behind, as HTML: facts, values, curves. Runs on the client."""
+"""What a training leaves behind, as HTML: facts and values. Runs on the client."""
 
 from __future__ import annotations
 
 from html import escape
 
 from gpupool.core.wire.events import ValidationEvent
-from gpupool.notebook.drawing import svg
-from gpupool.notebook.monitor.picture import state_of
-from gpupool.notebook.monitor.plots import Plots
 from gpupool.notebook.page import markup
 from gpupool.training.result import Summary, TrainingResult
 
@@ -17,14 +14,14 @@ _TABLE = "border:0;border-collapse:collapse;margin:0;color:inherit;font-size:inh
 
 
 def result_html(result: TrainingResult) -> str:
-    """The facts beside the values, warnings in between, and the curves to fold out."""
+    """The facts beside the values, and the warnings above them."""
     summary = result.summary()
     warnings = "".join(markup.bar(escape(text), markup.AMBER) for text in summary.warnings)
     columns = (
         '<div style="display:flex;flex-wrap:wrap;gap:10px 40px;align-items:flex-start">'
         f"{_facts(summary)}{_values(summary)}</div>"
     )
-    return markup.card(_head(result, summary), warnings, columns, _curves(result))
+    return markup.card(_head(result, summary), warnings, columns)
 
 
 def validation_html(event: ValidationEvent) -> str:
@@ -35,18 +32,6 @@ def validation_html(event: ValidationEvent) -> str:
     names, values = zip(*event.values(), strict=True)
     table = markup.table(names, [values])
     return markup.card(head, table)
-
-
-def _curves(result: TrainingResult) -> str:
-    if not result.history.steps:
-        return ""
-    # A picture: the result is shown once and stays in the file, where inline SVG may be taken out.
-    state = state_of(result.history)
-    drawn = Plots(state.view, state.whole()).html(as_picture=True)
-    return (
-        '<details style="margin-top:8px"><summary style="cursor:pointer">Curves</summary>'
-        f'<div style="max-width:980px">{drawn}</div>{svg.DARK_STYLE}</details>'
-    )
 
 
 def _head(result: TrainingResult, summary: Summary) -> str:

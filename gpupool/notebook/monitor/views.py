@@ -1,23 +1,20 @@
-"""Which picture a training or a loop gets here: widget, HTML or text. Runs on the client."""
+"""Which picture a training or a loop gets here: widget or text. Runs on the client."""
 
 from __future__ import annotations
 
 import copy
 import sys
-import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from gpupool.core.errors import OptionsError
 from gpupool.notebook.monitor.loop_history import LoopHistory
-from gpupool.notebook.monitor.picture import History, history_html, history_text, notice_of
+from gpupool.notebook.monitor.picture import History, history_html, history_text
 from gpupool.notebook.monitor.text import HINT, TextProgress
 from gpupool.notebook.monitor.words import lost
 from gpupool.notebook.page.cell_output import Place
-from gpupool.notebook.page.front_end import has_prompt, has_reader, has_widgets, in_notebook
+from gpupool.notebook.page.front_end import has_prompt, has_reader, in_notebook
 from gpupool.training.history import TrainingHistory
-
-HTML_EVERY_S = 0.5
 
 Listener = Callable[[TrainingHistory], None]
 
@@ -63,7 +60,7 @@ def show_training(run: Run, how: str = "auto", *, waits: bool = True) -> None:
         draws = waits or not has_prompt()
         view = TextProgress(stream, draws=draws, hint=HINT if waits else "")
     else:
-        view = live_view(run.history, run.stop)
+        view = WidgetView(run.stop, run.history)
         if not has_reader():
             view = _both(view, TextProgress(sys.stdout, draws=False))
     view(run.history)  # before the thread of the run may call it too
@@ -75,7 +72,7 @@ def show_again(run: Run) -> None:
     if run.history.is_over:
         Place().show(still_picture(run.history))
         return
-    view = live_view(run.history, run.stop)
+    view = WidgetView(run.stop, run.history)
     run.add_listener(view)
     view(run.history)  # it may have ended before it could call the listener
 
@@ -88,33 +85,14 @@ def _both(view: Listener, log: Listener) -> Listener:
     return show
 
 
-def live_view(
-    history: History,
-    on_stop: Callable[[], None],
-    place: Place | None = None,
-    every_s: float = HTML_EVERY_S,
-) -> Callable[[History], None]:
-    """What shows `history` from now on; HTML without widgets, or where the kernel has no comms.
-
-    Args:
-        on_stop: called when Stop is pressed; see `TrainingMonitor`.
-        place: the output that it takes; of the running cell unless given.
-        every_s: HTML is drawn again after so many seconds.
-    """
-    place = Place() if place is None else place
-    if has_widgets():
-        try:
-            return WidgetView(on_stop, history, place)
-        # `has_widgets` finds anywidget without importing it; that may still fail.
-        except ImportError:
-            pass
-    return HtmlView(history, place, every_s)
-
-
 class WidgetView:
     """The live monitor, replaced by a still picture at the end.
 
     Widgets do not survive in a saved notebook ("model not found"); plain HTML does.
+
+    Args:
+        on_stop: called when Stop is pressed; see `TrainingMonitor`.
+        place: the output that it takes; of the running cell unless given.
     """
 
     def __init__(
@@ -123,7 +101,8 @@ class WidgetView:
         history: History | None = None,
         place: Place | None = None,
     ) -> None:
-        from gpupool.notebook.monitor.widget import TrainingMonitor  # ipywidgets may be missing
+        # Not before: it brings ipywidgets along.
+        from gpupool.notebook.monitor.widget import TrainingMonitor
 
         self.monitor = TrainingMonitor(on_stop, history=history, lost_picture=lost_picture)
         self._place = Place() if place is None else place
@@ -142,31 +121,6 @@ class WidgetView:
             picture = still_picture(history)
             self._place.show(picture)
             self.monitor.leave(picture)
-
-
-class HtmlView:
-    """The still picture, drawn again every `every_s` seconds: for kernels without widgets."""
-
-    def __init__(
-        self,
-        history: History,
-        place: Place,
-        every_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._clock, self._place, self._every_s = clock, place, every_s
-        self._drawn_at = clock()
-        self._notice = ""
-        place.show(still_picture(history))
-
-    def __call__(self, history: History) -> None:
-        """Draw the picture again, if it is time."""
-        now, notice = self._clock(), notice_of(history)
-        is_news = history.is_over or notice != self._notice
-        if not is_news and now - self._drawn_at < self._every_s:
-            return
-        self._drawn_at, self._notice = now, notice
-        self._place.show(still_picture(history))
 
 
 def lost_picture(history: History) -> dict[str, Any]:

@@ -6,17 +6,14 @@ The view is everything but the points: words, shares, styles and axes that are r
 from __future__ import annotations
 
 import json
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from gpupool.core.wire.events import RankEvent, StartEvent
-from gpupool.notebook.drawing.styles import BEFORE, entry, training_legend, training_plot
+from gpupool.notebook.drawing.styles import training_legend, training_plot
 from gpupool.notebook.monitor import words
-from gpupool.notebook.monitor.curves import Curves, Lines, Mean, Measure
-from gpupool.notebook.monitor.timeline import timeline_view
+from gpupool.notebook.monitor.curves import Curves, Lines, Measure
 from gpupool.training.history import TrainingHistory
 
 View = dict[str, Any]
@@ -103,8 +100,7 @@ class TrainingState(MonitorState):
     def __init__(self, max_points: int = 600) -> None:
         super().__init__()
         self._curves = Curves(max_points)
-        self._before: Mapping[str, list[Mean]] = {}  # the training before it in the notebook
-        self._looks_seen: tuple[list[Measure], bool, bool, bool] | None = None
+        self._looks_seen: tuple[list[Measure], bool, bool] | None = None
         self._looks: View = {}
         self._ranks_seen: tuple[StartEvent | None, bool, dict[int, RankEvent]] | None = None
 
@@ -114,31 +110,23 @@ class TrainingState(MonitorState):
 
     def whole(self) -> Lines:
         """All curves, each in a bounded number of points."""
-        return {
-            plot: {**lines, "before": list(self._before[plot])} if plot in self._before else lines
-            for plot, lines in self._curves.whole().items()
-        }
+        return self._curves.whole()
 
     def _points(self, history: TrainingHistory) -> Lines:
-        self._before = history.before
         return self._curves.take(history)
 
     def _plots(self, history: TrainingHistory) -> View:
         axes = self._curves.axes(history)
-        measures, has_before = self._curves.measures(), bool(self._before)
+        measures = self._curves.measures()
         validated, has_best = bool(history.validations), bool(axes["best"])
-        seen = (measures, has_before, validated, has_best)
+        seen = (measures, validated, has_best)
         if seen != self._looks_seen:
             self._looks_seen = seen
             plots = [
                 training_plot(m.plot, m.title, "%" if m.whole else "", has_steps=m.has_steps)
                 for m in measures
             ]
-            for plot in plots:
-                plot["lines"] += [BEFORE] if plot["name"] in self._before else []
             legend = training_legend(plots, validated=validated, has_best=has_best)
-            if any(BEFORE in plot["lines"] for plot in plots):
-                legend.append(entry("last run", [BEFORE]))
             self._looks = {"plots": plots, "legend": legend}
         return {**self._looks, "axes": axes}
 
@@ -154,12 +142,11 @@ class TrainingState(MonitorState):
             "stop_label": words.stop_label(history),
             "lost": f"Failed: {words.lost(history)}",
             "hint": "" if history.is_over else words.HINT,
-            "file_name": file_name(history),
             **self._ranks(history),
         }
 
     def _ranks(self, history: TrainingHistory) -> View:
-        """The strip of ranks: made again only when one of them has reported something."""
+        """The table of ranks: made again only when one of them has reported something."""
         # A copy: the history changes its dict in place.
         seen = history.start, history.is_over, dict(history.ranks)
         if seen == self._ranks_seen:
@@ -170,19 +157,4 @@ class TrainingState(MonitorState):
             "rank_title": words.rank_title(history),
             "rank_summary": words.rank_summary(history),
             "rank_columns": list(words.RANK_COLUMNS),
-            "timeline": timeline_view(history),
         }
-
-
-def file_name(history: TrainingHistory) -> str:
-    """What a file with the plots is called, without its ending: when it began, and how far it is.
-
-    >>> file_name(TrainingHistory())
-    'training'
-    """
-    parts = ["training"]
-    if history.start is not None and history.start.started_at:
-        parts.append(time.strftime("%Y-%m-%d_%H-%M-%S", time.localtime(history.start.started_at)))
-    if history.steps:
-        parts.append(f"step_{history.steps[-1].step}")
-    return "_".join(parts)

@@ -8,7 +8,6 @@ fails. So nothing of it is imported here that is not there already.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import sys
 from typing import Any
 
@@ -48,15 +47,6 @@ def log_line(text: str) -> None:
     """
     if not has_reader():
         print(text, flush=True)
-
-
-@functools.cache  # the front end hears of the comm's end, though it knows none
-def has_widgets() -> bool:
-    """Whether models of widgets can be made here, and the kernel has comms for them."""
-    import comm
-
-    nowhere = comm.create_comm(target_name="gpupool", primary=False)  # is not sent
-    return not isinstance(nowhere, comm.DummyComm) and bool(importlib.util.find_spec("anywidget"))
 
 
 def _shell() -> Any:

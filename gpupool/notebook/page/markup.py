@@ -10,7 +10,6 @@ import functools
 import gzip
 import json
 import re
-import secrets
 from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -22,16 +21,6 @@ CARD = (
     f"{FONT};border:1px solid rgba(128,128,128,.35);border-radius:6px;padding:8px 12px;"
     "margin:2px 0;max-width:1100px"
 )
-TABS_CSS = """
-#UID>input{position:absolute;opacity:0;width:1px;height:1px;margin:0}
-#UID>label{display:inline-block;border:1px solid rgba(128,128,128,.5);border-bottom:none;
-border-radius:4px 4px 0 0;padding:1px 9px;margin:0 3px 0 0;cursor:pointer;font-size:12px}
-#UID>input:checked+label{background:#0072bd;color:#fff;border-color:#0072bd;font-weight:600;
-text-decoration:underline}
-#UID>input:focus-visible+label{outline:2px solid #0072bd;outline-offset:2px}
-#UID>.gp-panel{display:none;border:1px solid rgba(128,128,128,.35);padding:6px;overflow:auto}
-#UID .gp-name{display:none}
-"""
 MAX_LINES = 40  # of a text that is shown at full length
 GREEN, AMBER, RED, GREY = "#2da44e", "#bf8700", "#cf222e", "#8c959f"
 _STATIC = Path(__file__).parents[1] / "static"
@@ -118,38 +107,6 @@ def mark_words(text: str, spans: Iterable[tuple[int, int]]) -> str:
         shown += [escape(text[position:start]), _mark(text[start:end])]
         position = end
     return "".join([*shown, escape(text[position:])])
-
-
-def tabs(panels: Sequence[tuple[str, str]], label: str) -> str:
-    """One of several panels, chosen by its name: radio buttons and CSS.
-
-    No script is needed, so it works in a saved notebook too. Where styles are taken out (GitHub)
-    the panels stand below each other, each under its name.
-
-    Args:
-        panels: name and HTML of each.
-        label: what a screen reader calls the choice.
-    """
-    # Random: radio buttons of one name are one choice in the whole page, in whichever cell.
-    uid = f"gp{secrets.token_hex(4)}"
-    buttons, blocks, rules = [], [], []
-    for n, (name, inner) in enumerate([*panels, ("all", "")]):
-        checked = " checked" if n == 0 else ""
-        buttons.append(
-            f'<input type="radio" name="{uid}" id="{uid}-{n}"{checked}>'
-            f'<label for="{uid}-{n}">{escape(name)}</label>'
-        )
-        if n < len(panels):
-            head = f'<div class="gp-name"><b>[{escape(name)}]</b></div>'
-            blocks.append(f'<div class="gp-panel" data-n="{n}">{head}{inner}</div>')
-            rules.append(f'#{uid}-{n}:checked~[data-n="{n}"]')
-    chosen, all_ = ",".join(rules), f"#{uid}-{len(panels)}:checked~.gp-panel"
-    style = TABS_CSS.replace("UID", uid)
-    style += f"{chosen},{all_}{{display:block}}{all_} .gp-name{{display:block}}"
-    return (
-        f'<div id="{uid}" role="group" aria-label="{escape(label)}"><style>{style}</style>'
-        f"{''.join(buttons)}{''.join(blocks)}</div>"
-    )
 
 
 def _mark(text: str) -> str:

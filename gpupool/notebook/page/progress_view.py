@@ -12,7 +12,6 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from gpupool.core.formatting import duration
 from gpupool.core.progress import BYTES, Course, Drawing
 from gpupool.core.terminal import DrawnLine, has_cursor, width
 from gpupool.notebook.page import markup
@@ -29,7 +28,7 @@ def open_drawing(course: Course) -> Drawing | None:
 
 
 class NotebookBar:
-    """A bar below the cell; at the end one quiet line is left of it."""
+    """A bar below the cell; at the end nothing is seen of it."""
 
     def __init__(self) -> None:
         from gpupool.notebook.page.cell_output import Place  # with IPython: see front_end.py
@@ -46,7 +45,7 @@ class NotebookBar:
         if bundle != self._drawn:
             self._drawn = bundle
             self._place.show(bundle)
-        line = end_text(course) if course.end else _what(course)
+        line = _what(course)
         if line != self._line:  # numbers alone are no news for a log
             self._line = line
             log_line(line)
@@ -70,11 +69,10 @@ class TerminalLine:
 def bar_text(course: Course, width: int | None = None, blocks: bool = True) -> str:
     """The course in one line, as tqdm writes it: of `width` characters, with `blocks` or "#".
 
-    For example "Listing: 12,000 files [00:03, 4.00k files/s]"; at its end
-    "Listing: 12,000 files in 3.2 s".
+    For example "Listing: 12,000 files [00:03, 4.00k files/s]"; at its end "".
     """
     if course.end:
-        return end_text(course)
+        return ""
     what = _what(course)
     if not _has_numbers(course):
         return f"{what} [{tqdm.format_interval(course.elapsed_s)}]"
@@ -82,22 +80,10 @@ def bar_text(course: Course, width: int | None = None, blocks: bool = True) -> s
     return _meter(course, bar + _numbers(course), what, width, blocks)
 
 
-def end_text(course: Course) -> str:
-    """What is left of it when it is over."""
-    # "200 files", but "120 of 200 files" if it ended before.
-    in_all = course.total if course.total is not None and course.done < course.total else None
-    count = _count(course, in_all) if course.unit or course.total is not None else ""
-    took = duration(course.elapsed_s)
-    if course.end == "failed":
-        return f"{course.what}: stopped after {count + ', ' if count else ''}{took}"
-    return f"{course.what}: {count} in {took}" if count else f"{course.what}: {took}"
-
-
 def bar_html(course: Course) -> str:
-    """The course as HTML: a bar and its numbers, or one quiet line."""
+    """The course as HTML: a bar and its numbers; at its end nothing that is seen."""
     if course.end:
-        line = markup.muted(end_text(course))
-        return f'<div class="{CLASS}" style="{markup.FONT}">{line}</div>'
+        return f'<div class="{CLASS}"></div>'
     what = _what(course)
     bar = ""
     if course.total:  # else it would only move, and start again with every drawing

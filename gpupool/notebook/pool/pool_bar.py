@@ -1,7 +1,7 @@
 """The bars of a pool in a notebook: still HTML, and what brings it to life. Runs on the client.
 
-The HTML is what a saved notebook keeps. Where the front end has widgets, a model without a view
-(`pool_buttons.py`, `static/pool_bar.js`) puts buttons and the countdown into it.
+The HTML is what a saved notebook keeps. A model without a view (`pool_buttons.py`,
+`static/pool_bar.js`) puts buttons and the countdown into it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ from IPython.core.getipython import get_ipython
 from IPython.display import display
 
 from gpupool.core.errors import GpuPoolError
-from gpupool.notebook.page.front_end import has_widgets
 from gpupool.notebook.pool.bar import bar_of, status_html, status_text
 from gpupool.pool import session
 from gpupool.pool.status import PoolStatus
 
 if TYPE_CHECKING:
-    from gpupool.notebook.pool.pool_buttons import Meant, PoolButtons
+    from gpupool.notebook.pool.pool_buttons import Meant
     from gpupool.pool.pool import Pool
 
     Press = tuple[str, Meant]
@@ -61,19 +60,20 @@ def interrupt_button() -> str:
     """
     pool = session.find()
     bar = _bars.get(pool) if pool is not None else None
-    return f'<span class="gpupool-interrupt-{bar.uid}"></span>' if bar and bar.buttons else ""
+    return f'<span class="gpupool-interrupt-{bar.uid}"></span>' if bar else ""
 
 
 def load() -> None:
-    """Import what a bar needs; nothing where that is done."""
-    if has_widgets():
-        importlib.import_module("gpupool.notebook.pool.pool_buttons")
+    """Import what a bar needs, ipywidgets too; nothing where that is done."""
+    importlib.import_module("gpupool.notebook.pool.pool_buttons")
 
 
 class PoolBar:
     """All bars of one pool; they always show the same."""
 
     def __init__(self, pool: Pool) -> None:
+        from gpupool.notebook.pool.pool_buttons import PoolButtons
+
         self.uid = secrets.token_hex(4)
         self._presses: queue.SimpleQueue[Press] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -83,7 +83,7 @@ class PoolBar:
         shell: Any = get_ipython()
         self._events = shell.events
         self._events.register("pre_run_cell", self._count_cell)
-        self.buttons = _buttons(self.uid, self._presses)
+        self.buttons = PoolButtons(self.uid, lambda press, meant: self._presses.put((press, meant)))
         pool.add_listener(self.draw)
         threading.Thread(
             target=_live, args=[weakref.ref(pool), self], name="gpupool-bar", daemon=True
@@ -118,9 +118,8 @@ class PoolBar:
 
     def next_press(self) -> Press:
         """The button that has been pressed; "" when it is time to look at the pool again."""
-        seen = self.buttons is not None and self.buttons.is_seen
         try:
-            return self._presses.get(timeout=_LOOK_S if seen else _LOOK_UNSEEN_S)
+            return self._presses.get(timeout=_LOOK_S if self.buttons.is_seen else _LOOK_UNSEEN_S)
         except queue.Empty:
             return "", None
 
@@ -132,8 +131,7 @@ class PoolBar:
         self.num_cells += 1
 
     def _tell(self, status: PoolStatus, note: str) -> None:
-        if self.buttons is not None:
-            self.buttons.tell(bar_of(status), note, (self.num_cells, *status.calls))
+        self.buttons.tell(bar_of(status), note, (self.num_cells, *status.calls))
 
     def _bundle(self, status: PoolStatus) -> dict[str, str]:
         return {"text/plain": status_text(status), "text/html": status_html(status, self.uid)}
@@ -191,12 +189,3 @@ def _calls(meant: Meant, bar: PoolBar) -> tuple[int, ...] | None:
 def _lasting(status: PoolStatus) -> PoolStatus:
     """A status without what changes every moment."""
     return replace(status, idle_left_s=float(status.stops_soon), calls=())
-
-
-def _buttons(uid: str, presses: queue.SimpleQueue[Press]) -> PoolButtons | None:
-    """The model that brings the bars to life; None where widgets are not installed."""
-    if not has_widgets():
-        return None
-    from gpupool.notebook.pool.pool_buttons import PoolButtons
-
-    return PoolButtons(uid, lambda press, meant: presses.put((press, meant)))

@@ -1,23 +1,23 @@
-// What a reader does with the plots: read values off, zoom, switch, smooth, save. It stands after
-// plots.js and axes.js, in the live monitor and in the picture that stays.
+// What a reader does with the plots: read values off, zoom, switch, smooth. It stands after plots.js
+// and axes.js, in the live monitor and in the picture that stays.
 //
 // The kernel's axes are shown until the reader has zoomed, switched "Log", or chosen "Whole plan";
 // then axes are made here. What the reader chose lies in `chosen`, and outlasts every redraw.
 
 const NUMBER = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
-const NAMES = { raw: "", mean: "smooth", smooth: "smooth", before: "last run" };
+const NAMES = { raw: "", mean: "smooth" };
 const MIN_DRAG = 5;  // pixels: less is a click
 const LESS = ["Validation", "Data", "Other"];  // tables that are folded where a window is not high
 const HIGH_PX = 800;
 const PLOTS = `
   <div class="gpm-figures"></div>
-  <div class="gpm-timeline"></div>
   <div class="gpm-readout" role="status" aria-live="polite"></div>
   <div class="gpm-foot"><div class="gpm-legend"></div><div class="gpm-tools">
     <label class="gpm-log" title="Loss on a logarithmic axis"><input type="checkbox"> Log</label>
     <label class="gpm-whole" title="All planned steps"><input type="checkbox"> Whole plan</label>
     <label class="gpm-smooth" title="Width of the smoothing, as a share of the drawn steps"
       >Smoothing <input type="range" min="0" max="20" step="0.5"> <span></span></label>
+    <button type="button" class="gpm-reset">Reset zoom</button>
   </div></div>`;
 
 // Elements are filled with textContent: nothing from the kernel is taken for HTML.
@@ -26,12 +26,6 @@ function element(tag, className = "", words = "") {
   if (className) made.className = className;
   made.textContent = words;
   return made;
-}
-
-function buttonOf(className, words) {
-  const button = element("button", className, words);
-  button.type = "button";
-  return button;
 }
 
 // The line of an entry of the legend; styles come from the kernel's tables, and no words of users.
@@ -111,7 +105,7 @@ function readOut(view, lines, axes, share, step) {
       // Thinned curves lack steps: a value of another step says which. Those of several trainings share
       // few moments: there only one that has ended before says so.
       const isAway = axes.steps.per ? step > points.at(-1)[0]
-        : point[0] !== step && !isValidation && !["mean", "smooth", "before"].includes(line.name);
+        : point[0] !== step && !isValidation && line.name !== "mean";
       const words = isAway ? `${value} at ${placeWords(axes.steps, point[0]).toLowerCase()}` : value;
       if (names[index] === "smooth") smooth = ` (smooth ${value})`;
       else if (index === 0 && !names[0]) main = ` ${words}`;
@@ -123,8 +117,7 @@ function readOut(view, lines, axes, share, step) {
   const [last] = [...steps].sort((one, other) => other - one);
   const head = [placeWords(axes.steps, step), epochAt(axes, step),
     last !== undefined && last !== step ? `validation of step ${NUMBER.format(last)}` : ""];
-  return [head, [...all, timelineWords(view.timeline, step)]].map((words) => words.filter(Boolean)).flatMap(
-    (words, index) => index ? words : [words.join(" · ")]);
+  return [head.filter(Boolean).join(" · "), ...all.filter(Boolean)];
 }
 
 // What the reader chose in a live monitor holds for the picture that takes its place too: that of the
@@ -176,9 +169,8 @@ function explorer(root, course, redraw, before = {}) {
   root.innerHTML = PLOTS;
   const find = (selector) => root.querySelector(selector);
   const figures = find(".gpm-figures"), read = find(".gpm-readout");
-  const reset = buttonOf("gpm-reset", "Reset zoom");
-  find(".gpm-tools").append(reset);
-  const [log, whole, smooth] = ["log", "whole", "smooth"].map((name) => find(`.gpm-${name}`));
+  const [log, whole, smooth, reset] = ["log", "whole", "smooth", "reset"].map(
+    (name) => find(`.gpm-${name}`));
   const chosen = { range: null, whole: false, log: null, share: SHARE, ...before };
   const choose = (choice) => {
     Object.assign(chosen, choice);
@@ -188,7 +180,7 @@ function explorer(root, course, redraw, before = {}) {
   const shown = {};
   let axes = null, at = null, drag = null;
 
-  const boxOf = (canvas) => boxWithin(0, 0, canvas.clientWidth, canvas.clientHeight);
+  const boxOf = (canvas) => boxWithin(canvas.clientWidth, canvas.clientHeight);
   const stepAt = (canvas, clientX) => {
     const box = boxOf(canvas), { low, high } = axes.steps;
     const share = (clientX - canvas.getBoundingClientRect().left - box.left) / (box.right - box.left);
@@ -357,51 +349,11 @@ function explorer(root, course, redraw, before = {}) {
       canvas.setAttribute("aria-label", view.latest[plot.name] + zoomed);
       canvas.dataset.points = lines[plot.name]?.[plot.lines[0]?.name]?.length ?? 0;
     });
-    drawTimeline(find(".gpm-timeline"), view.timeline, axes.steps, colors, redraw);
     if (at && !at.canvas.isConnected) at = null;
     drawCross();
   }
 
-  const picture = () => {
-    const { view, lines } = course, { timeline } = view;
-    const strips = timeline?.strips?.length ? shownStrips(find(".gpm-timeline"), timeline) : [];
-    return pictureOf(view, lines, axes ?? view.axes, chosen.share, strips, colorsOf(root));
-  };
-  return { paint, picture, end: () => window.removeEventListener("keydown", onKey, true) };
-}
-
-// The browser alone makes the file: also while the kernel is busy, or gone.
-function saveFile(blob, name) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(blob);
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);  // some browsers read it later
-}
-
-function savePlot(plots, { view }) {
-  plots.picture().toBlob((blob) => saveFile(blob, `${view.file_name}.png`));
-}
-
-// The points of all plots as a table: a row for each step that has some, a column for each line. Long
-// curves are thinned, so "mean" stands for the steps since the row before.
-function saveTable({ view, lines }) {
-  const header = ["step"], rows = new Map();
-  for (const plot of view.plots) {
-    namesOf(plot).forEach((name, index) => {
-      const line = plot.lines[index].name, words = line === "mean" ? "mean" : name;
-      header.push(`${plot.title} ${words}`.trim());
-      for (const [step, value] of lines[plot.name]?.[line] ?? []) {
-        if (!rows.has(step)) rows.set(step, [step]);
-        rows.get(step)[header.length - 1] = value;
-      }
-    });
-  }
-  const quoted = header.map((words) => `"${words.replaceAll('"', '""')}"`);
-  const table = [...rows.values()].sort((one, other) => one[0] - other[0]);
-  const cells = table.map((row) => header.map((_, column) => row[column] ?? ""));
-  const text = [quoted, ...cells].map((row) => `${row.join(",")}\n`).join("");
-  saveFile(new Blob([text], { type: "text/csv" }), `${view.file_name}.csv`);
+  return { paint, end: () => window.removeEventListener("keydown", onKey, true) };
 }
 
 // Whether a table is unfolded before the reader has said so.

@@ -1,6 +1,5 @@
-// The life of a monitor beside its curves: the kernel that may end, the notebook's interrupt, clocks
-// that tick between messages, and the tab of a page that nobody looks at. It stands before
-// monitor.js in the same module.
+// The life of a monitor beside its curves: the kernel that may end, the notebook's interrupt, and clocks
+// that tick between messages. It stands before monitor.js in the same module.
 //
 // JupyterLab and Notebook 7 let a widget reach its notebook; other front ends do not, and there
 // none of this happens but the ticking.
@@ -11,6 +10,11 @@ const ENDED = ["dead", "terminating", "restarting", "autorestarting"];
 const ANSWER_MS = 1000;
 const BUSY = "The kernel is busy. Press ■ (Interrupt) in the toolbar instead.";
 const INTERRUPTED = "The kernel was busy, so the notebook's ■ (Interrupt) was pressed.";
+
+// Only what changes: a live region that is rewritten is read aloud again.
+function write(target, words) {
+  if (target && target.textContent !== words) target.textContent = words;
+}
 
 function contextOf(model) {
   return model.widget_manager?.context;

@@ -1,6 +1,6 @@
 // The live picture of a training or a loop: the browser's half of gpupool/notebook/monitor/widget.py. The
-// plots are those of plots.js and explore.js, and it lives as life.js and tab.js say: these stand before it
-// in the same module.
+// plots are those of plots.js and explore.js, and it lives as life.js says: these stand before it in the
+// same module.
 //
 // `view` and `lines` are the whole picture, refreshed now and then; custom messages {view, new}
 // carry what has changed since. One course a model is kept, which all its views draw: they are in
@@ -13,13 +13,8 @@ const PAGE = `
     <span class="gpm-status" role="status" aria-live="polite"></span>
     <progress max="1" value="0" aria-label="Share of the training done"></progress>
     <span class="gpm-remaining"></span>
-    <span class="gpm-buttons">
-      <button type="button" class="gpm-stop"><span class="gpm-square" aria-hidden="true"></span
-        ><span class="gpm-stop-label">Stop</span></button>
-      <button type="button" class="gpm-save">Save plot</button>
-      <button type="button" class="gpm-csv" title="Save the points as a table">CSV</button>
-      <button type="button" class="gpm-notify">Notify</button>
-    </span>
+    <button type="button" class="gpm-stop"><span class="gpm-square" aria-hidden="true"></span
+      ><span class="gpm-stop-label">Stop</span></button>
     <span class="gpm-hint" role="alert"></span>
   </div>
   <div class="gpm-notice" role="status" aria-live="polite"></div>
@@ -33,11 +28,6 @@ const PAGE = `
     <div class="gpm-scroll" role="region" tabindex="0"><table>
       <thead><tr></tr></thead><tbody></tbody></table></div>
   </details>`;
-
-// Only what changes: a live region that is rewritten is read aloud again.
-function write(target, words) {
-  if (target.textContent !== words) target.textContent = words;
-}
 
 function headOf(words, scope) {
   const head = element("th", "", words);
@@ -166,7 +156,7 @@ function pointsOf(lines, plot, line) {
 function newCourse(model) {
   const course = {
     view: {}, lines: {}, views: new Set(), at: 0, pressed: false, hint: "", lost: false,
-    redraw: () => { course.views.forEach((redraw) => redraw()); showInTab(model, course); },
+    redraw: () => course.views.forEach((redraw) => redraw()),
     isFailed: () => course.lost || model.get("status") === "failed",
     isOver: () => course.lost || OVER.includes(model.get("status")),
     isHeard: () => course.isOver() || model.get("status") === "stopping",
@@ -228,25 +218,20 @@ function render(model, el, course) {
   el.innerHTML = PAGE;
   numberRegion(el, "How each rank fares");
   keepFolds(el, course);
-  const showStop = connectStop(model, course, el), showNotify = connectNotify(course, el);
-  const shown = {};
+  const showStop = connectStop(model, course, el), shown = {};
   let frame = 0;
   const soon = () => {
     frame ||= requestAnimationFrame(() => {
       frame = 0;
       showStop();
-      showNotify();
       paint(el, course, shown);
       plots.paint();
     });
   };
   const plots = explorer(el.querySelector(".gpm-plots"), course, soon);
-  el.querySelector(".gpm-save").addEventListener("click", () => savePlot(plots, course));
-  el.querySelector(".gpm-csv").addEventListener("click", () => saveTable(course));
   course.views.add(soon);
-  showInTab(model, course);
   const endWatch = watchPage(el, soon);
-  const clock = setInterval(() => { tick(el, course); refreshTab(); }, TICK_MS);
+  const clock = setInterval(() => tick(el, course), TICK_MS);
   soon();
   return () => {
     clearInterval(clock);
@@ -254,7 +239,6 @@ function render(model, el, course) {
     endWatch();
     cancelAnimationFrame(frame);
     course.views.delete(soon);
-    showInTab(model, course);
   };
 }
 

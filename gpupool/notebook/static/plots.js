@@ -10,12 +10,11 @@ const THEMED = ["accuracy", "loss"];
 const MARGIN = { left: 46, right: 22, top: 20, bottom: 36 };
 const RING = 6.5;
 const SHARE = 0.02;  // of the drawn steps: the half-life of the smooth line
-const PICTURE = { width: 900, plot: 260, small: 180, edge: 20, line: 26, ratio: 2 };
 
-function boxWithin(left, top, width, height) {
+function boxWithin(width, height) {
   return {
-    left: left + MARGIN.left, right: left + width - MARGIN.right,
-    top: top + MARGIN.top, bottom: top + height - MARGIN.bottom,
+    left: MARGIN.left, right: width - MARGIN.right,
+    top: MARGIN.top, bottom: height - MARGIN.bottom,
   };
 }
 
@@ -40,7 +39,7 @@ function surfaceOf(canvas, width, height, colors) {
   canvas.height = Math.round(height * ratio);
   const context = canvas.getContext("2d");
   context.scale(ratio, ratio);
-  return { context, box: boxWithin(0, 0, width, height), colors };
+  return { context, box: boxWithin(width, height), colors };
 }
 
 // From a value on the axis to a pixel between `start` and `end`.
@@ -128,7 +127,7 @@ function drawTicks({ context, box }, xAxis, yAxis, x, y) {
   text(context, xAxis.name ?? "Step", (box.left + box.right) / 2, box.bottom + 31, "center", 0.75);
 }
 
-function drawLine(context, points, x, y, { color, width = 1, alpha = 1, dash = [] }) {
+function drawLine(context, points, x, y, { color, width, alpha, dash }) {
   context.globalAlpha = alpha;
   context.strokeStyle = color;
   context.lineWidth = width;
@@ -141,7 +140,7 @@ function drawLine(context, points, x, y, { color, width = 1, alpha = 1, dash = [
   context.globalAlpha = 1;
 }
 
-function drawMarkers({ context }, points, x, y, color = context.fillStyle) {
+function drawMarkers({ context }, points, x, y, color) {
   const radius = points.length <= 40 ? 3 : 1.5, ink = context.fillStyle;
   context.fillStyle = color;
   for (const [step, value] of points) {
@@ -177,7 +176,7 @@ function drawBest({ context, box, colors }, best, x, y) {
   context.fillText(label, left, top);
 }
 
-function drawPlot(surface, plot, lines, axes, share = SHARE) {
+function drawPlot(surface, plot, lines, axes, share) {
   const { context, box, colors } = surface;
   const x = scale(axes.steps, box.left, box.right);
   const yAxis = axes.y[plot.name], y = scale(yAxis, box.bottom, box.top);
@@ -225,76 +224,7 @@ function drawClipped({ context, box }, axis, x, color) {
   context.fillStyle = ink;
 }
 
-// Where each entry of the legend stands: {entry, left, row}.
-function placesOf(context, entries, font, width) {
-  context.font = `13px ${font}`;
-  let left = 0, row = 0;
-  return entries.map((entry) => {
-    const wide = 54 + context.measureText(entry.label).width;
-    if (left && left + wide > width) { left = 0; row += 1; }
-    const place = { entry, left, row };
-    left += wide;
-    return place;
-  });
-}
-
-function drawLegend(context, places, colors, x, y) {
-  context.font = `13px ${colors.font}`;
-  for (const { entry, left, row } of places) {
-    const start = x + left, middle = y - 4 + 20 * row;
-    const inks = entry.colors.map((color) => colors[color] ?? color);
-    inks.forEach((color, index) => {
-      const [from, to] = [0, 1].map((end) => start + (24 * (index + end)) / inks.length);
-      if (entry.ring) drawRing(context, start + 12, middle, color);
-      else drawLine(context, [[from, middle], [to, middle]], (v) => v, (v) => v, { ...entry, color });
-    });
-    if (hasDot(entry)) drawMarkers({ context }, [[start + 12, middle]], (v) => v, (v) => v);
-    text(context, entry.label, start + 30, middle + 4, "left");
-  }
-}
-
 // Dots that are there unless the points are very many belong to the line's sign.
 function hasDot(style) {
   return !style.ring && style.dots > 40;
-}
-
-// All plots with title, strips and legend on a canvas of their own, for a file; more than two in two columns.
-function pictureOf(view, lines, axes, share, strips, pageColors) {
-  const { plots } = view, { width, edge, line, ratio } = PICTURE;
-  const colors = pageColors.ground ? pageColors : { ...pageColors, text: "#222", ground: "#fff" };
-  const canvas = document.createElement("canvas");
-  const numColumns = plots.length > 2 ? 2 : 1, context = canvas.getContext("2d");
-  const wide = (width - 2 * edge - (numColumns - 1) * edge) / numColumns;
-  const tops = [];  // of each plot; those of metrics are small, and begin a row
-  let bottom = edge + line, column = numColumns, before = null;
-  for (const plot of plots) {
-    if (column === numColumns || before?.small !== plot.small) {
-      column = 0;
-      bottom += line + (plot.small ? PICTURE.small : PICTURE.plot);
-    }
-    tops.push([edge + column++ * (wide + edge), bottom]);
-    before = plot;
-  }
-  const place = { left: edge, top: bottom + 6, width: width - 2 * edge, ratio };
-  bottom += paintStrips(null, view.timeline, strips, axes.steps, colors, place);
-  const places = placesOf(context, view.legend, colors.font, width - 2 * edge);
-  const below = 20 * (places.at(-1)?.row ?? 0);
-  canvas.width = width * ratio;
-  canvas.height = (edge + bottom + line + below) * ratio;
-  context.scale(ratio, ratio);
-  context.fillStyle = colors.ground;
-  context.fillRect(0, 0, canvas.width, canvas.height);
-  context.fillStyle = colors.text;
-  context.font = `600 16px ${colors.font}`;
-  text(context, view.headline, edge, edge + 14, "left");
-  plots.forEach((plot, index) => {
-    const [left, end] = tops[index], height = plot.small ? PICTURE.small : PICTURE.plot;
-    context.font = `600 13px ${colors.font}`;
-    text(context, plot.title, left, end - height - line + 16, "left");
-    const box = boxWithin(left, end - height, wide, height);
-    drawPlot({ context, box, colors }, plot, lines[plot.name], axes, share);
-  });
-  paintStrips(context, view.timeline, strips, axes.steps, colors, place);
-  drawLegend(context, places, colors, edge, bottom + 18);
-  return canvas;
 }

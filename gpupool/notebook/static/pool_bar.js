@@ -10,10 +10,6 @@ const GONE = "The kernel of this notebook does not answer: it has ended, and the
 const SURE_MS = 5000;
 const COUNTS = ["idle", "broken"];
 
-function write(element, text) {
-  if (element && element.textContent !== text) element.textContent = text;
-}
-
 function newButton(parent, name, onClick) {
   const button = document.createElement("button");
   button.type = "button";

@@ -8,7 +8,7 @@ function unpacked([steps = [], ...columns]) {
 }
 
 // What is around the plots of a picture that stays: the same as live.
-function completeFrame(frame, plots, course) {
+function completeFrame(frame, course) {
   numberRegion(frame, "How each rank fared");
   const { open } = keptOf(frame, course.view);
   for (const section of frame.querySelectorAll("details")) {
@@ -16,11 +16,6 @@ function completeFrame(frame, plots, course) {
     section.open = open?.[name] ?? isShown(name);
   }
   keepFolds(frame, course);
-  const save = buttonOf("", "Save plot"), table = buttonOf("", "CSV");
-  save.addEventListener("click", () => savePlot(plots, course));
-  table.addEventListener("click", () => saveTable(course));
-  table.title = "Save the points as a table";
-  frame.querySelector(".gpm-buttons").replaceChildren(save, table);
 }
 
 // Puts plots in the place of each picture of a page that has its state beside it. Each script of a page
@@ -41,6 +36,6 @@ function exploreStills(style) {
     root.append(element("style", "", style), data);
     host.replaceWith(root);
     watchPage(root, soon);  // draws when it has its size
-    if (frame) completeFrame(frame, plots, course);
+    if (frame) completeFrame(frame, course);
   }
 }

@@ -29,10 +29,6 @@ class Imports:
         made.update(statements)
         return missing
 
-    def names(self) -> set[str]:
-        """What they have bound on any rank."""
-        return {name for made in self._made.values() for name in made}
-
     def lose(self, rank: int) -> list[str]:
         """A rank is new; gives the names that its cells had imported."""
         # `_made` stays: a rank that is replaced again before a cell came needs the same.

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from gpupool.notebook.page.markup import AMBER
 from tests.notebook.kernel import Cell, Kernel, draws
 from tests.support.waits import until_there
 
@@ -17,7 +16,6 @@ if rank == 0:
     dist.all_reduce(torch.ones(1))
 elif rank == 1:
     time.sleep(600)"""
-EDGE = f"border-left:3px solid {AMBER}"
 TAG = re.compile(r"<[^>]+>")
 # Imports in all the ways that cells make them; `textwrap` is the notebook's own.
 IMPORTS = """%%spmd
@@ -79,18 +77,6 @@ def test_a_hang_is_a_table_with_a_button_below_a_dot_for_each_rank(kernel: Kerne
     assert "2 interrupted" in cell.html
 
 
-def test_amber_is_the_odd_one_out(kernel: Kernel) -> None:
-    odd = kernel.run("%%spmd\nprint('device cpu')\nprint('rows', 6244 + (rank == 2))")
-    assert odd.html.count(EDGE) == 1
-    assert "differs from [0, 1] in 1 line" in odd.html
-    each = kernel.run("%%spmd\nprint('rank', rank)\nprint('same')\nrank * 2")
-    assert AMBER not in each.html
-    lines = TAG.sub("", each.html)
-    number = next(c["execution_count"] for _, kind, c in each.messages if kind == "execute_input")
-    by_line = "[0]   rank 0\n[1]   rank 1\n[2]   rank 2\n[0-2] same"
-    assert f"{by_line}Out[{number}]:[0] 0\n[1] 2\n[2] 4" in lines
-
-
 def test_ranks_that_say_much_have_a_row_each(kernel: Kernel, tmp_path: Path) -> None:
     enough = tmp_path / "enough"
     says = "for i in range(12):\n    print('rank', rank, 'in step', i)"
@@ -101,17 +87,6 @@ def test_ranks_that_say_much_have_a_row_each(kernel: Kernel, tmp_path: Path) -> 
     )
     assert cell.status == "ok"
     assert cell.text.count("in step") == 36
-
-
-def test_colours_and_grounds_stay(kernel: Kernel) -> None:
-    said = r"\x1b[44mground\x1b[0m \x1b[38;5;208morange\x1b[0m \x1b[48;2;1;2;3mown\x1b[0m"
-    cell = kernel.run(f"%%spmd\nimport sys\nprint('{said}')\nprint('warned', file=sys.stderr)")
-    styles = dict(re.findall(r'style="([^"]*)"[^>]*>(ground|orange|own|warned)<', cell.html))
-    found = {text: style for style, text in styles.items()}
-    assert "background" in found["ground"]
-    assert "color" in found["orange"]
-    assert "#010203" in found["own"] or "1,2,3" in found["own"]
-    assert 'title="stderr"' in cell.html
 
 
 def test_imports_are_made_again_on_a_rank_that_is_new(kernel: Kernel) -> None:

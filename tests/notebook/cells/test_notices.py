@@ -10,7 +10,6 @@ import pytest
 from gpupool.core.options.pool_options import PoolOptions
 from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.cells.line_view import LineView
-from gpupool.notebook.cells.notices import UnwaitedView
 from gpupool.notebook.cells.views import make_view
 from gpupool.notebook.magics.arguments import start_parser
 from gpupool.notebook.monitor.picture import history_html, training_text
@@ -20,10 +19,6 @@ from gpupool.spmd.cell import CellReport
 from gpupool.training.history import TrainingHistory
 
 REPORT = CellReport({}, 1.0)
-
-
-def nowhere(rank: int, message: dict[str, object]) -> None:
-    """No widget is made here."""
 
 
 def test_a_notice_is_a_line_below_what_was_said_before(capfd: pytest.CaptureFixture[str]) -> None:
@@ -38,43 +33,28 @@ def test_a_notice_is_a_line_below_what_was_said_before(capfd: pytest.CaptureFixt
 def test_what_comes_after_the_end_of_the_cell_is_shown_at_once(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    drawn: list[object] = []
-    view = LineView((0, 1), show_figure=lambda ranks, figure: drawn.append((ranks, figure["data"])))
+    view = LineView((0, 1))
     view.finish(REPORT)
     view.on_output(0, OutputKind.STDOUT, "hello\n")
     view.on_output(1, OutputKind.DISPLAY, {"data": {"text/plain": "a table"}})
-    view.on_output(1, OutputKind.DISPLAY, {"data": {"text/html": "<b>x</b>"}})
     assert capfd.readouterr().out == "[0, late] hello\n[1, late] a table\n"
-    assert drawn == [((1,), {"text/html": "<b>x</b>"})]
 
 
 def test_each_notice_is_told_once_until_it_is_over(capsys: pytest.CaptureFixture[str]) -> None:
-    tell = NoticeLines()
+    tell = NoticeLines("cell In[3] (--nowait)")
     for text in ("it lasts 31 s", "it lasts 46 s", "another", None, "it lasts 1 min 2 s"):
         tell(text)
     assert capsys.readouterr().err.splitlines() == [
-        "gpupool: it lasts 31 s",
-        "gpupool: another",
-        "gpupool: it lasts 1 min 2 s",
+        "gpupool: cell In[3] (--nowait): it lasts 31 s",
+        "gpupool: cell In[3] (--nowait): another",
+        "gpupool: cell In[3] (--nowait): it lasts 1 min 2 s",
     ]
 
 
 @pytest.mark.parametrize("inline", [False, True])
 def test_a_quiet_cell_warns_all_the_same(capsys: pytest.CaptureFixture[str], inline: bool) -> None:
-    make_view("quiet", (0, 1), nowhere, inline=inline).notice("rank 1 hangs.")
+    make_view("quiet", (0, 1), inline=inline).notice("rank 1 hangs.")
     assert capsys.readouterr().err == "gpupool: rank 1 hangs.\n"
-
-
-def test_a_cell_that_nobody_waits_for_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    view = make_view("auto", (0, 1), nowhere, unwaited="cell In[3] (--nowait)")
-    assert isinstance(view, UnwaitedView)
-    view.notice("rank 1 hangs.")
-    assert capsys.readouterr().err == "gpupool: cell In[3] (--nowait): rank 1 hangs.\n"
-    view.tick()  # somebody waits now
-    view.notice("rank 0 too.")
-    view.tick()
-    assert capsys.readouterr().err == "gpupool: rank 0 too.\n"
-    view.finish(REPORT)
 
 
 def test_a_training_shows_its_notice_until_it_is_over(

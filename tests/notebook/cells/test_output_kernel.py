@@ -11,7 +11,7 @@ import pytest
 
 from gpupool.notebook.cells.live import REDRAW_EVERY_S
 from tests.notebook.kernel import Cell, Kernel, draws
-from tests.support.waits import peers, until_there
+from tests.support.waits import until_there
 
 START = "%load_ext gpupool\n%gpupool start -n 2 --cpu"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -80,26 +80,12 @@ def test_a_cell_without_output_shows_nothing_and_is_kept(kernel: Kernel) -> None
     assert re.fullmatch(r"2 ranks · ✓ 2 ok · \d+ ms", kernel.run("_").text)
 
 
-@pytest.mark.parametrize("cell", ["%%spmd -o r\nrank;", "%%spmd -o r --view quiet\nrank"])
-def test_a_value_can_be_hidden(kernel: Kernel, cell: str) -> None:
-    assert brief(kernel, cell).outputs == []
-    assert kernel.run("r[1], _[1]").text == "(1, 1)"
-
-
 def test_an_expression_shows_what_is_printed_and_its_value_once_each(kernel: Kernel) -> None:
     cell = kernel.run("%spmd print('said') or rank")
     assert cell_of(cell) == ["display_data", "execute_result"]
     assert cell.text == "[0, 1] said\n[0] 0\n[1] 1"
     assert kernel.run("x = %spmd rank").outputs == []
     assert kernel.run("x").text == "[0] 0\n[1] 1"
-
-
-def test_rich_values_are_in_the_picture(kernel: Kernel) -> None:
-    cell = kernel.run("%%spmd\nHTML(f'<table><tr><td>{rank}</td></tr></table>')")
-    assert cell_of(cell) == ["display_data"]
-    assert cell.html.count("<table") == 2
-    assert cell.html.count('type="radio"') == 3
-    assert kernel.run("_").html.count("<table") == 2
 
 
 # ---- while it runs ---------------------------------------------------------------------------
@@ -117,16 +103,6 @@ def test_a_flood_is_bounded_and_its_end_is_right(kernel: Kernel) -> None:
     assert "last 0" in cell.text
     assert "lines left out: _.text(0) ...]" in cell.text
     assert kernel.run("_.text(1)[-7:]").text == "'last 1\\n'"
-
-
-def test_equal_lines_of_the_ranks_are_one_while_the_cell_runs(
-    kernel: Kernel, tmp_path: Path
-) -> None:
-    go = [tmp_path / str(i) for i in range(3)]
-    steps = [f"print('step', {i})\n{until_there(path)}" for i, path in enumerate(go)]
-    seen = [(draws(f"[0, 1] step {i}"), path.touch) for i, path in enumerate(go)]
-    cell = kernel.run("\n".join(["%%spmd", *steps]), meanwhile=seen)
-    assert cell.text.split() == ["[0,", "1]", "step", "0", "step", "1", "step", "2"]
 
 
 def test_a_display_is_updated_in_its_place_while_the_cell_runs(
@@ -161,18 +137,6 @@ def test_figures_that_cannot_stand_in_html_are_displayed_beside_it(kernel: Kerne
 # ---- widgets ---------------------------------------------------------------------------------
 
 
-def test_widgets_of_ranks_show_their_text(kernel: Kernel) -> None:
-    cell = kernel.run(
-        "%%spmd -o shown\nimport ipywidgets\nslider = ipywidgets.IntSlider(value=rank)\n"
-        "display(slider)\nslider"
-    )
-    assert not any(WIDGET in output["data"] for output in cell.outputs)
-    assert not [kind for _, kind, _ in cell.messages if kind.startswith("comm_")]
-    assert cell.text.count("IntSlider(value=1)") == 2  # what was displayed, and the last value
-    texts = kernel.run("[d['data']['text/plain'] for d in shown.outputs[1].displays]").text
-    assert texts == "['IntSlider(value=1)', 'IntSlider(value=1)']"
-
-
 def test_what_stands_in_an_output_widget_ends_as_text_and_clears_nothing_else(
     kernel: Kernel,
 ) -> None:
@@ -193,22 +157,6 @@ def test_what_stands_in_an_output_widget_ends_as_text_and_clears_nothing_else(
     assert any(re.search(r"\[0(, 1)?\] step [01]\b", text) for text in drawn)  # while it runs
 
 
-def test_all_that_rich_shows_is_there(kernel: Kernel) -> None:
-    cell = kernel.run(
-        "%%spmd\nfrom rich import print as rprint\nfrom rich.console import Console\n"
-        "from rich.live import Live\nfrom rich.progress import track\n"
-        "from rich.table import Table\nrprint('[bold]rich print[/bold]')\n"
-        "table = Table(title='Title'); table.add_row('cell of the table'); Console().print(table)\n"
-        "for _ in track(range(3), description='tracking'): pass\n"
-        "with Live() as live: live.update('living')\n"
-        "try: 1 / 0\nexcept ZeroDivisionError: Console().print_exception()\n"
-        "print('end')"
-    )
-    shown = ("rich print", "cell of the table", "tracking", "100%", "living", "ZeroDivision", "end")
-    assert [words for words in shown if words not in cell.text] == []
-    assert "?" not in cell.text.partition("tracking")[2].partition("\n")[0]
-
-
 def test_bars_made_of_widgets_end_as_text(kernel: Kernel) -> None:
     cell = kernel.run(
         "%%spmd\nfrom tqdm.auto import tqdm\nfor _ in tqdm(range(4)): time.sleep(0.05)\n"
@@ -225,18 +173,6 @@ def test_bars_made_of_widgets_end_as_text(kernel: Kernel) -> None:
     groups = re.findall(r"^\[([\d, ]+)\] 100%\|█{10}\| 4/4 \[", text, re.MULTILINE)
     assert sorted(groups) in (["0, 1"], ["0", "1"])
     assert text.count("100%") == len(groups)
-
-
-def test_bars_in_terminal_style_end_in_their_last_state(kernel: Kernel, tmp_path: Path) -> None:
-    go = tmp_path / "go"
-    cell = kernel.run(
-        "%%spmd\nfrom tqdm import tqdm as bar\nfor i in bar(range(12)):\n    time.sleep(0.1)\n"
-        f"    if i == 5:\n{until_there(go, margin=' ' * 8)}\nprint('done')",
-        meanwhile=[(draws("(slowest: rank "), go.touch)],
-    )
-    group = r"\[([\d, ]+)\] 100%\|█+\| 12/12 \[.*\n +done"
-    groups = re.findall(group, cell.text)
-    assert sorted(groups) in (["0, 1"], ["0", "1"])  # alike, unless one has taken much longer
 
 
 # ---- late and failing ------------------------------------------------------------------------
@@ -262,25 +198,6 @@ def test_late_text_appears_under_its_own_cell(kernel: Kernel, said: str, tmp_pat
     assert "late" not in kernel.run("%%spmd\nprint('next')").text
 
 
-def test_a_failing_cell_shows_what_was_said_and_who_was_freed(
-    kernel: Kernel, tmp_path: Path
-) -> None:
-    kernel.run(f"%%spmd\n{peers(tmp_path / 'waits')}")
-    cell = kernel.run(
-        "%%spmd\nprint('before')\nif rank == 1:\n"
-        "    until_told(); raise ValueError('bad <row>')\ndist.barrier()"
-    )
-    assert [output["type"] for output in cell.outputs] == ["display_data", "error"]
-    first, freed = re.findall(r"<details.*?</details>", cell.html, re.DOTALL)[:2]
-    assert "<details open>" in first
-    assert "ValueError" in first
-    assert "bad &lt;row&gt;" in first
-    assert re.search(r"waiting in barrier \(Cell In\[\d+\], line 5\)", freed)
-    assert "<details open>" not in freed
-    assert cell.text.startswith("[0, 1] before\nrank 1:\n")
-    assert "raise ValueError('bad <row>')" not in cell.error_text  # once is enough
-
-
 CAUGHT = """try:
     get_ipython().run_cell_magic('spmd', '', '1 / 0')
 except Exception as error:
@@ -300,21 +217,14 @@ def test_an_error_of_the_users_that_comes_from_ours_shows_no_frames_of_ours(kern
     assert "execution.py" not in text
 
 
-def test_naming_a_result_as_ipython_does_anyway_leaves_its_names_alone(kernel: Kernel) -> None:
-    kernel.run("%%spmd -o _\nrank + 5")
-    assert kernel.run("_[1]").text == "6"
-    kernel.run("'another'")
-    assert kernel.run("_").text == "'another'"
-
-
 # Each notice comes when the one before has been seen.
 NOTICED = """
 import os, threading, time, gpupool
 from gpupool.notebook.cells.views import make_view
 from gpupool.spmd.cell import SpmdRun
-def noticed(source, *notices, folder, unwaited=""):
+def noticed(source, *notices, folder):
     pool = gpupool.current_pool()
-    view = make_view("auto", (0, 1), unwaited=unwaited)
+    view = make_view("auto", (0, 1))
     def tell():
         for n, text in enumerate(notices):
             view.notice(text)
@@ -351,20 +261,3 @@ def test_a_notice_stands_below_the_tail_until_it_is_over(kernel: Kernel, tmp_pat
     assert shown[with_a[0]]["text/plain"] == "running\ngpupool: a <hang>"
     assert not {*with_a} & {*with_b}
     assert "gpupool:" not in cell.text
-
-
-def test_a_notice_of_a_cell_in_the_background_stands_under_that_cell(
-    kernel: Kernel, tmp_path: Path
-) -> None:
-    kernel.run(NOTICED)
-    go, seen = tmp_path / "go", tmp_path / "0"
-    arguments = f"{until_there(go)!r}, 'a hang', folder={str(tmp_path)!r}, unwaited='x'"
-    cell = kernel.run(
-        f"run = noticed({arguments})\n{until_there(seen)}",
-        meanwhile=[(draws("a hang"), seen.touch)],
-    )
-    assert cell.text == "gpupool: a hang"
-    assert "border-left" in cell.html
-    shows = [(draws("running\ngpupool: a hang"), go.touch)]
-    waiting = kernel.run("_ = run.result()", meanwhile=shows)
-    assert "hang" not in waiting.text

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from PIL import Image
 
@@ -130,14 +128,6 @@ def test_a_cell_that_is_run_again_with_other_code_shows_the_code_that_ran(kernel
     assert "----> 7         return y.missing_name" in kernel.run("predict(before, data)").error_text
 
 
-def test_a_module_beside_the_notebook_shows_its_line_too(kernel: Kernel, tmp_path: Path) -> None:
-    (tmp_path / "own_nets.py").write_text(f"from torch import nn\n{NETWORK}")
-    kernel.run(f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import own_nets")
-    shown = kernel.run("predict(own_nets.Net(), data)").error_text
-    assert "own_nets.py, line 8)" in shown.splitlines()[0]
-    assert "----> 8     return y.missing_name" in shown
-
-
 def test_a_module_that_calls_another_shows_both_lines_and_not_how_torch_calls(
     kernel: Kernel,
 ) -> None:
@@ -153,11 +143,6 @@ def test_a_module_that_calls_another_shows_both_lines_and_not_how_torch_calls(
     assert "_call_impl" not in shown + kernel.run(f"%%spmd\n{outer}Outer()(torch.ones(2, 4))").text
 
 
-def test_a_loss_that_is_cut_off_from_the_network_is_one_sentence(kernel: Kernel) -> None:
-    loss = "lambda outputs, targets: outputs.detach().mean()"
-    cell = kernel.run(f"train(nn.Linear(4, 2), data, {loss}, options=options())")
-    assert cell.error_text.startswith("SpmdError: TrainingError: the loss has no gradient: ")
-    assert "find_unused_parameters" not in cell.text
 
 
 @pytest.mark.parametrize("one_cell", [True, False])
@@ -170,13 +155,3 @@ def test_a_value_that_other_ranks_alone_have_is_said(kernel: Kernel, one_cell: b
     assert shown.startswith("SpmdError: rank 1: NameError: name 'of_rank_0' is not defined (rank 0")
     assert "pool.sync_from(0, 'of_rank_0', ranks=[1]) copies it" in shown
     kernel.run("%%spmd\nif rank == 0: del of_rank_0")
-
-
-def test_in_an_inline_pool_it_is_the_same(kernel: Kernel) -> None:
-    kernel.run("%gpupool stop\n%gpupool start --inline")
-    try:
-        for part in ("forward", "__getitem__", "loss"):
-            cell, line = PARTS[part]
-            assert f"----> {line} " in kernel.run(cell).error_text
-    finally:
-        kernel.run("%gpupool stop\n%gpupool start --cpu -n 2")

@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from gpupool.core.errors import OptionsError
 from gpupool.notebook.magics.arguments import COMMANDS, spmd_parser
 
 PARSERS = {**COMMANDS, "%%spmd": spmd_parser}
-WORDS = [name for make in PARSERS.values() for name in make().option_names()]
-LINES = st.text("a0-= '\"\\\n\t\0é²%{$#") | st.lists(
-    st.sampled_from([*WORDS, "0", "-1", "a", "=", "--", "nan", "'", '"a b"', "--view=x"])
-).map(" ".join)
-
-
-@given(st.sampled_from(sorted(PARSERS)), LINES)
-def test_every_line_gives_arguments_or_one_sentence(command: str, line: str) -> None:
-    try:
-        parsed: object = PARSERS[command]().parse_line(line)
-    except OptionsError as error:
-        parsed = str(error)
-    name = command if command == "%%spmd" else f"%gpupool {command}"
-    assert isinstance(parsed, argparse.Namespace) or str(parsed).startswith(name)
 
 
 @pytest.mark.parametrize(
@@ -52,11 +33,6 @@ def test_every_line_gives_arguments_or_one_sentence(command: str, line: str) -> 
             "Usage: %gpupool start [--backend {auto,nccl,gloo}]",
         ),
         ("start", "--on-hang x", "'x' is unknown. There are: tell, abort. Usage: %gpupool start"),
-        ("auto", "onn", "%gpupool auto: argument state: 'onn' is unknown. Did you mean 'on'?"),
-        ("check", "--only kil abrot-all", "'abrot-all' is unknown. Did you mean 'abort-all'?"),
-        ("check", "--cpu --gpu", "argument --gpu: not allowed with argument --cpu."),
-        ("gpus", "--watsh", "%gpupool gpus has no option --watsh. Did you mean '--watch'?"),
-        ("gpus", "--watch 0", "argument --watch: 0 is not a number of seconds above 0."),
         ("start", "--timeout 0", "argument --timeout: 0 is not a number of seconds above 0."),
         ("start", "--timeout nan", "argument --timeout: nan is not a number of seconds above 0."),
         ("start", "--timeout x", "argument --timeout: invalid number of seconds value: 'x'."),
@@ -72,9 +48,9 @@ def test_every_line_gives_arguments_or_one_sentence(command: str, line: str) -> 
         ("log", "0 -n 0", "%gpupool log: argument -n: 0 is not a number above 0."),
         (
             "%%spmd",
-            "--view rank",
-            "%%spmd: argument --view: 'rank' is unknown. Did you mean 'ranks'? "
-            "Usage: %%spmd [--view {auto,ranks,raw,quiet}]",
+            "--view quite",
+            "%%spmd: argument --view: 'quite' is unknown. Did you mean 'quiet'? "
+            "Usage: %%spmd [--view {auto,quiet}]",
         ),
         ("%%spmd", "--local", "%%spmd has no option --local. There are: -t, --targets, -o,"),
         ("%%spmd", "-t", "%%spmd: argument -t/--targets: expected one argument."),
@@ -94,36 +70,3 @@ def test_a_bad_line_is_answered_with_what_is_allowed(
         PARSERS[command]().parse_line(line)
     assert sentence in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_an_error_does_not_repeat_a_value() -> None:
-    with pytest.raises(OptionsError) as caught:
-        COMMANDS["start"]().parse_line("--secret=hunter2")
-    assert "hunter2" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("command", "line", "expected"),
-    [
-        ("start", "", {"profile": None}),
-        ("start", "local -n 4 --cpu", {"profile": "local", "n": 4, "device": "cpu"}),
-        ("start", "--gpus 0,2 --timeout 9", {"profile": None, "gpus": "0,2", "timeout_s": 9.0}),
-        ("start", "-n 2 --force", {"n": 2, "force": True}),
-        ("start", "--env A 'B*'", {"profile": None, "env": ["A", "B*"]}),
-        ("env", "AWS_* --unset", {"names": ["AWS_*"], "aws": False, "unset": True}),
-        ("gpus", "", {"every_s": None}),
-        ("gpus", "--watch", {"every_s": 1.0}),
-        ("gpus", "--watch 0.5", {"every_s": 0.5}),
-        ("log", "-1 -n 5", {"rank": "-1", "num_lines": 5}),
-    ],
-)
-def test_a_good_line_gives_just_what_it_says(
-    command: str, line: str, expected: dict[str, Any]
-) -> None:
-    parsed = vars(COMMANDS[command]().parse_line(line))
-    assert {"profile": None, **parsed} == {"profile": None, **expected}
-
-
-@pytest.mark.parametrize("ranks", ["all", "0", "0,2", "0:4", "-1", "-1,0", "-2:", "::2"])
-def test_ranks_may_be_negative(ranks: str) -> None:
-    assert spmd_parser().parse_line(f"-t {ranks} -o r").ranks == ranks

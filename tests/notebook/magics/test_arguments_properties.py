@@ -43,22 +43,9 @@ VALID: dict[str, dict[str, tuple[str, st.SearchStrategy[Any]]]] = {
     },
     "restart": {"": ("ranks", RANKS)},
     "sync": {"-t": ("ranks", RANKS), "--force": ("force", FLAG), "": ("rank", st.integers(0))},
-    "auto": {
-        "": ("state", st.sampled_from(["on", "off"])),
-        "-t": ("ranks", RANKS),
-        "--view": ("view", st.sampled_from(VIEWS)),
-        "--timeout": ("timeout_s", SECONDS),
-    },
     "debug": {"": ("rank", RANKS)},
-    "gpus": {"--watch": ("every_s", SECONDS)},
+    "gpus": {},
     "help": {},
-    "check": {
-        "--cpu": ("device", st.just("cpu")),
-        "--gpus": ("gpus", WORD),
-        "--only": ("only", st.lists(st.sampled_from(["abort", "own-cell", "k"]), min_size=1)),
-        "--seconds": ("seconds", SECONDS),
-        "--json": ("as_json", FLAG),
-    },
     "env": {
         "--aws": ("aws", FLAG),
         "--unset": ("unset", FLAG),
@@ -76,7 +63,7 @@ VALID: dict[str, dict[str, tuple[str, st.SearchStrategy[Any]]]] = {
     },
 }
 WITHOUT_VALUE = {"--force", "--cpu", "--inline", "--aws", "--unset"}
-WITHOUT_VALUE |= {"--nowait", "--isolate", "--no-sync", "--json"}
+WITHOUT_VALUE |= {"--nowait", "--isolate", "--no-sync"}
 
 
 def refusal(command: str, line: str) -> str:
@@ -91,7 +78,7 @@ def refusal(command: str, line: str) -> str:
 def test_every_command_and_option_is_tried() -> None:
     assert set(VALID) == set(PARSERS)
     assert {option for options in VALID.values() for option in options if option} == {
-        option for option in OPTIONS if option not in ("--targets", "-o", "--gpu")
+        option for option in OPTIONS if option not in ("--targets", "-o")
     }
 
 

@@ -65,20 +65,6 @@ def test_the_rank_that_failed_first_is_looked_at_frame_by_frame(failed: Kernel) 
     assert usable(failed)
 
 
-def test_the_prompt_names_the_rank_that_was_chosen(failed: Kernel) -> None:
-    with pytest.raises(AssertionError, match=r"ipdb\[0\]> "):
-        failed.run("%gpupool debug 0")
-    failed.client.input("q")
-    assert usable(failed)
-
-
-@pytest.mark.parametrize("end", ["q", "quit", "exit", "EOF", "c", "s"])
-def test_a_session_ends_well(failed: Kernel, end: str) -> None:
-    cell = failed.run("%gpupool debug -1", answers=[end])
-    assert (cell.status, cell.errors) == ("ok", [])
-    assert usable(failed)
-
-
 def test_the_stop_button_ends_a_session_that_waits_for_a_command(failed: Kernel) -> None:
     waits = [(lambda cell: len(cell.questions) == 2, failed.press_stop)]
     cell = failed.run("%gpupool debug", meanwhile=waits, answers=["p 'one'", None])
@@ -104,14 +90,6 @@ def test_a_breakpoint_is_a_place_to_look_at(kernel: Kernel) -> None:
     assert cell.text.endswith("6")
 
 
-def test_commands_without_a_meaning_here_say_so(failed: Kernel) -> None:
-    commands = ["interact", "run", "jump 3", "debug 1 + 1", "p 6 * 7", "q"]
-    cell = failed.run("%gpupool debug", answers=commands)
-    assert "*** interact asks for input, which a rank cannot." in cell.text
-    assert cell.text.rstrip().endswith("42")
-    assert usable(failed)
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -128,13 +106,6 @@ def test_where_nobody_can_be_asked_the_error_says_what_else_there_is(failed: Ker
     cell = failed.run("%gpupool debug", allow_stdin=False)
     assert "this front end cannot ask for input" in cell.error_text
     assert "error.errors[rank].traceback" in cell.error_text
-    assert usable(failed)
-
-
-def test_a_rank_that_is_busy_is_not_waited_for(failed: Kernel) -> None:
-    failed.run("%%spmd --nowait -o handle\nimport time\ntime.sleep(60)")
-    assert "a cell is still running" in failed.run("%gpupool debug 1").error_text
-    failed.run("handle.interrupt()\nimport time\nwhile not handle.done(): time.sleep(0.05)")
     assert usable(failed)
 
 

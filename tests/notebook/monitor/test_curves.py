@@ -7,12 +7,8 @@ import math
 import random
 import re
 import statistics
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -22,10 +18,7 @@ from gpupool.notebook.monitor.picture import history_html, state_of
 from gpupool.training.history import TrainingHistory
 from tests.notebook.monitor.test_picture import drawing, lines
 
-HistoryOf = Callable[..., TrainingHistory]
 START = StartEvent(200, 500, 4000, 8, 1, "CPU", "none", validate_every=500)
-PLOTS_JS = Path(__file__).parents[3] / "gpupool/notebook/static/plots.js"
-NODE = next(Path(sys.prefix).glob("lib/python*/site-packages/playwright/driver/node"), None)
 NAMES = (
     "accuracy",
     "top5",
@@ -95,34 +88,6 @@ def test_smoothing_has_no_bias_towards_the_first_value() -> None:
     )
 
 
-def test_smoothing_of_means_is_that_of_their_steps() -> None:
-    values = [math.sin(number / 500) for number in range(1, 6001)]
-    curve = Curve(600)
-    for number, value in enumerate(values, start=1):
-        curve.add(number, value)
-    every = dict(smoothed([(n, v, 1) for n, v in enumerate(values, start=1)], 120))
-    for number, value in smoothed(curve.means(), 120):
-        assert value == pytest.approx(every[number], abs=0.03)
-
-
-@pytest.mark.skipif(NODE is None, reason="no node, which comes with playwright")
-@pytest.mark.parametrize("half_life", [0.2, 18.0, 1e4])
-def test_the_page_smooths_as_the_picture_does(half_life: float) -> None:
-    noise, means, last = random.Random(1), [], 0
-    for _ in range(200):
-        count = noise.randint(1, 9)
-        last += count
-        means.append((last, noise.gauss(0, 3), count))
-    call = f"console.log(JSON.stringify(smoothed({json.dumps(means)}, {half_life})))"
-    code = f"{PLOTS_JS.read_text()}\n{call}"
-    told = subprocess.run([str(NODE), "-"], input=code, capture_output=True, text=True, check=True)
-    found = json.loads(told.stdout)
-    assert [number for number, _ in found] == [number for number, _, _ in means]
-    assert [value for _, value in found] == pytest.approx(
-        [value for _, value in smoothed(means, half_life)]
-    )
-
-
 def test_a_training_stopped_early_fills_its_picture() -> None:
     history = course(*(2.3 * 0.999**n for n in range(2000)))
     running = state_of(history).view["axes"]["steps"]
@@ -154,13 +119,6 @@ def test_pictures_of_no_course_are_drawn(losses: tuple[float, ...]) -> None:
         assert "nan" not in inside
         assert "inf" not in inside
         assert ">0<" in inside  # the axes are there
-
-
-def test_axes_hold_the_training_before_as_far_as_it_is_drawn() -> None:
-    history = ended(course(*[0.5] * 20))
-    history.before = {"loss": [(10, 3.0, 10), (20, 2.0, 10), (40, 90.0, 20)]}
-    axis = state_of(history).view["axes"]["y"]["loss"]
-    assert (axis["low"], axis["high"], axis["clipped"]) == (0, 3, [])
 
 
 @pytest.mark.parametrize("huge", [1e31, 1e300, 1e308])
@@ -210,20 +168,3 @@ def test_twelve_metrics_have_a_small_plot_each_in_two_columns() -> None:
     assert len(titles) == len(names)
     assert {title.get("x") for title in titles} == {"0.0", "444.0"}
     assert all(len(title.text or "") <= 52 for title in titles)
-
-
-def test_a_metric_that_counts_in_percent_already_is_no_share() -> None:
-    history = course(1.0, start=replace(START, metrics=("my_accuracy",)))
-    history.add(ValidationEvent(1, 1, 1.0, None, 10, 1.0, {"my_accuracy": 63.0}))
-    state = state_of(history)
-    assert state.view["plots"][1]["title"] == "my_accuracy"
-    assert state.whole()["metric:my_accuracy"]["validation"] == [(1, 63.0)]
-    assert [plot["name"] for plot in state.view["plots"]] == ["loss", "metric:my_accuracy"]
-
-
-def test_the_curve_of_a_good_fine_tuning_is_seen() -> None:
-    history = course()
-    for number in range(1, 500):
-        history.add(step(number, 0.05, 0.985 + 0.011 * number / 500))
-    axis = state_of(history).view["axes"]["y"]["accuracy"]
-    assert (axis["low"], axis["high"]) == (95, 100)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.notebook.kernel import Cell, Condition, Kernel, draws
+from tests.notebook.kernel import Cell, Kernel, draws
 from tests.notebook.pages import Page
 from tests.support.waits import until_there
 
@@ -78,18 +77,6 @@ def has_button(cell: Cell) -> bool:
     return [view["stop_label"] for view in views if "stop_label" in view][-1:] == ["Stop"]
 
 
-def for_a_while(condition: Condition, seconds: float) -> Condition:
-    """Whether it has been true for so long."""
-    since: list[float] = []
-
-    def holds(cell: Cell) -> bool:
-        if condition(cell) and not since:
-            since.append(time.monotonic())
-        return bool(since) and time.monotonic() - since[0] > seconds
-
-    return holds
-
-
 def test_an_own_loop_has_the_losses_of_train_and_is_shown(kernel: Kernel) -> None:
     assert kernel.run(DATA).status == "ok"
     assert kernel.run(TRAIN).status == "ok"
@@ -152,23 +139,8 @@ def test_the_stop_button_interrupts_a_loop_that_does_not_ask(kernel: Kernel) -> 
     assert not ASKED_AGAIN(cell)
 
 
-def test_a_second_press_interrupts(kernel: Kernel) -> None:
-    stuck = ENDLESS + "        if monitor.stop:\n            time.sleep(60)\n"
-    # a press within a second of the first one means the same
-    again = for_a_while(ASKED_AGAIN, 1.5)
-    presses = [(has_button, kernel.press_stop), (again, kernel.press_stop)]
-    cell = kernel.run(stuck, meanwhile=presses)
-    assert cell.status == "error"
-    assert "KeyboardInterrupt" in cell.error_text
-
-
 def test_a_monitor_that_nobody_closes_ends_with_its_cell(kernel: Kernel) -> None:
     cell = kernel.run(
         "%%spmd\nmonitor = gpupool.monitor(['a'], title='Left')\nmonitor.record(1, a=2.0 * rank)"
     )
     assert re.fullmatch(r"Left: step 1, a 1, \d+\.\d s, ended", cell.text)
-
-
-def test_a_wrong_metric_is_named(kernel: Kernel) -> None:
-    cell = kernel.run("%%spmd\ngpupool.monitor(['loss']).record(1, los=1.0)")
-    assert "'los' is no metric of this monitor, which has 'loss'" in cell.error_text

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-import pytest
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[3]
@@ -67,19 +66,6 @@ def test_the_saved_notebook_keeps_a_still_picture_and_no_widget() -> None:
     assert len(lines["accuracy"]["validation"]) == 3
 
 
-def test_while_it_runs_the_notebook_holds_the_widget_and_its_text() -> None:
-    notebook = executed(
-        "from gpupool.notebook.monitor.views import WidgetView\n"
-        "run = Run(num_epochs=1, steps_per_epoch=4, num_steps=4)\n"
-        "view = WidgetView(run.stop)\nrun.add_listener(view)",
-        "run.wait()\nview.monitor",
-    )
-    assert WIDGET_VIEW in notebook.cells[1].outputs[0].data
-    shown = notebook.cells[2].outputs[0].data
-    assert WIDGET_VIEW in shown
-    assert shown["text/plain"].startswith("training  epoch 1/1  step 4/4  ")
-
-
 def test_stop_reaches_the_run_and_is_acknowledged_at_once() -> None:
     notebook = executed(
         "from gpupool.notebook.monitor.views import WidgetView\n"
@@ -104,27 +90,6 @@ def test_the_kernel_may_answer_on_any_shell() -> None:
         "print(after_open, '_reply_subshell_id' in vars(monitor.comm))"
     )
     assert notebook.cells[1].outputs[0].text == "False False\n"
-
-
-NO_COMMS = "import comm\ncomm.create_comm = comm.DummyComm"
-BROKEN_ANYWIDGET = """
-import pathlib, sys, tempfile
-folder = tempfile.mkdtemp()
-pathlib.Path(folder, "anywidget.py").write_text("raise ImportError('of another version')")
-sys.path.insert(0, folder)
-"""
-
-
-@pytest.mark.parametrize("without", [NO_COMMS, BROKEN_ANYWIDGET], ids=["comms", "anywidget"])
-def test_without_widgets_html_is_drawn_in_place(without: str) -> None:
-    notebook = executed(
-        without,
-        # In one cell: nbclient drops what comes between two.
-        "run = Run(num_epochs=1, steps_per_epoch=20)\nshow_training(run)\nrun.wait()",
-    )
-    (output,) = notebook.cells[2].outputs
-    assert WIDGET_VIEW not in output.data
-    assert "Finished: 1 epoch" in output.data["text/html"]
 
 
 COUNTED = """
@@ -232,18 +197,3 @@ def test_the_browser_half_is_one_module_without_dependencies() -> None:
     assert source.count("export default") == 1
     assert "import" not in source
     assert "http" not in source.replace('xmlns="http://www.w3.org/2000/svg"', "")
-
-
-def test_a_training_is_shown_as_the_option_says() -> None:
-    notebook = executed(
-        "show_training(Run(), 'none')",
-        "run = Run(num_epochs=2, steps_per_epoch=10)\nshow_training(run, 'table')\n_ = run.wait()",
-    )
-    assert notebook.cells[1].outputs == []
-    outputs = notebook.cells[2].outputs
-    assert {(output.output_type, output.get("name")) for output in outputs} == {
-        ("stream", "stdout")
-    }
-    lines = "".join(output.text for output in outputs).splitlines()
-    assert "epoch 1/2" in lines[0]
-    assert "epoch 2/2" in lines[-1]

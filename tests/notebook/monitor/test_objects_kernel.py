@@ -9,7 +9,6 @@ import pytest
 from tests.notebook.kernel import Cell, Kernel, without_progress
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-LAST = '"label":"last run"'  # in the legend
 DATA = """
 import gpupool, threading, torch
 from torch import nn
@@ -65,26 +64,6 @@ def test_a_run_has_a_second_live_view_and_all_become_still(kernel: Kernel) -> No
     assert shown["transient"]["display_id"] in places
     assert len(places) == 2  # the one of `train` too
     assert "Finished: 2 epochs" in only(kernel.run("run"))
-
-
-def test_the_training_before_is_a_pale_curve(kernel: Kernel) -> None:
-    train = (
-        "again = gpupool.train(model, Squares(40), {loss}epochs=1, batch_size=4)\n"
-        "print({{n: m[-1][0] for n, m in again.history.before.items()}})"
-    )
-
-    def trained(loss: str = "", allow_stdin: bool | None = None) -> tuple[str, str]:
-        cell = kernel.run(train.format(loss=loss), allow_stdin=allow_stdin)
-        return cell.text.splitlines()[-1], cell.html
-
-    before, page = trained()
-    assert before == "{'accuracy': 20, 'loss': 20}"
-    assert LAST in page
-    # as papermill and nbconvert run a cell
-    assert trained(allow_stdin=False)[0] == "{}"
-    # Losses of two kinds are not compared, shares of what is right are.
-    assert trained(loss="torch.nn.NLLLoss(), ")[0] == "{'accuracy': 10}"
-    assert LAST in kernel.run("again.plot()").html
 
 
 def test_a_pool_shows_its_bar(kernel: Kernel) -> None:

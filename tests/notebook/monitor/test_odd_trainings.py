@@ -125,10 +125,6 @@ def test_long_names_of_metrics_differ_in_the_table_and_above_the_plots() -> None
     assert len(set(titles)) == len(titles) == 2 + 12
 
 
-def test_no_step_is_said() -> None:
-    assert words.headline(history_of("no step")) == "Stopped before the first step"
-
-
 def test_a_training_that_diverged_does_not_flatten_what_it_is_compared_with() -> None:
     def history(losses: list[float]) -> TrainingHistory:
         made = TrainingHistory()

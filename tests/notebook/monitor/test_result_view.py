@@ -51,7 +51,7 @@ def test_the_text_has_all_in_a_few_lines() -> None:
     ]
 
 
-def test_the_html_has_the_same_and_the_curves() -> None:
+def test_the_html_has_the_same() -> None:
     result = result_of()
     result.history.add(WarningEvent("spike", "the loss <jumped>", 5))
     html = result_html(result)
@@ -61,22 +61,9 @@ def test_the_html_has_the_same_and_the_curves() -> None:
         "the loss <jumped>",
         "Weights the best ones, after step 600",
         "Loss Accuracy Training 0.2579 94.6 %",
-        "Curves",
     ):
         assert part in page
-    assert "<img" in html
-    assert len(html) < 200_000
-
-
-def test_an_early_end_and_a_failure_are_shown_too() -> None:
-    result = result_of(num_steps=10)
-    result.history.add(EndEvent("user", 10, 0.5))
-    assert "stopped, by you, in 0.5 s" in repr(result)
-    assert "the last ones, after step 10" in repr(result)
-    assert ET.fromstring(result_html(result)) is not None
-    empty = TrainingResult(nn.Linear(2, 1), TrainingHistory(status="failed"), TrainingOptions())
-    assert repr(empty).splitlines()[1:] == ["  model       Linear, 3 parameters"]
-    assert "<img" not in result_html(empty)
+    assert len(html) < 20_000
 
 
 def test_ipython_shows_it_by_both() -> None:

@@ -59,13 +59,6 @@ def by_command(*words: str) -> Callable[[Path], str]:
     return run
 
 
-TOOLS = {
-    "nbconvert": by_command("nbconvert", "--to", "notebook", "--execute", "--inplace", "NOTEBOOK"),
-    "papermill": by_command("papermill", "NOTEBOOK", "NOTEBOOK"),
-    "nbmake": by_command("pytest", "-p", "no:cacheprovider", "--nbmake", "--overwrite", "NOTEBOOK"),
-}
-
-
 def assert_has_the_picture(path: Path) -> None:
     (cell,) = (c for c in read(path).cells if c.source.strip() == CELL.strip())
     # Nobody saw the widget: its lines are for a log.
@@ -124,10 +117,3 @@ def test_the_log_of_papermill_has_a_line_for_each_validation(notebook: Path) -> 
     assert len(epochs) >= 4
     assert any(line.startswith("Starting") for line in lines)
     assert sum("finished  epoch 4/4  step 16/16" in line for line in lines) == 1
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("tool", TOOLS)
-def test_other_tools_leave_it_too(notebook: Path, tool: str) -> None:
-    TOOLS[tool](notebook)
-    assert_has_the_picture(notebook)

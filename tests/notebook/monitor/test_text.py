@@ -9,13 +9,11 @@ import pty
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import TextIO, cast
 
 import pytest
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.terminal import FRESH_LINE
-from gpupool.core.wire.events import EndEvent, StepEvent
 from gpupool.notebook.monitor.text import TextProgress
 from gpupool.notebook.monitor.views import show_training
 from gpupool.training.history import TrainingHistory
@@ -96,24 +94,6 @@ def test_a_terminal_line_is_cut_and_a_shorter_one_leaves_no_rest(
     assert stream.getvalue().endswith(FRESH_LINE + "failed: rank 1 died\n")
 
 
-def test_a_wide_terminal_says_what_ctrl_c_does(
-    history_of: HistoryOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stream, now = Terminal(), 0.0
-    progress = TextProgress(stream, clock=lambda: now)
-    history = history_of(num_steps=5)
-    monkeypatch.setenv("COLUMNS", "200")
-    progress(history)
-    assert stream.getvalue() == FRESH_LINE + history.line() + "   (Ctrl-C: stop and keep)"
-    monkeypatch.setenv("COLUMNS", "80")
-    now = 1.0
-    progress(history)
-    shown = stream.getvalue().split(FRESH_LINE)[-1]
-    assert shown == (
-        "training  epoch 1/6  [                    ] 0%  loss 2.4323  acc 3.8%  eta 0:11"
-    )
-
-
 @pytest.mark.parametrize(
     ("step_s", "num_steps", "num_lines"),
     [
@@ -140,16 +120,6 @@ def test_a_log_gets_a_line_now_and_then(
     assert "\r" not in stream.getvalue()
 
 
-def test_a_long_training_does_not_fill_its_log(history_of: HistoryOf) -> None:
-    stream, now = io.StringIO(), 0.0
-    progress = TextProgress(stream, clock=lambda: now)
-    history = history_of(num_steps=2)
-    for _ in range(100_000):
-        progress(history)
-        now += 3.6  # a hundred hours
-    assert 200 < len(stream.getvalue().splitlines()) < 500
-
-
 @pytest.mark.parametrize("kind", ["dumb", ""])
 def test_a_terminal_without_a_cursor_gets_lines(
     history_of: HistoryOf, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -160,14 +130,6 @@ def test_a_terminal_without_a_cursor_gets_lines(
     assert "\r" not in stream.getvalue()
     assert "\x1b" not in stream.getvalue()
     assert stream.getvalue().splitlines()[-1].startswith("finished  epoch 1/1")
-
-
-def test_the_last_terminal_line_is_whole_and_written_once(history_of: HistoryOf) -> None:
-    stream = Terminal()
-    replay(TextProgress(stream), history_of(num_epochs=1, steps_per_epoch=2))
-    last = stream.getvalue().split(FRESH_LINE)[-1]
-    assert last.startswith("finished  epoch 1/1  step 2/2  loss 0.")
-    assert stream.getvalue().count("\n") == 1
 
 
 def pieces(reader: int) -> Iterator[str]:
@@ -201,23 +163,6 @@ def test_it_works_on_a_real_terminal_and_needs_only_the_standard_library() -> No
     assert shown == f"{FRESH_LINE}starting{FRESH_LINE}finished\r\n"
 
 
-def test_a_stream_that_can_only_write_gets_lines(history_of: HistoryOf) -> None:
-    class Tee:
-        """What users put in the place of sys.stderr."""
-
-        text = ""
-
-        def write(self, text: str) -> None:
-            self.text += text
-
-        def flush(self) -> None:
-            pass
-
-    tee = Tee()
-    replay(TextProgress(cast("TextIO", tee)), history_of(num_epochs=1, steps_per_epoch=2))
-    assert tee.text.splitlines()[-1].startswith("finished  epoch 1/1")
-
-
 def test_a_stderr_that_was_closed_before_gets_nothing() -> None:
     script = (
         "import sys\n"
@@ -232,18 +177,6 @@ def test_a_stderr_that_was_closed_before_gets_nothing() -> None:
     command = ["sh", "-c", 'exec "$0" -c "$1" 2>&-', sys.executable, script]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout == "None\n"
-
-
-def test_an_early_stop_is_the_last_line(history_of: HistoryOf) -> None:
-    history = history_of(num_steps=4)
-    stream = io.StringIO()
-    progress = TextProgress(stream)
-    history.add(EndEvent("user", 4, 1.0))
-    progress(history)
-    history.steps.append(StepEvent(5, 1, 1.0, None, 0.1, 512, 2.0, 0.0))
-    progress(history)
-    assert stream.getvalue().startswith("stopped  epoch 1/6  step 4/900")
-    assert stream.getvalue().count("\n") == 1
 
 
 def test_a_plot_without_a_notebook_is_refused() -> None:

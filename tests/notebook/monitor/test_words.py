@@ -149,11 +149,6 @@ def test_why_it_is_over(stopped_by: str, said: str) -> None:
     assert rows(history_of([START, STEP, EndEvent(stopped_by, 1, 0.1)]))["Stop reason"] == said
 
 
-def test_a_training_that_max_steps_has_ended_says_how_many_it_took() -> None:
-    done = history_of([START, STEP, EndEvent("max_steps", 1, 0.1)])
-    assert words.headline(done) == "Finished: 1 step in 0.1 s"
-
-
 def test_patience_counts_validations_since_the_best() -> None:
     start = replace(START, validate_every=1, patience=3)
     events: list[Event] = [start]
@@ -216,14 +211,6 @@ def test_the_slowest_is_one_that_the_others_wait_for() -> None:
     assert words.rank_rows(history_of([START, *told(40, 10).ranks.values()]))[0].note == (
         "slowest, 4× slower"
     )
-
-
-def test_ranks_that_tell_before_the_start_or_after_the_end_are_kept() -> None:
-    early, late = RankEvent(1, 1, 0.1, 0.1, 0.5), RankEvent(0, 8, 0.1, 0.1, 0.25)
-    history = history_of([early, START, STEP, EndEvent("epochs", 1, 0.1), late])
-    assert [row.utilization_text for row in words.rank_rows(history)] == ["25 %", "50 %"]
-    assert history.status == "finished"
-    assert words.rank_summary(history) == "at the end"
 
 
 def test_the_line_of_a_terminal() -> None:

@@ -93,12 +93,6 @@ def test_a_rank_that_is_being_replaced_has_no_process() -> None:
     assert waits_text(replace(shown, pids={})) == "gpupool: waiting for ranks 0, 1 to be replaced…"
 
 
-def test_a_mig_instance_is_called_by_gpu_and_instance() -> None:
-    instance = Gpu(0, "MIG-1", "NVIDIA A100 MIG 3g.20gb", mig_index=1)
-    found = survey([Gpu(0, "GPU-1", "NVIDIA A100", instances=(instance,))], "", None)
-    assert rank_rows(status(found))[0][1] == "0:1: NVIDIA A100 MIG 3g.20gb"
-
-
 def test_the_table_as_html() -> None:
     html = gpu_table_html(GpuTable(TWO.gpus, {"GPU-1": "rank 0"}))
     assert html.count("<tr") == 3

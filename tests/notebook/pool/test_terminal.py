@@ -133,9 +133,7 @@ def test_nothing_moves_and_nothing_is_coloured_elsewhere(kind: str, tmp_path: Pa
     assert "\x1b" not in text
     assert "\r" not in text
     assert (cells["load"], cells["start"], cells["predict"]) == ("", "", "")
-    assert re.fullmatch(
-        r"(\[0, 1\] red\n|(\[\d\] red\n){2})%%spmd  2 ranks  ok  .*\n", cells["list"]
-    )
+    assert re.fullmatch(r"\[0, 1\] red\n|(\[\d\] red\n){2}", cells["list"])
     assert "SpmdError: rank 1: ZeroDivisionError: division by zero" in cells["fail"]
     train = [line for line in cells["train"].splitlines() if not line.endswith("] half of it")]
     assert {line.split("  ")[0] for line in train} == {"training", "finished"}
