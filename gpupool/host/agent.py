@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpupool.core.machine.locks import DeviceLocks, hold_folder, lock_folder
+from gpupool.core.machine.locks import AGENT, ENDING_AGENT, DeviceLocks, hold_folder, lock_folder
 from gpupool.core.machine.processes import (
     ProcessId,
     children,
@@ -100,6 +100,7 @@ class Agent:
                     key.data()
                 self._tend(time.monotonic())
         finally:
+            set_process_name(ENDING_AGENT)  # a new pool waits for our locks then
             self._kill_children(spare_server=False)
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -347,7 +348,7 @@ def main() -> None:
     os.umask(0o077)
     if sys.platform != "linux":
         raise SystemExit("gpupool runs on Linux: it needs PR_SET_PDEATHSIG and pidfd_open.")
-    set_process_name("gpupool:agent")
+    set_process_name(AGENT)
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     # What the notebook's process has blocked its children would never hear either.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -24,19 +24,22 @@ from gpupool.core.machine.processes import ProcessId, command_of, parent_of, use
 _PLACES = (Path("/run/lock"), Path("/tmp"))  # noqa: S108 - the same for every user, on purpose
 
 
-_AGENT = "gpupool:agent"  # which holds locks for the notebook that has started it
+AGENT = "gpupool:agent"  # the name of the process that holds locks for its notebook
+ENDING_AGENT = "gpupool:ending"  # the same when that has ended, until its ranks have too
 _MAX_LOCKS_BYTES = 2**20  # of /proc/locks, which other users may fill
 
 
 class Owner(TypedDict, total=False):
     """Who has locked a device, as far as the kernel knows.
 
-    `since` is in seconds since the epoch: of the file, if it can be true.
+    `since` is in seconds since the epoch: of the file, if it can be true. `is_ending`: its notebook
+    has ended, and the driver takes the memory of the ranks back.
     """
 
     pid: int
     user: str
     since: float
+    is_ending: bool
 
 
 def locked_text(others: Mapping[str, Owner], num_gpus: int, number: int) -> str:
@@ -205,11 +208,14 @@ def _owner(descriptor: int) -> Owner:
         rows = (line.split() for line in lines)
         pid = next(int(row[4]) for row in rows if row[1:2] == ["FLOCK"] and file in row[5:6])
         user, holder = user_of(pid), ProcessId.of(pid)
-        if command_of(pid) == _AGENT:
+        name = command_of(pid)
+        if name == AGENT:
             pid = parent_of(pid) or pid
     except (OSError, StopIteration):  # it has released it, or ended, meanwhile
         return {}
     owner = Owner(pid=pid, user=user)
     if holder.start_time - 1 <= found.st_mtime <= time.time() + 1:  # ticks are not exact
         owner["since"] = found.st_mtime
+    if name == ENDING_AGENT and user == user_of(os.getpid()):  # others could say so for ever
+        owner["is_ending"] = True
     return owner

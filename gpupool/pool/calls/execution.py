@@ -93,6 +93,7 @@ class Execution(Generic[Value]):
         self._finished = threading.Event()
         self._freeing = Freeing(all_ranks, self.ranks, self.number, self._notice)
         self._watch = HangWatch(all_ranks, self.ranks, all_ranks.options.hang_after_s)
+        self._broken: list[int] = []  # ranks that have lost their GPU context, and were killed
         self._unfinished = False  # a device has more to compute, with half a sum perhaps
         self._group_wanting = False  # the process group was left, or has failed
         self._futures: dict[Future[Reply[Value]], int] = {}
@@ -317,6 +318,8 @@ class Execution(Generic[Value]):
                     self._failures.update(give_up(self._all_ranks, ranks))
                     break
         self.elapsed_s = time.monotonic() - self._started
+        # Else the next cell would begin on a process that is just ending.
+        self._all_ranks.group.wait_until_gone(self._broken)
         self._group_wanting |= self._freeing.has_aborted
         if self._failures and not self._group_wanting:
             self._group_wanting = not self._all_ranks.group.is_in_step(self.ranks)
@@ -392,6 +395,7 @@ class Execution(Generic[Value]):
         self._failures[rank] = failure = Failure.of(reply.raised, self._hidden)
         if reply.context_lost:
             self._all_ranks.engines.kill(rank, "had lost its GPU context, and was ended")
+            self._broken.append(rank)
         # no collective works any more after one has failed, also if nobody waits in it
         self._group_wanting |= failure.collective
 

@@ -137,18 +137,29 @@ class Launch:
     def lock_gpus(self, uuids: Sequence[str], number: int, force: bool) -> list[str]:
         """Lock `number` of these GPUs until the pool ends; returns which.
 
+        Waits for those of a notebook of this user that has ended, until its ranks are gone.
+
         Raises:
             PlacementError: other pools have locked too many of them; it names their owners.
         """
+        deadline = time.monotonic() + DIE_S
+        while True:
+            locked = self._ask_for_locks(uuids, number, force)
+            if len(locked.devices) == number:
+                return list(locked.devices)
+            is_ending = any(owner.get("is_ending") for owner in locked.others.values())
+            if not is_ending or time.monotonic() > deadline:
+                raise PlacementError(locked_text(locked.others, len(uuids), number), "locked")
+            time.sleep(0.05)
+
+    def _ask_for_locks(self, uuids: Sequence[str], number: int, force: bool) -> lines.Locked:
         self._locked.clear()
         self._agent.command(lines.Lock(list(uuids), number, force))
         self._wait(lambda: bool(self._locked), "did not answer")
         (locked,) = self._locked
         if locked.error:
             raise PlacementError(f"the GPUs cannot be locked: {locked.error}.", "no locks")
-        if len(locked.devices) < number:
-            raise PlacementError(locked_text(locked.others, len(uuids), number), "locked")
-        return list(locked.devices)
+        return locked
 
     def start_controller(self) -> None:
         """Start ipyparallel's controller, on loopback."""

@@ -113,13 +113,17 @@ class Forming:
             for one in counts
         )
 
+    def wait_until_gone(self, ranks: Sequence[int]) -> None:
+        """Return when these ranks, which were killed, are known to be gone, or after `DIE_S`."""
+        deadline = time.monotonic() + DIE_S
+        while set(ranks) & set(self._engines.alive_ranks()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+
     def _kill(self, ranks: Sequence[int]) -> None:
         """End ranks that do not come, so that they are replaced; returns when they are gone."""
         for rank in ranks:
             self._engines.kill(rank, "did not come to the process group, and was killed")
-        deadline = time.monotonic() + DIE_S
-        while set(ranks) & set(self._engines.alive_ranks()) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        self.wait_until_gone(ranks)
 
     def _wait_for_aborts(self) -> None:
         wait_futures(self._aborting, timeout=_ABORT_S)

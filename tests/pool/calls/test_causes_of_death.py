@@ -147,6 +147,19 @@ def test_the_crash_of_torch_under_its_own_debugging_is_told(pool2: Pool, fails: 
     pool2.restart()
 
 
+def test_a_rank_that_has_lost_its_gpu_context_is_replaced_before_the_next_cell_begins() -> None:
+    session.stop()
+    with gpupool.start(n=1, device="cpu") as pool:
+        pool.run(
+            "from gpupool.engine.cells import error_hints\n"
+            "error_hints.is_context_lost = lambda *errors: True"
+        )
+        before = pool.status().pids[0]
+        with pytest.raises(SpmdError, match="ZeroDivisionError"):
+            pool.run("1 / 0")
+        assert pool.run("import os; os.getpid()")[0] == pool.status().pids[0] != before
+
+
 # ---- a GPU -----------------------------------------------------------------------------------
 
 

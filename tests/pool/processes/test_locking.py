@@ -64,6 +64,25 @@ def taken(launch: Launch, gpu: str) -> bool:
         return False
 
 
+ENDING = """
+import sys, time
+from gpupool.core.machine.locks import ENDING_AGENT, DeviceLocks, lock_folder
+from gpupool.core.machine.processes import set_process_name
+set_process_name(ENDING_AGENT)  # as the agent does while the driver takes its time
+locks = DeviceLocks(lock_folder())
+print(locks.take(sys.argv[1:], 1)[0], flush=True)
+time.sleep(1)
+"""
+
+
+def test_a_gpu_of_a_notebook_that_has_ended_is_waited_for(launch: Launch, gpus: list[str]) -> None:
+    with notebook(ENDING, gpus[0]) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == f"{gpus[:1]}\n"
+        assert launch.lock_gpus(gpus[:1], 1, False) == gpus[:1]
+        assert other.wait() == 0
+
+
 def test_a_stopped_pool_gives_its_gpus_back_while_its_agent_stays_warm(gpus: list[str]) -> None:
     first = Launch(lambda *_: None)
     agent_folder = first.folder.parent
