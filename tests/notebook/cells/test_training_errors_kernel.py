@@ -143,8 +143,6 @@ def test_a_module_that_calls_another_shows_both_lines_and_not_how_torch_calls(
     assert "_call_impl" not in shown + kernel.run(f"%%spmd\n{outer}Outer()(torch.ones(2, 4))").text
 
 
-
-
 @pytest.mark.parametrize("one_cell", [True, False])
 def test_a_value_that_other_ranks_alone_have_is_said(kernel: Kernel, one_cell: bool) -> None:
     cell = "if rank == 0: of_rank_0 = 5\n"
