@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.browser.lab import Lab
     from tests.browser.page import Browser, Page
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 START = "%load_ext gpupool\n%gpupool start --cpu -n 3 --hang-after 2s"
 HANG = """%%spmd

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.browser.lab import Lab
     from tests.browser.page import Browser
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 HOSTILE = "</script><script>alert(1)</script><!--<img src=x onerror=alert(2)>\u2028"
 LIVE = """

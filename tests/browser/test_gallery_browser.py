@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tests.browser.lab import Lab
     from tests.browser.page import Browser, Page
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 FOLDER = """
 import numpy as np, pathlib, tempfile

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tests.browser.lab import App, Lab
     from tests.browser.page import Browser, Page
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 SETUP = """
 import os, threading, time

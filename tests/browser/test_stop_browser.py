@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tests.browser.lab import App, Lab
     from tests.browser.page import Browser, Page
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 WAYS = {  # of waiting for a training: the cell
     "blocking": "result = train()",

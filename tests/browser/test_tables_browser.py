@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tests.browser.lab import Lab
     from tests.browser.page import Browser
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.long]
 
 MATRIX = """
 import gpupool, numpy as np

@@ -11,6 +11,8 @@ import pytest
 
 from tests.chaos.walk import walk
 
+pytestmark = pytest.mark.long
+
 SHORT, LONG = 20, 50  # actions
 SEEDS = range(1, 21)
 

@@ -24,6 +24,8 @@ import pytest
 from tests.notebook.kernel import Kernel, plain, without_progress
 from tests.support.waits import peers
 
+pytestmark = pytest.mark.long
+
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

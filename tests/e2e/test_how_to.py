@@ -21,6 +21,8 @@ from PIL import Image
 import gpupool
 from gpupool import Pool
 
+pytestmark = pytest.mark.long
+
 FOLDER = Path(__file__).parents[2] / "docs" / "how-to"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PAGES = [path.stem for path in sorted(FOLDER.glob("from-*.md"))]

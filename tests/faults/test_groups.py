@@ -174,6 +174,7 @@ def checked() -> Iterator[Pool]:
     session.stop()
 
 
+@pytest.mark.long
 def test_groups_that_torch_checks_are_formed_anew(checked: Pool) -> None:
     """These cannot be given new connections."""
     sub = "sub = dist.new_group([0, 2])\n" + SUB.format(1, "sub")

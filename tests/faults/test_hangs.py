@@ -51,6 +51,7 @@ def test_a_cell_in_which_a_rank_never_comes_is_ended_and_names_every_rank(
     assert dict(pool.run(f"{SUM}, kept")) == {0: (3.0, 0), 1: (3.0, 1), 2: (3.0, 2)}
 
 
+@pytest.mark.long
 def test_ranks_in_different_collectives_are_ended_too(watched: Watched) -> None:
     shown = ("rank 0 in all_reduce", "rank 1 in broadcast", "rank 2 in barrier")
     with raises(SpmdError, "", shown=shown, ename="HangError"):
@@ -58,6 +59,7 @@ def test_ranks_in_different_collectives_are_ended_too(watched: Watched) -> None:
     assert dict(watched("abort").run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["tell", "abort"])
 def test_tensors_that_do_not_go_together_are_told_and_ended(watched: Watched, mode: str) -> None:
     pool, said = watched(mode), list[str | None]()
@@ -79,6 +81,7 @@ LEFT = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("left", LEFT)
 def test_a_rank_that_has_left_a_collective_of_other_sizes_frees_who_is_left_in_it(
     watched: Watched, left: str
@@ -95,6 +98,7 @@ def test_a_rank_that_has_left_a_collective_of_other_sizes_frees_who_is_left_in_i
     assert dict(pool.run(f"{SUM}, kept")) == {0: (3.0, 0), 1: (3.0, 1), 2: (3.0, 2)}
 
 
+@pytest.mark.long
 def test_a_rank_that_waits_where_the_others_have_left_is_freed_also_if_sizes_are_equal(
     watched: Watched,
 ) -> None:
@@ -109,6 +113,7 @@ def test_a_rank_that_waits_where_the_others_have_left_is_freed_also_if_sizes_are
     assert dict(pool.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
 
 
+@pytest.mark.long
 def test_who_has_given_its_part_and_computes_does_not_end_who_waits_for_another(
     watched: Watched,
 ) -> None:
@@ -162,6 +167,7 @@ def test_unless_it_is_wanted_a_hang_is_told_and_the_cell_goes_on_until_it_is_sto
     assert ended == [f"KeyboardInterrupt: in {op}" for op in ("all_reduce", "broadcast", "barrier")]
 
 
+@pytest.mark.long
 def test_rpc_that_one_rank_does_not_shut_down_is_ended(watched: Watched) -> None:
     begin = "import torch.distributed.rpc as rpc\nrpc.init_rpc(str(rank), rank=rank, world_size=3)"
     with raises(SpmdError, "", shown=" rank 2 ", ename="HangError") as caught:
@@ -183,6 +189,7 @@ def test_a_long_computation_is_no_hang(watched: Watched) -> None:
     assert said == []
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("short_ladder")
 def test_a_frozen_rank_is_told_and_replaced_when_the_cell_is_stopped(
     watched: Watched,

@@ -12,6 +12,8 @@ from gpupool import SpmdError
 from tests.faults.invariants import Faulty
 from tests.support.raising import raises
 
+pytestmark = pytest.mark.long
+
 LIBRARY = """
 import os, time
 open({begun!r} + os.environ["RANK"], "w").close()

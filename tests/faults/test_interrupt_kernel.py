@@ -141,6 +141,7 @@ def test_pressing_again_is_harmless(kernel: Kernel, again_s: tuple[float, ...]) 
         assert_next_cell_works(kernel)
 
 
+@pytest.mark.long
 def test_what_the_cell_does_after_an_interrupted_one_can_be_stopped_too(
     kernel: Kernel, tmp_path: Path
 ) -> None:
@@ -172,6 +173,7 @@ def test_it_ends_a_cell_of_the_background_that_is_waited_for(
     assert_next_cell_works(kernel)
 
 
+@pytest.mark.long
 def test_it_leaves_a_cell_of_the_background_alone_that_nobody_waits_for(kernel: Kernel) -> None:
     kernel.run("%%spmd --nowait -o handle\nimport time\ntime.sleep(2)\nrank")
     cell = press(kernel, "import time\ntime.sleep(60)", 0.5)
@@ -203,6 +205,7 @@ def test_it_ends_a_training_after_the_step_and_a_double_press_is_one(kernel: Ker
     assert_next_cell_works(kernel)
 
 
+@pytest.mark.long
 def test_pressed_later_once_more_it_ends_the_step_too(kernel: Kernel) -> None:
     kernel.run(TRAIN.format(step_s=60))
     cell = press(kernel, "run.result()", 0.5, 4.0)

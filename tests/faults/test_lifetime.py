@@ -172,6 +172,7 @@ print(numpy.zeros(2).sum())
 """
 
 
+@pytest.mark.long
 def test_an_interrupt_cuts_off_no_import_that_cannot_be_repeated() -> None:
     output, _ = notebook(IMPORTING).communicate(timeout=60)
     assert output.splitlines() == ["interrupted", "0.0"]
@@ -185,6 +186,7 @@ def test_an_interrupt_at_any_moment_of_its_start_loses_no_agent() -> None:
 # ---- what is not the end ---------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_kernel_that_is_busy_or_was_stopped_for_a_while_keeps_its_pool(fresh: Kernel) -> None:
     fresh.run(START)
     fresh.run("%%spmd\nkept = rank + 10")
@@ -197,6 +199,7 @@ def test_a_kernel_that_is_busy_or_was_stopped_for_a_while_keeps_its_pool(fresh: 
     assert family_in(fresh) == pids
 
 
+@pytest.mark.long
 def test_a_machine_that_slept_goes_on(fresh: Kernel) -> None:
     """A closed laptop stops every process for a while; here each is stopped by a signal."""
     fresh.run(START)
@@ -212,6 +215,7 @@ def test_a_machine_that_slept_goes_on(fresh: Kernel) -> None:
     assert "2.0" in total.text
 
 
+@pytest.mark.long
 def test_two_notebooks_have_two_pools_and_one_end_is_no_matter_of_the_other(
     kernel: Kernel, fresh: Kernel, tmp_path: Path
 ) -> None:
@@ -312,6 +316,7 @@ def is_ready(client: BlockingKernelClient) -> bool:
 # ---- the idle pool ---------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_an_idle_pool_warns_stops_and_says_so_in_its_bar_and_to_the_next_cell(
     fresh: Kernel,
 ) -> None:
@@ -335,6 +340,7 @@ def test_an_idle_pool_warns_stops_and_says_so_in_its_bar_and_to_the_next_cell(
     )
 
 
+@pytest.mark.long
 def test_a_pool_that_is_used_does_not_stop(fresh: Kernel) -> None:
     fresh.run("%gpupool start --cpu -n 1 --idle-timeout 4s")
     fresh.run("%%spmd\nkept = 1")

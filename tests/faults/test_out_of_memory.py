@@ -10,6 +10,8 @@ import pytest
 from tests.support.cgroups import memory_cgroup
 from tests.support.processes import notebook
 
+pytestmark = pytest.mark.long
+
 SCRIPT = """
 import sys
 from pathlib import Path

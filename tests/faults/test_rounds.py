@@ -10,6 +10,8 @@ from gpupool import SpmdError
 from tests.faults.invariants import SUM, Faulty, Footprint
 from tests.support.processes import folder_of, until
 
+pytestmark = pytest.mark.long
+
 # In a run of 300 rounds a rank gained up to 36 MiB until round 200 and nothing after that: buffers
 # of bounded size, such as torch's flight recorder, fill up.
 MAX_MORE_MIB = 40.0

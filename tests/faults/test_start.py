@@ -131,6 +131,7 @@ def test_a_machine_without_a_network_is_enough(tmp_path: Path) -> None:
     assert first == {"0": 2.0, "1": 2.0}
 
 
+@pytest.mark.long
 def test_odd_surroundings_disturb_no_pool_all_at_once(small_disk: Path) -> None:
     """The long tests of this file show each alone.
 
@@ -179,6 +180,7 @@ def test_a_notebook_whose_folder_was_deleted_has_its_pool(tmp_path: Path) -> Non
     assert told == {"0": 2.0, "1": 2.0}
 
 
+@pytest.mark.long
 def test_the_agent_that_load_ext_started_is_not_seen_in_the_way() -> None:
     """What a user pays who never starts a pool: two processes, and nothing in the foreground."""
     script = (
@@ -201,6 +203,7 @@ def test_the_agent_that_load_ext_started_is_not_seen_in_the_way() -> None:
     until(lambda: gone(agent.pid, server.pid), 3.0)
 
 
+@pytest.mark.long
 def test_an_agent_that_reads_nothing_any_more_costs_the_start_and_not_the_notebook() -> None:
     session.stop()
     os.environ.update({f"GPUPOOL_PAD{i}": "x" * 1000 for i in range(30)})  # the pipe holds 64 KiB
@@ -212,6 +215,7 @@ def test_an_agent_that_reads_nothing_any_more_costs_the_start_and_not_the_notebo
         gpupool.start(n=4, device="cpu", timeout_s=30)
 
 
+@pytest.mark.long
 def test_a_crash_leaves_no_memory_on_the_disk_unless_a_cell_asks_for_it(tmp_path: Path) -> None:
     """A child of a rank has the rank's limit; that a core is left otherwise is seen there too."""
     crash = f"""
@@ -255,6 +259,7 @@ def test_compiled_code_lies_in_a_folder_that_nobody_else_can_have_made(tmp_path:
     assert users == "/mine"
 
 
+@pytest.mark.long
 def test_compiled_code_lies_in_the_pools_folder_where_another_user_has_taken_the_name(
     tmp_path: Path,
 ) -> None:
@@ -303,6 +308,7 @@ def test_too_few_files_on_the_disk_are_named(tmp_path: Path) -> None:
     assert ("leaked" in told["text"], left) == (False, [])
 
 
+@pytest.mark.long
 def test_too_few_processes_are_named(tmp_path: Path) -> None:
     with pids_cgroup(36) as group:
         join = ("sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', str(group))
@@ -349,6 +355,7 @@ def test_a_file_of_the_notebooks_folder_hides_none_of_the_library(tmp_path: Path
     assert told == {"0": 2.0, "1": 2.0}
 
 
+@pytest.mark.long
 def test_a_cleaner_of_old_files_costs_no_pool(tmp_path: Path) -> None:
     """Everything older than a second: what is cleaned is not what a pool in use holds."""
     if shutil.which("systemd-tmpfiles") is None:

@@ -27,6 +27,7 @@ def on_rank_1(code: str, begun: Path) -> str:
     return f"if rank == 1:\n{code}\ndist.all_reduce(torch.ones(1))"
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("short_ladder")
 @pytest.mark.parametrize("code", [BARE, HOLDS_THE_GIL], ids=["bare except", "GIL"])
 def test_it_is_said_and_to_stop_again_kills(faulty: Faulty, tmp_path: Path, code: str) -> None:
@@ -44,6 +45,7 @@ def test_it_is_said_and_to_stop_again_kills(faulty: Faulty, tmp_path: Path, code
     faulty.check(lost=[1])
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("short_ladder")
 def test_after_a_while_it_is_killed_without_being_asked(faulty: Faulty, tmp_path: Path) -> None:
     begun = tmp_path / "rank"
@@ -71,6 +73,7 @@ def test_a_rank_that_is_stopped_is_replaced_and_its_end_meets_nobody(faulty: Fau
     faulty.check(lost=[1])
 
 
+@pytest.mark.long
 def test_a_rank_that_goes_on_in_time_is_not_replaced(faulty: Faulty) -> None:
     execution = faulty.begun("if rank != 1: dist.barrier()\n__import__('time').sleep(600)")
     os.kill(faulty.pid(1), signal.SIGSTOP)

@@ -69,6 +69,7 @@ values = st.one_of(st.integers(0, 255), st.sampled_from([0, 1, 127, 128, 254, 25
 changes = st.lists(st.tuples(places, values), max_size=6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "mode", "settings"),
     [(kind, *variant) for kind in FORMATS for variant in VARIANTS[kind]],

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpupool.core.options.pool_options import PoolOptions, parse_ranks
-from gpupool.notebook.magics.arguments import COMMANDS, auto_options, spmd_parser
+from gpupool.notebook.magics.arguments import COMMANDS, spmd_parser
 from gpupool.notebook.magics.completion import complete
 from tests.fuzz.limits import fuzzed, only_our_errors
 
@@ -35,6 +35,5 @@ def test_any_line_is_parsed_or_refused(command: str, line: str) -> None:
         if getattr(chosen, "ranks", None) is not None:
             parse_ranks(chosen.ranks, 4)
     with only_our_errors():
-        auto_options(line)
         complete(f"%gpupool {command} {line}", {})
         complete(f"%%spmd {line}", {})

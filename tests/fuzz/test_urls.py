@@ -51,6 +51,7 @@ def test_a_password_in_a_url_is_neither_inherited_nor_shown(
     assert password not in shown or "//" not in url
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("size", [20_000, 80_000])
 @pytest.mark.parametrize(
     "piece",

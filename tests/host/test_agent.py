@@ -189,6 +189,7 @@ def test_a_pool_whose_folder_is_gone_still_ends(agent: AgentUnderTest) -> None:
     assert gone(pid)
 
 
+@pytest.mark.long
 def test_an_agent_that_nobody_uses_goes_away_by_itself(tmp_path: Path) -> None:
     agent = AgentUnderTest(tmp_path / "agent", os.getpid(), warm_s=2.0)
     agent.send(kind="open", folder=str(agent.pool_folder))
@@ -282,6 +283,7 @@ def test_what_a_dead_child_had_started_in_other_sessions_goes_too(agent: AgentUn
     assert gone(*started["rank 1"])
 
 
+@pytest.mark.long
 def test_a_log_is_kept_short_and_goes_on(agent: AgentUnderTest) -> None:
     pid, path = agent.spawn("flood"), agent.log_path("rank 0")
     until(lambda: path.exists() and 0 < path.stat().st_size < 2 << 20, 10.0)
@@ -538,6 +540,7 @@ def test_a_module_that_cannot_be_imported_is_told_with_the_reason(tmp_path: Path
     agent.end()
 
 
+@pytest.mark.long
 def test_the_fork_server_has_one_thread_and_leaves_the_compiler_out(tmp_path: Path) -> None:
     from gpupool.pool.processes.agent import PRELOADED
 

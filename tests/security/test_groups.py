@@ -15,6 +15,8 @@ from tests.security.lines import Actor
 from tests.security.users import User
 from tests.support.processes import until
 
+pytestmark = pytest.mark.long
+
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
 GATHER = """
 found = [None, None]

@@ -43,6 +43,7 @@ def test_another_user_hears_nothing_of_cells_and_trainings(pool: Actor, sniffer:
     assert heard == {}, report["kept"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["unsigned", "damaged", "replayed", "oversized", "flood"])
 def test_what_another_user_sends_has_no_effect(pool: Actor, sniffer: Actor, kind: str) -> None:
     pool.do("run", source="kept = 10 + rank")

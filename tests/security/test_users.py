@@ -6,7 +6,11 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.security.users import User
+
+pytestmark = pytest.mark.long
 
 WHO = """
 import getpass, json, os, pwd, gpupool, torch

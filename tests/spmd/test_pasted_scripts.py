@@ -84,6 +84,7 @@ def test_no_process_of_a_data_loader_is_left(kernel: Kernel) -> None:
     assert lines(kernel, loading) == ["[0, 1] 56", "[]"]
 
 
+@pytest.mark.long
 def test_fabric_on_ranks_that_see_one_gpu_each_counts_them_as_nodes(kernel: Kernel) -> None:
     """The variables of a rank with a GPU, tried on the CPU."""
     pytest.importorskip("lightning_fabric", reason="lightning-fabric is not installed")

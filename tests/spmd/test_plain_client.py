@@ -37,6 +37,7 @@ def kernel() -> Iterator[Kernel]:
         yield kernel
 
 
+@pytest.mark.long
 def test_the_cells_of_the_page(kernel: Kernel) -> None:
     has_dask = importlib.util.find_spec("distributed") is not None
     shown = ["[0, 1, 4, 9]", "", "[0] 0\n[1] 10", "42", ""]
@@ -50,6 +51,7 @@ def test_the_cells_of_the_page(kernel: Kernel) -> None:
         pytest.skip("dask's distributed is not installed: its two cells were left out")
 
 
+@pytest.mark.long
 def test_a_collective_of_one_rank_hangs_that_call_and_not_the_pool(pool2: Pool) -> None:
     pool2.run("kept = rank")
     assert pool2.client[:].apply_sync(reduce) == [2.0, 2.0]

@@ -135,6 +135,7 @@ def test_the_magics_of_the_notebook_are_refused_on_a_rank(pools: Pools, line: st
 # ---- keys --------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_pool_that_starts_for_data_has_the_keys_with_which_they_were_listed(
     s3: SeaweedServer, photos_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,7 @@ def kept(pool2: Pool) -> kept_data.KeptData:
     return pool2.variables.kept_data
 
 
+@pytest.mark.long
 def test_ranks_share_one_copy_and_the_next_job_sends_nothing(pools: Pools, tmp_path: Path) -> None:
     """The ranks together map as much as one does, by what the kernel counts."""
     data = Arrays(NUM, WIDTH)
@@ -99,6 +100,7 @@ def test_what_a_rank_writes_reaches_nobody(pool2: Pool, kept: kept_data.KeptData
     assert data.inputs.all()
 
 
+@pytest.mark.long
 def test_the_memory_of_a_pool_goes_with_it() -> None:
     data = samples(1000)
     with gpupool.start(n=1) as pool:
@@ -166,6 +168,7 @@ def test_a_constant_of_another_pool_is_refused(pools: Pools) -> None:
     assert len(gpupool.predict(nn.Linear(8, 3), constant, pool=pools[2])) == 10
 
 
+@pytest.mark.long
 def test_a_rank_that_is_replaced_has_the_data(pools: Pools, tmp_path: Path) -> None:
     for kind in ("sent", "put"):
         folder, note = tmp_path / kind, tmp_path / f"{kind}.note"

@@ -43,6 +43,7 @@ def spare() -> Iterator[Pool]:
         yield pool
 
 
+@pytest.mark.long
 def test_the_result_is_that_of_one_process(spare: Pool, pools: Pools) -> None:
     data, held_out = samples(50, DOUBLE), samples(17, DOUBLE, seed=1)
     ours = train_on(spare, network(DOUBLE), data, validation=held_out, **SETTINGS)
@@ -119,6 +120,7 @@ def test_a_rank_that_waits_in_the_training_group_is_freed(spare: Pool, failing: 
     train_on(spare, network(), samples(16), batch_size=8, epochs=1)
 
 
+@pytest.mark.long
 def test_both_groups_are_left_when_they_are_formed_again(spare: Pool) -> None:
     count = (
         "import os; from torch.distributed import distributed_c10d as c10d\n"
@@ -141,6 +143,7 @@ def test_both_groups_are_left_when_they_are_formed_again(spare: Pool) -> None:
     wait_until(is_no_more)  # what is not the group's may come and go
 
 
+@pytest.mark.long
 def test_descriptors_stay_flat_while_trainings_are_aborted(spare: Pool) -> None:
     count = "import os; len(os.listdir('/proc/self/fd'))"
     counts = []

@@ -21,6 +21,8 @@ from gpupool import SegmentationDatastore, replace_head
 from tests.support.pools import Pools
 from tests.support.trainings import train_on
 
+pytestmark = pytest.mark.long
+
 NUM_TRAIN, NUM_TEST, SIDE = 160, 100, 64
 
 

@@ -218,6 +218,7 @@ with ways.kept(1000):
 """
 
 
+@pytest.mark.long
 def test_a_rank_that_is_killed_takes_its_processes_along() -> None:
     rank = subprocess.Popen(
         [sys.executable, "-c", KILLED],

@@ -81,6 +81,7 @@ def test_keys_of_a_file_that_were_replaced_are_found_after_a_refusal(
     assert results == [b"one"] * 8
 
 
+@pytest.mark.long
 def test_expired_keys_are_told_with_their_end(s3: SeaweedServer, bucket: str) -> None:
     end = datetime.now(UTC) + timedelta(minutes=3)
     os.environ.update(s3.env, AWS_CREDENTIAL_EXPIRATION=end.isoformat())

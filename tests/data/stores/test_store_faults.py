@@ -191,6 +191,7 @@ def test_keys_that_were_good_are_waited_for_and_others_are_not(
     assert slow.stats()["requests"] == 2
 
 
+@pytest.mark.long
 def test_a_store_that_was_there_is_waited_for_and_it_is_told(folder: Folder, slow: SlowS3) -> None:
     told: list[Course] = []
     opening = progress._opening[:]
@@ -225,6 +226,7 @@ def test_what_has_answered_is_waited_for_over_a_minute() -> None:
     assert found[1].wait_s(failed=4, passed_s=0.0, chance=1.0) is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://no-such-host.invalid"])
 def test_an_address_that_never_answered_is_told_soon(folder: Folder, url: str) -> None:
     os.environ["AWS_ENDPOINT_URL"] = url

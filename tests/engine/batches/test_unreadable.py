@@ -26,7 +26,7 @@ from gpupool import (
     TrainingRun,
 )
 from gpupool.core.errors import DataError
-from gpupool.core.options import fields
+from gpupool.core.options import training_options
 from gpupool.data.reading.shards import Indices, epoch_order
 from gpupool.engine.batches.order import epoch_batches
 from gpupool.engine.batches.share import as_input, normalization_of
@@ -44,9 +44,11 @@ SKIP: dict[str, Any] = {"on_error": "skip"}
 @pytest.fixture
 def lenient(pools: Pools) -> Iterator[Pools]:
     """Pools whose ranks leave out any number of samples."""
-    for share in (1.0, fields.MAX_SKIPPED):
+    for share in (1.0, training_options._MAX_SKIPPED):
         for n in (1, 2, 3):
-            pools[n].run(f"from gpupool.core.options import fields\nfields.MAX_SKIPPED = {share}")
+            pools[n].run(
+                f"from gpupool.core.options import training_options as o\no._MAX_SKIPPED = {share}"
+            )
         if share == 1.0:
             yield pools
 
@@ -195,6 +197,7 @@ def test_files_that_are_no_images_are_skipped_by_name(lenient: Pools, tmp_path: 
     assert results[1].history.loss == pytest.approx(results[2].history.loss, abs=1e-5)
 
 
+@pytest.mark.long
 def test_a_store_in_trouble_changes_nothing_but_what_the_history_tells(
     pools: Pools, s3: SeaweedServer, photos_url: str
 ) -> None:

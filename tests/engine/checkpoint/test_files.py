@@ -372,6 +372,7 @@ def test_a_state_that_cannot_be_saved_is_said(tmp_path: Path) -> None:
     assert equal(checkpoints.load(), state())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "url",
     [

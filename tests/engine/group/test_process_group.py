@@ -190,6 +190,7 @@ dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=5))
 if rank == 0: dist.barrier()"""
 
 
+@pytest.mark.long
 def test_a_group_in_which_a_collective_has_timed_out_is_formed_again(pool2: Pool) -> None:
     with pytest.raises(SpmdError, match="Timed out waiting"):
         pool2.run(ALONE)

@@ -105,6 +105,7 @@ def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
     return all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", SEEDS)
 def test_no_checkpoint_holds_a_step_that_was_not_complete(
     behind: Pool, undisturbed: dict[int, Any], tmp_path: Path, seed: int
@@ -126,6 +127,7 @@ def test_some_of_these_trainings_were_ahead_of_their_device(behind: Pool) -> Non
     assert sum(behind.run(lagging.num_failed).values()) > 0
 
 
+@pytest.mark.long
 def test_after_a_kill_it_resumes_from_whole_steps(
     behind: Pool, undisturbed: dict[int, Any], tmp_path: Path
 ) -> None:

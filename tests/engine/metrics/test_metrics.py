@@ -173,6 +173,7 @@ def of_torchmetrics() -> list[Any]:
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("num", [NUM, 2])
 def test_metrics_of_torchmetrics_are_put_together(pools: Pools, num: int) -> None:
     one = make_metrics(of_torchmetrics())

@@ -68,6 +68,7 @@ def slow_network(where: str, seconds: float = 0.1) -> nn.Module:
     return nn.Sequential(plain[0], SleepsOn(SLOW_RANK, seconds, where), *plain[1:])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("where", ["forward", "backward", "data"])
 def test_the_rank_that_is_slow_is_told_and_only_it(pools: Pools, where: str) -> None:
     # long sleeps: on a busy machine each rank may take some tenths of a second for its own work
@@ -85,6 +86,7 @@ def test_the_rank_that_is_slow_is_told_and_only_it(pools: Pools, where: str) -> 
     assert max(work[0], work[2]) < 0.7 * work[SLOW_RANK]
 
 
+@pytest.mark.long
 def test_a_rank_on_cpu_tells_its_time_and_memory(pools: Pools) -> None:
     history = train_on(pools[2], slow_network("forward"), samples(48), batch_size=8).history
     start = history.start

@@ -106,6 +106,7 @@ def test_a_network_trains_by_its_own_loss(
     assert torch.equal(weights(again), weights(result.model))
 
 
+@pytest.mark.long
 def test_each_word_predicts_the_next_one(pools: Pools) -> None:
     """The loss shifts the labels: so do accuracy and perplexity."""
     data = sentences()

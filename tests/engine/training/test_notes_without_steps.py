@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import pytest
 import torch
 
 from gpupool import Pool, TrainingHistory, TrainingOptions, TrainingRun
@@ -28,6 +29,8 @@ from tests.servers.s3 import SeaweedServer
 from tests.servers.slow_s3 import SlowS3
 from tests.support.pools import Pools
 from tests.support.trainings import network, samples, wait_until
+
+pytestmark = pytest.mark.long
 
 SLOW_MS = (2500, 2500)  # of every answer: what is over within a second is not told
 

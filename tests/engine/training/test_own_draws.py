@@ -103,6 +103,7 @@ class Computing(Dataset[Any]):
         return torch.full((8,), 1.0 + index % 3, dtype=DOUBLE), index % 3
 
 
+@pytest.mark.long
 def test_a_stop_while_processes_read_keeps_the_network_and_ends_them(pools: Pools) -> None:
     pool, options = pools[2], TrainingOptions(workers=2, batch_size=16, epochs=3)
     found = pool.run(os.getpid)

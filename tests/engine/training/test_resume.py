@@ -338,6 +338,7 @@ def test_the_same_cell_again_overwrites_what_it_made_before(pools: Pools, tmp_pa
     assert more.history.resumed.step == 8
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("replaced", [False, True])
 def test_stop_is_heard_although_a_rank_dies(pools: Pools, tmp_path: Path, replaced: bool) -> None:
     options = TrainingOptions(
@@ -440,6 +441,7 @@ def test_a_damaged_checkpoint_is_passed_over(pools: Pools, tmp_path: Path) -> No
     assert newest.read_bytes() == damaged  # it might have been the user's
 
 
+@pytest.mark.long
 def test_a_sealed_file_that_holds_no_whole_state_is_said_on_every_rank(
     pools: Pools, tmp_path: Path
 ) -> None:
@@ -487,6 +489,7 @@ def test_checkpoints_that_fail_on_the_way_are_warnings_and_training_goes_on(
     assert any("there is a file where the folder should be" in one for one in result.warnings)
 
 
+@pytest.mark.long
 def test_the_second_interrupt_leaves_a_checkpoint_that_the_error_names(
     pools: Pools, tmp_path: Path
 ) -> None:

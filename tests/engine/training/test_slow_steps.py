@@ -14,6 +14,8 @@ from gpupool.engine.training.callbacks import CallbackInfo
 from tests.support.pools import Pools
 from tests.support.trainings import network, samples, train_on, weights
 
+pytestmark = pytest.mark.long
+
 
 class Slow(nn.Module):
     """A network whose forward lasts so long, in some of its calls."""

@@ -49,6 +49,7 @@ def losses(events: Sequence[Event]) -> list[float]:
     return [event.loss for event in events if isinstance(event, StepEvent)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "settings",
     [

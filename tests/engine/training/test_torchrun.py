@@ -15,6 +15,8 @@ from gpupool import Pool, TrainingOptions, TrainingRun
 from tests.engine.training import twin
 from tests.support.pools import Pools
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[3]
 
 

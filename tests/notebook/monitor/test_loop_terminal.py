@@ -6,6 +6,8 @@ import pytest
 
 from tests.notebook.terminal import Terminal
 
+pytestmark = pytest.mark.long
+
 LOOP = """%%spmd
 import gpupool
 with gpupool.monitor(["loss"], num_steps=3, title="Mine") as monitor:

@@ -150,6 +150,7 @@ def test_unfinished_trainings_are_drawn_too(history_of: HistoryOf, state: str) -
     assert page.startswith(expected[state])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("num_epochs", "num_ranks", "most"), [(20, 4, 60_000), (40, 4, 62_000), (200, 64, 100_000)]
 )

@@ -106,6 +106,7 @@ gpupool.current_pool().stop()
 """
 
 
+@pytest.mark.long
 def test_the_log_of_papermill_has_a_line_for_each_validation(notebook: Path) -> None:
     pytest.importorskip("papermill", reason="papermill is not installed")
     new = read(notebook)

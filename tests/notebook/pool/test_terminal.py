@@ -109,6 +109,7 @@ def shown(kind: str, folder: Path) -> dict[str, str]:
     return dict(zip(CELLS, parts, strict=True))
 
 
+@pytest.mark.long
 def test_a_terminal_draws_lines_and_leaves_none(tmp_path: Path) -> None:
     cells = shown("terminal", tmp_path)
     drawn = cells["list"].split(FRESH_LINE)

@@ -93,6 +93,7 @@ step()
 """
 
 
+@pytest.mark.long
 def test_what_is_raised_after_a_lack_of_memory_was_caught_is_kept_for_the_debugger(
     pool2: Pool, fails: Fails
 ) -> None:
@@ -136,6 +137,7 @@ def test_a_death_in_a_running_cell_is_told_with_its_cause_and_the_end_of_the_log
     pool2.restart([1])
 
 
+@pytest.mark.long
 def test_the_crash_of_torch_under_its_own_debugging_is_told(pool2: Pool, fails: Fails) -> None:
     """torch 2.15 ends so in DDP, without a pool too; should it not any more, the word can go."""
     source = (

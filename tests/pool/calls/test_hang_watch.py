@@ -191,6 +191,7 @@ def test_ranks_in_different_collectives(watched: Callable[..., Diagnosis]) -> No
     assert "(Cell In[3], line 3); rank 1 in broadcast (" in diagnosis.text
 
 
+@pytest.mark.long
 def test_a_rank_that_computes_is_told_and_is_no_hang(watched: Callable[..., Diagnosis]) -> None:
     # By the real clock: on a machine with much to do a rank may get little of it.
     code = "if rank == 0:\n    dist.barrier()\nelse:\n    while True: pass"

@@ -79,6 +79,7 @@ class Slow(fsspec.AbstractFileSystem):
 """
 
 
+@pytest.mark.long
 def test_a_refresh_that_takes_long_is_made_once(pool2: Pool, tmp_path: Path) -> None:
     pool2.run(SLOW.format(f"{tmp_path}/"))
     os.environ["GPUPOOL_PLAIN"] = "plain"

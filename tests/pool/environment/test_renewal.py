@@ -98,6 +98,7 @@ secret
     assert forgetful.run(f"print({result[0]!r})").text(0) == "[hidden]\n"
 
 
+@pytest.mark.long
 def test_what_cannot_be_renewed_is_told_once_and_goes_on_when_it_can_be_again(
     forgetful: Pool, issuer: Issuer, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -121,6 +122,7 @@ def test_what_cannot_be_renewed_is_told_once_and_goes_on_when_it_can_be_again(
     until(lambda: {*forgetful.run(newest).values()} == {str(issuer.num_issued)[-1]}, 10)
 
 
+@pytest.mark.long
 def test_the_renewal_ends_with_the_pool_and_the_next_pool_resolves_again(
     forgetful: Pool, issuer: Issuer
 ) -> None:
@@ -142,6 +144,7 @@ def test_the_renewal_ends_with_the_pool_and_the_next_pool_resolves_again(
         assert pool.status().credentials == ""
 
 
+@pytest.mark.long
 def test_a_pool_starts_without_the_credentials_that_are_not_there_any_more(
     forgetful: Pool, issuer: Issuer, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,6 +160,7 @@ def test_a_pool_starts_without_the_credentials_that_are_not_there_any_more(
         pool.propagate_env("AWS_*", unset=True)
 
 
+@pytest.mark.long
 def test_keys_of_the_users_choice_end_the_renewal(forgetful: Pool, issuer: Issuer) -> None:
     forgetful.propagate_env(aws=True)
     os.environ.update(AWS_ACCESS_KEY_ID="AKIDMINE", AWS_SECRET_ACCESS_KEY="mine-alone")
@@ -209,6 +213,7 @@ class Ranks:
         self.taken.append(fresh.variables["AWS_ACCESS_KEY_ID"][-2:])
 
 
+@pytest.mark.long
 def test_the_renewal_goes_with_whom_it_renews_for(issuer: Issuer) -> None:
     ranks = Ranks()
     taken = ranks.taken

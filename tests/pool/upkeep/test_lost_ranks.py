@@ -91,6 +91,7 @@ def test_a_question_to_a_rank_that_dies_is_answered(pool3: Pool) -> None:
     assert answer.result(SOON_S) == Answer("died")
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_while_the_group_is_formed_is_told(
     pool3: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_rank_that_dies_while_the_group_is_formed_is_told(
     assert pool3.generation > generation
 
 
+@pytest.mark.long
 def test_what_is_run_while_a_loss_is_being_told_waits_for_the_new_rank(pool3: Pool) -> None:
     """Whoever shows the pool may take its time about it."""
     pool3.wait_until_usable()
@@ -192,6 +194,7 @@ def test_one_that_dies_while_only_the_group_is_missing_is_replaced_too() -> None
     assert health.state == "well"
 
 
+@pytest.mark.long
 def test_a_hang_ends_the_cell_where_that_is_wanted_and_is_its_error() -> None:
     session.stop()
     pool = gpupool.start(n=2, device="cpu", on_hang="abort", hang_after_s=0.5)
@@ -207,6 +210,7 @@ def test_a_hang_ends_the_cell_where_that_is_wanted_and_is_its_error() -> None:
     session.stop()
 
 
+@pytest.mark.long
 def test_a_frozen_rank_that_a_value_is_sent_to_is_told(
     pool3: Pool, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,7 @@ def test_one_rank_is_replaced_and_the_others_keep_their_variables(pool3: Pool) -
     assert pool3.generation == generation + 1
 
 
+@pytest.mark.long
 def test_the_heart_that_beats_no_more_is_not_noted_for_ever(pool3: Pool) -> None:
     """Beats are counted where engines hear them. The monitor notes at each who missed the last."""
     pool3.restart(ranks=[1])
@@ -113,6 +114,7 @@ def test_a_restart_of_a_rank_takes_a_dead_one_along(pool3: Pool) -> None:
     assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
 
 
+@pytest.mark.long
 def test_a_rank_is_replaced_after_its_fork_server_was_killed(pool3: Pool) -> None:
     server = family(pool3)["fork server"]
     server.kill()
@@ -309,6 +311,7 @@ def test_a_restart_cut_off_at_any_moment_is_followed_by_a_whole_pool(
     until(lambda: len(agent.children()) == 5, 5.0)  # fork server, controller, 3 engines
 
 
+@pytest.mark.long
 def test_many_restarts_in_a_row_all_form_their_group(pool3: Pool) -> None:
     for number in range(6):
         pool3.restart([number % 3])

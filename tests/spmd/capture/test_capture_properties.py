@@ -69,6 +69,7 @@ def test_what_a_function_sees_and_changes_is_among_its_names(source: str, seed: 
     check_function(source, seed)
 
 
+@pytest.mark.long
 def test_many_more_programs() -> None:
     # by plain chance: a hundred times as fast
     chance = random.Random(4)
