@@ -38,7 +38,7 @@ Keep: TypeAlias = Literal["auto", "best", "last"]
 OnFailure: TypeAlias = Literal["raise", "resume"]
 Progress: TypeAlias = Literal["auto", "plot", "table", "none"]
 
-_MAX_SKIPPED = 0.001  # of the samples of an epoch
+MAX_SKIPPED = 0.001  # of the samples of an epoch
 _MAX_CHARS = 80  # of a value among others
 
 
@@ -263,7 +263,7 @@ class TrainingOptions:
 
     def most_skipped(self, num_samples: int) -> int:
         """How many of `num_samples` may be left out in an epoch; those of one image always may."""
-        return max(1, int(_MAX_SKIPPED * num_samples)) if self.on_error == "skip" else 0
+        return max(1, int(MAX_SKIPPED * num_samples)) if self.on_error == "skip" else 0
 
 
 _CHECKS: Mapping[str, Check] = {

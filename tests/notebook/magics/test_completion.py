@@ -133,7 +133,7 @@ def test_the_shell_offers_names_and_words_of_options(shell: InteractiveShell) ->
     with provisionalcompleter():
         found = [(c.text, c.start) for c in shell.Completer.completions(text, len(text))]
     assert ("cosine", len(text)) in found
-    assert len(found) == 7  # no files and no variables
+    assert len(found) == 4  # no files and no variables
 
 
 def test_cells_of_ranks_know_what_each_rank_has(shell: InteractiveShell) -> None:
