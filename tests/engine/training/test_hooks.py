@@ -232,10 +232,10 @@ def test_tensorboard_and_traces_in_s3(pools: Pools, tmp_path: Path, s3: SeaweedS
 
 def test_a_trace_that_is_not_what_was_asked_for_is_a_warning(pools: Pools, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"epochs": 1, "batch_size": 4}
-    late = Profile(url=str(tmp_path / "late"), skip=4)
+    late = Profile(url=str(tmp_path / "late"), skip=5)
     result = train_on(pools[2], network(), samples(16), profile=late, **settings)
     assert result.warnings == [
-        "there is no trace: profile asks for steps 5 to 9, and training ended after 4"
+        "there is no trace: profile asks for steps 6 to 10, and training ended after 4"
     ]
     short = Profile(url=str(tmp_path / "short"), skip=2, steps=5)
     result = train_on(pools[2], network(), samples(16), profile=short, **settings)
