@@ -116,13 +116,6 @@ def optimizer(*words: str) -> Check:
                 "object",
                 name,
             )
-        if "lr" in getattr(value, "keywords", {}):  # of a partial
-            raise OptionsError(
-                f"{name}: the lr of the partial has no effect, as that of each step comes from lr "
-                "and schedule: did you mean lr=..., beside optimizer=?",
-                "no effect",
-                name,
-            )
         return either(name, value)
 
     return check

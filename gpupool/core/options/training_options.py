@@ -6,6 +6,7 @@ given, and one that would have no effect is an error.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -38,7 +39,7 @@ Keep: TypeAlias = Literal["auto", "best", "last"]
 OnFailure: TypeAlias = Literal["raise", "resume"]
 Progress: TypeAlias = Literal["auto", "plot", "table", "none"]
 
-_MAX_SKIPPED = 0.001  # of the samples of an epoch
+MAX_SKIPPED = 0.001  # of the samples of an epoch
 _MAX_CHARS = 80  # of a value among others
 
 
@@ -78,7 +79,7 @@ class TrainingOptions:
     optimizer: Optimizer | Callable[..., Any] = "sgdm"
     """"sgdm" (SGD with momentum), "adam", "adamw", "rmsprop" as in `torch.optim`, or a callable:
     parameter groups -> `torch.optim.Optimizer`, as `torch.optim.Adamax` or
-    `functools.partial(torch.optim.Adam, betas=(0.8, 0.99))`; its rate comes from `lr`."""
+    `functools.partial(torch.optim.Adam, lr=0.001, betas=(0.8, 0.99))`, whose lr is that of `lr`."""
     lr: float = 0.01
     """Learning rate."""
     momentum: float | None = None
@@ -239,12 +240,27 @@ class TrainingOptions:
             return object.__new__(cls)
 
     def __post_init__(self) -> None:
+        self._take_lr_of_optimizer()
         for one in fields(self):
             value = getattr(self, one.name)
             if value is not None or one.default is not None:
                 # The dataclass is frozen, and not finished yet.
                 object.__setattr__(self, one.name, _CHECKS[one.name](one.name, value))
         effects.check_effects(self)
+
+    def _take_lr_of_optimizer(self) -> None:
+        """Make the lr of a partial the option `lr`: the schedule sets the rate of each step."""
+        make = self.optimizer
+        if not isinstance(make, functools.partial) or "lr" not in make.keywords:
+            return
+        settings = dict(make.keywords)
+        lr = settings.pop("lr")
+        if self.lr not in (lr, TrainingOptions.__dataclass_fields__["lr"].default):
+            raise OptionsError(
+                f"lr={self.lr} and the optimizer's lr={lr} differ: leave one out.", "conflict", "lr"
+            )
+        object.__setattr__(self, "lr", lr)
+        object.__setattr__(self, "optimizer", functools.partial(make.func, *make.args, **settings))
 
     def __repr__(self) -> str:
         values = (f"{one.name}={_written(getattr(self, one.name))}" for one in fields(self))
@@ -263,7 +279,7 @@ class TrainingOptions:
 
     def most_skipped(self, num_samples: int) -> int:
         """How many of `num_samples` may be left out in an epoch; those of one image always may."""
-        return max(1, int(_MAX_SKIPPED * num_samples)) if self.on_error == "skip" else 0
+        return max(1, int(MAX_SKIPPED * num_samples)) if self.on_error == "skip" else 0
 
 
 _CHECKS: Mapping[str, Check] = {

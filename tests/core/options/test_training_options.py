@@ -86,7 +86,7 @@ StepLR = torch.optim.lr_scheduler.StepLR
         ({"optimizer": SGD}, "object", "optimizer"),
         ({"optimizer": StepLR}, "scheduler", "optimizer"),
         ({"optimizer": lambda: SGD}, "form", "optimizer"),
-        ({"optimizer": functools.partial(torch.optim.Adam, lr=0.1)}, "no effect", "optimizer"),
+        ({"optimizer": functools.partial(torch.optim.Adam, lr=0.1), "lr": 0.2}, "conflict", "lr"),
         ({"schedule": StepLR}, "scheduler", "schedule"),
         ({"schedule": StepLR(SGD, 3)}, "scheduler", "schedule"),
         ({"schedule": torch.optim.lr_scheduler.ReduceLROnPlateau(SGD)}, "scheduler", "schedule"),
@@ -94,7 +94,7 @@ StepLR = torch.optim.lr_scheduler.StepLR
         ({"schedule": [("none", 5), ("cosine", 5)]}, "unknown", "schedule"),
         ({"schedule": functools.partial(StepLR, step_size=3)}, "scheduler", "schedule"),
         ({"checkpoint": "s3:/bucket/run"}, "form", "checkpoint"),
-        ({"checkpoint": "s4://bucket/run"}, "form", "checkpoint"),
+        ({"checkpoint": "s3:/bucket/run"}, "form", "checkpoint"),
         ({"tensorboard": "gs:bucket"}, "form", "tensorboard"),
         ({"resume": "s3:/bucket/run"}, "form", "resume"),
         ({"resume": "yes"}, "unknown", "resume"),
@@ -309,3 +309,13 @@ def test_what_differs_from_the_defaults_is_shown_in_short_and_without_passwords(
     }
     assert "weights=<4 numbers>" in repr(options)
     assert "lr=0.01" in repr(options)
+
+
+def test_the_lr_of_a_partial_is_the_option() -> None:
+    options = TrainingOptions(
+        optimizer=functools.partial(torch.optim.Muon, lr=0.02), scale="linear"
+    )
+    resolved = options.resolve(4)
+    assert (options.lr, resolved.lr) == (0.02, 0.08)
+    assert isinstance(resolved.optimizer, functools.partial)
+    assert resolved.optimizer.keywords == {}

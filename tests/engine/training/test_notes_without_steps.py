@@ -107,22 +107,22 @@ def test_who_waits_for_a_trace_or_for_tensorboard_is_told_so(
 def test_a_stop_is_heard_with_the_next_report_and_said_until_then(
     pools: Pools, tmp_path: Path
 ) -> None:
-    """Asked after every fifth step, known on all ranks a step later."""
-    waits = Waits(tmp_path, 7)
+    """Asked after every tenth step, known on all ranks a step later."""
+    waits = Waits(tmp_path, 12)
     options = TrainingOptions(epochs=1, batch_size=16, callbacks=[waits])
     run, said = begun(pools[2], options, num=3200)
     wait_until(waits.is_there)
-    wait_until(lambda: len(run.history.steps) >= 5)
+    wait_until(lambda: len(run.history.steps) >= 10)
     run.stop()
     for answer in pools[2].ask(Counts(), [0, 1]).values():
         answer.result()  # the ranks answer in order: they have heard of the stop
     assert headline(run.history) == STOPPING
     waits.let_go()
     result = run.result()
-    assert (result.stopped_by, len(result.history.steps)) == ("user", 11)
+    assert (result.stopped_by, len(result.history.steps)) == ("user", 21)
     after = said[said.index(STOPPING) :]
     assert after[0] == STOPPING
-    assert after[-1] == "Stopped after step 11 of 200"
+    assert after[-1] == "Stopped after step 21 of 200"
     assert not any(one.startswith("Training") for one in after)
 
 

@@ -181,7 +181,8 @@ def test_a_confusion_matrix(num_classes: int) -> None:
 
 def test_a_training(pool2: Pool, data: ImageDatastore) -> None:
     options = TrainingOptions(epochs=1, batch_size=2, lr=0.01, on_error="skip")
-    result = gpupool.train(Net(), data, options=options)
+    one_is_damaged = data.subset(range(7))
+    result = gpupool.train(Net(), one_is_damaged, options=options)
     assert isinstance(result, TrainingResult)
     assert_harmless(result_view.result_html(result))
     assert_harmless(picture.history_html(result.history))
