@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "spmd": {"core", "pool"},
     "training": {"core", "pool"},
     "check": {"core"},  # else what the package gives to users
-    "notebook": {"core", "pool", "spmd", "training", "check"},
+    "notebook": {"core", "pool", "spmd", "training"},
 }
 NEVER_AT_IMPORT = {
     "core": {"torch", "ipyparallel", "IPython", "ipywidgets", "anywidget", "numpy", "pynvml"},
