@@ -260,6 +260,17 @@ def test_a_rank_that_forms_a_sub_group_alone_is_freed_whatever_its_back_end(
     assert dict(pool3.run(SUM)) == dict.fromkeys(range(3), 3.0)
 
 
+def test_a_rank_that_waits_in_the_store_of_the_group_is_freed(pool3: Pool) -> None:
+    """As torch does on NCCL before the first message between two ranks."""
+    pids = pool3.status().pids
+    wait = "dist.distributed_c10d._get_default_store().get('nobody')"
+    with pytest.raises(SpmdError, match="ZeroDivisionError") as caught:
+        pool3.run(f"if rank == 1: {wait}\nelse: 1 / 0")
+    assert caught.value.errors[1].freed
+    assert pool3.status().pids == pids
+    assert dict(pool3.run(SUM)) == dict.fromkeys(range(3), 3.0)
+
+
 def test_the_group_is_formed_when_the_last_abort_is_done(pool3: Pool) -> None:
     """The error is there before; no group is destroyed in the middle of its abort."""
     pids = pool3.status().pids

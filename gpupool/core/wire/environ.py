@@ -53,6 +53,9 @@ _OF_GROUPS_BY_DEFAULT = {
     # torch writes its record of collectives into the home at each failure that it detects.
     "TORCH_FR_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    # After a failed collective torch waits four times as long for that record, made or not: a rank
+    # whose peer was killed would leave its group a minute later.
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
     # Each rank sees one GPU, as number 0: symmetric memory takes them for one and the same.
     "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",
 }

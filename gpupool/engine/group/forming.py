@@ -283,6 +283,7 @@ def _open(plan: Plan, asked: Mapping[str, Any], store: Any) -> frozenset[str]:
     __tracebackhide__ = True
     asked = {**_bound(plan, asked["backend"]), **asked}
     reconnect.refuse_late_connections()
+    rendezvous.use_store(store)
     hook, before = sys.excepthook, peers.listeners()
     _torch_init(**asked, store=store, rank=plan.rank, world_size=plan.world_size)
     sys.excepthook = hook  # torch puts one more "[rank0]:" before every line each time

@@ -1,10 +1,13 @@
 """Ranks wait for each other in Python, where the wait can be ended. Runs on engines.
 
-One that waits inside torch for another that does not come could not be interrupted.
+One that waits inside torch for another that does not come could not be interrupted. Where torch
+itself waits all the same, it does so in the store of the group: before the first message between
+two ranks on NCCL, and before the first collective of a sub-group. The store's time ends that.
 """
 
 from __future__ import annotations
 
+import datetime
 import threading
 import time
 from typing import Any
@@ -12,7 +15,11 @@ from typing import Any
 _POLL_S = 0.003
 _SOON_S, _NUM_SOON = 0.0005, 20  # who comes at all comes mostly at once
 
+_AT_ONCE = datetime.timedelta(milliseconds=1)
+
 _give_up = threading.Event()  # whoever waits for other ranks is to stop waiting
+_store: Any = None  # of the present group
+_timeout: datetime.timedelta  # of that store, while it makes sense to wait
 
 
 def exchange(store: Any, key: str, place: int, size: int, value: str = "") -> list[str]:
@@ -42,8 +49,18 @@ def wait_for_all(store: Any, key: str, place: int, size: int) -> None:
 def give_up_waiting() -> None:
     """Have this rank wait no longer for others that do not come; from any thread."""
     _give_up.set()
+    if _store is not None:
+        _store.set_timeout(_AT_ONCE)  # a FileStore looks at it again and again
 
 
 def begin_waiting() -> None:
     """Waiting makes sense again: all ranks are asked to come."""
     _give_up.clear()
+    if _store is not None:  # a group that lasts keeps its store
+        _store.set_timeout(_timeout)
+
+
+def use_store(store: Any) -> None:
+    """From now on torch waits for other ranks in this one."""
+    global _store, _timeout
+    _store, _timeout = store, store.timeout

@@ -98,9 +98,12 @@ def test_the_first_error_and_what_nccl_has_logged_of_it_are_shown(pool: Pool) ->
 
 
 def test_ranks_find_what_nccl_and_the_compiler_read(pool: Pool) -> None:
-    names = ("NCCL_SOCKET_IFNAME", "NCCL_DEBUG", "TORCH_FR_DUMP_ON_TIMEOUT", "NCCL_NET")
+    names = (
+        "NCCL_SOCKET_IFNAME", "NCCL_DEBUG", "TORCH_FR_DUMP_ON_TIMEOUT", "NCCL_NET",
+        "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC",
+    )  # fmt: skip
     found: Any = pool.run(f"import os; [os.environ[name] for name in {names}]")[0]
-    assert found == ["=lo", "WARN", "0", "Socket"]
+    assert found == ["=lo", "WARN", "0", "Socket", "0"]
     threads = "os.environ['TORCHINDUCTOR_COMPILE_THREADS'] == os.environ['OMP_NUM_THREADS']"
     assert pool.run(f"import os; {threads}")[0]
 
