@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,14 +11,10 @@ import nbformat
 import pytest
 from nbconvert.exporters import HTMLExporter
 
-import gpupool
 from gpupool.core.wire.events import EndEvent, StartEvent, ValidationEvent
-from gpupool.notebook.comparison_view import comparison_html
-from gpupool.notebook.drawing.axes import log_axis, nice_axis, share_axis, step_axis, value_axis
 from gpupool.notebook.monitor.picture import history_html
 from gpupool.notebook.monitor.views import still_picture
-from gpupool.notebook.page.markup import compact_script, static_text
-from gpupool.training.history import TrainingHistory, smoothed
+from gpupool.training.history import TrainingHistory
 from tests.browser.accessible import grave_faults
 from tests.notebook.feed import full_events
 
@@ -205,68 +199,6 @@ def test_nbconvert_has_the_plots_and_where_no_script_runs_the_image(browser: Bro
     image.wait_for()
     assert image.bounding_box()["height"] > 300
     assert plain.locator("canvas, button").count() == 0
-
-
-def test_a_comparison_answers_over_time_and_over_steps(browser: Browser) -> None:
-    trainings = [history_with(), history_with(num_epochs=4)]
-    html = comparison_html(gpupool.compare(*trainings))
-    raw = browser.show(html)
-    over = []
-    for column in range(2):
-        canvas = raw.locator(".gpm-plots").nth(column).locator("canvas").nth(1)
-        canvas.wait_for()
-        raw.wait_for_function("c => c.width !== 300", arg=canvas.element_handle())
-        canvas.focus()
-        raw.keyboard.press("End")
-        over.append(raw.locator(".gpm-readout").nth(column).inner_text().splitlines())
-        raw.keyboard.press("+")
-        canvas.and_(raw.locator("[aria-label*='; shown: ']")).wait_for()
-    (time, accuracy, loss), (step, _, loss_by_step) = over
-    assert re.fullmatch(r"1[34](\.\d)? s", time)
-    assert re.fullmatch(r"Accuracy, 1: [\d.]+ %, 2: [\d.]+ % at [\d.]+ s", accuracy)
-    assert re.fullmatch(r"Loss, 1: [\d.]+, 2: [\d.]+ at [\d.]+ s", loss)
-    assert step == "Step 900"
-    assert loss_by_step.endswith(" at step 600")
-    assert raw.faults == []
-    plain = browser.show(html, scripts=False)
-    assert [image.is_visible() for image in plain.locator("img").all()] == [True, True]
-
-
-def test_axes_and_smoothing_are_those_of_the_kernel(browser: Browser) -> None:
-    raw = browser.show("<body></body>")
-    names = "{niceAxis, logAxis, shareAxis, stepAxis, smoothed, fittedAxis}"
-    for code in (static_text("plots.js", "axes.js", "explore.js", "stills.js"), None):
-        dense = compact_script(static_text("plots.js", "axes.js", "explore.js", "stills.js"))
-        raw.evaluate(f"() => {{ window.made = (() => {{ {code or dense}\nreturn {names}; }})() }}")
-
-        def made(name: str, *arguments: object, raw: Any = raw) -> Any:
-            return raw.evaluate(f"given => made.{name}(...given)", list(arguments))
-
-        for low, high in [(0, 2.4), (0, 6e-5), (-3, 1), (0.2, 0.3), (0, 1.1e6), (7, 7)]:
-            assert_same(made("niceAxis", low, high), nice_axis(low, high))
-        for low, high in [(0.03, 250), (0.4, 0.6), (1e-9, 1e9), (1, 1)]:
-            assert_same(made("logAxis", low, high), log_axis(low, high))
-        for low, high in [(98.5, 99.6), (0, 100), (3, 3), (20, 80)]:
-            assert_same(made("shareAxis", low, high), share_axis(low, high, 100))
-        assert_same(made("stepAxis", 0, 900), step_axis(900))
-        means = [[1, 4.0, 1], [2, 1.0, 1], [10, 2.0, 8], [50, 0.5, 40]]
-        expected = [value for _, value in smoothed([(a, b, c) for a, b, c in means], 10)]
-        assert [value for _, value in made("smoothed", means, 10)] == pytest.approx(expected)
-        plot = {"name": "loss", "title": "Loss", "lines": [{"name": "raw"}]}
-        for spike in (0.5, 20.0, 1e31):
-            points = [(step, 1 / step) for step in range(1, 60)] + [(60, spike)]
-            kernel = value_axis(points)
-            steps = {"low": 0, "high": 60}
-            axis = made("fittedAxis", plot, {"raw": points}, steps, kernel["log"], False)
-            assert_same(axis, kernel)
-            assert axis["clipped"] == [list(point) for point in kernel["clipped"]]
-
-
-def assert_same(made: dict[str, Any], kernel: dict[str, Any]) -> None:
-    """An axis of the page is that of the kernel."""
-    expected = json.loads(json.dumps(kernel))
-    assert [made[name] for name in ("low", "high")] == [expected[name] for name in ("low", "high")]
-    assert made["ticks"] == expected["ticks"]
 
 
 def test_in_jupyterlab_live_saved_trusted_and_not(lab: Lab, browser: Browser) -> None:

@@ -30,6 +30,18 @@ for number, name in enumerate(["cat", "dog", "horse", "a class with quite a long
         Image.fromarray(pixels.astype(np.uint8)).save(pictures / name / f"{index}.png")
 images = gpupool.ImageDatastore(str(pictures))
 """
+BUSY_GPUS = """
+from gpupool.core.machine.gpus import GpuTable
+from gpupool.core.machine.topology import Gpu, GpuProcess
+from gpupool.core.machine.uses import Use
+held = GpuProcess(4711, "python", "ada", 2**30)
+gpus = [
+    Gpu(0, "GPU-0", "NVIDIA H200", 141 * 2**30, 3 * 2**29, processes=(held,)),
+    Gpu(1, "GPU-1", "T4", unavailable="hidden by CUDA_VISIBLE_DEVICES"),
+    Gpu(3, "GPU-3", "NVIDIA H200", 141 * 2**30, 57 * 2**30),
+]
+GpuTable(gpus, {"GPU-0": "rank 0"}, uses={"GPU-3": Use("in use by alice", is_taken=True)})
+"""
 VIEWS = {  # name of the picture: cell
     "spmd_alike": "%%spmd\nprint('hello of', world_size)\nprint('two lines')",
     "spmd_differs": "%%spmd\nprint('device', device)\nprint('rows', 6250 - 6 * rank)\n"
@@ -49,7 +61,7 @@ VIEWS = {  # name of the picture: cell
     "    for step in range(1, 41):\n"
     "        monitor.record(step, loss=torch.tensor(1 / step), accuracy=1 - 1 / step)",
     "gpus": "gpupool.gpus()",
-    "gpus_busy": "from tests.core.machine.test_gpu_table import TABLE\nTABLE",
+    "gpus_busy": BUSY_GPUS,
     "status": "%gpupool",
 }
 NAMES = ["pool_bar", *VIEWS]

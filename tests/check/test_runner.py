@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from gpupool.check.bench import SUM, Bench
 from gpupool.check.numbers import LongTraining
 from gpupool.check.pools import group, start
-from gpupool.check.promise import Check, Found, Line, NotKeptError, check
-from gpupool.check.report import MAX_STATUS, Report, this_machine
+from gpupool.check.promise import Check, Found, NotKeptError, check
 from gpupool.check.runner import Runner
 from gpupool.pool import session
 from tests.support.processes import gone, until
@@ -130,31 +126,9 @@ def test_a_check_that_is_late_has_failed_and_the_next_has_another_pool(
     assert "in _tried" in stacks  # and every other thread
 
 
-def test_no_check_begins_after_the_time_is_over(bench: Bench) -> None:
-    lines = verdicts(bench, sums, begin_within_s=0.0).lines
-    assert [(line.verdict, line.text) for line in lines[1:]] == [("skip", "no time left")]
-
-
 def test_without_a_pool_nothing_else_is_tried(tmp_path: Path) -> None:
     session.stop()
     bench = Bench({"device": "gpu", "gpus": "97"}, tmp_path)  # which no machine has
     lines = verdicts(bench, sums, group).lines
     assert [line.verdict for line in lines] == ["FAIL", "skip", "skip"]
     assert "PlacementError: GPU '97' is not there" in lines[0].text
-
-
-def test_the_status_is_the_number_of_promises_not_kept_and_has_a_bound() -> None:
-    failed = Line("one", "it holds", "FAIL")
-    report = Report(this_machine(), "CPU", [failed, Line("two", "it holds", "ok")])
-    assert report.status == 1
-    assert report.summary().startswith("1 of 2 promises not kept; 0 s on the CPU")
-    report.lines = [failed] * 300
-    assert report.status == MAX_STATUS == 125
-
-
-def test_the_header_names_what_a_promise_depends_on_and_nobody() -> None:
-    machine = replace(this_machine(), gpus=("NVIDIA H100",) * 7 + ("NVIDIA L4",), driver="580.65")
-    words = str(machine)
-    assert f"torch {torch.__version__}, " in words
-    assert "driver 580.65, 7 x NVIDIA H100, 1 x NVIDIA L4, Linux" in words
-    assert socket.gethostname() not in Report(machine, "GPU", []).to_json()

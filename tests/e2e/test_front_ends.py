@@ -7,18 +7,13 @@ used as VS Code does it, and the two terminals.
 from __future__ import annotations
 
 import base64
-import os
-import re
 import struct
-import sys
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import nbformat
-import pexpect
 import pytest
 
 from tests.notebook.kernel import Kernel, plain, without_progress
@@ -156,97 +151,3 @@ def as_text(outputs: list[dict[str, Any]]) -> str:
 
 
 # ---- terminals -------------------------------------------------------------------------------
-
-
-class Typist:
-    """Types cells into a terminal program and reads what it shows."""
-
-    def __init__(self, module: str, folder: Path) -> None:
-        # the console's simple prompt takes a single line; its own one draws nothing if TERM is dumb
-        self._asks = module == "IPython"
-        env = {
-            **os.environ,
-            "IPYTHONDIR": str(folder / "ipython"),
-            "JUPYTER_CONFIG_DIR": str(folder / "jupyter"),
-            "TERM": "dumb",
-            "PYTHONUNBUFFERED": "1",
-        }
-        self._process: Any = pexpect.spawn(
-            sys.executable,
-            ["-W", "ignore", "-m", module, *(["--simple-prompt"] if self._asks else [])],
-            env=env,
-            timeout=60,
-            encoding="utf-8",
-            dimensions=(50, 200),
-            echo=False,
-        )
-        self.prompt = ""
-        self._until_prompt()
-
-    def run(self, cell: str) -> str:
-        """What is shown for a cell; `prompt` is the one that follows."""
-        self._type(cell)
-        return self._until_prompt()
-
-    def interrupt(self, cell: str, after: str) -> str:
-        """What is shown for a cell that is interrupted once it has shown `after`."""
-        self._type(cell)
-        self._process.expect(after)
-        self._process.sendintr()
-        return self._until_prompt()
-
-    def close(self) -> None:
-        """Leave it."""
-        self._process.send("exit\r")
-        self._process.expect(pexpect.EOF)
-        self._process.wait()  # close() gives a process that is slow to end a tenth of a second
-        self._process.close()
-
-    def _type(self, cell: str) -> None:
-        first, *more = cell.split("\n")
-        self._enter(first)
-        for line in [*more, "", ""] if more else []:  # empty lines end a cell of several
-            if self._asks:
-                self._process.expect_exact("...: ")
-            self._enter(line)
-
-    def _enter(self, line: str) -> None:
-        self._process.send(line + "\r")
-        if not self._asks and line:
-            self._process.expect_exact(line)  # what is typed is shown
-
-    def _until_prompt(self) -> str:
-        self._process.expect(r"(In \[\d+\]:) $")
-        self.prompt = self._process.match[1]
-        return plain(self._process.before).replace("\r", "")
-
-
-# (what the console shows, kernels send: tests/notebook)
-@pytest.fixture(params=["IPython", pytest.param("jupyter_console", marks=pytest.mark.long)])
-def typist(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Typist]:
-    pytest.importorskip(request.param)
-    typist = Typist(request.param, tmp_path)
-    yield typist
-    typist.close()
-
-
-def test_a_terminal_shows_the_same(typist: Typist) -> None:
-    started = typist.run("%load_ext gpupool")
-    started += typist.run("%gpupool start --cpu -n 2")
-    assert "Pool of 2: idle, CPU ranks, gloo" in started
-    shown = typist.run("%%spmd\nprint('hello of', world_size)\nrank * 2")
-    assert "[0, 1] hello of 2" in shown
-    typist.run("%%spmd --nowait -o handle\nimport time\ntime.sleep(0.2)\nrank + 40")
-    assert re.search(r"\[0\] 40\n\s*\[1\] 41", typist.run("await handle"))
-    number = int(re.findall(r"\d+", typist.prompt)[0])
-    # (without an indented line: the console goes on indenting)
-    failed = typist.run("%%spmd\nif rank == 0: dist.barrier()\nint('bad value')")
-    said = "invalid literal for int() with base 10: 'bad value'"
-    # (or the other rank was stopped on its way to the barrier)
-    assert any(cause(number, said, o) in failed for o in (FREED, "1 stopped"))
-    assert "gpupool/" not in failed
-    stopped = typist.interrupt(
-        "%%spmd\nimport time\nprint('sleeping', flush=True)\ntime.sleep(60)", "sleeping"
-    )
-    assert "KeyboardInterrupt" in stopped
-    assert "Pool stopped." in typist.run("%gpupool stop")

@@ -5,13 +5,9 @@ from __future__ import annotations
 import tarfile
 
 import fsspec
-import numpy as np
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpupool.data.datastores import tar_index
-from gpupool.data.datastores.compact_arrays import Texts
 from gpupool.data.datastores.tar import TarDatastore
 from gpupool.data.datastores.tar_index import read_index
 from gpupool.data.stores.folder import Folder
@@ -98,29 +94,3 @@ def test_changed_and_cut_bytes(changes: list[tuple[int, int]], length: int) -> N
     for at, value in changes:
         tar[at] = value
     index(bytes(tar[:length]))
-
-
-@fuzzed
-@given(
-    st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=6),
-    st.floats(0, 1),
-    st.booleans(),
-)
-def test_a_kept_index_of_a_tar_is_read_or_made_anew(
-    tmp_path_factory: pytest.TempPathFactory,
-    changes: list[tuple[float, int]],
-    share: float,
-    is_whole: bool,
-) -> None:
-    path = tmp_path_factory.mktemp("indices") / "a.npz"
-    kept = tar_index.TarIndex(
-        Texts.of(["1.png", "1.cls"]), np.array([512, 1536]), np.array([9, 3]), Texts.of(["", "cat"])
-    )
-    tar_index._save(path, kept)
-    data = bytearray(path.read_bytes())
-    for at, value in changes:
-        data[int(at * len(data))] = value
-    path.write_bytes(data if is_whole else data[: int(share * len(data))])
-    with only_our_errors():
-        found = tar_index._load(path)
-        assert found is None or [*found.names] == ["1.png", "1.cls"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,21 +48,3 @@ def test_a_password_in_a_url_is_neither_inherited_nor_shown(
         assert password in " ".join(environ.secret_values({"A": url}))
         shown = without_passwords(f"{around} {url}")
     assert password not in shown or "//" not in url
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("size", [20_000, 80_000])
-@pytest.mark.parametrize(
-    "piece",
-    [
-        *("?secret", "secret", "?key&", "a", "//a", "//", "a://:", "//a:", "//a:b", "a:b@", "@"),
-        *("?", "://", "https:", "//https:", "?a", ";key", "//:/", "/", "//1:1/", "key=", "?key=/"),
-    ],
-)
-def test_long_texts_take_no_longer(piece: str, size: int) -> None:
-    for text in (piece * (size // len(piece)), f"?{piece * (size // len(piece))}", piece * size):
-        with only_our_errors():
-            without_passwords(text[:size])
-            passwords(text[:size])
-            passwords(f"{text[:size]}://")
-            environ.inheritable({"A": text[:size]})

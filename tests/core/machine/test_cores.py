@@ -61,39 +61,13 @@ def test_the_smallest_limit_on_the_way_up_counts(tmp_path: Path) -> None:
     assert cpu_quota(system(tmp_path, "0::/job/step\n", V2.format(root="/"), **files)) == 2.0
 
 
-@pytest.mark.parametrize("own", ["/docker/abc", "/docker/abc/below", "/", "/../elsewhere"])
+@pytest.mark.parametrize("own", ["/docker/abc", "/"])
 def test_version_1_in_a_container_that_sees_the_hosts_paths(tmp_path: Path, own: str) -> None:
     files = {"cpu,cpuacct__cpu.cfs_quota_us": "50000", "cpu,cpuacct__cpu.cfs_period_us": "100000"}
     cgroup = f"5:memory:/elsewhere\n4:cpu,cpuacct:{own}\n0::/\n"
     root = system(tmp_path, cgroup, V1.format(root="/docker/abc"), **files)
     assert cpu_quota(root) == 0.5
     assert num_usable_cores(root) == 1
-
-
-def test_the_quota_of_a_real_cgroup() -> None:
-    parent = Path("/sys/fs/cgroup/cpu")
-    if not (parent / "cpu.cfs_quota_us").exists() or not os.access(parent, os.W_OK):
-        pytest.skip("needs a version 1 CPU cgroup that this user may divide")
-    group = parent / f"gpupool-test-{os.getpid()}"
-    group.mkdir()
-    code = (
-        "import pathlib, sys\n"
-        "pathlib.Path(sys.argv[1]).write_text('0')\n"  # 0 is who writes
-        "from gpupool.core.machine.cores import cpu_quota, num_usable_cores\n"
-        "print(cpu_quota(), num_usable_cores())"
-    )
-    try:
-        (group / "cpu.cfs_quota_us").write_text("150000")
-        done = subprocess.run(
-            [sys.executable, "-c", code, str(group / "cgroup.procs")],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-    finally:
-        group.rmdir()
-    assert done.stdout.split() == ["1.5", "1"]
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity masks here")

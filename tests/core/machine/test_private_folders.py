@@ -5,8 +5,6 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -19,11 +17,6 @@ from gpupool.core.machine.private_folders import (
     temporary_places,
 )
 
-LOOK = """
-import pathlib, sys
-from gpupool.core.machine.private_folders import open_to_others
-print(open_to_others(pathlib.Path(sys.argv[1])))
-"""
 STRANGER = 54321
 
 
@@ -33,16 +26,13 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "shared"
 
 
-@pytest.mark.parametrize("below", ["", "mine", "mine/not/there/yet"])
+@pytest.mark.parametrize("below", ["", "mine/not/there/yet"])
 @pytest.mark.parametrize(
     ("mode", "is_open"),
     [
         (0o700, False),
-        (0o755, False),
         (0o1777, False),
-        (0o1775, False),
         (0o777, True),
-        (0o757, True),
     ],
 )
 def test_others_may_write_to_no_folder_above_unless_it_is_sticky(
@@ -93,19 +83,6 @@ def test_a_folder_of_another_user_is_his_even_if_it_is_sticky(place: Path) -> No
         place.chmod(mode)
         os.chown(place, STRANGER, -1)
         assert open_to_others(place / "mine") == f"{place} belongs to another user ({STRANGER})"
-
-
-def test_who_has_no_number_in_a_container_is_no_other_user(place: Path) -> None:
-    as_root()
-    prefix = ["unshare", "--user", "--map-root-user"]
-    tried = subprocess.run([*prefix, "true"], capture_output=True)
-    if tried.returncode != 0:
-        pytest.skip(f"needs a user namespace: {tried.stderr.decode().strip()}")
-    os.chown(place, STRANGER, -1)
-    place.chmod(0o755)
-    command = [*prefix, sys.executable, "-c", LOOK, str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.stdout, done.stderr) == ("\n", "")
 
 
 def test_a_pools_folder_is_where_no_cleaner_goes_if_that_is_the_users_alone(tmp_path: Path) -> None:

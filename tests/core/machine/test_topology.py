@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -65,10 +63,6 @@ def test_each_rank_gets_its_own_gpu_and_its_share_of_the_cores() -> None:
     assert training_ranks(ranks) == (0, 1, 2, 3)
 
 
-def test_fewer_ranks_than_gpus_take_the_first_ones() -> None:
-    assert [rank.gpu for rank in place(GPUS, 2, 8)] == GPUS[:2]
-
-
 def test_two_cpu_ranks_where_there_is_no_gpu_and_all_train() -> None:
     ranks = place([], None, num_cores=1)
     assert [(rank.device, rank.gpu, rank.num_threads) for rank in ranks] == [("cpu", None, 1)] * 2
@@ -120,8 +114,6 @@ def test_gpus_are_chosen_by_index_or_uuid_in_the_order_named() -> None:
     [
         (["9"], "unknown", " 0 (NVIDIA H200), 1 (NVIDIA H200), "),
         (["0:0"], "unknown", " 0 (NVIDIA H200), "),
-        (["GPU-"], "unknown", ""),
-        ([""], "unknown", ""),
         (["1", "GPU-1abc1def"], "twice", "'GPU-1abc1def'"),
     ],
 )
@@ -151,12 +143,6 @@ def test_a_gpu_that_cannot_be_used_is_refused_with_the_reason() -> None:
     assert choose(found(gpus), None) == GPUS[:1]
 
 
-def test_a_gpu_is_named_where_there_is_no_driver() -> None:
-    with raises(PlacementError, "no GPU", "0") as caught:
-        choose(survey([], NO_DRIVER, None), ["0"])
-    assert NO_DRIVER in str(caught.value)
-
-
 # ---- MIG ---------------------------------------------------------------------------------------
 
 
@@ -179,11 +165,7 @@ def test_mig_mode_without_an_instance_gives_nothing_to_use() -> None:
     [
         ("0:2", ["0:2"]),
         ("MIG-cccc-2222", ["0:2"]),
-        ("MIG-b", ["0:0"]),
         ("0", ["0:0", "0:2"]),  # the GPU stands for its instances
-        ("GPU-aaaa-1", ["0:0", "0:2"]),
-        ("1", ["1"]),
-        ("GPU-aaaa-3", ["1"]),
     ],
 )
 def test_instances_are_chosen_by_index_or_uuid(name: str, chosen: list[str]) -> None:
@@ -213,11 +195,9 @@ def test_each_rank_gets_an_instance_of_its_own() -> None:
     [
         ("", []),
         ("2,0", [2, 0]),
-        (" 1 , 3 ", [1, 3]),
         ("GPU-2abc", [2]),
         ("0,9,1", [0]),  # CUDA reads up to the first unknown entry
         ("-1", []),
-        ("NoDevFiles", []),
         ("1,1,2", []),  # one given twice leaves none
     ],
 )
@@ -231,8 +211,6 @@ def test_cuda_visible_devices_means_what_it_means_to_cuda(visible: str, indices:
         ("MIG-cccc-2222", ["0:2"]),
         ("MIG-cccc-2222,MIG-bbbb-2222", ["0:2", "0:0"]),  # an engine each
         ("0", ["0:0", "0:2"]),
-        ("1,GPU-aaaa-1111", ["1", "0:0", "0:2"]),
-        ("0:2", []),  # not a word of CUDA's
     ],
 )
 def test_cuda_visible_devices_names_instances(visible: str, chosen: list[str]) -> None:
@@ -253,17 +231,10 @@ def test_hidden_gpus_are_listed_and_not_used() -> None:
     ("gpus", "trouble", "visible", "why"),
     [
         ([], NO_DRIVER, None, "no NVIDIA driver"),
-        ([], NO_DRIVER, "", "no NVIDIA driver"),
         ([], "the NVIDIA driver fails (x)", None, "the NVIDIA driver fails (x)"),
-        ([], "", None, "the NVIDIA driver finds no GPU"),
         (GPUS, "", "", "CUDA_VISIBLE_DEVICES='' hides all GPUs"),
-        (GPUS, "", "-1", "CUDA_VISIBLE_DEVICES='-1' hides all GPUs"),
-        (GPUS, "", "1,1", "CUDA_VISIBLE_DEVICES='1,1' hides all GPUs"),
         (GPUS, "", "9", "CUDA_VISIBLE_DEVICES='9' names no GPU of this machine"),
-        (GPUS, "", "GPU-9", "CUDA_VISIBLE_DEVICES='GPU-9' names no GPU of this machine"),
-        (GPUS, "the driver is too old", "0", "the driver is too old"),
         ([replace(GPUS[0], uuid="?", unavailable="lost")], "", "0", "GPU 0: lost"),
-        ([replace(GPUS[0], unavailable="lost")], "", None, "GPU 0: lost"),
         (GPUS, "", None, ""),
     ],
 )
@@ -279,15 +250,6 @@ def test_a_machine_without_a_driver_says_so() -> None:
     if gpus or trouble != NO_DRIVER:
         pytest.skip("this machine has an NVIDIA driver")
     assert discover() == Discovery((), (), "no NVIDIA driver")
-
-
-def test_every_call_of_nvml_is_one_of_nvidias_package() -> None:
-    import pynvml
-
-    source = Path(nvml.__file__).read_text().replace("{kind}", "Compute")
-    calls = set(re.findall(r"\bnvml[A-Z]\w+", source)) | set(re.findall(r"\bNVML_\w+", source))
-    assert len(calls) > 12
-    assert [name for name in calls if not hasattr(pynvml, name)] == []
 
 
 @pytest.mark.gpu

@@ -31,12 +31,11 @@ class Points:
         self.damaged: set[int] = set()
         self.missing: set[int] = set()
         self.broken: set[int] = set()
-        self.num_bytes_each = 100
         self.gate = threading.Event()
         self.reached = threading.Event()
         self.fetched: list[int] = []
-        self.max_fetching = self.max_decoding = self.max_held = 0
-        self._fetching = self._decoding = self._held = 0
+        self.max_fetching = self.max_decoding = 0
+        self._fetching = self._decoding = 0
         self._lock = threading.Lock()
         self._random = np.random.default_rng(0)
 
@@ -44,15 +43,13 @@ class Points:
         return self.num
 
     def num_bytes(self, index: int) -> int:
-        return self.num_bytes_each
+        return 100
 
     def fetch(self, index: int) -> int:
         with self._lock:
             self.fetched.append(index)
             self._fetching += 1
-            self._held += 1
             self.max_fetching = max(self.max_fetching, self._fetching)
-            self.max_held = max(self.max_held, self._held)
             delay_s = self.delay_s * self._random.random()
         if delay_s:
             time.sleep(delay_s)
@@ -62,7 +59,6 @@ class Points:
         with self._lock:
             self._fetching -= 1
         if index in self.missing:
-            self._let_go()
             raise SampleError(f"point {index} does not exist", f"points/{index}", "missing")
         return index
 
@@ -81,14 +77,9 @@ class Points:
         finally:
             with self._lock:
                 self._decoding -= 1
-            self._let_go()
 
     def sample(self, index: int) -> torch.Tensor:
         return torch.full((3, 2, 2), index % 256, dtype=torch.uint8)
-
-    def _let_go(self) -> None:
-        with self._lock:
-            self._held -= 1
 
 
 def first(loading: Iterator[Batch | None]) -> Batch:

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import fsspec
 import pytest
-from botocore.exceptions import ProfileNotFound
 
 from gpupool.core.errors import (
     CredentialsError,
     DataError,
     DataNotFoundError,
     OptionsError,
-    SampleError,
 )
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.fsspec_store import refresh_filesystems
-from gpupool.data.stores.interface import FileInfo, FileRef
+from gpupool.data.stores.interface import FileInfo
 from tests.data.stores_read import read_many
 from tests.servers.s3 import SeaweedServer
 from tests.support.raising import raises
@@ -102,23 +98,10 @@ def test_a_missing_key_is_one_sentence(in_s3: Folder) -> None:
         in_s3.list_files()
 
 
-def test_a_missing_profile_is_one_sentence(in_s3: Folder) -> None:
-    os.environ["AWS_PROFILE"] = "work"
-    for use in (in_s3.list_files, refresh_filesystems):
-        with raises(CredentialsError, "no key", shown="profile (work)"):
-            use()
-
-
 @pytest.mark.parametrize("url", ["s3://no-such-bucket/in", "s3://no-such-bucket", "s3://fetch/on"])
 def test_a_wrong_bucket_or_folder_is_one_sentence(in_s3: Folder, url: str) -> None:
     with raises(DataNotFoundError, "missing", url=url):
         Folder(url).list_files()
-
-
-def test_a_missing_bucket_is_no_missing_sample(in_s3: Folder) -> None:
-    with raises(DataNotFoundError, "missing", url="s3://no-such-bucket/in") as caught:
-        Folder("s3://no-such-bucket/in").read(FileRef("a.txt", 1))
-    assert not isinstance(caught.value, SampleError)
 
 
 @pytest.mark.parametrize(
@@ -167,20 +150,6 @@ def test_what_a_url_holds_is_not_shown(url: str, shown: str) -> None:
     assert "hidden" not in repr(folder) + folder.name("a.jpg")
 
 
-@pytest.mark.parametrize(
-    ("url", "kept", "name"),
-    [
-        ("s3://photos", "s3://photos", "s3://photos/a"),
-        ("s3://photos/in//", "s3://photos/in", "s3://photos/in/a"),
-        ("memory://", "memory://", "memory://a"),
-        ("file:///", "file:///", "file:///a"),
-        ("/", "/", "/a"),
-    ],
-)
-def test_slashes_at_the_end_of_a_url(url: str, kept: str, name: str) -> None:
-    assert (Folder(url).url, Folder(url).name("a")) == (kept, name)
-
-
 def test_refresh_makes_live_file_systems_take_the_new_credentials(in_s3: Folder) -> None:
     right, wrong = os.environ["AWS_ACCESS_KEY_ID"], "WRONG"
     os.environ["AWS_ACCESS_KEY_ID"] = wrong
@@ -202,52 +171,3 @@ def test_refresh_makes_live_file_systems_take_the_new_credentials(in_s3: Folder)
             held.ls("fetch/in")
         with pytest.raises(CredentialsError):
             in_s3.list_files()
-
-
-def test_a_file_system_that_never_connected_is_in_nobodys_way(in_s3: Folder) -> None:
-    """Also shows the private name in use: `S3FileSystem._s3`."""
-    misspelt = fsspec.filesystem("s3", profile="misspelt")
-    with pytest.raises(ProfileNotFound):
-        misspelt.ls("fetch/in")
-    assert misspelt._s3 is None
-    held = fsspec.filesystem("s3")
-    os.environ["AWS_ACCESS_KEY_ID"], right = "WRONG", os.environ["AWS_ACCESS_KEY_ID"]
-    refresh_filesystems()
-    with pytest.raises(PermissionError):
-        held.ls("fetch/in", refresh=True)
-    os.environ["AWS_ACCESS_KEY_ID"] = right
-    refresh_filesystems()
-    assert len(held.ls("fetch/in", refresh=True)) == 3
-    assert held._s3 is not None
-
-
-IN_BETWEEN = """
-import os
-import fsspec
-from gpupool.data.stores.folder import Folder
-os.environ["AWS_ENDPOINT_URL"], endpoint = "http://127.0.0.1:9", os.environ["AWS_ENDPOINT_URL"]
-fsspec.filesystem("s3").connect()
-os.environ["AWS_ENDPOINT_URL"] = endpoint
-print(len(Folder("s3://fetch//in").list_files().files))
-"""
-
-
-def test_what_changed_before_our_first_use_is_noticed(in_s3: Folder) -> None:
-    """The address has an empty folder in it, so s3fs reads it."""
-    done = subprocess.run([sys.executable, "-c", IN_BETWEEN], capture_output=True, text=True)
-    assert (done.stdout, done.returncode) == ("3\n", 0), done.stderr
-
-
-def test_those_after_one_that_cannot_connect_anew_do_so(in_s3: Folder, tmp_path: Path) -> None:
-    os.environ["AWS_CONFIG_FILE"] = str(tmp_path / "config")
-    (tmp_path / "config").write_text("[profile p]\nregion = us-east-1\n")
-    gone, held = fsspec.filesystem("s3", profile="p"), fsspec.filesystem("s3", use_ssl=False)
-    for filesystem in (gone, held):
-        filesystem.connect()
-    (tmp_path / "config").write_text("")
-    os.environ["AWS_ACCESS_KEY_ID"] = "WRONG"
-    with raises(CredentialsError, "no key", shown="profile (p)"):
-        refresh_filesystems()
-    with pytest.raises(PermissionError):
-        held.ls("fetch/in")
-    type(gone).clear_instance_cache()

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import base64
-import errno
 import os
-import random
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import FrameType
 
 import pytest
 
 from gpupool.core import progress
 from gpupool.core.errors import CredentialsError, DataError, SampleError
 from gpupool.core.progress import Course
-from gpupool.data.stores.error_kinds import passes
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
-from gpupool.data.stores.retry import Budget, Counts, Tries, counts, persist
+from gpupool.data.stores.retry import counts
 from gpupool.data.stores.store_errors import without_secrets
 from gpupool.data.stores.writable import Target
 from tests.data.reading.points import until
@@ -102,41 +97,6 @@ def test_a_listing_survives_too(folder: Folder, slow: SlowS3) -> None:
     assert (counts.snapshot() - before).retries == 2
 
 
-def test_an_interrupt_does_not_wait_for_a_store_that_does_not_answer(
-    folder: Folder, s3: SeaweedServer
-) -> None:
-    patient = Folder(folder.url, {"config_kwargs": {"read_timeout": 60}})
-    with SlowS3(s3.endpoint) as silent:
-        os.environ["AWS_ENDPOINT_URL"] = silent.endpoint
-        silent.inject(Fault("silence"))
-
-        def interrupt() -> None:
-            while not silent.stats().get("silence"):
-                time.sleep(0.02)
-            os.kill(os.getpid(), signal.SIGINT)
-
-        thread = threading.Thread(target=interrupt)
-        thread.start()
-        began = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
-            patient.read(FileRef("3.bin", 0))
-        thread.join()
-        assert time.monotonic() - began < 30  # half of what the store is waited for
-        assert somebody_reads()
-    until(lambda: not somebody_reads())  # nobody wants it: once it has failed it is not tried again
-
-
-def somebody_reads() -> bool:
-    """Whether some thread of this process still tries to read from a store."""
-    for frame in sys._current_frames().values():
-        at: FrameType | None = frame
-        while at is not None and at.f_code is not persist.__code__:
-            at = at.f_back
-        if at is not None:
-            return True
-    return False
-
-
 LIST = """
 import sys
 from gpupool.data.stores.folder import Folder
@@ -212,20 +172,6 @@ def test_a_store_that_was_there_is_waited_for_and_it_is_told(folder: Folder, slo
         progress._opening[:] = opening
 
 
-def test_what_has_answered_is_waited_for_over_a_minute() -> None:
-    refused, slow_down = ConnectionRefusedError(), OSError(errno.EIO, "")
-    slow_down.status = 503  # type: ignore[attr-defined]  # as aiohttp's errors have it
-    for error in (refused, slow_down):
-        found = passes(error, is_known=True)
-        assert found is not None
-        assert found[1].wait_s(failed=40, passed_s=70.0, chance=1.0) is not None
-    assert passes(slow_down, is_known=False) == passes(slow_down, is_known=True)
-    os.environ["AWS_MAX_ATTEMPTS"] = "4"
-    found = passes(refused, is_known=True)
-    assert found is not None
-    assert found[1].wait_s(failed=4, passed_s=0.0, chance=1.0) is None
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://no-such-host.invalid"])
 def test_an_address_that_never_answered_is_told_soon(folder: Folder, url: str) -> None:
@@ -234,14 +180,6 @@ def test_an_address_that_never_answered_is_told_soon(folder: Folder, url: str) -
     with raises(DataError, "unreachable", url="s3://faults/in", shown=f" {url} "):
         folder.list_files()
     assert time.monotonic() - began < 30  # a quarter of what one that had answered is waited for
-
-
-def test_a_clock_that_is_wrong_is_said(folder: Folder, slow: SlowS3) -> None:
-    slow.inject(Fault("skewed"))
-    with raises(DataError, "clock", url="s3://faults/in", shown="TooSkewed)"):
-        folder.read(FileRef("3.bin", 0))
-    with raises(DataError, "clock", url="s3://faults/in", shown="TooSkewed)"):
-        Folder(folder.url, {"s3_additional_kwargs": {}}).read(FileRef("3.bin", 0))  # by s3fs
 
 
 def test_a_listing_that_is_cut_off_is_listed_again(folder: Folder, slow: SlowS3) -> None:
@@ -289,35 +227,6 @@ def test_a_sample_that_is_other_than_its_listing_is_named(
     found = [error.value.reason for error in (empty, same, longer, missing)]
     assert found == ["empty", "changed", "changed", "missing"]
     assert same.value.url == "s3://faults/changes/a"
-
-
-def test_the_waits_grow_and_the_budget_ends() -> None:
-    budget = Budget(tries=5, seconds=3.0, first_wait_s=0.5, longest_wait_s=1.0)
-    assert [budget.wait_s(failed, 0.0, 1.0) for failed in (1, 2, 3, 4, 5)] == [0.5, 1, 1, 1, None]
-    assert budget.wait_s(1, 0.0, 0.0) == 0.25
-    assert budget.wait_s(1, 2.9, 0.0) is None
-    now = [0.0]
-
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
-
-    tries, before = Tries(clock=lambda: now[0], sleep=sleep), counts.snapshot()
-    waits = 0
-    while tries.again("503 SlowDown", budget):
-        waits += 1
-    assert 2 <= waits <= 4
-    assert now[0] <= 3.0
-    assert counts.snapshot() - before == Counts(retries=waits, last_reason="503 SlowDown")
-
-
-def test_the_waits_do_not_depend_on_the_seed_of_the_user() -> None:
-    waits: list[float] = []
-    for _ in range(2):
-        random.seed(3)
-        before = random.getstate()
-        assert Tries(sleep=waits.append).again("503 SlowDown", Budget())
-        assert random.getstate() == before
-    assert waits[0] != waits[1]  # ranks that are seeded alike do not come back all at once
 
 
 @pytest.mark.parametrize(

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 
 from gpupool.core.errors import SpmdError, StillRunningError
@@ -71,18 +66,13 @@ CELL = "Cell In[12]"
     [
         ("x = 1\n1 / 0", [(CELL, 2)], "----> 2 1 / 0"),
         ("\n\nx = 1\n1 / 0", [(CELL, 4)], "----> 4 1 / 0"),  # empty lines count
-        ("def f():\n    return 1 / 0\n\nf()", [(CELL, 4), (CELL, 2)], "----> 2     return 1 / 0"),
-        ("for i in range(3):\n    1 / (2 - i)", [(CELL, 2)], "----> 2"),
         ("\n%%time\n\nx = 1\n1 / 0", [(CELL, 5)], "----> 5 1 / 0"),
-        ("%%time\ndef g():\n    1 / 0\ng()", [(CELL, 4), (CELL, 3)], "----> 3     1 / 0"),
         ("x = 1\n%time 1 / 0", [(CELL, 2)], "----> 2 1 / 0"),
-        ("%%capture\n%%time\n1 / 0", [(CELL, 3)], "----> 3 1 / 0"),
         (
             "import asyncio\nasync def h():\n    await asyncio.sleep(0)\n    1 / 0\nawait h()",
             [(CELL, 5), (CELL, 4)],
             "----> 4     1 / 0",
         ),
-        ("[1 / i for i in (1, 0)]", [(CELL, 1)], "----> 1 [1 / i for i in (1, 0)]"),
     ],
 )
 def test_the_line_is_the_one_of_the_cell(
@@ -112,8 +102,6 @@ def test_a_function_of_an_earlier_cell_is_shown_in_that_cell(
     [
         ("a = 1\nb = (\n", 2, "b = ("),
         ("\na = 1\nfor x in y print(x)", 3, "for x in y print(x)"),
-        ("a = 1\n   b = 2", 2, "b = 2"),
-        ("def f():\nreturn 1", 2, "return 1"),
     ],
 )
 def test_a_cell_that_cannot_be_parsed_shows_its_own_line(
@@ -204,9 +192,7 @@ def test_a_long_message_is_cut_and_the_counts_stay_in_sight(fails: Fails) -> Non
             "    def __init__(self): self.lock = threading.Lock()\nraise Held()",
             "Held",
         ),
-        ("raise KeyboardInterrupt('me')", "KeyboardInterrupt: me"),
         ("error = ValueError('v')\nerror.add_note('a note')\nraise error", "ValueError: v; a note"),
-        ("class Eq(Exception):\n    def __eq__(self, other): 1 / 0\nraise Eq('e')", "Eq: e"),
     ],
 )
 def test_strange_exceptions_arrive_and_the_engine_goes_on(
@@ -216,11 +202,6 @@ def test_strange_exceptions_arrive_and_the_engine_goes_on(
     assert str(error).startswith(f"{told} (the same on 2 of 2 ranks; Cell In[12], line ")
     assert "gpupool/" not in shown(error)
     assert dict(pool2.run("rank")) == {0: 0, 1: 1}
-
-
-def test_a_line_of_a_message_is_no_empty_line_of_a_cell(fails: Fails) -> None:
-    error = fails("raise ValueError('counts:\\n 1\\n 2')")
-    assert first_traceback(error).endswith("ValueError: counts:\n 1\n 2")
 
 
 # ---- who -------------------------------------------------------------------------------------
@@ -284,40 +265,6 @@ def test_a_time_limit_says_who_was_late_and_where_and_the_state_stays(
 # ---- the error itself ------------------------------------------------------------------------
 
 
-def test_it_survives_copies_pickles_and_chains(fails: Fails) -> None:
-    error = fails("def r(n):\n    return r(n + 1)\nr(0)")
-    for other in (
-        pickle.loads(pickle.dumps(error)),
-        cloudpickle.loads(cloudpickle.dumps(error)),
-        copy.copy(error),
-        copy.deepcopy(error),
-    ):
-        assert (str(other), other.errors, other.first) == (str(error), error.errors, error.first)
-        assert other.__notes__ == error.__notes__
-    with pytest.raises(RuntimeError) as caught:
-        raise RuntimeError("mine") from error
-    assert caught.value.__cause__ is error
-
-
-def test_a_script_prints_it_with_the_traceback_of_the_rank(pool2: Pool, tmp_path: Path) -> None:
-    with pytest.raises(SpmdError) as caught:
-        pool2.run('x = 1\nif rank == 1: raise ValueError("bad value")')
-    (tmp_path / "error").write_bytes(pickle.dumps(caught.value))
-    script = (
-        "import pathlib, pickle, sys; raise pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "error")],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 1
-    assert "SpmdError: rank 1: ValueError: bad value (1 of 2 ranks failed; " in done.stderr
-    assert "----> 2 if rank == 1: raise ValueError" in done.stderr
-    assert "\x1b" not in done.stderr
-
-
 # ---- waiting ---------------------------------------------------------------------------------
 
 
@@ -328,20 +275,6 @@ def test_a_result_can_be_waited_for_a_while(run: Callable[..., SpmdRun], tmp_pat
         handle.result(timeout=0.1)
     go.touch()
     assert dict(handle.result(timeout=60)) == {0: 0, 1: 1}
-
-
-def test_a_handle_tells_that_it_waits_runs_has_failed_or_is_done(
-    run: Callable[..., SpmdRun], tmp_path: Path
-) -> None:
-    go = tmp_path / "go"
-    first = run(f"{until_there(go)}\n1 / 0", 5)
-    second = run("rank", 6)
-    assert repr(first) == "SpmdRun(running)"
-    assert repr(second) == "SpmdRun(waits for cell In[5])"
-    go.touch()
-    assert dict(second.result()) == {0: 0, 1: 1}
-    assert repr(second) == "SpmdRun(done)"
-    assert repr(first).startswith("SpmdRun(failed: ZeroDivisionError: division by zero (the same")
 
 
 def test_a_cell_that_waits_can_be_interrupted_and_the_one_before_it_goes_on(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 
+from gpupool.data import device as devices
 from gpupool.data.device import Cuda
 from gpupool.engine.cells.error_hints import is_context_lost
-from tests.support.beside import placed
 
 ERRORS = [
     RuntimeError("CUDA error: device-side assert triggered"),
@@ -30,6 +33,16 @@ class Gpu(Cuda):
 
     def synchronize(self) -> None:
         raise AssertionError("a collective that is under way may never end")
+
+
+@contextmanager
+def placed(gpu: Gpu) -> Iterator[None]:
+    """Have `devices.of` give this one for its name, inside."""
+    devices.put(gpu)
+    try:
+        yield
+    finally:
+        del devices._devices[gpu.device]
 
 
 @pytest.mark.parametrize("error", ERRORS)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset
 import gpupool
 from gpupool import ConfusionMatrix, TrainingError
 from gpupool.notebook import formatters
-from gpupool.notebook.monitor import confusion_view
 from tests.engine.metrics.tables import Table, Targets
 from tests.support.pools import Pools
 from tests.support.raising import raises
@@ -98,24 +96,6 @@ def test_shares_of_rows_columns_and_all(matrix: ConfusionMatrix) -> None:
         matrix.normalized("rows")
 
 
-def test_it_is_a_table_in_text(matrix: ConfusionMatrix) -> None:
-    lines = repr(matrix).splitlines()
-    assert lines[0] == "ConfusionMatrix: accuracy 78.6 % on 14 samples, 3 classes"
-    assert lines[1].split() == ["cat", "<b>", "a", "very…", "name", "recall"]
-    assert lines[2].split() == ["cat", "8", "2", "0", "80", "%"]
-    assert lines[5].split() == ["precision", "89", "%", "60", "%", "–"]
-    assert len({len(line) for line in lines[1:5]}) == 1
-    shares = repr(matrix.shown("shares", sort="recall")).splitlines()
-    # the class without samples first, then the lowest recall
-    assert [line.split()[0] for line in shares[2:5]] == ["a", "<b>", "cat"]
-    assert shares[4].split()[1:] == ["0.0", "%", "20", "%", "80", "%", "80", "%"]
-    assert matrix.shown(sort="samples").order == [0, 1, 2]
-    assert matrix.shown(sort="name").order == [1, 2, 0]
-    for options, name in (({"values": "percent"}, "values"), ({"sort": "size"}, "sort")):
-        with raises(TrainingError, "unknown", name):
-            matrix.shown(**options)
-
-
 def test_it_is_a_table_with_colours_in_a_notebook(matrix: ConfusionMatrix) -> None:
     shell = InteractiveShell()
     formatters.register(shell)
@@ -128,23 +108,3 @@ def test_it_is_a_table_with_colours_in_a_notebook(matrix: ConfusionMatrix) -> No
     assert "rgba(0,114,189,0.52)" in html  # 80 % of its row
     assert ">80.0 %<" in html
     assert bundle["text/plain"] == repr(matrix)
-
-
-def test_of_many_classes_the_most_confused_are_shown() -> None:
-    counts = np.diag(np.full(200, 5))
-    counts[7, 9] = 3
-    many = ConfusionMatrix(counts, tuple(map(str, range(200))))
-    assert repr(many).splitlines()[1:] == ["  7 taken for 9: 3"]
-    html = confusion_view.confusion_html(many)
-    assert html.count("<tr>") == 2 + 201
-    recall = html.partition("<details")[2]
-    assert recall.index(">7<") < recall.index(">0<")  # the lowest first
-
-
-def test_long_names_are_told_apart() -> None:
-    names = tuple(f"breed of dogs number {n} from the far north" for n in range(20))
-    html = confusion_view.confusion_html(ConfusionMatrix(np.eye(20, dtype=np.int64), names))
-    heads = re.findall(r"<span>(.*?)</span></th>", html)
-    assert heads[7] == "<i>7</i> breed of do… far north"
-    assert len(set(heads)) == 20
-    assert html.count(f'title="{names[7]}"') == 2

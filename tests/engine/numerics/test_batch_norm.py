@@ -11,9 +11,7 @@ from torch import nn
 
 from gpupool import TrainingError
 from gpupool.engine.numerics.batch_norm import SyncBatchNorm, plain_batch_norm, sync_batch_norm
-from gpupool.engine.numerics.batch_norm_passes import Passes, _has_kernels, passes_over
-from tests.engine.group.torch_ranks import run_ranks
-from tests.engine.numerics import fused_kernels, norms
+from tests.engine.numerics import norms
 from tests.support.pools import Pools
 from tests.support.raising import raises
 
@@ -28,21 +26,6 @@ def test_outputs_gradients_and_statistics_are_those_of_the_whole_batch(
     for differences in dict(found).values():
         assert differences.keys() == norms.KINDS.keys()
         assert max(differences.values()) < 1e-10, differences
-
-
-def test_with_torchs_fused_kernels_too() -> None:
-    # in the place of those of a GPU: what they compute, and what they ask for
-    for found, layouts, num_kernels in run_ranks(fused_kernels.differences, n=3):
-        assert max(found.values()) < 1e-10, found
-        assert layouts < 20
-        assert num_kernels == 4
-
-
-def test_torch_has_fused_kernels_for_gpus_alone() -> None:
-    # torch._C has no other way to ask (engine/numerics/batch_norm_passes.py)
-    assert not _has_kernels("CPU")
-    assert _has_kernels("CUDA") is torch.backends.cuda.is_built()
-    assert type(passes_over(torch.zeros(2, 3))) is Passes
 
 
 def test_large_means_do_not_cost_the_variance() -> None:

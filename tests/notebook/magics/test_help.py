@@ -57,25 +57,11 @@ def test_help_of_a_command_is_asked_for_in_each_usual_way(
     assert "One rank per GPU" in shown or "one rank per GPU" in shown
 
 
-def test_help_of_a_cell_magic(capsys: pytest.CaptureFixture[str]) -> None:
-    Commands(None, "of cells").run("help spmd")
-    assert capsys.readouterr().out == "of cells\n"
-    with pytest.raises(OptionsError, match="Did you mean 'start'"):
-        Commands(None).run("help strat")
-
-
 @pytest.mark.parametrize(
     ("word", "hint"),
     [
         ("strat", "Did you mean 'start'?"),
-        ("stat", "Did you mean 'start'?"),
-        ("statsu", "Did you mean 'status'?"),
-        ("restrat", "Did you mean 'restart'?"),
-        ("gpu", "Did you mean 'gpus'?"),
-        ("logs", "Did you mean 'log'?"),
         ("shutdown", "Did you mean 'stop'?"),
-        ("man", "Did you mean 'help'?"),
-        ("parpool", "Did you mean 'start'?"),
         ("xyzzy", "There are: status, start, stop, restart, "),
     ],
 )

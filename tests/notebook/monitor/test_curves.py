@@ -7,13 +7,12 @@ import math
 import random
 import re
 import statistics
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
 
 from gpupool.core.wire.events import EndEvent, StartEvent, StepEvent, ValidationEvent
-from gpupool.notebook.monitor.curves import Curve, Curves, smoothed
+from gpupool.notebook.monitor.curves import Curve, smoothed
 from gpupool.notebook.monitor.picture import history_html, state_of
 from gpupool.training.history import TrainingHistory
 from tests.notebook.monitor.test_picture import drawing, lines
@@ -54,7 +53,7 @@ def ended(history: TrainingHistory) -> TrainingHistory:
     return history
 
 
-@pytest.mark.parametrize("num_points", [1, 2, 300, 12_345])
+@pytest.mark.parametrize("num_points", [1, 12_345])
 def test_the_means_of_buckets_are_those_of_all_steps(num_points: int) -> None:
     noise = random.Random(0)
     values = [noise.random() for _ in range(num_points)]
@@ -100,28 +99,7 @@ def test_a_training_stopped_early_fills_its_picture() -> None:
     assert [label for _, _, label in axes["bands"]] == ["Epoch 1", "2", "3", "4"]
 
 
-def test_the_axis_of_steps_stands_still_between_messages() -> None:
-    history, curves = course(), Curves()
-    ends = []
-    for number in range(1, 2001):
-        history.add(step(number, 1.0))
-        curves.take(history)
-        ends.append(curves.axes(history)["steps"]["high"])
-    assert len(set(ends)) <= 25
-
-
-@pytest.mark.parametrize("losses", [(), (2.0,), (math.nan,), (math.inf, math.nan)])
-def test_pictures_of_no_course_are_drawn(losses: tuple[float, ...]) -> None:
-    assert ("<img" in history_html(ended(course(*losses)))) == (losses == (2.0,))
-    for history in (course(*losses), ended(course(2.0, *losses))):
-        html = history_html(history)
-        inside = "".join(ET.tostring(one, encoding="unicode") for one in drawing(html))
-        assert "nan" not in inside
-        assert "inf" not in inside
-        assert ">0<" in inside  # the axes are there
-
-
-@pytest.mark.parametrize("huge", [1e31, 1e300, 1e308])
+@pytest.mark.parametrize("huge", [1e31, 1e308])
 def test_a_huge_loss_and_nan_leave_the_others_readable(huge: float) -> None:
     good = [2.3 - 0.05 * n for n in range(20)]
     history = ended(course(*good, huge, math.nan))

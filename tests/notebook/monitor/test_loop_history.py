@@ -6,7 +6,6 @@ import math
 from dataclasses import replace
 
 from gpupool.core.wire.monitor_event import MonitorEvent
-from gpupool.notebook.monitor import loop_history
 from gpupool.notebook.monitor.loop_history import LoopHistory, LoopState
 from gpupool.notebook.monitor.picture import history_html, state_of
 
@@ -30,35 +29,6 @@ def test_points_go_once_and_only_finite_ones() -> None:
     history.add(event(4))
     assert state.take_points(history)[1]["0"]["0"] == [(4, 0.25)]
     assert state_of(history).whole()["0"]["0"] == [(1, 1.0), (2, 0.5), (4, 0.25)]  # for another
-
-
-def test_all_is_sent_where_plots_change_or_too_much_is_new() -> None:
-    history = LoopHistory(event())
-    state = LoopState(history)
-    history.add(event(*range(1, loop_history.MAX_NEW + 1)))
-    assert not state.is_of_another(history)
-    history.add(event(loop_history.MAX_NEW + 1))
-    assert state.is_of_another(history)
-    state.take(history, history.status)
-    assert not state.is_of_another(history)
-    history.add(event(groups={"All": ["train", "rate"]}))
-    assert state.is_of_another(history)
-    state.take(history, history.status)
-    assert [plot["title"] for plot in state.view["plots"]] == ["All"]
-
-
-def test_axes_fit_what_a_loop_has_reported() -> None:
-    def steps(first: int, last: int, status: str = "running") -> tuple[int, int]:
-        history = LoopHistory(event())
-        history.add(event(*range(first, last + 1), status=status))
-        axis = state_of(history).view["axes"]["steps"]
-        return axis["low"], axis["high"]
-
-    assert steps(1, 100) == (0, 150)
-    assert steps(1, 111, "stopped") == (0, 111)
-    assert steps(50_001, 50_100) == (50_001, 50_151)  # it goes on from a checkpoint
-    assert steps(50_001, 50_100, "stopped") == (50_001, 50_100)
-    assert steps(7, 7, "stopped") == (0, 7)
 
 
 def test_values_of_a_loop_are_readable_beside_an_outlier_and_as_shares() -> None:

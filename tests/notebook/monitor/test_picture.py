@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import math
 import re
 import xml.etree.ElementTree as ET
@@ -14,10 +13,9 @@ from urllib.parse import unquote
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from gpupool.core.wire.events import StartEvent, StepEvent
+from gpupool.core.wire.events import StepEvent
 from gpupool.notebook import formatters
 from gpupool.notebook.drawing.axes import nice_axis
-from gpupool.notebook.monitor import words
 from gpupool.notebook.monitor.curves import Curve, Curves
 from gpupool.notebook.monitor.picture import history_html, training_text
 from gpupool.training.history import TrainingHistory
@@ -57,44 +55,10 @@ def drawing(html: str) -> ET.Element:
     return ET.fromstring(unquote(data))
 
 
-def dots(html: str) -> list[int]:
-    """The number of dots of each line that has some."""
-    paths = [path.get("d", "") for path in drawing(html).iter(f"{SVG}path")]
-    return [path.count("M") for path in paths if path.endswith("h0")]
-
-
 def lines(html: str) -> list[list[tuple[float, float]]]:
     """The points of each line, in pixels; three a plot."""
     pairs = [line.get("points", "").split() for line in drawing(html).iter(f"{SVG}polyline")]
     return [[tuple(map(float, pair.split(","))) for pair in line] for line in pairs]  # type: ignore[misc]
-
-
-def test_a_reader_sees_the_outcome(history_of: HistoryOf) -> None:
-    page = read(history_html(history_of()))
-    assert page.startswith("Finished: 6 epochs in 14 s 100 % Results")
-    for part in (
-        "Accuracy (%) Epoch 1 2 3 4 5 6",
-        "Validation accuracy 89.8 %",
-        "Throughput 40,960 samples/s",
-        "Epoch 6 of 6 Step 900 of 900 Steps per epoch 150",
-        "Global batch 512 = 4 × 128 Learning rate 0.1",
-        "training (smoothed) training validation",
-    ):
-        assert part in page
-
-
-def test_two_plots_each_with_three_lines_and_the_latest_values_in_words(
-    history_of: HistoryOf,
-) -> None:
-    html = history_html(history_of())
-    assert [len(line) > 0 for line in lines(html)] == [True] * 6
-    assert dots(html) == [6, 6]
-    image = page_of(html).find(".//img")
-    assert image is not None
-    assert image.get("alt") == (
-        "Accuracy at step 900: 94.6 %, validation 89.8 %; Loss at step 900: 0.2579, "
-        "validation 0.2779"
-    )
 
 
 def full(**arguments: int) -> TrainingHistory:
@@ -137,30 +101,6 @@ def test_a_training_that_goes_on_is_drawn_in_the_page() -> None:
     assert len(lines(html)) == 6
 
 
-@pytest.mark.parametrize("state", ["starting", "failed", "half way"])
-def test_unfinished_trainings_are_drawn_too(history_of: HistoryOf, state: str) -> None:
-    history = history_of(num_steps=400) if state == "half way" else TrainingHistory(status=state)
-    history.error = "ValueError: <b>no</b> images & no labels"
-    page = read(history_html(history))
-    expected = {
-        "starting": "Starting",
-        "failed": "Failed: ValueError: <b>no</b> images & no labels",
-        "half way": "Training: epoch 3 of 6 44 % · less than 10 s left",
-    }
-    assert page.startswith(expected[state])
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("num_epochs", "num_ranks", "most"), [(20, 4, 60_000), (40, 4, 62_000), (200, 64, 100_000)]
-)
-def test_the_picture_of_many_steps_and_ranks_stays_small(
-    num_epochs: int, num_ranks: int, most: int
-) -> None:
-    history = full(num_epochs=num_epochs, steps_per_epoch=250, num_ranks=num_ranks)
-    assert len(history_html(history).encode()) < most
-
-
 def test_the_picture_needs_nothing_from_elsewhere(history_of: HistoryOf) -> None:
     html = history_html(history_of()).replace("http://www.w3.org/2000/svg", "")  # its name
     assert "http" not in html
@@ -169,29 +109,7 @@ def test_the_picture_needs_nothing_from_elsewhere(history_of: HistoryOf) -> None
     assert set(re.findall('(?:src|href)="([^,]*)', html)) == {"data:image/svg+xml"}
 
 
-def test_the_state_beside_the_picture_is_what_the_script_needs(history_of: HistoryOf) -> None:
-    html = history_html(history_of())
-    (packed,) = re.findall('<script type="application/json"[^>]*>(.*?)</script>', html)
-    state = json.loads(packed)
-    assert {"clock", "plots", "legend", "axes", "latest"} == set(state["view"])
-    distances, values = state["lines"]["loss"]["validation"]
-    assert distances == [150] * 6
-    assert values[-1] == 0.2779
-
-
-def test_the_text_has_the_outcome_in_a_few_lines(history_of: HistoryOf) -> None:
-    lines = training_text(history_of()).splitlines()
-    assert lines[0] == "Finished: 6 epochs in 14 s"
-    assert lines[1].startswith("  Results:        validation accuracy 89.8 %, validation loss 0.27")
-    assert [line.split(":")[0].strip() for line in lines[1:]] == [
-        section for section, _ in words.table(history_of())
-    ]
-    assert "–" not in "".join(lines)
-    assert training_text(TrainingHistory()) == "Starting"
-    assert training_text(TrainingHistory(status="failed", error="")) == "Failed: no message"
-
-
-@pytest.mark.parametrize("num_points", [1, 2, 799, 800, 12_345])
+@pytest.mark.parametrize("num_points", [1, 12_345])
 def test_a_thinned_curve_keeps_its_extremes_its_ends_and_its_order(num_points: int) -> None:
     curve = Curve(max_points=800)
     values = [math.sin(step / 50) for step in range(1, num_points + 1)]
@@ -230,13 +148,8 @@ def test_only_what_is_new_is_taken(history_of: HistoryOf) -> None:
     ("low", "high", "labels"),
     [
         (0, 2.4, "0 0.5 1 1.5 2 2.5"),
-        (0, 0.0031, "0 0.001 0.002 0.003 0.004"),
-        (0, 8000, "0 2,000 4,000 6,000 8,000"),
         (0, 6e-5, "0 2e-5 4e-5 6e-5"),
-        (0, 0.001, "0 0.0002 0.0004 0.0006 0.0008 0.001"),
-        (0, 1.1e6, "0 2.5e5 5e5 7.5e5 1e6 1.25e6"),  # more digits have no room
         (-3, 1, "-3 -2 -1 0 1"),
-        (0, 0, "0 0.2 0.4 0.6 0.8 1"),
     ],
 )
 def test_loss_axes_have_round_ticks(low: float, high: float, labels: str) -> None:
@@ -244,18 +157,6 @@ def test_loss_axes_have_round_ticks(low: float, high: float, labels: str) -> Non
     assert " ".join(label for _, label in axis["ticks"]) == labels
     assert axis["low"] <= low
     assert high <= axis["high"]
-
-
-def test_the_only_step_is_seen_and_the_last_number_of_steps_is_not_cut() -> None:
-    def last_of(num_steps: int) -> str:
-        start = StartEvent(1, num_steps, 32, 8, 1, "CPU", "none")
-        step = StepEvent(num_steps, 1, 0.5, 0.2, 0.1, 8, 0.1, 0.0)
-        return history_html(TrainingHistory(start, [step], status="training"))
-
-    assert dots(last_of(1)) == [1, 1]  # in both plots
-    texts = drawing(last_of(1_000_000)).iter(f"{SVG}text")
-    [*_, last] = [text for text in texts if text.text == words.number(1e6)]
-    assert float(last.get("x", "")) + 9 * 7 / 2 <= 864
 
 
 def test_what_plot_gives_is_shown_as_the_picture(history_of: HistoryOf) -> None:

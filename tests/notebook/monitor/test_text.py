@@ -80,46 +80,6 @@ def test_a_terminal_line_is_redrawn_ten_times_a_second(history_of: HistoryOf) ->
     assert "\n" not in stream.getvalue()
 
 
-def test_a_terminal_line_is_cut_and_a_shorter_one_leaves_no_rest(
-    history_of: HistoryOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "60")
-    stream = Terminal()
-    now = 0.0
-    progress = TextProgress(stream, clock=lambda: now)
-    progress(history_of(num_steps=5))
-    assert len(stream.getvalue()) == len(FRESH_LINE) + 59  # one that wraps could not be drawn over
-    now = 1.0
-    progress(TrainingHistory(status="failed", error="rank 1 died"))
-    assert stream.getvalue().endswith(FRESH_LINE + "failed: rank 1 died\n")
-
-
-@pytest.mark.parametrize(
-    ("step_s", "num_steps", "num_lines"),
-    [
-        (0.001, 900, 0),  # a second in all: only what is news of itself
-        (0.1, 460, 10),  # half of it: a line for each 5 %
-        (3.0, 20, 4),  # a line every ten seconds, or twelve
-        (400.0, 20, 19),  # and each step, if that takes longer
-    ],
-)
-def test_a_log_gets_a_line_now_and_then(
-    history_of: HistoryOf, step_s: float, num_steps: int, num_lines: int
-) -> None:
-    stream, now = io.StringIO(), 0.0
-    progress = TextProgress(stream, clock=lambda: now)
-    whole = history_of(num_epochs=1, steps_per_epoch=900)
-    history = TrainingHistory()
-    assert whole.start
-    history.add(whole.start)
-    for step in whole.steps[: min(num_steps, 899)]:
-        history.add(step)
-        progress(history)
-        now += step_s
-    assert len(stream.getvalue().splitlines()) == num_lines
-    assert "\r" not in stream.getvalue()
-
-
 @pytest.mark.parametrize("kind", ["dumb", ""])
 def test_a_terminal_without_a_cursor_gets_lines(
     history_of: HistoryOf, monkeypatch: pytest.MonkeyPatch, kind: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -10,7 +9,6 @@ import pytest
 
 from gpupool.core.wire.events import (
     CheckpointEvent,
-    EndEvent,
     Event,
     RankEvent,
     ResumeEvent,
@@ -35,50 +33,6 @@ def history_of(events: Iterable[Event]) -> TrainingHistory:
 
 def rows(history: TrainingHistory) -> dict[str, str]:
     return {label: value for _, section in words.table(history) for label, value in section}
-
-
-def test_the_table_is_that_of_the_mock_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    history = history_of(full_events(num_steps=560))
-    shown = [(title, dict(section)) for title, section in words.table(history)]
-    assert shown == [
-        (
-            "Results",
-            {
-                "Validation accuracy": "85.5 %",
-                "Validation loss": "0.4151",
-                "Training accuracy": "83.3 %",
-                "Training loss": "0.3672",
-                "Best validation": "loss 0.4151 after step 450",
-                "Stop reason": "–",
-            },
-        ),
-        (
-            "Training time",
-            {
-                "Start": "08:00:00",
-                "Elapsed": "8.5 s",
-                "Time left": "5.2 s",
-                "Throughput": "40,960 images/s",
-            },
-        ),
-        (
-            "Training cycle",
-            {"Epoch": "4 of 6", "Step": "560 of 900", "Steps per epoch": "150"},
-        ),
-        ("Validation", {"Frequency": "every epoch", "Patience": "0 of 5"}),
-        ("Data", {"Waiting for data": "4 % of the time"}),
-        (
-            "Other",
-            {
-                "Hardware": "4 × H200, one host",
-                "Backend": "NCCL, DDP, bf16",
-                "Global batch": "512 = 4 × 128",
-                "Learning rate": "0.1 → 0.01 at step 600",
-            },
-        ),
-    ]
 
 
 def test_rows_do_not_jump_after_the_first_step() -> None:
@@ -134,21 +88,6 @@ def test_what_was_not_asked_for_has_no_row() -> None:
     assert resumed["Resumed"] == "after step 1"
 
 
-@pytest.mark.parametrize(
-    ("stopped_by", "said"),
-    [
-        ("epochs", "all 2 epochs completed"),
-        ("max_steps", "1 step completed"),
-        ("user", "stopped by you"),
-        ("callback", "stopped by a callback"),
-        ("patience", "no improvement (patience)"),
-        ("diverged", "training diverged"),
-    ],
-)
-def test_why_it_is_over(stopped_by: str, said: str) -> None:
-    assert rows(history_of([START, STEP, EndEvent(stopped_by, 1, 0.1)]))["Stop reason"] == said
-
-
 def test_patience_counts_validations_since_the_best() -> None:
     start = replace(START, validate_every=1, patience=3)
     events: list[Event] = [start]
@@ -157,43 +96,6 @@ def test_patience_counts_validations_since_the_best() -> None:
         events.append(ValidationEvent(number, 1, 0.5, None, 8, 0.1 * number, {}, is_best))
     assert rows(history_of(events))["Patience"] == "2 of 3"
     assert rows(history_of(events[:3]))["Patience"] == "0 of 3"
-
-
-def test_a_row_for_each_rank_ready_to_draw() -> None:
-    history = history_of(full_events(num_steps=40))
-    third = words.rank_rows(history)[2]
-    assert third == words.RankRow(
-        rank="2",
-        device="cuda:2 H200",
-        utilization=0.71,
-        utilization_text="71 %",
-        memory=57 / 139,
-        memory_text="57 of 139 GiB",
-        temperature="60 °C",
-        step="71 ms",
-        note="slowest +37 %",
-    )
-    assert [row.note for row in words.rank_rows(history)] == ["", "", "slowest +37 %", ""]
-    assert words.rank_title(history) == "GPUs"
-    assert words.rank_summary(history) == "mean utilization 90 %"
-    assert words.stop_label(history) == "Stop and keep best"
-
-
-def test_ranks_that_have_told_nothing_have_dashes() -> None:
-    first, second = words.rank_rows(history_of([START]))
-    assert (first.device, first.utilization_text, first.memory_text, first.step) == (
-        "CPU",
-        "–",
-        "–",
-        "–",
-    )
-    assert (second.rank, second.utilization, second.memory) == ("1", None, None)
-    assert words.rank_rows(TrainingHistory()) == []
-    assert (words.rank_summary(history_of([START])), words.rank_title(TrainingHistory())) == (
-        "",
-        "Ranks",
-    )
-    assert words.stop_label(history_of([START])) == "Stop"
 
 
 def told(*work_ms: float, step_ms: float = 50.0) -> TrainingHistory:
@@ -208,14 +110,3 @@ def test_the_slowest_is_one_that_the_others_wait_for() -> None:
     assert told(2, 2, 4).slowest is None  # 2 ms of 50
     assert told(20).slowest is None
     assert told(40, 10).slowest == (0, pytest.approx(3.0))
-    assert words.rank_rows(history_of([START, *told(40, 10).ranks.values()]))[0].note == (
-        "slowest, 4× slower"
-    )
-
-
-def test_the_line_of_a_terminal() -> None:
-    history = history_of(full_events(num_steps=560))
-    assert history.line() == (
-        "training  epoch 4/6  step 560/900  [===========>        ] 62%  loss 0.3672  acc 83.3%  "
-        "val 85.5%  41.0k img/s  eta 0:05"
-    )
