@@ -34,12 +34,12 @@ border:1px solid rgba(128,128,128,.25);font-variant-numeric:tabular-nums}
 
 def confusion_html(matrix: ConfusionMatrix) -> str:
     """Rows are true classes, columns predicted ones; recall beside each row, precision below each
-    column. Where scripts run, the page switches between counts and shares, and orders the classes.
+    column.
 
     Of very many classes, the pairs that were confused most often, and a line for each class.
     """
     uid = f"gp{secrets.token_hex(4)}"
-    head = f"<div data-head><b>Confusion matrix</b> {markup.muted(matrix.summary())}</div>"
+    head = f"<div><b>Confusion matrix</b> {markup.muted(matrix.summary())}</div>"
     if len(matrix.classes) > _MAX_SHOWN:
         rows = [(true, said, f"{number:,}") for true, said, number in matrix.most_confused(20)]
         pairs = markup.table(("true class", "taken for", "times"), rows)
@@ -47,10 +47,7 @@ def confusion_html(matrix: ConfusionMatrix) -> str:
     style = _STYLE.replace("UID", uid).replace("FONT", markup.FONT)
     # `tabindex`: without it the table could be scrolled with a mouse alone.
     scroller = markup.scroller(_table(matrix), "Confusion matrix")
-    state = f'id="{uid}" data-values="{matrix.values}" data-sort="by {matrix.sort}"'
-    script = f"<script>{markup.static_text('confusion.js').replace('UID', uid)}</script>"
-    inner = f"<div {state}><style>{style}</style>{head}{scroller}</div>{script}"
-    return markup.card(inner)
+    return markup.card(f'<div id="{uid}"><style>{style}</style>{head}{scroller}</div>')
 
 
 def _table(matrix: ConfusionMatrix) -> str:
@@ -83,26 +80,25 @@ def _row(
     )
     name = _name(matrix, row, is_long)
     head = f'<th scope="row" title="{escape(matrix.classes[row])}">{name}</th>'
-    return f'<tr data-k="{row}">{head}{cells}{_share(float(matrix.recall[row]))}</tr>'
+    return f"<tr>{head}{cells}{_share(float(matrix.recall[row]))}</tr>"
 
 
 def _cell(matrix: ConfusionMatrix, row: int, column: int, share: float, *, is_right: bool) -> str:
     """A number; the more of its row it is, the stronger its colour."""
     count = int(matrix.counts[row, column])
     if not count:
-        return '<td data-n="0"></td>'
+        return "<td></td>"
     # Never quite opaque: the text keeps the colour of the page, light or dark.
     colour = f"background:rgba({_RIGHT if is_right else _WRONG},{0.12 + 0.5 * share:.2f})"
     weight = ";font-weight:600" if is_right else ""
     shown = share_word(share) if matrix.values == "shares" else f"{count:,}"
     true, said = (escape(matrix.classes[n]) for n in (row, column))
     words = f"{count:,} of {true}, {share_word(share)}, taken for {said}"
-    return f'<td data-n="{count}" title="{words}" style="{colour}{weight}">{shown}</td>'
+    return f'<td title="{words}" style="{colour}{weight}">{shown}</td>'
 
 
 def _share(share: float) -> str:
-    number, shown = ("", "–") if math.isnan(share) else (f"{share:.6g}", percent(share))
-    return f'<td class="gp-share" data-s="{number}">{shown}</td>'
+    return f'<td class="gp-share">{"–" if math.isnan(share) else percent(share)}</td>'
 
 
 def _name(matrix: ConfusionMatrix, number: int, is_long: bool) -> str:

@@ -24,7 +24,6 @@ from gpupool.notebook.monitor import confusion_view, picture, result_view
 from gpupool.notebook.monitor.loop_history import LoopHistory
 from gpupool.notebook.monitor.picture import plots_script
 from gpupool.notebook.page import progress_view
-from gpupool.notebook.page.markup import static_text
 from gpupool.notebook.pool import bar
 from gpupool.training.confusion import ConfusionMatrix
 from gpupool.training.result import TrainingResult
@@ -36,10 +35,6 @@ HOSTILE = (
 )
 FILE = "\"'><img src=x onerror=alert(1)><svg onload=alert(3)>"  # a file's name has no slash
 STATE = [("type", "application/json"), ("class", "gpupool-state")]  # data, which nothing runs
-# The script of a confusion matrix, word for word, with the name of its element.
-MATRIX_SCRIPT = re.compile(
-    f"<script>{re.escape(static_text('confusion.js'))}</script>".replace("UID", r"[\w-]+")
-)
 ACTIVE_TAGS = {"script", "iframe", "object", "embed", "link", "meta", "base", "form", "textarea"}
 
 
@@ -51,7 +46,7 @@ class Page(HTMLParser):
         self.found: list[str] = []
         self.num_tags = 0
         self.is_state = False
-        self.feed(MATRIX_SCRIPT.sub("", html.replace(plots_script(), "")))  # our own
+        self.feed(html.replace(plots_script(), ""))  # our own
         self.close()
 
     def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
