@@ -23,6 +23,7 @@ from typing import Self
 from tests.chaos.invariants import LOOK, Notebook, names_mean_what_they_must
 from tests.chaos.model import Model
 from tests.notebook.kernel import Cell, Kernel, Step
+from tests.support.raising import frames_of_ours
 
 ROOT = Path(__file__).parents[2]
 SUM = "%%spmd\n_ones = torch.ones(1); dist.all_reduce(_ones); print('sum', _ones.item())"
@@ -130,7 +131,7 @@ class Walk:
     def _clean(self, cell: Cell) -> str:
         """The message of a failed cell: one, and nothing of ours in it."""
         text = cell.error_text
-        assert "gpupool/" not in text, text
+        assert not frames_of_ours(text), text
         assert "ipyparallel" not in text, text
         return text
 

@@ -75,7 +75,7 @@ def still_usable(kernel: Kernel) -> bool:
             "OptionsError: %gpupool start: argument --hang-after: 'x",
         ),
         ("%gpupool env AWS_*", "NoPoolError: no pool runs in this notebook. `%gpupool start` (gp"),
-        ("gpupool.start(m=2)", "OptionsError: 'm' is not an option; there are: "),
+        ("gpupool.start(m=2)", "OptionsError: 'm' is not an option. There are: "),
     ],
 )
 def test_a_pool_that_cannot_be_started_says_why_and_leaves_none(

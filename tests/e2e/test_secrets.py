@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -114,7 +115,8 @@ class Watch(threading.Thread):
     def _look_at(self, process: psutil.Process) -> None:
         # first, as what a cell starts has the name of its rank until it has an environment
         environ = Path(f"/proc/{process.pid}/environ").read_bytes()
-        name = " ".join(process.cmdline())[:200]
+        # without the interpreter: the environment may lie in a folder of this name
+        name = " ".join(process.cmdline()).replace(sys.executable, "python")[:200]
         for connection in process.net_connections(kind="inet"):
             address = connection.laddr.ip if connection.status == psutil.CONN_LISTEN else "::1"
             if address not in ("127.0.0.1", "::1"):

@@ -469,7 +469,7 @@ def test_a_start_without_enough_time_leaves_nothing(scratch: Path, timeout_s: fl
 
 def test_bad_input_starts_nothing(scratch: Path) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    with raises(OptionsError, "no option", "devices", shown=" 'gpus'?"):
+    with raises(OptionsError, "no option", "devices", shown=" 'device'?"):
         gpupool.start(devices="cpu")
     with raises(PlacementError, "no GPU", "device"):
         gpupool.start(device="gpu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -11,6 +12,12 @@ import pytest
 from gpupool.core.errors import GpuPoolError, SpmdError
 
 E = TypeVar("E", bound=GpuPoolError)
+_OURS = re.compile(r"gpupool/(?:core|data|host|engine|pool|spmd|training|check|notebook)/")
+
+
+def frames_of_ours(text: str) -> list[str]:
+    """The lines that name a file of the package; its clone may lie in a folder of that name."""
+    return [line for line in text.splitlines() if _OURS.search(line)]
 
 
 def same_on(error: SpmdError, *ranks: int) -> bool:

@@ -14,7 +14,7 @@ from gpupool.pool.pool import Pool
 from gpupool.spmd.cell import SpmdRun
 from tests.notebook.kernel import plain
 from tests.spmd.test_cell import Notes
-from tests.support.raising import raises
+from tests.support.raising import frames_of_ours, raises
 from tests.support.waits import peers, touch, until_there
 
 Fails = Callable[..., SpmdError]
@@ -158,7 +158,7 @@ def test_a_group_names_what_is_in_it_and_shows_each(fails: Fails) -> None:
     )
     assert "(2 sub-exceptions): ValueError: 1; ValueError: 2 (the same on" in str(error)
     assert first_traceback(error).count("Cell In[12], line 3") == 2
-    assert "gpupool/" not in shown(error)
+    assert not frames_of_ours(shown(error))
 
 
 def test_a_deep_recursion_is_shown_in_bounded_text(fails: Fails) -> None:
@@ -200,7 +200,7 @@ def test_strange_exceptions_arrive_and_the_engine_goes_on(
 ) -> None:
     error = fails(source)
     assert str(error).startswith(f"{told} (the same on 2 of 2 ranks; Cell In[12], line ")
-    assert "gpupool/" not in shown(error)
+    assert not frames_of_ours(shown(error))
     assert dict(pool2.run("rank")) == {0: 0, 1: 1}
 
 

@@ -123,6 +123,7 @@ def test_no_checkpoint_holds_a_step_that_was_not_complete(
         assert not newest or f"The checkpoint after step {newest} is" in caught.value.first.hint
 
 
+@pytest.mark.long
 def test_some_of_these_trainings_were_ahead_of_their_device(behind: Pool) -> None:
     assert sum(behind.run(lagging.num_failed).values()) > 0
 

@@ -244,7 +244,6 @@ def test_without_samples_a_value_is_nan() -> None:
 @pytest.mark.parametrize(
     ("asked", "kind", "meant"),
     [
-        (["fscore"], "unknown", " 'f1'?"),
         (["accuracy", "acuracy"], "unknown", " 'accuracy'?"),
     ],
 )
