@@ -94,7 +94,6 @@ StepLR = torch.optim.lr_scheduler.StepLR
         ({"schedule": [("none", 5), ("cosine", 5)]}, "unknown", "schedule"),
         ({"schedule": functools.partial(StepLR, step_size=3)}, "scheduler", "schedule"),
         ({"checkpoint": "s3:/bucket/run"}, "form", "checkpoint"),
-        ({"checkpoint": "s3:/bucket/run"}, "form", "checkpoint"),
         ({"tensorboard": "gs:bucket"}, "form", "tensorboard"),
         ({"resume": "s3:/bucket/run"}, "form", "resume"),
         ({"resume": "yes"}, "unknown", "resume"),
