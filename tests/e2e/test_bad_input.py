@@ -40,7 +40,7 @@ def pool(kernel: Kernel) -> Kernel:
 def bucket(pool: Kernel, s3: SeaweedServer, photos_url: str) -> Kernel:
     """The same with images, a network, and folders that something is wrong with."""
     s3.make_bucket("bad-input")
-    s3.put_objects("bad-input", {"empty/": b"", "holes/full/a.jpg": b"x", "holes/hollow/": b""})
+    s3.put_objects("bad-input", {"empty/": b""})
     assert pool.run(PREPARE.format(env=s3.env, url=photos_url)).status == "ok"
     return pool
 
@@ -66,14 +66,8 @@ def still_usable(kernel: Kernel) -> bool:
             "%gpupool start --gpus 0",
             "PlacementError: GPU '0' ",  # not there, or hidden
         ),
-        ("%gpupool start nowhere", "OptionsError: profile='nowhere' is unknown: choose one of loc"),
         ("%gpupool start -n 0", "OptionsError: n=0: a pool needs at least one rank."),
         ("%gpupool start --backend nccl", "OptionsError: backend='nccl' needs a GPU for every r"),
-        ("%gpupool start --idle-timeout x", "OptionsError: 'x' is not a time. Write '90s', '30m'"),
-        (
-            "%gpupool start --hang-after x",
-            "OptionsError: %gpupool start: argument --hang-after: 'x",
-        ),
         ("%gpupool env AWS_*", "NoPoolError: no pool runs in this notebook. `%gpupool start` (gp"),
         ("gpupool.start(m=2)", "OptionsError: 'm' is not an option. There are: "),
     ],
@@ -89,9 +83,6 @@ def test_a_pool_that_cannot_be_started_says_why_and_leaves_none(
     ("code", "said"),
     [
         ("%gpupool start", "PoolError: a pool of 2 ranks runs already. Continue with it ("),
-        ("%gpupool strat", "OptionsError: %gpupool has no command 'strat'. Did you mean 'start'?"),
-        ("%gpupool start --gpu 0", "OptionsError: %gpupool start has no option --gpu. Did you me"),
-        ("%gpupool stop --force", "OptionsError: %gpupool stop: '--force' is too much."),
         ("%gpupool env FOO=bar", "OptionsError: FOO=...: name the variable only, its value is tak"),
         ("%gpupool env NO_SUCH", "OptionsError: NO_SUCH is not set in the notebook's environment."),
         (
@@ -102,11 +93,6 @@ def test_a_pool_that_cannot_be_started_says_why_and_leaves_none(
             "%%spmd -t 2\n1",
             "OptionsError: ranks '2': write all, 0, 0,2, 0:4, ::2 or -1; this pool ",
         ),
-        (
-            "%%spmd -t x\n1",
-            "OptionsError: ranks 'x': write all, 0, 0,2, 0:4, ::2 or -1; this pool ",
-        ),
-        ("%%spmd -o 1\n1", "OptionsError: %%spmd: argument -o/--out: '1' is not a name that a var"),
     ],
 )
 def test_a_bad_line_is_refused_and_the_pool_goes_on(pool: Kernel, code: str, said: str) -> None:
@@ -118,15 +104,9 @@ def test_a_bad_line_is_refused_and_the_pool_goes_on(pool: Kernel, code: str, sai
     ("code", "said"),
     [
         ("gpupool.ImageDatastore('s3://no-such-bucket/x')", "DataNotFoundError: s3://no-such-buck"),
-        ("gpupool.ImageDatastore('s3://bad-input/no/such')", "DataNotFoundError: s3://bad-input/n"),
         ("gpupool.ImageDatastore('s3://bad-input/empty')", "DataNotFoundError: s3://bad-input/emp"),
-        ("gpupool.ImageDatastore('s3://bad-input/holes')", "DataError: s3://bad-input/holes/hollo"),
-        ("gpupool.ImageDatastore('/no/such/folder')", "DataNotFoundError: /no/such/folder does no"),
         ("gpupool.train(torch.nn.Linear, ds)", "TrainingError: model is a type, not a torch.nn.Mo"),
-        ("gpupool.train(None, ds)", "TrainingError: model is a NoneType, not a torch.nn.Module"),
         ("gpupool.train(net, None)", "TrainingError: dataset is a NoneType: a data set needs len("),
-        ("gpupool.train(net, [])", "TrainingError: dataset is empty."),
-        ("gpupool.predict(None, ds)", "TrainingError: model is a NoneType, not a torch.nn.Module"),
         ("gpupool.TrainingOptions(lr=-1)", "OptionsError: lr=-1: must be above 0."),
     ],
 )
@@ -164,18 +144,3 @@ def test_a_wrong_key_on_the_ranks_is_one_error_and_stays_hidden(
     assert "Traceback" not in cell.error_text
     assert "wrong-key" not in cell.error_text + cell.text + cell.html
     assert bucket.run("gpupool.train(net, ds, options=once)").status == "ok"
-
-
-@pytest.fixture(scope="module")
-def wrong_key(kernel: Kernel, s3: SeaweedServer) -> Kernel:
-    """A kernel whose environment has a wrong key."""
-    env = {**s3.env, "AWS_SECRET_ACCESS_KEY": "wrong-key-0123456789"}
-    assert kernel.run(f"os.environ.update({env!r})").status == "ok"
-    return kernel
-
-
-def test_a_wrong_key_can_be_mended(wrong_key: Kernel, s3: SeaweedServer, photos_url: str) -> None:
-    read = f"ds = gpupool.ImageDatastore('{photos_url}/train')"
-    wrong_key.run(read)
-    wrong_key.run(f"os.environ.update({s3.env!r})")
-    assert wrong_key.run(read).errors == []

@@ -1,7 +1,7 @@
 """The same small notebook in every front end that runs cells: read as a user reads it.
 
-The browser has its own tests (tests/browser). Here are papermill, which executes files, a kernel
-used as VS Code does it, and the two terminals.
+The browser has its own tests (tests/browser). Here are papermill, which executes files, and a
+kernel used as VS Code does it.
 """
 
 from __future__ import annotations

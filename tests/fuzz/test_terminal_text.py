@@ -67,7 +67,6 @@ def test_any_stream_becomes_lines(pieces: list[str]) -> None:
         lines.rest(0)
 
 
-@pytest.mark.parametrize("size", [40_000, 160_000])
 @pytest.mark.parametrize(
     "piece",
     [
@@ -76,8 +75,8 @@ def test_any_stream_becomes_lines(pieces: list[str]) -> None:
         *("1", "9", ";", "38;", "38;5;", "1 ", "\x1b[38;5;1mx", "\x1b[A", "a\r\x1b[A"),
     ],
 )
-def test_long_texts_take_no_longer(piece: str, size: int) -> None:
-    text = piece * (size // len(piece))
+def test_long_texts_take_no_longer(piece: str) -> None:
+    text = piece * (160_000 // len(piece))
     for one in (text, f"\x1b[{text}mx", f"\x1b]{text}", f"\x1b[{text}A"):
         with only_our_errors():
             ansi.to_html(one)

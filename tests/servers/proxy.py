@@ -19,7 +19,6 @@ ERRORS = {
     "503": ("503 Slow Down", "SlowDown", "Please reduce your request rate."),
     "500": ("500 Internal Server Error", "InternalError", "We encountered an internal error."),
     "expired": ("403 Forbidden", "ExpiredToken", "The provided token has expired."),
-    "skewed": ("403 Forbidden", "RequestTimeTooSkewed", "The difference is too large."),
     "denied": ("403 Forbidden", "AccessDenied", "Access Denied."),
     "region": ("400 Bad Request", "AuthorizationHeaderMalformed", "The region is wrong."),
 }
@@ -34,8 +33,8 @@ _LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
 class Fault:
     """What happens to a `share` of the requests with `match` in the first line, `times` at most.
 
-    `kind` is one of "503", "500", "expired", "denied", "skewed", "region" (the bucket
-    is in eu-west-1), "reset", "cut", "stall", "silence", "half"; `method` "GET", "PUT".
+    `kind` is one of "503", "500", "expired", "denied", "region" (the bucket is in
+    eu-west-1), "reset", "cut", "stall", "silence", "half"; `method` "GET", "PUT".
     """
 
     kind: str

@@ -221,9 +221,9 @@ def _gather(own: Tensor, of: Group) -> Tensor:
     group, size = _group_of(of)
     if size == 1:
         return own[None]
-    every = own.new_empty(size * len(own))
-    dist.all_gather_into_tensor(every, own, group=group)
-    return every.view(size, len(own))
+    every = own.new_empty(size, len(own))
+    dist.all_gather(list(every), own, group=group)
+    return every
 
 
 def _sum(own: Tensor, of: Group) -> Tensor:

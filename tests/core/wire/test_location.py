@@ -1,4 +1,4 @@
-"""Where a rank is, in words and as plain data."""
+"""Where a rank is, as plain data, and whether two are in the same collective."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic of the order in which patches are taken, and what each rank reads by it."""
+"""The order in which patches are taken."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the settings of a bucket come from, and what reads it."""
+"""What reads a bucket."""
 
 from __future__ import annotations
 

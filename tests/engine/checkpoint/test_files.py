@@ -23,7 +23,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from gpupool import Profile, TrainingOptions
 from gpupool.core.errors import DataError, GpuPoolError, OptionsError, TrainingError
@@ -117,11 +116,6 @@ def test_no_file_that_was_cut_short_or_changed_is_taken_for_a_checkpoint(
     assert unsealed(bytes(changed)) is None
 
 
-def test_torch_load_reads_the_file_as_it_is(tmp_path: Path) -> None:
-    Checkpoints(str(tmp_path)).save(state(), 3, wait=True)
-    assert equal(torch.load(tmp_path / "step-00000003.pt", weights_only=True), state())
-
-
 def test_training_may_go_on_while_a_copy_is_written(tmp_path: Path) -> None:
     checkpoints = Checkpoints(str(tmp_path))
     live = state(1)
@@ -142,16 +136,6 @@ def test_a_gpu_does_not_wait_for_a_copy_and_later_kernels_do_not_change_it() -> 
     snapshot.wait()
     assert copy.is_pinned()
     assert bool((copy == 1).all())
-
-
-def test_foreach_copy_copies_tensors_of_any_type_and_layout() -> None:
-    """The fact that `Snapshot` relies on: a private name of torch, which its optimizers use too."""
-    model = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
-    sources = [*model.parameters(), torch.arange(3), torch.tensor(True), torch.ones(2, 3).t()]
-    copies = [torch.empty_like(source, requires_grad=False) for source in sources]
-    with torch.no_grad():
-        torch._foreach_copy_(copies, [s.detach() for s in sources], non_blocking=True)
-    assert all(map(torch.equal, copies, sources))
 
 
 def test_a_place_that_cannot_be_written_to_is_told_before_training(

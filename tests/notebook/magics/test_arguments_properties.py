@@ -136,21 +136,3 @@ def test_no_error_repeats_a_value_behind_an_equals_sign(
     line = shlex.join([*(f"{name}={SECRET}" for name in names), *others])
     for words in (line, shlex.join(others) + " " + line):
         assert "hunter2" not in refusal(command, words)
-
-
-@pytest.mark.parametrize(
-    ("command", "line", "sentence"),
-    [
-        ("stop", "TOKEN=hunter2", "%gpupool stop: 'TOKEN=...' is too much."),
-        ("start", "--force=hunter2", "argument --force: ignored explicit argument '...'."),
-        ("start", "--timeout=hunter2", "invalid number of seconds value: '...'."),
-        ("start", "-nhunter=2", "argument -n: invalid whole number value: 'hunter=...'."),
-        ("%%spmd", "--view=hunter2", "argument --view: '...' is unknown. There are: auto,"),
-        ("stop", "'x= -hunter2'", "%gpupool stop: 'x=...' is too much."),
-        ("stop", "''", "%gpupool stop: '' is too much."),
-    ],
-)
-def test_where_a_value_stood(command: str, line: str, sentence: str) -> None:
-    with pytest.raises(OptionsError) as caught:
-        PARSERS[command]().parse_line(line)
-    assert sentence in str(caught.value)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpupool.core.machine.gpus import GpuTable
 from gpupool.core.machine.topology import NO_DRIVER, Discovery, Gpu, survey
 from gpupool.core.options.pool_options import PoolOptions
-from gpupool.notebook.gpu_view import gpu_table_html
 from gpupool.notebook.pool.bar import (
-    rank_rows,
     status_html,
     status_text,
 )
-from gpupool.notebook.pool.tables import waits_text
 from gpupool.pool.processes.placement import place_ranks
 from gpupool.pool.status import PoolStatus
 
@@ -39,14 +35,6 @@ def status(found: Discovery, n: int | None = None) -> PoolStatus:
     )
 
 
-def test_a_gpu_each() -> None:
-    assert status_text(status(TWO)).splitlines() == [
-        "Pool of 2: idle, one engine per GPU (NVIDIA H200), nccl, no idle timeout",
-        "  rank 0  0: NVIDIA H200  4 threads  pid 100",
-        "  rank 1  1: NVIDIA H200  4 threads  pid 101",
-    ]
-
-
 def test_ranks_that_take_no_part_in_training_are_named() -> None:
     shown = status(TWO, n=4)
     first, *ranks = status_text(shown).splitlines()
@@ -58,16 +46,6 @@ def test_ranks_that_take_no_part_in_training_are_named() -> None:
     assert ranks[2] == "  rank 2  CPU (not used for training)  2 threads  pid 102"
     assert "CPU (not used for training)" in status_html(shown)
     assert ", 1 CPU rank (not used for training), " in status_text(status(TWO, n=3))
-
-
-def test_why_there_are_cpu_ranks() -> None:
-    shown = status(survey([], NO_DRIVER, None))
-    assert status_text(shown).splitlines()[0] == (
-        "Pool of 2: idle, CPU ranks: no NVIDIA driver, gloo, no idle timeout"
-    )
-    assert rank_rows(shown)[1] == ("1", "CPU", "4", "101")
-    assert "CPU ranks: no NVIDIA driver" in status_html(shown)
-    assert status_text(replace(shown, why_cpu="")).startswith("Pool of 2: idle, CPU ranks, gloo")
 
 
 def test_a_rank_that_is_being_replaced_has_no_process() -> None:
@@ -85,16 +63,3 @@ def test_a_rank_that_is_being_replaced_has_no_process() -> None:
         "  rank 1  CPU  4 threads  no process",
     )
     assert reason in status_html(shown)
-    assert waits_text(shown) == "gpupool: waiting for rank 1 to be replaced…"
-    later = replace(shown, replaced_after=("cell In[2]",))
-    assert waits_text(later) == (
-        "gpupool: waiting for rank 1 to be replaced once cell In[2] has ended…"
-    )
-    assert waits_text(replace(shown, pids={})) == "gpupool: waiting for ranks 0, 1 to be replaced…"
-
-
-def test_the_table_as_html() -> None:
-    html = gpu_table_html(GpuTable(TWO.gpus, {"GPU-1": "rank 0"}))
-    assert html.count("<tr") == 3
-    assert "rank 0" in html
-    assert "No GPU: no NVIDIA driver." in gpu_table_html(GpuTable(why_none=NO_DRIVER))
