@@ -77,7 +77,7 @@ def train(
         options: how; `TrainingOptions()` if left out.
         keywords: single options by name, as `epochs=3`; they replace those of `options`.
         validation: a data set whose loss, accuracy and `metrics` are computed after every epoch.
-        wait: False returns the running `TrainingRun` at once (of an inline pool: when it is over).
+        wait: False returns the running `TrainingRun` at once.
 
     Raises:
         OptionsError: an option is unknown, wrong, or would do nothing; no rank has started.
@@ -97,7 +97,7 @@ def train(
         nonlocal prints
         last_run.follow(run, name_of(run.loss), options.compare)
         show_training(run, options.progress, waits=wait)
-        if wait and not pool.options.inline:  # which prints itself
+        if wait:
             prints = LineView(list(run.outputs), show_values=False, fold_equal=True)
             run.add_output_listener(prints.on_output)
 

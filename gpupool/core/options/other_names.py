@@ -157,8 +157,7 @@ _ADVICE = {
     "num_devices gpu num_processes num_machines distribute_strategy workers_per_node",
     _SHARDED: "fsdp strategy fsdp_config deepspeed tensor_parallel pipeline_parallel parallelism "
     "plugins model_parallel zero_stage distribution parallelism_config",
-    _POOL: "backend ddp_backend ddp_timeout process_group_backend timeout_s idle_timeout inline "
-    "on_hang",
+    _POOL: "backend ddp_backend ddp_timeout process_group_backend timeout_s idle_timeout on_hang",
     "DistributedDataParallel finds parameters without a gradient in the first step.": (
         "find_unused_parameters ddp_find_unused_parameters ddp"
     ),

@@ -17,14 +17,10 @@ Value = TypeVar("Value", covariant=True)
 
 @dataclass(frozen=True)
 class Raised:
-    """What ended a call: `collective` if a collective raised it, which had begun.
-
-    In the notebook's own process the `exception` comes along.
-    """
+    """What ended a call: `collective` if a collective raised it, which had begun."""
 
     error: RankError
     collective: bool = False
-    exception: BaseException | None = None
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,6 @@ class GpupoolMagics(Magics):
             view_name,
             chosen,
             show_values,
-            inline=pool.options.inline,
             is_value=is_value,
             result_name=result_name,
             unwaited=f"cell In[{number}] (--nowait)" if unwaited else "",

@@ -21,7 +21,8 @@ from gpupool.core.machine.gpu_setup import little_shared_memory
 from gpupool.core.wire.calls import FormGroup, GroupPlan, JoinGroup
 from gpupool.core.wire.replies import Joined
 from gpupool.core.wire.requests import Abort, Counts
-from gpupool.pool.processes.interface import DIE_S, RankEngines
+from gpupool.pool.processes.engines import Engines
+from gpupool.pool.processes.launch import DIE_S
 
 _ANSWER_S = 2.0  # a rank that has not answered by then is stuck
 _ABORT_S = 10.0  # NCCL's waits for its kernels: ABORT_S in engine/group/abort.py
@@ -38,7 +39,7 @@ _OF_SHARED_MEMORY = re.compile(r"shared memory|/dev/shm|No space left on device"
 class Forming:
     """Forms the group of all ranks of a pool; `generation` is the number of the last one."""
 
-    def __init__(self, engines: RankEngines) -> None:
+    def __init__(self, engines: Engines) -> None:
         self.generation = 0
         self._engines = engines
         self._lasts = False

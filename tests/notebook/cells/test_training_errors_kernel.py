@@ -183,13 +183,3 @@ def test_a_value_that_other_ranks_alone_have_is_said(kernel: Kernel, one_cell: b
     assert shown.startswith("SpmdError: rank 1: NameError: name 'of_rank_0' is not defined (rank 0")
     assert "pool.sync_from(0, 'of_rank_0', ranks=[1]) copies it" in shown
     kernel.run("%%spmd\nif rank == 0: del of_rank_0")
-
-
-def test_in_an_inline_pool_it_is_the_same(kernel: Kernel) -> None:
-    kernel.run("%gpupool stop\n%gpupool start --inline")
-    try:
-        for part in ("forward", "__getitem__", "loss"):
-            cell, line = PARTS[part]
-            assert f"----> {line} " in kernel.run(cell).error_text
-    finally:
-        kernel.run("%gpupool stop\n%gpupool start --cpu -n 2")

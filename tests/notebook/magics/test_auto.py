@@ -136,7 +136,7 @@ def test_a_stopped_pool_puts_it_off_and_the_cell_does_not_run(shell: Interactive
     from gpupool.pool import session
 
     session.stop()
-    pool = session.start(inline=True, device="cpu")
+    pool = session.start(n=1, device="cpu")
     mode = on(shell, pool)
     mode.require_pool()
     pool.stop("stopped after 30 min without use")

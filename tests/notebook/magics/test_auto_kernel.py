@@ -240,19 +240,9 @@ def test_a_restart_ends_what_runs_in_the_background(kernel: Kernel) -> None:
     assert kernel.run("%spmd rank").text == "[0] 0\n[1] 1"
 
 
-# ---- the inline pool ---------------------------------------------------------------------------
-
-
-def test_auto_with_an_inline_pool_is_the_notebook_with_ranks_names(kernel: Kernel) -> None:
+def test_a_stopped_pool_ends_what_runs_and_what_waits(kernel: Kernel) -> None:
     kernel.run("%%spmd --nowait -o runs\nimport time\ntime.sleep(60)")
     kernel.run("%%spmd --nowait -o waits\nimport time\ntime.sleep(60)")
     kernel.run("%gpupool stop")
     assert "the pool was stopped" in kernel.run("runs.result()").error_text
     assert "this pool was stopped" in kernel.run("waits.result()").error_text
-    kernel.run("%gpupool start --inline --cpu")
-    kernel.run("%gpupool auto on")
-    assert kernel.run("(rank, world_size)").text.endswith("(0, 1)")
-    failed = kernel.run("x = 1\n1 / 0")
-    assert f"Cell In[{number_of(failed)}], line 2" in failed.error_text
-    assert kernel.run("%%time\nprint('timed')").text.startswith("auto: 1 rank\ntimed")
-    assert "auto is off" in kernel.run("%gpupool stop").text
