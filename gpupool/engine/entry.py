@@ -23,7 +23,6 @@ from gpupool.core.wire.pickles import Packed
 from gpupool.core.wire.replies import (
     CodeReply,
     DebugReply,
-    Joined,
     Reply,
     SyncReply,
     TrainReply,
@@ -87,14 +86,14 @@ def warm_up(call: wire.WarmUp) -> Reply[None]:
 
 
 @_serves(wire.JoinGroup)
-def join_group(call: wire.JoinGroup) -> Reply[Joined | None]:
-    return Reply(forming.join(forming.Plan.of(call.plan, this_rank())))
+def join_group(call: wire.JoinGroup) -> Reply[None]:
+    forming.join()
+    return Reply(None)
 
 
 @_serves(wire.FormGroup)
 def form_group(call: wire.FormGroup) -> Reply[None]:
-    plan = forming.Plan.of(call.plan, this_rank())
-    forming.connect(plan, call.generation, call.handles, call.num_named)
+    forming.connect(forming.Plan.of(call.plan, this_rank()))
     return Reply(None)
 
 

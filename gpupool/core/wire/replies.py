@@ -81,25 +81,6 @@ class DebugReply:
 
 
 @dataclass(frozen=True)
-class GroupHandle:
-    """A process group of a rank that can have new connections: its members, and how to reach it."""
-
-    ranks: Sequence[int]
-    handle: str
-
-
-@dataclass(frozen=True)
-class Joined:
-    """The groups by name that a rank can keep.
-
-    `num_named` is how many groups it has given a name: the next one's name follows from it.
-    """
-
-    groups: Mapping[str, GroupHandle]
-    num_named: int
-
-
-@dataclass(frozen=True)
 class SyncReply:
     """Size of the state, and what -> why nothing was changed anywhere; empty if all went well.
 

@@ -22,8 +22,7 @@ import torch
 import torch.distributed as dist
 
 from gpupool.core.errors import TrainingError
-from gpupool.engine.group import reconnect
-from gpupool.engine.group.forming import TIMEOUT, World
+from gpupool.engine.group.forming import TIMEOUT, World, can_bind
 
 _FIXED_WORKSPACES = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 _WITHOUT_NVLS = {"NCCL_ALGO": "^NVLS"}
@@ -74,7 +73,7 @@ def in_one_order(world: World) -> World:
     assert everyone is not None
     if _formed is None or _formed[0] is not everyone:
         # as the group beside it: else torch would choose the device of the communicator
-        binds = world.device.type == "cuda" and reconnect.can_bind()
+        binds = world.device.type == "cuda" and can_bind()
         with _environment(_WITHOUT_NVLS):
             made = dist.new_group(
                 dist.get_process_group_ranks(world.group or everyone),
