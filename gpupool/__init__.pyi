@@ -38,7 +38,6 @@ from .engine.training.callbacks import CallbackInfo as CallbackInfo
 from .notebook.extension import load_ipython_extension as load_ipython_extension
 from .notebook.extension import unload_ipython_extension as unload_ipython_extension
 from .notebook.train import train as train
-from .pool.inline import InlinePool as InlinePool
 from .pool.pool import Pool as Pool
 from .pool.result import SpmdResult as SpmdResult
 from .pool.session import current_pool as current_pool

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -24,7 +23,6 @@ from gpupool.core.wire.pickles import Packed
 from gpupool.core.wire.replies import (
     CodeReply,
     DebugReply,
-    Joined,
     Reply,
     SyncReply,
     TrainReply,
@@ -34,7 +32,7 @@ from gpupool.core.wire.replies import (
 from gpupool.core.wire.requests import Answer
 from gpupool.core.wire.values import Bindings, ValueInfo
 from gpupool.data import device as devices
-from gpupool.engine import calls, control, inline, process
+from gpupool.engine import calls, control
 from gpupool.engine.cells import debug, execute, torchrun, variables
 from gpupool.engine.group import forming, unfinished
 from gpupool.engine.output import log, status
@@ -88,17 +86,14 @@ def warm_up(call: wire.WarmUp) -> Reply[None]:
 
 
 @_serves(wire.JoinGroup)
-def join_group(call: wire.JoinGroup) -> Reply[Joined | None]:
-    return Reply(forming.join(forming.Plan.of(call.plan, this_rank())))
+def join_group(call: wire.JoinGroup) -> Reply[None]:
+    forming.join()
+    return Reply(None)
 
 
 @_serves(wire.FormGroup)
 def form_group(call: wire.FormGroup) -> Reply[None]:
-    plan = forming.Plan.of(call.plan, this_rank())
-    if process.is_inline():
-        inline.form_group(plan)
-    else:
-        forming.connect(plan, call.generation, call.handles, call.num_named)
+    forming.connect(forming.Plan.of(call.plan, this_rank()))
     return Reply(None)
 
 
@@ -109,13 +104,13 @@ def ask(call: wire.Ask) -> Reply[Answer[Any]]:
 
 @_serves(wire.RunSource)
 def run_source(call: wire.RunSource) -> Reply[CodeReply]:
-    run = inline.run_source if process.is_inline() else execute.run_source
-    return _around(lambda: run(call.source, call.cell_number, call.waits), call.bindings)
+    work = partial(execute.run_source, call.source, call.cell_number, call.waits)
+    return _around(work, call.bindings)
 
 
 @_serves(wire.RunFunction)
 def run_function(call: wire.RunFunction) -> Reply[CodeReply]:
-    load = partial(inline.load if process.is_inline() else variables.load, call.packed)
+    load = partial(variables.load, call.packed)
     return _around(lambda: execute.run_function(load), call.bindings)
 
 
@@ -160,8 +155,7 @@ def sync_state(call: wire.SyncState) -> Reply[SyncReply]:
 def train(call: wire.Train) -> Reply[TrainReply]:
     from gpupool.engine import jobs
 
-    with inline.keeping_random_state() if process.is_inline() else nullcontext():
-        return _by_default_on_cpu(lambda: jobs.train(call))
+    return _by_default_on_cpu(lambda: jobs.train(call))
 
 
 @_serves(wire.Predict)
@@ -226,7 +220,7 @@ def _around(work: Callable[[], Reply[Value]], bindings: Bindings | None) -> Repl
 
 def serve_calls() -> None:
     """Have this process serve what `invoke` asks for."""
-    invoke.serve, invoke.own_rank = _serve, inline
+    invoke.serve = _serve
 
 
 def _serve(call: Call[Any]) -> Reply[Any]:

@@ -22,7 +22,7 @@ from gpupool.core.wire.calls import Train
 from gpupool.core.wire.events import ProgressEvent
 from gpupool.core.wire.replies import Reply, TrainReply
 from gpupool.core.wire.state_dicts import packed
-from gpupool.engine import calls, control, process
+from gpupool.engine import calls, control
 from gpupool.engine.cells.variables import Unpickler, find_modules
 from gpupool.engine.group.forming import World
 from gpupool.engine.numerics.determinism import deterministic
@@ -85,8 +85,7 @@ def load_job(job_path: str, kind: type[Job]) -> Job:
     """The job of this kind that the client has written for the ranks."""
     sys_path, sources, source = jobs.read(job_path)
     find_modules(sys_path)  # the job's classes may be of them
-    if not process.is_inline():  # where they are the kernel's own
-        remember(sources)
+    remember(sources)
     job = source.load(Unpickler)
     assert isinstance(job, kind)
     return job

@@ -1,8 +1,4 @@
-"""What this process is: an engine or the notebook itself, which rank, how it ends. Runs on engines.
-
-An inline pool runs engine code in the notebook's own process (`inline.py`, which sets these). The
-few places where that makes a difference ask here.
-"""
+"""What this process is: which rank, how it ends. Runs on engines."""
 
 from __future__ import annotations
 
@@ -13,27 +9,11 @@ import signal
 
 from gpupool.core.machine.topology import Rank
 from gpupool.core.wire import environ
-from gpupool.core.wire.output import OnMessage
-
-rank: Rank | None = None
-"""The notebook's place as rank 0 of 1; None on an engine, which has it from its environment."""
-
-publish: OnMessage | None = None
-"""While an inline call runs: takes (kind, content), of what this process shows."""
-
-
-def is_inline() -> bool:
-    """Whether this process is the notebook."""
-    return rank is not None
-
-
-def this_rank() -> Rank:
-    """This engine's place; its `gpu` is None."""
-    return rank or _rank_of_environment()
 
 
 @functools.cache  # a cell may clear the environment
-def _rank_of_environment() -> Rank:
+def this_rank() -> Rank:
+    """This engine's place; its `gpu` is None."""
     return Rank(**json.loads(os.environ[environ.RANK]))
 
 

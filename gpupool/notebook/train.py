@@ -75,7 +75,7 @@ def train(
         options: how; `TrainingOptions()` if left out.
         keywords: single options by name, as `epochs=3`; they replace those of `options`.
         validation: a data set whose loss, accuracy and `metrics` are computed after every epoch.
-        wait: False returns the running `TrainingRun` at once (of an inline pool: when it is over).
+        wait: False returns the running `TrainingRun` at once.
 
     Raises:
         OptionsError: an option is unknown, wrong, or would do nothing; no rank has started.
@@ -94,7 +94,7 @@ def train(
     def show(run: TrainingRun) -> None:
         nonlocal prints
         show_training(run, options.progress, waits=wait)
-        if wait and not pool.options.inline:  # which prints itself
+        if wait:
             prints = LineView(list(run.outputs), show_values=False)
             run.add_output_listener(prints.on_output)
 

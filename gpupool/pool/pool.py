@@ -29,8 +29,6 @@ from gpupool.pool.calls.execution import Execution
 from gpupool.pool.environment.environment import variables_at_start
 from gpupool.pool.notices import NoticeLines, OnNotice, Progress, unheard, unnoticed
 from gpupool.pool.processes.client import plain_client
-from gpupool.pool.processes.engines import Engines
-from gpupool.pool.processes.interface import RankEngines
 from gpupool.pool.ranks import Ranks
 from gpupool.pool.result import OutputRecorder, SpmdResult
 from gpupool.pool.status import FOR_USERS, PoolStatus
@@ -52,7 +50,7 @@ class Pool:
         variables = variables_at_start(options.env)
         self._at_exit: Callable[[], None] = lambda: None
         self._client: Any = None  # that of the user
-        self._all_ranks = Ranks(options, self._make_engines, self.tell_listeners)
+        self._all_ranks = Ranks(options, self.tell_listeners)
         self.group = self._all_ranks.group
         self.environment = self._all_ranks.environment
         self.variables = Variables(self._all_ranks)
@@ -179,7 +177,7 @@ class Pool:
         """
         if not isinstance(source_or_function, str):
             call = (source_or_function, args, kwargs)
-            return self._begin_call(call, ranks, on_output, timeout_s, on_notice)
+            return self.variables.begin_call(call, ranks, on_output, timeout_s, on_notice)
         bindings = {} if bindings is None else bindings
         calls = {
             rank: RunSource(
@@ -342,7 +340,6 @@ class Pool:
             why_cpu=placed.why_cpu,
             replaced_after=ranks.replaced_after,
             credentials=self.environment.credentials,
-            inline=self.options.inline,
             calls=tuple(sorted({n for _, n in ranks.engines.running() if n is not None})),
         )
 
@@ -410,9 +407,7 @@ class Pool:
         """Make calls on several ranks, supervised.
 
         Args:
-            on_interrupt: called at the first `interrupt`, and at the first Ctrl-C by a pool that
-                works in the caller's thread, which then cannot hear it itself; without it the ranks
-                are interrupted.
+            on_interrupt: called at the first `interrupt`; without it the ranks are interrupted.
             on_notice: hears what the user should know meanwhile; without it that is on stderr.
         """
         execution = Execution(self._all_ranks, calls, on_output, timeout_s, on_notice)
@@ -460,19 +455,6 @@ class Pool:
                 logging.getLogger("gpupool").exception("a listener of the pool failed")
 
     # ---- inside --------------------------------------------------------------------------
-
-    def _make_engines(self, ranks: Ranks) -> RankEngines:
-        return Engines(ranks.on_loss)
-
-    def _begin_call(
-        self,
-        call: tuple[Any, ...],
-        ranks: Sequence[int],
-        on_output: OnOutput,
-        timeout_s: float | None,
-        on_notice: OnNotice,
-    ) -> Execution[CodeReply]:
-        return self.variables.begin_call(call, ranks, on_output, timeout_s, on_notice)
 
     def _idle_left_s(self) -> float | None:
         limit = self.options.idle_timeout_s

@@ -31,7 +31,7 @@ from gpupool.core.wire.requests import Answer, ControlRequest, Found
 from gpupool.core.wire.values import NamesReport
 from gpupool.pool.environment.environment import Environment, notebook_place
 from gpupool.pool.notices import NoticeLines, Progress, unheard, with_bar
-from gpupool.pool.processes.interface import RankEngines
+from gpupool.pool.processes.engines import Engines
 from gpupool.pool.processes.placement import Placement, place_ranks
 from gpupool.pool.upkeep.forming import Forming
 from gpupool.pool.upkeep.health import Health
@@ -62,14 +62,13 @@ class Ranks:
     def __init__(
         self,
         options: PoolOptions,
-        make_engines: Callable[[Ranks], RankEngines],
         on_change: Callable[[], None],
     ) -> None:
         """Nothing is started yet; `on_change` is called when the pool breaks or is mended."""
         self.options = options
         self.last_error: SpmdError | None = None  # of a cell or function, for the debugger
         self.turns = Turns(self.reform_group)
-        self.engines = make_engines(self)
+        self.engines = Engines(self._on_loss)
         self.group = Forming(self.engines)
         self.environment = Environment(self.engines)
         self.secrets = self.environment.secrets  # values of now, and those that are sent later
@@ -231,21 +230,20 @@ class Ranks:
         """What runs on the other ranks and ends before a replacement begins."""
         return tuple(dict.fromkeys(self._recovery.waits_for))
 
-    def on_loss(self, sentence: str, log_tail: str, rank: int | None, is_heard: bool) -> None:
+    # ---- inside --------------------------------------------------------------------------
+
+    def _on_loss(self, sentence: str, log_tail: str, rank: int | None, is_heard: bool) -> None:
         """Hear of the end of a process: see `Engines`."""
         if rank is not None and not is_heard:
             lost = "It has been replaced; its variables are lost, the other ranks have theirs."
             self._unreported[rank] = redact(f"{sentence} {lost}", self.secrets)
         self._lose(sentence, log_tail, rank)
 
-    # ---- inside --------------------------------------------------------------------------
-
     def _lock_gpus(self, uuids: Sequence[str], number: int) -> list[str]:
         return self.engines.lock_gpus(uuids, number, self.options.force)
 
     def _prepare(self, ranks: Sequence[int] | None = None) -> None:
-        if not self.options.inline:  # which has the notebook's folder and search path
-            self.engines.call_all(Prepare(notebook_place()), ranks)
+        self.engines.call_all(Prepare(notebook_place()), ranks)
         on_gpu = [one.rank for one in self.placement.ranks if one.gpu]
         chosen = [rank for rank in on_gpu if ranks is None or rank in ranks]
         try:  # now: the forming of the group is too short for a driver that is just waking up

@@ -32,7 +32,7 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
         profile: where the engines run; "local" is this machine.
         progress: called with a line of text at each stage.
         options: the fields of `gpupool.PoolOptions`: n, gpus, device, backend, force,
-             env, idle_timeout, timeout_s, on_hang, hang_after_s, inline.
+             env, idle_timeout, timeout_s, on_hang, hang_after_s.
 
     Raises:
         OptionsError, PlacementError: bad input; nothing was started.
@@ -55,11 +55,10 @@ def start(profile: str = "local", *, progress: Progress = unheard, **options: An
         if options.get("gpus") == ("all",):  # that is what a pool takes unless it is given some
             options["gpus"] = None
         chosen = make_options(PoolOptions, {"profile": profile, **options})
-        from gpupool.pool.inline import InlinePool  # `%load_ext gpupool` does not wait for them
-        from gpupool.pool.pool import Pool
+        from gpupool.pool.pool import Pool  # `%load_ext gpupool` does not wait for it
 
         with with_bar(progress, "Starting the pool") as stage:
-            _current = InlinePool(chosen, stage) if chosen.inline else Pool(chosen, stage)
+            _current = Pool(chosen, stage)
         return _current
 
 
@@ -80,9 +79,8 @@ def current_pool(create: bool = False) -> Pool:
         NoPoolError: there is none and `create` is false.
         PoolError: this is a rank.
     """
+    _refuse_on_rank()
     pool = find()
-    if create or pool is None:  # an inline pool is there, and cannot be asked from its own cell
-        _refuse_on_rank()
     if pool is not None:
         return pool
     if not create:
@@ -158,8 +156,7 @@ def describe(pool: Pool) -> str:
     else:
         device = f", {num_gpus} with a GPU: {' or '.join(names)}"
     plural = "s" if pool.world_size > 1 else ""
-    inline = ", inline" if pool.options.inline else ""
-    return f"{pool.world_size} rank{plural}{device} ({pool.backend}{inline})"
+    return f"{pool.world_size} rank{plural}{device} ({pool.backend})"
 
 
 def _last_end() -> str:

@@ -43,7 +43,6 @@ class PoolStatus:
     idle_warning_s: float = 0.0
     idle_timeout_s: float | None = None
     credentials: str = ""
-    inline: bool = False
     calls: tuple[int, ...] = ()
 
     @property

@@ -100,8 +100,7 @@ class SpmdRun:
     ) -> None:
         self._pool, self._ranks = pool, tuple(ranks)
         self._stop_wish = stop_wish or threading.Event()
-        # A cell of an inline pool runs in the notebook's own namespace: nothing has to travel.
-        self._notebook = None if pool.options.inline else notebook
+        self._notebook = notebook
         self._names = CellNames()
         self._files: list[MemoryFile] = []
         self.covered: frozenset[str] = frozenset()  # names of the notebook's that are the rank's
@@ -166,9 +165,8 @@ class SpmdRun:
             self._view.finish(self._outcome)
         if self._outcome.error is not None:
             # Without our frames, and those of an earlier time that it was asked for: they would
-            # hold what the notebook's cells had. An inline pool's are the user's.
-            frames = self._outcome.error.__traceback__ if self._pool.options.inline else None
-            raise self._outcome.error.with_traceback(frames)
+            # hold what the notebook's cells had.
+            raise self._outcome.error.with_traceback(None)
         assert self._outcome.result is not None
         return self._outcome.result
 
@@ -192,8 +190,6 @@ class SpmdRun:
         if kind is OutputKind.EVENTS:
             self._loops.take(content)
         self._view.on_output(rank, kind, content)
-        if self._pool.options.inline:  # the cell runs in the thread that would wait
-            self._heed_button()
 
     def _tick(self) -> None:
         self._view.tick(self._execution.states)

@@ -13,7 +13,6 @@ import contextlib
 import copy
 import dataclasses
 import logging
-import signal
 import threading
 import weakref
 from collections.abc import Callable, Generator, Mapping
@@ -66,8 +65,7 @@ class TrainingRun:
     """A training that continues in the background: a future with a live history.
 
     `run.result()` waits for it, and so does `await run`, which lets other cells run meanwhile; to
-    cancel that leaves the training alone. An inline pool trains in this thread: there the run is
-    over when it has been made.
+    cancel that leaves the training alone.
 
     Args:
         show: called with this run before the ranks start, to add listeners.
@@ -133,9 +131,7 @@ class TrainingRun:
         self._recorder = OutputRecorder(self._ranks, pool.hidden_values(), self._on_print)
         self._call = Train(str(self._job.path), str(self._weights_path))
         self.history.add(ProgressEvent("waiting for the ranks", 0, 0))
-        # Before the ranks start, so that no event is lost; an inline pool trains within `_begin`.
-        show(self)
-        # An inline pool has trained when this returns: the thread only finishes then.
+        show(self)  # before the ranks start, so that no event is lost
         self._execution = self._begin(self._call)
         threading.Thread(target=self._finish, name="gpupool-training", daemon=True).start()
 
@@ -291,11 +287,7 @@ class TrainingRun:
         self._notify()
         # First: when the interrupt comes, each rank must know that it is a stop and no error.
         self._ask_to_stop(_LOOK_EVERY_S, at_once=True)
-        # An inline pool trains in the main thread, and only a signal interrupts that.
-        if self._pool.options.inline:
-            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-        else:
-            self._pool.group.abort(dict.fromkeys(self._ranks, self._execution.number))
+        self._pool.group.abort(dict.fromkeys(self._ranks, self._execution.number))
 
     def _on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
         if kind is not OutputKind.EVENTS:

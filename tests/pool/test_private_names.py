@@ -554,7 +554,7 @@ def test_the_namespace_of_cells_is_that_of_main(pool2: Pool) -> None:
 
 
 def test_ddp_makes_its_reducer_of_its_state_and_keeps_the_hooks(pool2: Pool) -> None:
-    """`_comm_hooks`, `_register_comm_hook`, a static graph: engine/state_sync/ddp_replicas.py."""
+    """`_comm_hooks`, `_register_comm_hook`, a static graph: engine/group/ddp_replicas.py."""
     source = """
 from torch.nn.parallel import DistributedDataParallel as DDP
 model = DDP(torch.nn.Linear(1, 1), static_graph=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,10 @@ from tests.support.pools import Pools
 from tests.support.raising import raises, same_on
 from tests.support.trainings import network, samples
 
-
-@pytest.fixture
-def inline() -> Iterator[Pool]:
-    """The pool of this "notebook", so that `gpupool.train` finds it."""
-    with gpupool.start(inline=True, device="cpu") as pool:
-        yield pool
-
-
 # ---- arguments of train ------------------------------------------------------------------------
 
 
-def test_options_are_keywords_of_train(inline: Pool) -> None:
+def test_options_are_keywords_of_train(pool2: Pool) -> None:
     result = gpupool.train(network(), samples(32), epochs=2, batch_size=8, lr=0.5, progress="none")
     assert [step.lr for step in result.history.steps] == [0.5] * 8
     options = TrainingOptions(epochs=2, batch_size=16, progress="none")
@@ -118,12 +110,6 @@ def test_what_uses_all_ranks_is_refused_on_a_rank(
     with raises(SpmdError, "on a rank", ename="PoolError") as caught:
         pools[2].run(function)
     assert same_on(caught.value, 0, 1)
-
-
-def test_it_is_refused_in_a_cell_of_an_inline_pool(inline: Pool) -> None:
-    with raises(SpmdError, "on a rank", ename="PoolError"):
-        inline.run(_train)
-    assert gpupool.current_pool() is inline
 
 
 @pytest.mark.parametrize("line", ["%gpupool status", "%gpupool start -n 2", "%spmd 1"])

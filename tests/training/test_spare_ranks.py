@@ -165,7 +165,7 @@ from gpupool.engine.training.loop import fit
 from tests.support.trainings import network, samples, weights
 
 rank, store, result = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-forming.form(forming.Plan(store, "gloo", [0, 1], "gloo", rank, 3, "cpu"))
+forming.connect(forming.Plan(store, "gloo", [0, 1], "gloo", rank, 3, "cpu"))
 if rank < 2:
     world = forming.World.here(torch.device("cpu"))
     assert (world.rank, world.size, world.backend) == (rank, 2, "gloo")

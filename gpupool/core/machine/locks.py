@@ -1,4 +1,4 @@
-"""One pool at a time on a GPU, among all users of this machine. Runs in the agent, or inline.
+"""One pool at a time on a GPU, among all users of this machine. Runs in the agent.
 
 A lock is an flock(2) on a file named after the device: the kernel releases it when its holder
 ends, however that comes. Every user may write to the file, so nothing in it is ever read: the

@@ -194,7 +194,7 @@ def _read(
     if mode == pynvml.NVML_COMPUTEMODE_PROHIBITED:
         unavailable = "its compute mode is prohibited"
     elif is_exclusive:
-        # this process may be an inline pool's; `place_ranks` looks again
+        # of this process `place_ranks` says more
         others = [p for p in computing(processes) if p.pid != os.getpid()]
         if others:
             whose = ", ".join(map(holder_text, others))

@@ -64,8 +64,6 @@ class PoolOptions:
     may still come to the others, because it sleeps or computes, that is said and nothing ends."""
     hang_after_s: float = 30.0
     """Seconds without progress after which ranks in a collective count as hanging; inf: never."""
-    inline: bool = False
-    """No engines: this process itself is rank 0 of 1, so that breakpoints work."""
 
     def __post_init__(self) -> None:
         one_of("profile", self.profile, PROFILES)
@@ -104,39 +102,6 @@ class PoolOptions:
                 "device",
             )
         parse_duration_s(self.idle_timeout)
-        if self.inline:
-            self._check_inline()
-
-    def _check_inline(self) -> None:
-        """What an inline pool cannot do, or what would have no effect."""
-        if self.n not in (None, 1):
-            raise OptionsError.of(
-                "n", self.n, "an inline pool is this process alone, one rank. Leave n out."
-            )
-        if self.gpus is not None and len(self.gpus) != 1:
-            raise OptionsError(
-                f"gpus={','.join(self.gpus)}: an inline pool uses one GPU; name it.",
-                "range",
-                "gpus",
-            )
-        # An idle timeout frees GPUs that are held for nobody; this process is the user's.
-        # Its one rank waits for no other.
-        without_effect: dict[str, tuple[object, ...]] = {
-            "idle_timeout": ("30m", "never", None),
-            "timeout_s": (60.0,),
-            "on_hang": ("tell",),
-            "hang_after_s": (30.0,),
-        }
-        # A default counts as left out. "never" asks for what an inline pool does anyway.
-        for name, quiet in without_effect.items():
-            value = getattr(self, name)
-            if value not in quiet:
-                raise OptionsError(
-                    f"{name}={value!r} has no effect on an inline pool, which starts no processes: "
-                    "leave it out.",
-                    "no effect",
-                    name,
-                )
 
     @property
     def idle_timeout_s(self) -> float | None:

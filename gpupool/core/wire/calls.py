@@ -14,7 +14,6 @@ from gpupool.core.wire.pickles import Packed
 from gpupool.core.wire.replies import (
     CodeReply,
     DebugReply,
-    Joined,
     SyncReply,
     TrainReply,
     Value,
@@ -67,23 +66,15 @@ class GroupPlan:
 
 
 @dataclass(frozen=True)
-class JoinGroup(Call[Joined | None]):
-    """Get ready for the process group of all ranks; None if groups do not last here."""
-
-    plan: GroupPlan
+class JoinGroup(Call[None]):
+    """Get ready to form the process group of all ranks."""
 
 
 @dataclass(frozen=True)
 class FormGroup(Call[None]):
-    """Form the process group of all ranks; returns when every rank has.
-
-    `handles` maps each group that continues to its members', in order; None: all form a new one.
-    """
+    """Form the process group of all ranks; returns when every rank has."""
 
     plan: GroupPlan
-    generation: int
-    handles: Mapping[str, Sequence[str]] | None
-    num_named: int
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,10 @@ Value = TypeVar("Value", covariant=True)
 
 @dataclass(frozen=True)
 class Raised:
-    """What ended a call: `collective` if a collective raised it, which had begun.
-
-    In the notebook's own process the `exception` comes along.
-    """
+    """What ended a call: `collective` if a collective raised it, which had begun."""
 
     error: RankError
     collective: bool = False
-    exception: BaseException | None = None
 
 
 @dataclass(frozen=True)
@@ -82,25 +78,6 @@ class DebugReply:
 
     text: str
     is_open: bool
-
-
-@dataclass(frozen=True)
-class GroupHandle:
-    """A process group of a rank that can have new connections: its members, and how to reach it."""
-
-    ranks: Sequence[int]
-    handle: str
-
-
-@dataclass(frozen=True)
-class Joined:
-    """The groups by name that a rank can keep.
-
-    `num_named` is how many groups it has given a name: the next one's name follows from it.
-    """
-
-    groups: Mapping[str, GroupHandle]
-    num_named: int
 
 
 @dataclass(frozen=True)

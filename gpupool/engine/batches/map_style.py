@@ -22,13 +22,7 @@ from gpupool.data.reading.shards import Indices
 from gpupool.data.reading.trees import map_tensors, rows
 from gpupool.data.stores.waiting import awaited
 from gpupool.engine.batches.form import PLAIN, BatchForm
-from gpupool.engine.batches.share import (
-    Dataset,
-    Share,
-    halves,
-    normalization_of,
-    read_ahead,
-)
+from gpupool.engine.batches.share import Dataset, Share, halves, normalization_of
 from gpupool.engine.batches.transfer import moved, transfer
 from gpupool.engine.group.forming import World
 
@@ -60,7 +54,6 @@ def load_shares(
     loading = ways.load_batches(
         dataset,
         mine,
-        depth=read_ahead(),
         device=world.device,
         draw=draw,
         skip=skip,

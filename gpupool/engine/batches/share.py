@@ -16,7 +16,6 @@ from gpupool.core.options.training_options import TrainingOptions
 from gpupool.data.reading.normalization import Normalization
 from gpupool.data.reading.samples import Skipped
 from gpupool.data.reading.trees import map_tensors, remade
-from gpupool.engine import process
 from gpupool.engine.batches.form import LABELS, BatchForm
 
 Scaling = tuple[Tensor, Tensor]  # mean and standard deviation of each channel, float64
@@ -69,11 +68,6 @@ def parts_of_batch(options: TrainingOptions) -> int:
     """
     # Without them any cut gives the same gradient, so each rank cuts its own share.
     return options.accumulate if options.batch_norm == "sync" else 1
-
-
-def read_ahead() -> int:
-    """Batches to read ahead: none in the notebook's own process, where breakpoints are meant."""
-    return 0 if process.is_inline() else 2
 
 
 def halves(inputs: Any, targets: Any, form: BatchForm, scaling: Scaling | None) -> tuple[Any, Any]:

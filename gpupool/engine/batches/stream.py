@@ -38,6 +38,7 @@ from gpupool.engine.batches.transfer import transfer
 from gpupool.engine.group.forming import World
 
 _FOREVER = 2**62  # batches: a stream ends itself
+_NUM_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def stream_shares(
     Raises TrainingError, on every rank, if not the same came on all, or nothing at all.
     """
     reading = Reading(
-        share.read_ahead(),
+        _NUM_AHEAD,
         world.device,
         draw,
         options.on_error == "skip",
@@ -81,9 +82,7 @@ def stream_shares(
         options.collate,
     )
     samples = _samples(dataset, epoch, samples_done, reading)
-    loading: Generator[Any, None, None] = _cuts(samples, options, world, reading)
-    if reading.depth:
-        loading = read_ahead(loading, _FOREVER, reading)
+    loading = read_ahead(_cuts(samples, options, world, reading), _FOREVER, reading)
     scaling = share.normalization_of(dataset, world.device, normalization)
     asked, is_empty = time.perf_counter(), samples_done == 0
     with closing(loading), transfer(world.device) as on_way:

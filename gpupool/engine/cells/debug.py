@@ -15,7 +15,6 @@ from typing import Any
 from IPython.core.debugger import Pdb
 
 from gpupool.core.wire.replies import DebugReply
-from gpupool.engine import process
 
 _frames: TracebackType | None = None  # those of the last error that are the user's
 _why_none = _NOTHING = "No code of yours has failed on this rank: there is nothing to look at."
@@ -25,7 +24,7 @@ _open: Any = None  # the debugger between two commands
 def remember(error: BaseException) -> None:
     """Note what the debugger is to look at: the last error, cut to the user's frames."""
     global _frames, _why_none
-    if process.is_inline() or error.__traceback__ is None:
+    if error.__traceback__ is None:
         return
     _frames, _why_none = error.__traceback__, _NOTHING
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, _frames

@@ -24,11 +24,10 @@ from gpupool.core.wire.global_names import RANK_NAMES
 from gpupool.core.wire.pickles import pack
 from gpupool.core.wire.replies import CodeReply, Reply, Value
 from gpupool.data import device as devices
-from gpupool.engine import calls, process
+from gpupool.engine import calls
 from gpupool.engine.cells import error_hints
 from gpupool.engine.cells.tracebacks import describe
 from gpupool.engine.group import unfinished
-from gpupool.engine.output.recording import swap
 from gpupool.engine.process import this_rank
 from gpupool.engine.shell.cell_names import counting_lines
 from gpupool.engine.shell.shell import disarm_exit, ended_early, noting_script_names, this_shell
@@ -46,18 +45,13 @@ def run_source(source: str, cell_number: int | None, waits: bool) -> Reply[CodeR
     with QuietErrors(shell) as quiet:
         result = run_cell(shell, source, is_cell=cell_number is not None)
     quiet.passed_over(result)
-    return cell_reply(result, result.result, started, waits)
-
-
-def cell_reply(result: Any, value: object, started: float, waits: bool) -> Reply[CodeReply]:
-    """The reply for IPython's result of a cell and the value of its last expression."""
     if not result.success and not ended_early(result.error_in_exec):
         # At once, as others may wait for this rank; what its device still has to do is theirs, too.
         return failed(result.error_before_exec or result.error_in_exec)
     if waits:
         _wait_for_device()
     elapsed_s = time.monotonic() - started
-    packed, text = _packed_if_small(value)
+    packed, text = _packed_if_small(result.result)
     return Reply(CodeReply(packed, text, elapsed_s, left=not result.success))
 
 
@@ -122,14 +116,14 @@ class QuietErrors:
 
     def __enter__(self) -> QuietErrors:
         shell, undo = self._shell, self._undo
-        swap(undo, shell, "_showtraceback", lambda etype, evalue, lines: None)
+        _swap(undo, shell, "_showtraceback", lambda etype, evalue, lines: None)
         # IPython prints exception groups itself
-        swap(undo, shell, "showtraceback", self._hold_back)
-        swap(undo, shell, "showsyntaxerror", self._hold_back_syntax_error)
+        _swap(undo, shell, "showtraceback", self._hold_back)
+        _swap(undo, shell, "showsyntaxerror", self._hold_back_syntax_error)
         for name in ("run_line_magic", "run_cell_magic"):
-            swap(undo, shell, name, self._raising(getattr(shell, name)))
+            _swap(undo, shell, name, self._raising(getattr(shell, name)))
         for name in ("system", "getoutput"):
-            swap(undo, shell, name, _interruptible(getattr(shell, name)))
+            _swap(undo, shell, name, _interruptible(getattr(shell, name)))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -183,6 +177,15 @@ class QuietErrors:
                 print(describe(error).error.traceback, file=sys.stderr)
 
 
+def _swap(undo: contextlib.ExitStack, shell: Any, name: str, value: object) -> None:
+    """Set an attribute of the shell until `undo` is closed; a method of its class comes back."""
+    if name in vars(shell):
+        undo.callback(setattr, shell, name, getattr(shell, name))
+    else:
+        undo.callback(vars(shell).pop, name, None)
+    setattr(shell, name, value)
+
+
 def _interruptible(run: Callable[[str], Any]) -> Callable[[str], Any]:
     """`!command`. IPython ends the command at an interrupt and lets the cell continue."""
 
@@ -223,9 +226,7 @@ def _restore_names(shell: Any) -> None:
     if lost := RANK_NAMES - names.keys():
         own = cell_names(this_rank())
         names.update({name: own[name] for name in lost})
-    if not process.is_inline() and (
-        "get_ipython" not in names or names.get("exit") is shell.exiter  # after %reset
-    ):
+    if "get_ipython" not in names or names.get("exit") is shell.exiter:  # after %reset
         shell.init_user_ns()
         names.setdefault("__name__", "__main__")
         disarm_exit(shell)

@@ -19,7 +19,7 @@ from typing import Any
 
 from gpupool.core.errors import GpuPoolError, RankError
 from gpupool.core.wire.replies import Raised
-from gpupool.engine import calls, process
+from gpupool.engine import calls
 from gpupool.engine.cells import debug, error_hints
 from gpupool.engine.group import forming
 from gpupool.engine.output.channel import encodable
@@ -71,12 +71,11 @@ def describe(error: BaseException) -> Raised:
         kind=kind,
         names=names,
     )
-    if error_hints.memory_is_out(error) and not process.is_inline():
+    if error_hints.memory_is_out(error):
         error_hints.release(frames)
     else:
         debug.remember(error)
-    exception = error if process.is_inline() else None
-    return Raised(described, collective=collective and not earlier, exception=exception)
+    return Raised(described, collective=collective and not earlier)
 
 
 # ---- what is said ----------------------------------------------------------------------------

@@ -4,10 +4,9 @@ The store is a file in the pool's private folder: no port, no listener, and no r
 takes the store along. All ranks `join`, and when all have, they `connect`: nobody leaves a
 generation before all have formed it.
 
-Where torch can, the group object is the same in all generations (`reconnect.py`). Where it cannot,
-it is destroyed and another one formed, with a store of its own; group objects of earlier
-generations, in a DDP wrapper say, are cut off then: to use one is an error that says so, and never
-a hang.
+The group is destroyed and another one formed, with a store of its own. DDP models over all ranks go
+on with the new one (`ddp_replicas.py`). What else holds a group of an earlier generation, a
+sub-group say, is cut off: to use it is an error that says so, and never a hang.
 
 Where only some ranks train (those that have a GPU), these have a group of their own beside that of
 all ranks. It is made and left together with it.
@@ -20,7 +19,11 @@ from __future__ import annotations
 
 import datetime
 import gc
+import inspect
+import os
 import sys
+import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
@@ -33,9 +36,8 @@ from torch.distributed import distributed_c10d
 
 from gpupool.core.machine.topology import Rank
 from gpupool.core.wire.calls import GroupPlan
-from gpupool.core.wire.replies import Joined
 from gpupool.data import device as devices
-from gpupool.engine.group import location, peers, reconnect, rendezvous
+from gpupool.engine.group import ddp_replicas, location, peers, rendezvous
 from gpupool.engine.group.abort import (
     ABORT_S,
     abort_collectives,
@@ -56,6 +58,8 @@ _OF_LEFT = (
     "processgroupnccl already finalized",
 )  # fmt: skip
 TIMEOUT = datetime.timedelta(minutes=30)
+CONNECT_TIMEOUT = datetime.timedelta(seconds=20)  # for what takes milliseconds if all are there
+LATE = "TORCH_GLOO_LAZY_INIT"
 
 _torch_init = dist.init_process_group  # torchrun.py puts another in its place
 
@@ -73,85 +77,63 @@ class Plan(GroupPlan):
         """The plan for this rank."""
         return cls(**vars(plan), rank=rank.rank, world_size=rank.world_size, device=rank.device)
 
-    @property
-    def can_last(self) -> bool:
-        """Whether the group can have new connections instead of being formed again."""
-        is_one_group = len(self.training_ranks) == self.world_size > 1
-        return self.backend == "gloo" and is_one_group and reconnect.is_possible()
-
 
 _plan: Plan | None = None
-_generation = 0  # of the group that the pool formed last
 _num_asked = 0  # groups that scripts have formed since then; the same on every rank
 _asked: dict[str, Any] = {}  # what the present group was formed with
 _group: object = None  # the present group, if it was formed here
 _training_group: dist.ProcessGroup | None = None
+_num_made: Counter[str] = Counter()  # sub-groups of the present group, by name
 _connections: frozenset[str] = frozenset()  # of the present generation
+_left: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()  # and still held, mostly by the user
 
 
-def form(plan: Plan) -> None:
-    """Form the group where no pool says when: without one, or alone."""
-    connect(plan, 1, None, 0)
+def join() -> None:
+    """Get ready to form the group.
 
-
-def join(plan: Plan) -> Joined | None:
-    """Have a group that waits to be connected: the present one; None if groups do not last here."""
+    Raises:
+        RuntimeError: this rank cannot take part.
+    """
+    refuse_late_connections()  # before the others wait for this rank
     while not finish_aborts():  # else the pool ends this rank: pool/upkeep/forming.py
         pass
     rendezvous.begin_waiting()
-    if not plan.can_last:
-        return None
-    if not reconnect.is_kept(plan.store_path):
-        _cut_off()
-        store = dist.FileStore(plan.store_path, plan.world_size)  # type: ignore[attr-defined]
-        options = {"backend": "gloo", "timeout": TIMEOUT, "enable_reconfigure": True}
-        before = peers.listeners()
-        _open(plan, options, store)
-        world, listeners = distributed_c10d._get_default_group(), peers.listeners() - before
-        reconnect.keep(world, plan.rank, plan.world_size, store, listeners)
-    return reconnect.report()
 
 
-def connect(
-    plan: Plan, generation: int, handles: Mapping[str, Sequence[str]] | None, num_named: int
-) -> None:
-    """Connect the group that all ranks have joined, or form one. Returns when all have.
+def connect(plan: Plan) -> None:
+    """Form the group that all ranks have joined, in the place of the one before. Returns when all
+    have.
 
     Nothing is sent through it before its connections are proved to lead to ranks.
 
     Raises:
         RuntimeError: another rank does not come, or a stranger has connected.
     """
-    global _plan, _num_asked, _generation, _connections
-    _plan, _num_asked, _generation = None, 0, generation
+    global _plan, _num_asked, _connections
+    _plan, _num_asked = None, 0
     freeze_watchers()  # a device that lags may still have collectives of the group before
-    if handles is not None:
-        _connections = reconnect.connect(generation, handles, num_named)
-    else:
-        _connections = _form_anew(plan)
+    if dist.is_initialized() and dist.group.WORLD is _group:
+        abort_collectives()  # what still waits in it gets an error
+    leave()
+    devices.of(plan.device).make_current()
+    store = dist.FileStore(plan.store_path, plan.world_size)  # type: ignore[attr-defined]
+    rendezvous.wait_for_all(store, "connect", plan.rank, plan.world_size)
+    _connections = _open(plan, {"backend": _TORCH_BACKEND[plan.backend], "timeout": TIMEOUT}, store)
     # What there is to be set up is set up now, not in the user's first collective.
     if plan.rank in plan.training_ranks:
         device = plan.device if plan.training_backend == "nccl" else "cpu"
         number = torch.zeros(1, device=device, dtype=torch.uint8)  # a cell may set torch's default
         dist.all_reduce(number, group=_training_group)
     dist.barrier()
+    if _left:  # else this process has had no group before, and no model over it
+        ddp_replicas.renew_all()
     _plan = plan
     location.forget_before()
 
 
-def _form_anew(plan: Plan) -> frozenset[str]:
-    _cut_off()
-    devices.of(plan.device).make_current()
-    store = dist.FileStore(plan.store_path, plan.world_size)  # type: ignore[attr-defined]
-    rendezvous.wait_for_all(store, "connect", plan.rank, plan.world_size)
-    return _open(plan, {"backend": _TORCH_BACKEND[plan.backend], "timeout": TIMEOUT}, store)
-
-
-def _cut_off() -> None:
-    """Leave the groups. What still holds one of them gets an error from it, and does not wait."""
-    if dist.is_initialized() and dist.group.WORLD is _group:
-        abort_collectives()
-    leave()
+def is_ours() -> bool:
+    """Whether the present group of all ranks is one that was formed here."""
+    return dist.is_initialized() and dist.group.WORLD is _group
 
 
 def plan() -> Plan | None:
@@ -161,7 +143,7 @@ def plan() -> Plan | None:
 
 def present() -> Mapping[str, Any] | None:
     """The arguments that the present group was formed with; None without one of ours."""
-    return _asked if dist.is_initialized() and dist.group.WORLD is _group else None
+    return _asked if is_ours() else None
 
 
 def form_as_asked(plan: Plan, asked: Mapping[str, Any]) -> None:
@@ -176,13 +158,14 @@ def form_as_asked(plan: Plan, asked: Mapping[str, Any]) -> None:
     """
     global _num_asked
     __tracebackhide__ = True  # not the user's
+    refuse_late_connections()
     leave()
     _num_asked += 1
-    path = f"{plan.store_path}.{_generation}.{_num_asked}"
+    path = f"{plan.store_path}.{_num_asked}"
     store = dist.FileStore(path, plan.world_size)  # type: ignore[attr-defined]
     found = rendezvous.exchange(store, "here", plan.rank, plan.world_size, plan.device)
     asked = {"backend": _TORCH_BACKEND[plan.backend], **asked}
-    reconnect.refuse_without_gpu("init_process_group", asked["backend"], dict(enumerate(found)))
+    refuse_without_gpu("init_process_group", asked["backend"], dict(enumerate(found)))
     _open(plan, asked, store)
 
 
@@ -201,9 +184,21 @@ def is_wanting() -> bool:
 
 
 def counts() -> dict[str, int]:
-    """Group -> how many of its collectives this rank has begun."""
-    groups: Any = distributed_c10d._world.pg_names
-    return {name: one._get_sequence_number_for_group() for one, name in list(groups.items())}
+    """Group -> how many of its collectives this rank has begun; and how many groups.
+
+    These are named by their number: ranks that differ in it would not meet in the next one.
+    """
+    world: Any = distributed_c10d._world
+    groups = list(world.pg_names.items())
+    begun = {name: one._get_sequence_number_for_group() for one, name in groups}
+    made = {f"made {name}": number for name, number in list(_num_made.items())}
+    return {"made": int(world.group_count), **made, **begun}
+
+
+def number_made(name: str) -> int:
+    """How many sub-groups of this name were begun of the present group, with one that is now."""
+    _num_made[name] += 1
+    return _num_made[name]
 
 
 def about_earlier(message: str, frames: Sequence[FrameType]) -> str:
@@ -212,11 +207,9 @@ def about_earlier(message: str, frames: Sequence[FrameType]) -> str:
     The present group is whole then, and something still holds one that was left. What was called
     with a group of the present generation is no collective of an earlier one.
     """
-    if not reconnect.left or not any(words in message.lower() for words in _OF_LEFT):
+    if not _left or not any(words in message.lower() for words in _OF_LEFT):
         return ""
-    if reconnect.has_nccl(_asked.get("backend")) and was_aborted(
-        dist.group.WORLD
-    ):  # the present one
+    if has_nccl(_asked.get("backend")) and was_aborted(dist.group.WORLD):  # the present one
         return ""
     if any(one in distributed_c10d._world.pg_map for one in location.groups_in(frames)):
         return ""
@@ -224,7 +217,8 @@ def about_earlier(message: str, frames: Sequence[FrameType]) -> str:
         return ""
     return (
         "this process group is of an earlier generation of the pool, and was cut off with it. Make "
-        "what holds it again: wrap the model (DDP, FSDP), form sub-groups and a DeviceMesh."
+        "what holds it again: sub-groups, a DeviceMesh, FSDP models; DDP models too, if they are "
+        "over some of the ranks or had parameters frozen since they were made."
     )
 
 
@@ -242,9 +236,9 @@ def leave() -> None:
     global _training_group, _group
     require_aborted()
     _training_group = _group = None
-    reconnect.own(None)
+    _num_made.clear()
     if dist.is_initialized():
-        reconnect.left.update(distributed_c10d._world.pg_map)
+        _left.update(distributed_c10d._world.pg_map)
         dist.destroy_process_group()
         # The traceback of an aborted collective holds the old group in a cycle, sockets and all.
         gc.collect()
@@ -271,24 +265,27 @@ def _bound(plan: Plan, backend: Any) -> dict[str, Any]:
     there, a group that is bound has ranks wait for ever that are not in a sub-group on gloo.
     """
     trains = plan.rank in plan.training_ranks
-    is_on_gpu = reconnect.has_nccl(backend) and trains and plan.device != "cpu"
-    if is_on_gpu and (plan.world_size == 1 or reconnect.can_bind()):
+    is_on_gpu = has_nccl(backend) and trains and plan.device != "cpu"
+    if is_on_gpu and (plan.world_size == 1 or can_bind()):
         return {"device_id": torch.device(plan.device)}
     return {}
 
 
 def _open(plan: Plan, asked: Mapping[str, Any], store: Any) -> frozenset[str]:
-    """Form the group of all ranks; returns its connections, none yet if it is one that lasts."""
+    """Form the group of all ranks; returns its connections on gloo."""
     global _training_group, _group, _asked
     __tracebackhide__ = True
     asked = {**_bound(plan, asked["backend"]), **asked}
-    reconnect.refuse_late_connections()
     rendezvous.use_store(store)
     hook, before = sys.excepthook, peers.listeners()
-    _torch_init(**asked, store=store, rank=plan.rank, world_size=plan.world_size)
+    is_gloo = is_gloo_alone(asked["backend"])
+    options = {**asked, "timeout": CONNECT_TIMEOUT} if is_gloo else asked
+    _torch_init(**options, store=store, rank=plan.rank, world_size=plan.world_size)
+    if is_gloo:
+        set_timeout(dist.group.WORLD, asked.get("timeout", TIMEOUT))
     sys.excepthook = hook  # torch puts one more "[rank0]:" before every line each time
     connections: frozenset[str] = frozenset()
-    if not asked.get("enable_reconfigure") and reconnect.has_gloo(asked["backend"]):
+    if has_gloo(asked["backend"]):
         listeners = peers.listeners() - before
         try:
             connections = peers.prove(store, "proof", plan.rank, plan.world_size, listeners)
@@ -297,7 +294,6 @@ def _open(plan: Plan, asked: Mapping[str, Any], store: Any) -> frozenset[str]:
             leave()
             raise
     _group, _asked = dist.group.WORLD, dict(asked)
-    reconnect.own(_group)
     if len(plan.training_ranks) < plan.world_size:
         backend = _TORCH_BACKEND[plan.training_backend]
         bound = _bound(plan, backend)
@@ -305,6 +301,68 @@ def _open(plan: Plan, asked: Mapping[str, Any], store: Any) -> frozenset[str]:
         # a rank that is not in it gets a number instead
         _training_group = made if isinstance(made, dist.ProcessGroup) else None
     return connections
+
+
+# ---- back ends -------------------------------------------------------------------------------
+
+
+def has_gloo(backend: Any) -> bool:
+    """Whether a group of this backend carries the tensors of some device by gloo."""
+    return "gloo" in str(backend) or str(backend) == "undefined"
+
+
+def is_gloo_alone(backend: Any) -> bool:
+    """Whether gloo carries all that a group of this backend does."""
+    return str(backend) in ("gloo", "cpu:gloo")
+
+
+def has_nccl(backend: Any) -> bool:
+    """Whether a group of this backend carries the tensors of some device by NCCL."""
+    return "nccl" in str(backend).lower()
+
+
+def can_bind() -> bool:
+    """Whether a group bound to a GPU may have sub-groups of other back ends.
+
+    Before, who is not in one splits NCCL's communicator for it, and waits there for its members.
+    """
+    parameters = inspect.signature(distributed_c10d._get_split_source).parameters
+    return "requested_backend" in parameters
+
+
+def set_timeout(group: Any, timeout: datetime.timedelta) -> None:
+    """Have collectives of a group wait for so long from now on."""
+    if hasattr(group, "set_timeout"):  # since torch 2.14
+        group.set_timeout(timeout)
+    else:
+        distributed_c10d._set_pg_timeout(timeout, group)
+
+
+def refuse_late_connections() -> None:
+    """Raise if gloo is set to connect when it first sends, when nobody can look before."""
+    __tracebackhide__ = True
+    if os.environ.get(LATE, "0") not in ("", "0"):
+        raise RuntimeError(
+            f"{LATE} is set: connections that are made late cannot be proved to lead to ranks of "
+            "this pool. Unset it."
+        )
+
+
+def refuse_without_gpu(function: str, backend: Any, found: Mapping[int, str]) -> None:
+    """Raise a ValueError, on all ranks alike, if NCCL is asked for and a member has no GPU.
+
+    Those that have one would wait inside torch for the others, which torch refuses there.
+
+    Args:
+        found: rank -> its device.
+    """
+    __tracebackhide__ = True
+    lacking = [str(rank) for rank, device in found.items() if device == "cpu"]
+    if lacking and has_nccl(backend):
+        raise ValueError(
+            f"{function}: {str(backend)!r} needs a GPU for every rank that takes part; rank "
+            f"{', '.join(lacking)} has none. Without a back end it takes one that all ranks have."
+        )
 
 
 @dataclass(frozen=True, slots=True)

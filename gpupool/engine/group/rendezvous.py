@@ -19,7 +19,6 @@ _AT_ONCE = datetime.timedelta(milliseconds=1)
 
 _give_up = threading.Event()  # whoever waits for other ranks is to stop waiting
 _store: Any = None  # of the present group
-_timeout: datetime.timedelta  # of that store, while it makes sense to wait
 
 
 def exchange(store: Any, key: str, place: int, size: int, value: str = "") -> list[str]:
@@ -56,11 +55,9 @@ def give_up_waiting() -> None:
 def begin_waiting() -> None:
     """Waiting makes sense again: all ranks are asked to come."""
     _give_up.clear()
-    if _store is not None:  # a group that lasts keeps its store
-        _store.set_timeout(_timeout)
 
 
 def use_store(store: Any) -> None:
     """From now on torch waits for other ranks in this one."""
-    global _store, _timeout
-    _store, _timeout = store, store.timeout
+    global _store
+    _store = store

@@ -7,23 +7,19 @@ from collections.abc import Sequence
 from gpupool.core.progress import Course, Drawing
 from gpupool.core.wire.events import Event, ProgressEvent, to_dict
 from gpupool.core.wire.output import OutputKind
-from gpupool.engine import process
+from gpupool.engine.process import this_rank
 
 
 def emit(events: Sequence[Event]) -> None:
     """Send events to the client that made the running call, in order, without waiting."""
-    plain = [to_dict(event) for event in events]
-    if process.publish is not None:
-        process.publish(OutputKind.EVENTS, plain)
-        return
     from ipyparallel.datapub import publish_data
 
-    publish_data({OutputKind.EVENTS.value: plain})
+    publish_data({OutputKind.EVENTS.value: [to_dict(event) for event in events]})
 
 
 def open_drawing(course: Course) -> Drawing | None:
     """What shows a course in the notebook, on the first rank; the others do the same, mostly."""
-    return emit_progress if course.on_any_rank or process.this_rank().rank == 0 else None
+    return emit_progress if course.on_any_rank or this_rank().rank == 0 else None
 
 
 def emit_progress(course: Course) -> None:

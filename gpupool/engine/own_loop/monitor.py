@@ -29,7 +29,7 @@ from torch import Tensor
 
 from gpupool.core.errors import OptionsError
 from gpupool.core.wire.monitor_event import MonitorEvent, MonitorLines, Row
-from gpupool.engine import control, process
+from gpupool.engine import control
 from gpupool.engine.group.forming import World
 from gpupool.engine.output.emit import emit
 from gpupool.engine.own_loop.sharding import world_of
@@ -259,8 +259,7 @@ def monitor(
 
 def _way_out() -> Callable[[MonitorEvent], None]:
     """To the notebook, from a cell on a pool; elsewhere to stderr."""
-    in_call = process.publish is not None or _is_engine()
-    return (lambda event: emit([event])) if in_call else MonitorLines(sys.stderr)
+    return (lambda event: emit([event])) if _is_engine() else MonitorLines(sys.stderr)
 
 
 def _is_engine() -> bool:

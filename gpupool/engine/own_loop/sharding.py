@@ -32,7 +32,6 @@ from gpupool.core.errors import OptionsError
 from gpupool.core.options.sampling import with_data
 from gpupool.core.options.training_options import Shuffle, TrainingOptions
 from gpupool.data import device as devices
-from gpupool.engine import process
 from gpupool.engine.batches.order import epoch_size
 from gpupool.engine.batches.share import Dataset, Share
 from gpupool.engine.batches.shares import epoch_shares
@@ -46,7 +45,7 @@ def this_device() -> torch.device:
 
     The last of these in a process of its own, unless it has a GPU.
     """
-    if process.is_inline() or "GPUPOOL_RANK" in os.environ:
+    if "GPUPOOL_RANK" in os.environ:
         return torch.device(this_rank().device)
     if not devices.has_gpu():
         return torch.device("cpu")

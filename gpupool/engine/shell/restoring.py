@@ -56,7 +56,7 @@ def install(kernel: Any) -> None:
 
 def restore() -> None:
     """Put back what does not work, and say so on stderr."""
-    # here, as a notebook that is an inline pool has no such streams
+    # here: a loop under torchrun imports this file, and may have no ipykernel
     from gpupool.engine.output.streams import restore_streams, say
 
     if threading.current_thread() is threading.main_thread():

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from gpupool.core.wire.pickles import Packer
-from gpupool.engine.state_sync.ddp_replicas import restore, state_of
+from gpupool.engine.group.ddp_replicas import restore, state_of
 
 # What two names may share so that a change of one is meant to be a change of the other.
 _SHARED = (torch.Tensor, torch.UntypedStorage, nn.Module, Optimizer, LRScheduler, list, dict, set)

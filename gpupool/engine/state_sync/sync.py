@@ -22,10 +22,9 @@ from gpupool.core.wire.pickles import why_not
 from gpupool.core.wire.replies import SyncReply
 from gpupool.engine.cells.execute import cell_names
 from gpupool.engine.cells.variables import Unpickler
-from gpupool.engine.group import unfinished
+from gpupool.engine.group import ddp_replicas, unfinished
 from gpupool.engine.process import this_rank
 from gpupool.engine.shell.shell import this_shell
-from gpupool.engine.state_sync import ddp_replicas
 from gpupool.engine.state_sync.in_place import fits, update
 from gpupool.engine.state_sync.pickling import StatePacker
 

@@ -9,14 +9,12 @@ from typing import Any
 
 from IPython.core.displayhook import DisplayHook
 from IPython.core.getipython import get_ipython
-from IPython.display import display
 
 from gpupool.core.wire.output import OutputKind
 from gpupool.notebook.cells.line_view import LineView
 from gpupool.notebook.cells.live import LiveView
 from gpupool.notebook.cells.picture import Look, result_html, result_text, values_text
 from gpupool.notebook.cells.shown import Part, mark_shown, part_shown
-from gpupool.notebook.monitor.loop_views import LoopViews
 from gpupool.notebook.page.front_end import in_notebook
 from gpupool.pool.notices import NoticeLines
 from gpupool.pool.result import SpmdResult
@@ -28,7 +26,6 @@ def make_view(
     ranks: Sequence[int],
     show_values: bool = True,
     *,
-    inline: bool = False,
     is_value: bool = False,
     result_name: str = "",
     stop_wish: threading.Event | None = None,
@@ -37,7 +34,6 @@ def make_view(
 
     Args:
         show_values: whether the value of the last expression belongs to the output.
-        inline: the pool is inline: what the cell prints and displays is seen already.
         is_value: the result is a value that the user's code may use or let IPython show, so the
             view shows what the ranks print, and not the values.
         result_name: how the user can ask for the result: "_", or a name.
@@ -46,8 +42,6 @@ def make_view(
     part: Part = "texts" if is_value else "everything"
     if name == "quiet":
         return QuietView("everything")
-    if inline:
-        return InlineView(part, show_values and not is_value, stop_wish)
     shows = show_values and not is_value
     if not in_notebook():
         return LineView(ranks, shows, part=part, stop_wish=stop_wish)
@@ -81,43 +75,6 @@ class QuietView:
     def finish(self, report: CellReport) -> None:
         """Nothing."""
         mark_shown(report.result, self._part)
-
-
-class InlineView:
-    """A cell that an inline pool has run: what it shows has been seen already, but for monitors.
-
-    Args:
-        shows_value: show the value of the last expression at the end.
-    """
-
-    def __init__(
-        self, part: Part, shows_value: bool, stop_wish: threading.Event | None = None
-    ) -> None:
-        self._part: Part = part
-        self._shows_value = shows_value
-        # the cell runs in the thread that would wait
-        self._loops = LoopViews(at_once=True, stop_wish=stop_wish)
-        self.notice = NoticeLines()
-
-    def on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
-        """Show the news of monitors; what else there is is on the screen."""
-        if kind is OutputKind.EVENTS:
-            self._loops.take(content)
-
-    def tick(self, states: States = dict) -> None:
-        """Nothing."""
-
-    def finish(self, report: CellReport) -> None:
-        """Show the value as the notebook shows one."""
-        self._loops.finish()
-        if not self._shows_value:
-            mark_shown(report.result, self._part)
-            return
-        for output in report.outputs.values():
-            for bundle in output.displays:
-                if bundle["kind"] == OutputKind.RESULT:
-                    display(bundle["data"], metadata=bundle.get("metadata", {}), raw=True)
-        mark_shown(report.result)
 
 
 # ---- results that are displayed --------------------------------------------------------------

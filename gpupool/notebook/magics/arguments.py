@@ -127,11 +127,6 @@ def start_parser() -> MagicParser:
         metavar="TIME",
         help="how long ranks may wait before that counts as a hang: 30s (the default), 5m, never",
     )
-    parser.add_argument(
-        "--inline",
-        action="store_true",
-        help="start no processes: this process is rank 0 of 1, where breakpoint() and %%debug work",
-    )
     return parser
 
 

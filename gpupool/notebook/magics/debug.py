@@ -48,8 +48,6 @@ def post_mortem(pool: Pool, chosen: str | None) -> None:
 
 
 def _choose(pool: Pool, chosen: str | None) -> int:
-    if pool.options.inline:
-        raise PoolError("an inline pool is this process: %debug opens the debugger.", "inline")
     pool.wait_until_usable()
     if pool.status().state == "busy":
         raise PoolError(

@@ -144,7 +144,6 @@ class GpupoolMagics(Magics):
             view_name,
             chosen,
             show_values,
-            inline=pool.options.inline,
             is_value=is_value,
             result_name=result_name,
             stop_wish=stop_wish,

@@ -26,7 +26,6 @@ class LoopViews:
     Events may come in any thread; what is shown is shown in `tick` and `finish`.
 
     Args:
-        at_once: what comes is shown when it comes, as nobody calls `tick`.
         beside: the output whose cell the monitors belong to.
         stop_wish: set when Stop is pressed; without it there is no button.
     """
@@ -34,13 +33,13 @@ class LoopViews:
     def __init__(
         self,
         *,
-        at_once: bool = False,
         beside: Place | None = None,
         stop_wish: threading.Event | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._at_once, self._beside, self._clock = at_once, beside, clock
+        self._beside, self._clock = beside, clock
         self._stop_wish = stop_wish
+        self._is_over = False  # nobody calls `tick` any more: what still comes is shown at once
         # Two locks: `take` must not wait for a picture, or the ranks' output would wait as well.
         self._lock, self._showing = threading.Lock(), threading.RLock()
         self._bars = RankBars()
@@ -56,7 +55,7 @@ class LoopViews:
         with self._lock:
             self._new += [event for event in events if isinstance(event, MonitorEvent)]
             self._bars.take(event for event in events if isinstance(event, ProgressEvent))
-        if self._at_once:
+        if self._is_over:
             self.tick()
 
     def tick(self) -> None:
@@ -76,7 +75,7 @@ class LoopViews:
                 history.end()
                 if not is_shown:
                     self._draw(number, self._clock())
-            self._at_once, self._stop_wish = True, None  # nobody is there to heed it
+            self._is_over, self._stop_wish = True, None  # nobody is there to heed it
 
     def _show_new(self) -> None:
         with self._lock:

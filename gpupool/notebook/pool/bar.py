@@ -125,9 +125,9 @@ def _facts(status: PoolStatus) -> list[str]:
     if status.credentials:
         facts.append(status.credentials)
     left = status.idle_left_s
-    if left is None and not status.inline:
+    if left is None:
         facts.append("no idle timeout")
-    elif left is not None and status.state in ("idle", "busy"):
+    elif status.state in ("idle", "busy"):
         facts.append(countdown(status))
     return facts
 
@@ -141,8 +141,7 @@ def _bar_facts(status: PoolStatus) -> list[str]:
         facts.append(f"env: {len(status.env)} variables (hidden)")
     elif status.env:
         facts.append(f"env: {', '.join(status.env)} (hidden)")
-    if not status.inline:
-        facts.append(_limit(status))
+    facts.append(_limit(status))
     return facts
 
 
@@ -155,8 +154,7 @@ def _more(status: PoolStatus) -> list[tuple[str, str]]:
     ]
     if status.credentials:
         rows.append(("Credentials", status.credentials))
-    if not status.inline:
-        rows.append(("Idle timeout", _limit(status)))
+    rows.append(("Idle timeout", _limit(status)))
     return rows
 
 
@@ -204,8 +202,6 @@ def countdown(status: PoolStatus) -> str:
 
 def _devices(status: PoolStatus) -> str:
     names = sorted({rank.gpu.name for rank in status.ranks if rank.gpu})
-    if status.inline:
-        return f"inline (this process), {', '.join(names) or 'CPU'}"
     if not names:
         return f"CPU ranks: {status.why_cpu}" if status.why_cpu else "CPU ranks"
     spare = len(status.ranks) - len(status.training_ranks)

@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Generic
 
@@ -106,10 +105,9 @@ class Execution(Generic[Value]):
 
         self._call = call
         self._calls = {r: replace(one, number=self.number) for r, one in calls.items()}
-        if not all_ranks.options.inline:  # there the call itself hears the interrupt
-            all_ranks.supervised[self.number] = self
+        all_ranks.supervised[self.number] = self
         self._turn = all_ranks.turns.ask(calls, _title(calls))
-        self.waits_for = [] if all_ranks.options.inline else all_ranks.turns.begin(self._turn)
+        self.waits_for = all_ranks.turns.begin(self._turn)
         self._waits = bool(self.waits_for or all_ranks.engines.of_others(self.ranks))
         self._begin_supervision()
 
@@ -167,14 +165,9 @@ class Execution(Generic[Value]):
                 ignore_for_a_moment()
                 (on_interrupt or self.interrupt)()
         error = self.error()
-        if error is None:
-            return self.values
-        failure = self._failures.get(error.first.rank)
-        cause = failure.exception if failure else None
-        if cause is None:
+        if error is not None:
             raise error
-        # It was raised in this process: a debugger that is given our error stops in that frame.
-        raise error.with_traceback(cause.__traceback__) from cause
+        return self.values
 
     def _begin_supervision(self) -> None:
         """Have a thread supervise, and make the calls here unless they have to wait their turn.
@@ -185,9 +178,11 @@ class Execution(Generic[Value]):
         thread = threading.Thread(target=self._supervise, name="gpupool-execution", daemon=True)
         try:
             thread.start()
-            if not self._waits:  # in this thread: an inline pool works here and now
+            if not self._waits:
                 self._turn.began = True
-                with self._presses_kept():
+                # A rank may begin before the others have their calls. If Ctrl-C raised
+                # KeyboardInterrupt then, a call could be on its way that nobody knows of.
+                with heard_by(lambda _: self.interrupt()):
                     self._call()
         except BaseException:
             self.interrupt()
@@ -196,16 +191,6 @@ class Execution(Generic[Value]):
             raise
         finally:
             self._called.set()
-
-    def _presses_kept(self) -> AbstractContextManager[None]:
-        """A block in which Ctrl-C interrupts the ranks as one does after it.
-
-        A rank may begin before the others have their calls. If KeyboardInterrupt were raised then,
-        a call could be on its way that nobody knows of, and the ranks would compute on.
-        """
-        if self._all_ranks.options.inline:  # the calls are made here, and hear it themselves
-            return nullcontext()
-        return heard_by(lambda _: self.interrupt())
 
     # ---- in the supervising thread -------------------------------------------------------
 
@@ -227,10 +212,8 @@ class Execution(Generic[Value]):
         turns, broke_group = self._all_ranks.turns, self._group_wanting
         # Forming takes half a second with 32 ranks. An error is reported before it, and the next
         # call waits. Not so after a stop: people press twice, and the second press would meet the
-        # end of the cell, where an `await` has no handler of ours. Nor inline, where the group is
-        # of the process that continues then.
-        waits = self._presses or self._all_ranks.options.inline
-        report = (lambda: None) if waits else self._finished.set
+        # end of the cell, where an `await` has no handler of ours.
+        report = (lambda: None) if self._presses else self._finished.set
         try:
             turns.end(self._turn, broke_group=broke_group, before_forming=report)
         finally:
@@ -239,9 +222,7 @@ class Execution(Generic[Value]):
     def _begin(self) -> bool:
         """Wait for the turn, if it has not come at once; returns whether the calls are made."""
         if not self._waits:
-            while not self._called.wait(0.05):  # an inline pool computes meanwhile
-                if self._all_ranks.engines.busy_ranks() and self._look_at_clock(time.monotonic()):
-                    self._all_ranks.engines.interrupt(dict.fromkeys(self.ranks, self.number))
+            self._called.wait()
             return bool(self._futures)
         while self.waits_for and not self._interrupted.wait(0.02):
             self.waits_for = self._all_ranks.turns.begin(self._turn)
@@ -348,14 +329,12 @@ class Execution(Generic[Value]):
             resolved[first.rank] = replace(first, hint=hint)
         self.errors.update(resolved)
 
-    def _look_at_clock(self, now: float) -> bool:
-        """Ask for the end if the time is over; returns whether it just was."""
+    def _look_at_clock(self, now: float) -> None:
+        """Ask for the end if the time is over."""
         late = self._timeout_s is not None and now - self._started > self._timeout_s
-        if not late or self._failures or self._presses:
-            return False
-        self._limit = "TimeoutError", f"took longer than {self._timeout_s:g} s"
-        self.interrupt()
-        return True
+        if late and not (self._failures or self._presses):
+            self._limit = "TimeoutError", f"took longer than {self._timeout_s:g} s"
+            self.interrupt()
 
     def _look(self, pending: Collection[int], now: float) -> None:
         """Report a hang; act on it only if that is wanted."""

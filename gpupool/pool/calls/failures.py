@@ -29,7 +29,6 @@ class Failure:
     error: RankError
     collective: bool = False
     interrupted: bool = False
-    exception: BaseException | None = None  # of an inline pool's rank
 
     @classmethod
     def of_call(cls, rank: int, failure: BaseException, hidden: Secrets) -> Failure:
@@ -54,7 +53,7 @@ class Failure:
             hint=redact(error.hint, hidden),
         )
         collective = raised.collective and error.ename not in _REFUSALS
-        return cls(error, collective, error.ename == "KeyboardInterrupt", raised.exception)
+        return cls(error, collective, error.ename == "KeyboardInterrupt")
 
 
 def resolve(

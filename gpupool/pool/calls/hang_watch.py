@@ -86,8 +86,6 @@ class HangWatch:
         """
         if left and not self._hurries:  # who waits for one of these is to hear of it soon
             self._hurries, self._next_at, self._every_s = True, now, _HURRY_S
-        if self._all_ranks.options.inline:  # works in the thread that would look
-            return None
         for one in self._all.values():
             if one.answer is not None and one.answer.done():
                 self._take(one, now)

@@ -48,26 +48,6 @@ def ignored() -> Iterator[None]:
 
 
 @contextmanager
-def first_calls(on_press: Callable[[], object]) -> Iterator[None]:
-    """A block in which the first SIGINT means `on_press()`; the next ones mean what they did."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGINT, before)
-        on_press()
-
-    signal.signal(signal.SIGINT, handle)
-    try:
-        yield
-    finally:
-        if signal.getsignal(signal.SIGINT) is handle:  # the user's code may have set its own
-            signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
 def heard_by(on_press: Callable[[bool], object]) -> Iterator[None]:
     """A block in which SIGINT means `on_press(is_first)` and nothing else.
 

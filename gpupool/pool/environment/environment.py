@@ -32,8 +32,7 @@ from gpupool.pool.environment.credentials import (
     ChainError,
 )
 from gpupool.pool.environment.renewal import Notify, Renewal
-from gpupool.pool.processes.engines import value_of
-from gpupool.pool.processes.interface import RankEngines
+from gpupool.pool.processes.engines import Engines, value_of
 
 _TIMEOUT_S = 60.0
 _SEND_AGAIN_S = 2.0  # a rank that has just come up may not hear the first time
@@ -101,7 +100,7 @@ class Environment:
     `notify` is called, in a background thread, with a sentence that the user should see.
     """
 
-    def __init__(self, engines: RankEngines, notify: Notify = _notify) -> None:
+    def __init__(self, engines: Engines, notify: Notify = _notify) -> None:
         self.secrets = Secrets()
         self._engines = engines
         self._notify = notify

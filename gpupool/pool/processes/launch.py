@@ -25,8 +25,10 @@ from gpupool.core.wire import environ
 from gpupool.core.wire.agent import CONTROLLER, process_of
 from gpupool.pool.notices import NoticeLines
 from gpupool.pool.processes import agent, leftovers
-from gpupool.pool.processes.interface import DIE_S
 from gpupool.pool.processes.ports import Ports, any_port
+
+DIE_S = 20.0
+"""From SIGKILL to the end of a process, at most: the driver takes back 80 GB that it had mapped."""
 
 _REPLY_TIMEOUT_S = 5.0
 _CONTROLLER_PORTS = 20  # it takes 16 to 20; more of its own choice if these are not enough

@@ -98,8 +98,7 @@ def place_ranks(
         )
     if gpus:
         candidates = gpus[:size] if options.gpus else gpus
-        if not options.inline:  # which is the process that uses it
-            _refuse_own_context(candidates)
+        _refuse_own_context(candidates)
         number = min(size, len(gpus))
         if not options.force:
             candidates = _free(candidates, number)

@@ -1,8 +1,7 @@
 """The process group of all ranks, one generation after the other. Runs on the client.
 
 Two phases: all ranks join, and only then connect, so that a fast rank cannot break the group
-of a slow one. What a rank holds of earlier groups is asked first: where torch can give a group new
-connections, the groups continue that all their members still have.
+of a slow one.
 """
 
 from __future__ import annotations
@@ -13,21 +12,19 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_futures
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from gpupool.core.errors import EngineDiedError, GroupError, PoolError, UnansweredError
 from gpupool.core.machine.gpu_setup import little_shared_memory
 from gpupool.core.wire.calls import FormGroup, GroupPlan, JoinGroup
-from gpupool.core.wire.replies import Joined
 from gpupool.core.wire.requests import Abort, Counts
-from gpupool.pool.processes.interface import DIE_S, RankEngines
+from gpupool.pool.processes.engines import Engines
+from gpupool.pool.processes.launch import DIE_S
 
 _ANSWER_S = 2.0  # a rank that has not answered by then is stuck
 _ABORT_S = 10.0  # NCCL's waits for its kernels: ABORT_S in engine/group/abort.py
-# To form a group on gloo takes milliseconds; torch waits for less (engine/group/reconnect.py). NCCL
-# looks at the machine's topology and connects each GPU to each other one. To join, a rank on NCCL
-# finishes its aborts.
+# To form a group on gloo takes milliseconds. NCCL looks at the machine's topology and connects each
+# GPU to each other one. To join, a rank on NCCL finishes its aborts.
 _JOIN_S = {"gloo": 30.0, "nccl": _ABORT_S + 5.0}
 _FORM_S = {"gloo": 30.0, "nccl": 120.0}
 _NUM_ATTEMPTS = 4  # all but the first with new listeners, as another user may disturb
@@ -38,11 +35,9 @@ _OF_SHARED_MEMORY = re.compile(r"shared memory|/dev/shm|No space left on device"
 class Forming:
     """Forms the group of all ranks of a pool; `generation` is the number of the last one."""
 
-    def __init__(self, engines: RankEngines) -> None:
+    def __init__(self, engines: Engines) -> None:
         self.generation = 0
         self._engines = engines
-        self._lasts = False
-        self._store: Path | None = None  # where a group that lasts meets
         self._aborting: list[Future[Any]] = []
 
     def form(self, backend: str, training_ranks: Sequence[int], training_backend: str) -> None:
@@ -57,7 +52,7 @@ class Forming:
         for attempt in range(_NUM_ATTEMPTS):
             self._wait_for_aborts()
             try:
-                self._form(plan, new_store=attempt > 0)
+                self._form(plan)
                 return
             except EngineDiedError:  # there is no group without it
                 self.abort(None)
@@ -95,14 +90,11 @@ class Forming:
         """Whether a cell that has failed on these ranks has left the group as good as it was.
 
         One rank may have ended a collective that another has not begun: a small broadcast ends on
-        its source when it is sent. The next one of the two would then be another one. And nobody
-        counts the messages from one rank to another, so all ranks rather get new connections where
-        their group continues with them.
+        its source when it is sent. The next one of the two would then be another one. (Nobody
+        counts the messages from one rank to another.)
         """
         if len(self._engines.pids) == 1:
             return True
-        if self._lasts and len(ranks) == len(self._engines.pids):
-            return False
         asked = self._engines.control(Counts(), ranks)
         done, late = wait_futures(asked.values(), timeout=_ANSWER_S)
         counts = [future.result().found or {} for future in done]
@@ -140,21 +132,12 @@ class Forming:
             text = f"{text} {little_shared_memory()}".rstrip()
         return text
 
-    def _form(self, plan: GroupPlan, *, new_store: bool) -> None:
-        generation = self.generation + 1
-        if self._store is None or new_store or not self._store.exists():
-            self._store = self._engines.new_file("group")
-        plan = replace(plan, store_path=str(self._store))
+    def _form(self, plan: GroupPlan) -> None:
         slower = "nccl" if "nccl" in (plan.backend, plan.training_backend) else "gloo"
-        joined = self._engines.call_all(JoinGroup(plan), timeout_s=_JOIN_S[slower])
-        handles = groups_to_keep(joined)
-        if handles is None:
-            new = self._engines.new_file(f"group{generation}")
-            plan = replace(plan, store_path=str(new))
-        num_named = max((one.num_named for one in joined.values() if one), default=0)
-        call = FormGroup(plan, generation, handles, num_named)
-        self._lasts = handles is not None
-        self.generation = generation  # also if it fails: no other one has its number
+        self._engines.call_all(JoinGroup(), timeout_s=_JOIN_S[slower])
+        self.generation += 1  # also if it fails: no other one has its number
+        store = self._engines.new_file(f"group{self.generation}")
+        call = FormGroup(replace(plan, store_path=str(store)))
         self._engines.call_all(call, timeout_s=_FORM_S[slower])
 
 
@@ -162,20 +145,3 @@ def _warnings(log: str) -> list[str]:
     """The last lines of a rank's log in which NCCL warns."""
     lines = [line.strip() for line in log.splitlines() if "NCCL WARN" in line]
     return list(dict.fromkeys(lines))[-_NUM_WARNINGS:]
-
-
-def groups_to_keep(joined: Mapping[int, Joined | None]) -> dict[str, list[str]] | None:
-    """name -> handles of its members in order, of the groups that every member still has.
-
-    None if a rank cannot keep any: then all form a new group.
-    """
-    if not all(joined.values()):
-        return None
-    groups = {rank: one.groups for rank, one in joined.items() if one}
-    kept = {}
-    for name in sorted({name for has in groups.values() for name in has}):
-        holders = {rank: has[name] for rank, has in groups.items() if name in has}
-        members = next(iter(holders.values())).ranks
-        if set(members) == set(holders) and all(h.ranks == members for h in holders.values()):
-            kept[name] = [holders[rank].handle for rank in members]
-    return kept

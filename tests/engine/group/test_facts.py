@@ -22,14 +22,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
-from torch.nn.parallel import DistributedDataParallel
 
 from gpupool.engine.group.abort import abort_collectives
 from gpupool.engine.group.gloo_sockets import gloo_connections
 from tests.engine.group.torch_ranks import Ended, run_ranks
-
-RECONFIGURES = hasattr(dist, "_reconfigure")
-needs_reconfigure = pytest.mark.skipif(not RECONFIGURES, reason="torch has no _reconfigure")
 
 
 def all_reduce(group: Any = None) -> float:
@@ -118,7 +114,6 @@ def test_gloos_loop_of_libuv_is_not_built_in() -> None:
         run_ranks(count_connections, n=1, GLOO_DEVICE_TRANSPORT="UV")
 
 
-@needs_reconfigure
 def test_rpc_lets_go_of_references_by_one_function_that_takes_a_time() -> None:
     from torch.distributed.rpc import api
 
@@ -224,83 +219,6 @@ def test_a_wait_in_a_file_store_ends_when_its_file_cannot_be_opened(tmp_path: Pa
     """Where `new_group` and others wait for ranks that do not come; no socket is there yet."""
     for errors in run_ranks(spoil_the_store, str(tmp_path)):
         assert all("Too many levels of symbolic links" in error for error in errors), errors
-
-
-# ---- keeping a group over generations --------------------------------------------------------
-
-
-def reconfigure(rank: int, number: int) -> list[str]:
-    """Begin a generation of the default group; the handles of all ranks for it."""
-    store = distributed_c10d._get_default_store()
-    store.set(f"{number}/{rank}", dist._get_reconfigure_handle())  # type: ignore[attr-defined]
-    handles = [store.get(f"{number}/{other}").decode() for other in range(2)]
-    dist._reconfigure(uuid=number, handles=handles).wait()  # type: ignore[attr-defined]
-    return handles
-
-
-def reconfigure_again_and_again(rank: int) -> dict[str, Any]:
-    world = dist.group.WORLD
-    found: dict[str, Any] = {"supported": dist._supports_reconfigure()}  # type: ignore[attr-defined]
-    try:
-        all_reduce()
-    except RuntimeError as error:
-        found["before"] = str(error)
-    first = reconfigure(rank, 1)
-    found["sum"] = all_reduce()
-    if rank == 0:
-        waiting = Blocked(all_reduce)
-        abort_collectives()
-        found["freed"] = not waiting.is_blocked(10.0)
-    else:
-        time.sleep(0.5)
-        abort_collectives()
-    try:
-        all_reduce()
-    except RuntimeError as error:
-        found["after the abort"] = str(error)
-    second = reconfigure(rank, 2)
-    found["sum again"] = all_reduce()
-    found["same object"] = dist.group.WORLD is world
-    found["new handles"] = not set(first) & set(second)
-    found["connections"] = len(gloo_connections())
-    return found
-
-
-@needs_reconfigure
-def test_a_group_object_works_again_after_a_reconfigure() -> None:
-    for found in run_ranks(reconfigure_again_and_again, reconfigures=True):
-        assert found["supported"]
-        assert found["before"]  # an error at once, not a wait
-        assert found["sum"] == found["sum again"] == 2.0
-        assert found.get("freed", True)
-        assert found["after the abort"]
-        assert found["same object"]
-        assert found["new handles"]
-        assert found["connections"] == 1
-
-
-def reconfigure_under_ddp(rank: int) -> list[float]:
-    reconfigure(rank, 1)
-    torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Linear(4, 1))
-    model(torch.full((2, 4), float(rank))).sum().backward()
-    loss = model(torch.full((2, 4), float(rank))).sum()
-    if rank == 0:
-        waiting = Blocked(loss.backward)
-        abort_collectives()
-        assert not waiting.is_blocked(10.0)
-    else:
-        time.sleep(0.5)
-    model.zero_grad()
-    reconfigure(rank, 2)
-    model(torch.full((2, 4), float(rank))).sum().backward()
-    return [p.grad.sum().item() for p in model.parameters() if p.grad is not None]
-
-
-@needs_reconfigure
-def test_a_ddp_wrapper_goes_on_after_its_group_was_reconfigured() -> None:
-    first, second = run_ranks(reconfigure_under_ddp, reconfigures=True)
-    assert first == second != []
 
 
 # ---- where groups are made -------------------------------------------------------------------

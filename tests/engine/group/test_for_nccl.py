@@ -72,10 +72,10 @@ WORDS = (
 
 def form_again_and_say(rank: int, folder: str) -> list[str]:
     dist.destroy_process_group()
-    forming.form(plan(folder, "gloo", "cpu"))
+    forming.connect(plan(folder, "gloo", "cpu"))
     held = dist.group.WORLD
     gc.collect()
-    forming.form(forming.Plan(f"{folder}/next", "gloo", [0], "gloo", 0, 1, "cpu"))
+    forming.connect(forming.Plan(f"{folder}/next", "gloo", [0], "gloo", 0, 1, "cpu"))
     assert held is not dist.group.WORLD
     return [forming.about_earlier(words, []) for words in WORDS]
 

@@ -23,19 +23,17 @@ def run_ranks(
     function: Callable[..., Any],
     *args: Any,
     n: int = 2,
-    reconfigures: bool = False,
     **environment: str,
 ) -> list[Any]:
     """What `function(rank, *args)` returns on each of n ranks, which have a gloo group.
 
-    With `reconfigures` it is one that has to be reconfigured before it can be used.
     A rank that dies gives its exit code as `Ended`; one that raises fails here with its traceback.
     """
     with tempfile.TemporaryDirectory() as folder:
         started = []
         for rank in range(n):
             ours, theirs = _CONTEXT.Pipe()
-            place = (rank, n, str(Path(folder) / "store"), environment, reconfigures)
+            place = (rank, n, str(Path(folder) / "store"), environment)
             process = _CONTEXT.Process(
                 target=_run, args=(theirs, place, function, args), daemon=True
             )
@@ -68,11 +66,11 @@ def _result(process: Any, pipe: multiprocessing.connection.Connection) -> Any:
 
 def _run(
     pipe: multiprocessing.connection.Connection,
-    place: tuple[int, int, str, dict[str, str], bool],
+    place: tuple[int, int, str, dict[str, str]],
     function: Callable[..., Any],
     args: tuple[Any, ...],
 ) -> None:
-    rank, n, path, environment, reconfigures = place
+    rank, n, path, environment = place
     os.environ.update(GLOO_SOCKET_IFNAME="lo", **environment)
     dist.set_debug_level_from_env()  # torch has read it when it was imported
     try:
@@ -82,7 +80,6 @@ def _run(
             rank=rank,
             world_size=n,
             timeout=timedelta(seconds=20),
-            **({"enable_reconfigure": True} if reconfigures else {}),
         )
         pipe.send((True, function(rank, *args)))
     except BaseException:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from gpupool import PoolOptions, TrainingOptions, TrainingRun
+from gpupool import TrainingOptions, TrainingRun
 from gpupool.core.wire.events import Event, ProgressEvent
 from gpupool.engine.group.forming import World
 from gpupool.engine.probe.rank_report import WorkTimer
 from gpupool.engine.training.loop import fit
-from gpupool.pool.inline import InlinePool
 from gpupool.training.history import TrainingHistory
 from tests.support.pools import Pools
 from tests.support.trainings import network, samples, train_on
@@ -101,15 +99,17 @@ def test_a_rank_on_cpu_tells_its_time_and_memory(pools: Pools) -> None:
         assert event.temperature_c is None
 
 
-def test_an_inline_pool_tells_too_and_its_thread_ends() -> None:
-    with InlinePool(PoolOptions(device="cpu", inline=True)) as pool:
-        run = TrainingRun(
-            pool, network(), samples(32), "cross_entropy", TrainingOptions(epochs=2), None
-        )
-        history = run.result().history
+def threads_of(pool: Any) -> set[str]:
+    source = "import threading\n{thread.name for thread in threading.enumerate()}"
+    names: set[str] = pool.run(source)[0]
+    return names
+
+
+def test_a_rank_that_is_alone_tells_too_and_the_thread_ends(pools: Pools) -> None:
+    history = train_on(pools[1], network(), samples(32), epochs=2).history
     assert [*history.ranks] == [0]
     assert history.slowest is None
-    assert "gpupool-sampler" not in {thread.name for thread in threading.enumerate()}
+    assert "gpupool-sampler" not in threads_of(pools[1])
 
 
 def test_a_resumed_training_tells_all_of_it_again(pools: Pools, tmp_path: Path) -> None:

@@ -20,9 +20,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from gpupool import (
     DataError,
-    InlinePool,
     Pool,
-    PoolOptions,
     SpmdError,
     TrainingHistory,
     TrainingOptions,
@@ -586,19 +584,3 @@ def test_by_time_the_first_ranks_clock_decides(pools: Pools, tmp_path: Path) -> 
     step = int(names[0][5:13])
     assert step % 10 == 1 or step == 20  # sums are read a step later, but where an epoch ends
     assert 2 < step < 40
-
-
-@pytest.mark.long
-def test_a_training_of_the_notebooks_own_process_goes_on_too(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"epochs": 2, "batch_size": 6}
-    expected = train_inline(**settings)
-    folder = str(tmp_path)
-    train_inline(**{**settings, "epochs": 1}, checkpoint=folder)
-    result = train_inline(**settings, checkpoint=folder, resume="auto")
-    assert result.history.resumed is not None
-    assert result.history.loss == expected.history.loss
-
-
-def train_inline(**settings: Any) -> TrainingResult:
-    with InlinePool(PoolOptions(inline=True, device="cpu")) as pool:
-        return train_on(pool, network(), samples(24), **settings)

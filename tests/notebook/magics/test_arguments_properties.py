@@ -38,7 +38,6 @@ VALID: dict[str, dict[str, tuple[str, st.SearchStrategy[Any]]]] = {
         "--on-hang": ("on_hang", st.sampled_from(ON_HANG)),
         "--hang-after": ("hang_after_s", SECONDS),
         "--timeout": ("timeout_s", SECONDS),
-        "--inline": ("inline", FLAG),
         "--env": ("env", st.lists(WORD, min_size=1)),
     },
     "restart": {"": ("ranks", RANKS)},
@@ -62,7 +61,7 @@ VALID: dict[str, dict[str, tuple[str, st.SearchStrategy[Any]]]] = {
         "--no-sync": ("no_sync", FLAG),
     },
 }
-WITHOUT_VALUE = {"--force", "--cpu", "--inline", "--aws", "--unset"}
+WITHOUT_VALUE = {"--force", "--cpu", "--aws", "--unset"}
 WITHOUT_VALUE |= {"--nowait", "--isolate", "--no-sync"}
 
 

@@ -126,16 +126,11 @@ def test_a_gpu_that_another_pool_has_locked_is_not_free(driver: DriverOn) -> Non
         others.release()
 
 
-def own_context_refused(inline: bool) -> tuple[str, str]:
-    return refusal(PoolOptions(n=1, inline=inline))
-
-
 def test_a_notebook_that_uses_an_exclusive_gpu_itself_is_told_so(driver: DriverOn) -> None:
     notebook = driver.run(os.getpid)
     driver.show(gpu(0, compute_mode=3, compute={notebook: GIB}))
-    kind, text = driver.run(own_context_refused, False)
+    kind, text = driver.run(refusal, PoolOptions(n=1))
     assert (kind, "restart its kernel" in text) == ("unusable", True)
-    assert driver.run(own_context_refused, True) == ("", "")
 
 
 # ---- how its ranks communicate -----------------------------------------------------------------

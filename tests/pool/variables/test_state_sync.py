@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-import gpupool
 from gpupool import Composite, OptionsError, Pool, PoolError, SpmdError
 from gpupool.core.wire.pickles import namespace
 from gpupool.core.wire.requests import Interrupt
 from gpupool.notebook.cells.views import QuietView
 from gpupool.notebook.composites import composite_html, composite_text
-from gpupool.pool import session
 from gpupool.spmd.cell import Notebook, SpmdRun
+from tests.support.pools import Pools
 from tests.support.processes import kill as kill_ranks
 from tests.support.processes import reach, reached, until
 from tests.support.raising import raises
@@ -370,10 +369,8 @@ def test_a_new_rank_has_constants_and_modules_of_cells(pool3: Pool, names: dict[
     assert dict(pool3.run("'fr' in globals()")) == dict.fromkeys(range(3), True)
 
 
-def test_a_rank_that_is_alone_has_nobody_to_copy_to() -> None:
-    session.stop()
-    with gpupool.start(inline=True) as pool:
-        pool.run("x = 1")
-        assert pool.sync_from(0, "x") == ()
-        with raises(OptionsError, "range", "source"):
-            pool.sync_from(1, "x")
+def test_a_rank_that_is_alone_has_nobody_to_copy_to(pools: Pools) -> None:
+    pools[1].run("x = 1")
+    assert pools[1].sync_from(0, "x") == ()
+    with raises(OptionsError, "range", "source"):
+        pools[1].sync_from(1, "x")

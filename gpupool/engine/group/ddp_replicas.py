@@ -1,4 +1,5 @@
-"""DistributedDataParallel models after a rank was replaced. Runs on engines; knows only torch.
+"""DistributedDataParallel models over a group that was formed again. Runs on engines; knows only
+torch.
 
 A fresh wrapper agrees with the other ranks on its buckets (a collective) in its first backward, one
 that has trained already does not: a mixture of both waits for ever. So all ranks get fresh ones.
@@ -6,6 +7,7 @@ that has trained already does not: a mixture of both waits for ever. So all rank
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Mapping
 from typing import Any
@@ -23,12 +25,19 @@ def state_of(model: DistributedDataParallel) -> dict[str, Any]:
     """What a wrapper is made of, for `restore`; its group may be one that exists no more.
 
     Raises:
-        RuntimeError: it is not over all ranks.
+        RuntimeError: it is not over all ranks, or other parameters are trained by now.
     """
     if model.process_group.size() != dist.get_world_size():
         raise RuntimeError(
             "a DistributedDataParallel over some of the ranks cannot be copied to another one: "
             "copy its .module, and wrap that again on those ranks"
+        )
+    trained, _ = model._build_params_for_reducer()
+    if len(trained) != model._get_ddp_logging_data()["num_parameter_tensors"]:
+        # A wrapper that is made now would never sum the gradients of those that are frozen.
+        raise RuntimeError(
+            "parameters of a DistributedDataParallel were frozen, or unfrozen, since it was made: "
+            "copy its .module, and wrap that again on all ranks"
         )
     return {key: value for key, value in vars(model).items() if key not in _OWN}
 
@@ -43,10 +52,10 @@ def restore(model: DistributedDataParallel, state: Mapping[str, Any]) -> None:
 
 
 def renew_all() -> None:
-    """Give every wrapper over all ranks that lives in this process fresh buckets."""
+    """Give every wrapper over all ranks that lives in this process the present group, and fresh
+    buckets. Those of which `state_of` raises stay as they are."""
     gc.collect()  # no work on those that nobody has any more
     found = [obj for obj in gc.get_objects() if issubclass(type(obj), DistributedDataParallel)]
     for model in found:
-        group = vars(model).get("process_group")
-        if group is not None and group.size() == dist.get_world_size():
+        with contextlib.suppress(Exception):  # a class of the user's may do anything
             restore(model, state_of(model))
