@@ -27,7 +27,6 @@ import torch
 from botocore.credentials import create_credential_resolver
 from botocore.session import Session
 from ipyparallel.controller.app import IPController
-from IPython.core.history import HistoryManager
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpupool import Pool
@@ -451,14 +450,6 @@ def test_botocore_keeps_the_end_of_credentials_under_a_private_name(tmp_path: Pa
     assert found[0].get_frozen_credentials() != found[1].get_frozen_credentials()
     left = found[1]._expiry_time - datetime.now(UTC)
     assert 3500 < left.total_seconds() < 3600
-
-
-def test_ipython_keeps_cells_where_they_are_taken_out() -> None:
-    """The names of its history, in notebook/magics/typed_secrets.py."""
-    names = inspect.getsource(HistoryManager)
-    for name in ("input_hist_raw", "input_hist_parsed", "db_input_cache_lock", "_i00", "_iii"):
-        assert name in names
-    assert "INSERT INTO history VALUES (?, ?, ?, ?)" in names
 
 
 def test_the_connection_closes_without_waiting(pool2: Pool) -> None:

@@ -78,9 +78,8 @@ class Commands:
             meant = _MEANT.get(word.lower().lstrip("-"))
             hint = f"Did you mean {meant!r}?" if meant else suggest(word, self._commands)
             raise OptionsError(f"%gpupool has no command {word!r}. {hint}", "unknown", word)
-        # Before anything is parsed: the history forgets the cell whatever else is wrong with it.
-        if word in ("env", "start"):
-            typed_secrets.refuse_typed_value(self.shell, rest)
+        if word in ("env", "start"):  # before anything is parsed, which would repeat it
+            typed_secrets.refuse_typed_value(rest)
         if not _HELP.isdisjoint(rest.split()):
             print(arguments.COMMANDS[word]().manual())
             return None
