@@ -144,6 +144,7 @@ def test_a_training_is_drawn_live_stopped_and_left_as_a_still_picture(
     save_looks(page, still, screenshots, "monitor_still")
 
 
+@pytest.mark.long
 def test_times_count_bars_stay_in_forced_colours_and_stop_stays_in_sight(
     lab: Lab, browser: Browser
 ) -> None:
