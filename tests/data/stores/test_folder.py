@@ -12,7 +12,6 @@ from gpupool.core.errors import (
     CredentialsError,
     DataError,
     DataNotFoundError,
-    OptionsError,
 )
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.fsspec_store import refresh_filesystems
@@ -119,8 +118,9 @@ def test_other_faults_are_one_sentence_too(url: str, kind: str, shown: str) -> N
 
 
 def test_secrets_are_neither_printed_nor_in_messages() -> None:
-    with raises(OptionsError, "form", shown="s3://***@host/in"):
+    with raises(DataError, "other", shown="s4://***@host/in: ") as unknown:
         Folder("s4://user:password@host/in").list_files()
+    assert "password" not in str(unknown.value)
     options = {
         "key": "hidden-0",
         "secret": "hidden-1",
