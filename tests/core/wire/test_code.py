@@ -45,6 +45,8 @@ except ZeroDivisionError as error:
 
 @pytest.mark.parametrize("version", ["3.1.0", importlib.metadata.version("cloudpickle")])
 def test_code_keeps_its_file_and_lines(version: str) -> None:
+    if version == "3.1.0" and not OLDEST.exists():
+        pytest.skip("make puts cloudpickle 3.1.0 into build/")
     folders = [str(OLDEST), str(ROOT)] if version == "3.1.0" else [str(ROOT)]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
 

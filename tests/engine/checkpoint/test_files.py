@@ -15,6 +15,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -379,3 +380,36 @@ def test_no_password_of_a_url_is_shown(url: str) -> None:
         with pytest.raises(OptionsError) as refused:
             TrainingOptions(**values)
         assert "canary" not in str(refused.value)
+
+
+def test_overwriting_leaves_links_and_what_they_lead_to(tmp_path: Path) -> None:
+    elsewhere, folder = tmp_path / "elsewhere", tmp_path / "run"
+    Checkpoints(str(elsewhere)).save(state(9), 9, wait=True)
+    folder.mkdir()
+    (folder / "step-00000009.pt").symlink_to(elsewhere / "step-00000009.pt")
+    (folder / "step-00000003.pt").symlink_to(elsewhere / "step-00000009.pt")
+    new = Checkpoints(str(folder))
+    new.check(0, overwrite=True)
+    new.save(state(3), 3, wait=True)
+    assert len([path for path in folder.iterdir() if path.is_symlink()]) == 2
+    assert equal(new.load("step-000000003.pt"), state(3))
+    assert equal(Checkpoints(str(elsewhere)).load(), state(9))
+
+
+def test_two_trainings_in_one_folder_at_one_time_lose_nothing(tmp_path: Path) -> None:
+    trainings = [Checkpoints(str(tmp_path), keep=2) for _ in range(2)]
+    for one in trainings:
+        one.check()
+
+    def train(number: int) -> list[Any]:
+        for step in range(1, 31):
+            trainings[number].save(state(number), step)
+        trainings[number].finish()
+        written, failed = trainings[number].news()
+        assert failed == []
+        return [trainings[number].load(one.name) for one in written[-2:]]
+
+    with ThreadPoolExecutor(2) as threads:
+        kept = list(threads.map(train, range(2)))
+    assert all(equal(one, state(number)) for number in range(2) for one in kept[number])
+    assert len(list(tmp_path.iterdir())) == 4

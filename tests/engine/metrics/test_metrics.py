@@ -244,6 +244,7 @@ def test_without_samples_a_value_is_nan() -> None:
 @pytest.mark.parametrize(
     ("asked", "kind", "meant"),
     [
+        ("top-5", "unknown", " 'top5'?"),
         (["accuracy", "acuracy"], "unknown", " 'accuracy'?"),
     ],
 )
