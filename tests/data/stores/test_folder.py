@@ -12,6 +12,7 @@ from gpupool.core.errors import (
     CredentialsError,
     DataError,
     DataNotFoundError,
+    OptionsError,
 )
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.fsspec_store import refresh_filesystems
