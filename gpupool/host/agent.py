@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import selectors
 import shutil
@@ -27,14 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpupool.core.machine.locks import AGENT, ENDING_AGENT, DeviceLocks, hold_folder, lock_folder
-from gpupool.core.machine.processes import (
-    ProcessId,
-    children,
-    command_of,
-    process_name,
-    set_process_name,
-    started_with,
-)
+from gpupool.core.machine.processes import children, set_process_name
 from gpupool.core.wire import agent as lines
 from gpupool.core.wire.json_lines import JsonLines, encode
 from gpupool.host.endings import cause_of_end, log_tail, shorten
@@ -52,7 +44,6 @@ class Child:
     """A process whose end the agent has to report."""
 
     name: str
-    process: ProcessId
     log: Path
     log_start: int = 0  # bytes; what is before is of a process that had the name earlier
 
@@ -63,9 +54,8 @@ class Agent:
     def __init__(self, folder: Path, client_pid: int, warm_s: float, modules: list[str]) -> None:
         self._folder = folder
         self._warm_s = warm_s
-        self._client = ProcessId.of(client_pid)
-        self._self = ProcessId.of(os.getpid())
-        self._holding = hold_folder(folder)
+        self._client = os.pidfd_open(client_pid)  # readable when it has ended
+        hold_folder(folder)  # for as long as this process lives
         self._pool_folder: Path | None = None
         self._children: dict[int, Child] = {}
         self._log_starts: dict[str, int] = {}
@@ -77,7 +67,6 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._serving = True
         self._tend_at = self._renew_at = 0.0
-        self._needed: list[Path] = []  # files that new ranks read
 
     # ---- the loop ------------------------------------------------------------------------
 
@@ -85,9 +74,8 @@ class Agent:
         """Serve commands until the client is gone or nobody wants a pool; then nothing is left."""
         wake = _wake_on_child_death()
         commands = JsonLines(sys.stdin.buffer, lines.COMMANDS)
-        client = os.pidfd_open(self._client.pid)  # readable when it has ended
         self._watch(commands.descriptor, lambda: self._read_commands(commands))
-        self._watch(client, self._leave)
+        self._watch(self._client, self._leave)
         self._watch(wake, lambda: self._reap(wake))
         try:
             self._start_server()
@@ -105,16 +93,13 @@ class Agent:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _tend(self, now: float) -> None:
-        """Now and then: no log may fill the disk, no file of a pool in use become old or go."""
+        """Now and then: no log may fill the disk, no file of a pool in use become old."""
         if now < self._tend_at:
             return
         self._tend_at = now + _TEND_S
         for log in (*self._folder.glob("*.log"), *self._folder.glob("*/*.log")):
             with contextlib.suppress(OSError):  # the disk is full, or it is gone
                 shorten(log)
-        if not all(map(os.path.exists, self._needed)):
-            self._needed = []
-            _tell(lines.Removed())
         if now >= self._renew_at:
             self._renew_at = now + _YOUNG_S
             for path in (self._folder, *self._folder.rglob("*")):
@@ -148,8 +133,6 @@ class Agent:
                     os.kill(pid, number)
             case lines.Kill(names):
                 self._kill(names)
-            case lines.Hold(files):
-                self._hold([Path(file) for file in files])
             case lines.Stop():
                 self._stop()
 
@@ -181,13 +164,6 @@ class Agent:
             _signal_group(pid, signal.SIGKILL)  # with all it forked
         _tell(lines.Killed())
 
-    def _hold(self, files: list[Path]) -> None:
-        self._needed = files
-        if self._holding is not None:
-            os.close(self._holding)
-        self._holding = hold_folder(self._folder)
-        self._write_state()
-
     def _stop(self) -> None:
         self._spawner.forget_all()
         self._log_starts.clear()
@@ -201,8 +177,7 @@ class Agent:
         self._locks.release()
         if self._pool_folder is not None:
             shutil.rmtree(self._pool_folder, ignore_errors=True)
-            self._pool_folder, self._needed = None, []
-        self._write_state()
+            self._pool_folder = None
         _tell(lines.Stopped())
 
     # ---- the fork server -----------------------------------------------------------------
@@ -220,10 +195,8 @@ class Agent:
     def _start_server(self) -> None:
         said = self._spawner.start()
         assert self._spawner.pid is not None
-        process = ProcessId.of(self._spawner.pid)
-        self._children[process.pid] = Child(lines.FORK_SERVER, process, self._spawner.log)
+        self._children[self._spawner.pid] = Child(lines.FORK_SERVER, self._spawner.log)
         self._watch(said.descriptor, lambda: self._hear_server(said))
-        self._write_state()
 
     def _hear_server(self, said: JsonLines[lines.Answer]) -> None:
         for line in said.read():
@@ -253,8 +226,7 @@ class Agent:
         if pid in self._unclaimed:
             self._tell_end(name, log, start, self._unclaimed.pop(pid))
         else:
-            self._children[pid] = Child(name, ProcessId.of(pid), log, start)
-            self._write_state()
+            self._children[pid] = Child(name, log, start)
 
     # ---- the dead ------------------------------------------------------------------------
 
@@ -263,45 +235,23 @@ class Agent:
         for pid, status, child in self._collect():
             _signal_group(pid, signal.SIGKILL)  # what the dead process had forked
             if child is not None:
-                self._kill_sessions(child.name)
                 self._tell_end(child.name, child.log, child.log_start, status)
             elif self._spawner.expects:
                 self._unclaimed[pid] = status
                 if pid in self._forked:
                     self._claim(self._forked.pop(pid))
-        self._write_state()
-
-    def _kill_sessions(self, name: str) -> None:
-        """Kill what a dead process has started in sessions of its own."""
-        if self._spawner.is_coming(name):  # the next of its name looks like those
-            return
-        for process in started_with("GPUPOOL_FOLDER", str(self._folder)):
-            if process.pid not in self._children and command_of(process.pid) == process_name(name):
-                process.kill()  # forked; another program has another variable:
-        for process in started_with("GPUPOOL_PROCESS", f"{self._folder} {name}"):
-            process.kill()
 
     def _collect(self) -> list[tuple[int, int, Child | None]]:
         """(pid, exit status, who it was) of each child that has ended since; None: an orphan."""
         found = []
         with contextlib.suppress(ChildProcessError):  # there is no child at all
-            while (changed := os.waitpid(-1, os.WNOHANG | os.WUNTRACED))[0]:
+            while (changed := os.waitpid(-1, os.WNOHANG))[0]:
                 pid = changed[0]
-                if os.WIFSTOPPED(changed[1]):
-                    self._continue(pid)
-                    continue
                 status = os.waitstatus_to_exitcode(changed[1])
                 if pid == self._spawner.pid:
                     self._spawner.lost(status)
                 found.append((pid, status, self._children.pop(pid, None)))
         return found
-
-    def _continue(self, pid: int) -> None:
-        """Let a controller continue: without it nothing reaches a rank, not even an interrupt."""
-        child = self._children.get(pid)
-        if child is not None and child.name == lines.CONTROLLER:
-            os.kill(pid, signal.SIGCONT)
-            _tell(lines.Continued(child.name, pid))
 
     def _tell_end(self, name: str, log: Path, log_start: int, status: int) -> None:
         tail = log_tail(log, log_start)
@@ -331,16 +281,6 @@ class Agent:
                 self._children.pop(pid, None)
         self._unclaimed.clear()
         self._forked.clear()
-
-    def _write_state(self) -> None:
-        """Who is alive, for the next client of this user, should all of us be killed at once."""
-        processes = {lines.AGENT: self._self, lines.CLIENT: self._client}
-        processes |= {child.name: child.process for child in self._children.values()}
-        state = {name: [p.pid, p.started] for name, p in processes.items()}
-        new = self._folder / "processes.json.new"
-        with contextlib.suppress(OSError):  # a full disk must not cost the pool
-            new.write_text(json.dumps(state))
-            new.replace(new.with_suffix(""))  # never half of it: we may be killed now
 
 
 def main() -> None:

@@ -38,10 +38,6 @@ class Spawner:
         """Whether a process is still to come."""
         return bool(self._expected)
 
-    def is_coming(self, name: str) -> bool:
-        """Whether a process of this name is still to come."""
-        return name in self._expected
-
     def start(self) -> JsonLines[Answer]:
         """Start the fork server; what it says is to be read and given to `hear`."""
         with self.log.open("ab") as output:
@@ -51,14 +47,12 @@ class Spawner:
                 stdout=subprocess.PIPE,
                 stderr=output,
                 # OpenBLAS would start its threads when imported, and no thread survives a fork.
-                # All that is forked inherits the folder's name, by which leftovers are found.
                 # torch makes a folder for compiled code already when it is imported; that of the
                 # ranks is chosen in `engine/boot.py`.
                 env={
                     "TORCHINDUCTOR_CACHE_DIR": str(self._folder / "inductor"),
                     **os.environ,
                     "OPENBLAS_NUM_THREADS": "1",
-                    "GPUPOOL_FOLDER": str(self._folder),
                 },
                 start_new_session=True,
             )

@@ -22,7 +22,7 @@ from typing import Any, Literal, Self
 import nbformat
 from jupyter_client import BlockingKernelClient
 
-from gpupool.pool.processes.ports import Ports, any_port
+from gpupool.pool.processes.ports import free_ports
 from tests.servers.s3 import TIED_TO_PARENT
 from tests.support.shells import CLEAN, REMEMBER
 
@@ -51,9 +51,7 @@ class Lab:
         self.tmp = tmp
         self._pythonpath = pythonpath
         self._token = secrets.token_hex(16)
-        # as many as pools ask for: then none of them takes it before the server does
-        self._held = Ports(21)
-        self._port = self._held.ports[0] if self._held.ports else any_port()
+        (self._port,) = free_ports(1)
         self._lent: dict[str, Any] | None = None  # the session whose kernel is lent
 
     def __enter__(self) -> Self:
@@ -181,7 +179,6 @@ class Lab:
         except subprocess.TimeoutExpired:  # kernels end by themselves when it is gone
             self._process.kill()
             self._process.wait()
-        self._held.close()
 
     def _environment(self) -> dict[str, str]:
         """Nothing of the user's settings leaks in; the token is not in the argument list."""

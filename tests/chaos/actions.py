@@ -38,7 +38,6 @@ ACTIONS: dict[Callable[[Walk], None], float] = {
     faults.kill_what_all_need: 1,
     faults.restart: 3,
     faults.kill_in_restart: 2,
-    faults.remove_folder: 1,
     faults.new_pool: 1,
     programs.flood: 2,
     programs.start_children: 2,

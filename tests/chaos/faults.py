@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import signal
 import textwrap
 import threading
@@ -139,17 +138,15 @@ def crash(walk: Walk) -> None:
 
 
 def pause(walk: Walk) -> None:
-    """A process of the pool stands still for a while; the controller is made to go on."""
+    """A process of the pool stands still for a while."""
     members = ("agent", "controller", *(f"rank {rank}" for rank in range(walk.world_size)))
     member, seconds = walk.random.choice(members), walk.random.choice((0.5, 2.0))
     walk.doing += f": {member} for {seconds}"
     walk.signal(signal.SIGSTOP, member)
     go_on = threading.Timer(seconds, walk.signal, (signal.SIGCONT, member))
-    if member != "controller":
-        go_on.start()
+    go_on.start()
     walk.cell("dist.barrier()")
-    if member != "controller":
-        go_on.join()
+    go_on.join()
 
 
 def freeze(walk: Walk) -> None:
@@ -207,13 +204,6 @@ def kill_in_restart(walk: Walk) -> None:
     )
     assert cell.status == "ok", cell.errors
     walk.lose(*ranks, *(int(name.removeprefix("rank ")) for name in killed if "rank" in name))
-
-
-def remove_folder(walk: Walk) -> None:
-    """As somebody does who makes room."""
-    for folder in {path.parent for path in walk.notebook.files()}:
-        shutil.rmtree(folder, ignore_errors=True)
-    walk.fails("if rank == 0: 1 / 0\ndist.barrier()", "rank 0: ZeroDivisionError")
 
 
 def new_pool(walk: Walk) -> None:

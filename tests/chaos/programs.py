@@ -48,7 +48,7 @@ def start_children(walk: Walk) -> None:
     """Which end by the cell that has started them, or with their rank."""
     started = walk.cell(
         "import os, subprocess, time\n"
-        "_child = subprocess.Popen(['sleep', '600'], start_new_session=rank == 1)\n"
+        "_child = subprocess.Popen(['sleep', '600'])\n"
         "_forked = os.fork()\nif not _forked:\n    time.sleep(600)\n    os._exit(0)\n"
         "print(f'children: {_child.pid} {_forked}')"
     )

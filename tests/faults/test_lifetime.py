@@ -389,10 +389,7 @@ def test_stop_ends_engines_that_do_not_react(fresh: Kernel) -> None:
 
 # ---- the agent ends first --------------------------------------------------------------------
 
-STARTS = (
-    "import subprocess\nchildren = [subprocess.Popen(['sleep', '60'], start_new_session=own)"
-    " for own in (False, True)]\n[child.pid for child in children]"
-)
+STARTS = "import subprocess\nchild = subprocess.Popen(['sleep', '60'])\nchild.pid"
 
 
 @pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.long)])
@@ -402,8 +399,7 @@ def test_without_an_agent_the_notebook_ends_what_the_ranks_had_started(
     session.stop()
     pool = gpupool.start(n=2, device="cpu")
     everyone = family(pool)
-    started = [pid for pids in pool.run(STARTS).values() for pid in pids]
-    pids = [*(process.pid for process in everyone.values()), *started]
+    pids = [*(process.pid for process in everyone.values()), *pool.run(STARTS).values()]
     folder = folder_of(pool).parent
     agent = everyone["agent"]
     if how == "killed":

@@ -74,11 +74,6 @@ def fork_in_its_group() -> None:
 def fork_in_a_session_of_its_own() -> None:
     child = subprocess.Popen(["sleep", "60"], start_new_session=True)
     print("child", child.pid, flush=True)
-    forked = os.fork()
-    if forked == 0:
-        os.setsid()
-    else:
-        print("forked", forked, flush=True)
     time.sleep(60)
 
 

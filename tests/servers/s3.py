@@ -13,7 +13,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -23,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from gpupool.pool.processes.ports import Ports
+from gpupool.pool.processes.ports import free_ports
 
 # A server must not outlive us, not even after a kill -9: run by `python -S -c` with our process id
 # and the server's command line. PR_SET_PDEATHSIG (1) survives the exec, and setting it here instead
@@ -38,8 +37,6 @@ if sys.platform == "linux":
 os.execv(sys.argv[2], sys.argv[2:])
 """
 _PORTS = ("s3", "s3.grpc", "master", "master.grpc", "volume", "volume.grpc", "filer", "filer.grpc")
-
-_HELD_PORTS = 21  # as many as pools ask for: then none of them takes one in between
 
 
 class SeaweedServer:
@@ -178,9 +175,7 @@ class SeaweedServer:
         (folder / "data").mkdir()
         self._config = folder / "s3.json"
         self._write_identities(reader={})
-        free = Ports(_HELD_PORTS)
-        self._cleanup.callback(free.close)
-        ports = free.ports[: len(_PORTS)] or _free_ports(len(_PORTS))
+        ports = free_ports(len(_PORTS))
         self.endpoint = f"http://127.0.0.1:{ports[0]}"
         command = [sys.executable, "-S", "-c", TIED_TO_PARENT, str(os.getpid()), find_weed()]
         command += _arguments(folder, dict(zip(_PORTS, ports, strict=True)))
@@ -287,15 +282,6 @@ def _arguments(folder: Path, ports: dict[str, int]) -> list[str]:
         service, _, grpc = name.partition(".")
         options[f"{service}.port.{grpc}" if grpc else f"{service}.port"] = port
     return ["server", *(f"-{name}={value}" for name, value in options.items())]
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that are free now. All are held at once, so that no two are the same."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import grp
 import os
 import pwd
@@ -47,18 +46,6 @@ def temporary_places() -> list[Path]:
     except (OSError, ValueError):  # it is not there, or no name that can be used
         pass
     return [temporary]
-
-
-def make_private(folder: Path) -> None:
-    """Make a folder that its owner alone may enter, unless it is there.
-
-    Raises OSError if that cannot be had, or another user has taken the name.
-    """
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
-    if not is_private or found.st_uid != os.geteuid():
-        raise PermissionError(errno.EACCES, "its name was taken", str(folder))
 
 
 def _free_bytes(folder: Path) -> int:

@@ -5,7 +5,6 @@ A pid alone is used again sooner or later. Facts are from proc(5).
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import os
@@ -40,15 +39,6 @@ class ProcessId:
         return cls(pid, int(_stat(pid)[19]))
 
     @property
-    def is_alive(self) -> bool:
-        """Whether this very process runs; a zombie does not."""
-        try:
-            fields = _stat(self.pid)
-        except ProcessLookupError:
-            return False
-        return int(fields[19]) == self.started and fields[0] not in ("Z", "X")
-
-    @property
     def start_time(self) -> float:
         """When it started, in seconds since the epoch."""
         boot = next(
@@ -57,16 +47,6 @@ class ProcessId:
             if line.startswith("btime")
         )
         return boot + self.started / os.sysconf("SC_CLK_TCK")
-
-    def kill(self) -> None:
-        """SIGKILL to this very process; nothing if it has ended, whoever has its pid now."""
-        with contextlib.suppress(ProcessLookupError):
-            handle = os.pidfd_open(self.pid)  # from here on the pid cannot change its meaning
-            try:
-                if self.is_alive:
-                    signal.pidfd_send_signal(handle, signal.SIGKILL)
-            finally:
-                os.close(handle)
 
 
 def command_for(module: str) -> list[str]:
@@ -103,18 +83,6 @@ def children(pid: int) -> list[int]:
 def all_pids() -> Iterator[int]:
     """Every process of this machine that can be seen from here."""
     return (int(name) for name in os.listdir("/proc") if name.isdecimal())
-
-
-def started_with(name: str, value: str) -> Iterator[ProcessId]:
-    """The living processes of this user that have this variable in their first environment."""
-    mark = os.fsencode(f"{name}={value}")
-    for pid in all_pids():
-        with contextlib.suppress(OSError):  # another user's, or gone meanwhile
-            process = ProcessId.of(pid)
-            # root can read those of others, who may choose what is in theirs
-            is_ours = os.stat(f"/proc/{pid}").st_uid == os.geteuid()
-            if is_ours and mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                yield process
 
 
 def command_of(pid: int) -> str:

@@ -75,13 +75,6 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Hold:
-    """These files are there, and the agent's folder, maybe once more."""
-
-    files: Sequence[str]
-
-
-@dataclass(frozen=True)
 class Stop:
     """The pool ends."""
 
@@ -127,19 +120,6 @@ class Exited:
 
 
 @dataclass(frozen=True)
-class Continued:
-    """A process was stopped by a signal, and runs again."""
-
-    name: str
-    pid: int
-
-
-@dataclass(frozen=True)
-class Removed:
-    """One of the files to hold is gone."""
-
-
-@dataclass(frozen=True)
 class Stopped:
     """Nothing of the pool is left."""
 
@@ -158,8 +138,8 @@ class Forked:
     is_up: bool
 
 
-Command = Open | Lock | Spawn | Signal | Kill | Hold | Stop
-Event = Ready | Locked | Spawned | Killed | Exited | Continued | Removed | Stopped
+Command = Open | Lock | Spawn | Signal | Kill | Stop
+Event = Ready | Locked | Spawned | Killed | Exited | Stopped
 Answer = Ready | Forked
 COMMANDS: tuple[type[Command], ...] = get_args(Command)
 EVENTS: tuple[type[Event], ...] = get_args(Event)

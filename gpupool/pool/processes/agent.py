@@ -14,15 +14,18 @@ import os
 import resource
 import select
 import shutil
+import stat
 import subprocess
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 
 from gpupool.core.errors import PoolStartError
+from gpupool.core.machine.locks import hold_folder
 from gpupool.core.machine.private_folders import private_temporary, temporary_places
-from gpupool.core.machine.processes import command_for, started_with
+from gpupool.core.machine.processes import command_for
 from gpupool.core.wire import agent as lines
 from gpupool.core.wire import environ
 from gpupool.core.wire.json_lines import JsonLines, encode
@@ -67,6 +70,8 @@ _READ_AT_START = (
 )
 
 WARM_S = 600.0  # how long an agent without a pool stays
+_PREFIX = "gpupool-pool-"  # of the names of folders
+_HELD_AFTER_S = 600.0  # an agent that is just starting does not hold its folder yet
 _STOP_TIMEOUT_S = 5.0
 _LIMITS = (
     (resource.RLIMIT_NOFILE, 0, 128, "open files", "ulimit -n"),
@@ -93,7 +98,8 @@ class HostAgent:
     """
 
     def __init__(self) -> None:
-        self.folder = private_temporary("gpupool-")  # the agent's umask does the rest
+        _remove_abandoned()
+        self.folder = private_temporary(_PREFIX)  # the agent's umask does the rest
         self.on_event: Callable[[Event], None] = lambda event: None
         self.num_pools = 0
         self._client_pid = os.getpid()
@@ -178,9 +184,6 @@ class HostAgent:
                 for event in events.read():
                     self.on_event(event)
         status = self._process.wait()
-        if status != 0:  # it was killed, and its children with it: end what those had started
-            for process in started_with("GPUPOOL_FOLDER", str(self.folder)):
-                process.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
         self.on_event(Gone(status))
 
@@ -197,6 +200,19 @@ def warm() -> None:
         close()
     if _warm is None:
         _warm = _start()
+
+
+def _remove_abandoned() -> None:
+    """Remove the folders of this user's agents that were killed together with their notebook."""
+    for folder in (one for place in temporary_places() for one in place.glob(f"{_PREFIX}*")):
+        with contextlib.suppress(OSError):  # it is gone meanwhile
+            found = folder.lstat()
+            is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+            if is_ours and time.time() - found.st_mtime > _HELD_AFTER_S:
+                held = hold_folder(folder)  # else an agent has it
+                if held is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
+                    os.close(held)
 
 
 def _start() -> HostAgent:

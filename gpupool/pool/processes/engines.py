@@ -96,8 +96,10 @@ class Engines:
 
         Raises:
             PoolStartError: a new one ended, or they were not all there in time.
+            PoolError: the private folder was removed; nothing was ended.
         """
         assert self._client is not None
+        self._launch.require_folder()
         self.last_used = time.monotonic()
         deadline = _Deadline(timeout_s)
         chosen = [rank for rank in self._ranks if rank.rank in ranks]
@@ -282,7 +284,6 @@ class Engines:
             raise self._late(deadline, "the connection to the controller") from None
         self._wait(self._launch.preloaded.is_set, deadline, "the fork server")
         self._wait_for_engines(deadline, progress)
-        self._launch.keep_connections()
 
     def _registered(self) -> list[int]:
         return self._client.ranks if self._client is not None else []

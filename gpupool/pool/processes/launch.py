@@ -18,19 +18,18 @@ from pathlib import Path
 
 from gpupool.core.errors import PlacementError, PoolError
 from gpupool.core.machine.locks import locked_text
-from gpupool.core.machine.private_folders import make_private
 from gpupool.core.machine.topology import Rank
 from gpupool.core.wire import agent as lines
 from gpupool.core.wire import environ
 from gpupool.core.wire.agent import CONTROLLER, process_of
-from gpupool.pool.notices import NoticeLines
-from gpupool.pool.processes import agent, leftovers
-from gpupool.pool.processes.ports import Ports, any_port
+from gpupool.pool.processes import agent
+from gpupool.pool.processes.ports import free_ports
 
 DIE_S = 20.0
 """From SIGKILL to the end of a process, at most: the driver takes back 80 GB that it had mapped."""
 
 _REPLY_TIMEOUT_S = 5.0
+_TORCHS_PORT = 29_500
 _CONTROLLER_PORTS = 20  # it takes 16 to 20; more of its own choice if these are not enough
 # The agent reports deaths, sends signals and outlives nobody: neither ipyparallel's nanny (2 s a
 # start) nor an engine's own watch on the controller is needed.
@@ -49,19 +48,15 @@ class Launch:
     """
 
     def __init__(self, on_exit: Callable[[str, str, str], None]) -> None:
-        if ended := leftovers.reap():
-            NoticeLines()(ended)
         self._agent = agent.take()
         self._agent.num_pools += 1
         self.folder = self._agent.folder / f"pool{self._agent.num_pools}"
-        self._connections: dict[Path, str] = {}  # what the controller wrote
         self.pids: dict[str, int] = {}
         self.preloaded = threading.Event()  # the fork server is ready
         self._on_exit = on_exit
         self._running: dict[str, int] = {}
         self._changed = threading.Condition()
         self._locked: list[lines.Locked] = []  # the answer to the last `Lock`
-        self._making = threading.Lock()  # the folder again
         self._killed = False
         self._stopped = threading.Event()
         self._released = False  # the agent is no longer ours
@@ -70,12 +65,12 @@ class Launch:
         try:
             self.folder.mkdir(mode=0o700)
             self._agent.command(lines.Open(str(self.folder)))
-            # The last one is for what users' scripts listen at, at any time.
-            self._ports = Ports(_CONTROLLER_PORTS + 1)
         except BaseException:  # its folder is gone, say, and another agent may do better
             self._agent.close()
             raise
-        self._port = self._ports.ports[-1] if self._ports.ports else any_port()
+        self._ports = free_ports(_CONTROLLER_PORTS + 1)
+        # The last one is for what users' scripts listen at, at any time.
+        self._port = self._ports[-1] if self._ports else _TORCHS_PORT
 
     @property
     def client_file(self) -> Path:
@@ -90,47 +85,19 @@ class Launch:
             return False
         return True
 
-    def keep_connections(self) -> None:
-        """Note the files that the controller has written, all of which are there now."""
-        security = self.client_file.parent
-        self._connections = {path: path.read_text() for path in security.glob("*.json")}
-        self._hold()
-
-    def _hold(self) -> None:
-        self._agent.command(lines.Hold([str(path) for path in self._connections]))
+    @property
+    def _engine_file(self) -> Path:
+        return self.client_file.with_name("ipcontroller-engine.json")
 
     def require_folder(self) -> None:
-        """Make the private folder again if it, or what new ranks read in it, was removed.
-
-        Raises:
-            PoolError: it cannot be made.
-        """
-        with self._making:
-            self._require_folder()
-
-    def _require_folder(self) -> None:
-        missing = [path for path in self._connections if not path.exists()]
-        if self.folder.exists() and not missing:
-            return
-        profile = self.folder / "profile"
-        try:
-            for folder in (self._agent.folder, self.folder, profile, profile / "security"):
-                make_private(folder)
-            for path in missing:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-                with open(os.open(path, flags, 0o600), "w") as file:
-                    file.write(self._connections[path])
-        except OSError as error:
+        """Raise PoolError if the private folder of a pool that is up was removed."""
+        if not self._engine_file.exists():
             raise PoolError(
-                f"the pool's private folder, {self.folder}, was removed and cannot be made again "
-                f"({error.strerror}). `%gpupool stop`, then `%gpupool start`, makes a new pool.",
+                f"the pool's private folder, {self.folder}, or files in it were removed, perhaps "
+                "by a cleaner of temporary files. `%gpupool stop`, then `%gpupool start`, makes a "
+                "new pool.",
                 "folder removed",
-            ) from None
-        self._hold()
-        NoticeLines()(
-            f"the pool's private folder, {self.folder}, or files in it were removed, perhaps by a "
-            "cleaner of temporary files; they were made again, and nothing is lost but logs."
-        )
+            )
 
     def log_path(self, name: str) -> Path:
         """The log of a process: of "controller", or of "rank 0", "rank 1" ..."""
@@ -165,18 +132,16 @@ class Launch:
 
     def start_controller(self) -> None:
         """Start ipyparallel's controller, on loopback."""
-        ports = ",".join(map(str, self._ports.ports[:_CONTROLLER_PORTS]))
+        ports = ",".join(map(str, self._ports[:_CONTROLLER_PORTS]))
         arguments = [f"--ports={ports}"] if ports else []
         self._spawn(CONTROLLER, "gpupool.host.controller:main", arguments, {})
 
     def start_engines(self, ranks: Iterable[Rank]) -> None:
         """Start one engine per rank. They wait for the controller by themselves."""
-        self.require_folder()
-        engine_file = self.client_file.with_name("ipcontroller-engine.json")
         for rank in ranks:
             if rank.gpu is not None:
                 self._ends_within_s = DIE_S
-            arguments = [f"--file={engine_file}", f"--IPEngine.id={rank.rank}", *_ENGINE_ARGS]
+            arguments = [f"--file={self._engine_file}", f"--IPEngine.id={rank.rank}", *_ENGINE_ARGS]
             environment = engine_environment(rank, self._port)
             name = process_of(rank.rank)
             self._spawn(name, "gpupool.engine.boot:main", arguments, environment)
@@ -202,7 +167,6 @@ class Launch:
         if self._released or not self._agent.is_ours:
             return
         self._released = True
-        self._ports.close()
         self._agent.command(lines.Stop())
         if self._stopped.wait(self._ends_within_s):
             self._agent.on_event = lambda event: None  # else it would keep this pool in memory
@@ -214,16 +178,13 @@ class Launch:
     def abandon(self) -> None:
         """End every process, the agent too."""
         self._released = True
-        self._ports.close()
         self._stopped.set()
         self._agent.close()
 
     def _spawn(self, name: str, target: str, argv: Sequence[str], env: dict[str, str]) -> None:
         if self._released:  # the agent may have another pool by now
             raise PoolError("the pool was stopped.", "stopped")
-        # what it starts inherits the folder's name, by which leftovers are found
-        folder = str(self._agent.folder)
-        ours = {"GPUPOOL_FOLDER": folder, "GPUPOOL_PROCESS": f"{folder} {name}"}
+        ours = {"GPUPOOL_FOLDER": str(self._agent.folder)}
         command = lines.Spawn(
             name=name,
             target=target,
@@ -264,14 +225,6 @@ class Launch:
         match event:
             case lines.Exited(name, status, cause, log_tail):
                 self._on_exit(name, exit_reason(status, cause), log_tail)
-            case lines.Continued(name, pid):
-                stopped = f"the {name} of the pool (process {pid}) was stopped by"
-                NoticeLines()(f"{stopped} a signal, and was continued; nothing is lost.")
-            case lines.Removed() if not self._released:
-                try:
-                    self.require_folder()
-                except PoolError as error:
-                    NoticeLines()(str(error))
             case agent.Gone(status):
                 self._kill_groups()
                 if not self._stopped.is_set():

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from gpupool.core.machine.private_folders import (
-    make_private,
     open_to_others,
     private_temporary,
     temporary_places,
@@ -103,16 +102,3 @@ def test_a_pools_folder_is_where_no_cleaner_goes_if_that_is_the_users_alone(tmp_
         os.chown(runtime, STRANGER, -1)
         os.environ["XDG_RUNTIME_DIR"] = str(runtime)
         assert temporary_places() == [Path(tempfile.gettempdir())]
-
-
-def test_a_folder_in_whose_place_something_else_lies_is_not_taken(tmp_path: Path) -> None:
-    made = tmp_path / "made"
-    make_private(made)
-    make_private(made)
-    assert made.stat().st_mode & 0o777 == 0o700
-    (tmp_path / "link").symlink_to(made)
-    (tmp_path / "file").touch()
-    (tmp_path / "open").mkdir(mode=0o755)
-    for name in ("link", "file", "open"):
-        with pytest.raises(OSError):
-            make_private(tmp_path / name)

@@ -230,6 +230,7 @@ def test_preview_shrinks_large_images_and_names_bad_ones(tmp_path: Path) -> None
     assert "damaged" in repr(ImageDatastore(str(tmp_path)).preview())
 
 
+@pytest.mark.long
 def test_worker_processes_of_a_dataloader_read_it(ds: ImageDatastore) -> None:
     loader = DataLoader(  # type: ignore[var-annotated]
         ds,  # type: ignore[arg-type]
