@@ -47,7 +47,7 @@ WORDS: Words = {
         ("%gpupool env AWS_A AWS", ["AWS_B"]),
         ("%gpupool start --env HO", ["HOME"]),
         ("%gpupool stop ", []),
-        ("%gpupool sync ", ["0", "1", "-t", "--targets", "--force"]),
+        ("%gpupool sync ", ["0", "1", "-t", "--targets"]),
         ("%gpupool sync 0 model -t ", ["all", "0", "1"]),
         ("%gpupool restart a", ["all"]),
         ("%gpupool log ", ["0", "1", "-n"]),
