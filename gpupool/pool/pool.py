@@ -297,7 +297,6 @@ class Pool:
         rank: int,
         *names: str,
         ranks: str | int | Iterable[int] | None = None,
-        force: bool = False,
     ) -> tuple[int, ...]:
         """Give names on every other rank, or on `ranks`, the meaning they have on `rank`: after a
         rank was replaced, `pool.sync_from(0, "model", "optimizer", "scheduler")`.
@@ -307,19 +306,15 @@ class Pool:
         name is bound to a copy. Gradients and the state of random generators are not copied.
         DistributedDataParallel models get fresh buckets on all ranks, also on `rank`.
 
-        Tensors on a GPU that may hold what an aborted collective has left, since a cell has failed,
-        are refused; `force` copies them all the same.
-
         Returns:
             The ranks that have it now; none where there is no other rank.
 
         Raises:
             OptionsError: no name, or `ranks` are not others than `rank`.
-            PoolError: the rank has no such variable, or it cannot be copied, or is refused;
-                nothing was changed.
+            PoolError: the rank has no such variable, or it cannot be copied; nothing was changed.
             SpmdError: a rank failed meanwhile, or the user interrupted.
         """
-        return sync_state(self._all_ranks, self.variables, rank, names, ranks, force)
+        return sync_state(self._all_ranks, self.variables, rank, names, ranks)
 
     def status(self) -> PoolStatus:
         """The pool at this moment."""

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -80,36 +74,21 @@ def pid_of(kernel: Kernel) -> int:
 # ---- the kernel ends -------------------------------------------------------------------------
 
 
-# busy: `test_two_notebooks_have_two_pools_and_one_end_is_no_matter_of_the_other`
-@pytest.mark.long
-def test_a_killed_kernel_takes_all_along(kernel: Kernel) -> None:
-    kernel.run(START)
-    pids, kernel_pid = family_in(kernel), pid_of(kernel)
-    os.kill(kernel_pid, signal.SIGKILL)
-    until(lambda: gone(*pids.values()), GONE_S, "the end of all processes")
-
-
-@pytest.mark.parametrize(
-    "after_s", [0.4, *(pytest.param(s, marks=pytest.mark.long) for s in (0.05, 1.0))]
-)
-def test_a_kernel_killed_during_the_start_leaves_nothing(kernel: Kernel, after_s: float) -> None:
+def test_a_kernel_killed_during_the_start_leaves_nothing(kernel: Kernel) -> None:
     kernel_pid = pid_of(kernel)
     kernel.client.execute(START)
     process = psutil.Process(kernel_pid)
     until(lambda: bool(process.children()), 10.0, "the start of the agent")
-    time.sleep(after_s)
+    time.sleep(0.4)
     children = process.children(recursive=True)
     os.kill(kernel_pid, signal.SIGKILL)
     until(lambda: gone(*(child.pid for child in children)), GONE_S, "the end of all processes")
 
 
-@pytest.mark.parametrize(
-    "now", [pytest.param(True, marks=pytest.mark.long), False], ids=["hard", "polite"]
-)
-def test_a_restarted_kernel_leaves_nothing_and_can_start_again(kernel: Kernel, now: bool) -> None:
+def test_a_restarted_kernel_leaves_nothing_and_can_start_again(kernel: Kernel) -> None:
     kernel.run(START)
     pids = family_in(kernel)
-    kernel.manager.restart_kernel(now=now)
+    kernel.manager.restart_kernel()
     kernel.client.wait_for_ready(timeout=60)
     until(lambda: gone(*pids.values()), GONE_S, "the end of all processes")
     kernel.run(START)
@@ -239,72 +218,6 @@ def test_two_notebooks_have_two_pools_and_one_end_is_no_matter_of_the_other(
     assert family_in(fresh) == second
 
 
-# ---- the Jupyter server ----------------------------------------------------------------------
-
-
-@pytest.mark.long
-def test_a_killed_jupyter_server_ends_the_kernel_and_so_the_pool(tmp_path: Path) -> None:
-    token = secrets.token_hex(16)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    folders = {
-        name: str(tmp_path / name.lower())
-        for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
-    }
-    server = subprocess.Popen(
-        [sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root", f"--port={port}"],
-        env={**os.environ, **folders, "JUPYTER_TOKEN": token, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-    runtime = Path(folders["JUPYTER_RUNTIME_DIR"])
-
-    def ask(path: str, data: bytes | None = None) -> Any:
-        told = json.loads((runtime / f"jpserver-{server.pid}.json").read_text())
-        request = urllib.request.Request(  # it takes another port if that has been taken meanwhile
-            f"http://127.0.0.1:{told['port']}/api/{path}",
-            data,
-            {"Authorization": f"token {token}", "Content-Type": "application/json"},
-        )
-        with urllib.request.urlopen(request, timeout=30) as reply:
-            return json.loads(reply.read())
-
-    def answers() -> bool:
-        try:
-            return bool(ask("status"))
-        except (OSError, ValueError):  # half of a file is no JSON
-            return False
-
-    try:
-        until(answers, 60.0, "the server's start")
-        kernel_id = ask("kernels", b"{}")["id"]
-        connection = runtime / f"kernel-{kernel_id}.json"
-        until(connection.exists, 10.0)
-        client = BlockingKernelClient(connection_file=str(connection))
-        client.load_connection_file()
-        client.start_channels()
-        until(lambda: is_ready(client), 60.0, "the kernel's start")
-        told: list[str] = []
-        client.execute_interactive(
-            f"{START}\n{FAMILY}",
-            timeout=60,
-            output_hook=lambda message: told.append(message["content"].get("text", "")),
-        )
-        client.stop_channels()
-        pids = json.loads("".join(told))["pids"]
-        kernel_pid = psutil.Process(pids["agent"]).ppid()
-    finally:
-        server.kill()
-        server.wait()
-    until(lambda: gone(kernel_pid), 10.0, "the end of the kernel")  # ipykernel looks each second
-    until(lambda: gone(*pids.values()), GONE_S, "the end of all processes")
-
-
 def is_ready(client: BlockingKernelClient) -> bool:
     try:
         client.wait_for_ready(timeout=60)
@@ -392,21 +305,13 @@ def test_stop_ends_engines_that_do_not_react(fresh: Kernel) -> None:
 STARTS = "import subprocess\nchild = subprocess.Popen(['sleep', '60'])\nchild.pid"
 
 
-@pytest.mark.parametrize("how", ["killed", pytest.param("stopped", marks=pytest.mark.long)])
-def test_without_an_agent_the_notebook_ends_what_the_ranks_had_started(
-    how: str,
-) -> None:
+def test_without_an_agent_the_notebook_ends_what_the_ranks_had_started() -> None:
     session.stop()
     pool = gpupool.start(n=2, device="cpu")
     everyone = family(pool)
     pids = [*(process.pid for process in everyone.values()), *pool.run(STARTS).values()]
     folder = folder_of(pool).parent
-    agent = everyone["agent"]
-    if how == "killed":
-        agent.kill()
-    else:
-        agent.suspend()
-        pool.stop()
+    everyone["agent"].kill()
     until(lambda: gone(*pids), GONE_S, "the end of all processes")
     until(lambda: not folder.exists(), GONE_S)
     pool.stop()

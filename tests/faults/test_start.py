@@ -93,14 +93,6 @@ def test_the_pools_folder_is_not_made_where_others_may_rename_it(tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.long
-def test_a_disk_that_fills_up_later_costs_no_pool(small_disk: Path) -> None:
-    then = f"{FILL}; print(json.dumps(dict(pool.run('rank * 2'))))"
-    first, second, _ = start(small_disk, then=then)
-    assert first == {"0": 2.0, "1": 2.0}
-    assert second == {"0": 0, "1": 2}
-
-
 def in_a_network_of_its_own(low: int, high: int) -> list[str]:
     """A command prefix: a network with loopback alone, and only these ports to give away."""
     script = (
@@ -126,16 +118,8 @@ def test_taken_ports_are_named_and_nothing_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_machine_without_a_network_is_enough(tmp_path: Path) -> None:
-    first, *_ = start(tmp_path, *in_a_network_of_its_own(32768, 60999))
-    assert first == {"0": 2.0, "1": 2.0}
-
-
-@pytest.mark.long
 def test_odd_surroundings_disturb_no_pool_all_at_once(small_disk: Path) -> None:
-    """The long tests of this file show each alone.
-
-    A network of its own; a folder for temporary files that everybody may write to, on a disk that
+    """A network of its own; a folder for temporary files that all may write to, on a disk that
     fills up; a Python that prints when it starts; a notebook in a folder with files that are called
     like modules of the library, which is then deleted.
     """
@@ -167,17 +151,6 @@ def test_a_torch_that_cannot_be_imported_is_the_reason_given(tmp_path: Path) -> 
     assert "ImportError: libcudart.so.99: cannot open" in told["text"]
     assert isinstance(left, list)
     until(lambda: gone(*left), 3.0)
-
-
-@pytest.mark.long
-def test_a_notebook_whose_folder_was_deleted_has_its_pool(tmp_path: Path) -> None:
-    gone_soon = tmp_path / "gone"
-    gone_soon.mkdir()
-    first = f"import os; os.chdir({str(gone_soon)!r}); "
-    first += "from gpupool.pool.processes import agent; agent.warm()"
-    first += "; __import__('time').sleep(0.5); os.rmdir(os.getcwd())"
-    told, _ = start(tmp_path, first=first, then="pool.restart([1])")
-    assert told == {"0": 2.0, "1": 2.0}
 
 
 @pytest.mark.long
@@ -346,16 +319,6 @@ def test_a_limit_of_processes_in_which_no_pool_can_start_is_named_but_not_for_ro
 
 
 @pytest.mark.long
-def test_a_file_of_the_notebooks_folder_hides_none_of_the_library(tmp_path: Path) -> None:
-    """Not from the agent and the fork server; from the notebook and its ranks it may."""
-    for name in ("profile", "selectors", "queue"):
-        (tmp_path / f"{name}.py").write_text("raise ImportError('mine')")
-    first = f"import os, ipyparallel, gpupool.pool.session; os.chdir({str(tmp_path)!r})"
-    told, _ = start(tmp_path, first=first)
-    assert told == {"0": 2.0, "1": 2.0}
-
-
-@pytest.mark.long
 def test_a_cleaner_of_old_files_costs_no_pool(tmp_path: Path) -> None:
     """Everything older than a second: what is cleaned is not what a pool in use holds."""
     if shutil.which("systemd-tmpfiles") is None:
@@ -376,17 +339,3 @@ def test_a_cleaner_of_old_files_costs_no_pool(tmp_path: Path) -> None:
     assert again == {"0": 1, "1": 1}
     assert [name for name in lost if "group" not in name and "/pid/" not in name] == []
     assert not (place / "old").exists()
-
-
-@pytest.mark.long
-def test_what_python_prints_when_it_starts_disturbs_no_pool(tmp_path: Path) -> None:
-    """As a `sitecustomize` does, in the agent, in the fork server and in the notebook."""
-    (tmp_path / "sitecustomize.py").write_text("print('welcome to the cluster')")
-    done = subprocess.run(
-        [sys.executable, "-c", START.format(first="", then="pass", timeout_s=60)],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"},
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
-    assert done.stdout.splitlines()[:2] == ["welcome to the cluster", '{"0": 2.0, "1": 2.0}']

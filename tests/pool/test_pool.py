@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import signal
@@ -33,7 +32,6 @@ from tests.support.processes import (
     folder_of,
     gone,
     members,
-    notebook,
     press_when,
     reach,
     reached,
@@ -154,19 +152,13 @@ def test_the_output_of_c_code_comes_too(pool2: Pool) -> None:
     assert result.text(1) == "from C\n"
 
 
-def test_five_megabytes_of_prints_arrive_whole(pool2: Pool) -> None:
-    text = pool2.run("for i in range(50_000): print(f'{i:099d}')").text(1)
-    assert len(text) == 5_000_000
-    assert text.splitlines()[-1] == f"{49_999:099d}"
-
-
 def test_endless_output_is_bounded_and_its_beginning_and_end_are_kept(pool2: Pool) -> None:
-    code = "print('the beginning')\nfor i in range(150): print('x' * 99_999)\nprint('the end')"
+    code = "print('the beginning')\nfor i in range(15): print('x' * 99_999)\nprint('the end')"
     result = pool2.run(code, ranks=0)
     assert result.text(0).startswith("the beginning\n")
     assert "characters left out" in result.text(0)
     assert result.text(0).endswith("the end\n")
-    assert len(result.text(0)) < 11_000_000
+    assert len(result.text(0)) < 1_100_000
 
 
 def test_a_progress_bar_is_left_as_a_terminal_leaves_it(pool2: Pool) -> None:
@@ -607,44 +599,6 @@ def test_a_lost_helper_process_is_an_error_and_no_hang(pool2: Pool, name: str) -
     pool2.stop()
     until(lambda: gone(*pids), SOON_S, "the end of all processes")
     assert not folder.exists()
-
-
-START_AND_WAIT = """
-import json, time
-import gpupool
-pool = gpupool.start(n=2, device="cpu")
-import psutil
-from tests.support.processes import family, folder_of
-pids = [process.pid for process in family(pool).values()]
-print(json.dumps({"pids": pids, "folder": str(folder_of(pool))}))
-"""
-
-
-# a kernel that is killed: tests/faults/test_lifetime.py
-@pytest.mark.long
-def test_a_killed_notebook_leaves_nothing(no_pool: None) -> None:
-    client = notebook(START_AND_WAIT + "pool.run('while True: pass')")
-    assert client.stdout is not None
-    with client.stdout:
-        told = json.loads(client.stdout.readline())
-        assert len(told["pids"]) >= 4
-        assert not any(gone(pid) for pid in told["pids"])
-        os.kill(told["pids"][-1], signal.SIGSTOP)
-        time.sleep(0.3)  # the ranks are inside of the endless loop
-        client.kill()
-        client.wait(10)
-        until(lambda: gone(*told["pids"]), 3.0, "the end of all processes")
-        until(lambda: not Path(told["folder"]).exists(), 3.0, "the folder's removal")
-
-
-@pytest.mark.long
-def test_a_notebook_that_ends_takes_its_pool_along(no_pool: None) -> None:
-    client = notebook(START_AND_WAIT)
-    output, _ = client.communicate(timeout=60)
-    told = json.loads(output)
-    assert client.returncode == 0
-    until(lambda: gone(*told["pids"]), 3.0, "the end of all processes")
-    assert not Path(told["folder"]).exists()
 
 
 class Raises:

@@ -153,15 +153,11 @@ class Fetch(Call[Packed]):
 
 @dataclass(frozen=True)
 class SyncState(BoundCall[SyncReply]):
-    """Give names on `ranks` the meaning they have on `source`; all ranks are called at once.
-
-    `force`: also tensors that may hold what an aborted collective has left.
-    """
+    """Give names on `ranks` the meaning they have on `source`; all ranks are called at once."""
 
     source: int
     names: Sequence[str]
     ranks: Sequence[int]
-    force: bool = False
 
 
 # ---- training --------------------------------------------------------------------------------

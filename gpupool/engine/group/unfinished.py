@@ -9,17 +9,10 @@ Nothing here knows which device it is: only that it lags behind the host, or doe
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterable
-
 import torch
-from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from gpupool.data import device as devices
 from gpupool.engine.group import abort
-
-_DEVICE: Callable[[Tensor], torch.device] = vars(torch._C.TensorBase)["device"].__get__
 
 
 class CompletedSteps:
@@ -65,21 +58,19 @@ class CompletedSteps:
 
 
 class Tensors:
-    """The tensors of cells that may hold unfinished numbers: `tensors` is the one there is.
+    """Whether tensors of cells may hold unfinished numbers: `tensors` is the one there is.
 
-    Those on a device that lags, if collectives were aborted before it had computed all that a cell
-    has given it. Which of them take part in what was aborted cannot be known, so it is all of them.
+    So it is if collectives were aborted before a device that lags had computed all that a cell has
+    given it.
     """
 
     def __init__(self) -> None:
-        self._spoilt = WeakIdKeyDictionary()
         self._is_busy = self._is_aborted = False
         abort.watchers.add(self)
 
     def begin_call(self) -> None:
         """Code of the user's begins, and may give the device work."""
-        self._note_all()  # before it makes others
-        self._is_busy = True
+        self._is_busy, self._is_aborted = True, False
 
     def drained(self) -> None:
         """The device has computed all that it was given."""
@@ -102,28 +93,6 @@ class Tensors:
             return self._is_aborted or not device.is_done()
         except RuntimeError:  # its context is lost, and so is what it has computed
             return False
-
-    def has(self, tensor: Tensor) -> bool:
-        """Whether a tensor is one of these."""
-        self._note_all()
-        return tensor in self._spoilt
-
-    def _note_all(self) -> None:
-        """Note those of the last call, if that was aborted. A search through all objects."""
-        was_aborted, self._is_aborted = self._is_aborted, False
-        device = devices.in_use()
-        if not was_aborted or device is None or not device.lags:
-            return
-        with torch._C.DisableTorchFunctionSubclass():
-            for one in gc.get_objects():
-                # Neither isinstance nor the class's own `device`: both may run code of the user's.
-                if issubclass(type(one), Tensor) and _DEVICE(one) == device.device:
-                    self._spoilt[one] = True
-
-    def forget(self, sound: Iterable[Tensor]) -> None:
-        """These have other numbers now, or the user wants them as they are."""
-        for tensor in sound:
-            self._spoilt.pop(tensor, None)
 
 
 tensors = Tensors()

@@ -14,8 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from gpupool.engine.group import unfinished
-
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 
 
@@ -40,7 +38,6 @@ def update(old: Any, new: Any) -> bool:
         elif isinstance(old, Tensor):
             with torch.no_grad():
                 old.copy_(new)
-            unfinished.tensors.forget([old])
         else:  # an optimizer or a scheduler
             old.load_state_dict(new.state_dict())
     except Exception:  # code of the user's: the caller has another way
@@ -87,7 +84,6 @@ def _update_module(old: nn.Module, new: nn.Module) -> None:
     with torch.no_grad():
         for buffer, other in zip(old.buffers(), new.buffers(), strict=True):
             buffer.copy_(other)
-    unfinished.tensors.forget([*old.parameters(), *old.buffers()])
     for parameter, other in zip(old.parameters(), new.parameters(), strict=True):
         parameter.requires_grad_(other.requires_grad)
     for mine, others in zip(old.modules(), new.modules(), strict=True):

@@ -21,14 +21,13 @@ _SHARED = (torch.Tensor, torch.UntypedStorage, nn.Module, Optimizer, LRScheduler
 class StatePacker(Packer):
     """One pickle of several named values: what they share is in it once.
 
-    Afterwards `names` are in their order in it, `tensors` are those in it, and `has_replicas` says
-    whether there are DDP models.
+    Afterwards `names` are in their order in it, and `has_replicas` says whether there are DDP
+    models.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.names: list[str] = []
-        self.tensors: list[torch.Tensor] = []
         self.has_replicas = False
         self._seen: dict[int, str] = {}  # id -> the first name that has it
         self._joined: dict[str, str] = {}  # name -> one that it shares something with
@@ -49,15 +48,9 @@ class StatePacker(Packer):
             found.setdefault(self._root(name), []).append(name)
         return list(found.values())
 
-    def name_of(self, tensor: torch.Tensor) -> str:
-        """The first name that a tensor belongs to."""
-        return self._seen[id(tensor)]
-
     def persistent_id(self, obj: Any) -> None:
         """Sees every object, also those that are in the pickle already."""
         if isinstance(obj, _SHARED):
-            if isinstance(obj, torch.Tensor):
-                self.tensors.append(obj)
             first = self._seen.setdefault(id(obj), self.names[-1])
             one, other = self._root(first), self._root(self.names[-1])
             if one != other:

@@ -22,24 +22,19 @@ from gpupool.core.wire.pickles import why_not
 from gpupool.core.wire.replies import SyncReply
 from gpupool.engine.cells.execute import cell_names
 from gpupool.engine.cells.variables import Unpickler
-from gpupool.engine.group import ddp_replicas, unfinished
+from gpupool.engine.group import ddp_replicas
 from gpupool.engine.process import this_rank
 from gpupool.engine.shell.shell import this_shell
 from gpupool.engine.state_sync.in_place import fits, update
 from gpupool.engine.state_sync.pickling import StatePacker
 
-_UNFINISHED = (
-    "it may hold unfinished numbers, since collectives were aborted while the GPU computed. Load a "
-    "checkpoint or make it again. If you have done that, or want it as it is, add --force "
-    "(force=True)"
-)
 PIECE_BYTES = 64 << 20  # what is on its way at a time: memory beside the state itself
 
 
 def sync(call: SyncState) -> SyncReply:
     """Let names mean on some ranks what they mean on the source; all ranks have to call it."""
     here = this_rank().rank
-    packer, problems = _packed(call.names, call.force) if here == call.source else (None, {})
+    packer, problems = _packed(call.names) if here == call.source else (None, {})
     wire = _Wire(call.source)
     header = wire.header(_header(packer, problems))
     if header["problems"]:
@@ -61,7 +56,7 @@ def sync(call: SyncState) -> SyncReply:
     return SyncReply(num_bytes, {})
 
 
-def _packed(names: Sequence[str], force: bool) -> tuple[StatePacker | None, dict[str, str]]:
+def _packed(names: Sequence[str]) -> tuple[StatePacker | None, dict[str, str]]:
     """The source's state, or name -> why it cannot be sent."""
     space = this_shell().user_ns
     missing = {name: "it has no such variable" for name in names if name not in space}
@@ -73,10 +68,7 @@ def _packed(names: Sequence[str], force: bool) -> tuple[StatePacker | None, dict
             packer.add(name, space[name])
         except Exception as error:
             return None, {name: why_not(error, space[name], name, _pack_alone)}
-    if force:
-        unfinished.tensors.forget(packer.tensors)
-    spoilt = [packer.name_of(one) for one in packer.tensors if unfinished.tensors.has(one)]
-    return (None, dict.fromkeys(spoilt, _UNFINISHED)) if spoilt else (packer, {})
+    return packer, {}
 
 
 def _pack_alone(value: object) -> None:

@@ -212,12 +212,6 @@ def sync_parser() -> MagicParser:
         metavar="RANKS",
         help=f"copy to these ranks only: {_RANKS}",
     )
-    parser.add_argument(
-        "--force",
-        action="store_true",
-        default=False,
-        help="also copy tensors that an aborted collective on GPUs may have damaged",
-    )
     return parser
 
 

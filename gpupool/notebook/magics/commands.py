@@ -129,9 +129,7 @@ class Commands:
                 "incomplete",
                 "sync",
             )
-        ranks = session.current_pool().sync_from(
-            chosen.rank, *chosen.variables, ranks=chosen.ranks, force=chosen.force
-        )
+        ranks = session.current_pool().sync_from(chosen.rank, *chosen.variables, ranks=chosen.ranks)
         names, listed = ", ".join(chosen.variables), ", ".join(map(str, ranks))
         if not ranks:
             print("There is no other rank.")

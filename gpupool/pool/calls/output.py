@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import threading
-import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from gpupool.core.wire.masking import Redactor, Secrets, redact_all
@@ -13,12 +12,9 @@ from gpupool.core.wire.output import STREAMS, OnOutput, OutputKind
 from gpupool.pool.calls.output_widgets import Widgets
 from gpupool.pool.calls.terminal_text import as_shown, marked
 
-HEAD_CHARS = 1_000_000  # per rank and call, of the beginning
-LAST_CHARS = 9_000_000  # and of the end; what lies between is dropped
+HEAD_CHARS = 200_000  # per rank and call, of the beginning: a notebook keeps all results (`Out`)
+LAST_CHARS = 800_000  # and of the end; what lies between is dropped
 MAX_DISPLAYS = 200  # per rank and call; beyond, the oldest is dropped
-NUM_WHOLE = 32  # the last runs, whose texts and figures are whole, if not too large together:
-MAX_WHOLE_CHARS = 200_000_000
-SHRUNK_CHARS = 100_000  # of head and end each, and of figures, of older runs
 MAX_ERROR_SPANS = 2_000  # per rank and call: later text of stderr looks like that of stdout
 
 _SHOWN = (OutputKind.DISPLAY, OutputKind.RESULT, OutputKind.UPDATE)
@@ -34,7 +30,6 @@ class RankOutput:
     """
 
     __slots__ = (
-        "__weakref__",
         "_errors",
         "_head",
         "_last",
@@ -155,43 +150,6 @@ class RankOutput:
         """How much text has come, that which was left out included."""
         return self._num_head + self._num_left_out + self._num_last
 
-    @property
-    def num_chars(self) -> int:
-        """How much text is kept, that of figures included."""
-        figures = sum(_num_chars(bundle) for bundle in self.displays)
-        return self._num_head + self._num_last + figures
-
-    def shrink(self) -> None:
-        """Keep of long texts the first and the last, and of large figures their text."""
-        if self._num_head + self._num_last > 2 * SHRUNK_CHARS:
-            text = "".join([*self._head, *(self._last or ())])
-            self._num_left_out += len(text) - 2 * SHRUNK_CHARS
-            self._head, self._last = [text[:SHRUNK_CHARS]], deque([text[-SHRUNK_CHARS:]])
-            self._num_head = self._num_last = SHRUNK_CHARS
-        for n, bundle in enumerate(self.displays):
-            if _num_chars(bundle) > SHRUNK_CHARS:
-                data = {"text/plain": str(bundle["data"].get("text/plain", ""))[:SHRUNK_CHARS]}
-                self.displays[n] = {**bundle, "data": data}
-
-    def state(self) -> tuple[Any, ...]:
-        """What is kept, as plain data: see `of_state`."""
-        last = None if self._last is None else "".join(self._last)
-        return "".join(self._head), last, self._num_left_out, self.displays, self._errors
-
-    @classmethod
-    def of_state(cls, state: tuple[Any, ...]) -> RankOutput:
-        """The output with this state."""
-        output = cls()
-        head, last, output._num_left_out, output.displays, output._errors = state
-        output._head, output._num_head = [head], len(head)
-        if last is not None:
-            output._last, output._num_last = deque([last]), len(last)
-        return output
-
-
-def _num_chars(bundle: Mapping[str, Any]) -> int:
-    return sum(len(value) for value in bundle["data"].values() if isinstance(value, str))
-
 
 class OutputRecorder:
     """Collects what every rank shows during a run, with the hidden values masked.
@@ -241,7 +199,6 @@ class OutputRecorder:
         with self._lock:
             for (rank, kind), redactor in self._redactors.items():
                 self._text(rank, kind, redactor.flush())
-        _keep_small(self.outputs.values())
 
     def _show(self, rank: int, kind: OutputKind, content: dict[str, Any]) -> None:
         if kind is OutputKind.UPDATE:
@@ -290,22 +247,3 @@ class OutputRecorder:
     def _notify(self, rank: int, kind: OutputKind, content: Any) -> None:
         if self._listener is not None:
             self._listener(rank, kind, content)
-
-
-_recent: deque[list[weakref.ref[RankOutput]]] = deque()  # of the last runs, the latest first
-_recent_lock = threading.Lock()
-
-
-def _keep_small(outputs: Iterable[RankOutput]) -> None:
-    """Cut what earlier runs have left, failed ones too: `Out`, errors and views hold it."""
-    with _recent_lock:
-        _recent.appendleft([weakref.ref(output) for output in outputs])
-        num_chars = 0
-        for n, references in enumerate(_recent):
-            run = [output for reference in references if (output := reference()) is not None]
-            num_chars += sum(output.num_chars for output in run)
-            if n > 0 and (n >= NUM_WHOLE or num_chars > MAX_WHOLE_CHARS):
-                for output in run:
-                    output.shrink()
-        while len(_recent) > NUM_WHOLE:
-            _recent.pop()

@@ -23,7 +23,6 @@ def sync_state(
     source: int,
     names: Sequence[str],
     ranks: str | int | Iterable[int] | None,
-    force: bool,
 ) -> tuple[int, ...]:
     """What `Pool.sync_from` does: all ranks take part, `ranks` (all others) get what `source` has.
 
@@ -40,10 +39,7 @@ def sync_state(
     # a rank is changed then, and is not sent again by the next cell.
     shipment = variables.ship(chosen, space, everyone)
     bindings = variables.bindings(shipment, everyone, chosen)
-    calls = {
-        rank: SyncState(source, chosen, targets, force, bindings=bindings[rank])
-        for rank in everyone
-    }
+    calls = {rank: SyncState(source, chosen, targets, bindings=bindings[rank]) for rank in everyone}
     execution = Execution(all_ranks, calls, unheard_output)
     execution.keeps = shipment.files
     with progress(f"Copying {', '.join(chosen)} of rank {source}"):

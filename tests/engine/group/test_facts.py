@@ -203,24 +203,6 @@ def test_shutting_gloos_listener_ends_the_process_so_it_must_stay() -> None:
     assert ended == -signal.SIGABRT
 
 
-def spoil_the_store(rank: int, folder: str) -> list[str]:
-    path = Path(folder) / f"store{rank}"
-    store = dist.FileStore(str(path), 2)  # type: ignore[attr-defined]
-    waiting = [Blocked(lambda: store.get("never")), Blocked(lambda: store.wait(["never"]))]
-    path.unlink()  # a missing file is waited for
-    still = [thread.is_blocked(0.2) for thread in waiting]
-    os.symlink(path.name, path)
-    ends = [not thread.is_blocked(10.0) for thread in waiting]
-    assert still == ends == [True, True]
-    return [thread.error for thread in waiting]
-
-
-def test_a_wait_in_a_file_store_ends_when_its_file_cannot_be_opened(tmp_path: Path) -> None:
-    """Where `new_group` and others wait for ranks that do not come; no socket is there yet."""
-    for errors in run_ranks(spoil_the_store, str(tmp_path)):
-        assert all("Too many levels of symbolic links" in error for error in errors), errors
-
-
 # ---- where groups are made -------------------------------------------------------------------
 
 

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from gpupool import Pool, PoolError, PoolOptions, SpmdError, TrainingOptions, TrainingRun
+from gpupool import Pool, PoolOptions, SpmdError, TrainingOptions, TrainingRun
 from gpupool.engine.checkpoint.files import Checkpoints, step_of
 from tests.support import lagging
-from tests.support.raising import raises
 
 NUM_STEPS, BATCH = 45, 6
 SEEDS = [pytest.param(seed, marks=[pytest.mark.long] * (seed >= 6)) for seed in range(50)]
@@ -164,21 +163,12 @@ def test_after_a_failed_loop_its_tensors_are_said_to_be_unfinished(behind: Pool)
         behind.run(LOOP)
     assert caught.value.first.ename == "ValueError"
     assert "may hold unfinished numbers on every rank" in caught.value.first.hint
-    with raises(PoolError, "not copied", "model"):
-        behind.sync_from(0, "model", "optimizer")
-    behind.run("model = torch.nn.Linear(8, 3)")
-    assert behind.sync_from(0, "model") == (1,)
-    with raises(PoolError, "not copied", "other"):
-        behind.sync_from(0, "other")
-    assert behind.sync_from(0, "other", force=True) == (1,)
-    assert behind.sync_from(1, "other") == (0,)  # which has its numbers since then
 
 
 def test_an_error_that_aborts_nothing_says_nothing_of_tensors(behind: Pool) -> None:
     with pytest.raises(SpmdError) as caught:
         behind.run("x = torch.ones(2, 2)\nfor _ in range(100): x = x @ x\n1 / 0", ranks=[0])
     assert "unfinished" not in caught.value.first.hint
-    assert behind.sync_from(0, "x") == (1,)
 
 
 LATER = """

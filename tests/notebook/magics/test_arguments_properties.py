@@ -41,7 +41,7 @@ VALID: dict[str, dict[str, tuple[str, st.SearchStrategy[Any]]]] = {
         "--env": ("env", st.lists(WORD, min_size=1)),
     },
     "restart": {"": ("ranks", RANKS)},
-    "sync": {"-t": ("ranks", RANKS), "--force": ("force", FLAG), "": ("rank", st.integers(0))},
+    "sync": {"-t": ("ranks", RANKS), "": ("rank", st.integers(0))},
     "debug": {"": ("rank", RANKS)},
     "gpus": {},
     "help": {},

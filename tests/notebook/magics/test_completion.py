@@ -35,7 +35,7 @@ WORDS: Words = {
         ("%gpupool start --cpu --c", []),  # an option is offered once
         ("%gpupool env AWS", ["AWS_A", "AWS_B"]),
         ("%gpupool env AWS_A AWS", ["AWS_B"]),
-        ("%gpupool sync ", ["0", "1", "-t", "--targets", "--force"]),
+        ("%gpupool sync ", ["0", "1", "-t", "--targets"]),
         ("%gpupool log ", ["0", "1", "-n"]),
         ("%gpupool help sta", ["status", "start"]),
         ("%%spmd -t ", ["all", "0", "1"]),
