@@ -140,11 +140,6 @@ class Engines:
         """What an `ipyparallel.Client` needs to connect."""
         return self._launch.client_file
 
-    def of_others(self, ranks: Iterable[int]) -> list[int]:
-        """Those of these ranks that run what another client has asked for."""
-        client = self._client
-        return [r for r in ranks if client is not None and client.serves_others(r)]
-
     def alive_ranks(self) -> list[int]:
         """The ranks whose engines have not died."""
         return [r.rank for r in self._ranks if r.rank not in {*self._dead, *self._leaving}]
