@@ -98,10 +98,6 @@ class EngineClient:
         """Messages that were not of this pool, or not whole, and had no effect."""
         return int(self._client.num_dropped)
 
-    def stray_text(self, rank: int) -> str:
-        """The end of what a rank has said for calls that are long over, and nobody knows."""
-        return self._router.stray_text(self._client._engines.get(rank, ""))
-
     def unregister(self, rank: int) -> None:
         """Have the controller forget a dead engine, so that another can take its rank.
 
