@@ -38,8 +38,6 @@ from gpupool.pool.calls.presses import heard_by, heed_again, ignore_for_a_moment
 from gpupool.pool.notices import NoticeLines, OnNotice
 from gpupool.pool.ranks import Ranks
 
-_OTHERS = "what another client of ipyparallel runs"
-_OTHERS_HANG_S = 1.0  # for what hangs there: nothing of ours runs
 _UNFINISHED = (
     "Collectives were aborted while GPUs computed. Tensors that the cell has changed may hold "
     "unfinished numbers on every rank: gradients, and with them the weights of a DDP loop. Load a "
@@ -108,7 +106,7 @@ class Execution(Generic[Value]):
         all_ranks.supervised[self.number] = self
         self._turn = all_ranks.turns.ask(calls, _title(calls))
         self.waits_for = all_ranks.turns.begin(self._turn)
-        self._waits = bool(self.waits_for or all_ranks.engines.of_others(self.ranks))
+        self._waits = bool(self.waits_for)
         self._begin_supervision()
 
     def done(self) -> bool:
@@ -231,10 +229,6 @@ class Execution(Generic[Value]):
             self._fail("KeyboardInterrupt", f"interrupted while it waited for {names}")
             return False
         self._all_ranks.wait_for_restart()  # its beginning may be what ended the turn before
-        if not self._wait_for_others():
-            ends = "`pool.client.send_signal('SIGINT')` ends that"
-            self._fail("KeyboardInterrupt", f"interrupted while it waited for {_OTHERS}; {ends}")
-            return False
         self._started = time.monotonic()
         try:
             self._all_ranks.health.require_usable()
@@ -242,31 +236,6 @@ class Execution(Generic[Value]):
         except Exception as error:  # the pool was stopped, or broke, meanwhile
             self._fail(type(error).__name__, str(error), error)
             return False
-        return True
-
-    def _wait_for_others(self) -> bool:
-        """Wait for what other clients run on the ranks; False if that was interrupted.
-
-        What hangs there is freed: a collective that one rank was asked to call, and no other.
-        """
-        has_aborted, engines = False, self._all_ranks.engines
-        watch: HangWatch | None = None
-        while engines.of_others(self.ranks):
-            if self._interrupted.wait(0.02):
-                return False
-            others = engines.of_others(engines.alive_ranks())
-            watch = watch or HangWatch(self._all_ranks, others, _OTHERS_HANG_S)
-            diagnosis = watch.look(others, (), time.monotonic())
-            listed = ", ".join(map(str, others))
-            self._notice(f"waits for {_OTHERS} (rank {listed}).")
-            if diagnosis and diagnosis.is_hang:
-                self._all_ranks.group.abort(dict.fromkeys(engines.alive_ranks()))
-                watch, has_aborted = None, True
-        if has_aborted:
-            self._all_ranks.turns.end(self._turn, broke_group=True)
-            self._turn = self._all_ranks.turns.ask(self.ranks, self._turn.name, first=True)
-            while self._all_ranks.turns.begin(self._turn):
-                time.sleep(0.02)
         return True
 
     def _fail(self, ename: str, evalue: str, error: Exception | None = None) -> None:

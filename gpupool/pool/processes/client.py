@@ -93,18 +93,10 @@ class EngineClient:
         message.add_done_callback(take)
         return answer
 
-    def serves_others(self, rank: int) -> bool:
-        """Whether the engine of a rank runs what another client has asked for."""
-        return bool(self._client.others.get(self._client._engines.get(rank)))
-
     @property
     def num_dropped(self) -> int:
         """Messages that were not of this pool, or not whole, and had no effect."""
         return int(self._client.num_dropped)
-
-    def stray_text(self, rank: int) -> str:
-        """The end of what a rank has said for calls that are long over, and nobody knows."""
-        return self._router.stray_text(self._client._engines.get(rank, ""))
 
     def unregister(self, rank: int) -> None:
         """Have the controller forget a dead engine, so that another can take its rank.
@@ -217,7 +209,6 @@ def _client_class() -> Any:
 
         def __init__(self, *args: Any, **options: Any) -> None:
             self.router = Router()
-            self.others: dict[str, set[str]] = {}  # engine -> what other clients have it do
             super().__init__(*args, **options)
 
         @heard
@@ -229,13 +220,7 @@ def _client_class() -> Any:
         @heard
         def _dispatch_iopub(self, message: Any) -> None:
             parent = message["parent_header"]
-            if not parent:
-                return
-            if parent["session"] != self.session.session:
-                if message["header"]["msg_type"] == "status":
-                    at_work = self.others.setdefault(message["header"]["session"], set())
-                    is_busy = message["content"]["execution_state"] == "busy"
-                    (at_work.add if is_busy else at_work.discard)(parent["msg_id"])
+            if not parent or parent["session"] != self.session.session:  # of another client
                 return
             if message["header"]["msg_type"] != "status":
                 self.router.route(message, _deserialize)

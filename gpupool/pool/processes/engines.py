@@ -140,11 +140,6 @@ class Engines:
         """What an `ipyparallel.Client` needs to connect."""
         return self._launch.client_file
 
-    def of_others(self, ranks: Iterable[int]) -> list[int]:
-        """Those of these ranks that run what another client has asked for."""
-        client = self._client
-        return [r for r in ranks if client is not None and client.serves_others(r)]
-
     def alive_ranks(self) -> list[int]:
         """The ranks whose engines have not died."""
         return [r.rank for r in self._ranks if r.rank not in {*self._dead, *self._leaving}]
@@ -250,13 +245,11 @@ class Engines:
             return self._launch.folder / f"{self._num_files}-{name}"
 
     def log(self, rank: int) -> str:
-        """The log of a rank's engine so far, and late text of calls that nobody knows any more."""
+        """The log of a rank's engine so far."""
         try:
-            text = self._launch.log_path(process_of(rank)).read_text(errors="replace")
+            return self._launch.log_path(process_of(rank)).read_text(errors="replace")
         except FileNotFoundError:
-            text = "the log was removed, with the pool's private folder or from it.\n"
-        stray = self._client.stray_text(rank) if self._client is not None else ""
-        return f"{text}\nprinted late, by cells of long ago:\n{stray}" if stray else text
+            return "the log was removed, with the pool's private folder or from it.\n"
 
     def stop(self) -> None:
         """End every process and remove the folder."""
