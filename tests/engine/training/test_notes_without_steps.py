@@ -148,4 +148,4 @@ def test_who_waits_for_outputs_is_told_that_they_are_saved(
     said = [(course.what, course.note) for course in drawn]
     assert ("Predicting", "saving the outputs") in said
     last = drawn[-1]
-    assert (last.what, last.note, last.done, last.end) == ("Predicting", "", 20_000, "done")
+    assert (last.what, last.note, last.done, last.is_over) == ("Predicting", "", 20_000, True)

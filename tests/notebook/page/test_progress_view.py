@@ -28,7 +28,7 @@ FIRST = Course("Predicting", 0, 5000, "samples", "", 3.0)
 
 
 def ended(course: Course) -> Course:
-    return replace(course, end="done")
+    return replace(course, is_over=True)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ from gpupool.core.progress import progress
 def work(end_after):
     with progress("Listing", unit="files") as bar:
         bar.update(7)
-        while not bar.is_drawn:
+        while bar._drawing is None:
             time.sleep(0.01)
         bar.update(12)
         if end_after:
