@@ -32,9 +32,8 @@ class Course:
     """How far one thing is, at one moment.
 
     `what` says what happens ("Listing"), `note` which part of it ("" if it has none). `total` is
-    None where no end is known, `unit` what is counted ("files", `BYTES`, "" for nothing). `end` is
-    "" while it runs, then "done" or "failed", which includes interrupted. On engines only the
-    first rank reports it, unless it is `on_any_rank`.
+    None where no end is known, `unit` what is counted ("files", `BYTES`, "" for nothing). On
+    engines only the first rank reports it, unless it is `on_any_rank`.
     """
 
     what: str
@@ -43,7 +42,7 @@ class Course:
     unit: str
     note: str
     elapsed_s: float
-    end: str = ""
+    is_over: bool = False
     on_any_rank: bool = False
 
 
@@ -51,7 +50,7 @@ class Drawing(Protocol):
     """What shows one course to somebody."""
 
     def __call__(self, course: Course) -> None:
-        """Draw it as it is now; called one at a time, the last time with an `end`."""
+        """Draw it as it is now; called one at a time, the last time when it is over."""
 
 
 Opening = Callable[[Course], Drawing | None]
@@ -103,11 +102,6 @@ class Progress:
         self._lock = threading.Lock()
         self._over = threading.Event()
 
-    @property
-    def is_drawn(self) -> bool:
-        """Whether somebody sees it."""
-        return self._drawing is not None and not self._over.is_set()
-
     def update(self, done: int, total: int | None = None) -> None:
         """So many are done, of so many; None: of as many as was said before."""
         self._done = done
@@ -136,16 +130,16 @@ class Progress:
             if self._over.is_set() or self._clock() < self._next_at:
                 return
             self._next_at = self._clock() + EVERY_S
-            self._draw("")
+            self._draw()
 
-    def close(self, failed: bool = False) -> None:
+    def close(self) -> None:
         """It is over: what was drawn goes away. May be called again."""
         with self._lock:
             if self._over.is_set():
                 return
             self._over.set()
             if self._drawing is not None:
-                self._draw("failed" if failed else "done")
+                self._draw()
 
     def _run(self) -> None:
         wait_s = max(0.0, self._next_at - self._clock())
@@ -153,7 +147,7 @@ class Progress:
             self.tick()
             wait_s = EVERY_S
 
-    def _draw(self, end: str) -> None:
+    def _draw(self) -> None:
         elapsed_s = self._clock() - self._began_at
         course = Course(
             self._what,
@@ -162,7 +156,7 @@ class Progress:
             self._unit,
             self._note,
             elapsed_s,
-            end,
+            self._over.is_set(),
             self._on_any_rank,
         )
         try:
@@ -199,10 +193,8 @@ def progress(
     bar.start()
     try:
         yield bar
-    except BaseException:
-        bar.close(failed=True)
-        raise
-    bar.close()
+    finally:
+        bar.close()
 
 
 @contextlib.contextmanager

@@ -424,11 +424,6 @@ class Pool:
         """The secret values that must not be shown: those of now and those that are sent later."""
         return self._all_ranks.secrets
 
-    def set_environment(self, variables: Mapping[str, str], unset: Sequence[str] = ()) -> None:
-        """Set and remove variables on every rank, over the encrypted channel."""
-        self.wait_until_usable()
-        self.environment.set(variables, unset)
-
     def reform_group(self) -> None:
         """Form the group again, one generation higher, if every rank is there to join."""
         self._all_ranks.reform_group()

@@ -69,8 +69,8 @@ def test_it_is_drawn_five_times_a_second_at_most_and_once_at_its_end(seen: Seen)
     bar.tick()
     assert [round(c.elapsed_s, 3) for c in seen.courses[:3]] == [1.0, 1.2, 1.4]
     assert len(seen.courses) == 11
-    assert [course.end for course in seen.courses] == [""] * 10 + ["done"]
-    last = Course("Checking", 3000, 3000, "images", "", 2.999, "done")
+    assert [course.is_over for course in seen.courses] == [False] * 10 + [True]
+    last = Course("Checking", 3000, 3000, "images", "", 2.999, True)
     assert (seen.courses[-1], seen.num_opened) == (last, 1)
 
 
@@ -85,7 +85,7 @@ def test_what_is_asked_for_is_drawn_at_once_by_what_is_given(seen: Seen) -> None
     assert 10 <= len(numbers) <= 12
     assert numbers[0] == 10
     bar.close()
-    assert (mine[-1].done, mine[-1].end, seen.num_opened) == (1000, "done", 0)
+    assert (mine[-1].done, mine[-1].is_over, seen.num_opened) == (1000, True, 0)
 
 
 def test_a_thread_draws_what_does_not_report(seen: Seen) -> None:
@@ -96,9 +96,7 @@ def test_a_thread_draws_what_does_not_report(seen: Seen) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_error_or_a_stop_ends_it_as_failed_and_goes_on(
-    seen: Seen, error: type[BaseException]
-) -> None:
+def test_an_error_or_a_stop_ends_it_and_goes_on(seen: Seen, error: type[BaseException]) -> None:
     drawn = threading.Event()
 
     def draw(course: Course) -> None:
@@ -114,7 +112,7 @@ def test_an_error_or_a_stop_ends_it_as_failed_and_goes_on(
     progress.draw_with(lambda course: draw)
     with pytest.raises(error):
         work()
-    assert (seen.courses[-1].end, seen.courses[-1].done) == ("failed", 7)
+    assert (seen.courses[-1].is_over, seen.courses[-1].done) == (True, 7)
 
 
 @pytest.mark.parametrize(("error", "num_logged"), [(BrokenPipeError(), 0), (KeyError("x"), 1)])

@@ -17,7 +17,6 @@ from gpupool.core.errors import TrainingError
 if TYPE_CHECKING:
     from torch import nn
 
-_EXTRA = "_extra_state"  # torch's key of what `get_extra_state` gives
 _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 
 

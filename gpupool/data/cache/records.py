@@ -131,14 +131,6 @@ class Records:
                 new.append((pair.entries["high"][before : pair.count], places))
             self._table.add(new, alive=self._pairs.keys())
 
-    def count(self) -> tuple[int, int]:
-        """How many records there are, and how many bytes they hold."""
-        self.refresh()
-        with self._lock:
-            pairs = list(self._pairs.values())
-            lengths = [int(pair.entries["length"][: pair.count].sum()) for pair in pairs]
-            return sum(pair.count for pair in pairs), sum(lengths)
-
     def _entry(self, key: Key) -> tuple[_Pair, int, int, int] | None:
         """The pair of files, place, length and checksum of a record."""
         place = self._table.find(key.high)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from gpupool.core.data_wait import waiting_for_data, waits_much
+from gpupool.core.data_wait import waiting_for_data
 from gpupool.core.errors import TrainingError
 from gpupool.core.wire.events import DataEvent
 from gpupool.data.reading.samples import Skipped
@@ -102,16 +102,12 @@ class ReadCounts:
             return
         self._wait_s, self._steps_s = self._wait_s + wait_s, now - self._steps_since
 
-    def waiting(self, workers: int | None) -> str:
+    def waiting(self) -> str:
         """What to change where the ranks have waited for data; "" where they have not.
 
-        The same on every rank, as each of them calls it. `workers` as in `TrainingOptions`.
+        The same on every rank, as each of them calls it.
         """
-        waits = self._world.gather((self._wait_s, self._steps_s, self._read_by))
-        wait_s, steps_s, read_by = max(waits)
-        if not waits_much(wait_s, steps_s):
-            return ""
-        return waiting_for_data(wait_s / steps_s, read_by, workers)
+        return waiting_for_data(*max(self._world.gather((self._wait_s, self._steps_s))))
 
     def check_complete(self, num_counted: int) -> None:
         """Each sample of the pass was counted or skipped, once; raises TrainingError otherwise."""

@@ -24,6 +24,7 @@ def open_drawing(course: Course) -> Drawing | None:
 
 def emit_progress(course: Course) -> None:
     """Send how far it is; at its end all of it is done."""
-    total = (course.done if course.end else course.total) or 0
-    done = max(1, total) if course.end else course.done
-    emit([ProgressEvent(course.what, done, max(done, total) if course.end else total, course.unit)])
+    done, total = course.done, course.total or 0
+    if course.is_over:
+        done = total = max(1, done)
+    emit([ProgressEvent(course.what, done, total, course.unit)])

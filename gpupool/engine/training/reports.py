@@ -271,9 +271,9 @@ class Reporter:
     def _begin_pass(self, name: str, num_left: int, num_all: int, options: TrainingOptions) -> None:
         self._reads.begin(name, num_left, options.most_skipped(num_all))
 
-    def emit_waiting(self, step: int, workers: int | None) -> None:
+    def emit_waiting(self, step: int) -> None:
         """Emit a warning if the ranks have waited long for their data; every rank calls it."""
-        sentence = self._reads.waiting(workers)
+        sentence = self._reads.waiting()
         if sentence:
             self.emit(WarningEvent("data", sentence, step))
 

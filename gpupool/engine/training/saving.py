@@ -51,8 +51,6 @@ class Saving:
         self._saved_step = -1
         self._saved_at = clock()
         self._reasons: dict[int, tuple[int, str]] = {}  # step -> epoch, why
-        self.newest_url = ""
-        """Of the newest checkpoint that is complete, on the first rank."""
 
     def begin(self) -> bool:
         """Load what `options.resume` names into `run`, and emit its events again; whether it did.
@@ -65,7 +63,7 @@ class Saving:
         found = _find(run.options, self._checkpoints, run.world)
         if found is not None:
             fail_together(run.world, lambda: self._resume(*found))
-            self._saved_step, self.newest_url = run.step, found[0]
+            self._saved_step = run.step
         if self._checkpoints is not None:
             checkpoints, step = self._checkpoints, run.step
             for name in checkpoints.passed_over:
@@ -125,7 +123,6 @@ class Saving:
         assert self._checkpoints is not None
         written, failures = self._checkpoints.news()
         for one in written:
-            self.newest_url = one.url
             self._run.reporter.emit(_event(one, *self._reasons.pop(one.step)))
         for error in failures:
             sentence = f"a checkpoint could not be written: {error}"

@@ -18,7 +18,6 @@ from gpupool.notebook.cells.figures import figures_html, figures_text, is_embedd
 from gpupool.notebook.cells.heading import heading, heading_html
 from gpupool.notebook.page import ansi, markup
 from gpupool.pool.calls.output import RankOutput
-from gpupool.pool.calls.terminal_text import ERROR
 from gpupool.pool.result import SpmdResult
 from gpupool.spmd.cell import CellReport
 from gpupool.spmd.output import Group, differences, fold_alike, fold_lines, majority
@@ -46,7 +45,7 @@ def report_html(report: CellReport, look: Look) -> str:
     """A finished cell: how it went, errors, and what the ranks have shown, in its order."""
     blocks = list[str]()
     figures = figures_html(_figures(report, look))
-    for texts, figure in zip_longest(_texts(report, look, is_html=True), figures):
+    for texts, figure in zip_longest(_texts(report, look), figures):
         blocks += groups_html(fold_alike(texts), look) if texts else []
         blocks += [figure] if figure else []
     values = groups_html(fold_alike(_values(report, look)), look, _label(report))
@@ -255,15 +254,14 @@ def _differing(spans: Mapping[int, object], text: str, reference: str, ranks: Se
 def _line(line: str, spans: Mapping[int, list[tuple[int, int]]], number: int) -> str:
     if number in spans:
         return markup.mark_words(ansi.plain(line), spans[number])
-    html = ansi.to_html(line)
-    return markup.of_stderr(html) if ERROR in line else html
+    return ansi.to_html(line)
 
 
 def _can_differ(group: Group, most: Group | None) -> bool:
     return most is not None and bool(most.text) and group is not most
 
 
-def _texts(report: CellReport, look: Look, *, is_html: bool = False) -> list[dict[int, str]]:
+def _texts(report: CellReport, look: Look) -> list[dict[int, str]]:
     """What each rank printed before its first figure, then before its second, ..., and at last.
 
     What it displayed as mere text stands between what it printed, in its place.
@@ -272,17 +270,17 @@ def _texts(report: CellReport, look: Look, *, is_html: bool = False) -> list[dic
         return []
     parts = [dict.fromkeys(report.outputs, "")]
     for rank, output in report.outputs.items():
-        for n, text in enumerate(_texts_of(output, look, is_html)):
+        for n, text in enumerate(_texts_of(output, look)):
             if n == len(parts):
                 parts.append(dict.fromkeys(report.outputs, ""))
             parts[n][rank] = text
     return parts
 
 
-def _texts_of(output: RankOutput, look: Look, is_html: bool) -> list[str]:
+def _texts_of(output: RankOutput, look: Look) -> list[str]:
     """The texts of one rank, between its figures."""
     texts: list[list[str]] = [[]]
-    for piece in output.pieces(mark_errors=is_html):
+    for piece in output.pieces():
         if isinstance(piece, str):
             texts[-1].append(ansi.without_moves(piece).rstrip("\n"))
         elif _is_shown(piece, look):

@@ -36,6 +36,5 @@ class RankBars:
         """The cell is over."""
         self._over = True
         for bar in self._bars.values():
-            # What was not ended was cut off with its cell.
-            bar.close(failed=True)
+            bar.close()
         self._bars.clear()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpupool.core.data_wait import waiting_for_data, waits_much
+from gpupool.core.data_wait import waiting_for_data
 from gpupool.core.formatting import (
     NONE,
     clock_time,
@@ -113,11 +113,9 @@ def notice(history: TrainingHistory) -> str:
 
 def bottleneck(history: TrainingHistory) -> str:
     """What holds the training up, and what to change; "" if nothing does, or a warning says it."""
-    if any(event.about == "data" for event in history.warnings) or not waits_much(
-        history.data_wait_s, history.training_s
-    ):
+    if any(event.about == "data" for event in history.warnings):
         return ""
-    return waiting_for_data(history.data_wait_share, history.reads.read_by)
+    return waiting_for_data(history.data_wait_s, history.training_s)
 
 
 def clock(history: TrainingHistory) -> dict[str, float | bool | None]:

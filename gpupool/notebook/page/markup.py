@@ -79,12 +79,6 @@ def code_html(inner: str) -> str:
     return f'<pre tabindex="0" style="{style}">{inner}</pre>'
 
 
-def of_stderr(inner: str) -> str:
-    """A line that was written to stderr: on a tinted ground, with an edge; a hint says it."""
-    style = f"background:{RED}14;border-left:2px solid {RED}99;padding:0 4px"
-    return f'<span title="stderr" style="{style}">{inner}</span>'
-
-
 def scroller(inner: str, label: str) -> str:
     """A block that scrolls sideways where it is too wide, by keyboard too; `label` is its name."""
     return (

@@ -60,7 +60,7 @@ class TerminalLine:
 
     def __call__(self, course: Course) -> None:
         """Draw it."""
-        if course.end:
+        if course.is_over:
             self._line.close()
         else:
             self._line.draw(bar_text(course, width(), self._blocks))
@@ -71,7 +71,7 @@ def bar_text(course: Course, width: int | None = None, blocks: bool = True) -> s
 
     For example "Listing: 12,000 files [00:03, 4.00k files/s]"; at its end "".
     """
-    if course.end:
+    if course.is_over:
         return ""
     what = _what(course)
     if not _has_numbers(course):
@@ -82,7 +82,7 @@ def bar_text(course: Course, width: int | None = None, blocks: bool = True) -> s
 
 def bar_html(course: Course) -> str:
     """The course as HTML: a bar and its numbers; at its end nothing that is seen."""
-    if course.end:
+    if course.is_over:
         return f'<div class="{CLASS}"></div>'
     what = _what(course)
     bar = ""

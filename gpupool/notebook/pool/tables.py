@@ -110,7 +110,7 @@ class StartProgress:
         error: BaseException | None,
         frames: TracebackType | None,
     ) -> None:
-        self._line.close(failed=error is not None)
+        self._line.close()
         if error is not None and self._handle is not None:
             self._show(_plain(self._failed))
 
@@ -119,7 +119,7 @@ class StartProgress:
         from gpupool.notebook.page.progress_view import bar_html, bar_text  # with tqdm
 
         bundle = {"text/plain": bar_text(course), "text/html": bar_html(course)}
-        if not course.end and bundle != self._drawn:
+        if not course.is_over and bundle != self._drawn:
             self._drawn = bundle
             self._show(bundle)
 

@@ -10,12 +10,11 @@ from typing import Any
 from gpupool.core.wire.masking import Redactor, Secrets, redact_all
 from gpupool.core.wire.output import STREAMS, OnOutput, OutputKind
 from gpupool.pool.calls.output_widgets import Widgets
-from gpupool.pool.calls.terminal_text import as_shown, marked
+from gpupool.pool.calls.terminal_text import as_shown
 
 HEAD_CHARS = 200_000  # per rank and call, of the beginning: a notebook keeps all results (`Out`)
 LAST_CHARS = 800_000  # and of the end; what lies between is dropped
 MAX_DISPLAYS = 200  # per rank and call; beyond, the oldest is dropped
-MAX_ERROR_SPANS = 2_000  # per rank and call: later text of stderr looks like that of stdout
 
 _SHOWN = (OutputKind.DISPLAY, OutputKind.RESULT, OutputKind.UPDATE)
 _COLLECTED = (OutputKind.DISPLAY, OutputKind.RESULT, OutputKind.CLEAR)  # by an Output of ipywidgets
@@ -30,7 +29,6 @@ class RankOutput:
     """
 
     __slots__ = (
-        "_errors",
         "_head",
         "_last",
         "_num_head",
@@ -48,13 +46,10 @@ class RankOutput:
         self._head: list[str] = []
         self._last: deque[str] | None = None
         self._num_head = self._num_last = self._num_left_out = 0
-        self._errors: list[list[int]] = []  # start and end of what came from stderr
         self.displays.clear()
 
-    def add_text(self, text: str, *, is_error: bool = False) -> None:
-        """Add a piece of text, of stderr if `is_error`; memory stays bounded."""
-        if is_error:
-            self._note_error(len(text))
+    def add_text(self, text: str) -> None:
+        """Add a piece of text; memory stays bounded."""
         if self._num_head < HEAD_CHARS:
             self._head.append(text[: HEAD_CHARS - self._num_head])
             text = text[HEAD_CHARS - self._num_head :]
@@ -73,13 +68,6 @@ class RankOutput:
                 self._last.appendleft(oldest[too_many:])
             self._num_left_out += min(len(oldest), too_many)
             self._num_last -= min(len(oldest), too_many)
-
-    def _note_error(self, num_chars: int) -> None:
-        start = self._num_chars
-        if self._errors and self._errors[-1][1] == start:
-            self._errors[-1][1] += num_chars
-        elif len(self._errors) < MAX_ERROR_SPANS:
-            self._errors.append([start, start + num_chars])
 
     def add_display(self, kind: OutputKind, content: Mapping[str, Any]) -> None:
         """Add a mime bundle."""
@@ -110,16 +98,10 @@ class RankOutput:
         """The text with carriage returns applied, as a terminal leaves it: progress bars once."""
         return as_shown("".join(self._parts()))
 
-    def pieces(self, *, mark_errors: bool = False) -> list[str | dict[str, Any]]:
-        """Text and figures in the order in which they came; texts as in `text`.
-
-        Args:
-            mark_errors: lines of stderr contain `terminal_text.ERROR`.
-        """
+    def pieces(self) -> list[str | dict[str, Any]]:
+        """Text and figures in the order in which they came; texts as in `text`."""
         head, gap, last = self._parts()
         text = head + gap + last
-        if not self.displays and not (mark_errors and self._errors):  # most cells: text alone
-            return [as_shown(text)] if text else []
 
         def index(position: int) -> int:
             """Where in `text` a position is, counted in all that the rank has written."""
@@ -128,13 +110,12 @@ class RankOutput:
             after = position - self._num_head - self._num_left_out
             return len(head) + len(gap) + max(0, after)
 
-        errors = [(index(a), index(b)) for a, b in self._errors] if mark_errors else []
         pieces: list[str | dict[str, Any]] = []
         start = 0
         for bundle in (*self.displays, None):
             end = len(text) if bundle is None else max(start, index(bundle["at"]))
             if end > start:
-                pieces.append(as_shown(marked(text, start, end, errors)))
+                pieces.append(as_shown(text[start:end]))
             if bundle is not None:
                 pieces.append(bundle)
             start = end
@@ -235,7 +216,7 @@ class OutputRecorder:
             self._update_widget(rank, self._widgets[rank].collect(kind, text))
         elif text:
             self._clear_if_due(rank)
-            self.outputs[rank].add_text(text, is_error=kind is OutputKind.STDERR)
+            self.outputs[rank].add_text(text)
             self._notify(rank, kind, text)
 
     def _clear_if_due(self, rank: int) -> None:

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 # cursor up N lines, erase in line: what nested progress bars use; colours stay in the text
 _MOVES = re.compile(r"(\n|\r|\x1b\[[0-9]*A|\x1b\[[0-9]*K)")
 _UP = re.compile(r"\x1b\[[0-9]*A")
-ERROR = "\x1b[98m"
-"""Stands in lines of stderr: a colour that no terminal knows, so it is dropped with the rest."""
-_BEGIN = re.compile(r"^(?=[^\n])", re.MULTILINE)
 
 
 def as_shown(text: str) -> str:
@@ -28,24 +24,6 @@ def as_shown(text: str) -> str:
     if "\r" not in text:
         return text
     return "\n".join(line_as_shown(line) for line in text.split("\n"))
-
-
-def marked(text: str, start: int, end: int, errors: Iterable[tuple[int, int]]) -> str:
-    r"""A part of the text with `ERROR` in each line of it that lies in one of the parts `errors`.
-
-    Not in bars that are drawn over: all of them come from stderr, and none is an error.
-
-    >>> marked("ab\ncd", 0, 5, [(3, 5)])
-    'ab\n\x1b[98mcd'
-    """
-    parts, position = [], start
-    for first, last in errors:
-        first, last = max(first, position), min(last, end)
-        if first < last:
-            # A bar begins with "\r": what stands before that is drawn over, so is the mark.
-            parts += [text[position:first], _BEGIN.sub(ERROR, text[first:last])]
-            position = last
-    return "".join([*parts, text[position:end]])
 
 
 def line_as_shown(line: str) -> str:

@@ -175,5 +175,5 @@ def test_a_slow_listing_is_counted(s3: SeaweedServer, bucket: str) -> None:
     finally:
         progress.draw_with(before)
     assert {(course.what, course.unit) for course in drawn} == {("Listing", "files")}
-    assert (drawn[-1].end, drawn[-1].done, len(found)) == ("done", 13, 13)
+    assert (drawn[-1].is_over, drawn[-1].done, len(found)) == (True, 13, 13)
     assert len(drawn) >= 2

@@ -166,7 +166,7 @@ def test_a_store_that_was_there_is_waited_for_and_it_is_told(folder: Folder, slo
             slow.be_gone(False)
             assert [read.result() for read in reads] == list(CONTENT.values())[:8]
         assert {course.what for course in told} == {"reading is tried again (no connection)"}
-        assert [course.end for course in told if course.end] == ["done"]  # one line for all
+        assert [course.is_over for course in told if course.is_over] == [True]  # one line for all
     finally:
         slow.be_gone(False)
         progress._opening[:] = opening

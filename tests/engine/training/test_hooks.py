@@ -194,7 +194,7 @@ def test_without_tensorboard_the_package_is_named_and_no_password() -> None:
 def test_tensorboard_and_traces_in_s3(pools: Pools, tmp_path: Path, s3: SeaweedServer) -> None:
     os.environ.update(s3.env)
     url = s3.make_bucket(f"board-{uuid4().hex}")
-    pools[2].set_environment(s3.env)
+    pools[2].environment.set(s3.env)
     result = train_on(
         pools[2],
         network(),

@@ -78,7 +78,7 @@ def test_who_waits_for_a_trace_or_for_tensorboard_is_told_so(
 ) -> None:
     url, waits = s3.make_bucket(f"aside-{uuid4().hex}"), Waits(tmp_path, 1)
     with SlowS3(s3.endpoint) as slow:
-        pools[2].set_environment(s3.env | {"AWS_ENDPOINT_URL": slow.endpoint})
+        pools[2].environment.set(s3.env | {"AWS_ENDPOINT_URL": slow.endpoint})
         options = TrainingOptions(
             epochs=1,
             batch_size=16,
@@ -91,7 +91,7 @@ def test_who_waits_for_a_trace_or_for_tensorboard_is_told_so(
         slow.set_latency(SLOW_MS)  # what is looked at before training was quick
         waits.let_go()
         assert run.result().warnings == []
-    pools[2].set_environment(s3.env)
+    pools[2].environment.set(s3.env)
     begin = said.index("Training: epoch 1 of 1")
     assert said[begin:-2] == [
         "Training: epoch 1 of 1",
@@ -148,4 +148,4 @@ def test_who_waits_for_outputs_is_told_that_they_are_saved(
     said = [(course.what, course.note) for course in drawn]
     assert ("Predicting", "saving the outputs") in said
     last = drawn[-1]
-    assert (last.what, last.note, last.done, last.end) == ("Predicting", "", 20_000, "done")
+    assert (last.what, last.note, last.done, last.is_over) == ("Predicting", "", 20_000, True)

@@ -226,7 +226,7 @@ def test_on_another_number_of_ranks_it_is_the_same_but_for_rounding(
 def test_what_was_stopped_goes_on_from_s3(pools: Pools, s3: SeaweedServer, tmp_path: Path) -> None:
     os.environ.update(s3.env)
     url = f"{s3.make_bucket(f'run-{uuid4().hex}')}/run"
-    pools[2].set_environment(s3.env)
+    pools[2].environment.set(s3.env)
     settings: dict[str, Any] = {"epochs": 2, "batch_size": 8, "checkpoint": url}
     expected = train_on(pools[2], network(), samples(96), epochs=2, batch_size=8)
     goes_on = tmp_path / "goes on"

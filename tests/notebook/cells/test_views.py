@@ -22,7 +22,7 @@ from gpupool.notebook.cells.picture import Look, groups_text, report_html, repor
 from gpupool.notebook.cells.views import ends_quietly
 from gpupool.notebook.page import ansi, markup
 from gpupool.pool.calls.output import HEAD_CHARS, LAST_CHARS, RankOutput
-from gpupool.pool.calls.terminal_text import ERROR, as_shown
+from gpupool.pool.calls.terminal_text import as_shown
 from gpupool.spmd.cell import CellReport
 from gpupool.spmd.output import fold
 
@@ -131,30 +131,16 @@ def test_text_and_figures_stay_in_their_order() -> None:
     assert html.count("and after") == 1
     text = report_text(replace(report, cell_number=7), Look())
     assert text.splitlines()[-3:] == ["Out[7]:", "[0] 00", "[1] 10"]
-    packed = RankOutput.of_state(report.outputs[0].state())
-    assert packed.pieces() == report.outputs[0].pieces()
 
 
-def test_order_and_stderr_hold_where_text_was_left_out() -> None:
+def test_the_order_holds_where_text_was_left_out() -> None:
     output = RankOutput()
     output.add_text("x" * (HEAD_CHARS + LAST_CHARS))
     output.add_display(OutputKind.DISPLAY, {"data": {"text/html": "<i>late</i>"}})
     output.add_text("y" * 10)
-    output.add_text("warned\n", is_error=True)
-    *_, figure, last = output.pieces(mark_errors=True)
+    *_, figure, last = output.pieces()
     assert isinstance(figure, dict)
-    assert last == f"yyyyyyyyyy{ERROR}warned\n"
-
-
-def test_lines_of_stderr_can_be_told_and_bars_are_none() -> None:
-    report = report_of({0: "fine\n"})
-    report.outputs[0].add_text("bad <news>\nmore\n", is_error=True)
-    report.outputs[0].add_text("\r 50%|##|\r100%|####|\n", is_error=True)
-    report.outputs[0].add_text("fine again\n")
-    lines = report_html(report, Look()).split("\n")
-    assert ['title="stderr"' in line for line in lines] == [False, True, True, False, False]
-    assert "bad &lt;news&gt;" in lines[1]
-    assert ERROR not in report_text(report, Look())
+    assert last == "yyyyyyyyyy"
 
 
 def test_an_interrupt_by_the_user_is_one_amber_line_for_each_place() -> None:

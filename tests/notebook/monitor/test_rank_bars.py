@@ -30,10 +30,7 @@ def test_what_ranks_tell_of_is_drawn_until_the_cell_ends() -> None:
         bars.take([ProgressEvent("Late", 1, 0)])  # of a thread that goes on
     finally:
         progress.draw_with(before)
-    ends = [(c.what, c.done, c.total, c.unit, c.end) for c in seen if c.end]
-    assert ends == [
-        ("Reading", 9, 9, "samples", "done"),
-        ("Listing", 7, None, "files", "failed"),
-    ]
+    ends = [(c.what, c.done, c.total, c.unit) for c in seen if c.is_over]
+    assert ends == [("Reading", 9, 9, "samples"), ("Listing", 7, None, "files")]
     assert not drawn["Late"].is_set()
     assert seen[0].elapsed_s >= 1  # on the rank it has lasted for a second

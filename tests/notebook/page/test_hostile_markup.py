@@ -183,9 +183,8 @@ def test_a_training(pool2: Pool, data: ImageDatastore) -> None:
     assert_harmless(picture.history_html(result.history))
 
 
-@pytest.mark.parametrize("end", ["", "done", "failed"])
-def test_bars_and_notices(end: str) -> None:
-    assert_harmless(progress_view.bar_html(Course(HOSTILE, 1, 3, HOSTILE, HOSTILE, 1.0, end)))
+def test_bars_and_notices() -> None:
+    assert_harmless(progress_view.bar_html(Course(HOSTILE, 1, 3, HOSTILE, HOSTILE, 1.0)))
     assert_harmless(notices.notice_html(HOSTILE))
 
 

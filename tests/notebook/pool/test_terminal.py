@@ -31,7 +31,7 @@ import os, time
 from gpupool.core.progress import progress
 print('\\x1b[31mred\\x1b[0m')
 with progress('Listing', unit='files') as bar:
-    while not bar.is_drawn and rank == 0:
+    while bar._drawing is None and rank == 0:
         time.sleep(0.01)
     bar.update(11)
     while not os.path.exists(os.environ['LISTING']):
