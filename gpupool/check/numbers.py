@@ -125,6 +125,7 @@ def failure(bench: Bench) -> Found:
             max_steps=90,
             checkpoint=str(folder),
             checkpoint_every=10_000,
+            workers=0,  # each process that reads would count its own samples
             **training.options,
         )
     except SpmdError as error:
