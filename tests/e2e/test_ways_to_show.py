@@ -48,9 +48,6 @@ MASKED = {
     "a key in JSON": "display(JSON({K: 1}))",
     "a value in JSON": "display(JSON({'a': [K]}))",
     "a key of metadata": "display({'text/plain': 'x'}, metadata={'m': {K: 1}}, raw=True)",
-    "a colour within": "print(A + '\\x1b[0m' + B)",
-    "a colour within, flushed": "print(A + '\\x1b[', flush=True, end=''); print('0m' + B)",
-    "an erased letter within": "print(A + 'x\\b' + B)",
     "drawn over": "print('junk' + chr(13) + K)",
     "base64": "print(base64.b64encode(K.encode()).decode())",
     "a header": "print('Authorization: Basic', base64.b64encode(b'ada:' + K.encode()).decode())",
@@ -67,15 +64,18 @@ MASKED = {
     "a line of a value": "print(os.environ['TWO_LINE_KEY'].splitlines()[0])",
     "a value without its line end": "print('<', os.environ['NL_TOKEN'].strip(), '>')",
     "a progress bar": "from tqdm import tqdm\nfor _ in tqdm(range(3), desc=K): pass",
-    "quoted in lower case": "print(re.sub('%..', lambda m: m[0].lower(), quote(K, safe='')))",
-    "UTF-16": "os.write(1, K.encode('utf-16-le')); None",
-    "quoted twice": "print(quote(quote(K, safe='')))",
 }
-SHOWN = {  # as the documentation says: what is taken apart on purpose is not found
+SHOWN = {  # as the documentation says: what is taken apart or written in other ways is not found
     "half on stdout, half on stderr": (
         "print(A, end='', flush=True); print(B, file=sys.stderr, flush=True)"
     ),
     "wrapped": "import textwrap; print(textwrap.fill(K, 20))",
+    "a colour within": "print(A + '\\x1b[0m' + B)",
+    "a colour within, flushed": "print(A + '\\x1b[', flush=True, end=''); print('0m' + B)",
+    "an erased letter within": "print(A + 'x\\b' + B)",
+    "quoted in lower case": "print(re.sub('%..', lambda m: m[0].lower(), quote(K, safe='')))",
+    "UTF-16": "os.write(1, K.encode('utf-16-le')); None",
+    "quoted twice": "print(quote(quote(K, safe='')))",
     "the name of an error's class": "raise type('E' + ALNUM, (Exception,), {})('x')",
 }
 SETUP = """

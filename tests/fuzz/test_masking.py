@@ -1,4 +1,4 @@
-"""Any secret in any text, with codes in it, cut anywhere: no exception, and it is not shown."""
+"""Any secret in any text, cut anywhere: no exception, and it is not shown."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpupool.core.wire.masking import MASK, Redactor, Secrets, redact, uncut
+from gpupool.core.wire.masking import MASK, Redactor, Secrets, redact
 from tests.fuzz.limits import fuzzed, only_our_errors
 
 # No letter of the mask, few others: values overlap, repeat, contain each other.
 LETTERS = "xyz+/A%\\\"'&\n @"
-CODES = ["\x1b[0m", "\x1b[1;31m", "\x1b[K", "\x1b]0;t\x07", "\x1b]8;;u\x1b\\", "\0", "q\b"]
 values = st.lists(
     st.text(LETTERS, min_size=2, max_size=12) | st.text(min_size=4, max_size=30),
     min_size=1,
     max_size=5,
 )
-noise = (
-    st.text(LETTERS, max_size=9) | st.text(max_size=9) | st.sampled_from([*CODES, "\x1b[", "\x1b"])
-)
+noise = st.text(LETTERS, max_size=9) | st.text(max_size=9)
 
 
 @st.composite
@@ -42,9 +39,9 @@ def test_no_secret_comes_through_however_a_stream_is_cut(
         redactor = Redactor(Secrets(secrets))
         shown = "".join([*map(redactor.feed, pieces), redactor.flush()])
         whole = redact("".join(pieces), Secrets(secrets))
-    for text in (shown, whole):
-        # what the masks themselves and the text beside them make up is no secret that was shown
-        assert not any(value in part for value in secrets for part in text.split(MASK))
+    assert shown == whole
+    # what the masks themselves and the text beside them make up is no secret that was shown
+    assert not any(value in part for value in secrets for part in shown.split(MASK))
 
 
 @pytest.mark.parametrize(
@@ -52,14 +49,8 @@ def test_no_secret_comes_through_however_a_stream_is_cut(
     [
         ("A" * 500_000, "A" * 100),
         ("ab" * 1_000_000, "ab" * 50 + "c"),
-        ("\x1b[" * 200_000, "secret-of-mine"),
-        ("\x1b]" * 200_000, "secret-of-mine"),
-        ("\x1b]" + "x" * 1_000_000, "secret-of-mine"),
-        ("x\b" * 200_000, "secret-of-mine"),
-        ("\b" * 1_000_000, "secret-of-mine"),
         ("AKIA" * 200_000, "secret-of-mine"),
         ("secret-of-min" * 100_000, "secret-of-mine"),
-        ("secret\x1b[0m" * 20_000, "secret-of-mine"),
         ("\n".join(["line of a file of keys"] * 2), "\n".join(f"{n:040}" for n in range(500))),
     ],
 )
@@ -67,5 +58,3 @@ def test_long_texts_are_masked_in_time(text: str, secret: str) -> None:
     secrets = Secrets([secret])
     with only_our_errors():
         redact(text, secrets)
-    with only_our_errors():
-        uncut(text, len(text) // 2, secrets)

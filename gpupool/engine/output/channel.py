@@ -19,8 +19,6 @@ from io import StringIO
 from typing import Any, Protocol
 
 from gpupool.core.wire.events import PIECES
-from gpupool.core.wire.masking import uncut
-from gpupool.engine.output import log
 
 INTERVAL_S = 0.1  # text waits that long for more
 NUM_FLUSHES = 40  # in a second that are done at once; others wait for the interval
@@ -180,10 +178,11 @@ class Channel:
         for n, piece in enumerate(pieces):
             text = piece.text
             if max_chars is not None and len(text) > max_chars:
-                rest = Piece(piece.name, piece.parent, text[max_chars:])
+                cut = text.rfind("\n", 0, max_chars) + 1 or max_chars
+                rest = Piece(piece.name, piece.parent, text[cut:])
                 self._pieces = [rest, *pieces[n + 1 :]]
                 self._num_chars = _num_chars(self._pieces)
-                return [*taken, Piece(piece.name, piece.parent, text[:max_chars])]
+                return [*taken, Piece(piece.name, piece.parent, text[:cut])]
             taken.append(piece)
             max_chars = max_chars and max_chars - len(text)
         return taken
@@ -223,19 +222,20 @@ class Channel:
             self._send_other(*args, **options)
 
     def _thin_out(self) -> None:
-        """Drop what lies between the first and the last lines of what waits."""
+        """Drop what lies between the first and the last lines of what waits.
+
+        Whole lines only: who masks what is left would not find half of a secret.
+        """
         first, last, left = self._pieces[0], list[Piece](), KEPT_LAST_CHARS
         for piece in reversed(self._pieces):
             text = piece.text
             if len(text) > left:
-                cut = text.find("\n", len(text) - left) + 1 or len(text) - left
-                text = text[uncut(text, cut, log.secrets) :]
-                last.insert(0, Piece(piece.name, piece.parent, text))
+                start = text.find("\n", len(text) - left) + 1 or len(text)
+                last.insert(0, Piece(piece.name, piece.parent, text[start:]))
                 break
             left -= len(text)
             last.insert(0, piece)
-        text = first.text
-        head = text[: uncut(text, KEPT_HEAD_CHARS, log.secrets)]
+        head = first.text[: first.text.rfind("\n", 0, KEPT_HEAD_CHARS) + 1]
         note = left_out(self._num_chars - _num_chars(last) - len(head))
         self._pieces = [Piece(first.name, first.parent, head + note), *last]
         self._num_chars = _num_chars(self._pieces)
