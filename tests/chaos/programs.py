@@ -71,15 +71,10 @@ def start_children(walk: Walk) -> None:
 
 
 def use_subgroup(walk: Walk) -> None:
-    """One of the ranks 0 and 1, which stays as long as they do."""
-    if walk.references.get("subgroup") != walk.num_losses:
-        walk.references["subgroup"] = walk.num_losses
-        walk.cell(
-            "import contextlib\nwith contextlib.suppress(Exception): "
-            "dist.destroy_process_group(globals().pop('_sub'))\n_sub = dist.new_group([0, 1])"
-        )
+    """One of the ranks 0 and 1."""
     cell = walk.cell(
-        "_ones = torch.ones(1)\nif rank < 2: dist.all_reduce(_ones, group=_sub)\n"
+        "_sub, _ones = dist.new_group([0, 1]), torch.ones(1)\n"
+        "if rank < 2: dist.all_reduce(_ones, group=_sub); dist.destroy_process_group(_sub)\n"
         "print('part', _ones.item())"
     )
     assert "part 2.0" in cell.text, cell.text

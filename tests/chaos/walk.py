@@ -43,7 +43,7 @@ class Walk:
         self.model = Model(0)
         self.references: dict[object, object] = {}  # what was once found, and is to stay so
         self.other: tuple[Kernel, Notebook] | None = None
-        self.number = self.num_losses = 0  # of the action; of ranks, or of all with their pool
+        self.number = 0  # of the action
         self._ranks: dict[int, int] = {}  # rank -> pid, after the action before
         self._lost: set[int] = set()  # since then
         self._ends = ExitStack()
@@ -147,13 +147,11 @@ class Walk:
         self.here(f"%gpupool start --cpu -n {world_size}")
         self.references.pop("imports", None)
         self.model.start(world_size)
-        self.num_losses += 1
         self._ranks = {}
 
     def lose(self, *ranks: int) -> None:
         """These ranks are lost, and replaced before the next thing is done."""
         self.model.lose(ranks)
-        self.num_losses += len(ranks)
         self._lost |= set(ranks)
 
     def pid(self, member: str) -> int:

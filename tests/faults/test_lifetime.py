@@ -12,7 +12,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from jupyter_client.blocking.client import BlockingKernelClient
 
 import gpupool
 from gpupool.pool import session
@@ -216,14 +215,6 @@ def test_two_notebooks_have_two_pools_and_one_end_is_no_matter_of_the_other(
     until(lambda: not folder.exists(), GONE_S, "the folder's removal")
     assert fresh.run("%spmd rank").status == "ok"
     assert family_in(fresh) == second
-
-
-def is_ready(client: BlockingKernelClient) -> bool:
-    try:
-        client.wait_for_ready(timeout=60)
-    except RuntimeError:  # "died": of a kernel that takes more than a second to start
-        return False
-    return True
 
 
 # ---- the idle pool ---------------------------------------------------------------------------
