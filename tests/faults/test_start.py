@@ -268,7 +268,7 @@ def test_surroundings_in_which_no_pool_can_start_are_named_at_once(tmp_path: Pat
 
 
 def test_too_few_files_on_the_disk_are_named(tmp_path: Path) -> None:
-    mount = ["mount", "-t", "tmpfs", "-o", "nr_inodes=12", "tmpfs", str(tmp_path)]
+    mount = ["mount", "-t", "tmpfs", "-o", "nr_inodes=11", "tmpfs", str(tmp_path)]
     mounted = subprocess.run(mount, capture_output=True)
     if mounted.returncode != 0:
         pytest.skip(f"needs to mount a tmpfs: {mounted.stderr.decode().strip()}")

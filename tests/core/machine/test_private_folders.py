@@ -90,7 +90,7 @@ def test_a_pools_folder_is_where_no_cleaner_goes_if_that_is_the_users_alone(tmp_
     os.environ["XDG_RUNTIME_DIR"] = str(runtime)
     made = private_temporary("gpupool-")
     assert (made.parent, made.stat().st_mode & 0o777) == (runtime, 0o700)
-    assert runtime in temporary_places()  # where leftovers are looked for
+    assert runtime in temporary_places()
     made.rmdir()
     runtime.chmod(0o750)
     assert temporary_places() == [Path(tempfile.gettempdir())]
