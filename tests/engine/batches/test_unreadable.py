@@ -44,10 +44,10 @@ SKIP: dict[str, Any] = {"on_error": "skip"}
 @pytest.fixture
 def lenient(pools: Pools) -> Iterator[Pools]:
     """Pools whose ranks leave out any number of samples."""
-    for share in (1.0, training_options._MAX_SKIPPED):
+    for share in (1.0, training_options.MAX_SKIPPED):
         for n in (1, 2, 3):
             pools[n].run(
-                f"from gpupool.core.options import training_options as o\no._MAX_SKIPPED = {share}"
+                f"from gpupool.core.options import training_options as o\no.MAX_SKIPPED = {share}"
             )
         if share == 1.0:
             yield pools

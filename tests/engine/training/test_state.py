@@ -85,7 +85,7 @@ def test_it_goes_on_to_the_last_bit(tmp_path: Path, settings: dict[str, Any]) ->
 def test_skipped_samples_are_told_again_and_counted_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpupool.core.options.training_options._MAX_SKIPPED", 0.2)
+    monkeypatch.setattr("gpupool.core.options.training_options.MAX_SKIPPED", 0.2)
     settings = {"on_error": "skip", "shuffle": "never"}
     saved = {"checkpoint": str(tmp_path), "checkpoint_every": 1, "num_checkpoints": 8}
     expected, told = fitted(network(torch.float64), Vectors(30, {3, 20}), **settings, **saved)
