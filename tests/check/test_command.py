@@ -87,6 +87,7 @@ def test_every_promise_is_kept_on_cpu_ranks(temporary: Path) -> None:
     assert left(temporary) == set()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(visible_gpus()), reason="there is a GPU")
 def test_a_promise_that_is_not_kept_is_a_line_and_the_status(temporary: Path) -> None:
     status, out, _ = checked(temporary, "--gpu", "--only", "kill")

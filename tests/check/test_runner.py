@@ -15,6 +15,8 @@ from gpupool.check.runner import Runner
 from gpupool.pool import session
 from tests.support.processes import gone, until
 
+pytestmark = pytest.mark.long
+
 CPU = {"device": "cpu", "n": 2}
 
 

@@ -202,6 +202,7 @@ def test_a_rank_that_waits_in_the_store_of_the_group_is_freed(pool3: Pool) -> No
     assert dict(pool3.run(SUM)) == dict.fromkeys(range(3), 3.0)
 
 
+@pytest.mark.long
 def test_the_group_is_formed_when_the_last_abort_is_done(pool3: Pool) -> None:
     """The error is there before; no group is destroyed in the middle of its abort."""
     pids = pool3.status().pids

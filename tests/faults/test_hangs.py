@@ -35,6 +35,7 @@ def watched(pool3: Pool, monkeypatch: pytest.MonkeyPatch) -> Watched:
     return watched
 
 
+@pytest.mark.long
 def test_a_cell_in_which_a_rank_never_comes_is_ended_and_names_every_rank(
     watched: Watched,
 ) -> None:
@@ -140,6 +141,7 @@ def test_a_rank_that_leaves_frees_those_that_wait_for_it(watched: Watched, left:
     assert dict(pool.run(f"{SUM}, kept")) == {0: (3.0, 0), 1: (3.0, 1), 2: (3.0, 2)}
 
 
+@pytest.mark.long
 def test_a_rank_that_leaves_does_not_cut_off_what_does_not_wait_for_it(
     watched: Watched,
 ) -> None:

@@ -200,6 +200,7 @@ def test_it_ends_a_data_loader_with_workers(kernel: Kernel) -> None:
 # ---- a training ------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_it_ends_a_training_after_the_step_and_a_double_press_is_one(kernel: Kernel) -> None:
     kernel.run(TRAIN.format(step_s=0.1))
     assert press(kernel, "run.result().stopped_by", 0.5, 0.6).text.endswith("'user'")

@@ -270,6 +270,7 @@ def test_on_a_terminal_the_warning_is_a_line() -> None:
 # ---- stop ------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_stop_ends_engines_that_do_not_react(fresh: Kernel) -> None:
     fresh.run("%gpupool start --cpu -n 4")
     pids = family_in(fresh)
@@ -296,6 +297,7 @@ def test_stop_ends_engines_that_do_not_react(fresh: Kernel) -> None:
 STARTS = "import subprocess\nchild = subprocess.Popen(['sleep', '60'])\nchild.pid"
 
 
+@pytest.mark.long
 def test_without_an_agent_the_notebook_ends_what_the_ranks_had_started() -> None:
     session.stop()
     pool = gpupool.start(n=2, device="cpu")
@@ -321,6 +323,7 @@ with gpupool.start(n=1, device="cpu") as pool:
 """
 
 
+@pytest.mark.long
 def test_a_process_that_the_notebook_forks_ends_at_once_and_the_pool_stays() -> None:
     output, _ = notebook(FORK).communicate(timeout=60)
     assert output.splitlines()[-1] == "7 True {0: 0}"

@@ -67,6 +67,7 @@ def test_any_stream_becomes_lines(pieces: list[str]) -> None:
         lines.rest(0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "piece",
     [

@@ -430,6 +430,7 @@ def test_a_pool_of_one_as_a_context_manager(no_pool: None) -> None:
     assert session.find() is None
 
 
+@pytest.mark.long
 def test_two_pools_of_one_process_do_not_touch_each_other(pool2: Pool) -> None:
     pool2.run("kept = 1")
     with Pool(PoolOptions(n=1, device="cpu")) as other:

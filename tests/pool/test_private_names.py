@@ -294,6 +294,8 @@ def test_the_flight_recorder_knows_gloos_collectives_and_which_are_pending(pool2
         found: list[object] = []
         if dist.get_rank() == 0:
             counts = json.loads(c10d._dump_fr_trace_json(False, False))
+            while not num_pending(counts["pg_status"]["0"]) and time.monotonic() < deadline:
+                counts = json.loads(c10d._dump_fr_trace_json(False, False))
             dump = json.loads(c10d._dump_fr_trace_json(True, False))
             status, entry = dump["pg_status"]["0"], dump["entries"][-1]
             keys = ("profiling_name", "is_p2p", "retired", "input_sizes", "input_dtypes")

@@ -11,6 +11,8 @@ from tests.security.lines import Actor
 from tests.security.users import User
 from tests.support.processes import until
 
+pytestmark = pytest.mark.long
+
 SAYS = "print('diagnosis of patient', 15 + rank, flush=True); rank"
 SAID = {
     "values": {"0": 0, "1": 1},

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.security.lines import Actor
 from tests.security.users import User
+
+pytestmark = pytest.mark.long
 
 CLIENT = """
 import json, sys, ipyparallel

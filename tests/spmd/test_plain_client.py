@@ -53,6 +53,7 @@ def test_a_cell_comes_after_what_a_plain_client_has_asked_of_its_ranks(pool2: Po
         sleep.get(20)
 
 
+@pytest.mark.long
 def test_a_pool_that_has_stopped_has_no_client(kernel: Kernel) -> None:
     assert kernel.run("pool.client.ids").text == "[0, 1]"
     done = kernel.run("%gpupool stop\npool.client")

@@ -16,6 +16,7 @@ from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on
 
 
+@pytest.mark.long
 def test_trainings_stand_side_by_side(pools: Pools) -> None:
     data = samples(60)
     one = train_on(pools[1], network(), data, epochs=3, batch_size=10, validation=data)

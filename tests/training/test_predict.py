@@ -72,6 +72,7 @@ def test_bad_input_is_refused(pool2: Pool) -> None:
         gpupool.evaluate(network(), samples(4), pool=2)  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 def test_train_starts_a_pool_if_none_runs_and_says_so_in_a_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

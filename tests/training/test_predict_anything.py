@@ -52,6 +52,7 @@ class Stream(IterableDataset[Any]):
         return iter(self.rows)
 
 
+@pytest.mark.long
 def test_data_without_targets_give_the_same_outputs_on_any_ranks(pools: Pools) -> None:
     model, data = network(torch.float64), samples(11, torch.float64)
     rows = data.tensors[0]

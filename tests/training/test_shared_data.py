@@ -161,6 +161,7 @@ def test_a_constant_is_a_data_set(pool2: Pool, kept: kept_data.KeptData) -> None
     assert kept.num_bytes == 0
 
 
+@pytest.mark.long
 def test_a_constant_of_another_pool_is_refused(pools: Pools) -> None:
     constant = pools[1].put(samples(10))
     with raises(TrainingError, "cannot send", "dataset"):

@@ -55,6 +55,7 @@ def test_the_result_is_that_of_one_process(spare: Pool, pools: Pools) -> None:
     assert (ours.history.start.world_size, ours.history.start.backend) == (2, "gloo")
 
 
+@pytest.mark.long
 def test_the_spare_rank_is_free_while_the_others_train(spare: Pool) -> None:
     run = TrainingRun(
         spare, network(), Slow(64), "cross_entropy", TrainingOptions(batch_size=8, epochs=50), None

@@ -125,8 +125,9 @@ class HostAgent:
 
     @property
     def usable(self) -> bool:
-        """Whether it runs, and was started with what the environment says now."""
-        return self._process.poll() is None and self._read_at_start == _read_at_start()
+        """Whether it and its folder are there, and it has what the environment says now."""
+        is_there = self._process.poll() is None and self.folder.is_dir()
+        return is_there and self._read_at_start == _read_at_start()
 
     @property
     def is_ours(self) -> bool:

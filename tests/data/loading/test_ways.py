@@ -142,6 +142,7 @@ def test_what_the_user_draws_beside_it_stays_the_users() -> None:
     assert (random.getstate(), repr(np.random.get_state())) == before
 
 
+@pytest.mark.long
 def test_processes_end_with_the_reading_however_that_ends() -> None:
     dataset = Plain(spin_s=0.001)
     for ends in ("well", "left", "raised"):

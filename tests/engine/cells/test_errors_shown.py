@@ -249,6 +249,7 @@ def test_equal_errors_at_different_lines_are_not_the_same(fails: Fails) -> None:
     assert "(the same on 2 of 2 ranks; " in str(same)
 
 
+@pytest.mark.long
 def test_a_time_limit_says_who_was_late_and_where_and_the_state_stays(
     run: Callable[..., SpmdRun], fails: Fails, pool2: Pool
 ) -> None:

@@ -51,6 +51,7 @@ def test_a_group_that_is_as_asked_is_kept(pool: Pool, ask: str) -> None:
     assert pool.generation == generation
 
 
+@pytest.mark.long
 def test_another_timeout_is_formed_and_stays_for_the_next_cells(pool: Pool) -> None:
     generation = pool.generation
     assert dict(pool.run(f"{ASK}\n{SUM}")) == both(2.0)
@@ -156,6 +157,7 @@ def test_a_rank_that_waits_hears_an_interrupt(pool: Pool) -> None:
         pool.run(cell, ranks=0, timeout_s=0.5)
 
 
+@pytest.mark.long
 def test_a_group_that_was_left_while_another_cell_runs_is_there_when_that_has_ended(
     pool: Pool,
 ) -> None:

@@ -158,6 +158,7 @@ for step in itertools.count():
 """
 
 
+@pytest.mark.long
 def test_after_a_failed_loop_its_tensors_are_said_to_be_unfinished(behind: Pool) -> None:
     with pytest.raises(SpmdError) as caught:
         behind.run(LOOP)

@@ -197,6 +197,7 @@ def test_named_metrics_are_the_same_on_any_number_of_ranks(pools: Pools, size: i
     assert values["loss"] == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.long
 def test_outputs_have_metrics_by_name(pools: Pools) -> None:
     model = Table({"mask": MAPS, "size": NUMBERS})
     data = Targets(mask=MASKS, size=WANTED)

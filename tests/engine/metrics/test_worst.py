@@ -66,6 +66,7 @@ def test_they_are_those_of_one_process_on_any_number_of_ranks(pools: Pools, num:
         assert "<b>fox" not in html
 
 
+@pytest.mark.long
 def test_a_validation_shows_pictures_of_its_worst(pools: Pools) -> None:
     result = train_on(
         pools[2], nn.Sequential(nn.Flatten(), nn.Linear(200, 2)), IMAGES, epochs=1,

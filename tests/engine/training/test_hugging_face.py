@@ -15,6 +15,8 @@ from tests.support.pools import Pools
 from tests.support.raising import raises
 from tests.support.trainings import train_on, weights
 
+pytestmark = pytest.mark.long
+
 datasets, peft, transformers = map(pytest.importorskip, ("datasets", "peft", "transformers"))
 
 WORDS = 13

@@ -257,6 +257,7 @@ def test_what_was_stopped_goes_on_from_s3(pools: Pools, s3: SeaweedServer, tmp_p
             assert torch.equal(one.model.state_dict()[name], tensor)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("index", [40, 43])  # in the share of the second rank, of the first
 def test_a_sample_that_fails_on_one_rank_leaves_a_checkpoint_that_the_error_names(
     pools: Pools, tmp_path: Path, index: int
@@ -312,6 +313,7 @@ def test_after_a_kill_it_goes_on_by_itself(pools: Pools, tmp_path: Path, rank: i
         assert torch.allclose(result.model.state_dict()[name], tensor, rtol=0, atol=1e-12)
 
 
+@pytest.mark.long
 def test_without_a_checkpoint_yet_it_begins_anew(pools: Pools, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"epochs": 1, "batch_size": 6}
     options = TrainingOptions(checkpoint=str(tmp_path), on_failure="resume", **settings)

@@ -58,6 +58,7 @@ def last_drawn(cell: Cell) -> str:
     return str(cell.drawn[-1]["text/plain"]) if cell.drawn else ""
 
 
+@pytest.mark.long
 def test_a_hang_is_a_table_with_a_button_below_a_dot_for_each_rank(kernel: Kernel) -> None:
     cell = kernel.run(HANG, meanwhile=[(draws("Hang:"), kernel.press_stop)])
     html = next(data["text/html"] for data in cell.drawn if "Hang:" in data["text/html"])

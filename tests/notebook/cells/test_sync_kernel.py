@@ -45,6 +45,7 @@ def last_line(cell: Cell) -> str:
     return cell.text.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_the_table_and_the_errors_say_what_is_lost_until_it_is_copied(kernel: Kernel) -> None:
     lost = "lost with rank 1, which was killed by SIGKILL"
     shown = kernel.run("optimizer")

@@ -114,6 +114,7 @@ def test_stop_in_the_monitor_ends_the_loop_while_the_cell_blocks(
     assert kernel.run("_[0] == _[1] > 1").text == "True"
 
 
+@pytest.mark.long
 def test_a_loop_that_does_not_ask_has_no_button_and_none_stays(
     kernel: Kernel, tmp_path: Path
 ) -> None:

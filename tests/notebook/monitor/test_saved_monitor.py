@@ -83,6 +83,7 @@ def assert_draws_two_plots(page: str) -> None:
     assert "best " in drawn
 
 
+@pytest.mark.long
 def test_nbclient_and_what_is_made_of_its_file(notebook: Path) -> None:
     by_nbclient(notebook)
     assert_has_the_picture(notebook)

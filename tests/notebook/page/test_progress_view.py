@@ -125,6 +125,7 @@ class Pty:
         return b"".join(parts).decode()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["good", "error"])
 def test_a_terminal_is_left_clean_whatever_ends_it(mode: str) -> None:
     with Pty(mode) as script:
@@ -180,6 +181,7 @@ def test_a_notebook_shows_a_bar_and_nothing_of_it_stays(kernel: Kernel) -> None:
     assert output["data"] == {"text/html": '<div class="gpupool-progress"></div>', "text/plain": ""}
 
 
+@pytest.mark.long
 def test_the_log_of_a_program_that_executes_a_file_has_a_line_for_each_stage() -> None:
     notebook = nbformat.v4.new_notebook(
         cells=[nbformat.v4.new_code_cell(f"{WORK}\nwork(False)\n1")]

@@ -99,6 +99,7 @@ caller.start()
 """
 
 
+@pytest.mark.long
 def test_a_press_ends_a_cell_of_many_short_calls(kernel: Kernel, page: Page) -> None:
     page.run(MANY_SHORT_CALLS, lambda page: page.view["state"] == "busy")
     known = page.view

@@ -93,6 +93,7 @@ def test_a_blocked_rank_tells_its_collective_and_line(
     until(lambda: place_of(pool2, 1) == "Cell In[3], line 5", 10.0)
 
 
+@pytest.mark.long
 def test_the_backward_pass_of_ddp_waits_in_the_users_line(pool2: Pool, begin: Begin) -> None:
     pool2.run(
         "ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))\n"
@@ -170,6 +171,7 @@ def watched(pool2: Pool, begin: Begin) -> Callable[..., Diagnosis]:
     return watched
 
 
+@pytest.mark.long
 def test_a_rank_that_has_finished_without_the_collective(
     watched: Callable[..., Diagnosis],
 ) -> None:
@@ -181,6 +183,7 @@ def test_a_rank_that_has_finished_without_the_collective(
     assert "(Cell In[3], line 2); rank 1 has already finished the cell" in diagnosis.text
 
 
+@pytest.mark.long
 def test_ranks_in_different_collectives(watched: Callable[..., Diagnosis]) -> None:
     diagnosis = watched(
         "x = torch.ones(1)\nif rank == 0:\n    dist.all_reduce(x)\nelse:\n    dist.broadcast(x, 0)",

@@ -297,6 +297,7 @@ def test_of_a_flood_the_first_and_the_last_come_whole_and_in_order(pool2: Pool) 
     assert len(numbers) < 40_000
 
 
+@pytest.mark.long
 def test_a_flood_hides_secrets_also_where_it_is_cut(pool2: Pool) -> None:
     import os
 

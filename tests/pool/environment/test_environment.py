@@ -207,6 +207,7 @@ def test_a_secret_in_an_error_is_masked(sent: Pool) -> None:
     assert CANARY not in shown
 
 
+@pytest.mark.long
 def test_a_propagated_name_is_remembered_for_the_next_pool(own_pool: Pool) -> None:
     os.environ["HF_HOME"] = "/models"
     own_pool.propagate_env("HF_*")
@@ -232,6 +233,7 @@ def test_nothing_of_a_pool_listens_beyond_this_machine(pool2: Pool) -> None:
         assert address in ("127.0.0.1", "::1"), name
 
 
+@pytest.mark.long
 def test_a_rank_that_is_slow_to_take_a_variable_keeps_neither_status_nor_stop_waiting() -> None:
     session.stop()
     pool = gpupool.start(n=2, device="cpu")

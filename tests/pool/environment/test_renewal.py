@@ -77,6 +77,7 @@ def test_keys_are_renewed_on_every_rank_while_a_cell_runs(forgetful: Pool, issue
     )
 
 
+@pytest.mark.long
 def test_old_and_new_keys_are_masked_in_a_cell_that_runs_meanwhile(
     forgetful: Pool, issuer: Issuer
 ) -> None:

@@ -30,6 +30,7 @@ def make_old(folder: Path) -> None:
     os.utime(folder, (0, 0))
 
 
+@pytest.mark.long
 def test_the_folder_of_a_crash_of_everything_is_removed_at_the_next_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

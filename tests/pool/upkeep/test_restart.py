@@ -15,7 +15,7 @@ import pytest
 import zmq
 from ipyparallel.util import connect
 
-from gpupool import Pool, PoolError, SpmdError
+from gpupool import Pool, PoolError, PoolOptions, SpmdError
 from tests.support.processes import (
     engine_pid,
     family,
@@ -180,6 +180,7 @@ def fork_servers(agent: psutil.Process) -> list[psutil.Process]:
     return found
 
 
+@pytest.mark.long
 def test_a_restart_that_fails_costs_the_others_nothing(pool3: Pool) -> None:
     """The rank's new process cannot come: each fork server is killed while it imports torch."""
     agent = family(pool3)["agent"]
@@ -223,3 +224,6 @@ def test_a_private_folder_that_is_removed_costs_no_rank_and_is_named(pool3: Pool
     with raises(PoolError, "given up", shown=str(folder)):
         pool3.restart([1])
     assert pool3.status().pids == pids
+    pool3.stop()
+    with Pool(PoolOptions(n=1, device="cpu")) as another:  # by an agent with a folder
+        assert another.run("rank")[0] == 0

@@ -129,6 +129,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 """
 
 
+@pytest.mark.long
 def test_gradients_are_reduced_once_and_hooks_of_the_user_stay(pool3: Pool) -> None:
     """Of the old buckets nothing is left: each is reduced once a step, by the user's own hook."""
     pool3.run(MODEL.replace("{options}", "") + COUNTED + STEPS + "calls.clear()" + STEPS)
@@ -302,6 +303,7 @@ def test_handles_stay_good_and_their_facts_are_asked_for_again(
     assert cell(pool3, "x.sum().item()")[1] == 0.0
 
 
+@pytest.mark.long
 def test_a_value_that_went_with_its_rank_says_so(pool3: Pool, names: dict[str, Any]) -> None:
     cell(pool3, "x = [rank] * 2\nif rank == 0: only = 1")
     x = names["x"]
