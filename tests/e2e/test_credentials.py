@@ -150,6 +150,7 @@ def reads(s3: SeaweedServer, key: str) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_a_loop_that_reads_survives_that_its_keys_expire_and_are_refused(
     pool2: Pool, s3: SeaweedServer, photos_url: str, tmp_path: Path
 ) -> None:

@@ -177,6 +177,7 @@ SLOW = "from tests.engine.group import slow_backend\n"
 FAILS = "if rank == 0: 1 / 0\ndist.all_reduce(torch.ones(1))"
 
 
+@pytest.mark.long
 def test_a_rank_that_forms_a_sub_group_alone_is_freed_whatever_its_back_end(
     pool3: Pool,
 ) -> None:

@@ -128,6 +128,7 @@ def test_who_has_given_its_part_and_computes_does_not_end_who_waits_for_another(
     assert dict(watched("abort").run(source, timeout_s=40)) == {0: 0, 1: 1, 2: 2}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("left", ["quit()", "import sys; sys.exit(0)"])
 def test_a_rank_that_leaves_frees_those_that_wait_for_it(watched: Watched, left: str) -> None:
     pool = watched("tell")

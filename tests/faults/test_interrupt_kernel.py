@@ -133,6 +133,7 @@ def test_it_ends_a_cell_whatever_that_does(kernel: Kernel, code: str) -> None:
     assert_next_cell_works(kernel)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("again_s", [(0.1, 0.2), (0.3, 0.6)])
 def test_pressing_again_is_harmless(kernel: Kernel, again_s: tuple[float, ...]) -> None:
     presses = (0.5, *(0.5 + after_s for after_s in again_s))
@@ -189,6 +190,7 @@ def test_it_does_nothing_while_nothing_runs(kernel: Kernel) -> None:
     assert_next_cell_works(kernel)
 
 
+@pytest.mark.long
 def test_it_ends_a_data_loader_with_workers(kernel: Kernel) -> None:
     assert_short(press(kernel, f"%%spmd\n{DATA}", 0.5), "SpmdError: ")
     assert_next_cell_works(kernel)

@@ -94,6 +94,7 @@ def test_a_restarted_kernel_leaves_nothing_and_can_start_again(kernel: Kernel) -
     assert kernel.run("%spmd rank").status == "ok"
 
 
+@pytest.mark.long
 def test_an_interrupted_start_leaves_nothing_and_the_next_one_works(kernel: Kernel) -> None:
     kernel_pid = pid_of(kernel)
     kernel.run("import gpupool")

@@ -58,6 +58,7 @@ def test_after_a_while_it_is_killed_without_being_asked(faulty: Faulty, tmp_path
     faulty.check(lost=[1])
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("short_ladder")
 def test_a_rank_that_is_stopped_is_replaced_and_its_end_meets_nobody(faulty: Faulty) -> None:
     source = "if rank != 1: dist.all_reduce(torch.ones(1))\n__import__('time').sleep(600)"

@@ -497,6 +497,7 @@ def test_ranks_draw_different_numbers_though_they_were_forked_from_one_process(
     assert all(one != other for one, other in zip(first, second, strict=True))
 
 
+@pytest.mark.long
 def test_ranks_use_the_threads_they_were_given(no_pool: None) -> None:
     code = (
         "import os, threadpoolctl\n"
@@ -609,6 +610,7 @@ class Raises:
         raise KeyboardInterrupt
 
 
+@pytest.mark.long
 def test_an_error_while_a_call_is_sent_leaves_nothing_behind(pool2: Pool) -> None:
     unsent: Any = Raises()
     calls = {0: RunSource("import time; time.sleep(60)", None), 1: RunSource(unsent, None)}

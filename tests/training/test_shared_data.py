@@ -64,6 +64,7 @@ def test_ranks_share_one_copy_and_the_next_job_sends_nothing(pools: Pools, tmp_p
         assert pools[n].variables.kept_data.num_bytes == NUM_BYTES
 
 
+@pytest.mark.long
 def test_data_are_kept_while_they_are_unchanged(pool2: Pool, kept: kept_data.KeptData) -> None:
     inputs, targets = torch.randn(NUM, WIDTH), torch.zeros(NUM, dtype=torch.long)
     train_on(pool2, network(), TensorDataset(inputs[:2000], targets[:2000]), **ONE_EPOCH)

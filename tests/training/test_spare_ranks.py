@@ -67,6 +67,7 @@ def test_the_spare_rank_is_free_while_the_others_train(spare: Pool) -> None:
     assert dict(spare.run(ALL)) == {0: 3.0, 1: 3.0, 2: 3.0}
 
 
+@pytest.mark.long
 def test_prediction_is_by_the_ranks_that_train(spare: Pool, tmp_path: Path) -> None:
     model, data = network(), samples(7)
     asked = InferenceJob(model, data, TrainingOptions(batch_size=4))
@@ -106,6 +107,7 @@ class Failing(nn.Module):
         return self.inner(inputs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_rank_that_waits_in_the_training_group_is_freed(spare: Pool, failing: int) -> None:
     generation = spare.generation

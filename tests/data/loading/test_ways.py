@@ -158,6 +158,7 @@ def test_processes_end_with_the_reading_however_that_ends() -> None:
         until(lambda pids=pids: gone(*pids), 3.0, "the end of the processes")  # type: ignore[misc]
 
 
+@pytest.mark.long
 def test_a_bad_sample_an_error_and_a_killed_process_are_told_as_without_processes() -> None:
     with by_processes(Bad(spin_s=0.001), 2, [np.arange(44, 48)]) as by:
         skipping = by(skip=True, batches=BATCHES[:2])

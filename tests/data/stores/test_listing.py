@@ -49,6 +49,7 @@ def bucket(s3: SeaweedServer) -> str:
     return url
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("page", [2, 1000])
 @pytest.mark.parametrize("prefix", ["", "deep"])
 def test_every_object_is_listed_once_sorted_however_large_a_page(

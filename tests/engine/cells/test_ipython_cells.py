@@ -133,6 +133,7 @@ def test_the_cell_ends_where_its_script_fails(pool2: Pool) -> None:
     assert pool2.run("print(get_ipython().run_cell('1 / 0').success)").text(0).startswith("False")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cell", ["!sleep 60", "x = !sleep 60", "%%bash\nsleep 60"])
 def test_a_command_that_is_stopped_ends_the_cell(pool2: Pool, cell: str) -> None:
     pool2.run("went_on = False")

@@ -44,6 +44,7 @@ def tied() -> nn.Module:
     return model
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "shape"),
     [

@@ -77,6 +77,7 @@ def test_a_group_that_was_left_is_there_again_in_the_next_cell(pool: Pool) -> No
     assert dict(pool.run(SUM)) == both(2.0)
 
 
+@pytest.mark.long
 def test_a_group_left_by_one_rank_or_by_a_cell_that_fails_is_there_again(pool: Pool) -> None:
     pool.run("dist.destroy_process_group()", ranks=1)
     assert dict(pool.run(SUM)) == both(2.0)
@@ -128,6 +129,7 @@ def test_a_backend_that_is_not_there_is_torchs_error_and_the_next_cell_has_a_gro
     assert dict(pool.run(SUM)) == both(2.0)
 
 
+@pytest.mark.long
 def test_a_store_of_the_users_own_makes_a_group_of_its_own_for_the_cell(pool: Pool) -> None:
     alone = (
         "import tempfile\nstore = dist.FileStore(tempfile.mktemp(), 1)\n"

@@ -216,6 +216,7 @@ def test_outputs_have_metrics_by_name(pools: Pools) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_metric_that_keeps_means_and_spreads_is_put_together_as_torchmetrics_does(
     pools: Pools,
 ) -> None:

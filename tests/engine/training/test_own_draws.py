@@ -82,6 +82,7 @@ class Waiting(Dataset[Any]):
         return torch.ones(8, dtype=DOUBLE), index % 3
 
 
+@pytest.mark.long
 def test_a_training_that_waits_for_its_data_says_what_to_change(pools: Pools) -> None:
     result = train_on(
         pools[2], network(DOUBLE), Waiting(), workers=0, batch_size=12, epochs=1, max_steps=30

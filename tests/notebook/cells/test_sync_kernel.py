@@ -66,6 +66,7 @@ def test_the_table_and_the_errors_say_what_is_lost_until_it_is_copied(kernel: Ke
     assert re.fullmatch(r"\[(\[\[.*\]\]),\s+\1\]", weights), weights
 
 
+@pytest.mark.long
 def test_a_new_rank_has_the_secrets_and_shows_none(kernel: Kernel) -> None:
     code = "import os\ntoken = os.environ['GPUPOOL_TEST_TOKEN']\nprint(token)\nlen(token)"
     cell = kernel.run(f"%%spmd -t 1\n{code}")

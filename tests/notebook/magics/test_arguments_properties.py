@@ -103,6 +103,7 @@ def lines(draw: st.DrawFn, command: str) -> tuple[str, dict[str, Any]]:
     return shlex.join(words + last), meaning
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", PARSERS)
 def test_valid_options_mean_what_was_written(command: str) -> None:
     defaults = vars(PARSERS[command]().parse_line(""))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 ROOT = Path(__file__).parents[3]
@@ -66,6 +67,7 @@ def test_the_saved_notebook_keeps_a_still_picture_and_no_widget() -> None:
     assert len(lines["accuracy"]["validation"]) == 3
 
 
+@pytest.mark.long
 def test_stop_reaches_the_run_and_is_acknowledged_at_once() -> None:
     notebook = executed(
         "from gpupool.notebook.monitor.views import WidgetView\n"
@@ -155,6 +157,7 @@ print(at_once < 20, sent())
 """
 
 
+@pytest.mark.long
 def test_the_last_news_follows_where_nothing_comes_after_it() -> None:
     """Points and words within half a second, then the whole picture and that for a dead kernel."""
     notebook = executed(COUNTED, LAST_NEWS)

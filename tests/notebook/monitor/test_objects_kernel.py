@@ -48,7 +48,6 @@ def only(cell: Cell) -> str:
     return str(output["data"]["text/html"])
 
 
-@pytest.mark.long
 def test_a_run_has_a_second_live_view_and_all_become_still(kernel: Kernel) -> None:
     line = kernel.run("print(repr(run), run.history.line() in repr(run))").text
     assert line.startswith("TrainingRun(")

@@ -146,6 +146,7 @@ def test_a_training_that_diverged_does_not_flatten_what_it_is_compared_with() ->
     assert drawn(good, good).count('h0"/>') == 0
 
 
+@pytest.mark.long
 def test_no_view_shows_a_password_of_an_options_url(pools: Pools) -> None:
     places = (
         f"memory://me:{CANARY}@host/run",

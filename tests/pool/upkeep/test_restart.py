@@ -134,6 +134,7 @@ def test_a_pool_without_its_controller_cannot_be_mended(pool3: Pool) -> None:
         pool3.restart([0])
 
 
+@pytest.mark.long
 def test_a_cell_that_runs_meanwhile_ends_and_tells_that_its_rank_was_restarted(pool3: Pool) -> None:
     source = "import time\nif rank == 1: time.sleep(60)\nelse: dist.barrier()"
     cell = pool3.begin(source, ranks=[0, 1, 2], on_output=lambda *_: None)
@@ -199,6 +200,7 @@ def test_a_restart_that_fails_costs_the_others_nothing(pool3: Pool) -> None:
     assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: 12}
 
 
+@pytest.mark.long
 def test_a_rank_that_dies_during_a_restart_is_replaced_with_it(pool3: Pool) -> None:
     before, server = engine_pid(pool3, 1), family(pool3)["fork server"]
     server.suspend()  # so that the restart is not over before
