@@ -7,6 +7,7 @@ than two of them fail the run, as does a test that fails twice.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ FAILED = Path(".pytest_cache/v/cache/lastfailed")
 
 def main(arguments: list[str]) -> int:
     """The exit status of the run."""
+    # What runs in the background may have been told to ignore it, and tests press Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     FAILED.unlink(missing_ok=True)
     status = _pytest(*arguments)
     failed = list(json.loads(FAILED.read_text())) if FAILED.exists() else []

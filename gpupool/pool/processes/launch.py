@@ -40,6 +40,8 @@ _ENGINE_ARGS = (
     "--log-level=40",  # its warnings speak of settings that are meant
 )
 
+_UNSEEN_S = 1.0  # how long a lock whose owner is not seen is waited for
+
 
 class Launch:
     """The running processes of one pool, seen through their agent.
@@ -111,13 +113,16 @@ class Launch:
         Raises:
             PlacementError: other pools have locked too many of them; it names their owners.
         """
-        deadline = time.monotonic() + DIE_S
+        began = time.monotonic()
         while True:
             locked = self._ask_for_locks(uuids, number, force)
             if len(locked.devices) == number:
                 return list(locked.devices)
-            is_ending = any(owner.get("is_ending") for owner in locked.others.values())
-            if not is_ending or time.monotonic() > deadline:
+            owners = locked.others.values()
+            is_ending = any(owner.get("is_ending") for owner in owners)
+            # No owner is seen who has ended just now, nor one outside of this container.
+            wait_s = DIE_S if is_ending else 0.0 if all(owners) else _UNSEEN_S
+            if time.monotonic() - began >= wait_s:
                 raise PlacementError(locked_text(locked.others, len(uuids), number), "locked")
             time.sleep(0.05)
 
