@@ -265,7 +265,8 @@ def test_it_does_not_stop_a_stop(kernel: Kernel, after_s: tuple[float, ...]) -> 
 
 
 # one press alone ends a start in tests/faults/test_lifetime.py too
-@pytest.mark.parametrize("after_s", [pytest.param((0.1,), marks=pytest.mark.long), (0.4, 0.5, 0.6)])
+@pytest.mark.long
+@pytest.mark.parametrize("after_s", [(0.1,), (0.4, 0.5, 0.6)])
 def test_it_ends_a_start_and_the_next_one_works(kernel: Kernel, after_s: tuple[float, ...]) -> None:
     kernel.run("%gpupool stop")
     cell = press(kernel, "%gpupool start --cpu -n 2", *after_s)

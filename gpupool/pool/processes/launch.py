@@ -40,7 +40,7 @@ _ENGINE_ARGS = (
     "--log-level=40",  # its warnings speak of settings that are meant
 )
 
-_UNSEEN_S = 1.0  # how long a lock whose owner is not seen is waited for
+_UNSEEN_S = 5.0  # how long a lock whose owner is not seen is waited for
 
 
 class Launch:
@@ -120,7 +120,7 @@ class Launch:
                 return list(locked.devices)
             owners = locked.others.values()
             is_ending = any(owner.get("is_ending") for owner in owners)
-            # No owner is seen who has ended just now, nor one outside of this container.
+            # Not seen is who has ended just now, before its ranks, or is outside of this container.
             wait_s = DIE_S if is_ending else 0.0 if all(owners) else _UNSEEN_S
             if time.monotonic() - began >= wait_s:
                 raise PlacementError(locked_text(locked.others, len(uuids), number), "locked")
