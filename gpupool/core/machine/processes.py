@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpupool.core.machine.cgroup import has_met_process_limit
+from gpupool.core.machine.limits import has_met_process_limit
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch
 
-from gpupool.core.machine import cgroup
+from gpupool.core.machine import limits
 from gpupool.data import device as devices
 
 EVERY_S = 1.0
@@ -50,7 +50,7 @@ class CpuProbe:
         self._num_threads = torch.get_num_threads()
         # In a container the limit of its cgroup is what ends the process, not the machine's memory.
         of_machine = psutil.virtual_memory().total
-        self._total = min(of_machine, cgroup.memory_limit() or of_machine)
+        self._total = min(of_machine, limits.memory_limit() or of_machine)
         self._at, self._cpu = clock(), cpu_clock()
         self._share: float | None = None
 

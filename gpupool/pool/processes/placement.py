@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpupool.core.errors import OptionsError, PlacementError
-from gpupool.core.machine.cores import num_usable_cores, usable_cpus
 from gpupool.core.machine.gpu_setup import nccl_joins_instances, nccl_version, notes
 from gpupool.core.machine.gpus import discover
+from gpupool.core.machine.limits import num_usable_cores, usable_cpus
 from gpupool.core.machine.locks import too_few_text
 from gpupool.core.machine.topology import Discovery, Gpu, Rank, choose, place, training_ranks
 from gpupool.core.machine.uses import computing, holder_text, taken_by_others
