@@ -78,9 +78,9 @@ def test_a_gpu_of_another_users_is_left_alone_unless_it_is_to_be_shared(driver: 
         assert labels(placed(driver, n=2)) == ["0", "2"]
         kind, text = refused(driver)
         assert kind == "in use"
-        assert text.startswith("You asked for 3 of 3 GPUs, but only 2 are free; GPU 1 is in use ")
+        assert text.startswith("You asked for 3 of 3 GPUs, and 2 can be had; GPU 1 is in use by ")
         assert f" {pid} (" in text
-        assert "`%gpupool start -n 2`" in text
+        assert "`-n 2`" in text
         assert refused(driver, gpus=("1",))[0] == "in use"
         assert labels(placed(driver, force=True)) == ["0", "1", "2"]
 
