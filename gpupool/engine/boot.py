@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from gpupool.core import current
 from gpupool.core.errors import DataError
-from gpupool.core.machine.cores import run_on
+from gpupool.core.machine.limits import run_on
 from gpupool.core.progress import draw_with
 from gpupool.data.cache.cache_folder import private_folder
 from gpupool.engine import entry

@@ -17,7 +17,7 @@ import psutil
 import xxhash
 
 from gpupool.core.errors import TrainingError
-from gpupool.core.machine import cgroup
+from gpupool.core.machine import limits
 from gpupool.core.wire.pickles import MemoryFile, positions, write_file
 
 _MIN_BYTES = 1 << 10  # smaller parts are sent each time: to know them costs more
@@ -130,7 +130,7 @@ def _key(buffer: memoryview) -> Key:
 def _check_memory(num_bytes: int) -> None:
     """Refuse what would have the kernel end processes: no disk has these pages."""
     free = psutil.virtual_memory().available
-    limit = cgroup.memory_limit()
+    limit = limits.memory_limit()
     if limit:
         free = min(free, limit - psutil.Process().memory_info().rss)
     if num_bytes > _MARGIN * free:

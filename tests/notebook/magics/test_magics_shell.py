@@ -11,7 +11,7 @@ from tests.notebook.terminal import Terminal
 from tests.support.waits import touch, until_there
 
 # a driver may be there or not; the variable is set to "" either way
-WHY_CPU = "no NVIDIA driver|CUDA_VISIBLE_DEVICES='' hides all GPUs"
+WHY_CPU = "no NVIDIA driver|CUDA_VISIBLE_DEVICES='' names no GPU of this machine"
 
 
 @pytest.fixture(scope="module")
