@@ -12,7 +12,7 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from typing import Any, Generic
@@ -261,7 +261,7 @@ class Execution(Generic[Value]):
             for future in done:
                 self._take(self._futures[future], future)
             if pending:
-                self._look(ranks, now)
+                self._look(now)
             if pending and (self._failures or self._presses):
                 self._freeing.step(now, self._presses, ranks)
                 if self._freeing.was_in_vain(now):
@@ -305,7 +305,7 @@ class Execution(Generic[Value]):
             self._limit = "TimeoutError", f"took longer than {self._timeout_s:g} s"
             self.interrupt()
 
-    def _look(self, pending: Collection[int], now: float) -> None:
+    def _look(self, now: float) -> None:
         """Report a hang; act on it only if that is wanted."""
         if self._failures or self._presses:
             if not self._freeing.has_warned:  # what it reported is being ended
@@ -313,7 +313,7 @@ class Execution(Generic[Value]):
             return
         values = self.values.items()
         left = [rank for rank, value in values if isinstance(value, CodeReply) and value.left]
-        diagnosis = self._watch.look(pending, self.values, now, left)
+        diagnosis = self._watch.look(self.values, now, left)
         self._notice(diagnosis.text if diagnosis and not diagnosis.by_exit else None)
         ends = diagnosis and (diagnosis.by_exit or self._all_ranks.options.on_hang == "abort")
         if diagnosis and diagnosis.is_hang and ends:
