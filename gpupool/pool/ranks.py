@@ -81,7 +81,7 @@ class Ranks:
         ] = lambda *_: ("", "", ())
         # number -> the call on several ranks that is supervised, and can be ended as a whole
         self.supervised: WeakValueDictionary[int, Supervised] = WeakValueDictionary()
-        self.ladder_scale = 1.0  # of the times of `calls/ladder.py`; tests wait for less
+        self.ladder_scale = 1.0  # of the times of `calls/freeing.py`; tests wait for less
         self._on_change = on_change
         self._changing = threading.RLock()  # one at a time changes engines or their group
         self._is_up = False

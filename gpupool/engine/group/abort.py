@@ -13,7 +13,7 @@ One in some hundred ranks that begin collectives again and again at that very mo
 seen in `UnboundBuffer::waitSend` with every connection closed. By its source gloo loses a send
 whose socket is shut just when its event loop has taken it off the list and writes
 (`Pair::handleRemotePendingRecv`). Only the receiving half is shut here, so that such writes still
-go through, and ranks are interrupted a moment before (`pool/calls/ladder.py`). It still
+go through, and ranks are interrupted a moment before (`pool/calls/freeing.py`). It still
 happens, when the peer's end has gone first; that rank is replaced.
 """
 
