@@ -35,6 +35,7 @@ from gpupool.pool.calls.failures import HANG, Failure, resolve
 from gpupool.pool.calls.freeing import Freeing, give_up
 from gpupool.pool.calls.hang_watch import HangWatch
 from gpupool.pool.calls.presses import heed_again, ignore_for_a_moment
+from gpupool.pool.environment.own_modules import reloaded
 from gpupool.pool.notices import NoticeLines, OnNotice
 from gpupool.pool.ranks import Ranks
 
@@ -80,7 +81,8 @@ class Execution(Generic[Value]):
         self.keeps: object = None  # what has to live until the end of this
         self.number = next(_numbers)
         self._all_ranks = all_ranks
-        self._calls = {r: replace(one, number=self.number) for r, one in calls.items()}
+        here = {"number": self.number, "reloaded": reloaded()}
+        self._calls = {r: replace(one, **here) for r, one in calls.items()}
         self._on_output = on_output
         self._hidden = all_ranks.secrets
         self._failures: dict[int, Failure] = {}
