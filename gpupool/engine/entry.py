@@ -35,7 +35,7 @@ from gpupool.data import device as devices
 from gpupool.engine import calls, control
 from gpupool.engine.cells import debug, execute, torchrun, variables
 from gpupool.engine.group import forming, unfinished
-from gpupool.engine.output import log, status
+from gpupool.engine.output import log, status, streams
 from gpupool.engine.process import end_at_once, this_rank
 from gpupool.engine.shell import restoring
 from gpupool.engine.shell.cell_names import name_cells_in_warnings
@@ -225,6 +225,8 @@ def serve_calls() -> None:
 
 def _serve(call: Call[Any]) -> Reply[Any]:
     function = _functions[type(call)]
+    if not call.is_shown:
+        streams.show_nothing()
 
     def work() -> Reply[Any]:
         return execute.guarded(lambda: function(call))
