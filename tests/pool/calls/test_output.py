@@ -1,10 +1,8 @@
-"""What is kept of the ranks' output: everything at first, then the first and the last."""
+"""What is kept of the ranks' output, in which order it comes, and to which call it belongs."""
 
 from __future__ import annotations
 
-import gc
 import threading
-import weakref
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +60,34 @@ def test_of_long_texts_the_first_and_the_last_are_kept(sizes: list[int], extra: 
     assert (f"[... {left_out} characters left out ...]" in shown.text) == (left_out > 0)
 
 
+@given(st.lists(st.integers(0, output.HEAD_CHARS), max_size=12))
+def test_figures_stand_where_they_came_also_when_text_was_left_out(sizes: list[int]) -> None:
+    shown, whole = RankOutput(), ""
+    for n, size in enumerate(sizes):
+        shown.add_text(f"{n};" + "x" * size + ";")
+        whole += f"{n};" + "x" * size + ";"
+        shown.add_display(OutputKind.DISPLAY, {"data": {"text/plain": f"<{len(whole)}>"}})
+    text = ""
+    num_left_out = max(0, len(whole) - output.HEAD_CHARS - output.LAST_CHARS)
+    gap = f"\n[... {num_left_out} characters left out ...]\n" * bool(num_left_out)
+    for piece in shown.pieces():
+        if isinstance(piece, str):
+            text += piece
+            continue
+        at = int(piece["data"]["text/plain"][1:-1])
+        if at <= output.HEAD_CHARS:
+            assert text.removesuffix(gap or "-") == whole[:at]
+        elif at > output.HEAD_CHARS + num_left_out:
+            assert len(text) == at - num_left_out + len(gap)
+    assert text == shown.text
+
+
 def test_a_display_is_updated_in_its_place() -> None:
-    shown = RankOutput()
-    shown.add_display(
-        OutputKind.DISPLAY, {"data": {"text/html": "1"}, "transient": {"display_id": "a"}}
-    )
-    shown.add_display(OutputKind.DISPLAY, {"data": {"text/html": "2"}})
-    assert shown.update_display({"data": {"text/html": "3"}, "transient": {"display_id": "a"}})
+    shown, named = RankOutput(), {"transient": {"display_id": "a"}}
+    shown.add(OutputKind.DISPLAY, {"data": {"text/html": "1"}, **named})
+    shown.add(OutputKind.DISPLAY, {"data": {"text/html": "2"}})
+    shown.add(OutputKind.UPDATE, {"data": {"text/html": "3"}, **named})
     assert [bundle["data"]["text/html"] for bundle in shown.displays] == ["3", "2"]
-    assert not shown.update_display({"data": {}, "transient": {"display_id": "b"}})
 
 
 def test_clearing_may_wait_for_what_comes_next() -> None:
@@ -94,10 +111,28 @@ def test_late_text_is_masked_too_also_in_two_pieces() -> None:
     assert recorder.outputs[0].text == f"late {MASK}\n"
 
 
-def test_a_result_that_nobody_has_is_let_go() -> None:
-    reference = weakref.ref(result_of())
-    gc.collect()
-    assert reference() is None
+def widget(message: str, state: dict[str, Any] | None = None, name: str = "out") -> dict[str, Any]:
+    return {"type": f"comm_{message}", "content": {"comm_id": name, "data": {"state": state or {}}}}
+
+
+def test_an_output_widget_collects_what_is_shown_inside_of_it() -> None:
+    recorder = OutputRecorder((0,), Secrets())
+    displays = recorder.outputs[0].displays
+    recorder(0, OutputKind.COMM, widget("open", {"_model_name": "HTMLModel"}, "other"))
+    recorder(0, OutputKind.COMM, widget("open", {"_model_name": "OutputModel", "msg_id": ""}))
+    recorder(0, OutputKind.DISPLAY, {"data": {"text/plain": "HTML()"}, "widget": "other"})
+    recorder(0, OutputKind.DISPLAY, {"data": {"text/plain": "Output()"}, "widget": "out"})
+    for words in ("one\n", "two\n", ""):  # as rich draws: it clears, then shows
+        recorder(0, OutputKind.COMM, widget("msg", {"msg_id": "call"}))
+        recorder(0, OutputKind.CLEAR, {"wait": bool(words)})
+        recorder(0, OutputKind.STDOUT, words)
+        if words:
+            recorder(0, OutputKind.DISPLAY, {"data": {"text/html": words}})
+        recorder(0, OutputKind.COMM, widget("msg", {"msg_id": ""}))
+        recorder(0, OutputKind.STDOUT, "beside\n")
+        inside = [{"text/plain": words.strip()}, {"text/html": words}] if words else [{}]
+        assert [bundle["data"] for bundle in displays] == [{"text/plain": "HTML()"}, *inside]
+    assert recorder.outputs[0].text == "beside\n" * 3
 
 
 def test_text_of_two_streams_that_alternate_comes_in_its_pieces() -> None:
@@ -118,28 +153,15 @@ def test_calls_of_long_ago_are_forgotten() -> None:
     assert heard == ["known\n"]
 
 
-def test_a_listener_that_fails_does_not_end_the_hearing(caplog: pytest.LogCaptureFixture) -> None:
-    router = Router()
-    router.listen("call", lambda kind, content: 1 / 0)
-    router.route(stream("x", "call"), lambda _: None)
-    assert "was not taken in" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("kind", "content"),
-    [
-        ("stream", {}),
-        ("display_data", {"data": 1}),
-        ("display_data", {"data": "x"}),
-        ("comm_open", {}),
-    ],
-)
-def test_a_message_of_another_shape_is_dropped(kind: str, content: dict[str, Any]) -> None:
+def test_a_message_of_another_shape_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     router, recorder = Router(), OutputRecorder((0,), Secrets())
     router.listen("call", lambda kind, content: recorder(0, kind, content))
-    for odd in ({"header": {}}, stream("x", "call") | {"content": content}):
-        router.route(odd | {"header": {"msg_type": kind}}, lambda _: None)
-    router.route(stream("goes on", "call"), lambda _: None)
+    good = stream("goes on", "call")
+    for kind, content in (("stream", {}), ("display_data", {"data": 1}), ("comm_open", {})):
+        router.route(good | {"header": {"msg_type": kind}, "content": content}, lambda _: None)
+    router.route({"header": {}}, lambda _: None)
+    assert caplog.text.count("was not taken in") == 4
+    router.route(good, lambda _: None)
     recorder.finish()
     assert recorder.outputs[0].pieces() == ["goes on"]
 
