@@ -47,8 +47,9 @@ def main() -> None:
     _leave_out_debugger()
     from ipyparallel.engine.app import IPEngine
 
-    from gpupool.engine.output.streams import OrderedStream
+    from gpupool.engine.output.streams import OrderedStream, draw_bars_as_text
 
+    draw_bars_as_text()
     draw_with(open_drawing)
     current.is_on_rank = lambda: True
     entry.serve_calls()

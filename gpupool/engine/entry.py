@@ -34,7 +34,7 @@ from gpupool.data import device as devices
 from gpupool.engine import calls, control
 from gpupool.engine.cells import debug, execute, own_modules, torchrun, variables
 from gpupool.engine.group import forming, unfinished
-from gpupool.engine.output import log, status
+from gpupool.engine.output import log, status, streams
 from gpupool.engine.process import end_at_once, this_rank
 from gpupool.engine.shell import restoring
 from gpupool.engine.shell.cell_names import name_cells_in_warnings
@@ -218,6 +218,9 @@ def serve_calls() -> None:
 
 
 def _serve(call: Call[Any]) -> Reply[Any]:
+    if not call.is_shown:
+        streams.show_nothing()
+
     def work() -> Reply[Any]:
         if call.reloaded is not None:
             own_modules.load_again(call.reloaded)

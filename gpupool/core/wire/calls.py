@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic
+from typing import Any, ClassVar, Generic
 
 from gpupool.core.wire.pickles import Packed
 from gpupool.core.wire.replies import (
@@ -26,9 +26,11 @@ from gpupool.core.wire.values import Bindings, Place, Reloaded, ValueInfo, Value
 class Call(Generic[Value]):
     """One call; an interrupt knows it by `number`. Without one it cannot be interrupted.
 
-    `reloaded` are the modules of the user's that the notebook has loaded again.
+    What the rank shows meanwhile is the user's where `is_shown`. `reloaded` are the modules of the
+    user's that the notebook has loaded again.
     """
 
+    is_shown: ClassVar[bool] = False
     number: int | None = field(default=None, kw_only=True)
     reloaded: Reloaded | None = field(default=None, kw_only=True)
 
@@ -90,6 +92,7 @@ class RunSource(BoundCall[CodeReply]):
     `waits`: it ends when the device has computed all that it was given.
     """
 
+    is_shown = True
     source: str
     cell_number: int | None
     waits: bool = True
@@ -99,6 +102,7 @@ class RunSource(BoundCall[CodeReply]):
 class RunFunction(BoundCall[CodeReply]):
     """Call a packed (function, args, kwargs)."""
 
+    is_shown = True
     packed: Packed
 
 
@@ -106,6 +110,7 @@ class RunFunction(BoundCall[CodeReply]):
 class DebugCommand(Call[DebugReply]):
     """Give a command to the debugger; None begins."""
 
+    is_shown = True
     line: str | None
 
 
@@ -166,6 +171,7 @@ class Train(Call[TrainReply]):
     `again`: resume from the checkpoints of an attempt before.
     """
 
+    is_shown = True
     job_path: str
     result_path: str
     again: bool = False
@@ -175,6 +181,7 @@ class Train(Call[TrainReply]):
 class Predict(Call[None]):
     """Run a model over this rank's part of the samples; the outputs go to `result_path`.N."""
 
+    is_shown = True
     job_path: str
     result_path: str
 
@@ -183,6 +190,7 @@ class Predict(Call[None]):
 class Evaluate(Call[Mapping[str, float]]):
     """Loss and metrics of a model over the samples, the same on every rank."""
 
+    is_shown = True
     job_path: str
 
 
@@ -190,6 +198,7 @@ class Evaluate(Call[Mapping[str, float]]):
 class Confusion(Call[Sequence[Sequence[int]] | None]):
     """This rank's samples by true and predicted class; None if it has none."""
 
+    is_shown = True
     job_path: str
 
 
@@ -197,5 +206,6 @@ class Confusion(Call[Sequence[Sequence[int]] | None]):
 class Worst(Call[Sequence[WorstSample]]):
     """This rank's samples with the highest loss, at most `num`, the highest first."""
 
+    is_shown = True
     job_path: str
     num: int
