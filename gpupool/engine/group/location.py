@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -128,17 +128,6 @@ def _function(frames: list[FrameType]) -> tuple[str, FrameType | None]:
         if code.co_filename == _RPC and code.co_name == "shutdown":
             return "rpc.shutdown", frame
     return "", None
-
-
-def groups_in(frames: Iterable[FrameType]) -> list[dist.ProcessGroup]:
-    """The groups that functions of torch.distributed in these frames were called with."""
-    calls = [frame for frame in frames if frame.f_code.co_filename == _DISTRIBUTED]
-    return [
-        value
-        for frame in calls
-        for value in frame.f_locals.values()
-        if isinstance(value, dist.ProcessGroup)
-    ]
 
 
 def _from_stack(function: str, frame: FrameType | None) -> Collective | None:
