@@ -27,7 +27,6 @@ found
 """
 WAYS = {  # in which a cell makes a group
     "new_group": "group = dist.new_group([0, 1])",
-    "split_group": "group = dist.split_group(dist.group.WORLD, [[0, 1]])",
     "init": "dist.destroy_process_group()\n"
     "dist.init_process_group('gloo')\n"
     "group = dist.group.WORLD",
@@ -105,7 +104,6 @@ def test_while_cells_make_groups(pool: Actor, attack: Attack, way: str, times: i
     for _ in range(times):
         attack.check(pool.ask("run", source=cell, timeout_s=LIMIT_S))
     assert attack.end() > 0
-    pool.ask("run", source=SUM, timeout_s=30)  # meets what he has left lying, perhaps
     expected = [{"rank": rank, "note": "a private result"} for rank in range(2)]
     answer = pool.ask("run", source=cell, timeout_s=30)
     assert answer.get("value", answer)["values"] == {"0": expected, "1": expected}

@@ -84,14 +84,13 @@ class Plan(GroupPlan):
 
 
 _plan: Plan | None = None
-_has_formed = False  # once: there may be models over a group of before
 _num_asked = 0  # groups that scripts have formed since then; the same on every rank
 _asked: dict[str, Any] = {}  # what the present group was formed with
 _group: object = None  # the present group, if it was formed here
 _training_group: dist.ProcessGroup | None = None
 _num_made: Counter[str] = Counter()  # sub-groups of the present group, by name
 _connections: frozenset[str] = frozenset()  # of the present generation
-_left: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()  # and still held, mostly by the user
+_groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()  # of before too, if still held
 
 
 def join() -> None:
@@ -108,7 +107,7 @@ def connect(plan: Plan) -> None:
     Raises:
         RuntimeError: another rank does not come, or another user has connected.
     """
-    global _plan, _has_formed, _num_asked, _connections
+    global _plan, _num_asked, _connections
     _plan, _num_asked = None, 0
     if dist.is_initialized():
         abort_collectives()  # what still waits in it gets an error
@@ -129,9 +128,9 @@ def connect(plan: Plan) -> None:
         number = torch.zeros(1, device=device, dtype=torch.uint8)  # a cell may set torch's default
         dist.all_reduce(number, group=_training_group)
     dist.barrier()
-    if _has_formed:  # on all ranks, or on none
+    if _is_one_left():  # so it is on all ranks that have a model over it
         ddp_replicas.renew_all()
-    _plan, _has_formed = plan, True
+    _plan = plan
     location.forget_before()
 
 
@@ -202,7 +201,7 @@ def counts() -> dict[str, int]:
 def is_of_earlier(message: str, frames: Sequence[FrameType]) -> bool:
     """Whether a collective that failed was one of a group that was left, and the present one is
     whole. What was called with a present group is none."""
-    if not _left or not any(words in message.lower() for words in _OF_LEFT):
+    if not _is_one_left() or not any(words in message.lower() for words in _OF_LEFT):
         return False
     present = _c10d._world.pg_map
     calls = [frame for frame in frames if frame.f_code.co_filename == _c10d.__file__]
@@ -229,10 +228,15 @@ def leave() -> None:
     _training_group = _group = None
     _num_made.clear()
     if dist.is_initialized():
-        _left.update(_c10d._world.pg_map)
+        _groups.update(_c10d._world.pg_map)
         dist.destroy_process_group()
         # The traceback of an aborted collective holds the old group in a cycle, sockets and all.
         gc.collect()
+
+
+def _is_one_left() -> bool:
+    """Whether a group that was left is still held, mostly by the user."""
+    return any(group not in _c10d._world.pg_map for group in _groups)
 
 
 def require_aborted() -> None:
@@ -278,7 +282,9 @@ def _open(plan: Plan, asked: Mapping[str, Any], store: Any) -> bool:
     if is_gloo:
         _set_timeout(dist.group.WORLD, asked.get("timeout", _TIMEOUT))
     sees = refuse_strangers()
-    _group, _asked = dist.group.WORLD, dict(asked)
+    world: Any = dist.group.WORLD
+    _group, _asked = world, dict(asked)
+    _groups.add(world)
     if len(plan.training_ranks) < plan.world_size:
         backend = _TORCH_BACKEND[plan.training_backend]
         bound = _bound(plan, backend)
