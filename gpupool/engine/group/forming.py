@@ -317,10 +317,11 @@ def install() -> None:
                 # not come cannot be freed. (A name in hexadecimal: its members alone form it.)
                 world: Any = dist.group.WORLD
                 own = "cuda" if devices.has_gpu() else "cpu"
-                found = rendezvous.exchange(store, f"all/{name}", world.rank(), world.size(), own)
+                key = f"gpupool/all/{name}"
+                found = rendezvous.exchange(store, key, world.rank(), world.size(), own)
                 _refuse_without_gpu("new_group", backend, {rank: found[rank] for rank in ranks})
             if place is not None:
-                rendezvous.exchange(store, f"{name}/{_number_made(name)}", place, size)
+                rendezvous.exchange(store, f"gpupool/{name}/{_number_made(name)}", place, size)
         made = make(size, place, ranks, backend, store, name, *args, **options)
         refuse_strangers()
         return made
@@ -337,7 +338,7 @@ def splitting(split: Callable[..., Any]) -> Callable[..., Any]:
         parent: Any = parent_pg or dist.group.WORLD
         if is_ours() and parent in _c10d._world.pg_map:
             store = _c10d._world.pg_map[parent][1]
-            key = f"split/{_number_made('split')}"
+            key = f"gpupool/split/{_number_made('split')}"
             rendezvous.exchange(store, key, parent.rank(), parent.size())
         group = split(parent_pg, *args, **options)
         refuse_strangers()
