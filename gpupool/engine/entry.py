@@ -33,7 +33,7 @@ from gpupool.core.wire.values import Bindings, ValueInfo
 from gpupool.data import device as devices
 from gpupool.engine import calls, control
 from gpupool.engine.cells import debug, execute, own_modules, torchrun, variables
-from gpupool.engine.group import forming, unfinished
+from gpupool.engine.group import forming
 from gpupool.engine.output import log, status, streams
 from gpupool.engine.process import end_at_once, this_rank
 from gpupool.engine.shell import restoring
@@ -204,8 +204,9 @@ def _around(work: Callable[[], Reply[Value]], bindings: Bindings | None) -> Repl
         reply = replace(reply, lost=variables.lost(bindings.values.numbers.values()))
     else:
         reply = execute.guarded(work)
-    if reply.raised is not None and unfinished.tensors.are_unfinished():
-        reply = replace(reply, unfinished=True)
+    device = devices.in_use()
+    if reply.raised is not None and device is not None and device.lags:
+        reply = replace(reply, lags=True)
     return replace(reply, group_wanting=True) if forming.is_wanting() else reply
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Generic
+from typing import ClassVar, Generic
 
 from gpupool.core.wire.pickles import Packed
 from gpupool.core.wire.replies import (

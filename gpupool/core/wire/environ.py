@@ -34,7 +34,7 @@ RANK = "GPUPOOL_RANK"  # what rank an engine is, in its environment
 # the user's variables; and each is bound to listen on loopback alone.
 _OF_GROUPS = {
     "GLOO_SOCKET_IFNAME": "lo",
-    "TORCH_GLOO_LAZY_INIT": "0",  # late connections could not be proved: engine/group/peers.py
+    "TORCH_GLOO_LAZY_INIT": "0",  # nobody would look who it is: engine/group/gloo_sockets.py
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",

@@ -27,16 +27,16 @@ class Raised:
 class Reply(Generic[Value]):
     """What a call gave: its `value`, which means nothing if it `raised`.
 
-    `context_lost`: the process can use its GPU no more. `unfinished`: the device had not computed
-    all that it was given; if collectives are aborted, tensors may hold half a sum. `group_wanting`:
-    the pool has to form its group again. `lost` are the numbers of parcels that the rank does not
-    have, to be sent again; `names` says what names of a cell mean now.
+    `context_lost`: the process can use its GPU no more. `lags`: it raised, and its device computes
+    behind the host; if collectives are aborted, tensors may hold half a sum. `group_wanting`: the
+    pool has to form its group again. `lost` are the numbers of parcels that the rank does not have,
+    to be sent again; `names` says what names of a cell mean now.
     """
 
     value: Value
     raised: Raised | None = None
     context_lost: bool = False
-    unfinished: bool = False
+    lags: bool = False
     group_wanting: bool = False
     lost: Sequence[int] = ()
     names: NamesReport | None = None

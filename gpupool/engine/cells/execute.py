@@ -27,7 +27,6 @@ from gpupool.data import device as devices
 from gpupool.engine import calls
 from gpupool.engine.cells import error_hints
 from gpupool.engine.cells.tracebacks import describe
-from gpupool.engine.group import unfinished
 from gpupool.engine.process import this_rank
 from gpupool.engine.shell.cell_names import counting_lines
 from gpupool.engine.shell.shell import disarm_exit, ended_early, noting_script_names, this_shell
@@ -60,13 +59,11 @@ def _wait_for_device() -> None:
     device = devices.in_use()
     if device is not None:
         device.wait()
-    unfinished.tensors.drained()
 
 
 def run_function(load: Callable[[], tuple[Any, Any, Any]]) -> Reply[CodeReply]:
     """Call the (function, args, kwargs) that `load` gives; its value comes back whole."""
     started = time.monotonic()
-    unfinished.tensors.begin_call()
     try:
         function, args, kwargs = load()
         value = function(*args, **kwargs)
@@ -208,7 +205,6 @@ def run_cell(shell: Any, source: str, is_cell: bool = True) -> Any:
     names = shell.user_ns
     _restore_names(shell)
     before = {name: names[name] for name in RANK_NAMES}
-    unfinished.tensors.begin_call()
     with counting_lines(shell, source, is_cell) as compiler:
         result = _run_cell(shell, source)
     if any(names.get(name, _GONE) is not value for name, value in before.items()):

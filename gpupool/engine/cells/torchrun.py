@@ -28,7 +28,7 @@ from torch.distributed.rpc import api
 
 from gpupool.core.wire.reductions import dumps
 from gpupool.data import device as devices
-from gpupool.engine.group import forming, sub_groups
+from gpupool.engine.group import forming
 from gpupool.engine.group.forming import Plan
 
 _torch_init = dist.init_process_group
@@ -42,10 +42,10 @@ _RENDEZVOUS = ("init_method", "rank", "world_size", "group_name")
 
 def install() -> None:
     """Have scripts find what torchrun would give them. Called once, before any of them runs."""
-    sub_groups.install()
+    forming.install()
     sys.argv = ["notebook"]  # without arguments: those of the engine are not the script's
     _replace(_torch_init, functools.wraps(_torch_init)(_init_process_group))
-    _replace(dist.split_group, sub_groups.splitting(dist.split_group))
+    _replace(dist.split_group, forming.splitting(dist.split_group))
     destroy = dist.destroy_process_group
     _replace(destroy, _destroying(destroy))
     spawn = torch.multiprocessing.spawn  # type: ignore[attr-defined]

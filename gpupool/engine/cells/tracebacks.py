@@ -55,15 +55,15 @@ def describe(error: BaseException) -> Raised:
     is_freed = collective and was_interrupted
     if collective and isinstance(error, KeyboardInterrupt):
         _end_before_torch(error)
-    earlier = forming.about_earlier(_text(error), frames) if _is_collective(error) else ""
+    is_earlier = _is_collective(error) and forming.is_of_earlier(_text(error), frames)
     _trim(error)
     hint = error_hints.CONTEXT_LOST if error_hints.is_context_lost(*chain) else ""
     kind, names = (error.kind, error.names) if isinstance(error, GpuPoolError) else ("", ())
-    kind = "earlier group" if earlier else kind
+    kind = "earlier group" if is_earlier else kind
     described = RankError(
         rank=this_rank().rank,
         ename=_kind(error).__name__,
-        evalue=earlier or _message(error),
+        evalue=forming.EARLIER if is_earlier else _message(error),
         traceback=_cut((_plain if is_freed else _formatted)(error), MAX_TEXT_CHARS),
         failed_at=failed_at,
         where=_where(error),
@@ -75,7 +75,7 @@ def describe(error: BaseException) -> Raised:
         error_hints.release(frames)
     else:
         debug.remember(error)
-    return Raised(described, collective=collective and not earlier)
+    return Raised(described, collective=collective and not is_earlier)
 
 
 # ---- what is said ----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -117,12 +117,6 @@ def _function(frames: list[FrameType]) -> tuple[str, FrameType | None]:
         if code.co_filename == _RPC and code.co_name == "shutdown":
             return "rpc.shutdown", frame
     return "", None
-
-
-def groups_in(frames: Iterable[FrameType]) -> list[dist.ProcessGroup]:
-    """The groups that functions of torch.distributed in these frames were called with."""
-    called = [frame.f_locals for frame in frames if frame.f_code.co_filename == _DISTRIBUTED]
-    return [v for given in called for v in given.values() if isinstance(v, dist.ProcessGroup)]
 
 
 def _from_stack(function: str, frame: FrameType | None) -> Collective | None:

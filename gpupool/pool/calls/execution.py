@@ -40,7 +40,7 @@ from gpupool.pool.notices import NoticeLines, OnNotice
 from gpupool.pool.ranks import Ranks
 
 _UNFINISHED = (
-    "Collectives were aborted while GPUs computed. Tensors that the cell has changed may hold "
+    "Collectives were aborted, and GPUs compute behind. Tensors that the cell has changed may hold "
     "unfinished numbers on every rank: gradients, and with them the weights of a DDP loop. Load a "
     "checkpoint, or make them again."
 )
@@ -96,7 +96,7 @@ class Execution(Generic[Value]):
         self._freeing = Freeing(all_ranks, self.ranks, self.number, self._notice)
         self._watch = HangWatch(all_ranks, self.ranks, all_ranks.options.hang_after_s)
         self._broken: list[int] = []  # ranks that have lost their GPU context, and were killed
-        self._unfinished = False  # a device has more to compute, with half a sum perhaps
+        self._lags = False  # a device may have more to compute, with half a sum perhaps
         self._group_wanting = False  # the process group was left, or has failed
         all_ranks.supervised[self.number] = self
         self._turn = all_ranks.turns.ask(calls, _title(calls))
@@ -273,7 +273,7 @@ class Execution(Generic[Value]):
             freed_at=self._freeing.freed_at,
             where=self._watch.where | self._freeing.where,
         )
-        if self._unfinished and self._group_wanting and resolved:
+        if self._lags and self._group_wanting and resolved:
             first = SpmdError(resolved, len(self.ranks)).first
             hint = "\n".join(filter(None, [first.hint, _UNFINISHED]))
             resolved[first.rank] = replace(first, hint=hint)
@@ -307,7 +307,7 @@ class Execution(Generic[Value]):
             return
         reply = future.result()
         self._group_wanting |= reply.group_wanting
-        self._unfinished |= reply.unfinished
+        self._lags |= reply.lags
         self._all_ranks.on_lost(rank, reply.lost)
         if reply.names is not None:
             self.names[rank] = reply.names
