@@ -36,9 +36,8 @@ from gpupool.engine import calls, control
 from gpupool.engine.cells import debug, execute, torchrun, variables
 from gpupool.engine.group import forming, unfinished
 from gpupool.engine.output import log, status
+from gpupool.engine.output.streams import follow_call
 from gpupool.engine.process import end_at_once, this_rank
-from gpupool.engine.shell import restoring
-from gpupool.engine.shell.cell_names import name_cells_in_warnings
 from gpupool.engine.shell.shell import disarm_exit, keep_no_outputs, refuse_magics, refuse_prompts
 
 _functions: dict[type[Call[Any]], Callable[[Any], Reply[Any]]] = {}
@@ -62,9 +61,9 @@ def prepare(call: wire.Prepare) -> Reply[None]:
     variables.follow(call.place)
     shell: Any = get_ipython()
     shell.user_ns.update(execute.cell_names(this_rank()))
+    execute.adapt(shell)
     control.install()
     end_at_once()
-    restoring.install(shell.kernel)
     status.install(shell.kernel)
     # its handler drops what is below, but only when each record has been made
     shell.kernel.log.setLevel(logging.ERROR)
@@ -74,7 +73,6 @@ def prepare(call: wire.Prepare) -> Reply[None]:
     refuse_magics(shell)
     keep_no_outputs(shell)
     torchrun.install()
-    name_cells_in_warnings()
     return Reply(None)
 
 
@@ -224,9 +222,13 @@ def serve_calls() -> None:
 
 
 def _serve(call: Call[Any]) -> Reply[Any]:
-    function = _functions[type(call)]
-
     def work() -> Reply[Any]:
-        return execute.guarded(lambda: function(call))
+        return _functions[type(call)](call)
 
-    return work() if call.number is None else calls.serve(call.number, work)
+    guarded = partial(execute.guarded, work)
+    if call.number is None:
+        return guarded()
+    shell: Any = get_ipython()
+    # ipykernel says it to `sys.stdout`, whoever that is.
+    follow_call(shell.kernel.get_parent("shell"))
+    return calls.serve(call.number, guarded)

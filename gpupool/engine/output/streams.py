@@ -161,13 +161,6 @@ class _Octets(io.BufferedIOBase):
         return True
 
 
-class OwnSys:
-    """`sys` as the code of kernels sees it: its streams are the engine's, whatever cells do."""
-
-    def __getattr__(self, name: str) -> Any:
-        return next((own for own in _streams if own.name == name), None) or getattr(sys, name)
-
-
 def follow_call(parent: dict[str, Any]) -> None:
     """What is written belongs to this call; ipykernel says so to `sys.stdout`, whoever that is."""
     for own in _streams:
