@@ -37,7 +37,7 @@ from gpupool.engine.cells import debug, execute, torchrun, variables
 from gpupool.engine.group import forming, unfinished
 from gpupool.engine.output import log, status
 from gpupool.engine.output.streams import follow_call
-from gpupool.engine.process import end_at_once, this_rank
+from gpupool.engine.process import end_at_once, follow_torch, this_rank
 from gpupool.engine.shell.shell import disarm_exit, keep_no_outputs, refuse_magics, refuse_prompts
 
 _functions: dict[type[Call[Any]], Callable[[Any], Reply[Any]]] = {}
@@ -223,6 +223,7 @@ def serve_calls() -> None:
 
 def _serve(call: Call[Any]) -> Reply[Any]:
     def work() -> Reply[Any]:
+        follow_torch(call.torch_settings)
         return _functions[type(call)](call)
 
     guarded = partial(execute.guarded, work)

@@ -25,9 +25,13 @@ from gpupool.core.wire.values import Bindings, Place, ValueInfo, Values
 
 @dataclass(frozen=True)
 class Call(Generic[Value]):
-    """One call; an interrupt knows it by `number`. Without one it cannot be interrupted."""
+    """One call; an interrupt knows it by `number`. Without one it cannot be interrupted.
+
+    `torch_settings` are the notebook's when it is made.
+    """
 
     number: int | None = field(default=None, kw_only=True)
+    torch_settings: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from gpupool.core.wire.calls import (
 from gpupool.core.wire.masking import Secrets, redact
 from gpupool.core.wire.output import OnOutput
 from gpupool.core.wire.replies import CodeReply, Reply, Value
+from gpupool.core.wire.torch_settings import torch_settings
 from gpupool.core.wire.values import NamesReport
 from gpupool.pool.calls.failures import HANG, Failure, resolve
 from gpupool.pool.calls.freeing import Freeing, give_up
@@ -102,7 +103,10 @@ class Execution(Generic[Value]):
                 self._futures[future] = rank
 
         self._call = call
-        self._calls = {r: replace(one, number=self.number) for r, one in calls.items()}
+        here = torch_settings()
+        self._calls = {
+            r: replace(one, number=self.number, torch_settings=here) for r, one in calls.items()
+        }
         all_ranks.supervised[self.number] = self
         self._turn = all_ranks.turns.ask(calls, _title(calls))
         self.waits_for = all_ranks.turns.begin(self._turn)
