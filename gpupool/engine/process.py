@@ -28,8 +28,8 @@ def follow_torch(settings: Mapping[str, Any]) -> None:
     """Set what the notebook has set since the last call; what cells here have set stays else."""
     for setter, value in settings.items():
         if _heard.get(setter) != value:
-            getattr(torch, setter)(value)
             _heard[setter] = value
+            getattr(torch, setter)(value)
 
 
 def end_at_once() -> None:

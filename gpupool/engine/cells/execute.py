@@ -45,7 +45,7 @@ def run_source(source: str, cell_number: int | None, waits: bool) -> Reply[CodeR
         print(shown(other), file=sys.stderr)
     error = result.error_before_exec or result.error_in_exec
     if isinstance(error, CalledProcessError) and calls.is_interrupted():  # `%%bash` and its like
-        error = KeyboardInterrupt()
+        error = KeyboardInterrupt().with_traceback(error.__traceback__)
     if error is not None and not ended_early(error):
         # At once, as others may wait for this rank; what its device still has to do is theirs, too.
         return failed(error)

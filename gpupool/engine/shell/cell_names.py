@@ -60,7 +60,7 @@ class CellCompiler(CachingCompiler):
         raw = transformed_code if raw_code is None else raw_code
         above = self._num_above(raw)
         if raw == self._cell:
-            above = raw[: -len(raw.lstrip()) or None].count("\n")
+            above = raw[: len(raw) - len(raw.lstrip())].count("\n")
         name: str = super().cache("\n" * above + transformed_code, number, raw)
         self._above[name] = above
         return name
