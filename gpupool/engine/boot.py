@@ -44,6 +44,7 @@ def main() -> None:
     threadpool_limits(num_threads)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = _compiler_cache()
     np.random.seed()  # else every rank would draw the same numbers; `random` sees to it itself
+    torch.seed()
     _leave_out_debugger()
     from ipyparallel.engine.app import IPEngine
 

@@ -35,9 +35,7 @@ from gpupool.engine import calls, control
 from gpupool.engine.cells import debug, execute, own_modules, torchrun, variables
 from gpupool.engine.group import forming
 from gpupool.engine.output import log, status, streams
-from gpupool.engine.process import end_at_once, this_rank
-from gpupool.engine.shell import restoring
-from gpupool.engine.shell.cell_names import name_cells_in_warnings
+from gpupool.engine.process import end_at_once, follow_torch, this_rank
 from gpupool.engine.shell.shell import disarm_exit, keep_no_outputs, refuse_magics, refuse_prompts
 
 _functions: dict[type[Call[Any]], Callable[[Any], Reply[Any]]] = {}
@@ -61,9 +59,9 @@ def prepare(call: wire.Prepare) -> Reply[None]:
     variables.follow(call.place)
     shell: Any = get_ipython()
     shell.user_ns.update(execute.cell_names(this_rank()))
+    execute.adapt(shell)
     control.install()
     end_at_once()
-    restoring.install(shell.kernel)
     status.install(shell.kernel)
     # its handler drops what is below, but only when each record has been made
     shell.kernel.log.setLevel(logging.ERROR)
@@ -73,7 +71,6 @@ def prepare(call: wire.Prepare) -> Reply[None]:
     refuse_magics(shell)
     keep_no_outputs(shell)
     torchrun.install()
-    name_cells_in_warnings()
     return Reply(None)
 
 
@@ -225,6 +222,7 @@ def _serve(call: Call[Any]) -> Reply[Any]:
     def work() -> Reply[Any]:
         if call.reloaded is not None:
             own_modules.load_again(call.reloaded)
+        follow_torch(call.torch_settings)
         return _functions[type(call)](call)
 
     guarded = partial(execute.guarded, work)

@@ -239,7 +239,8 @@ def test_an_error_is_told_before_the_group_is_formed_again(pool2: Pool) -> None:
         run = pool2.execute({0: call, 1: call}, lambda *_: None)
         assert run.wait(30.0)
         plain = run.errors[0].traceback  # formatted in no time, as it is not shown
-    assert plain.endswith(f"pool.run, line 2, in <module>\n    {SUM}\nKeyboardInterrupt: ")
+    assert "line 2, in <module>" in plain
+    assert plain.endswith("\nKeyboardInterrupt\n")
     assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
 
 

@@ -10,13 +10,11 @@ from typing import Any
 
 import tqdm.std
 from ipykernel.iostream import IOPubThread, OutStream
-from ipykernel.kernelbase import Kernel
 from ipykernel.zmqshell import ZMQDisplayPublisher
 from ipyparallel import Client
 from ipyparallel.controller import hub
 from ipyparallel.controller.app import IPController
 from ipyparallel.engine.app import IPEngine
-from ipyparallel.engine.kernel import IPythonParallelKernel
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.history import HistoryManager
@@ -113,17 +111,6 @@ def test_a_stream_reads_its_descriptor_in_a_method_of_its_own() -> None:
     assert "threading.Thread(target=self._watch_pipe_fd)" in source
     for name in ("self._fid = pr", "self._original_stdstream_copy ="):
         assert name in source
-
-
-def test_the_code_of_kernels_finds_its_streams_in_the_sys_of_its_modules(pool2: Pool) -> None:
-    """`sys` of their modules, `do_apply`, `do_execute`, `get_parent`: engine/shell/restoring.py."""
-    for method in (Kernel.process_control, IPythonParallelKernel.apply_request):
-        assert "sys.stdout.flush()" in inspect.getsource(method)
-    assert "self.do_apply(" in inspect.getsource(IPythonParallelKernel.apply_request)
-    assert "self.do_execute(" in inspect.getsource(Kernel.execute_request)
-    code = "import sys\n[type(vars(sys.modules[n])['sys']).__name__ for n in %r]"
-    names = [Kernel.__module__, IPythonParallelKernel.__module__]
-    assert pool2.run(code % names)[0] == ["OwnSys", "OwnSys"]
 
 
 def test_tqdm_chooses_its_bars_in_one_module_and_draws_those_of_the_ranks_as_text(

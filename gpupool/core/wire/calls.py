@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Generic
+from typing import Any, ClassVar, Generic
 
 from gpupool.core.wire.pickles import Packed
 from gpupool.core.wire.replies import (
@@ -27,12 +27,13 @@ class Call(Generic[Value]):
     """One call; an interrupt knows it by `number`. Without one it cannot be interrupted.
 
     What the rank shows meanwhile is the user's where `is_shown`. `reloaded` are the modules of the
-    user's that the notebook has loaded again.
+    user's that the notebook has loaded again, `torch_settings` the notebook's when it is made.
     """
 
     is_shown: ClassVar[bool] = False
     number: int | None = field(default=None, kw_only=True)
     reloaded: Reloaded | None = field(default=None, kw_only=True)
+    torch_settings: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
 
 @dataclass(frozen=True)

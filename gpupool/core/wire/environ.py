@@ -108,9 +108,7 @@ def select(
             )
         found = {k: v for k, v in environ.items() if fnmatchcase(k, pattern)}
         if strict and not found and not any(c in pattern for c in "*?["):
-            raise OptionsError(
-                f"{name} is not set in the notebook's environment.", "not set", name
-            )
+            raise OptionsError(f"{name} is not set in the notebook's environment.", "not set", name)
         chosen.update(found)
     return dict(sorted(chosen.items()))
 

@@ -36,7 +36,7 @@ from gpupool.core.wire.values import (
 from gpupool.engine.process import this_rank
 from gpupool.engine.shell import restoring
 from gpupool.engine.shell.cell_names import remember
-from gpupool.engine.shell.shell import script_names, this_shell
+from gpupool.engine.shell.shell import this_shell
 
 _MAX_ATTRIBUTES = 2000
 _GONE: Any = object()
@@ -140,10 +140,9 @@ def around(work: Callable[[], Reply[Value]], bindings: Bindings) -> Reply[Value]
     _repeat(bindings.imports)
     bind(values.numbers, values.aliases)
     before = identities(names)
-    script_names.clear()
     reply = work()
     release_rebound()
-    return replace(reply, names=report(before, {*names, *script_names}))
+    return replace(reply, names=report(before, names))
 
 
 def bind(numbers: Mapping[str, int], aliases: Aliases) -> None:

@@ -90,13 +90,6 @@ class _Octets(io.FileIO):
         """Nothing: a wrapper that goes closes it."""
 
 
-class OwnSys:
-    """`sys` as the code of kernels sees it: its streams are the engine's, whatever cells do."""
-
-    def __getattr__(self, name: str) -> Any:
-        return next((own for own in _streams if own.name == name), None) or getattr(sys, name)
-
-
 def follow_call(parent: dict[str, Any]) -> None:
     """What is written belongs to this call; ipykernel says so to `sys.stdout`, whoever that is.
 

@@ -30,6 +30,7 @@ from gpupool.core.wire.calls import (
 from gpupool.core.wire.masking import Secrets, redact
 from gpupool.core.wire.output import OnOutput
 from gpupool.core.wire.replies import CodeReply, Reply, Value
+from gpupool.core.wire.torch_settings import torch_settings
 from gpupool.core.wire.values import NamesReport
 from gpupool.pool.calls.failures import HANG, Failure, resolve
 from gpupool.pool.calls.freeing import Freeing, give_up
@@ -81,8 +82,12 @@ class Execution(Generic[Value]):
         self.keeps: object = None  # what has to live until the end of this
         self.number = next(_numbers)
         self._all_ranks = all_ranks
-        here = {"number": self.number, "reloaded": reloaded()}
-        self._calls = {r: replace(one, **here) for r, one in calls.items()}
+        here = {
+            "number": self.number,
+            "reloaded": reloaded(),
+            "torch_settings": torch_settings(),
+        }
+        self._calls = {rank: replace(one, **here) for rank, one in calls.items()}
         self._on_output = on_output
         self._hidden = all_ranks.secrets
         self._failures: dict[int, Failure] = {}
