@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -182,7 +182,7 @@ class SpmdRun:
         assert self._outcome.result is not None
         return self._outcome.result
 
-    def __await__(self) -> Iterator[Any]:
+    def __await__(self) -> Generator[None, None, SpmdResult]:
         __tracebackhide__ = True
         self.asked = True
         try:

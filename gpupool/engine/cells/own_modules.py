@@ -40,9 +40,9 @@ def load_again(reloaded: Reloaded) -> None:
         if len(failed) == len(waiting):
             break
         waiting = list(failed)  # it may need something new of another one
-    for name, error in failed.items():
+    for name, problem in failed.items():
         print(
             f"gpupool: rank {this_rank().rank} still has the module {name} as it was before, which "
-            f"cannot be loaded again there: {type(error).__name__}: {error}",
+            f"cannot be loaded again there: {type(problem).__name__}: {problem}",
             file=sys.stderr,
         )

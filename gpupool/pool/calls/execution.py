@@ -82,12 +82,11 @@ class Execution(Generic[Value]):
         self.keeps: object = None  # what has to live until the end of this
         self.number = next(_numbers)
         self._all_ranks = all_ranks
-        here = {
-            "number": self.number,
-            "reloaded": reloaded(),
-            "torch_settings": torch_settings(),
+        again, settings = reloaded(), torch_settings()
+        self._calls = {
+            rank: replace(one, number=self.number, reloaded=again, torch_settings=settings)
+            for rank, one in calls.items()
         }
-        self._calls = {rank: replace(one, **here) for rank, one in calls.items()}
         self._on_output = on_output
         self._hidden = all_ranks.secrets
         self._failures: dict[int, Failure] = {}

@@ -33,14 +33,14 @@ def reloaded() -> Reloaded | None:
         times = _times_of_autoreload()
         if len(sys.modules) != _num_seen:
             _num_seen = len(sys.modules)
-            for name, module in list(sys.modules.items()):
-                if name not in _seen:
-                    _seen.add(name)
-                    if file := _own_file(name, module):
-                        _own[name] = _spec(module), times.get(name) or _time_of(file)
+            for name in sys.modules.keys() - _seen:
+                _seen.add(name)
+                if file := _own_file(name):
+                    _own[name] = _spec(name), times.get(name) or _time_of(file)
         for name, (spec, time) in list(_own.items()):
-            now = _spec(sys.modules.get(name)), times.get(name, time)
-            if now != (spec, time) or now[0] is not spec:  # specs of one file are equal
+            now = _spec(name), times.get(name, time)
+            # By identity: specs of one file are equal. What was only removed is not loaded again.
+            if name in sys.modules and (now[0] is not spec or now[1] != time):
                 _own[name] = now
                 _reloaded[name] = _reloaded.get(name, 0) + 1
         if not _reloaded:
@@ -48,8 +48,9 @@ def reloaded() -> Reloaded | None:
         return Reloaded(dict(_reloaded), [path for path in sys.path if path])
 
 
-def _own_file(name: str, module: object) -> str | None:
+def _own_file(name: str) -> str | None:
     """The file of a module that does not belong to an installed package."""
+    module = sys.modules.get(name)
     # Not by `getattr`: what some packages put here imports itself then.
     file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
     if not isinstance(file, str) or not file.endswith(".py") or name.startswith(("__", "gpupool.")):
@@ -58,8 +59,8 @@ def _own_file(name: str, module: object) -> str | None:
     return None if is_installed or name == "gpupool" else file
 
 
-def _spec(module: ModuleType | None) -> ModuleSpec | None:
-    return getattr(module, "__spec__", None)
+def _spec(name: str) -> ModuleSpec | None:
+    return getattr(sys.modules.get(name), "__spec__", None)
 
 
 def _time_of(file: str) -> float:

@@ -432,9 +432,12 @@ class Variables:
         for one in made:
             reads = set(one.inside)
             for name in one.reads:
-                if name in shipment.numbers and name not in later:
+                if name in later:
+                    reads |= later[name]
+                elif name in shipment.numbers:
                     reads |= self._parcels.names_in(shipment.numbers[name])[0]
-                reads |= later.get(name, self._rank_reads.get(name, frozenset()))
+                else:
+                    reads |= self._rank_reads.get(name, frozenset())
             for name in one.names:
                 later[name] = later.get(name, frozenset()) | reads
         return later

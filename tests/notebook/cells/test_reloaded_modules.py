@@ -30,8 +30,8 @@ def shell() -> Iterator[Terminal]:
 
 
 @pytest.fixture
-def edited(shell: Terminal, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """A module that the notebook and the ranks have imported; `edit` writes another one."""
+def edited(shell: Terminal, tmp_path: Path) -> Iterator[Path]:
+    """The file of a module that the notebook and the ranks have imported."""
     shell.run(f"sys.path.insert(0, {str(tmp_path)!r})")
     file = tmp_path / "edited35.py"
     file.write_text(MODULE.format(1))
