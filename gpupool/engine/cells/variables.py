@@ -23,7 +23,6 @@ from IPython.lib.pretty import pretty
 
 from gpupool.core.errors import ParcelsLostError
 from gpupool.core.wire import pickles as travelling
-from gpupool.core.wire.global_names import names_in_object
 from gpupool.core.wire.pickles import INLINE_BYTES, WHOLE, MemoryFile, Packed, Packer, Source
 from gpupool.core.wire.replies import Reply, Value
 from gpupool.core.wire.values import (
@@ -249,8 +248,7 @@ def describe(value: Any, text_chars: int = 0) -> ValueInfo:
     if text_chars:
         text = _text(value, text_chars)
         text = text if len(text) <= text_chars else text[: text_chars - 1] + "…"
-    kind, reads = type(value).__name__, names_in_object(value)
-    return ValueInfo(kind, shape, dtype, device, length, text, reads)
+    return ValueInfo(type(value).__name__, shape, dtype, device, length, text)
 
 
 def look(name: str, path: Sequence[str], text_chars: int) -> ValueInfo | None:

@@ -54,8 +54,9 @@ class Shipment:
     (name, path) on the rank; `modules` are those to import, `bound` names that the notebook's
     functions bind. `covered` are the notebook's names that mean something else in a cell,
     `problems` names that cannot be sent with the reason, `inline` the parcels that go with the
-    cell: rank -> (number, parcel). `filenames` are those of code that goes along, `files` have to
-    stay open until the cell has begun.
+    cell: rank -> (number, parcel). `left_out` are names that are not sent, with the reason, `later`
+    says what the code that the cell makes will read. `filenames` are those of code that goes along,
+    `files` have to stay open until the cell has begun.
     """
 
     numbers: dict[str, int] = field(default_factory=dict)
@@ -64,6 +65,8 @@ class Shipment:
     bound: set[str] = field(default_factory=set)
     covered: set[str] = field(default_factory=set)
     problems: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    later: dict[str, frozenset[str]] = field(default_factory=dict)
     filenames: set[str] = field(default_factory=set)
     files: list[MemoryFile] = field(default_factory=list)
     inline: dict[int, list[tuple[int, Packed]]] = field(default_factory=dict)
