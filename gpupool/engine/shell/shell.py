@@ -116,7 +116,7 @@ def refuse_magics(shell: Any) -> None:
             "on a rank",
         )
 
-    for name in ("gpupool", "spmd"):
+    for name in ("gpupool", "spmd", "%spmd"):  # the last is `%%spmd` below other code
         shell.register_magic_function(refuse, "line_cell", name)
 
 

@@ -74,6 +74,19 @@ def test_each_line_bears_its_ranks_and_equal_ones_are_one(terminal: Terminal) ->
     ]
 
 
+def test_remarks_may_stand_above_the_magic_and_code_may_not(terminal: Terminal) -> None:
+    shown = terminal.run_briefly("# a remark\n\n  # another\n%%spmd\nprint(rank)")
+    assert shown.stdout.splitlines() == ["[0] 0", "[1] 1"]
+    failed = terminal.run("# a remark\n%%spmd\n1 / 0").stdout
+    assert "line 3" in failed
+    for code in ("import os", "if True:\n    pass", "%spmd rank"):
+        refused = terminal.run(f"{code}\n%%spmd\nprint('ran')")
+        assert "OptionsError: %%spmd must be the first line of its cell" in refused.stdout
+        assert "ran" not in refused.stdout.replace("rank", "")
+        assert "Traceback" not in refused.stdout
+    assert terminal.run('print("""# no magic\n%%spmd\n""")').stdout == "# no magic\n%%spmd\n\n"
+
+
 def test_an_expression_shows_equal_values_once(terminal: Terminal) -> None:
     assert terminal.run("%spmd world_size").stdout.endswith("[0, 1] 2\n")
     assert terminal.run("%spmd {'rank': rank}").stdout.endswith(
