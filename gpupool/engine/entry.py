@@ -33,7 +33,7 @@ from gpupool.core.wire.requests import Answer
 from gpupool.core.wire.values import Bindings, ValueInfo
 from gpupool.data import device as devices
 from gpupool.engine import calls, control
-from gpupool.engine.cells import debug, execute, torchrun, variables
+from gpupool.engine.cells import debug, execute, own_modules, torchrun, variables
 from gpupool.engine.group import forming, unfinished
 from gpupool.engine.output import log, status
 from gpupool.engine.process import end_at_once, this_rank
@@ -224,9 +224,10 @@ def serve_calls() -> None:
 
 
 def _serve(call: Call[Any]) -> Reply[Any]:
-    function = _functions[type(call)]
-
     def work() -> Reply[Any]:
-        return execute.guarded(lambda: function(call))
+        if call.reloaded is not None:
+            own_modules.load_again(call.reloaded)
+        return _functions[type(call)](call)
 
-    return work() if call.number is None else calls.serve(call.number, work)
+    guarded = partial(execute.guarded, work)
+    return guarded() if call.number is None else calls.serve(call.number, guarded)

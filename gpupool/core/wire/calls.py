@@ -20,14 +20,18 @@ from gpupool.core.wire.replies import (
     WorstSample,
 )
 from gpupool.core.wire.requests import Answer, ControlRequest
-from gpupool.core.wire.values import Bindings, Place, ValueInfo, Values
+from gpupool.core.wire.values import Bindings, Place, Reloaded, ValueInfo, Values
 
 
 @dataclass(frozen=True)
 class Call(Generic[Value]):
-    """One call; an interrupt knows it by `number`. Without one it cannot be interrupted."""
+    """One call; an interrupt knows it by `number`. Without one it cannot be interrupted.
+
+    `reloaded` are the modules of the user's that the notebook has loaded again.
+    """
 
     number: int | None = field(default=None, kw_only=True)
+    reloaded: Reloaded | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)

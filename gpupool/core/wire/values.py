@@ -24,6 +24,14 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Reloaded:
+    """Modules that the notebook has loaded again: how often each, and where it finds modules."""
+
+    times: Mapping[str, int]
+    sys_path: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Values:
     """Values of the notebook for a rank: `parcels` by number, in the order in which they are read.
 

@@ -35,6 +35,7 @@ from gpupool.pool.calls.failures import HANG, Failure, resolve
 from gpupool.pool.calls.freeing import Freeing, give_up
 from gpupool.pool.calls.hang_watch import HangWatch
 from gpupool.pool.calls.presses import heard_by, heed_again, ignore_for_a_moment
+from gpupool.pool.environment.own_modules import reloaded
 from gpupool.pool.notices import NoticeLines, OnNotice
 from gpupool.pool.ranks import Ranks
 
@@ -102,7 +103,10 @@ class Execution(Generic[Value]):
                 self._futures[future] = rank
 
         self._call = call
-        self._calls = {r: replace(one, number=self.number) for r, one in calls.items()}
+        again = reloaded()
+        self._calls = {
+            rank: replace(one, number=self.number, reloaded=again) for rank, one in calls.items()
+        }
         all_ranks.supervised[self.number] = self
         self._turn = all_ranks.turns.ask(calls, _title(calls))
         self.waits_for = all_ranks.turns.begin(self._turn)
