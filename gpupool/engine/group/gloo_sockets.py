@@ -95,11 +95,19 @@ def _owners() -> dict[tuple[int, str], int | None]:
     can come: gloo keeps who has hung up without a word.
     """
     connections = [one for one in gloo_connections().items() if not _is_over(*one)]
-    lines = [line for table in _TABLES if os.path.exists(table) for line in _lines(table)]
-    rows = [(row[1][-_END_CHARS:], row[2][-_END_CHARS:], row[7], row[9]) for row in lines]
-    other_ends = {inode: (remote, local) for local, remote, _, inode in rows}
-    uids = {(local, remote): int(uid) for local, remote, uid, inode in rows if inode != _NOBODYS}
-    return {one: uids.get(other_ends.get(one[1], ("", ""))) for one in connections}
+    other_ends: dict[str, tuple[str, str]] = {}
+    uids: dict[tuple[str, str], int] = {}
+    found: dict[tuple[int, str], int | None] = {}
+    for table in _TABLES if connections else ():
+        for row in _rows(table):
+            local, remote, uid, inode = row[1][-_END_CHARS:], row[2][-_END_CHARS:], row[7], row[9]
+            other_ends[inode] = remote, local
+            if inode != _NOBODYS:
+                uids[local, remote] = int(uid)
+        found = {one: uids.get(other_ends.get(one[1], ("", ""))) for one in connections}
+        if None not in found.values():  # each table takes the kernel 5 ms
+            break
+    return found
 
 
 def _is_over(fd: int, inode: str) -> bool:
@@ -112,8 +120,11 @@ def _is_over(fd: int, inode: str) -> bool:
         return not peeked
 
 
-def _lines(table: str) -> list[list[str]]:
-    return [line.split() for line in Path(table).read_text().splitlines()[1:]]
+def _rows(table: str) -> list[list[str]]:
+    try:
+        return [line.split() for line in Path(table).read_text().splitlines()[1:]]
+    except FileNotFoundError:  # a machine without IPv6
+        return []
 
 
 def _user_name(uid: int) -> str:
