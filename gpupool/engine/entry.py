@@ -29,7 +29,6 @@ from gpupool.core.wire.replies import (
     Value,
     WorstSample,
 )
-from gpupool.core.wire.requests import Answer
 from gpupool.core.wire.values import Bindings, ValueInfo
 from gpupool.data import device as devices
 from gpupool.engine import calls, control
@@ -95,11 +94,6 @@ def join_group(call: wire.JoinGroup) -> Reply[None]:
 def form_group(call: wire.FormGroup) -> Reply[None]:
     forming.connect(forming.Plan.of(call.plan, this_rank()))
     return Reply(None)
-
-
-@_serves(wire.Ask)
-def ask(call: wire.Ask) -> Reply[Answer[Any]]:
-    return Reply(control.answer(type(call.request), call.request.content()))
 
 
 @_serves(wire.RunSource)

@@ -268,8 +268,7 @@ class Ranks:
             self.on_replaced(rank, self.health.lost.get(rank, "was restarted"))
         self.engines.restart(ranks, self.options.timeout_s, progress)
         self._prepare(ranks)
-        for rank in ranks:
-            self.environment.apply_to(rank)
+        self.environment.bring(ranks)
         # The others may compute, or wait in the old group for a rank that is gone.
         busy = [rank for rank in self.engines.busy_ranks() if rank in others]
         self.engines.interrupt(dict.fromkeys(busy))

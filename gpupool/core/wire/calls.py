@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic
+from typing import Generic
 
 from gpupool.core.wire.pickles import Packed
 from gpupool.core.wire.replies import (
@@ -19,7 +19,6 @@ from gpupool.core.wire.replies import (
     Value,
     WorstSample,
 )
-from gpupool.core.wire.requests import Answer, ControlRequest
 from gpupool.core.wire.values import Bindings, Place, ValueInfo, Values
 
 
@@ -75,13 +74,6 @@ class FormGroup(Call[None]):
     """Form the process group of all ranks; returns when every rank has."""
 
     plan: GroupPlan
-
-
-@dataclass(frozen=True)
-class Ask(Call[Answer[Any]]):
-    """A control request for a rank that has just come up; a busy one is asked over its channel."""
-
-    request: ControlRequest[Any]
 
 
 # ---- the user's code and variables -----------------------------------------------------------

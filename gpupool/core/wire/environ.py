@@ -98,22 +98,17 @@ def select(
     """
     chosen: dict[str, str] = {}
     for pattern in patterns:
+        name = plain(pattern.split("=", 1)[0])
         if "=" in pattern:
-            name = pattern.split("=", 1)[0]
             raise OptionsError(
-                f"{plain(name)}=...: name the variable only, its value is taken from the "
-                "notebook's environment. A value typed into a cell stays in the "
-                "notebook: delete it there.",
+                f"{name}=...: name the variable only, its value is taken from the notebook's "
+                "environment. A value typed into a cell stays in the notebook: delete it there.",
                 "value",
-                plain(name),
+                name,
             )
         found = {k: v for k, v in environ.items() if fnmatchcase(k, pattern)}
         if strict and not found and not any(c in pattern for c in "*?["):
-            raise OptionsError(
-                f"{plain(pattern)} is not set in the notebook's environment.",
-                "not set",
-                plain(pattern),
-            )
+            raise OptionsError(f"{name} is not set in the notebook's environment.", "not set", name)
         chosen.update(found)
     return dict(sorted(chosen.items()))
 
