@@ -6,8 +6,8 @@ A reply is unpickled in the client's IO thread, so it must not make the notebook
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from gpupool.core.errors import RankError
 from gpupool.core.wire.values import NamesReport
@@ -54,22 +54,6 @@ class CodeReply:
     text: str
     elapsed_s: float
     left: bool = False
-
-
-def apart(reply: Reply[Any]) -> tuple[Reply[Any], bytes | None]:
-    """A reply, and the value of code, which may be large.
-
-    ipyparallel sends bytes as they are where they do not stand inside of another object.
-    """
-    value = reply.value
-    if not isinstance(value, CodeReply):
-        return reply, None
-    return replace(reply, value=replace(value, packed=None)), value.packed
-
-
-def together(reply: Reply[Any], packed: bytes | None) -> Reply[Any]:
-    """The inverse of `apart`."""
-    return reply if packed is None else replace(reply, value=replace(reply.value, packed=packed))
 
 
 @dataclass(frozen=True)
