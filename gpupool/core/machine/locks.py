@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -27,6 +27,7 @@ _PLACES = (Path("/run/lock"), Path("/tmp"))  # noqa: S108 - the same for every u
 AGENT = "gpupool:agent"  # the name of the process that holds locks for its notebook
 ENDING_AGENT = "gpupool:ending"  # the same when that has ended, until its ranks have too
 _MAX_LOCKS_BYTES = 2**20  # of /proc/locks, which other users may fill
+_NUM_LOOKS = 3  # the kernel leaves a lock out if one above it goes while the list is read
 
 
 class Owner(TypedDict, total=False):
@@ -193,11 +194,7 @@ def _owner(descriptor: int) -> Owner:
     found = os.fstat(descriptor)
     file = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     try:
-        with open("/proc/locks", "rb") as locks:
-            lines = locks.read(_MAX_LOCKS_BYTES).decode().splitlines()
-        # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:2280340 0 EOF"; who only waits has "->" in the 2nd
-        rows = (line.split() for line in lines)
-        pid = next(int(row[4]) for row in rows if row[1:2] == ["FLOCK"] and file in row[5:6])
+        pid = next(int(row[4]) for row in _locks() if row[1:2] == ["FLOCK"] and file in row[5:6])
         holder = psutil.Process(pid)
         name, user = holder.name(), holder.username()
         owner = Owner(pid=holder.ppid() if name == AGENT else pid, user=user)
@@ -206,3 +203,14 @@ def _owner(descriptor: int) -> Owner:
     if name == ENDING_AGENT and user == this_user():  # others could say so for ever
         owner["is_ending"] = True
     return owner
+
+
+def _locks() -> Iterator[list[str]]:
+    """The rows of /proc/locks: "1: FLOCK  ADVISORY  WRITE 4711 fe:00:2280340 0 EOF".
+
+    Who only waits has "->" in the second column.
+    """
+    for _ in range(_NUM_LOOKS):
+        with open("/proc/locks", "rb") as locks:
+            for line in locks.read(_MAX_LOCKS_BYTES).decode().splitlines():
+                yield line.split()
