@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from gpupool.core.formatting import format_ranks
 from gpupool.notebook.page import ansi
-from gpupool.pool.calls.terminal_text import line_as_shown
+from gpupool.pool.calls.terminal_text import as_shown, goes_up, line_as_shown, on_screen
 
 FOLD_WITHIN_S = 0.5  # a line that several ranks say within that time is shown once
 
+_SCREEN_LINES = 64  # the cursor goes up and down between so many
 _NUMBER = re.compile(r"\d+")
 # tqdm's: "epoch:  40%|##   | 2/5 [00:01<00:02,  1.6it/s]", or "12it [00:01, 9.8it/s]"
 _BAR = re.compile(r"(?P<name>.*?)(?:(?P<percent>\d{1,3})%\||(?<!\S)(?P<count>\d+)it (?=\[))")
@@ -20,7 +21,7 @@ _RATE = re.compile(r"([\d.]+) ?(s/\w+|[a-zA-Z]+/s)")
 
 
 class Lines:
-    """Cuts each rank's stream into lines; the unfinished last one waits for its end.
+    """Cuts each rank's stream into lines; the unfinished last ones wait for their end.
 
     Args:
         max_chars: of a line; what is longer is cut.
@@ -34,24 +35,52 @@ class Lines:
 
     def feed(self, rank: int, text: str) -> list[str]:
         """The lines that this piece completes; of a redrawn progress bar the last state."""
-        *lines, rest = (self._open.get(rank, "") + text.replace("\r\n", "\n")).split("\n")
-        # A last "\r" is kept: what comes next is drawn over the line, or is a "\n".
-        self._open[rank] = self._as_drawn(rest) + ("\r" if rest.endswith("\r") else "")
+        text = self._open.get(rank, "") + text.replace("\r\n", "\n")
+        lines, self._open[rank] = self._on_screen(text) if goes_up(text) else self._cut(text)
         # -0 is 0: without a number the slice has all lines.
         return [self._as_drawn(line) for line in lines[-self._num_last :]]
 
+    def _cut(self, text: str) -> tuple[list[str], str]:
+        """The complete lines, and what is open."""
+        *lines, rest = text.split("\n")
+        held = ""
+        # Below a bar another one may be drawn, and then the cursor goes up: it comes in pieces.
+        if lines and "\r" in lines[-1] and rest[:1] in ("", "\r") and rest.count("\r") < 2:
+            held = f"\r{self._as_drawn(lines.pop())}\n"
+        _, redrawn, last = rest.rstrip("\r").rpartition("\r")
+        # A last "\r" is kept: what comes next is drawn over the line, or is a "\n".
+        end = "\r" if rest.endswith("\r") else ""
+        return lines, held + redrawn + ansi.without_moves(last)[: self._max_chars] + end
+
+    def _on_screen(self, text: str) -> tuple[list[str], str]:
+        """The same of bars below each other, between which the cursor goes up and down."""
+        lines, cursor, rewrites, top, num_down = on_screen(text)
+        # A line further down belongs to no bar, and one alone may be that of a bar that is erased.
+        is_below = num_down > 1 and not any(lines[cursor:])
+        num_complete = cursor if is_below else max(top, len(lines) - _SCREEN_LINES)
+        still = [self._as_drawn(line) for line in lines[num_complete:]]
+        moves = "\r" if rewrites else ""
+        if len(still) > 1:
+            moves = f"\x1b[{len(still) - 1}A" + "\n" * (cursor - num_complete)
+        return lines[:num_complete], "\n".join(still) + moves
+
     def partial(self) -> list[tuple[int, str]]:
         """The unfinished lines as they look now."""
-        return [(rank, self._as_drawn(line)) for rank, line in sorted(self._open.items()) if line]
+        return [(rank, line) for rank in sorted(self._open) for line in self._unfinished(rank)]
 
     def rest(self, rank: int) -> list[str]:
-        """The unfinished line of a rank, for good."""
-        line = self._open.pop(rank, "")
-        return [self._as_drawn(line)] if line else []
+        """The unfinished lines of a rank, for good."""
+        lines = self._unfinished(rank)
+        self.clear(rank)
+        return lines
 
     def clear(self, rank: int) -> None:
-        """Forget the unfinished line of a rank."""
+        """Forget the unfinished lines of a rank."""
         self._open.pop(rank, None)
+
+    def _unfinished(self, rank: int) -> list[str]:
+        lines = as_shown(self._open.get(rank, "")).split("\n")
+        return [self._as_drawn(line) for line in lines if line]
 
     def _as_drawn(self, line: str) -> str:
         # Cut last: what a carriage return has drawn over does not count.

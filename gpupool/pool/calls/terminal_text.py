@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 # cursor up N lines, erase in line: what nested progress bars use; colours stay in the text
 _MOVES = re.compile(r"(\n|\r|\x1b\[[0-9]*A|\x1b\[[0-9]*K)")
@@ -21,8 +22,8 @@ def as_shown(text: str) -> str:
     """
     if "\r" in text:
         text = text.replace("\r\n", "\n")
-    if _UP.search(text):
-        return _on_screen(text)
+    if goes_up(text):
+        return "\n".join(on_screen(text).lines)
     if "\r" not in text:
         return text
     return "\n".join(line_as_shown(line) for line in text.split("\n"))
@@ -34,12 +35,29 @@ def line_as_shown(line: str) -> str:
     return last.rstrip(" ") if redrawn else last
 
 
-def _on_screen(text: str) -> str:
+def goes_up(text: str) -> bool:
+    """Whether the cursor is moved to lines above, as bars below each other do."""
+    return _UP.search(text) is not None
+
+
+class Screen(NamedTuple):
+    """What a terminal shows of a text: its lines, and where the cursor is."""
+
+    lines: list[str]
+    cursor: int  # the number of its line
+    rewrites: bool  # what comes next is written over that line
+    top: int  # the highest line that the cursor has gone up to
+    num_down: int  # by so many lines it has gone down since
+
+
+def on_screen(text: str) -> Screen:
+    """The text with the cursor going up and down."""
     lines, row, rewrites = [list[str]()], 0, False  # of each line its parts: joined once
+    top, num_down = len(text), 0
     for n, part in enumerate(_MOVES.split(text)):
         is_move = n % 2 == 1
         if is_move and part == "\n":
-            row += 1
+            row, num_down = row + 1, num_down + 1
             rewrites = row < len(lines)
             if not rewrites:
                 lines.append([])
@@ -47,9 +65,11 @@ def _on_screen(text: str) -> str:
             rewrites = True
         elif is_move and part.endswith("A"):
             row = max(0, row - int(part[2:-1][:9] or 1))
+            top, num_down = min(top, row), 0
         elif part and not is_move:
             if rewrites:
                 lines[row].clear()
             lines[row].append(part)
             rewrites = False
-    return "\n".join("".join(line).rstrip(" ") for line in lines)
+    shown = ["".join(line).rstrip(" ") for line in lines]
+    return Screen(shown, row, rewrites, top, num_down)

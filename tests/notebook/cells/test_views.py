@@ -224,6 +224,26 @@ def test_the_text_holds_every_line_of_every_rank(texts: dict[int, str]) -> None:
         assert all(any(line.endswith(f" {other}") for line in shown) for other in others)
 
 
+@pytest.mark.parametrize("in_pieces", [True, False])
+def test_bars_below_each_other_are_unfinished_lines_until_they_are_over(in_pieces: bool) -> None:
+    cut = Lines()
+
+    def said(*pieces: str) -> list[str]:
+        given = pieces if in_pieces else ("".join(pieces),)
+        return [line for piece in given for line in cut.feed(0, piece)]
+
+    assert said("begin\n") == ["begin"]
+    assert said("\router 0", "\n", "\rinner 0", "\x1b[A", "\n", "\rinner 1", "\x1b[A") == []
+    assert cut.partial() == [(0, "outer 0"), (0, "inner 1")]
+    assert said("\router 1", "\n", "\r       ", "\x1b[A", "\router 2", "\n", "end\n") == [
+        "outer 2",
+        "end",
+    ]
+    assert said("\rnext 0", "\rnext 1", "\n", "\rlast 0") == []
+    assert said("\rlast 1", "open") == ["next 1"]
+    assert cut.rest(0) == ["last 1open"]
+
+
 @given(st.lists(st.text("ab\n", max_size=4), max_size=12))
 @settings(deadline=None)
 def test_lines_are_whole_however_the_stream_is_cut(pieces: list[str]) -> None:
