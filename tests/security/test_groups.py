@@ -39,13 +39,12 @@ MANY = pytest.mark.parametrize(
 
 
 class Attack:
-    """Bob's hijacker while it runs. `named` counts the errors that name him."""
+    """Bob's hijacker while it runs."""
 
     def __init__(self, alice: User, bob: User) -> None:
         self._alice, self._bob = alice, bob
         self.proof = bob.folder / f"proof{bob.num_actors}"  # made by his code, were it run
         self.actor: Actor | None = None
-        self.named = 0
 
     def begin(self) -> None:
         """Have him watch."""
@@ -66,7 +65,6 @@ class Attack:
         ran = self.proof.read_text() if self.proof.exists() else ""
         assert ran == "", f"code of his has run as {ran}; it came to {answer}; he has read {read}"
         assert not any("private" in line for line in read), read
-        self.named += self._bob.name in answer.get("text", "")
 
 
 @pytest.fixture
