@@ -35,9 +35,9 @@ from gpupool.engine.group.forming import Plan
 _torch_init = dist.init_process_group
 _rpc: Any = api  # whose private names are not annotated
 _SIGNATURE = inspect.signature(_torch_init)
-# How ranks find each other is decided here, and torch ignores the name.
 _USELESS = datetime.timedelta(seconds=0.5)
 _POLL_S = 0.001
+# How ranks find each other is decided here, and torch ignores the name.
 _RENDEZVOUS = ("init_method", "rank", "world_size", "group_name")
 
 
@@ -98,28 +98,21 @@ def _refuse_contradiction(plan: Plan, asked: Mapping[str, Any]) -> None:
 
 def _fits(wanted: Mapping[str, Any], present: Mapping[str, Any], plan: Plan) -> bool:
     """Whether the present group is as good as the one that is wanted."""
-    others = set(wanted) - {"backend", "timeout", "device_id"}
-    if any(wanted[name] != present.get(name) for name in others):
-        return False
-    if "timeout" in wanted and wanted["timeout"] != present.get("timeout"):
-        return False
-    return _has_backend(wanted.get("backend"), present.get("backend")) and _is_own_device(
-        wanted.get("device_id"), present.get("device_id"), plan
+    others = dict(wanted)
+    backend, device = others.pop("backend", None), others.pop("device_id", None)
+    formed = present.get("backend")
+    # A group that also takes CPU tensors is as good as "nccl" alone.
+    as_good = (None, formed, "nccl" if formed == "cpu:gloo,cuda:nccl" else formed)
+    return (
+        all(present.get(name) == value for name, value in others.items())
+        and (backend in as_good or backend.lower() in as_good)
+        and (device in (None, present.get("device_id")) or _is_own(device, plan))
     )
 
 
-def _has_backend(wanted: str | None, present: str | None) -> bool:
-    """A group that also takes CPU tensors is as good as "nccl" alone."""
-    if wanted is None or wanted == present:
-        return True
-    return (wanted.lower(), present) == ("nccl", "cpu:gloo,cuda:nccl")
-
-
-def _is_own_device(wanted: Any, present: Any, plan: Plan) -> bool:
-    """Whether the group is bound to the device, or would be to no other."""
-    if wanted is None or wanted == present:
-        return True
-    device = torch.device("cuda", wanted) if isinstance(wanted, int) else torch.device(wanted)
+def _is_own(device: Any, plan: Plan) -> bool:
+    """Whether this is the only device that a group of the pool uses here."""
+    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if device.type == "cpu":
         return plan.backend == "gloo"
     return str(device) == plan.device and plan.backend == "nccl"
