@@ -23,8 +23,8 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """What `%unload_ext gpupool` calls: takes the magics away again; a running pool continues, an
-    agent that waits for one ends."""
+    """What `%unload_ext gpupool` calls: takes the magics away again; a running pool continues, a
+    starter that waits for one ends."""
     from gpupool.notebook.magics import magics
     from gpupool.pool.processes import agent
 

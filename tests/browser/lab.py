@@ -99,7 +99,7 @@ class Lab:
         return name
 
     def lend_kernel(self, name: str) -> str:
-        """Give a notebook the kernel that notebooks have in turn: its agent knows torch.
+        """Give a notebook the kernel that notebooks have in turn: its starter knows torch.
 
         For notebooks that leave it alive, and whose pages end before the next one has it.
         """

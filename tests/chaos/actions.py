@@ -34,7 +34,6 @@ ACTIONS: dict[Callable[[Walk], None], float] = {
     faults.crash: 3,
     faults.pause: 2,
     faults.freeze: 0.7,
-    faults.kill_fork_server: 1,
     faults.kill_what_all_need: 1,
     faults.restart: 3,
     faults.kill_in_restart: 2,

@@ -139,7 +139,7 @@ def crash(walk: Walk) -> None:
 
 def pause(walk: Walk) -> None:
     """A process of the pool stands still for a while."""
-    members = ("agent", "controller", *(f"rank {rank}" for rank in range(walk.world_size)))
+    members = ("starter", "controller", *(f"rank {rank}" for rank in range(walk.world_size)))
     member, seconds = walk.random.choice(members), walk.random.choice((0.5, 2.0))
     walk.doing += f": {member} for {seconds}"
     walk.signal(signal.SIGSTOP, member)
@@ -158,17 +158,8 @@ def freeze(walk: Walk) -> None:
     walk.lose(rank)
 
 
-def kill_fork_server(walk: Walk) -> None:
-    """Alone, or with a rank: torch is imported again."""
-    ranks = walk.some_ranks() if walk.random.random() < 0.5 else []
-    walk.doing += f", {ranks}"
-    members = {"fork server", *(f"rank {rank}" for rank in ranks)} & walk.notebook.members().keys()
-    walk.signal(signal.SIGKILL, *sorted(members))  # it may not have come again since the last time
-    walk.lose(*ranks)
-
-
 def kill_what_all_need(walk: Walk) -> None:
-    member = walk.random.choice(("agent", "controller"))
+    member = walk.random.choice(("starter", "controller"))
     is_busy, wait = walk.random.random() < 0.5, walk.random.choice(WAITS)
     walk.doing += f": {member}, {'in ' + repr(wait) if is_busy else 'idle'}"
     if is_busy:
@@ -186,10 +177,9 @@ def restart(walk: Walk) -> None:
 
 
 def kill_in_restart(walk: Walk) -> None:
-    """Of a rank, or of the fork server."""
+    """Of a rank."""
     ranks, after_s = walk.some_ranks(), walk.random.choice((0.02, 0.1, 0.3))
-    members = [f"rank {rank}" for rank in range(walk.world_size)] + ["fork server"]
-    member = walk.random.choice(members)
+    member = f"rank {walk.random.randrange(walk.world_size)}"
     walk.doing += f": {member} after {after_s} of {ranks}"
 
     def kill() -> None:
@@ -203,7 +193,7 @@ def kill_in_restart(walk: Walk) -> None:
         f"{command}\nimport time; time.sleep(0.5)", meanwhile=[at(after_s, kill)]
     )
     assert cell.status == "ok", cell.errors
-    walk.lose(*ranks, *(int(name.removeprefix("rank ")) for name in killed if "rank" in name))
+    walk.lose(*ranks, *(int(name.removeprefix("rank ")) for name in killed))
 
 
 def new_pool(walk: Walk) -> None:

@@ -24,7 +24,7 @@ from gpupool.core.wire.calls import Look, RunSource
 from gpupool.core.wire.requests import Interrupt
 from gpupool.pool import session
 from gpupool.pool.processes import agent
-from gpupool.pool.processes.launch import Launch
+from gpupool.pool.processes.launch import Forked
 from tests.support.processes import (
     engine_pid,
     family,
@@ -434,7 +434,7 @@ def test_a_pool_of_one_as_a_context_manager(no_pool: None) -> None:
 def test_two_pools_of_one_process_do_not_touch_each_other(pool2: Pool) -> None:
     pool2.run("kept = 1")
     with Pool(PoolOptions(n=1, device="cpu")) as other:
-        assert family(other)["agent"] != family(pool2)["agent"]
+        assert family(other)["starter"] != family(pool2)["starter"]
         assert dict(other.run(SUM)) == {0: 1.0}
     assert dict(pool2.run("kept")) == {0: 1, 1: 1}
 
@@ -448,7 +448,7 @@ def test_a_pool_that_nobody_uses_stops_itself(no_pool: None) -> None:
     assert session.find() is None
 
 
-# At once, and in the agent's start. Later, what is late may all be there when it is looked at next.
+# At once, and in the starter's start. Later, what is late may all be there when it is looked at next.
 @pytest.mark.parametrize("timeout_s", [0.01, 0.3])
 def test_a_start_without_enough_time_leaves_nothing(scratch: Path, timeout_s: float) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
@@ -473,7 +473,7 @@ def test_bad_input_starts_nothing(scratch: Path) -> None:
 
 
 def test_half_a_connection_file_is_waited_for(scratch: Path) -> None:
-    launch = Launch(lambda *_: None)
+    launch = Forked(lambda *_: None)
     try:
         assert not launch.is_controller_up()
         launch.client_file.parent.mkdir(parents=True)
@@ -482,7 +482,7 @@ def test_half_a_connection_file_is_waited_for(scratch: Path) -> None:
         launch.client_file.write_text('{"key": "abc"}')
         assert launch.is_controller_up()
     finally:
-        launch.abandon()
+        launch.stop(for_good=True)
     assert list(scratch.iterdir()) == []
 
 
@@ -588,13 +588,13 @@ def test_an_engine_that_dies_while_idle_is_replaced_and_that_is_told_at_the_next
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("name", ["controller", "agent"])
+@pytest.mark.parametrize("name", ["controller", "starter"])
 def test_a_lost_helper_process_is_an_error_and_no_hang(pool2: Pool, name: str) -> None:
     everyone, pids, folder = family(pool2), members(pool2), folder_of(pool2)
     killer = do_when(lambda: pool2.status().state == "busy", everyone[name].kill)
     error = error_of(pool2, "import time; time.sleep(60)")
     killer.join()
-    # The agent takes the engines along, so that either may be told of first.
+    # The starter takes the engines along, so that either may be told of first.
     assert error.first.ename == "EngineDiedError"
     assert "SIGKILL" in str(error)
     until(lambda: pool2.status().state == "broken", SOON_S)

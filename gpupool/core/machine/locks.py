@@ -1,4 +1,4 @@
-"""One pool at a time on a GPU, among all users of this machine. Runs in the agent.
+"""One pool at a time on a GPU, among all users of this machine. Runs in the starter.
 
 A lock is an flock(2) on a file named after the device: the kernel releases it when its holder
 ends, however that comes. Every user may write to the file, so nothing in it is ever read: the
@@ -24,8 +24,8 @@ from gpupool.core.machine.processes import ProcessId, command_of, parent_of, use
 _PLACES = (Path("/run/lock"), Path("/tmp"))  # noqa: S108 - the same for every user, on purpose
 
 
-AGENT = "gpupool:agent"  # the name of the process that holds locks for its notebook
-ENDING_AGENT = "gpupool:ending"  # the same when that has ended, until its ranks have too
+STARTER = "gpupool:starter"  # the name of the process that holds locks for its notebook
+ENDING_STARTER = "gpupool:ending"  # the same when that has ended, until its ranks have too
 _MAX_LOCKS_BYTES = 2**20  # of /proc/locks, which other users may fill
 
 
@@ -209,13 +209,13 @@ def _owner(descriptor: int) -> Owner:
         pid = next(int(row[4]) for row in rows if row[1:2] == ["FLOCK"] and file in row[5:6])
         user, holder = user_of(pid), ProcessId.of(pid)
         name = command_of(pid)
-        if name == AGENT:
+        if name == STARTER:
             pid = parent_of(pid) or pid
     except (OSError, StopIteration):  # it has released it, or ended, meanwhile
         return {}
     owner = Owner(pid=pid, user=user)
     if holder.start_time - 1 <= found.st_mtime <= time.time() + 1:  # ticks are not exact
         owner["since"] = found.st_mtime
-    if name == ENDING_AGENT and user == user_of(os.getpid()):  # others could say so for ever
+    if name == ENDING_STARTER and user == user_of(os.getpid()):  # others could say so for ever
         owner["is_ending"] = True
     return owner

@@ -26,7 +26,7 @@ from gpupool.core.wire.calls import RunSource
 from gpupool.pool import session
 from gpupool.pool.notices import unheard
 from gpupool.pool.processes.engines import Engines
-from gpupool.pool.processes.launch import Launch, engine_environment
+from gpupool.pool.processes.launch import Forked, engine_environment
 from gpupool.pool.processes.placement import Placement, place_ranks
 from tests.servers.nvidia_driver import (
     GIB,
@@ -104,7 +104,7 @@ def test_what_may_be_shared_comes_last(driver: DriverOn) -> None:
 
 def with_real_locks(number: int) -> list[str] | str:
     """The labels that a real agent locks, or the kind of the error."""
-    launch = Launch(lambda *_: None)
+    launch = Forked(lambda *_: None)
     try:
         return labels(
             place_ranks(PoolOptions(n=number), lambda uuids, n: launch.lock_gpus(uuids, n, False))
