@@ -279,7 +279,7 @@ class Starter:
 
     def _kill_children(self) -> None:
         """Kill and reap all children, and what they leave behind, for this process is its heir."""
-        spared = set()
+        spared: set[int] = set()
         while victims := set(children(os.getpid())) - spared:
             for pid in victims:
                 try:

@@ -220,7 +220,7 @@ def test_on_a_terminal_the_warning_is_a_line() -> None:
         "shell.run_line_magic('gpupool', 'start --cpu -n 1 --idle-timeout 2s')\ntime.sleep(4)"
     )
     output, _ = notebook(script).communicate(timeout=60)
-    assert "gpupool: the pool stops in " in output
+    assert "gpupool: the pool shuts down in " in output
     assert "gpupool: the pool was stopped after 2s without use." in output
 
 
@@ -253,7 +253,6 @@ def test_stop_ends_engines_that_do_not_react(fresh: Kernel) -> None:
 STARTS = "import subprocess\nchild = subprocess.Popen(['sleep', '60'])\nchild.pid"
 
 
-@pytest.mark.long
 def test_without_a_starter_the_notebook_ends_what_the_ranks_had_started() -> None:
     session.stop()
     pool = gpupool.start(n=2, device="cpu")

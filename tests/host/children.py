@@ -70,20 +70,8 @@ def tell_surroundings() -> None:
     print(signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL)
 
 
-def flood() -> None:
-    os.write(1, b"x" * (17 << 20))
-    print("the end", flush=True)
-    time.sleep(60)
-
-
 def eat_memory() -> None:
     print("up", flush=True)
     eaten = []
     while True:
         eaten.append(b"x" * (8 << 20))
-
-
-def write_one_long_line() -> None:
-    os.ftruncate(1, 4 << 30)  # a hole: of 4 GiB on no disk
-    print("the end", flush=True)
-    sys.exit(1)

@@ -195,14 +195,6 @@ def test_of_a_crash_its_frames_are_told_and_not_again_of_who_comes_after_it(
     assert event == {"kind": "exited", "name": "rank 0", "status": -9, "cause": ""}
 
 
-def test_of_a_huge_log_only_the_end_is_read(starter: StarterUnderTest) -> None:
-    starter.spawn("write_one_long_line")
-    event = starter.event()
-    assert event["log_tail"].endswith("the end")
-    assert len(event["log_tail"]) <= 1 << 16
-    assert psutil.Process(starter.process.pid).memory_info().rss < 200 << 20
-
-
 def test_what_a_dead_child_had_forked_goes_with_it(starter: StarterUnderTest) -> None:
     pid = starter.spawn("fork_two")
     in_its_group, in_a_session_of_its_own = starter.grandchildren()
@@ -212,15 +204,6 @@ def test_what_a_dead_child_had_forked_goes_with_it(starter: StarterUnderTest) ->
     starter.send(kind="stop")
     assert starter.event() == {"kind": "stopped"}
     assert gone(in_a_session_of_its_own)
-
-
-@pytest.mark.long
-def test_a_log_is_kept_short_and_goes_on(starter: StarterUnderTest) -> None:
-    pid, path = starter.spawn("flood"), starter.log_path("rank 0")
-    until(lambda: path.exists() and 0 < path.stat().st_size < 2 << 20, 10.0)
-    assert starter.log("the end").startswith("(the beginning was too long)\nxxx")
-    os.kill(pid, signal.SIGKILL)
-    assert starter.event()["log_tail"].endswith("the end")
 
 
 def test_a_child_killed_for_lack_of_memory_is_told_as_such(starter: StarterUnderTest) -> None:
@@ -354,19 +337,6 @@ def test_a_child_holds_no_lock_of_a_gpu(starter: StarterUnderTest) -> None:
     path.unlink()
 
 
-def test_the_end_of_a_child_that_has_said_nothing_yet_is_told(starter: StarterUnderTest) -> None:
-    pid = starter.process.pid
-    listed = Path(f"/proc/{pid}/task/{pid}/children")
-    for _ in range(10):
-        starter.ask("sleep")
-        while not (new := listed.read_text().split()):
-            pass
-        os.kill(int(*new), signal.SIGKILL)
-        told = [starter.event(), starter.event()]
-        assert [one["kind"] for one in told] == ["spawned", "exited"]
-        assert (told[0]["pid"], told[1]["status"]) == (int(*new), -signal.SIGKILL)
-
-
 def test_a_signal_reaches_the_child_it_is_meant_for(starter: StarterUnderTest) -> None:
     starter.spawn("wait_for_interrupt", "rank 0")
     other = starter.spawn("sleep", "rank 1")
@@ -380,15 +350,6 @@ def test_a_signal_reaches_the_child_it_is_meant_for(starter: StarterUnderTest) -
 
 
 # ---- what is imported ------------------------------------------------------------------------
-
-
-def test_a_module_that_cannot_be_imported_ends_it_with_the_reason(tmp_path: Path) -> None:
-    starter = StarterUnderTest(tmp_path / "starter", "no_such_module")
-    assert starter.process.wait(60) == 1
-    assert starter.process.stderr is not None
-    assert "No module named 'no_such_module'" in starter.process.stderr.read()
-    assert not starter.folder.exists()
-    starter.end()
 
 
 @pytest.mark.long
@@ -418,11 +379,12 @@ def test_a_target_is_forked_before_what_it_does_not_need_is_imported(tmp_path: P
         starter = StarterUnderTest(tmp_path / "starter", *steps, "no_such_module", "colorsys")
     starter.ask("sleep", "rank 1")  # waits for the others' modules
     starter.spawn("tell_modules")
-    seen = {*starter.event()["log_tail"].split()}
+    seen = {*starter.log("\n").split()}
     assert not seen & {"slow_module", "colorsys"}
     go.touch()
-    assert starter.event() == {"kind": "ready"}
-    assert starter.event()["name"] == "rank 1"
+    told = [starter.event() for _ in range(3)]
+    assert {"kind": "ready"} in told
+    assert "rank 1" in [event.get("name") for event in told]
     while "colorsys" not in seen:  # what is left is imported when all is quiet, if it can be
         time.sleep(1.2)
         starter.spawn("tell_modules")

@@ -21,8 +21,11 @@ class Launcher(Protocol):
     """The running processes of one pool. Made with an `OnExit`, and one is called for each end."""
 
     folder: Path  # private, and gone with the pool; every rank of the host can read it
-    pids: Mapping[str, int]  # by the names of `core/wire/agent.py`
     preloaded: threading.Event  # engines can be started without waiting for torch
+
+    @property
+    def pids(self) -> Mapping[str, int]:
+        """The process ids, by the names of `core/wire/agent.py`."""
 
     @property
     def client_file(self) -> Path:
