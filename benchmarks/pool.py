@@ -129,9 +129,9 @@ VARIANTS: dict[str, Callable[[int], Any]] = {
 def measure(name: str, n: int, num_cells: int) -> dict[str, float]:
     """One start, some cells, some idle seconds, one stop, in this process."""
     if name == "gpupool, warm":
-        import gpupool.pool.processes.agent
+        import gpupool.pool.launchers.starter
 
-        gpupool.pool.processes.agent.warm()
+        gpupool.pool.launchers.starter.warm()
         time.sleep(8.0)
     began = time.perf_counter()
     with VARIANTS[name](n) as run_cell:

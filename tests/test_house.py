@@ -40,7 +40,7 @@ NEVER_AT_IMPORT = {
     "notebook": {"torch"},
 }
 KNOW_IPYPARALLEL = {
-    "pool/processes/client.py",
+    "pool/engines/client.py",
     "host/controller.py",
     "engine/boot.py",
     "engine/output/emit.py",

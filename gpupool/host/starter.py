@@ -4,7 +4,7 @@ Started as `starter FOLDER CLIENT_PID WARM_S STEP ...`, it imports once what eve
 then forks them. A step is a module to import, or `=TARGET`: that target can be forked from here on.
 After the last of these, or after all modules, it says that it is ready for any other target; what
 is left is imported while nobody asks for anything. The client writes commands to its stdin and
-reads events from its stdout, one a line (`gpupool/core/wire/agent.py`), whatever stands between.
+reads events from its stdout, one a line (`gpupool/core/wire/starter.py`), whatever stands between.
 
 It serves one pool at a time, from `Open` to `Stop`, and ends when none has been open for WARM_S
 seconds. stdin is the lifeline: when it closes or the client dies, by whatever means, all that was
@@ -46,7 +46,7 @@ from gpupool.core.machine.processes import (
     process_name,
     set_process_name,
 )
-from gpupool.core.wire import agent as lines
+from gpupool.core.wire import starter as lines
 from gpupool.core.wire.json_lines import JsonLines, encode
 from gpupool.host.endings import OutOfMemoryWatch, cause_of_end, log_tail, shorten
 

@@ -97,26 +97,26 @@ def test_a_restarted_kernel_leaves_nothing_and_can_start_again(kernel: Kernel) -
 INTERRUPTED = """
 import signal, time
 import psutil
-from gpupool.pool.processes import agent
+from gpupool.pool.launchers import starter
 signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
 signal.signal(signal.SIGINT, signal.default_int_handler)
-agent.warm(); agent.close()  # imports what the next one needs
+starter.warm(); starter.close()  # imports what the next one needs
 kept = []  # as IPython keeps the last traceback, and what its frames hold
 for moment in range(20):
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.0003 + 0.0004 * moment)
-        agent.warm()
+        starter.warm()
         signal.setitimer(signal.ITIMER_REAL, 0)
     except KeyboardInterrupt as error:
         kept.append(error)
-    agent.close()
+    starter.close()
 print(len(kept) > 0, psutil.Process().children())
 """
 
 
 IMPORTING = """
 import os, signal, sys, time
-from gpupool.pool.processes.client import load_ipyparallel
+from gpupool.pool.engines.client import load_ipyparallel
 class Presses:
     def find_spec(self, name, path, target=None):  # numpy's library is loaded by then
         if name == "numpy._core.overrides":

@@ -17,7 +17,7 @@ import pytest
 
 import gpupool
 from gpupool.pool import session
-from gpupool.pool.processes import agent
+from gpupool.pool.launchers import starter
 from tests.support.cgroups import pids_cgroup
 from tests.support.processes import gone, until
 from tests.support.raising import raises
@@ -117,7 +117,7 @@ def test_odd_surroundings_disturb_no_pool_all_at_once(small_disk: Path) -> None:
     for name in ("profile", "selectors", "queue"):
         (folder / f"{name}.py").write_text("raise ImportError('mine')")
     first = f"import os, ipyparallel, shutil, time; os.chdir({str(folder)!r}); "
-    first += "from gpupool.pool.processes import agent; agent.warm(); time.sleep(0.5)"
+    first += "from gpupool.pool.launchers import starter; starter.warm(); time.sleep(0.5)"
     first += "; shutil.rmtree(os.getcwd())"
     then = f"{FILL}; print(json.dumps(dict(pool.run('rank * 2'))))"
     python = f"PYTHONPATH={small_disk}/python:{Path.cwd()}"
@@ -166,11 +166,11 @@ def test_the_starter_that_load_ext_started_is_not_seen_in_the_way() -> None:
 def test_a_starter_that_reads_nothing_any_more_costs_the_start_and_not_the_notebook() -> None:
     session.stop()
     os.environ.update({f"GPUPOOL_PAD{i}": "x" * 1000 for i in range(90)})  # the pipe holds 64 KiB
-    agent.close()
-    agent.warm()
-    assert agent._warm is not None
-    assert agent._warm.preloaded.wait(60)
-    os.kill(agent._warm.pid, signal.SIGSTOP)
+    starter.close()
+    starter.warm()
+    assert starter._warm is not None
+    assert starter._warm.preloaded.wait(60)
+    os.kill(starter._warm.pid, signal.SIGSTOP)
     with raises(gpupool.PoolStartError, "lost", shown=(" starter ", "SIGKILL")):
         gpupool.start(n=4, device="cpu", timeout_s=30)
 

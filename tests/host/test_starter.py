@@ -354,7 +354,7 @@ def test_a_signal_reaches_the_child_it_is_meant_for(starter: StarterUnderTest) -
 
 @pytest.mark.long
 def test_it_has_one_thread_and_leaves_the_compiler_out(tmp_path: Path) -> None:
-    from gpupool.pool.processes.agent import PRELOADED
+    from gpupool.pool.launchers.starter import PRELOADED
 
     modules = [step for step in PRELOADED if not step.startswith("=")]  # all before it is ready
     starter = StarterUnderTest(tmp_path / "starter", *modules)

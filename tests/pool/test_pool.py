@@ -23,8 +23,8 @@ from gpupool.core.errors import NoPoolError, OptionsError, PlacementError
 from gpupool.core.wire.calls import Look, RunSource
 from gpupool.core.wire.requests import Interrupt
 from gpupool.pool import session
-from gpupool.pool.processes import agent
-from gpupool.pool.processes.launch import Forked
+from gpupool.pool.launchers import starter
+from gpupool.pool.launchers.forked import Forked
 from tests.support.processes import (
     engine_pid,
     family,
@@ -400,7 +400,7 @@ def no_pool() -> Iterator[None]:
 @pytest.fixture
 def scratch(no_pool: None, tmp_path: Path) -> Iterator[Path]:
     """Where a pool of this test makes its folder, and nobody else does."""
-    agent.close()
+    starter.close()
     before, tempfile.tempdir = tempfile.tempdir, str(tmp_path)
     yield tmp_path
     tempfile.tempdir = before
@@ -448,7 +448,7 @@ def test_a_pool_that_nobody_uses_stops_itself(no_pool: None) -> None:
     assert session.find() is None
 
 
-# At once, and in the starter's start. Later, what is late may all be there when it is looked at next.
+# At once, and in the starter's start. Later, what is late may be there when it is looked at next.
 @pytest.mark.parametrize("timeout_s", [0.01, 0.3])
 def test_a_start_without_enough_time_leaves_nothing(scratch: Path, timeout_s: float) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}

@@ -41,7 +41,7 @@ def temporary_places() -> list[Path]:
         is_ours = found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) == 0o700
         wanted = min(_free_bytes(temporary), _ROOM_BYTES)
         if os.path.isabs(runtime) and is_ours and _free_bytes(Path(runtime)) >= wanted:
-            runtime.encode()  # else torch opens no files below it: see `pool/processes/agent.py`
+            runtime.encode()  # else torch opens no files below it: see `pool/launchers/starter.py`
             return [temporary, *([Path(runtime)] if not open_to_others(Path(runtime)) else [])]
     except (OSError, ValueError):  # it is not there, or no name that can be used
         pass

@@ -15,7 +15,7 @@ from gpupool.core.wire.location import Location
 from gpupool.core.wire.requests import Answer, Where
 from gpupool.pool.calls.failures import Failure
 from gpupool.pool.calls.ladder import Ladder, Rung
-from gpupool.pool.processes.base import DIE_S
+from gpupool.pool.launchers.base import DIE_S
 from gpupool.pool.ranks import Ranks
 
 ANSWER_S = 0.1  # for a rank to answer where it is; one that runs C code may not

@@ -1,1 +1,1 @@
-"""The processes of a pool, from start to stop, and the connection to them. Runs on the client."""
+"""The engines of a pool: states, calls, and what they publish. Runs on the client."""

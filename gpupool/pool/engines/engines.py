@@ -22,15 +22,15 @@ from gpupool.core.errors import EngineDiedError, PoolError, PoolStartError, Unan
 from gpupool.core.formatting import rank_count
 from gpupool.core.machine.nvml import wait_until_released
 from gpupool.core.machine.topology import Rank
-from gpupool.core.wire.agent import process_of, rank_of
 from gpupool.core.wire.calls import Call
 from gpupool.core.wire.output import OnMessage
 from gpupool.core.wire.replies import Reply, Value
 from gpupool.core.wire.requests import Answer, ControlRequest, Found, Interrupt
+from gpupool.core.wire.starter import process_of, rank_of
+from gpupool.pool.engines.client import EngineClient, load_ipyparallel
+from gpupool.pool.launchers.base import Launcher
+from gpupool.pool.launchers.forked import Forked
 from gpupool.pool.notices import Progress
-from gpupool.pool.processes.base import Launcher
-from gpupool.pool.processes.client import EngineClient, load_ipyparallel
-from gpupool.pool.processes.launch import Forked
 
 _ASK_AGAIN_S = 0.5  # for engines that the controller has and we have not heard of
 

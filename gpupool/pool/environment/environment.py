@@ -25,6 +25,7 @@ from gpupool.core.wire.environ import AWS_KEY_NAMES
 from gpupool.core.wire.masking import Secrets, redact
 from gpupool.core.wire.requests import Answer, SetEnvironment
 from gpupool.core.wire.values import Place
+from gpupool.pool.engines.engines import Engines, value_of
 from gpupool.pool.environment.credentials import (
     AWS_NAMES,
     AwsChain,
@@ -32,7 +33,6 @@ from gpupool.pool.environment.credentials import (
     ChainError,
 )
 from gpupool.pool.environment.renewal import Notify, Renewal
-from gpupool.pool.processes.engines import Engines, value_of
 
 _TIMEOUT_S = 60.0
 _SEND_AGAIN_S = 2.0  # a rank that has just come up may not hear the first time

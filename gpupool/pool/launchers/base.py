@@ -25,7 +25,7 @@ class Launcher(Protocol):
 
     @property
     def pids(self) -> Mapping[str, int]:
-        """The process ids, by the names of `core/wire/agent.py`."""
+        """The process ids, by the names of `core/wire/starter.py`."""
 
     @property
     def client_file(self) -> Path:

@@ -19,12 +19,12 @@ from pathlib import Path
 from gpupool.core.errors import PlacementError, PoolError
 from gpupool.core.machine.locks import locked_text
 from gpupool.core.machine.topology import Rank
-from gpupool.core.wire import agent as lines
 from gpupool.core.wire import environ
-from gpupool.core.wire.agent import CONTROLLER, STARTER, process_of
-from gpupool.pool.processes import agent
-from gpupool.pool.processes.base import DIE_S, OnExit, exit_reason
-from gpupool.pool.processes.ports import free_ports
+from gpupool.core.wire import starter as lines
+from gpupool.core.wire.starter import CONTROLLER, STARTER, process_of
+from gpupool.pool.launchers import starter
+from gpupool.pool.launchers.base import DIE_S, OnExit, exit_reason
+from gpupool.pool.launchers.ports import free_ports
 
 _TORCHS_PORT = 29_500
 _CONTROLLER_PORTS = 20  # it takes 16 to 20; more of its own choice if these are not enough
@@ -45,8 +45,8 @@ class Forked:
     """A launcher: see `base.py`."""
 
     def __init__(self, on_exit: OnExit) -> None:
-        with agent.uninterrupted():
-            self._starter = agent.take()
+        with starter.uninterrupted():
+            self._starter = starter.take()
             self._starter.num_pools += 1
         self.folder = self._starter.folder / f"pool{self._starter.num_pools}"
         self.pids: dict[str, int] = {}
@@ -175,7 +175,7 @@ class Forked:
             self._starter.command(lines.Stop())
             if self._stopped.wait(self._ends_within_s):
                 self._starter.on_event = lambda event: None  # it would keep this pool in memory
-                agent.give_back(self._starter)
+                starter.give_back(self._starter)
             else:  # it is stopped itself, or stuck
                 self._stopped.set()
                 self._starter.kill()

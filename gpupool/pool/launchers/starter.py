@@ -23,8 +23,8 @@ from gpupool.core.errors import PoolStartError
 from gpupool.core.machine.locks import hold_folder
 from gpupool.core.machine.private_folders import private_temporary, temporary_places
 from gpupool.core.machine.processes import command_for, lack_of_processes
-from gpupool.core.wire import agent as lines
 from gpupool.core.wire import environ
+from gpupool.core.wire import starter as lines
 from gpupool.core.wire.json_lines import JsonLines, encode
 
 # What is imported, and from where on a target can be forked: see host/starter.py.

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import pytest
 
 from gpupool.core.errors import PlacementError
-from gpupool.pool.processes.launch import Forked
+from gpupool.pool.launchers.forked import Forked
 from tests.support.processes import notebook, until
 from tests.support.raising import raises
 
 HOLD = """
 import sys, time
-from gpupool.pool.processes.launch import Forked
+from gpupool.pool.launchers.forked import Forked
 launch = Forked(lambda *_: None)
 print(launch.lock_gpus(sys.argv[1:], len(sys.argv) - 1, False), flush=True)
 time.sleep(60)

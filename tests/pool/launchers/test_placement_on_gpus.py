@@ -24,10 +24,10 @@ from gpupool.core.machine.processes import ProcessId
 from gpupool.core.options.pool_options import PoolOptions
 from gpupool.core.wire.calls import RunSource
 from gpupool.pool import session
+from gpupool.pool.engines.engines import Engines
+from gpupool.pool.launchers.forked import Forked, engine_environment
+from gpupool.pool.launchers.placement import Placement, place_ranks
 from gpupool.pool.notices import unheard
-from gpupool.pool.processes.engines import Engines
-from gpupool.pool.processes.launch import Forked, engine_environment
-from gpupool.pool.processes.placement import Placement, place_ranks
 from tests.servers.nvidia_driver import (
     GIB,
     LOST,
@@ -103,7 +103,7 @@ def test_what_may_be_shared_comes_last(driver: DriverOn) -> None:
 
 
 def with_real_locks(number: int) -> list[str] | str:
-    """The labels that a real agent locks, or the kind of the error."""
+    """The labels that a real starter locks, or the kind of the error."""
     launch = Forked(lambda *_: None)
     try:
         return labels(
@@ -153,7 +153,7 @@ def test_instances_of_one_gpu_use_nccl_where_it_joins_them(driver: DriverOn) -> 
 # A process that has another torch: what it would choose, and what it says if it must be NCCL.
 OTHER = """
 from gpupool.core.options.pool_options import PoolOptions
-from tests.pool.processes.test_placement_on_gpus import place, refusal
+from tests.pool.launchers.test_placement_on_gpus import place, refusal
 placement = place(PoolOptions())
 print(placement.backend)
 print(*(note for note in placement.notes if "instances" in note))
