@@ -151,6 +151,7 @@ def test_a_client_that_dies_during_the_start_leaves_nothing(tmp_path: Path) -> N
 
 def test_starter_killed_then_its_children_go_too(starter: StarterUnderTest) -> None:
     first, second = starter.spawn("sleep", "rank 0"), starter.spawn("deaf", "rank 1")
+    starter.log("up", "rank 1")
     os.kill(second, signal.SIGSTOP)
     starter.process.kill()
     until(lambda: gone(first, second), GONE_S)
