@@ -6,7 +6,7 @@
 one all-reduce done. Each measurement is a new process, as a new kernel is; the variants take turns
 in every round; medians are printed. Trust the ratios: other users of the machine slow all alike.
 
-gpupool, warm   `%load_ext gpupool` was some seconds ago: the agent has imported torch
+gpupool, warm   `%load_ext gpupool` was some seconds ago: the starter has imported torch
 gpupool, cold   the first use in a new kernel
 """
 
@@ -59,7 +59,7 @@ COLUMNS = {
     "num_processes": ("processes", "{:.0f}"),
     "private_mib": ("private MiB an engine", "{:.0f}"),
     "idle_percent": ("idle, % of a core", "{:.1f}"),
-    "agent_percent": ("of it the agent", "{:.1f}"),
+    "starter_percent": ("of it the starter", "{:.1f}"),
 }
 
 
@@ -129,9 +129,9 @@ VARIANTS: dict[str, Callable[[int], Any]] = {
 def measure(name: str, n: int, num_cells: int) -> dict[str, float]:
     """One start, some cells, some idle seconds, one stop, in this process."""
     if name == "gpupool, warm":
-        import gpupool.pool.processes.agent
+        import gpupool.pool.launchers.starter
 
-        gpupool.pool.processes.agent.warm()
+        gpupool.pool.launchers.starter.warm()
         time.sleep(8.0)
     began = time.perf_counter()
     with VARIANTS[name](n) as run_cell:
@@ -153,18 +153,18 @@ def timed(call: RunCell) -> float:
 def footprint(n: int) -> dict[str, float]:
     """Processes besides this one, their CPU while nothing happens, private memory of an engine."""
     processes = psutil.Process().children(recursive=True)
-    agent = [p for p in processes if p.name() in ("gpupool:agent", "gpupool:forks")]
-    before, began = (cpu_seconds(processes), cpu_seconds(agent)), time.perf_counter()
+    starter = [p for p in processes if p.name() == "gpupool:starter"]
+    before, began = (cpu_seconds(processes), cpu_seconds(starter)), time.perf_counter()
     time.sleep(IDLE_S)
     elapsed = time.perf_counter() - began
-    used = cpu_seconds(processes) - before[0], cpu_seconds(agent) - before[1]
+    used = cpu_seconds(processes) - before[0], cpu_seconds(starter) - before[1]
     private = [p.memory_full_info().uss for p in processes if is_engine(p)]
     assert len(private) == n, [p.cmdline() for p in processes]
     return {
         "num_processes": len(processes),
         "idle_percent": 100 * used[0] / elapsed,
         "private_mib": statistics.mean(private) / 2**20,
-    } | ({"agent_percent": 100 * used[1] / elapsed} if agent else {})
+    } | ({"starter_percent": 100 * used[1] / elapsed} if starter else {})
 
 
 def is_engine(process: psutil.Process) -> bool:

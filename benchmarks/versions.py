@@ -38,7 +38,7 @@ def median_ms(act: Callable[[], object], times: int) -> float:
 
 
 def of_pool(found: dict[str, float]) -> Any:
-    """Starts: the second one finds the agent warm."""
+    """Starts: the second one finds the starter warm."""
     import gpupool
 
     for name in ("first start, s", "next start, s"):

@@ -40,7 +40,7 @@ NEVER_AT_IMPORT = {
     "notebook": {"torch"},
 }
 KNOW_IPYPARALLEL = {
-    "pool/processes/client.py",
+    "pool/engines/client.py",
     "host/controller.py",
     "engine/boot.py",
     "engine/output/emit.py",
@@ -151,10 +151,10 @@ WIDGETS_AND_TORCH = {"torch", "ipywidgets", "anywidget"}
             | {"gpupool.notebook.monitor.picture", "gpupool.notebook.monitor.words"},
         ),
         (
-            "import gpupool.host.agent, gpupool.host.forkserver",
+            "import gpupool.host.starter",
             WIDGETS_AND_TORCH | {"numpy", "IPython", "ipyparallel", "argparse", "asyncio"},
         ),
-        # what the controller has beyond the fork server, and a rank for a cell
+        # what the controller has beyond the starter, and a rank for a cell
         (
             "import torch, ipyparallel.controller.app, gpupool.host.controller\n"
             "import gpupool.engine.boot, gpupool.engine.entry, gpupool.engine.inference",
@@ -169,7 +169,7 @@ WIDGETS_AND_TORCH = {"torch", "ipywidgets", "anywidget"}
             WIDGETS_AND_TORCH | {"IPython", "comm"},
         ),
     ],
-    ids=["import", "names", "load_ext", "agent", "rank", "progress"],
+    ids=["import", "names", "load_ext", "starter", "rank", "progress"],
 )
 def test_nothing_heavy_is_loaded_early(code: str, late: set[str]) -> None:
     check = f"import sys; print(sorted({late} & set(sys.modules)))"

@@ -130,7 +130,7 @@ def _run(where: dict[str, Any], chosen: list[Check[Bench]], seconds: float, as_j
 
 
 def _leave(status: int) -> None:
-    """End this process without waiting for threads that nothing ends; the agent ends the ranks."""
+    """End without waiting for threads that nothing ends; the starter ends the ranks."""
     import os
 
     os._exit(status)

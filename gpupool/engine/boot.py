@@ -1,6 +1,6 @@
 """Become an engine. Runs on engines, before anything else, in a process that was just forked.
 
-The fork server (`gpupool/host/forkserver.py`) has imported torch and has not touched CUDA, which
+The starter (`gpupool/host/starter.py`) has imported torch and has not touched CUDA, which
 reads the environment when it is first used: the device that the environment names is the only one
 that torch or anything else here will ever see.
 """
@@ -34,12 +34,12 @@ _LOOP_STOPPED = "Event loop stopped before Future completed."
 
 def main() -> None:
     """Register with the controller and serve until it is asked to stop."""
-    # A segfault leaves its stack in the log, which the agent reads. The duplicate stays the log:
+    # A segfault leaves its stack in the log, which the starter reads. The duplicate stays the log:
     # the kernel turns descriptor 2 into a pipe to itself, and nobody reads that after a crash.
     faulthandler.enable(os.dup(2), all_threads=False)
     num_threads = this_rank().num_threads
     run_on(this_rank().cpus)  # before there are threads
-    # The fork server's environment said 1, and libraries read that when they were loaded.
+    # The starter's environment said 1, and libraries read that when they were loaded.
     torch.set_num_threads(num_threads)
     threadpool_limits(num_threads)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = _compiler_cache()
@@ -58,7 +58,7 @@ def main() -> None:
     try:
         IPEngine.launch_instance(out_stream_factory=OrderedStream)
     except RuntimeError as error:
-        if str(error) != _LOOP_STOPPED:  # what tornado makes of the agent's signal
+        if str(error) != _LOOP_STOPPED:  # what tornado makes of the starter's signal
             raise
 
 

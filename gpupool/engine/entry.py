@@ -2,7 +2,7 @@
 
 Runs on engines. Each serves the calls of one type of `gpupool/core/wire/calls.py`, which says what
 they mean; what it raises becomes a reply too. Work is done elsewhere. What only a training needs is
-imported by it: the first engines do not wait for it (`pool/processes/agent.py`).
+imported by it: the first engines do not wait for it (`pool/launchers/starter.py`).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def follow_torch(settings: Mapping[str, Any]) -> None:
 
 
 def end_at_once() -> None:
-    """Have SIGTERM end this process as it ends any other one; the agent's stop is SIGHUP.
+    """Have SIGTERM end this process as it ends any other one; the starter's stop is SIGHUP.
 
     ipyparallel hears SIGTERM when its loop does, so a rank that computes would continue computing.
     """

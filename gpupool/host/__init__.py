@@ -1,1 +1,1 @@
-"""What runs once per machine: the agent, parent of the controller and of all engines."""
+"""What runs once per machine: the starter, parent of the controller and of all engines."""

@@ -1,7 +1,7 @@
 """The pool's controller: ipyparallel's, set up for a machine with other users. Runs on the host.
 
-The fork server forks it like an engine. Its command line names ports and folders; the settings
-stand here, as any user of the machine may read a command line.
+The starter forks it like an engine. Its command line names ports and folders; the settings stand
+here, as any user of the machine may read a command line.
 """
 
 from __future__ import annotations
@@ -21,17 +21,15 @@ _QUICK_FOR_S = 10.0
 
 
 def main() -> None:
-    """Serve until the agent ends it."""
-    status: object = 0
+    """Serve until the starter ends it."""
     try:
         _serve()
-    except SystemExit as end:
-        status = end.code
+    except SystemExit:  # it has said why
+        pass
     except Exception:
         traceback.print_exc()
-        status = 1
     # At once: triton would list what it leaks, and hide why in the log.
-    os._exit(status if isinstance(status, int) else 1)
+    os._exit(1)
 
 
 def _serve() -> None:
@@ -40,6 +38,23 @@ def _serve() -> None:
     import zmq
     from ipyparallel.controller import app, heartmonitor, hub
     from traitlets.config import Config
+
+    class HeartMonitor(heartmonitor.HeartMonitor):  # type: ignore[misc]
+        """Hears of a new engine with its first beat, not the one after, and beats quickly first."""
+
+        def start(self) -> None:
+            super().start()
+            self.caller.callback_time = _QUICK_MS
+
+        def beat(self) -> None:
+            super().beat()
+            if self.lifetime > _QUICK_FOR_S:
+                self.caller.callback_time = self.period
+
+        def handle_pong(self, message: Any) -> None:
+            super().handle_pong(message)
+            if new := self.responses - self.hearts:
+                self.handle_new_hearts(new)
 
     class Controller(app.IPController):  # type: ignore[misc]
         """One process: that of its heartbeat alone could end, and no engine could come then."""
@@ -62,9 +77,7 @@ def _serve() -> None:
         def init_signal(self) -> None:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # the exit status names the signal
 
-    # Else it logs each new rank, each late beat and each event of a training, for as long as
-    # the pool lives.
-    logging.disable(logging.ERROR)
+    logging.disable(logging.ERROR)  # else it logs each new rank, late beat and event of a training
     config = Config()
     config.IPController.log_level = logging.CRITICAL
     # Every user of the machine may connect to its ports. CURVE encrypts what crosses them and keeps
@@ -72,41 +85,15 @@ def _serve() -> None:
     # keys stand in the connection files alone, which only this user can read.
     config.IPController.enable_curve = True
     config.Session.key = secrets.token_hex(32).encode()
-    # The hub keeps no messages and hears of a new engine at its next heartbeat, so beats are quick;
-    # any number may be missed: the agent knows who is dead, and a rank that was stopped for a while
-    # (by a debugger) is not. Threads instead of a process for each of its queues: 8 processes and
-    # 320 MiB less.
     config.IPController.db_class = "ipyparallel.controller.dictdb.NoDB"
+    # Threads instead of a process for each of its queues: 8 processes and 320 MiB less.
     config.IPController.use_threads = True
+    # It hears of a new engine at its next heartbeat, so beats are quick; any number may be missed:
+    # the starter knows who is dead, and a rank that a debugger has stopped for a while is not.
     config.HeartMonitor.period = 200
     config.HeartMonitor.max_heartmonitor_misses = 1_000_000_000
-    heartmonitor.HeartMonitor = _quick_at_first(heartmonitor.HeartMonitor)
-    hub.extract_dates = lambda value: value  # 0.5 ms of each call, for the same database
-    # It waits a quarter of a second for a database, which it has not, before it says where it is.
+    heartmonitor.HeartMonitor = HeartMonitor
+    # For a database, which it has not: 0.5 ms of each call, and a quarter of a second of the start.
+    hub.extract_dates = lambda value: value
     app.time = types.SimpleNamespace(sleep=lambda s: None)
     Controller.launch_instance(config=config)
-
-
-def _quick_at_first(base: Any) -> Any:
-    """A heart monitor that hears of a new engine with its first beat, not with the one after.
-
-    While a pool starts it beats quickly.
-    """
-
-    class HeartMonitor(base):  # type: ignore[misc]
-        def start(self) -> None:
-            super().start()
-            self.caller.callback_time = _QUICK_MS
-
-        def beat(self) -> None:
-            super().beat()
-            if self.lifetime > _QUICK_FOR_S:
-                self.caller.callback_time = self.period
-
-        def handle_pong(self, message: Any) -> None:
-            super().handle_pong(message)
-            new = self.responses - self.hearts
-            if new:
-                self.handle_new_hearts(new)
-
-    return HeartMonitor

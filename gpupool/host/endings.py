@@ -1,4 +1,4 @@
-"""What a process left behind that shows why it ended. Runs in the agent."""
+"""What a process left behind that shows why it ended. Runs in the starter."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import re
 import signal
 from pathlib import Path
 
+from gpupool.core.machine import limits
 from gpupool.core.machine.processes import lack_of_processes
-from gpupool.host.memory import OutOfMemoryWatch
 
 _LOG_TAIL_LINES = 20
 _LOG_TAIL_BYTES = 1 << 16  # a log may be larger than memory, and a line of it too
@@ -86,6 +86,40 @@ def shorten(log: Path) -> None:
             end = file.read(_KEPT_LOG_BYTES)
             file.truncate(0)
             file.write(b"(the beginning was too long)\n" + end)
+
+
+class OutOfMemoryWatch:
+    """Whether the kernel ended a process because memory ran out: SIGKILL does not say who sent it.
+
+    The kernel counts its out-of-memory kills of each cgroup (the container, the job), and a count
+    that has risen proves it: each kill explains one death.
+    """
+
+    def __init__(self, proc: Path = limits.PROC, cgroups: Path = limits.CGROUPS) -> None:
+        self._places = proc, cgroups
+        self.renew()
+
+    def renew(self) -> None:
+        """Forget the kills until now: they are of others."""
+        self._seen = self._count()
+
+    def reason(self) -> str:
+        """Why a process was killed, if that was the kernel; "" if not."""
+        if self._count() <= self._seen:
+            return ""
+        self._seen += 1
+        limit = limits.memory_limit(*self._places)
+        why = f"the memory limit of its cgroup ({limit / 2**30:.1f} GiB) was reached"
+        return f"out of host memory: {why if limit else 'the kernel has ended it for that'}"
+
+    def _count(self) -> int:
+        for folder in limits.folders(*self._places):
+            # memory.events is cgroup v2 (.local: without the groups below it), oom_control v1
+            for name in ("memory.events.local", "memory.events", "memory.oom_control"):
+                words = limits.text(folder / name).split()
+                if "oom_kill" in words:
+                    return int(words[words.index("oom_kill") + 1])
+        return 0
 
 
 def _crash(report: list[str]) -> list[str]:

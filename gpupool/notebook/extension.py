@@ -12,10 +12,10 @@ def load_ipython_extension(shell: Any) -> None:
     """What `%load_ext gpupool` calls: registers the magics, and has torch imported by the time it
     is needed, in another process in the background."""
     from gpupool.core import current
-    from gpupool.pool.processes import agent
+    from gpupool.pool.launchers import starter
 
     if current.find_pool() is None:
-        agent.warm()  # first: it imports torch while this process imports the magics
+        starter.warm()  # first: it imports torch while this process imports the magics
 
     from gpupool.notebook.magics import magics
 
@@ -23,10 +23,10 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """What `%unload_ext gpupool` calls: takes the magics away again; a running pool continues, an
-    agent that waits for one ends."""
+    """What `%unload_ext gpupool` calls: takes the magics away again; a running pool continues, a
+    starter that waits for one ends."""
     from gpupool.notebook.magics import magics
-    from gpupool.pool.processes import agent
+    from gpupool.pool.launchers import starter
 
     magics.unregister(shell)
-    agent.close()
+    starter.close()

@@ -26,9 +26,9 @@ from gpupool.core.wire.values import Bindings
 from gpupool.pool import idle
 from gpupool.pool.calls import presses
 from gpupool.pool.calls.execution import Execution
+from gpupool.pool.engines.client import plain_client
 from gpupool.pool.environment.environment import variables_at_start
 from gpupool.pool.notices import NoticeLines, OnNotice, Progress, unheard, unnoticed
-from gpupool.pool.processes.client import plain_client
 from gpupool.pool.ranks import Ranks
 from gpupool.pool.result import OutputRecorder, SpmdResult
 from gpupool.pool.status import FOR_USERS, PoolStatus

@@ -30,10 +30,10 @@ from gpupool.core.wire.output import OnOutput, OutputKind
 from gpupool.core.wire.replies import Reply, Value
 from gpupool.core.wire.requests import Answer, ControlRequest, Found
 from gpupool.core.wire.values import NamesReport
+from gpupool.pool.engines.engines import Engines
 from gpupool.pool.environment.environment import Environment, notebook_place
+from gpupool.pool.launchers.placement import Placement, place_ranks
 from gpupool.pool.notices import NoticeLines, Progress, with_bar
-from gpupool.pool.processes.engines import Engines
-from gpupool.pool.processes.placement import Placement, place_ranks
 from gpupool.pool.upkeep.forming import Forming
 from gpupool.pool.upkeep.health import Health
 from gpupool.pool.upkeep.turns import Turn, Turns

@@ -22,7 +22,7 @@ from typing import Any, Literal, Self
 import nbformat
 from jupyter_client import BlockingKernelClient
 
-from gpupool.pool.processes.ports import free_ports
+from gpupool.pool.launchers.ports import free_ports
 from tests.servers.s3 import TIED_TO_PARENT
 from tests.support.shells import CLEAN, REMEMBER
 
@@ -99,7 +99,7 @@ class Lab:
         return name
 
     def lend_kernel(self, name: str) -> str:
-        """Give a notebook the kernel that notebooks have in turn: its agent knows torch.
+        """Give a notebook the kernel that notebooks have in turn: its starter knows torch.
 
         For notebooks that leave it alive, and whose pages end before the next one has it.
         """

@@ -80,7 +80,7 @@ def crash(walk: Walk) -> None:
 
 
 def kill_what_all_need(walk: Walk) -> None:
-    member = walk.random.choice(("agent", "controller"))
+    member = walk.random.choice(("starter", "controller"))
     is_busy, wait = walk.random.random() < 0.5, walk.random.choice(WAITS)
     walk.doing += f": {member}, {'in ' + repr(wait) if is_busy else 'idle'}"
     if is_busy:

@@ -47,14 +47,14 @@ class Notebook:
         self._first: dict[str, tuple[int, int]] = {}
 
     def members(self) -> dict[str, psutil.Process]:
-        """ "agent", "fork server", "controller", "rank 0" ... -> its process."""
+        """ "starter", "controller", "rank 0" ... -> its process."""
         found = {}
         for process in sorted(
             self.process.children(recursive=True), key=psutil.Process.create_time
         ):
             with contextlib.suppress(psutil.NoSuchProcess):
                 if (name := _member(process)) and not gone(process.pid):
-                    found.setdefault(name, process)  # a newborn is called like its fork server
+                    found.setdefault(name, process)  # a newborn is called like its starter
         return found
 
     def everyone(self) -> Iterator[psutil.Process]:
@@ -66,18 +66,15 @@ class Notebook:
                     yield process
 
     def only_the_pool(self, world_size: int) -> None:
-        """No process is missing and none is left over.
-
-        A fork server that has ended is made anew when it is needed.
-        """
-        pool = {"agent", "controller", *(f"rank {r}" for r in range(world_size))}
+        """No process is missing and none is left over."""
+        pool = {"starter", "controller", *(f"rank {r}" for r in range(world_size))}
 
         def strangers() -> set[str]:
             running = {p.pid: p for p in self.everyone() if not gone(p.pid)}
             found = {process.pid: name for name, process in self.members().items()}
             found[self.process.pid] = "kernel"
             names = {found.get(pid, f"{process}") for pid, process in running.items()}
-            return (names ^ {"kernel", *pool}) - {"fork server"}
+            return names ^ {"kernel", *pool}
 
         until(lambda: not strangers(), 5.0, f"only the pool's processes: {strangers()}")
 
@@ -105,10 +102,9 @@ class Notebook:
 
 def _member(process: psutil.Process) -> str:
     """What a process is in a pool, "" if it is none of it."""
-    names = {"gpupool:agent": "agent", "gpupool:forks": "fork server"}
-    names["gpupool:control"] = "controller"
+    names = {"gpupool:starter": "starter", "gpupool:control": "controller"}
     parent, name = process.parent(), process.name()
-    if name.startswith("gpupool:rank") and parent and parent.name() == "gpupool:agent":
+    if name.startswith("gpupool:rank") and parent and parent.name() == "gpupool:starter":
         return f"rank {name.removeprefix('gpupool:rank')}"
     return names.get(name, "")
 

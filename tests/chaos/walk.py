@@ -141,7 +141,7 @@ class Walk:
         return self.notebook.members()[member].pid
 
     def signal(self, number: int, *members: str) -> None:
-        """Send a signal to members of the pool: "rank 1", "agent"."""
+        """Send a signal to members of the pool: "rank 1", "starter"."""
         for pid in [self.pid(member) for member in members]:
             os.kill(pid, number)
 

@@ -222,7 +222,7 @@ def test_no_secret_stays_anywhere(folders: dict[str, Path]) -> None:
         kernel.run("get_ipython().history_manager.writeout_cache()")
         assert lines_with_canary(ipython) == []
     assert watch.found == set()
-    assert num_pids >= 4, "agent, controller and engines were seen"
+    assert num_pids >= 4, "starter, controller and engines were seen"
     assert in_use == lines_with_canary(tmp) == []
     # the top folders keep others out; inside, what a rank writes has the mode of the user's files
     assert {mode for p, mode in modes.items() if p.name.startswith("pool")} == {0o700}

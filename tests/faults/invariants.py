@@ -136,7 +136,7 @@ def within(pool: Pool, source: str, expected: dict[int, object]) -> None:
 
 def only_the_family(pool: Pool) -> None:
     """The pool has no process but those that it is made of."""
-    names = {"agent", "fork server", "controller", *(f"rank {r.rank}" for r in pool.ranks)}
+    names = {"starter", "controller", *(f"rank {r.rank}" for r in pool.ranks)}
 
     def found() -> set[str]:
         """All that run: a DataLoader of an older torch ends its workers and does not reap them."""

@@ -190,12 +190,13 @@ def test_pressed_later_once_more_it_ends_the_step_too(kernel: Kernel) -> None:
 def test_an_interrupted_restart_says_so_in_one_line(kernel: Kernel) -> None:
     code = "[*__import__('gpupool').current_pool().status().pids.values()]"
     pid = int(kernel.run(code).text.strip("[]").split(",")[0])
-    agent = psutil.Process(pid).parent()
-    assert agent is not None
-    server = next(child for child in agent.children() if child.name() == "gpupool:forks")
-    server.suspend()  # so that it is not over before
+    starter = psutil.Process(pid).parent()
+    assert starter is not None
+    children = starter.children()
+    controller = next(child for child in children if child.name() == "gpupool:control")
+    controller.suspend()  # so that it is not over before
     cell = press(kernel, "%gpupool restart", lambda: gone(pid))
-    server.resume()
+    controller.resume()
     assert_short(cell, "%gpupool restart was interrupted. ")
     kernel.run("%gpupool restart")
     kernel.run("%%spmd\nkept = rank + 10")

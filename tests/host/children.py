@@ -1,4 +1,4 @@
-"""What the agent's fork server is asked to become in tests."""
+"""What the starter is asked to fork in tests."""
 
 from __future__ import annotations
 
@@ -49,44 +49,25 @@ def end_with_three() -> None:
     sys.exit(3)
 
 
-def raise_an_error() -> None:
-    raise RuntimeError("what went wrong")
-
-
 def crash() -> None:
     faulthandler.enable()
-
-    def dive(depth: int) -> None:
-        if depth:
-            dive(depth - 1)
-        else:
-            ctypes.string_at(0)
-
-    dive(40)
+    ctypes.string_at(0)
 
 
-def fork_in_its_group() -> None:
-    child = subprocess.Popen(["sleep", "60"])
-    print("child", child.pid, flush=True)
-    child.wait()
-
-
-def fork_in_a_session_of_its_own() -> None:
-    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
-    print("child", child.pid, flush=True)
+def fork_two() -> None:
+    """One in its group, one in a session of its own."""
+    first = subprocess.Popen(["sleep", "60"])
+    second = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    print("children", first.pid, second.pid, flush=True)
     time.sleep(60)
 
 
 def tell_surroundings() -> None:
-    print("rank", os.environ.get("RANK"), "path", "PATH" in os.environ, sys.argv[1:])
+    print("env", os.environ.get("OF_POOL"), os.environ.get("RANK"), len(os.environ), sys.argv[1:])
     print("session", os.getsid(0) == os.getpid(), "stdin", repr(sys.stdin.read()))
     print("fds", sorted(map(int, os.listdir("/proc/self/fd")))[:-1])
-
-
-def flood() -> None:
-    os.write(1, b"x" * (17 << 20))
-    print("the end", flush=True)
-    time.sleep(60)
+    print("signals", signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.set_wakeup_fd(-1))
+    print(signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL)
 
 
 def eat_memory() -> None:
@@ -94,15 +75,3 @@ def eat_memory() -> None:
     eaten = []
     while True:
         eaten.append(b"x" * (8 << 20))
-
-
-def print_and_crash_or_sleep() -> None:
-    """Crashes in its first life; in its second, with the same log, sleeps."""
-    print("life", os.environ["LIFE"], flush=True)
-    sleep() if os.environ["LIFE"] == "2" else crash()
-
-
-def write_one_long_line() -> None:
-    os.ftruncate(1, 4 << 30)  # a hole: of 4 GiB on no disk
-    print("the end", flush=True)
-    sys.exit(1)

@@ -23,8 +23,8 @@ from gpupool.core.errors import NoPoolError, OptionsError, PlacementError
 from gpupool.core.wire.calls import Look, RunSource
 from gpupool.core.wire.requests import Interrupt
 from gpupool.pool import session
-from gpupool.pool.processes import agent
-from gpupool.pool.processes.launch import Launch
+from gpupool.pool.launchers import starter
+from gpupool.pool.launchers.forked import Forked
 from tests.support.processes import (
     engine_pid,
     family,
@@ -401,7 +401,7 @@ def no_pool() -> Iterator[None]:
 @pytest.fixture
 def scratch(no_pool: None, tmp_path: Path) -> Iterator[Path]:
     """Where a pool of this test makes its folder, and nobody else does."""
-    agent.close()
+    starter.close()
     before, tempfile.tempdir = tempfile.tempdir, str(tmp_path)
     yield tmp_path
     tempfile.tempdir = before
@@ -435,7 +435,7 @@ def test_a_pool_of_one_as_a_context_manager(no_pool: None) -> None:
 def test_two_pools_of_one_process_do_not_touch_each_other(pool2: Pool) -> None:
     pool2.run("kept = 1")
     with Pool(PoolOptions(n=1, device="cpu")) as other:
-        assert family(other)["agent"] != family(pool2)["agent"]
+        assert family(other)["starter"] != family(pool2)["starter"]
         assert dict(other.run(SUM)) == {0: 1.0}
     assert dict(pool2.run("kept")) == {0: 1, 1: 1}
 
@@ -449,7 +449,7 @@ def test_a_pool_that_nobody_uses_stops_itself(no_pool: None) -> None:
     assert session.find() is None
 
 
-# At once, and in the agent's start. Later, what is late may all be there when it is looked at next.
+# At once, and in the starter's start. Later, what is late may be there when it is looked at next.
 @pytest.mark.parametrize("timeout_s", [0.01, 0.3])
 def test_a_start_without_enough_time_leaves_nothing(scratch: Path, timeout_s: float) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
@@ -474,7 +474,7 @@ def test_bad_input_starts_nothing(scratch: Path) -> None:
 
 
 def test_half_a_connection_file_is_waited_for(scratch: Path) -> None:
-    launch = Launch(lambda *_: None)
+    launch = Forked(lambda *_: None)
     try:
         assert not launch.is_controller_up()
         launch.client_file.parent.mkdir(parents=True)
@@ -483,7 +483,7 @@ def test_half_a_connection_file_is_waited_for(scratch: Path) -> None:
         launch.client_file.write_text('{"key": "abc"}')
         assert launch.is_controller_up()
     finally:
-        launch.abandon()
+        launch.stop(for_good=True)
     assert list(scratch.iterdir()) == []
 
 
@@ -589,13 +589,13 @@ def test_an_engine_that_dies_while_idle_is_replaced_and_that_is_told_at_the_next
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("name", ["controller", "agent"])
+@pytest.mark.parametrize("name", ["controller", "starter"])
 def test_a_lost_helper_process_is_an_error_and_no_hang(pool2: Pool, name: str) -> None:
     everyone, pids, folder = family(pool2), members(pool2), folder_of(pool2)
     killer = do_when(lambda: pool2.status().state == "busy", everyone[name].kill)
     error = error_of(pool2, "import time; time.sleep(60)")
     killer.join()
-    # The agent takes the engines along, so that either may be told of first.
+    # The starter takes the engines along, so that either may be told of first.
     assert error.first.ename == "EngineDiedError"
     assert "SIGKILL" in str(error)
     until(lambda: pool2.status().state == "broken", SOON_S)

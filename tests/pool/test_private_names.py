@@ -34,7 +34,7 @@ from gpupool.core.errors import PoolError
 from gpupool.core.wire.events import ProgressEvent
 from gpupool.core.wire.output import OutputKind
 from gpupool.core.wire.requests import Answer, SetEnvironment
-from gpupool.pool.processes.client import plain_client
+from gpupool.pool.engines.client import plain_client
 from tests.servers.issuer import Issuer
 from tests.support.processes import folder_of, until
 
@@ -71,7 +71,7 @@ def request(client: Any, rank: int, hook: Any = None) -> Any:
 
 
 def test_engines_maps_the_id_which_is_the_rank_to_the_address(client: Any) -> None:
-    """`_engines`, in pool/processes/client.py."""
+    """`_engines`, in pool/engines/client.py."""
     assert sorted(client._engines) == sorted(client.ids) == [0, 1]
     assert all(isinstance(client._engines[rank], str) for rank in client.ids)
 
@@ -80,7 +80,7 @@ def test_engines_maps_the_id_which_is_the_rank_to_the_address(client: Any) -> No
 def test_a_request_on_the_mux_stream_is_answered_by_the_rank_addressed(
     client: Any, rank: int
 ) -> None:
-    """`_mux_stream` and `_engines`, in pool/processes/client.py."""
+    """`_mux_stream` and `_engines`, in pool/engines/client.py."""
     message = client.send_apply_request(
         client._mux_stream, rank_here, ident=client._engines[rank].encode()
     )
@@ -109,7 +109,7 @@ def test_an_engine_does_without_debugpy_which_a_cell_may_import(pool2: Pool) -> 
 
 
 def test_the_hook_is_called_before_sending_and_callbacks_hear_all_output(client: Any) -> None:
-    """`message_future_hook`, `iopub_callbacks` and `output`, in pool/processes/client.py."""
+    """`message_future_hook`, `iopub_callbacks` and `output`, in pool/engines/client.py."""
     heard: list[str] = []
     hooked: list[Any] = []
 
@@ -125,7 +125,7 @@ def test_the_hook_is_called_before_sending_and_callbacks_hear_all_output(client:
 
 
 def test_the_history_of_calls_can_be_forgotten_between_them(client: Any) -> None:
-    """`history`, in pool/processes/client.py."""
+    """`history`, in pool/engines/client.py."""
     request(client, 0).result(TIMEOUT_S)
     assert client.history
     client.history.clear()
@@ -350,7 +350,7 @@ def test_a_cleared_frame_lets_go_of_its_variables_once_they_are_asked_for_again(
 
 
 def test_data_published_by_an_engine_comes_as_a_message_of_its_call(pool2: Pool) -> None:
-    """`ipyparallel.datapub` and "data_message": engine/output/emit.py, pool/processes/client.py."""
+    """`ipyparallel.datapub` and "data_message": engine/output/emit.py, pool/engines/client.py."""
     heard: list[tuple[str, Any]] = []
     arrived = threading.Event()
 
@@ -381,7 +381,7 @@ def test_ipython_prints_what_an_exception_renders_of_itself() -> None:
 
 
 def test_a_client_that_has_missed_the_notifications_asks_for_the_engines(pool2: Pool) -> None:
-    """`_update_engines`, `_send` and `_query_stream`, in pool/processes/client.py."""
+    """`_update_engines`, `_send` and `_query_stream`, in pool/engines/client.py."""
     client: Any = pool2._all_ranks.engines._client
     theirs = client._client
     engines = dict(theirs._engines)
@@ -395,7 +395,7 @@ def test_a_client_that_has_missed_the_notifications_asks_for_the_engines(pool2: 
 
 
 def test_a_control_request_resolves_to_the_message_of_its_answer(client: Any) -> None:
-    """`_send` and `_control_stream`, in pool/processes/client.py."""
+    """`_send` and `_control_stream`, in pool/engines/client.py."""
     variables = {"GPUPOOL_X": "\udcff é"}
     request = SetEnvironment(variables, ["GPUPOOL_X"], refresh=False)
     future = client._send(
@@ -438,7 +438,7 @@ def test_botocore_keeps_the_end_of_credentials_under_a_private_name(tmp_path: Pa
 
 
 def test_the_connection_closes_without_waiting(pool2: Pool) -> None:
-    """`Client.close(linger=0)`, in pool/processes/client.py."""
+    """`Client.close(linger=0)`, in pool/engines/client.py."""
     file = folder_of(pool2) / "profile" / "security" / "ipcontroller-client.json"
     client = ipyparallel.Client(str(file), timeout=TIMEOUT_S)
     thread = client._io_thread

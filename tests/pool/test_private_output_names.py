@@ -22,19 +22,19 @@ from IPython.core.interactiveshell import InteractiveShell
 from jupyter_client.session import Session
 
 from gpupool import Pool
-from gpupool.pool.processes.client import plain_client
+from gpupool.pool.engines.client import plain_client
 from tests.support.processes import folder_of, until
 
 
 def test_a_client_hears_what_is_published_in_one_method_and_waits_for_output_futures() -> None:
-    """`_dispatch_iopub` and `_output_futures`, in pool/processes/client.py."""
+    """`_dispatch_iopub` and `_output_futures`, in pool/engines/client.py."""
     assert "on_recv(self._dispatch_iopub" in inspect.getsource(Client._setup_streams)
     source = inspect.getsource(Client.create_message_futures)
     assert "self._output_futures[msg_id] = output" in source
 
 
 def test_a_call_is_followed_by_idle_only_if_it_has_published_something(pool2: Pool) -> None:
-    """`_publish_status`, Private names of engine/output/status.py and pool/processes/client.py."""
+    """`_publish_status`, Private names of engine/output/status.py and pool/engines/client.py."""
     client: Any = plain_client(
         folder_of(pool2) / "profile" / "security" / "ipcontroller-client.json"
     )
@@ -71,7 +71,7 @@ def test_the_controller_follows_calls_without_reading_what_they_publish(pool2: P
 
 
 def test_the_digests_that_a_session_remembers_can_be_fewer() -> None:
-    """`digest_history_size`, in pool/processes/client.py."""
+    """`digest_history_size`, in pool/engines/client.py."""
     session = Session(key=b"k", digest_history_size=10)
     for n in range(50):
         session._add_digest(str(n).encode())

@@ -55,16 +55,16 @@ def folder_of(pool: Pool) -> Path:
 
 
 def family(pool: Pool) -> dict[str, psutil.Process]:
-    """All processes of a pool: "agent", "fork server", "controller", "rank 0", their children."""
+    """All processes of a pool: "starter", "controller", "rank 0" ..., and their children."""
     pids = pool.status().pids
-    agent = psutil.Process(pids[0]).parent()
-    assert agent is not None
-    found = {"agent": agent}
-    names = {"gpupool:forks": "fork server", "gpupool:control": "controller"}
+    starter = psutil.Process(pids[0]).parent()
+    assert starter is not None
+    found = {"starter": starter}
+    names = {"gpupool:control": "controller"}
     names |= {f"gpupool:rank{rank}": f"rank {rank}" for rank in pids}
-    for process in agent.children(recursive=True):
+    for process in starter.children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
-            own = names.get(process.name()) if process.ppid() == agent.pid else None
+            own = names.get(process.name()) if process.ppid() == starter.pid else None
             found[own or f"{process.name()} {process.pid}"] = process
     return found
 
@@ -78,9 +78,8 @@ def files_in(folder: Path) -> Iterator[tuple[Path, bytes]]:
 
 
 def members(pool: Pool) -> list[int]:
-    """The pids of what `pool.stop()` ends: all but the agent and its fork server."""
-    everyone = family(pool).items()
-    return [process.pid for name, process in everyone if name not in ("agent", "fork server")]
+    """The pids of what `pool.stop()` ends: all but the starter."""
+    return [process.pid for name, process in family(pool).items() if name != "starter"]
 
 
 def open_files(pid: int | None = None) -> dict[int, str]:

@@ -1,4 +1,4 @@
-"""A kernel and a shell on a pipe that files of tests have in turn: their agents know torch."""
+"""A kernel and a shell on a pipe that files of tests have in turn: their starters know torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.notebook.terminal import Terminal
 
 ROOT = Path(__file__).parents[2]
 REMEMBER = "import os\nos.first_environ, os.first_folder = dict(os.environ), os.getcwd()"
-# as %unload_ext does it, but that the agent stays, with torch imported
+# as %unload_ext does it, but that the starter stays, with torch imported
 UNLOAD = """
 import os, sys
 if "ipywidgets" in sys.modules:

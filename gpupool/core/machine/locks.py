@@ -1,4 +1,4 @@
-"""One pool at a time on a GPU, among all users of this machine. Runs in the agent.
+"""One pool at a time on a GPU, among all users of this machine. Runs in the starter.
 
 A lock is an flock(2) on a file named after the device: the kernel releases it when its holder
 ends, however that comes. Every user may write to the file, so nothing in it is ever read: the
@@ -24,8 +24,8 @@ from gpupool.core.machine.processes import this_user
 # FHS: "lock files for devices and other resources shared by multiple applications"
 _PLACES = (Path("/run/lock"), Path("/tmp"))  # noqa: S108 - the same for every user, on purpose
 
-AGENT = "gpupool:agent"  # the name of the process that holds locks for its notebook
-ENDING_AGENT = "gpupool:ending"  # the same when that has ended, until its ranks have too
+STARTER = "gpupool:starter"  # the name of the process that holds locks for its notebook
+ENDING_STARTER = "gpupool:ending"  # the same when that has ended, until its ranks have too
 _MAX_LOCKS_BYTES = 2**20  # of /proc/locks, which other users may fill
 _NUM_LOOKS = 3  # the kernel leaves a lock out if one above it goes while the list is read
 
@@ -197,10 +197,10 @@ def _owner(descriptor: int) -> Owner:
         pid = next(int(row[4]) for row in _locks() if row[1:2] == ["FLOCK"] and file in row[5:6])
         holder = psutil.Process(pid)
         name, user = holder.name(), holder.username()
-        owner = Owner(pid=holder.ppid() if name == AGENT else pid, user=user)
+        owner = Owner(pid=holder.ppid() if name == STARTER else pid, user=user)
     except (OSError, StopIteration, psutil.Error):  # it has released it, or ended, meanwhile
         return {}
-    if name == ENDING_AGENT and user == this_user():  # others could say so for ever
+    if name == ENDING_STARTER and user == this_user():  # others could say so for ever
         owner["is_ending"] = True
     return owner
 

@@ -1,13 +1,12 @@
-"""What comes over a pipe of the agent's, line by line. Runs anywhere; the standard library only."""
+"""What crosses the line to a starter, message by message. Runs anywhere; standard library only."""
 
 from __future__ import annotations
 
 import json
 import os
 from collections.abc import Iterable
-from typing import IO, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-_MAX_LINE_BYTES = 2**25  # an environment has a few MiB
 _KIND = "kind"
 
 Line = TypeVar("Line")
@@ -19,40 +18,29 @@ def encode(message: object) -> bytes:
 
 
 class JsonLines(Generic[Line]):
-    """Messages of these kinds, one a line, as far as they have come over a pipe.
+    """Messages of these kinds, one a line, as far as they have come from a descriptor.
 
     Any other line is left out: what a `sitecustomize` prints goes the same way.
     """
 
-    def __init__(self, pipe: IO[bytes], kinds: Iterable[type[Line]]) -> None:
-        self.descriptor = pipe.fileno()
+    def __init__(self, descriptor: int, kinds: Iterable[type[Line]]) -> None:
+        self.descriptor = descriptor
         self.closed = False
         self._kinds = {_kind(each): each for each in kinds}
-        self._pipe = pipe
-        self._buffer = bytearray()
+        self._rest = b""
 
     def read(self) -> list[Line]:
-        """The messages there are now; does not wait when the pipe is readable."""
+        """The messages there are now; does not wait when the descriptor is readable."""
         data = os.read(self.descriptor, 1 << 16)
         self.closed = not data
-        self._buffer += data
-        if b"\n" not in data:
-            if len(self._buffer) > _MAX_LINE_BYTES:
-                self._buffer.clear()
-            return []
-        *lines, rest = bytes(self._buffer).split(b"\n")
-        self._buffer = bytearray(rest)
+        *lines, self._rest = (self._rest + data).split(b"\n")
         return [found for line in lines if (found := self._decoded(line)) is not None]
-
-    def close(self) -> None:
-        """Close the pipe."""
-        self._pipe.close()
 
     def _decoded(self, line: bytes) -> Line | None:
         try:
             fields: dict[str, Any] = json.loads(line)
             return self._kinds[fields.pop(_KIND)](**fields)
-        except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError):
             return None
 
 

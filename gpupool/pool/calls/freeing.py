@@ -16,7 +16,7 @@ from gpupool.core.machine.processes import state_of
 from gpupool.core.wire.location import Location
 from gpupool.core.wire.requests import Answer, Where
 from gpupool.pool.calls.failures import Failure
-from gpupool.pool.processes.launch import DIE_S
+from gpupool.pool.launchers.base import DIE_S
 from gpupool.pool.ranks import Ranks
 
 GRACE_S = 0.25  # after a first failure the others may still finish or fail by themselves

@@ -24,9 +24,9 @@ from gpupool.core.wire.environ import AWS_KEY_NAMES
 from gpupool.core.wire.masking import Secrets, redact
 from gpupool.core.wire.requests import Answer, SetEnvironment
 from gpupool.core.wire.values import Place
+from gpupool.pool.engines.engines import Engines
 from gpupool.pool.environment.credentials import AWS_NAMES, AwsChain, AwsCredentials, ChainError
 from gpupool.pool.environment.renewal import Notify, Renewal
-from gpupool.pool.processes.engines import Engines
 
 _TIMEOUT_S = 60.0
 # A rank that has just come up may not hear the first time; then it is asked less and less often.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from gpupool.core.errors import PoolError
 from gpupool.core.wire.masking import Secrets, redact
-from gpupool.pool.processes.engines import NEW_POOL, with_log
+from gpupool.pool.engines.engines import NEW_POOL, with_log
 
 
 class Health:

@@ -14,8 +14,8 @@ from gpupool.core.wire.masking import redact
 from gpupool.core.wire.pickles import Packed
 from gpupool.core.wire.values import Place, Values
 from gpupool.pool.calls.execution import Execution
+from gpupool.pool.engines.iopub import unheard_output
 from gpupool.pool.environment.environment import notebook_place
-from gpupool.pool.processes.iopub import unheard_output
 from gpupool.pool.ranks import Ranks
 from gpupool.pool.variables.parcels import Parcels, Shipment
 

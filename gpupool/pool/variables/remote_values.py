@@ -14,8 +14,8 @@ from gpupool.core.wire.pickles import MemoryFile, Source
 from gpupool.core.wire.replies import Value
 from gpupool.core.wire.values import ValueInfo
 from gpupool.pool.calls.execution import Execution
-from gpupool.pool.processes.engines import of_rank
-from gpupool.pool.processes.iopub import unheard_output
+from gpupool.pool.engines.engines import of_rank
+from gpupool.pool.engines.iopub import unheard_output
 from gpupool.pool.ranks import Ranks
 from gpupool.pool.variables.lost_values import Losses
 

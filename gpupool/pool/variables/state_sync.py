@@ -11,7 +11,7 @@ from gpupool.core.wire.masking import redact
 from gpupool.core.wire.pickles import namespace
 from gpupool.core.wire.replies import SyncReply
 from gpupool.pool.calls.execution import Execution
-from gpupool.pool.processes.iopub import unheard_output
+from gpupool.pool.engines.iopub import unheard_output
 from gpupool.pool.ranks import Ranks
 from gpupool.pool.variables.names import require_name
 from gpupool.pool.variables.variables import Variables

@@ -22,9 +22,9 @@ from gpupool.core.wire.pickles import INLINE_BYTES, MemoryFile, namespace, to_wi
 from gpupool.core.wire.replies import CodeReply
 from gpupool.core.wire.values import Bindings, NamesReport, ValueInfo
 from gpupool.pool.calls.execution import Execution
+from gpupool.pool.engines.iopub import unheard_output
 from gpupool.pool.environment.environment import notebook_place
 from gpupool.pool.notices import OnNotice
-from gpupool.pool.processes.iopub import unheard_output
 from gpupool.pool.ranks import Ranks
 from gpupool.pool.variables.composite import Composite, Constant, key_of, pool_variables
 from gpupool.pool.variables.delivery import Delivery

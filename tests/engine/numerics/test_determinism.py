@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gpupool import OptionsError, SpmdError, TrainingOptions
 from gpupool.core.machine.topology import Gpu, Rank
 from gpupool.engine.numerics import determinism
-from gpupool.pool.processes.launch import engine_environment
+from gpupool.pool.launchers.forked import engine_environment
 from tests.support.pools import Pools
 from tests.support.raising import raises
 from tests.support.trainings import network, samples, train_on

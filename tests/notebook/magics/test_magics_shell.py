@@ -176,10 +176,10 @@ def test_a_rank_is_restarted_and_the_others_keep_their_variables(terminal: Termi
     assert "write all, 0, 0,2" in terminal.run("%gpupool restart nonsense").stdout
 
 
-def test_unloading_ends_an_agent_that_waits(fresh: Terminal) -> None:
+def test_unloading_ends_a_starter_that_waits(fresh: Terminal) -> None:
     children = "import psutil; print([p.name() for p in psutil.Process().children()])"
     fresh.run("%gpupool stop")
-    assert fresh.run(children).stdout == "['gpupool:agent']\n"
+    assert fresh.run(children).stdout == "['gpupool:starter']\n"
     fresh.run("%unload_ext gpupool")
     assert fresh.run(children).stdout == "[]\n"
     fresh.run("%load_ext gpupool")

@@ -10,7 +10,7 @@ from gpupool.notebook.pool.bar import (
     status_html,
     status_text,
 )
-from gpupool.pool.processes.placement import place_ranks
+from gpupool.pool.launchers.placement import place_ranks
 from gpupool.pool.status import PoolStatus
 
 TWO = survey([Gpu(i, f"GPU-{i}", "NVIDIA H200") for i in range(2)], "", None)

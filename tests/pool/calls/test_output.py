@@ -17,8 +17,8 @@ from gpupool.core.wire.replies import CodeReply
 from gpupool.engine.output import channel
 from gpupool.pool.calls import output
 from gpupool.pool.calls.output import OutputRecorder, RankOutput
-from gpupool.pool.processes import iopub
-from gpupool.pool.processes.iopub import Router
+from gpupool.pool.engines import iopub
+from gpupool.pool.engines.iopub import Router
 from gpupool.pool.result import SpmdResult
 from tests.support.processes import until
 from tests.support.raising import raises

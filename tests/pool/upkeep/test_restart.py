@@ -111,16 +111,6 @@ def test_a_restart_of_a_rank_takes_a_dead_one_along(pool3: Pool) -> None:
     assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
 
 
-@pytest.mark.long
-def test_a_rank_is_replaced_after_its_fork_server_was_killed(pool3: Pool) -> None:
-    server = family(pool3)["fork server"]
-    server.kill()
-    until(lambda: gone(server.pid), 5.0, "the end of the fork server")
-    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}  # nobody needs it now
-    pool3.restart([1])
-    assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: 12}
-
-
 def test_a_pool_without_its_controller_cannot_be_mended(pool3: Pool) -> None:
     pids, folder = members(pool3), folder_of(pool3)
     family(pool3)["controller"].kill()
@@ -162,39 +152,27 @@ def restarting(pool: Pool) -> tuple[threading.Thread, list[PoolError]]:
 
 
 def test_a_stop_ends_a_restart_too(pool3: Pool) -> None:
-    before, server = engine_pid(pool3, 1), family(pool3)["fork server"]
-    server.suspend()  # so that the restart is not over before
+    before = engine_pid(pool3, 1)
+    family(pool3)["controller"].suspend()  # so that the restart is not over before
     thread, failed = restarting(pool3)
     until(lambda: gone(before), 5.0)
     pool3.stop()
-    server.resume()
     thread.join(40)  # and not the minute that a new engine has to come up
     assert failed[0].kind == "stopped"
 
 
-def fork_servers(agent: psutil.Process) -> list[psutil.Process]:
-    """A fork server, also one that is just being started."""
-    found = []
-    for child in agent.children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # the rank that is being replaced
-            found += [child] * (child.name() in ("python", "gpupool:forks"))
-    return found
-
-
 @pytest.mark.long
 def test_a_restart_that_fails_costs_the_others_nothing(pool3: Pool) -> None:
-    """The rank's new process cannot come: each fork server is killed while it imports torch."""
-    agent = family(pool3)["agent"]
-    family(pool3)["fork server"].kill()
-    until(lambda: "fork server" not in family(pool3), 5.0)
+    """The rank's new process cannot come: each is killed as soon as it is there."""
+    starter = family(pool3)["starter"]
     thread, failed = restarting(pool3)
     while thread.is_alive():
-        for server in fork_servers(agent):
+        for child in starter.children():
             with contextlib.suppress(psutil.NoSuchProcess):
-                server.kill()
-        time.sleep(0.05)
+                if child.name() == "gpupool:rank1":
+                    child.kill()
+        time.sleep(0.02)
     assert (failed[0].kind, failed[0].ranks) == ("given up", (1,))
-    assert " fork server " in str(failed[0])
     assert "othing was left running" not in str(failed[0])
     pool3.restart([1])
     assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: 12}
@@ -202,14 +180,14 @@ def test_a_restart_that_fails_costs_the_others_nothing(pool3: Pool) -> None:
 
 @pytest.mark.long
 def test_a_rank_that_dies_during_a_restart_is_replaced_with_it(pool3: Pool) -> None:
-    before, server = engine_pid(pool3, 1), family(pool3)["fork server"]
-    server.suspend()  # so that the restart is not over before
+    before, controller = engine_pid(pool3, 1), family(pool3)["controller"]
+    controller.suspend()  # so that the restart is not over before
     thread, failed = restarting(pool3)
     until(lambda: gone(before), 5.0)
     num_losses = pool3._all_ranks.health.num_losses
     os.kill(engine_pid(pool3, 2), signal.SIGKILL)
     until(lambda: pool3._all_ranks.health.num_losses > num_losses, 5.0)
-    server.kill()  # and so has the fork server died
+    controller.resume()
     thread.join(120)
     assert (thread.is_alive(), failed) == (False, [])
     assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: None}
@@ -227,5 +205,5 @@ def test_a_private_folder_that_is_removed_costs_no_rank_and_is_named(pool3: Pool
         pool3.restart([1])
     assert pool3.status().pids == pids
     pool3.stop()
-    with Pool(PoolOptions(n=1, device="cpu")) as another:  # by an agent with a folder
+    with Pool(PoolOptions(n=1, device="cpu")) as another:  # by a starter with a folder
         assert another.run("rank")[0] == 0

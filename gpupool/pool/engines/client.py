@@ -23,7 +23,7 @@ from gpupool.core.wire.invoke import invoke
 from gpupool.core.wire.output import OnMessage
 from gpupool.core.wire.replies import Reply, Value
 from gpupool.core.wire.requests import Answer, ControlRequest, Found
-from gpupool.pool.processes.iopub import Router
+from gpupool.pool.engines.iopub import Router
 
 _NUM_HELLOS, _HELLO_S = 10, 0.5
 _DROPPED = "a message to the pool was dropped, as it is not signed or not whole; more are counted"

@@ -1,4 +1,4 @@
-"""What client, agent and fork server send each other. Runs anywhere; the standard library only.
+"""What client and starter send each other. Runs anywhere; the standard library only.
 
 Each is one line of JSON (`json_lines.py`): {"kind": "spawned", "name": "rank 0", "pid": 4711}.
 """
@@ -11,7 +11,7 @@ from typing import get_args
 
 from gpupool.core.machine.locks import Owner
 
-AGENT, CLIENT, CONTROLLER, FORK_SERVER = "agent", "client", "controller", "fork server"
+STARTER, CONTROLLER = "starter", "controller"
 RANK = "rank "  # with its number behind it
 
 
@@ -25,14 +25,18 @@ def rank_of(process: str) -> int | None:
     return int(process.removeprefix(RANK)) if process.startswith(RANK) else None
 
 
-# ---- from the client to the agent ------------------------------------------------------------
+# ---- from the client to the starter ----------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Open:
-    """A pool begins; its private folder, inside the agent's, is there."""
+    """A pool begins; its private folder, inside the starter's, is there.
+
+    `env` is the environment of all its processes. It never holds a secret.
+    """
 
     folder: str
+    env: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -46,17 +50,13 @@ class Lock:
 
 @dataclass(frozen=True)
 class Spawn:
-    """Start a process. `env` never holds a secret.
-
-    The agent passes it on to the fork server with a `number`, which the answers have.
-    """
+    """Start a process, with `env` beside that of the pool."""
 
     name: str
     target: str
     argv: Sequence[str]
     env: Mapping[str, str]
     log: str
-    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,22 +69,22 @@ class Signal:
 
 @dataclass(frozen=True)
 class Kill:
-    """Kill the processes of these names, also those that are still to come."""
+    """Kill the processes of these names, also those that are still to come; see `Killed`."""
 
     names: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Stop:
-    """The pool ends."""
+    """The pool ends; answered by `Stopped`."""
 
 
-# ---- from the agent to the client ------------------------------------------------------------
+# ---- from the starter to the client ----------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The fork server has imported its modules; that says it to the agent first."""
+    """All is imported that a process needs; said once."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Locked:
 
 @dataclass(frozen=True)
 class Spawned:
-    """A process is up."""
+    """A process is there."""
 
     name: str
     pid: int
@@ -106,12 +106,15 @@ class Spawned:
 
 @dataclass(frozen=True)
 class Killed:
-    """Answers `Kill`; the ends of the processes are reported after it."""
+    """Answers `Kill`: of these names none is still to come; ends are reported after it."""
 
 
 @dataclass(frozen=True)
 class Exited:
-    """A process has ended; `cause` is what is known beside its exit status."""
+    """A process has ended, or could not be started.
+
+    `cause` is what is known beside its exit status. Of the starter itself the client says so.
+    """
 
     name: str
     status: int
@@ -124,23 +127,7 @@ class Stopped:
     """Nothing of the pool is left."""
 
 
-# ---- from the fork server to the agent -------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Forked:
-    """Answers `Spawn`: when the process has been forked, and a second time when it is up."""
-
-    number: int
-    name: str
-    log: str
-    pid: int
-    is_up: bool
-
-
 Command = Open | Lock | Spawn | Signal | Kill | Stop
 Event = Ready | Locked | Spawned | Killed | Exited | Stopped
-Answer = Ready | Forked
 COMMANDS: tuple[type[Command], ...] = get_args(Command)
 EVENTS: tuple[type[Event], ...] = get_args(Event)
-ANSWERS: tuple[type[Answer], ...] = get_args(Answer)

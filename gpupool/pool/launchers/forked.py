@@ -1,7 +1,7 @@
-"""Bring up the processes of one pool through the host agent. Runs on the client.
+"""The processes of a pool on this host, forked by its starter. Runs on the client.
 
-The agent is the parent of the controller and of the engines, and removes the pool's private folder
-with them. The fork server gives each process its own environment; `engine_environment` says which.
+The starter is the parent of the controller and of the engines, and removes the pool's private
+folder with them. `engine_environment` says what each has in its environment.
 """
 
 from __future__ import annotations
@@ -19,19 +19,16 @@ from pathlib import Path
 from gpupool.core.errors import PlacementError, PoolError
 from gpupool.core.machine.locks import locked_text
 from gpupool.core.machine.topology import Rank
-from gpupool.core.wire import agent as lines
 from gpupool.core.wire import environ
-from gpupool.core.wire.agent import CONTROLLER, process_of
-from gpupool.pool.processes import agent
-from gpupool.pool.processes.ports import free_ports
+from gpupool.core.wire import starter as lines
+from gpupool.core.wire.starter import CONTROLLER, STARTER, process_of
+from gpupool.pool.launchers import starter
+from gpupool.pool.launchers.base import DIE_S, OnExit, exit_reason
+from gpupool.pool.launchers.ports import free_ports
 
-DIE_S = 20.0
-"""From SIGKILL to the end of a process, at most: the driver takes back 80 GB that it had mapped."""
-
-_REPLY_TIMEOUT_S = 5.0
 _TORCHS_PORT = 29_500
 _CONTROLLER_PORTS = 20  # it takes 16 to 20; more of its own choice if these are not enough
-# The agent reports deaths, sends signals and outlives nobody: neither ipyparallel's nanny (2 s a
+# The starter reports deaths, sends signals and outlives nobody: neither ipyparallel's nanny (2 s a
 # start) nor an engine's own watch on the controller is needed.
 _ENGINE_ARGS = (
     "--IPEngine.enable_nanny=False",
@@ -40,35 +37,36 @@ _ENGINE_ARGS = (
     "--log-level=40",  # its warnings speak of settings that are meant
 )
 
+_STOP_S = 5.0  # of ranks without a GPU
 _UNSEEN_S = 5.0  # how long a lock whose owner is not seen is waited for
 
 
-class Launch:
-    """The running processes of one pool, seen through their agent.
+class Forked:
+    """A launcher: see `base.py`."""
 
-    `on_exit(name, reason, log_tail)` is called from a background thread when a process ends.
-    """
-
-    def __init__(self, on_exit: Callable[[str, str, str], None]) -> None:
-        self._agent = agent.take()
-        self._agent.num_pools += 1
-        self.folder = self._agent.folder / f"pool{self._agent.num_pools}"
+    def __init__(self, on_exit: OnExit) -> None:
+        with starter.uninterrupted():
+            self._starter = starter.take()
+            self._starter.num_pools += 1
+        self.folder = self._starter.folder / f"pool{self._starter.num_pools}"
         self.pids: dict[str, int] = {}
-        self.preloaded = threading.Event()  # the fork server is ready
+        self.preloaded = self._starter.preloaded
         self._on_exit = on_exit
         self._running: dict[str, int] = {}
         self._changed = threading.Condition()
-        self._locked: list[lines.Locked] = []  # the answer to the last `Lock`
-        self._killed = False
+        self._locked: lines.Locked | None = None  # the answer to the last `Lock`
+        self._killed = False  # the last `Kill` was answered
         self._stopped = threading.Event()
-        self._released = False  # the agent is no longer ours
-        self._ends_within_s = _REPLY_TIMEOUT_S
-        self._agent.on_event = self._on_event
+        self._released = False  # the starter is no longer ours
+        self._ends_within_s = _STOP_S
+        self._starter.on_event = self._on_event
+        ours = {"GPUPOOL_FOLDER": str(self._starter.folder)}
         try:
             self.folder.mkdir(mode=0o700)
-            self._agent.command(lines.Open(str(self.folder)))
-        except BaseException:  # its folder is gone, say, and another agent may do better
-            self._agent.close()
+            env = {**environ.inheritable(os.environ), **ours}
+            self._starter.command(lines.Open(str(self.folder), env))
+        except BaseException:  # its folder is gone, say, and another starter may do better
+            self._starter.close()
             raise
         self._ports = free_ports(_CONTROLLER_PORTS + 1)
         # The last one is for what users' scripts listen at, at any time.
@@ -127,13 +125,13 @@ class Launch:
             time.sleep(0.05)
 
     def _ask_for_locks(self, uuids: Sequence[str], number: int, force: bool) -> lines.Locked:
-        self._locked.clear()
-        self._agent.command(lines.Lock(list(uuids), number, force))
-        self._wait(lambda: bool(self._locked), "did not answer")
-        (locked,) = self._locked
-        if locked.error:
-            raise PlacementError(f"the GPUs cannot be locked: {locked.error}.", "no locks")
-        return locked
+        self._locked = None
+        self._starter.command(lines.Lock(list(uuids), number, force))
+        self._wait(lambda: self._locked is not None, "did not answer", self._starter.reply_s)
+        assert self._locked is not None
+        if self._locked.error:
+            raise PlacementError(f"the GPUs cannot be locked: {self._locked.error}.", "no locks")
+        return self._locked
 
     def start_controller(self) -> None:
         """Start ipyparallel's controller, on loopback."""
@@ -153,74 +151,64 @@ class Launch:
 
     def signal(self, rank: int, number: int = signal.SIGINT) -> None:
         """Send a signal to the engine of a rank."""
-        self._agent.command(lines.Signal(process_of(rank), int(number)))
+        self._starter.command(lines.Signal(process_of(rank), int(number)))
 
     def kill_engines(self, ranks: Iterable[int]) -> None:
-        """Kill the engines of these ranks and wait until they are gone.
-
-        `on_exit` is not called for them.
-        """
+        """Kill the engines of these ranks and wait until they are gone."""
         names = set(map(process_of, ranks))
         self._killed = False
-        self._agent.command(lines.Kill(sorted(names)))
+        self._starter.command(lines.Kill(sorted(names)))
         # none can come after the answer, also not one whose start was cut off by an interrupt
-        self._wait(lambda: self._killed, "did not answer")
+        self._wait(lambda: self._killed, "did not answer", self._starter.reply_s)
         self._wait(lambda: not names & self._running.keys(), "could not end the engines", DIE_S)
 
-    def stop(self) -> None:
-        """End every process of the pool and remove its folder. May be called again."""
-        if self._released or not self._agent.is_ours:
+    def stop(self, *, for_good: bool = False) -> None:
+        """End every process of the pool and remove its folder. May be called again.
+
+        Args:
+            for_good: end the starter too, which may be what is wrong.
+        """
+        if self._released or not self._starter.is_ours:
             return
         self._released = True
-        self._agent.command(lines.Stop())
-        if self._stopped.wait(self._ends_within_s):
-            self._agent.on_event = lambda event: None  # else it would keep this pool in memory
-            agent.give_back(self._agent)
-        else:  # the agent itself is stopped, or stuck
+        if not for_good and self.preloaded.is_set():
+            self._starter.command(lines.Stop())
+            if self._stopped.wait(self._ends_within_s):
+                self._starter.on_event = lambda event: None  # it would keep this pool in memory
+                starter.give_back(self._starter)
+            else:  # it is stopped itself, or stuck
+                self._stopped.set()
+                self._starter.kill()
+        else:
             self._stopped.set()
-            self._agent.kill()
-
-    def abandon(self) -> None:
-        """End every process, the agent too."""
-        self._released = True
-        self._stopped.set()
-        self._agent.close()
+            self._starter.close()
 
     def _spawn(self, name: str, target: str, argv: Sequence[str], env: dict[str, str]) -> None:
-        if self._released:  # the agent may have another pool by now
+        if self._released:  # the starter may have another pool by now
             raise PoolError("the pool was stopped.", "stopped")
-        ours = {"GPUPOOL_FOLDER": str(self._agent.folder)}
-        command = lines.Spawn(
-            name=name,
-            target=target,
-            argv=[*argv, f"--profile-dir={self.folder / 'profile'}"],
-            env={**environ.inheritable(os.environ), **env, **ours},
-            log=str(self.log_path(name)),
-        )
-        self._agent.command(command)
+        arguments = [*argv, f"--profile-dir={self.folder / 'profile'}"]
+        self._starter.command(lines.Spawn(name, target, arguments, env, str(self.log_path(name))))
 
-    def _wait(
-        self, holds: Callable[[], bool], failure: str, within_s: float = _REPLY_TIMEOUT_S
-    ) -> None:
+    def _wait(self, holds: Callable[[], bool], failure: str, within_s: float) -> None:
         with self._changed:
-            deadline = time.monotonic() + within_s
-            while not holds() and time.monotonic() < deadline and not self._stopped.is_set():
-                self._changed.wait(0.1)
-        if not holds():
-            raise PoolError(f"the host agent (pid {self._agent.pid}) {failure}.", "agent lost")
+            self._changed.wait_for(lambda: holds() or self._stopped.is_set(), within_s)
+            if not holds():
+                raise PoolError(f"the starter (pid {self._starter.pid}) {failure}.", "starter lost")
 
-    def _on_event(self, event: agent.Event) -> None:
-        """Hear what the agent reports; called from its reader thread."""
+    def _on_event(self, event: lines.Event) -> None:
+        """Hear what the starter reports; called from its reader thread."""
         with self._changed:
             match event:
-                case lines.Ready():
-                    self.preloaded.set()
                 case lines.Locked():
-                    self._locked.append(event)
+                    self._locked = event
                 case lines.Killed():
                     self._killed = True
                 case lines.Spawned(name, pid):
                     self.pids[name] = self._running[name] = pid
+                case lines.Exited(name) if name == STARTER:
+                    self._kill_groups()
+                    was_stopped = self._stopped.is_set()
+                    self._stopped.set()
                 case lines.Exited(name):
                     self._running.pop(name, None)
                 case lines.Stopped():
@@ -229,18 +217,14 @@ class Launch:
             self._changed.notify_all()
         match event:
             case lines.Exited(name, status, cause, log_tail):
-                self._on_exit(name, exit_reason(status, cause), log_tail)
-            case agent.Gone(status):
-                self._kill_groups()
-                if not self._stopped.is_set():
-                    self._stopped.set()
-                    self._on_exit(lines.AGENT, exit_reason(status), "")
+                if name != STARTER or not was_stopped:
+                    self._on_exit(name, exit_reason(status, cause), log_tail)
 
     def _kill_groups(self) -> None:
-        """The agent was killed and its children died with it: end what those had started."""
-        for pid in self._running.values():  # each is the leader of its own process group
+        """The starter was killed and its children died with it: end what those had started."""
+        for pid in self._running.values():
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
+                os.killpg(pid, signal.SIGKILL)  # each leads its own process group
 
 
 def engine_environment(rank: Rank, master_port: int) -> dict[str, str]:
@@ -287,18 +271,3 @@ def engine_environment(rank: Rank, master_port: int) -> dict[str, str]:
 def _is_cublas_free() -> bool:
     """Whether the user leaves it to us how cuBLAS divides its memory."""
     return "CUBLAS_WORKSPACE_CONFIG" not in os.environ
-
-
-def exit_reason(status: int, cause: str = "") -> str:
-    """How a process ended, in words.
-
-    >>> exit_reason(-9), exit_reason(1)
-    ('was killed by SIGKILL', 'ended with exit status 1')
-    >>> exit_reason(-9, "out of host memory")
-    'was killed by SIGKILL (out of host memory)'
-    """
-    words = f" ({cause})" if cause else ""
-    if status < 0:
-        known = {number.value: number.name for number in signal.Signals}
-        return f"was killed by {known.get(-status, f'signal {-status}')}{words}"
-    return f"ended with exit status {status}{words}"

@@ -15,7 +15,7 @@ import zmq
 from gpupool import Pool
 from gpupool.core.wire.calls import RunSource
 from gpupool.core.wire.requests import Counts
-from gpupool.pool.processes.client import EngineClient
+from gpupool.pool.engines.client import EngineClient
 from tests.support.processes import folder_of, until
 
 Frames = list[bytes]

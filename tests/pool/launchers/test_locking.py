@@ -1,4 +1,4 @@
-"""Two notebooks and one GPU, as far as it goes without one: real agents, real locks."""
+"""Two notebooks and one GPU, as far as it goes without one: real starters, real locks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import Iterator
 import pytest
 
 from gpupool.core.errors import PlacementError
-from gpupool.pool.processes.launch import Launch
+from gpupool.pool.launchers.forked import Forked
 from tests.support.processes import notebook, until
 from tests.support.raising import raises
 
 HOLD = """
 import sys, time
-from gpupool.pool.processes.launch import Launch
-launch = Launch(lambda *_: None)
+from gpupool.pool.launchers.forked import Forked
+launch = Forked(lambda *_: None)
 print(launch.lock_gpus(sys.argv[1:], len(sys.argv) - 1, False), flush=True)
 time.sleep(60)
 """
@@ -31,14 +31,14 @@ def gpus() -> list[str]:
 
 
 @pytest.fixture
-def launch() -> Iterator[Launch]:
-    launch = Launch(lambda *_: None)
+def launch() -> Iterator[Forked]:
+    launch = Forked(lambda *_: None)
     yield launch
     launch.stop()
 
 
 def test_a_gpu_in_use_is_refused_with_owner_and_the_way_on_until_its_pool_is_gone(
-    launch: Launch, gpus: list[str]
+    launch: Forked, gpus: list[str]
 ) -> None:
     with notebook(HOLD, gpus[0]) as other:
         assert other.stdout is not None
@@ -56,7 +56,7 @@ def test_a_gpu_in_use_is_refused_with_owner_and_the_way_on_until_its_pool_is_gon
     until(lambda: taken(launch, gpus[0]), 3.0, "the end of the other notebook's lock")
 
 
-def taken(launch: Launch, gpu: str) -> bool:
+def taken(launch: Forked, gpu: str) -> bool:
     try:
         return launch.lock_gpus([gpu], 1, False) == [gpu]
     except PlacementError:
@@ -65,16 +65,16 @@ def taken(launch: Launch, gpu: str) -> bool:
 
 ENDING = """
 import sys, time
-from gpupool.core.machine.locks import ENDING_AGENT, DeviceLocks, lock_folder
+from gpupool.core.machine.locks import ENDING_STARTER, DeviceLocks, lock_folder
 from gpupool.core.machine.processes import set_process_name
-set_process_name(ENDING_AGENT)  # as the agent does while the driver takes its time
+set_process_name(ENDING_STARTER)  # as the starter does while the driver takes its time
 locks = DeviceLocks(lock_folder())
 print(locks.take(sys.argv[1:], 1)[0], flush=True)
 time.sleep(1)
 """
 
 
-def test_a_gpu_of_a_notebook_that_has_ended_is_waited_for(launch: Launch, gpus: list[str]) -> None:
+def test_a_gpu_of_a_notebook_that_has_ended_is_waited_for(launch: Forked, gpus: list[str]) -> None:
     with notebook(ENDING, gpus[0]) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == f"{gpus[:1]}\n"
@@ -82,19 +82,19 @@ def test_a_gpu_of_a_notebook_that_has_ended_is_waited_for(launch: Launch, gpus: 
         assert other.wait() == 0
 
 
-def test_a_stopped_pool_gives_its_gpus_back_while_its_agent_stays_warm(gpus: list[str]) -> None:
-    first = Launch(lambda *_: None)
-    agent_folder = first.folder.parent
+def test_a_stopped_pool_gives_its_gpus_back_while_its_starter_stays_warm(gpus: list[str]) -> None:
+    first = Forked(lambda *_: None)
+    starter_folder = first.folder.parent
     assert first.lock_gpus(gpus, 2, False) == gpus
     first.stop()
-    second = Launch(lambda *_: None)
-    assert second.folder.parent == agent_folder
+    second = Forked(lambda *_: None)
+    assert second.folder.parent == starter_folder
     assert second.lock_gpus(gpus, 2, False) == gpus
     second.stop()
 
 
-def test_lock_files_that_are_not_ours_to_write_are_an_error_and_cost_no_agent(
-    launch: Launch, gpus: list[str]
+def test_lock_files_that_are_not_ours_to_write_are_an_error_and_cost_no_starter(
+    launch: Forked, gpus: list[str]
 ) -> None:
     from gpupool.core.machine.locks import lock_folder
 

@@ -10,7 +10,7 @@ import pytest
 from gpupool.core.errors import GpuPoolError, OptionsError, PlacementError
 from gpupool.core.machine.topology import NO_DRIVER, Discovery, Gpu, survey
 from gpupool.core.options.pool_options import PoolOptions
-from gpupool.pool.processes.placement import Placement, place_ranks
+from gpupool.pool.launchers.placement import Placement, place_ranks
 from tests.support.raising import raises
 
 GPUS = [Gpu(i, f"GPU-{i}", "NVIDIA H200") for i in range(4)]

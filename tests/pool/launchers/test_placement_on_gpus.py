@@ -17,10 +17,10 @@ from gpupool.core.machine.locks import DeviceLocks, lock_folder
 from gpupool.core.options.pool_options import PoolOptions
 from gpupool.core.wire.calls import RunSource
 from gpupool.pool import session
+from gpupool.pool.engines.engines import Engines
+from gpupool.pool.launchers.forked import Forked
+from gpupool.pool.launchers.placement import Placement, place_ranks
 from gpupool.pool.notices import unheard
-from gpupool.pool.processes.engines import Engines
-from gpupool.pool.processes.launch import Launch
-from gpupool.pool.processes.placement import Placement, place_ranks
 from tests.servers.nvidia_driver import (
     GIB,
     LOST,
@@ -93,8 +93,8 @@ def test_what_may_be_shared_comes_last(driver: DriverOn) -> None:
 
 
 def with_real_locks(number: int) -> list[str] | str:
-    """The labels that a real agent locks, or the kind of the error."""
-    launch = Launch(lambda *_: None)
+    """The labels that a real starter locks, or the kind of the error."""
+    launch = Forked(lambda *_: None)
     try:
         return labels(
             place_ranks(PoolOptions(n=number), lambda uuids, n: launch.lock_gpus(uuids, n, False))

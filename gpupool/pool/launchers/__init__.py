@@ -1,0 +1,1 @@
+"""Who starts the processes of a pool, and where. Runs on the client."""

@@ -1,0 +1,74 @@
+"""What a pool asks of who starts its processes. Runs on the client."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from gpupool.core.machine.topology import Rank
+
+DIE_S = 20.0
+"""From SIGKILL to the end of a process, at most: the driver takes back 80 GB that it had mapped."""
+
+OnExit = Callable[[str, str, str], None]
+"""Hears of each end, in a background thread: name of the process, how it ended, end of its log."""
+
+
+class Launcher(Protocol):
+    """The running processes of one pool. Made with an `OnExit`, and one is called for each end."""
+
+    folder: Path  # private, and gone with the pool; every rank of the host can read it
+    preloaded: threading.Event  # engines can be started without waiting for torch
+
+    @property
+    def pids(self) -> Mapping[str, int]:
+        """The process ids, by the names of `core/wire/starter.py`."""
+
+    @property
+    def client_file(self) -> Path:
+        """What a client needs to connect to the controller."""
+
+    def is_controller_up(self) -> bool:
+        """Whether that file is there, to the last byte."""
+
+    def require_folder(self) -> None:
+        """Raise PoolError if the folder was removed."""
+
+    def lock_gpus(self, uuids: Sequence[str], number: int, force: bool) -> list[str]:
+        """Lock `number` of these GPUs for the pool, and say which; PlacementError names owners."""
+
+    def start_controller(self) -> None:
+        """Start ipyparallel's controller; returns at once."""
+
+    def start_engines(self, ranks: Iterable[Rank]) -> None:
+        """Start an engine for each of these ranks, new ones too; returns at once."""
+
+    def signal(self, rank: int, number: int = signal.SIGINT) -> None:
+        """Send a signal to the engine of a rank."""
+
+    def kill_engines(self, ranks: Iterable[int]) -> None:
+        """Kill the engines of these ranks; returns when they are gone."""
+
+    def log_path(self, name: str) -> Path:
+        """The log of a process."""
+
+    def stop(self, *, for_good: bool = False) -> None:
+        """End every process; `for_good`: nothing is kept warm for the next pool."""
+
+
+def exit_reason(status: int, cause: str = "") -> str:
+    """How a process ended, in words.
+
+    >>> exit_reason(-9), exit_reason(1)
+    ('was killed by SIGKILL', 'ended with exit status 1')
+    >>> exit_reason(-9, "out of host memory")
+    'was killed by SIGKILL (out of host memory)'
+    """
+    words = f" ({cause})" if cause else ""
+    if status < 0:
+        known = {number.value: number.name for number in signal.Signals}
+        return f"was killed by {known.get(-status, f'signal {-status}')}{words}"
+    return f"ended with exit status {status}{words}"

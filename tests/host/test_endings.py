@@ -1,0 +1,40 @@
+"""What is told of a death: the end of its log, and the kernel's counts as plain input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpupool.host.endings import OutOfMemoryWatch, log_tail, shorten
+
+
+def test_each_kill_in_the_own_cgroup_since_the_start_explains_one_death(tmp_path: Path) -> None:
+    proc, cgroups, job = tmp_path / "proc", tmp_path / "cgroup", tmp_path / "cgroup/job"
+    (proc / "self").mkdir(parents=True)
+    watch = OutOfMemoryWatch(proc, cgroups)
+    assert watch.reason() == ""  # a kernel that does not count
+
+    (proc / "self" / "cgroup").write_text("0::/job\n")
+    job.mkdir(parents=True)
+    (job / "memory.max").write_text("2147483648\n")
+    (job / "memory.events").write_text("oom 9\noom_kill 3\n")
+    watch.renew()
+    assert watch.reason() == ""
+    (job / "memory.events").write_text("oom 9\noom_kill 5\n")
+    limit = "out of host memory: the memory limit of its cgroup (2.0 GiB) was reached"
+    assert [watch.reason() for _ in range(3)] == [limit, limit, ""]
+    (job / "memory.max").write_text("max\n")
+    (job / "memory.events").write_text("oom 9\noom_kill 6\n")
+    assert watch.reason() == "out of host memory: the kernel has ended it for that"
+
+
+def test_a_long_log_is_kept_short_goes_on_and_its_end_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "rank0.log"
+    with log.open("ab", buffering=0) as process:
+        process.write(b"x" * (17 << 20))
+        shorten(log)
+        process.write(b"\nthe end\n")
+    assert log.stat().st_size < 2 << 20
+    assert log.read_bytes().startswith(b"(the beginning was too long)\nxxx")
+    tail = log_tail(log, start=16 << 20)  # where the process began, before it was shortened
+    assert tail.endswith("\nthe end")
+    assert len(tail) <= 1 << 16
