@@ -13,6 +13,7 @@ from gpupool.pool.calls.terminal_text import as_shown, goes_up, line_as_shown, o
 FOLD_WITHIN_S = 0.5  # a line that several ranks say within that time is shown once
 
 _SCREEN_LINES = 64  # the cursor goes up and down between so many
+_BEGUN_CODE = re.compile(r"\x1b(?:\[[0-9;]{0,20})?\Z")  # the rest of it comes with the next piece
 _NUMBER = re.compile(r"\d+")
 # tqdm's: "epoch:  40%|##   | 2/5 [00:01<00:02,  1.6it/s]", or "12it [00:01, 9.8it/s]"
 _BAR = re.compile(r"(?P<name>.*?)(?:(?P<percent>\d{1,3})%\||(?<!\S)(?P<count>\d+)it (?=\[))")
@@ -36,7 +37,11 @@ class Lines:
     def feed(self, rank: int, text: str) -> list[str]:
         """The lines that this piece completes; of a redrawn progress bar the last state."""
         text = self._open.get(rank, "") + text.replace("\r\n", "\n")
-        lines, self._open[rank] = self._on_screen(text) if goes_up(text) else self._cut(text)
+        begun = _BEGUN_CODE.search(text)
+        code = begun[0] if begun else ""
+        text = text.removesuffix(code)
+        lines, still = self._on_screen(text) if goes_up(text) else self._cut(text)
+        self._open[rank] = still + code
         # -0 is 0: without a number the slice has all lines.
         return [self._as_drawn(line) for line in lines[-self._num_last :]]
 
@@ -79,7 +84,7 @@ class Lines:
         self._open.pop(rank, None)
 
     def _unfinished(self, rank: int) -> list[str]:
-        lines = as_shown(self._open.get(rank, "")).split("\n")
+        lines = as_shown(_BEGUN_CODE.sub("", self._open.get(rank, ""))).split("\n")
         return [self._as_drawn(line) for line in lines if line]
 
     def _as_drawn(self, line: str) -> str:

@@ -157,7 +157,7 @@ def test_what_stands_in_an_output_widget_ends_as_text_and_clears_nothing_else(
     assert any(re.search(r"\[0(, 1)?\] step [01]\b", text) for text in drawn)  # while it runs
 
 
-def test_bars_made_of_widgets_end_as_text(kernel: Kernel) -> None:
+def test_bars_of_tqdm_auto_are_text(kernel: Kernel) -> None:
     cell = kernel.run(
         "%%spmd\nfrom tqdm.auto import tqdm\nfor _ in tqdm(range(4)): time.sleep(0.05)\n"
         "for _ in tqdm(range(40), leave=False): time.sleep(0.02)"

@@ -233,7 +233,7 @@ def test_bars_below_each_other_are_unfinished_lines_until_they_are_over(in_piece
         return [line for piece in given for line in cut.feed(0, piece)]
 
     assert said("begin\n") == ["begin"]
-    assert said("\router 0", "\n", "\rinner 0", "\x1b[A", "\n", "\rinner 1", "\x1b[A") == []
+    assert said("\router 0", "\n", "\rinner 0", "\x1b[", "A", "\n", "\rinner 1\x1b", "[A") == []
     assert cut.partial() == [(0, "outer 0"), (0, "inner 1")]
     assert said("\router 1", "\n", "\r       ", "\x1b[A", "\router 2", "\n", "end\n") == [
         "outer 2",
