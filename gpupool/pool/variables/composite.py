@@ -9,7 +9,7 @@ from gpupool.core.errors import PoolError
 from gpupool.core.formatting import rank_count
 from gpupool.core.progress import progress
 from gpupool.core.wire.values import ValueInfo
-from gpupool.pool.variables.lost_values import Losses
+from gpupool.pool.variables.losses import Losses
 
 
 class Opened(Protocol):

@@ -17,7 +17,7 @@ from gpupool.pool.calls.execution import Execution
 from gpupool.pool.processes.engines import of_rank
 from gpupool.pool.processes.iopub import unheard_output
 from gpupool.pool.ranks import Ranks
-from gpupool.pool.variables.lost_values import Losses
+from gpupool.pool.variables.losses import Losses
 
 
 class RemoteValues:

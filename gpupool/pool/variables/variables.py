@@ -7,8 +7,9 @@ takes part before any of them runs.
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import filterfalse
 from types import ModuleType
 from typing import Any
@@ -28,9 +29,8 @@ from gpupool.pool.processes.iopub import unheard_output
 from gpupool.pool.ranks import Ranks
 from gpupool.pool.variables.composite import Composite, Constant, key_of, pool_variables
 from gpupool.pool.variables.delivery import Delivery
-from gpupool.pool.variables.imports import Imports, Statements, submodules
 from gpupool.pool.variables.kept_data import KeptData
-from gpupool.pool.variables.lost_values import Losses
+from gpupool.pool.variables.losses import Losses, Statements
 from gpupool.pool.variables.names import Versions, is_hidden, is_of_shell, require_name
 from gpupool.pool.variables.opened import Opened
 from gpupool.pool.variables.parcels import Parcels, Shipment
@@ -55,9 +55,8 @@ class Variables:
         self._unwanted: list[int] = []  # constants that the notebook has released
         self._new_ranks: list[int] = []  # of which the delivery does not know yet
         self._versions = Versions()
-        self.losses = Losses(lambda: self.world_size)
+        self.losses = Losses()
         self.remote = RemoteValues(all_ranks, self.losses)
-        self.imports = Imports()
         self.num_changes = 0  # of what ranks have, by other ways than a cell
         self._rank_reads: dict[str, frozenset[str]] = {}  # functions of ranks -> names they read
 
@@ -123,7 +122,7 @@ class Variables:
                         rank, shipment.inline.get(rank, ()), shipment, place, shipment.filenames
                     ),
                     modules=sorted(shipment.modules),
-                    imports=self.imports.begin(rank, statements, bound),
+                    imports=self.losses.begin(rank, statements, bound),
                     names=bound,
                 )
                 for rank in ranks
@@ -135,7 +134,7 @@ class Variables:
         Takes no lock: who holds it may be waiting for this rank.
         """
         self._new_ranks.append(rank)
-        self.losses.lose(self._versions.names(), self.imports.lose(rank), rank, how)
+        self.losses.lose(rank, how)
         self.num_changes += 1
 
     def _note_new_ranks(self) -> None:
@@ -229,7 +228,6 @@ class Variables:
                 "lost" if hint else "unknown",
                 name,
             )
-        self._versions.seen(name)
         self.losses.note(
             name, {rank: composite.info.get(rank) for rank in self._all_ranks.engines.alive_ranks()}
         )
@@ -378,7 +376,7 @@ class Variables:
                 continue
             # `torch.optim` in a cell needs the submodule, which `import torch` alone may not load.
             if isinstance(value, ModuleType):
-                shipment.modules.update(submodules(value.__name__, attributes))
+                shipment.modules.update(_submodules(value.__name__, attributes))
             if name in RANK_NAMES and not isinstance(value, Composite):
                 if not isinstance(value, ModuleType):
                     shipment.covered.add(name)
@@ -496,3 +494,12 @@ class Variables:
                 name,
             )
         return name, path
+
+
+def _submodules(module: str, attributes: Iterable[str]) -> Iterator[str]:
+    """Loaded submodules of a module that code may mean which mentions these attributes."""
+    for attribute in attributes:
+        name = f"{module}.{attribute}"
+        if name in sys.modules:
+            yield name
+            yield from _submodules(name, attributes)

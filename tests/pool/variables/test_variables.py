@@ -171,12 +171,7 @@ def test_a_new_rank_repeats_the_imports_of_earlier_cells(
         ).result()
 
     cell("import json as j, os.path, string, fleeting\nfrom math import floor as down\nimport csv")
-    cell(
-        "string = 5\n"
-        "try:\n    import bz2 as squeezer\nexcept ImportError:\n    import zlib as squeezer\n"
-        "if string:\n    import bz2 as zipper\nelse:\n    import zlib as zipper"
-    )
-    cell("del csv\nfrom math import *")
+    cell("string = 5\ndel csv")
     (tmp_path / "fleeting.py").unlink()
     pool2.restart([1])
     first = cell(
@@ -186,12 +181,9 @@ def test_a_new_rank_repeats_the_imports_of_earlier_cells(
     assert first.text(0) == ""
     assert "rank 1 is new, and `import fleeting` of an earlier cell cannot be rep" in first.text(1)
     assert cell("j").text(1) == ""  # once
-    assert cell("squeezer.__name__")[1] == "bz2"
     for name, way_on in {
         "fleeting": "fleeting was lost with rank 1, which was restarted; import it there again)",
-        "zipper": " import ",
         "string": "pool.sync_from(0, 'string'",
-        "cosh": "`import *`",
     }.items():
         with raises(SpmdError, "lost", name, ranks=(1,), shown=way_on, ename="NameError") as caught:
             cell(name)
