@@ -24,7 +24,6 @@ from gpupool.core.wire.replies import (
     CodeReply,
     DebugReply,
     Reply,
-    SyncReply,
     TrainReply,
     Value,
     WorstSample,
@@ -145,7 +144,7 @@ def fetch(call: wire.Fetch) -> Reply[Packed]:
 
 
 @_serves(wire.SyncState)
-def sync_state(call: wire.SyncState) -> Reply[SyncReply]:
+def sync_state(call: wire.SyncState) -> Reply[dict[str, str]]:
     from gpupool.engine.state_sync import sync
 
     return _around(lambda: Reply(sync.sync(call)), call.bindings)

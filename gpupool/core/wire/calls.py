@@ -14,7 +14,6 @@ from gpupool.core.wire.pickles import Packed
 from gpupool.core.wire.replies import (
     CodeReply,
     DebugReply,
-    SyncReply,
     TrainReply,
     Value,
     WorstSample,
@@ -152,7 +151,7 @@ class Fetch(Call[Packed]):
 
 
 @dataclass(frozen=True)
-class SyncState(BoundCall[SyncReply]):
+class SyncState(BoundCall[dict[str, str]]):
     """Give names on `ranks` the meaning they have on `source`; all ranks are called at once."""
 
     source: int
