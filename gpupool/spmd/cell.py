@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpupool.core.errors import SpmdError, StillRunningError
 from gpupool.core.wire.output import OutputKind
-from gpupool.core.wire.pickles import MemoryFile
 from gpupool.core.wire.requests import Stop
 from gpupool.core.wire.values import Bindings
 from gpupool.pool.calls.presses import ignore_for_a_moment
@@ -21,6 +20,7 @@ from gpupool.spmd.loops import Loops
 
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
+    from gpupool.pool.variables.parcels import Shipment
 
 VIEWS = ("auto", "quiet")
 STOPPING = "The loop ends after its next report. Press stop again to interrupt it at once."
@@ -102,7 +102,7 @@ class SpmdRun:
         self._stop_wish = stop_wish or threading.Event()
         self._notebook = notebook
         self._names = CellNames()
-        self._files: list[MemoryFile] = []
+        self._shipment: Shipment | None = None
         self.covered: frozenset[str] = frozenset()  # names of the notebook's that are the rank's
         self._view = view
         self.name = f"cell In[{cell_number}]" if cell_number else "a cell"
@@ -121,8 +121,8 @@ class SpmdRun:
             on_notice=on_notice or view.notice,
             waits_for_gpu=waits_for_gpu,
         )
-        # The ranks read these files when the cell's turn comes, which may be later.
-        self._execution.keeps, self._files = self._files, []
+        # The ranks read it when the cell's turn comes, which may be later.
+        self._execution.keeps, self._shipment = self._shipment, None
         self._expected: dict[str, Composite] = {}
         if self._notebook is not None and self._notebook.at_once:
             self._expected = pool.variables.expect(self._notebook.names, self._names.assigns)
@@ -229,7 +229,7 @@ class SpmdRun:
             # A cell in the background must not hold the notebook until the ranks are free.
             waits=not self._notebook.at_once,
         )
-        self._files = shipment.files
+        self._shipment = shipment
         self.covered = frozenset(shipment.covered)
         bound = self._names.assigns | self._names.deletes
         return variables.bindings(shipment, ranks, bound, self._names.statements)

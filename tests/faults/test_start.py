@@ -291,16 +291,6 @@ def test_too_few_processes_are_named(tmp_path: Path) -> None:
     assert "being replaced" not in told["text"]
 
 
-@pytest.mark.long
-def test_a_limit_of_the_size_of_files_is_named(tmp_path: Path) -> None:
-    then = "pool['small'] = 1; print(json.dumps(1)); pool['large'] = bytearray(1 << 24)"
-    _, small, told, _ = start(tmp_path, "prlimit", "--fsize=1000000", then=then)
-    assert isinstance(told, dict)
-    assert (small, told["kind"]) == (1, "PoolError")
-    assert "files of 1,000,000 bytes are allowed here" in told["text"]
-    assert "ulimit -f" in told["text"]
-
-
 def test_a_limit_of_processes_in_which_no_pool_can_start_is_named_but_not_for_root() -> None:
     """In a fork of this process, since other users cannot run this interpreter everywhere."""
     child = os.fork()

@@ -19,7 +19,7 @@ from gpupool.core.wire.replies import (
     WorstSample,
 )
 from gpupool.core.wire.requests import Answer, ControlRequest
-from gpupool.core.wire.values import Bindings, Place, ValueInfo, Values
+from gpupool.core.wire.values import Bindings, Job, Place, Sources, ValueInfo, Values
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,10 @@ class RunSource(BoundCall[CodeReply]):
 
 @dataclass(frozen=True)
 class RunFunction(BoundCall[CodeReply]):
-    """Call a packed (function, args, kwargs)."""
+    """Call a packed (function, args, kwargs); `sources` are of its code."""
 
     packed: Packed
+    sources: Sources
 
 
 @dataclass(frozen=True)
@@ -164,12 +165,12 @@ class SyncState(BoundCall[dict[str, str]]):
 
 @dataclass(frozen=True)
 class Train(Call[TrainReply]):
-    """Train as the job in `job_path` says; the first rank leaves the weights in `result_path`.
+    """Train as the job says; the first rank leaves the weights in `result_path`.
 
     `again`: resume from the checkpoints of an attempt before.
     """
 
-    job_path: str
+    job: Job
     result_path: str
     again: bool = False
 
@@ -178,7 +179,7 @@ class Train(Call[TrainReply]):
 class Predict(Call[None]):
     """Run a model over this rank's part of the samples; the outputs go to `result_path`.N."""
 
-    job_path: str
+    job: Job
     result_path: str
 
 
@@ -186,19 +187,19 @@ class Predict(Call[None]):
 class Evaluate(Call[Mapping[str, float]]):
     """Loss and metrics of a model over the samples, the same on every rank."""
 
-    job_path: str
+    job: Job
 
 
 @dataclass(frozen=True)
 class Confusion(Call[Sequence[Sequence[int]] | None]):
     """This rank's samples by true and predicted class; None if it has none."""
 
-    job_path: str
+    job: Job
 
 
 @dataclass(frozen=True)
 class Worst(Call[Sequence[WorstSample]]):
     """This rank's samples with the highest loss, at most `num`, the highest first."""
 
-    job_path: str
+    job: Job
     num: int

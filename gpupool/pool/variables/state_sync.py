@@ -40,7 +40,7 @@ def sync_state(
     bindings = variables.bindings(shipment, everyone, chosen)
     calls = {rank: SyncState(source, chosen, targets, bindings=bindings[rank]) for rank in everyone}
     execution = Execution(all_ranks, calls, unheard_output)
-    execution.keeps = shipment.files
+    execution.keeps = shipment
     with progress(f"Copying {', '.join(chosen)} of rank {source}"):
         replies = execution.result()
     # The source's problem first: that of the others may follow from it.
