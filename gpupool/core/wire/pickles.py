@@ -387,7 +387,8 @@ def _parts_of(value: object) -> Iterator[tuple[str, object]]:
         plain = vars(value).items()
         yield from ((f".{key}", item) for key, item in plain if not key.startswith("_"))
     else:
-        yield from ((f".{key}", item) for key, item in getattr(value, "__dict__", {}).items())
+        names = [*getattr(value, "__dict__", ()), *getattr(type(value), "__slots__", ())]
+        yield from ((f".{name}", getattr(value, name)) for name in names if hasattr(value, name))
 
 
 # These two only stand in pickles: a rank puts its own in their place (`engine/cells/variables.py`).

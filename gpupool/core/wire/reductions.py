@@ -53,7 +53,7 @@ def with_imports_by_name(make: Callable[[Named], Made]) -> Made:
         return make(NONE_NAMED)
     # what classes raise that refuse to be pickled
     except (TypeError, AttributeError, RuntimeError, pickle.PicklingError):
-        named = {}
+        named: dict[int, tuple[str, str]] = {}
         # The longest first: of several modules that have it, the shortest name is meant.
         for module in sorted(sys.modules, key=len, reverse=True):
             space = getattr(sys.modules.get(module), "__dict__", {})
