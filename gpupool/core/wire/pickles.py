@@ -284,15 +284,15 @@ class Source:
         """The value, with memory of its own: it may be written to."""
         read = _copied if self._is_reused else _mapped
         found: dict[tuple[str, int], memoryview] = {}
-        times = Counter[Part]()
+        times = Counter[tuple[str, int]]()
         views = []
         for part in self._parts:
             view = memoryview(bytearray(part.data))
             if part.path and part.num_bytes:
                 # What is equal may be in a file once, for two arrays of the value: each is mapped
                 # by itself, as one may be written to.
-                key = part.path, times[part]
-                times[part] += 1
+                key = part.path, times[part.path, part.start]
+                times[part.path, part.start] += 1
                 if key not in found:
                     found[key] = read(self._files[part.path].descriptor)
                 view = found[key][part.start : part.start + part.num_bytes]
