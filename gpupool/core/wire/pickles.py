@@ -321,16 +321,11 @@ def pack(value: object, max_bytes: int | None = None) -> bytes:
         TooLargeError: it takes more than `max_bytes`; known before a large tensor is copied.
         Exception: whatever the value's class raises when it cannot be pickled.
     """
-    return pickle.dumps(packed(value, max_bytes))
-
-
-def packed(value: object, max_bytes: int | None = None) -> Packed:
-    """A value as it crosses with a message; raises as `pack` does."""
     packer = Packer(max_bytes)
     packer.dump(value)
     if max_bytes is not None and packer.num_bytes > max_bytes:
         raise TooLargeError(packer.num_bytes)
-    return to_wire(packer.stream(), packer.buffers, None)
+    return pickle.dumps(to_wire(packer.stream(), packer.buffers, None))
 
 
 def unpack(data: bytes) -> Any:
