@@ -147,13 +147,12 @@ WIDGETS_AND_TORCH = {"torch", "ipywidgets", "anywidget"}
             "from IPython.core.interactiveshell import InteractiveShell as S\n"
             "S.instance().run_line_magic('load_ext', 'gpupool')",
             WIDGETS_AND_TORCH
-            | {"numpy", "ipyparallel", "psutil", "prompt_toolkit", "gpupool.pool.pool"}
+            | {"numpy", "ipyparallel", "prompt_toolkit", "gpupool.pool.pool"}
             | {"gpupool.notebook.monitor.picture", "gpupool.notebook.monitor.words"},
         ),
         (
             "import gpupool.host.agent, gpupool.host.forkserver",
-            WIDGETS_AND_TORCH
-            | {"numpy", "psutil", "IPython", "ipyparallel", "argparse", "asyncio"},
+            WIDGETS_AND_TORCH | {"numpy", "IPython", "ipyparallel", "argparse", "asyncio"},
         ),
         # what the controller has beyond the fork server, and a rank for a cell
         (

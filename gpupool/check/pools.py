@@ -13,7 +13,7 @@ import gpupool
 from gpupool.check import cells
 from gpupool.check.bench import SUM, Bench
 from gpupool.check.promise import Check, Found, NotKeptError, NotTriedError, check
-from gpupool.core.machine.gpu_setup import notes
+from gpupool.core.machine.gpu_setup import little_shared_memory
 
 _SHM = Path("/dev/shm")  # noqa: S108 - the one that NCCL uses
 _DEPTH = 2  # folders below those in which something could be left
@@ -30,9 +30,9 @@ def start(bench: Bench) -> Found:
 @check(limit_s=10.0)
 def machine(bench: Bench) -> Found:
     """nothing in how the machine is set up is in the way of a pool"""
-    found = notes(sum(rank.gpu is not None for rank in bench.pool.ranks), os.environ)
+    found = little_shared_memory() if bench.on_gpus and bench.n > 1 else ""
     free = shutil.disk_usage(_SHM).free / 2**30 if _SHM.is_dir() else 0.0
-    words = " ".join([*found, f"{free:.1f} GiB free in /dev/shm"])
+    words = f"{found} {free:.1f} GiB free in /dev/shm".lstrip()
     return Found(words, is_note=bool(found), shm_free_gib=free)
 
 
@@ -91,10 +91,8 @@ def holders(bench: Bench) -> Found:
 @check(limit_s=60.0)
 def group(bench: Bench) -> Found:
     """NCCL among ranks that have a GPU each, else gloo"""
-    parents = [rank.gpu.parent_uuid or rank.gpu.uuid for rank in bench.pool.ranks if rank.gpu]
-    expected = "nccl" if len(parents) == bench.n else "gloo"
-    if len(set(parents)) < len(parents):  # instances of one GPU: it depends on the NCCL
-        expected = bench.pool.backend
+    cards = {rank.gpu.parent_uuid or rank.gpu.uuid for rank in bench.pool.ranks if rank.gpu}
+    expected = "nccl" if len(cards) == bench.n else "gloo"
     found = bench.call(cells.group_seen)
     if bench.pool.backend != expected or any(expected not in seen[0] for seen in found.values()):
         raise NotKeptError(f"it should be {expected}: {bench.pool.backend}, {found[0][0]}")

@@ -48,7 +48,6 @@ def this_machine() -> Machine:
     """The versions and GPUs of this machine; opens no context on a GPU."""
     import torch
 
-    driver = driver_version()
     return Machine(
         gpupool=gpupool.__version__,
         python=platform.python_version(),
@@ -56,7 +55,7 @@ def this_machine() -> Machine:
         torch=str(torch.__version__),
         cuda=str(torch.version.cuda or ""),
         nccl=_nccl(),
-        driver=driver[0] if driver else "",
+        driver=driver_version(),
         gpus=tuple(gpu.name for gpu in gpupool.gpus()),
     )
 

@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from gpupool.core import current
 from gpupool.core.errors import DataError
-from gpupool.core.machine.cores import run_on
+from gpupool.core.machine.limits import run_on
 from gpupool.core.progress import draw_with
 from gpupool.data.cache.cache_folder import private_folder
 from gpupool.engine import entry
@@ -44,11 +44,13 @@ def main() -> None:
     threadpool_limits(num_threads)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = _compiler_cache()
     np.random.seed()  # else every rank would draw the same numbers; `random` sees to it itself
+    torch.seed()
     _leave_out_debugger()
     from ipyparallel.engine.app import IPEngine
 
-    from gpupool.engine.output.streams import OrderedStream
+    from gpupool.engine.output.streams import OrderedStream, draw_bars_as_text
 
+    draw_bars_as_text()
     draw_with(open_drawing)
     current.is_on_rank = lambda: True
     entry.serve_calls()

@@ -77,8 +77,8 @@ def _do(request: ControlRequest[Any]) -> Any:
             calls.interrupt(number)
         case Abort(number):
             _abort(number)
-        case Where(history, glance):
-            return location.locate(history, glance)
+        case Where(glance):
+            return location.locate(glance)
         case Counts():
             return forming.counts()
         case SetEnvironment(variables, unset, refresh, number):

@@ -28,16 +28,13 @@ from gpupool.core.wire.replies import (
     Value,
     WorstSample,
 )
-from gpupool.core.wire.requests import Answer
 from gpupool.core.wire.values import Bindings, ValueInfo
 from gpupool.data import device as devices
 from gpupool.engine import calls, control
-from gpupool.engine.cells import debug, execute, torchrun, variables
-from gpupool.engine.group import forming, unfinished
-from gpupool.engine.output import log, status
-from gpupool.engine.process import end_at_once, this_rank
-from gpupool.engine.shell import restoring
-from gpupool.engine.shell.cell_names import name_cells_in_warnings
+from gpupool.engine.cells import debug, execute, own_modules, torchrun, variables
+from gpupool.engine.group import forming
+from gpupool.engine.output import log, status, streams
+from gpupool.engine.process import end_at_once, follow_torch, this_rank
 from gpupool.engine.shell.shell import disarm_exit, keep_no_outputs, refuse_magics, refuse_prompts
 
 _functions: dict[type[Call[Any]], Callable[[Any], Reply[Any]]] = {}
@@ -61,9 +58,9 @@ def prepare(call: wire.Prepare) -> Reply[None]:
     variables.follow(call.place)
     shell: Any = get_ipython()
     shell.user_ns.update(execute.cell_names(this_rank()))
+    execute.adapt(shell)
     control.install()
     end_at_once()
-    restoring.install(shell.kernel)
     status.install(shell.kernel)
     # its handler drops what is below, but only when each record has been made
     shell.kernel.log.setLevel(logging.ERROR)
@@ -73,7 +70,6 @@ def prepare(call: wire.Prepare) -> Reply[None]:
     refuse_magics(shell)
     keep_no_outputs(shell)
     torchrun.install()
-    name_cells_in_warnings()
     return Reply(None)
 
 
@@ -94,11 +90,6 @@ def join_group(call: wire.JoinGroup) -> Reply[None]:
 def form_group(call: wire.FormGroup) -> Reply[None]:
     forming.connect(forming.Plan.of(call.plan, this_rank()))
     return Reply(None)
-
-
-@_serves(wire.Ask)
-def ask(call: wire.Ask) -> Reply[Answer[Any]]:
-    return Reply(control.answer(type(call.request), call.request.content()))
 
 
 @_serves(wire.RunSource)
@@ -209,8 +200,9 @@ def _around(work: Callable[[], Reply[Value]], bindings: Bindings | None) -> Repl
         reply = replace(reply, lost=variables.lost(bindings.values.numbers.values()))
     else:
         reply = execute.guarded(work)
-    if reply.raised is not None and unfinished.tensors.are_unfinished():
-        reply = replace(reply, unfinished=True)
+    device = devices.in_use()
+    if reply.raised is not None and device is not None and device.lags:
+        reply = replace(reply, lags=True)
     return replace(reply, group_wanting=True) if forming.is_wanting() else reply
 
 
@@ -223,9 +215,14 @@ def serve_calls() -> None:
 
 
 def _serve(call: Call[Any]) -> Reply[Any]:
-    function = _functions[type(call)]
+    if not call.is_shown:
+        streams.show_nothing()
 
     def work() -> Reply[Any]:
-        return execute.guarded(lambda: function(call))
+        if call.reloaded is not None:
+            own_modules.load_again(call.reloaded)
+        follow_torch(call.torch_settings)
+        return _functions[type(call)](call)
 
-    return work() if call.number is None else calls.serve(call.number, work)
+    guarded = partial(execute.guarded, work)
+    return guarded() if call.number is None else calls.serve(call.number, guarded)

@@ -5,7 +5,7 @@ Runs on engines. A packed job comes in; outputs go out as files, numbers as the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -52,18 +52,10 @@ def predict(sent: Job, result_path: str) -> None:
     share. The number that ends the file's name counts the ranks that train.
     """
     world, job = world_here(), load_job(sent, InferenceJob)
-    model = _model(job, world).eval()
     shape = _known(job).input_shape
     job = replace(job, dataset=of_inputs(job.dataset, shape, job.transform))
     outputs: list[Any] = []
-    with torch.no_grad(), _counted("predict", job.dataset, world) as bar:
-        for share in _shares(job, world):
-            bar.advance(share.num_all)
-            if not share.num_here:
-                outputs.append(None)
-                continue
-            with autocast(world.device, job.options.precision):
-                outputs.append(_plain(called(model, share.inputs)))
+    _each("predict", job, world, lambda given, share: outputs.append(_plain(given)))
     with progress("saving the outputs"):
         torch.save(outputs, f"{result_path}.{world.rank}")
 
@@ -102,42 +94,36 @@ def confusion(sent: Job) -> list[list[int]] | None:
     None if it had no sample.
     """
     world, job = world_here(), load_job(sent, InferenceJob)
-    model, loss = _model(job, world).eval(), NO_LOSS
-    counts: Tensor | None = None
-    with torch.no_grad(), _counted("confusion", job.dataset, world) as bar:
-        for share in _shares(job, world):
-            bar.advance(share.num_all)
-            if not share.num_here:
-                continue
-            with autocast(world.device, job.options.precision):
-                outputs = called(model, share.inputs)
-            predicted, actual, num_classes = classes(*loss.scored(outputs, share.targets))
-            new = confusion_counts(predicted, actual, num_classes, NO_CLASS)
-            counts = new if counts is None else counts + new
-    return None if counts is None else counts.long().tolist()
+    counts: list[Tensor] = []
+
+    def count(outputs: Any, share: Share) -> None:
+        if share.num_here:
+            scored = classes(*NO_LOSS.scored(outputs, share.targets))
+            counts[:] = [confusion_counts(*scored, NO_CLASS) + (counts[0] if counts else 0)]
+
+    _each("confusion", job, world, count)
+    return counts[0].long().tolist() if counts else None
 
 
 @ways.kept()
 def worst(sent: Job, num: int) -> list[WorstSample]:
     """This rank's samples with the highest loss, at most `num`, the highest first."""
     world, job = world_here(), load_job(sent, InferenceJob)
-    model = _model(job, world).eval()
     loss = make_loss(job.loss, world.device, model=job.model)
     scaling = normalization_of(ways.opened(job.dataset), world.device, _scaling(job))
     scaling = own_scaling(job.dataset) if scaling is None else scaling
     is_binary = job.num_classes == 2 or "bce" in name_of(job.loss).lower()
     found = Worst(num, loss, scaling, is_binary=is_binary)
     begin = 0  # of the batch, in the data set
-    with torch.no_grad(), _counted("worst", job.dataset, world) as bar:
-        for share in _shares(job, world):
-            bar.advance(share.num_all)
-            batch = np.arange(begin, begin + share.num_all)
-            begin += share.num_all
-            if not share.num_here:
-                continue
-            with autocast(world.device, job.options.precision):
-                outputs = called(model, share.inputs)
-                found.add(outputs, share, shard(batch, world.rank, world.size).tolist())
+
+    def add(outputs: Any, share: Share) -> None:
+        nonlocal begin
+        batch = np.arange(begin, begin + share.num_all)
+        begin += share.num_all
+        if share.num_here:
+            found.add(outputs, share, shard(batch, world.rank, world.size).tolist())
+
+    _each("worst", job, world, add)
     return [_with_png(sample, image) for sample, image in found.found()]
 
 
@@ -170,19 +156,24 @@ def _unseen(course: Course) -> None:
     """Draws nothing."""
 
 
-def _shares(job: InferenceJob, world: World) -> Iterator[Share]:
-    """This rank's share of each batch; augmentation, if there is any, as in validations."""
-    draw = Draw(job.options.seed, 0)
-    scaling = _scaling(job)
-    return epoch_shares(
+def _each(what: str, job: InferenceJob, world: World, use: Callable[[Any, Share], object]) -> None:
+    """Call `use` with what the network gives for this rank's share of each batch, in evaluation
+    mode: None for an empty share. Augmentation, if there is any, is as in validations."""
+    model = _model(job, world).eval()
+    shares = epoch_shares(
         job.dataset,
         job.options,
         world,
         1,
-        draw=draw,
-        normalization=scaling,
+        draw=Draw(job.options.seed, 0),
+        normalization=_scaling(job),
         form=_form(job),
     )
+    with torch.no_grad(), _counted(what, job.dataset, world) as bar:
+        for share in shares:
+            bar.advance(share.num_all)
+            with autocast(world.device, job.options.precision):
+                use(called(model, share.inputs) if share.num_here else None, share)
 
 
 def _scaling(job: InferenceJob) -> Normalization | None:

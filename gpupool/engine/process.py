@@ -1,4 +1,4 @@
-"""What this process is: which rank, how it ends. Runs on engines."""
+"""What this process is: which rank, how torch is set, how it ends. Runs on engines."""
 
 from __future__ import annotations
 
@@ -6,15 +6,30 @@ import functools
 import json
 import os
 import signal
+from collections.abc import Mapping
+from typing import Any
+
+import torch
 
 from gpupool.core.machine.topology import Rank
 from gpupool.core.wire import environ
+from gpupool.core.wire.torch_settings import torch_settings
+
+_heard = torch_settings()  # what the notebook's torch was set to when a call came last
 
 
 @functools.cache  # a cell may clear the environment
 def this_rank() -> Rank:
     """This engine's place; its `gpu` is None."""
     return Rank(**json.loads(os.environ[environ.RANK]))
+
+
+def follow_torch(settings: Mapping[str, Any]) -> None:
+    """Set what the notebook has set since the last call; what cells here have set stays else."""
+    for setter, value in settings.items():
+        if _heard.get(setter) != value:
+            _heard[setter] = value
+            getattr(torch, setter)(value)
 
 
 def end_at_once() -> None:

@@ -22,7 +22,9 @@ _DDP_SETUP = " in _ddp_init_helper"
 _RUNS_CELLS = re.compile(
     r'  File ".*/(IPython/core/interactiveshell|gpupool/engine/(execute|entry))\.py", line \d+ in '
 )
-_CELL = re.compile(r'^  File "[^"]*/ipykernel_\d+/\d+\.py"(?=, line)')  # a file that is none
+_CELL = re.compile(  # a file that is none
+    r'^  File "(?:[^"]*/ipykernel_\d+/\d+\.py|<ipython-input-\d+-\w+>)"(?=, line)'
+)
 
 
 def cause_of_end(status: int, folder: Path, tail: str, memory: OutOfMemoryWatch) -> str:

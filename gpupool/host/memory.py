@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpupool.core.machine import cgroup
+from gpupool.core.machine import limits
 
 
 class OutOfMemoryWatch:
     """Compares the kernel's count with that of earlier: each kill explains one death."""
 
-    def __init__(self, proc: Path = cgroup.PROC, cgroups: Path = cgroup.CGROUPS) -> None:
+    def __init__(self, proc: Path = limits.PROC, cgroups: Path = limits.CGROUPS) -> None:
         self._proc = proc
         self._cgroups = cgroups
         self.renew()
@@ -36,7 +36,7 @@ class OutOfMemoryWatch:
                 "perhaps out of host memory: since it was started the kernel has ended a process "
                 "of this machine for that"
             )
-        limit = cgroup.memory_limit(self._proc, self._cgroups)
+        limit = limits.memory_limit(self._proc, self._cgroups)
         if not limit:
             return "out of host memory: the kernel has ended it for that"
         return (
@@ -46,7 +46,7 @@ class OutOfMemoryWatch:
 
     def _count(self) -> tuple[int, bool]:
         """How many kills there were, and whether only those of this process's cgroup count."""
-        for folder in cgroup.folders(self._proc, self._cgroups):
+        for folder in limits.folders(self._proc, self._cgroups):
             # memory.events is cgroup v2 (.local: without the groups below it), oom_control v1
             for name in ("memory.events.local", "memory.events", "memory.oom_control"):
                 count = _kills(folder / name)
@@ -57,7 +57,7 @@ class OutOfMemoryWatch:
 
 def _kills(path: Path) -> int | None:
     """The count in a file; None if there is none."""
-    for line in cgroup.text(path).splitlines():
+    for line in limits.text(path).splitlines():
         name, _, value = line.partition(" ")
         if name == "oom_kill":
             return int(value)

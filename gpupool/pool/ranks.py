@@ -6,6 +6,7 @@ loss or a new rank, they say by hooks.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,14 +30,14 @@ from gpupool.core.wire.output import OnOutput, OutputKind
 from gpupool.core.wire.replies import Reply, Value
 from gpupool.core.wire.requests import Answer, ControlRequest, Found
 from gpupool.pool.environment.environment import Environment, notebook_place
-from gpupool.pool.notices import NoticeLines, Progress, unheard, with_bar
+from gpupool.pool.notices import NoticeLines, Progress, with_bar
 from gpupool.pool.processes.engines import Engines
 from gpupool.pool.processes.placement import Placement, place_ranks
 from gpupool.pool.upkeep.forming import Forming
 from gpupool.pool.upkeep.health import Health
-from gpupool.pool.upkeep.recovery import Recovery
-from gpupool.pool.upkeep.turns import Turns
+from gpupool.pool.upkeep.turns import Turn, Turns
 
+_log = logging.getLogger("gpupool")
 _NUM_REPLACEMENTS = 3  # of a rank that does not come up
 
 
@@ -77,11 +78,12 @@ class Ranks:
         self.hint: Callable[[int, str], tuple[str, str]] = lambda rank, evalue: ("", "")
         # number -> the call on several ranks that is supervised, and can be ended as a whole
         self.supervised: WeakValueDictionary[int, Supervised] = WeakValueDictionary()
-        self.ladder_scale = 1.0  # of the times of `calls/ladder.py`; tests wait for less
+        self.ladder_scale = 1.0  # of the times of `calls/freeing.py`; tests wait for less
         self._on_change = on_change
         self._changing = threading.RLock()  # one at a time changes engines or their group
-        self._recovery = Recovery(self.turns, self._replace_lost)
         self._is_up = False
+        self._losing = threading.Lock()
+        self._recovery: Turn | None = None  # in which lost ranks are replaced, unasked
         self._unreported: dict[int, str] = {}  # of ranks whose end no cell has reported
 
     def start(self, variables: Mapping[str, str], progress: Progress) -> None:
@@ -156,9 +158,7 @@ class Ranks:
 
         Not for a thread that such a replacement may have to wait for.
         """
-        self._recovery.wait()
-        self.turns.wait_until_formed()
-        self._recovery.wait()  # of a rank that did not come to it
+        self.turns.wait_until_mended()
         if self.health.lacks_group:  # another user has disturbed, say, and may have ended
             self.reform_group()
         self.health.require_usable()
@@ -191,41 +191,23 @@ class Ranks:
 
     def restart(self, ranks: Sequence[int], progress: Progress) -> None:
         """Start new engines in the place of those of some ranks: see `Pool.restart`."""
-        chosen = tuple(ranks)
         with self._changing:
             self.health.require_restartable()
-            for rank in chosen:  # what it had is given up on purpose
+            for rank in ranks:  # what it had is given up on purpose
                 self._unreported.pop(rank, None)
-            late = time.monotonic() + self.options.timeout_s
             try:
-                for attempt in range(_NUM_REPLACEMENTS):
-                    num_losses = self.health.num_losses  # before `lost` is asked for
-                    chosen = tuple(sorted({*chosen, *self.health.lost}))
-                    listed = ", ".join(map(str, chosen))
-                    try:
-                        with with_bar(progress, f"Starting rank {listed} again") as stage:
-                            ungrouped = self._replace(chosen, stage)
-                        break
-                    except PoolError as error:  # of one that has died meanwhile, say
-                        is_last = attempt == _NUM_REPLACEMENTS - 1 or time.monotonic() > late
-                        if is_last or self.health.stopped:
-                            reason = f"rank {listed} could not be started again: {error}"
-                            self.health.give_up(reason, chosen)
-                            kind = "stopped" if self.health.stopped else "given up"
-                            raise PoolError(reason, kind, ranks=chosen) from None
+                self._mend(ranks, progress)
             except KeyboardInterrupt:  # it came at any point, and cannot mean half of a pool
-                for rank in chosen:
+                for rank in ranks:
                     self._lose(f"rank {rank} was restarted.", "", rank)
                 raise
-            self.health.mark_mended(chosen, num_losses)
-            if ungrouped:
-                self.health.give_up(ungrouped, ())
+            if self.health.state != "replacing":  # one that has died since is replaced unasked
                 self.health.require_usable()
 
     @property
     def replaced_after(self) -> tuple[str, ...]:
         """What runs on the other ranks and ends before a replacement begins."""
-        return tuple(dict.fromkeys(self._recovery.waits_for))
+        return self.turns.mending_waits_for
 
     # ---- inside --------------------------------------------------------------------------
 
@@ -265,8 +247,7 @@ class Ranks:
             self.on_replaced(rank, self.health.lost.get(rank, "was restarted"))
         self.engines.restart(ranks, self.options.timeout_s, progress)
         self._prepare(ranks)
-        for rank in ranks:
-            self.environment.apply_to(rank)
+        self.environment.bring(ranks)
         # The others may compute, or wait in the old group for a rank that is gone.
         busy = [rank for rank in self.engines.busy_ranks() if rank in others]
         self.engines.interrupt(dict.fromkeys(busy))
@@ -277,29 +258,64 @@ class Ranks:
             return str(error)
         return ""
 
-    def _replace_lost(self) -> None:
-        """Replace the ranks that are gone, and those that go meanwhile."""
-        with self._changing:
-            for attempt in range(_NUM_REPLACEMENTS):
-                num_losses = self.health.num_losses  # before `lost` is asked for
-                lost = tuple(sorted(self.health.lost))
+    def _mend(self, ranks: Iterable[int], progress: Progress) -> None:
+        """Replace these ranks, and those that are lost or go meanwhile, while nothing else changes
+        them. `health` says what could not be mended."""
+        wanted, late = set(ranks), time.monotonic() + self.options.timeout_s
+        for attempt in range(1, _NUM_REPLACEMENTS + 1):
+            num_losses = self.health.num_losses  # before `lost` is asked for
+            wanted.update(self.health.lost)
+            chosen = tuple(sorted(wanted))
+            listed = ", ".join(map(str, chosen))
+            try:
+                with with_bar(progress, f"Starting rank {listed} again") as stage:
+                    ungrouped = self._replace(chosen, stage)
+            except Exception as error:  # of one that has died meanwhile, say
+                is_late = time.monotonic() > late or self.health.stopped
+                if is_late or attempt == _NUM_REPLACEMENTS:
+                    reason = f"rank {listed} could not be started again: {error}"
+                    self.health.give_up(reason, chosen)
+                    return
+            else:
+                self.health.mark_mended(chosen, num_losses)
+                if ungrouped:
+                    self.health.give_up(ungrouped, ())
                 if self.health.state != "replacing":
                     return
-                try:
-                    ungrouped = self._replace(lost, unheard)
-                except Exception as error:  # of one more that has died, say
-                    if attempt == _NUM_REPLACEMENTS - 1:
-                        listed = ", ".join(map(str, lost))
-                        reason = f"rank {listed} could not be started again: {error}"
-                        self.health.give_up(reason, lost)
-                else:
-                    self.health.mark_mended(lost, num_losses)
-                    if ungrouped:
-                        self.health.give_up(ungrouped, ())
+                wanted.clear()
 
     def _lose(self, sentence: str, log_tail: str, rank: int | None) -> None:
         """Note that a process is gone, and have its rank replaced."""
-        self.health.lose(sentence, log_tail, rank)
-        if rank is not None and self._is_up and self.health.state == "replacing":
-            self._recovery.begin(rank, self.world_size)  # before a listener takes its time
+        with self._losing:
+            self.health.lose(sentence, log_tail, rank)
+            replaces = rank is not None and self._is_up and self.health.state == "replacing"
+            if replaces and self._recovery is None:  # else the thread looks again before it ends
+                name = f"the replacement of rank {rank}"
+                self._recovery = self.turns.ask(range(self.world_size), name, first=True)
+                work = threading.Thread(target=self._recover, args=[self._recovery], daemon=True)
+                work.name = "gpupool-recovery"
+                work.start()
         self._on_change()
+
+    def _recover(self, turn: Turn) -> None:
+        """Replace lost ranks as long as there are any. It has its turn like a cell, before all that
+        wait: what runs on the other ranks ends first, and nothing begins until the group is whole.
+        """
+        try:
+            self.turns.begin(turn, timeout_s=None)
+            while not self._is_recovered():
+                with self._changing:
+                    if self.health.state == "replacing":  # and not mended by a restart
+                        self._mend((), _log.debug)
+        except Exception:  # whoever waits would wait for ever
+            _log.exception("lost ranks were not replaced")
+            with self._losing:
+                self._recovery = None
+        finally:
+            self.turns.end(turn)
+
+    def _is_recovered(self) -> bool:
+        with self._losing:
+            if self.health.state != "replacing":
+                self._recovery = None
+            return self._recovery is None

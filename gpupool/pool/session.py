@@ -183,7 +183,8 @@ def gpus() -> GpuTable:
     ranks = pool.ranks if pool is not None else ()
     selected = {rank.gpu.uuid: f"rank {rank.rank}" for rank in ranks if rank.gpu}
     others = uses(found.gpus, list(selected))
-    return GpuTable(found.gpus, selected, found.why_none, _instead(pool), others)
+    none = f"No GPU: {found.why_none}. {_instead(pool)}"
+    return GpuTable(found.gpus, selected, none, others)
 
 
 def _instead(pool: Pool | None) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpupool.core.errors import SpmdError, StillRunningError
+from gpupool.core.wire.monitor_event import MonitorEvent
 from gpupool.core.wire.output import OutputKind
 from gpupool.core.wire.requests import Stop
 from gpupool.core.wire.values import Bindings
@@ -15,18 +18,18 @@ from gpupool.pool.calls.presses import ignore_for_a_moment
 from gpupool.pool.notices import OnNotice
 from gpupool.pool.result import OutputRecorder, RankOutput, SpmdResult
 from gpupool.pool.variables.composite import Composite
-from gpupool.spmd.capture.capture import CellNames, names_in_cell
-from gpupool.spmd.loops import Loops
+from gpupool.pool.variables.parcels import Shipment
+from gpupool.spmd.capture import CellNames, names_in_cell
 
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool
-    from gpupool.pool.variables.parcels import Shipment
 
 VIEWS = ("auto", "quiet")
-STOPPING = "The loop ends after its next report. Press stop again to interrupt it at once."
-STOPPING_BY_BUTTON = (
+STOPPING = (
     "The loop ends after its next report. The stop button of the notebook interrupts it at once."
 )
+
+_NOT_DEFINED = re.compile(r"name '(\w+)' is not defined")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +104,14 @@ class SpmdRun:
         self._pool, self._ranks = pool, tuple(ranks)
         self._stop_wish = stop_wish or threading.Event()
         self._notebook = notebook
-        self._names = CellNames()
-        self._shipment: Shipment | None = None
-        self.covered: frozenset[str] = frozenset()  # names of the notebook's that are the rank's
+        self._names, self._shipment = CellNames(), Shipment()
         self._view = view
         self.name = f"cell In[{cell_number}]" if cell_number else "a cell"
         self._cell_number = cell_number
         self.asked = False  # whether anyone has waited for the result
         self._outcome: CellReport | None = None
-        self._loops = Loops()
+        # Numbers of loops that run and ask whether to stop, and of those that were told so.
+        self._stoppable, self._told = set[int](), set[int]()
         self._recorder = OutputRecorder(self._ranks, pool.hidden_values(), self._on_output)
         self._execution = pool.begin(
             source,
@@ -122,10 +124,11 @@ class SpmdRun:
             waits_for_gpu=waits_for_gpu,
         )
         # The ranks read it when the cell's turn comes, which may be later.
-        self._execution.keeps, self._shipment = self._shipment, None
+        self._execution.keeps = self._shipment.along
+        self._shipment.along = {}
         self._expected: dict[str, Composite] = {}
-        if self._notebook is not None and self._notebook.at_once:
-            self._expected = pool.variables.expect(self._notebook.names, self._names.assigns)
+        if notebook is not None and notebook.at_once:
+            self._expected = pool.variables.expect(notebook.names, self._names.assigns)
 
     def done(self) -> bool:
         """Whether every rank has finished."""
@@ -134,6 +137,11 @@ class SpmdRun:
     def interrupt(self) -> None:
         """Interrupt the ranks that still run."""
         self._execution.interrupt()
+
+    @property
+    def covered(self) -> frozenset[str]:
+        """Names of the notebook's that mean something of the rank's in the cell."""
+        return frozenset(self._shipment.covered)
 
     @property
     def waits_for(self) -> list[str]:
@@ -156,8 +164,13 @@ class SpmdRun:
             StillRunningError: it still runs after `timeout`, and continues.
         """
         __tracebackhide__ = True
-        if timeout is not None:
-            self._wait(timeout)
+        try:
+            if timeout is not None and not self._execution.wait(timeout):
+                still = f"{self.name} still runs after {timeout:g} s, and continues."
+                raise StillRunningError(still)
+        except KeyboardInterrupt:  # as without a limit: it means the ranks
+            ignore_for_a_moment()
+            self._press_stop()
         self.asked = True
         if self._outcome is None:
             self._outcome = self._collect()
@@ -170,9 +183,7 @@ class SpmdRun:
         assert self._outcome.result is not None
         return self._outcome.result
 
-    def __await__(self) -> Any:
-        import asyncio
-
+    def __await__(self) -> Generator[None, None, SpmdResult]:
         __tracebackhide__ = True
         self.asked = True
         try:
@@ -187,31 +198,35 @@ class SpmdRun:
         return self.result()
 
     def _on_output(self, rank: int, kind: OutputKind, content: Any) -> None:
-        if kind is OutputKind.EVENTS:
-            self._loops.take(content)
+        for event in content if kind is OutputKind.EVENTS else ():
+            if isinstance(event, MonitorEvent):
+                asks = event.status == "running" and event.heeds_stop
+                (self._stoppable.add if asks else self._stoppable.discard)(event.number)
         self._view.on_output(rank, kind, content)
 
     def _tick(self) -> None:
         self._view.tick(self._execution.states)
-        self._heed_button()
+        if self._stop_wish.is_set():  # a press of the button that comes too late does nothing
+            self._stop_wish.clear()  # else a loop that begins later would end for this press
+            self._stop_loops()
 
     def _press_stop(self) -> None:
         """The user wants the end: a loop that asks for it ends gracefully, the rest at once."""
-        if not self._stop_loops(STOPPING):
+        if not self._stop_loops():
             self.interrupt()
 
-    def _heed_button(self) -> None:
-        """Stop the loops whose button was pressed; a press that comes too late does nothing."""
-        if self._stop_wish.is_set():
-            self._stop_wish.clear()  # else a loop that begins later would end for this press
-            self._stop_loops(STOPPING_BY_BUTTON)
+    def _stop_loops(self) -> bool:
+        """Have the loops that ask for it end after their next report; whether there are any.
 
-    def _stop_loops(self, notice: str) -> bool:
-        """Have the loops that ask for it end after their next report; whether there are any."""
-        if not self._loops.take_press():
+        One that does not ask would never hear of it; those that were told are not told again.
+        """
+        # A copy: events of other ranks arrive in another thread meanwhile.
+        ready = self._stoppable.copy() - self._told
+        if not ready:
             return False
+        self._told |= ready
         self._pool.ask(Stop(), self._ranks)
-        self._view.notice(notice)
+        self._view.notice(STOPPING)
         return True
 
     def _ship(self, source: str, ranks: Sequence[int]) -> dict[int, Bindings] | None:
@@ -221,18 +236,18 @@ class SpmdRun:
         # Here and not on a rank: only the notebook's IPython knows its magics and transformers.
         self._names = names_in_cell(source, self._notebook.transform)
         variables = self._pool.variables
-        shipment = variables.ship(
+        self._shipment = variables.ship(
             self._names.reads,
             self._notebook.names,
             ranks,
+            optional=self._names.binds,
             attributes=self._names.attributes,
+            made=self._names.made,
             # A cell in the background must not hold the notebook until the ranks are free.
             waits=not self._notebook.at_once,
         )
-        self._shipment = shipment
-        self.covered = frozenset(shipment.covered)
         bound = self._names.assigns | self._names.deletes
-        return variables.bindings(shipment, ranks, bound, self._names.statements)
+        return variables.bindings(self._shipment, ranks, bound, self._names.statements)
 
     def _take_back(self, succeeded: bool) -> None:
         """Bind the notebook's names to what the cell has left on the ranks, also if it failed."""
@@ -245,37 +260,37 @@ class SpmdRun:
             self._execution.names,
             succeeded,
             self._expected,
+            self._shipment.later,
         )
-
-    def _wait(self, timeout_s: float) -> None:
-        __tracebackhide__ = True
-        try:
-            ended = self._execution.wait(timeout_s)
-        except KeyboardInterrupt:  # as in `result` without a limit: it means the ranks
-            ignore_for_a_moment()
-            self._press_stop()
-            return
-        if not ended:
-            raise StillRunningError(f"{self.name} still runs after {timeout_s:g} s, and continues.")
 
     def _collect(self) -> CellReport:
         __tracebackhide__ = True
-        execution, outputs = self._execution, self._recorder.outputs
-        number = self._cell_number
+        result = error = None
+        outputs, number = self._recorder.outputs, self._cell_number
         try:
-            replies = execution.result(self._tick, self._press_stop)
-        except SpmdError as error:
-            self._recorder.finish()
-            return CellReport(outputs, execution.elapsed_s, error=error, cell_number=number)
+            replies = self._execution.result(self._tick, self._press_stop)
+            result = SpmdResult(replies, outputs, self._execution.elapsed_s, number)
+        except SpmdError as raised:
+            error = _with_reasons(raised, self._shipment.left_out)
         self._recorder.finish()
-        result = SpmdResult(replies, outputs, execution.elapsed_s, number)
-        return CellReport(outputs, execution.elapsed_s, result=result, cell_number=number)
+        return CellReport(outputs, self._execution.elapsed_s, result, error, number)
 
     def __repr__(self) -> str:
         if not self.done():
             names = ", ".join(dict.fromkeys(self.waits_for))
             return f"SpmdRun(waits for {names})" if names else "SpmdRun(running)"
         return f"SpmdRun(failed: {self.error})" if self.error else "SpmdRun(done)"
+
+
+def _with_reasons(error: SpmdError, left_out: Mapping[str, str]) -> SpmdError:
+    """The error, which says of names that mean nothing on a rank why they were not sent."""
+    errors = dict(error.errors)
+    for rank, one in errors.items():
+        name = _NOT_DEFINED.search(one.evalue) if one.ename == "NameError" else None
+        if name and name[1] in left_out:
+            hint = f"The notebook's {name[1]} was not sent: {left_out[name[1]]}"
+            errors[rank] = replace(one, hint=hint, kind="not sent", names=(name[1],))
+    return SpmdError(errors, error.num_ranks) if errors != error.errors else error
 
 
 def in_its_place(body: str, shell: Any) -> str:

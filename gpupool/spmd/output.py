@@ -22,7 +22,6 @@ _VARYING = re.compile(
 )
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "min": 60.0}
 _NUMBER = re.compile(r"-?\d+(?:[.,]\d+)*(?:e[-+]?\d+)?")
-_WORDS = re.compile(r"\s+|\w+(?:[.,:]\w+)*|[^\w\s]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,46 +170,23 @@ def _is_one_form(row: Sequence[str]) -> bool:
     return len(forms) == 1 and any(map(str.isalpha, forms.pop()))
 
 
-def differences(text: str, reference: str) -> dict[int, list[tuple[int, int]]]:
-    """Where `text` differs from `reference`: number of the line -> start and end of the words.
+def differences(text: str, reference: str) -> set[int]:
+    """The numbers of the lines in which `text` differs from `reference`.
 
     Addresses, process ids and times that differ are no difference, unless there is no other.
 
     >>> differences("device cpu\\nrows 6244", "device cpu\\nrows 6250")
-    {1: [(5, 9)]}
+    {1}
     """
     ours, theirs = text.split("\n"), reference.split("\n")
     normal = [[NormalText.of(line).form for line in lines] for lines in (ours, theirs)]
     # The texts differ, or nobody would ask: if not elsewhere, then in times and addresses.
-    found = _line_pairs(*normal) or _line_pairs(ours, theirs)
-    return {
-        ours_n: _different_words(ours[ours_n], theirs[theirs_n] if theirs_n is not None else "")
-        for ours_n, theirs_n in found.items()
-    }
+    return _new_lines(*normal) or _new_lines(ours, theirs)
 
 
-def _line_pairs(ours: Sequence[str], theirs: Sequence[str]) -> dict[int, int | None]:
-    """Line of ours that theirs do not have -> the line of theirs in its place, if there is one."""
-    pairs: dict[int, int | None] = {}
+def _new_lines(ours: Sequence[str], theirs: Sequence[str]) -> set[int]:
+    """The lines of ours that theirs do not have there."""
     # autojunk would ignore lines that are frequent in long texts, as an epoch's are
     matcher = SequenceMatcher(None, theirs, ours, autojunk=False)
-    for kind, start, end, our_start, our_end in matcher.get_opcodes():
-        if kind in ("replace", "insert"):
-            for n in range(our_end - our_start):
-                pairs[our_start + n] = start + n if start + n < end else None
-    return pairs
-
-
-def _different_words(line: str, reference: str) -> list[tuple[int, int]]:
-    """Start and end of each stretch of words that the reference does not have there."""
-    ours, theirs = _WORDS.findall(line), _WORDS.findall(reference)
-    starts = [0]
-    for word in ours:
-        starts.append(starts[-1] + len(word))
-    matcher = SequenceMatcher(None, theirs, ours, autojunk=False)
-    spans = [
-        (starts[start], starts[end])
-        for kind, _, _, start, end in matcher.get_opcodes()
-        if kind in ("replace", "insert") and "".join(ours[start:end]).strip()
-    ]
-    return spans or [(0, len(line))]  # only white space differs: mark the line
+    changes = [one for one in matcher.get_opcodes() if one[0] in ("replace", "insert")]
+    return {n for _, _, _, start, end in changes for n in range(start, end)}

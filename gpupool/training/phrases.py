@@ -35,16 +35,14 @@ def no_improvement(history: TrainingHistory) -> str:
 
 
 def hardware(start: StartEvent) -> str:
-    """What it runs on: "4 × H200, one host"; of CPU ranks "2 × CPU"."""
-    device = start.device.removeprefix("NVIDIA ")
-    hosts = "one host" if start.num_hosts == 1 else f"{start.num_hosts} hosts"
-    return f"{start.world_size} × {device}, {hosts}"
+    """What it runs on: "4 × H200"; of CPU ranks "2 × CPU"."""
+    return f"{start.world_size} × {start.device.removeprefix('NVIDIA ')}"
 
 
 def backend(start: StartEvent) -> str:
-    """What carries the gradients, and in which numbers: "NCCL, DDP, bf16"."""
+    """What carries the gradients, and in which numbers: "NCCL, bf16"."""
     carried = {"nccl": "NCCL", "none": ""}.get(start.backend, start.backend)
-    return ", ".join(filter(None, [carried, start.parallel, start.precision]))
+    return ", ".join(filter(None, [carried, start.precision]))
 
 
 def global_batch(batch_size: int, world_size: int) -> str:

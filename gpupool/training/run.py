@@ -121,12 +121,8 @@ class TrainingRun:
         )
         self._job = send_job(pool, job)
         self._ranks = pool.training_ranks
-        training = [pool.ranks[rank] for rank in self._ranks]
-        self._places: dict[str, Any] = {
-            "ranks": self._ranks,
-            "devices": device_names(training),
-            "num_hosts": len({rank.node_rank for rank in training}),
-        }
+        devices = device_names([pool.ranks[rank] for rank in self._ranks])
+        self._places: dict[str, Any] = {"ranks": self._ranks, "devices": devices}
         self._output_listeners: list[OnOutput] = []
         self._recorder = OutputRecorder(self._ranks, pool.hidden_values(), self._on_print)
         self._call = Train(self._job.wire, str(self._weights_path))

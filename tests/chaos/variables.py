@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.chaos.walk import NUMBERS, Walk
 from tests.notebook.kernel import Cell
 
-LISTS, SHARED = ("p", "q"), "shared"
+SHARED = "shared"
 
 
 def both(walk: Walk, source: str, reads: str = "", assigns: str = "", means: str = "") -> Cell:
@@ -44,15 +44,6 @@ def read(walk: Walk) -> None:
         both(walk, f"{name} = {source} + 1000 * rank", source, name)
 
 
-def call(walk: Walk) -> None:
-    """A function of the notebook's, which reads a global name."""
-    readable = [n for n in NUMBERS if n in walk.model.notebook or n in walk.model.whole()]
-    if readable:
-        source, name = walk.random.choice(readable), walk.random.choice(NUMBERS)
-        walk.here(f"def _double(x):\n    return 2 * x + {source}")
-        both(walk, f"{name} = _double(rank)", source, name, f"{name} = 2 * rank + {source}")
-
-
 def delete(walk: Walk) -> None:
     for name in set(NUMBERS) & set(walk.model.whole()):
         walk.doing += f": {name}"
@@ -71,37 +62,10 @@ def change_here(walk: Walk) -> None:
     both(walk, f"a = list({SHARED})[-1] + len({SHARED})", SHARED, "a")
 
 
-def change_there(walk: Walk) -> None:
-    """The ranks' copies of it, each changed for itself: they stay so until it is sent again."""
-    if SHARED in walk.model.notebook:
-        both(walk, f"{SHARED}.append({walk.value()} + rank)", SHARED)
-        both(walk, f"b = sum({SHARED})", SHARED, "b")
-
-
-def change_own(walk: Walk) -> None:
-    """A list of each rank's own, also by another name."""
-    name = walk.random.choice(LISTS)
-    if name not in walk.model.whole():
-        both(walk, f"{name} = [rank]", assigns=name)
-    both(walk, f"_same = {name}\n_same.append({walk.value()})", name)
-
-
-def take_large(walk: Walk) -> None:
-    """An array of some megabytes, changed in place."""
-    value = walk.value()
-    walk.doing += f": {value}"
-    walk.here(
-        "import numpy\nif '_large' not in globals(): _large = numpy.zeros(2_000_000)\n"
-        f"_large[-1] = {value}"
-    )
-    walk.cell("c = int(_large.sum()) + rank")
-    walk.model.run(f"c = {value} + rank", assigns="c")
-
-
 def use_import(walk: Walk) -> None:
     """What a cell has imported is there on a new rank too."""
-    if not walk.references.get("imports"):
-        walk.references["imports"] = True
+    if not walk.has_imported:
+        walk.has_imported = True
         walk.cell("import fractions\nfrom fractions import Fraction as Share")
     value, name = walk.value(), walk.random.choice(NUMBERS)
     source = f"{name} = int(Share({value}) + fractions.Fraction(rank))"

@@ -1,7 +1,5 @@
 """A walk: random things done to a notebook with a pool, one after the other, from a seed.
 
-    python -m tests.chaos.walk SEED [NUM_ACTIONS]
-
 What is done, and when, follows from the seed and the number of the action alone. What the machine
 makes of that is what is tried out.
 """
@@ -11,7 +9,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -41,8 +38,7 @@ class Walk:
         self.seed, self.done, self.doing = seed, list[str](), ""
         self.random = random.Random(seed)
         self.model = Model(0)
-        self.references: dict[object, object] = {}  # what was once found, and is to stay so
-        self.other: tuple[Kernel, Notebook] | None = None
+        self.has_imported = False  # a cell, on the ranks of this pool
         self.number = 0  # of the action
         self._ranks: dict[int, int] = {}  # rank -> pid, after the action before
         self._lost: set[int] = set()  # since then
@@ -50,7 +46,10 @@ class Walk:
 
     def __enter__(self) -> Self:
         self.folder = Path(self._ends.enter_context(tempfile.TemporaryDirectory(prefix="walk-")))
-        self.kernel, self.notebook = self.open("own")
+        self.kernel = self._ends.enter_context(
+            Kernel(PYTHONPATH=str(ROOT), TMPDIR=str(self.folder))
+        )
+        self.notebook = Notebook(self.kernel, self.folder)
         self.here(f"%load_ext gpupool\nimport gpupool{LOOK}")
         self.start(3)
         return self
@@ -62,22 +61,6 @@ class Walk:
         frames: TracebackType | None,
     ) -> None:
         self._ends.close()
-
-    def open(self, name: str) -> tuple[Kernel, Notebook]:
-        """A kernel, with a folder for all its temporary files."""
-        folder = self.folder / name
-        (folder / "run").mkdir(mode=0o700, parents=True)
-        places = {"TMPDIR": str(folder), "XDG_RUNTIME_DIR": str(folder / "run")}
-        kernel = self._ends.enter_context(Kernel(PYTHONPATH=str(ROOT), **places))
-        return kernel, Notebook(kernel, folder)
-
-    def close_other(self) -> None:
-        """End the second notebook, by a kill; nothing of it is left."""
-        assert self.other is not None
-        _, notebook = self.other
-        notebook.process.kill()
-        notebook.nothing_is_left()
-        self.other = None
 
     # ---- cells ----------------------------------------------------------------------------
 
@@ -95,12 +78,11 @@ class Walk:
         *words: str,
         presses: Sequence[float] = (),
         meanwhile: Sequence[Step] = (),
-        options: str = "",
         within_s: float = 15.0,
     ) -> str:
         """The message of a cell on the ranks, which ends with an error that has these words."""
         cell = self.kernel.run(
-            f"%%spmd {options}\n{source}",
+            f"%%spmd\n{source}",
             interrupt_after_s=presses,
             meanwhile=meanwhile,
             timeout_s=SLOW * within_s,
@@ -145,7 +127,7 @@ class Walk:
     def start(self, world_size: int) -> None:
         """Start a pool."""
         self.here(f"%gpupool start --cpu -n {world_size}")
-        self.references.pop("imports", None)
+        self.has_imported = False
         self.model.start(world_size)
         self._ranks = {}
 
@@ -218,10 +200,6 @@ class Walk:
         names_mean_what_they_must(self.kernel, self.model)
         self.notebook.only_the_pool(self.world_size)
         self.notebook.nothing_grows()
-        if self.other is not None:
-            kernel, _ = self.other
-            kept = kernel.run("%spmd kept")
-            assert "7" in kept.text, f"the second notebook was met: {kept.text} {kept.errors}"
 
     # ---- one after the other --------------------------------------------------------------
 
@@ -243,14 +221,12 @@ class Walk:
             lines = "\n".join(self.done)
             raise AssertionError(
                 f"action {self.number} of seed {self.seed}: {self.doing}: {error}\n"
-                f"replay: python -m tests.chaos.walk {self.seed} {self.number}\n{lines}"
+                f"replay: python -m tests.chaos.test_walk {self.seed} {self.number}\n{lines}"
             ) from error
         self.done.append(f"{self.number:4} {time.monotonic() - began:5.1f} s {self.doing}")
 
     def end(self) -> None:
         """The notebook's end takes all along."""
-        if self.other is not None:
-            self.close_other()
         if self.random.random() < 0.5:
             self.notebook.process.kill()
         else:
@@ -268,19 +244,3 @@ def at(seconds: float, do: Callable[[], object]) -> Step:
 
     due: list[float] = []
     return is_due, do
-
-
-def walk(seed: int, num_actions: int, loud: bool = False) -> None:
-    """Walk so many actions; raises AssertionError at the first one that breaks something."""
-    from tests.chaos.actions import ACTIONS
-
-    with Walk(seed) as one:
-        for _ in range(num_actions):
-            one.step(tuple(ACTIONS), ACTIONS.values())
-            if loud:
-                print(one.done[-1], flush=True)
-        one.end()
-
-
-if __name__ == "__main__":
-    walk(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 50, loud=True)

@@ -12,7 +12,6 @@ import pytest
 from gpupool.core.wire import calls
 from gpupool.core.wire.calls import BoundCall, Call, RunSource
 from gpupool.core.wire.location import Collective, Location
-from gpupool.core.wire.replies import CodeReply, Reply, apart, together
 from gpupool.core.wire.requests import REQUESTS, Answer, ControlRequest, Stop, Waits, Where
 from gpupool.engine import control, entry
 
@@ -27,15 +26,6 @@ def test_every_call_has_a_function_that_takes_it() -> None:
 def test_a_call_crosses_as_it_is() -> None:
     call = RunSource("1", 3, number=7)
     assert pickle.loads(pickle.dumps(call)) == call
-
-
-@pytest.mark.parametrize("packed", [b"x" * 100, None])
-def test_a_large_value_crosses_beside_its_reply(packed: bytes | None) -> None:
-    reply = Reply(CodeReply(packed, "text", 0.5), lost=[1])
-    without, beside = apart(reply)
-    assert (without.value.packed, beside) == (None, packed)
-    assert together(*pickle.loads(pickle.dumps((without, beside)))) == reply
-    assert apart(Reply(None, lost=[2])) == (Reply(None, lost=[2]), None)
 
 
 @pytest.mark.parametrize("kind", REQUESTS)

@@ -24,26 +24,10 @@ START = "%load_ext gpupool\n%gpupool start --cpu -n 2"
 NEXT = "%%spmd\nones = torch.ones(1)\ndist.all_reduce(ones)\n(kept, ones.item())"
 ENDED_S = 40.0  # it is one second on idle cores; that no rank was replaced, `kept` shows
 
-DATA = """
-import time
-class Slow(torch.utils.data.Dataset):
-    def __len__(self):
-        return 1000
-    def __getitem__(self, i):
-        time.sleep(0.3)
-        return i
-for _ in torch.utils.data.DataLoader(Slow(), num_workers=2):
-    pass"""
 CODES = {
     "busy-loop": "while True:\n    pass",
     "all-reduce": "import time\nif rank == 0:\n    time.sleep(60)\ndist.all_reduce(torch.ones(1))",
-    "socket": "import socket\na, b = socket.socketpair()\na.recv(1)",
-    "except-exception": (
-        "import time\nwhile True:\n    try:\n        time.sleep(0.05)\n"
-        "    except Exception:\n        pass"
-    ),
     "process": "import subprocess\nsubprocess.run(['sleep', '60'])",
-    "flood": "while True:\n    print('x' * 100)",
 }
 TRAIN = """
 import time, torch, gpupool
@@ -134,11 +118,9 @@ def test_it_ends_a_cell_whatever_that_does(kernel: Kernel, code: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("again_s", [(0.1, 0.2), (0.3, 0.6)])
-def test_pressing_again_is_harmless(kernel: Kernel, again_s: tuple[float, ...]) -> None:
-    presses = (0.5, *(0.5 + after_s for after_s in again_s))
+def test_pressing_again_is_harmless(kernel: Kernel) -> None:
     for code in ("import time\ntime.sleep(60)", CODES["all-reduce"]):
-        cell = press(kernel, f"%%spmd\n{code}", *presses)
+        cell = press(kernel, f"%%spmd\n{code}", 0.5, 0.6, 0.8)
         assert_short(cell, "SpmdError: ")
         assert_next_cell_works(kernel)
 
@@ -163,7 +145,6 @@ def test_what_the_cell_does_after_an_interrupted_one_can_be_stopped_too(
     ("asked", "presses"),
     [
         ("await handle", (0.5, 0.6, 0.7)),
-        ("handle.result()", (0.5,)),
         ("handle.result(30)", (0.5, 0.6)),
     ],
 )
@@ -181,22 +162,6 @@ def test_it_leaves_a_cell_of_the_background_alone_that_nobody_waits_for(kernel: 
     cell = press(kernel, "import time\ntime.sleep(60)", 0.5)
     assert [error["ename"] for error in cell.errors] == ["KeyboardInterrupt"]
     assert kernel.run("handle.result()").text == "[0] 0\n[1] 1"
-
-
-def test_it_does_nothing_while_nothing_runs(kernel: Kernel) -> None:
-    for _ in range(3):
-        kernel.manager.interrupt_kernel()
-        time.sleep(0.1)
-    assert_next_cell_works(kernel)
-
-
-@pytest.mark.long
-def test_it_ends_a_data_loader_with_workers(kernel: Kernel) -> None:
-    assert_short(press(kernel, f"%%spmd\n{DATA}", 0.5), "SpmdError: ")
-    assert_next_cell_works(kernel)
-    # its workers, of which the iterator in the error's frames does not let go, are in nobody's way
-    press(kernel, "%%spmd\nimport time\ntime.sleep(60)", 0.5)
-    assert_next_cell_works(kernel)
 
 
 # ---- a training ------------------------------------------------------------------------------
@@ -222,16 +187,6 @@ def test_pressed_later_once_more_it_ends_the_step_too(kernel: Kernel) -> None:
 
 
 # other moments: tests/pool/upkeep/test_restart.py
-@pytest.mark.parametrize("after_s", [0.05, pytest.param(0.3, marks=pytest.mark.long)])
-def test_after_an_interrupted_restart_the_next_cell_works(kernel: Kernel, after_s: float) -> None:
-    try:
-        press(kernel, "%gpupool restart 1", after_s)
-        assert kernel.run("%spmd rank").text.endswith("[0] 0\n[1] 1")
-    finally:
-        kernel.run("%gpupool restart")
-        kernel.run("%%spmd\nkept = rank + 10")
-
-
 def test_an_interrupted_restart_says_so_in_one_line(kernel: Kernel) -> None:
     code = "[*__import__('gpupool').current_pool().status().pids.values()]"
     pid = int(kernel.run(code).text.strip("[]").split(",")[0])
@@ -247,11 +202,10 @@ def test_an_interrupted_restart_says_so_in_one_line(kernel: Kernel) -> None:
     assert_next_cell_works(kernel)
 
 
-@pytest.mark.parametrize("after_s", [(0.01,), (0.05, 0.1, 0.15)])
-def test_it_does_not_stop_a_stop(kernel: Kernel, after_s: tuple[float, ...]) -> None:
+def test_it_does_not_stop_a_stop(kernel: Kernel) -> None:
     engines = "[*__import__('gpupool').current_pool().status().pids.values()]"
     pids = kernel.run(engines).text
-    stopped = press(kernel, "%gpupool stop", *after_s)
+    stopped = press(kernel, "%gpupool stop", 0.05, 0.1, 0.15)
     if "Pool stopped." not in stopped.text:  # pressed before it had begun: nothing has happened
         assert kernel.run(engines).text == pids
         stopped = kernel.run("%gpupool stop")
@@ -266,10 +220,9 @@ def test_it_does_not_stop_a_stop(kernel: Kernel, after_s: tuple[float, ...]) -> 
 
 # one press alone ends a start in tests/faults/test_lifetime.py too
 @pytest.mark.long
-@pytest.mark.parametrize("after_s", [(0.1,), (0.4, 0.5, 0.6)])
-def test_it_ends_a_start_and_the_next_one_works(kernel: Kernel, after_s: tuple[float, ...]) -> None:
+def test_it_ends_a_start_and_the_next_one_works(kernel: Kernel) -> None:
     kernel.run("%gpupool stop")
-    cell = press(kernel, "%gpupool start --cpu -n 2", *after_s)
+    cell = press(kernel, "%gpupool start --cpu -n 2", 0.4, 0.5, 0.6)
     if cell.status == "error":  # else it was faster
         assert_short(cell, "%gpupool start was interrupted. Nothing was left running.")
         assert kernel.run("%gpupool").text.startswith("No pool runs in this notebook.")

@@ -83,16 +83,6 @@ def test_a_full_disk_is_named_and_nothing_is_left(small_disk: Path) -> None:
     until(lambda: [p.name for p in small_disk.iterdir()] == ["filler"], 3.0)
 
 
-def test_the_pools_folder_is_not_made_where_others_may_rename_it(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    told, left = start(tmp_path)
-    assert isinstance(told, dict)
-    assert (told["kind"], left) == ("PoolStartError", [])
-    assert told["text"].startswith(f"others may rename what is in {tmp_path} (mode 0777, not sti")
-    assert "set TMPDIR to a folder of yours" in told["text"]
-    assert list(tmp_path.iterdir()) == []
-
-
 def in_a_network_of_its_own(low: int, high: int) -> list[str]:
     """A command prefix: a network with loopback alone, and only these ports to give away."""
     script = (

@@ -5,7 +5,6 @@ See `test_table.py` for what is shown elsewhere.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import textwrap
@@ -59,22 +58,6 @@ def test_after_a_while_it_is_killed_without_being_asked(faulty: Faulty, tmp_path
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("short_ladder")
-def test_a_rank_that_is_stopped_is_replaced_and_its_end_meets_nobody(faulty: Faulty) -> None:
-    source = "if rank != 1: dist.all_reduce(torch.ones(1))\n__import__('time').sleep(600)"
-    execution = faulty.begun(source)
-    stopped = faulty.pid(1)
-    os.kill(stopped, signal.SIGSTOP)
-    execution.interrupt()
-    until(lambda: any("rank 1 does not respond" in text for text in faulty.notices), 10.0)
-    execution.interrupt()
-    faulty.ended(execution)
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(stopped, signal.SIGCONT)
-    faulty.check(lost=[1])
-
-
-@pytest.mark.long
 def test_a_rank_that_goes_on_in_time_is_not_replaced(faulty: Faulty) -> None:
     execution = faulty.begun("if rank != 1: dist.barrier()\n__import__('time').sleep(600)")
     os.kill(faulty.pid(1), signal.SIGSTOP)
@@ -82,14 +65,4 @@ def test_a_rank_that_goes_on_in_time_is_not_replaced(faulty: Faulty) -> None:
     until(lambda: any("rank 1 does not respond" in text for text in faulty.notices), 10.0)
     os.kill(faulty.pid(1), signal.SIGCONT)
     assert faulty.ended(execution).first.ename == "KeyboardInterrupt"
-    faulty.check()
-
-
-def test_a_rank_that_was_stopped_for_a_while_goes_on(faulty: Faulty) -> None:
-    execution = faulty.begin("import time; time.sleep(0.3); dist.barrier()")
-    os.kill(faulty.pid(1), signal.SIGSTOP)
-    time.sleep(1.0)
-    os.kill(faulty.pid(1), signal.SIGCONT)
-    assert execution.wait(30)
-    assert execution.error() is None
     faulty.check()

@@ -68,11 +68,9 @@ def full_events(
                 devices=devices,
                 ranks=tuple(range(num_ranks)),
                 precision="bf16",
-                parallel="DDP",
                 validate_every=steps_per_epoch,
                 patience=5,
                 keep="best",
-                lr_after=((600, 0.01),),
                 started_at=1.8e9,
                 unit="images",
             )

@@ -52,7 +52,7 @@ def test_mig_instances_and_gpus_that_cannot_be_used() -> None:
 
 
 def test_where_there_is_none_it_says_why_and_what_is_used_instead() -> None:
-    table = GpuTable(why_none=NO_DRIVER, instead="The pool has 2 CPU ranks of 4 threads each.")
-    sentence = "No GPU: no NVIDIA driver. The pool has 2 CPU ranks of 4 threads each."
+    sentence = f"No GPU: {NO_DRIVER}. The pool has 2 CPU ranks of 4 threads each."
+    table = GpuTable(none=sentence)
     assert repr(table) == sentence
     assert sentence in gpu_table_html(table)

@@ -239,7 +239,8 @@ def test_an_error_is_told_before_the_group_is_formed_again(pool2: Pool) -> None:
         run = pool2.execute({0: call, 1: call}, lambda *_: None)
         assert run.wait(30.0)
         plain = run.errors[0].traceback  # formatted in no time, as it is not shown
-    assert plain.endswith(f"pool.run, line 2, in <module>\n    {SUM}\nKeyboardInterrupt: ")
+    assert "line 2, in <module>" in plain
+    assert plain.endswith("\nKeyboardInterrupt\n")
     assert dict(pool2.run(SUM)) == {0: 2.0, 1: 2.0}
 
 
@@ -607,15 +608,15 @@ class Raises:
     """Part of a call that cannot be sent."""
 
     def __reduce__(self) -> NoReturn:
-        raise KeyboardInterrupt
+        raise NotImplementedError
 
 
 @pytest.mark.long
 def test_an_error_while_a_call_is_sent_leaves_nothing_behind(pool2: Pool) -> None:
     unsent: Any = Raises()
     calls = {0: RunSource("import time; time.sleep(60)", None), 1: RunSource(unsent, None)}
-    with pytest.raises(KeyboardInterrupt):
-        pool2.execute(calls, lambda *_: None)
+    with pytest.raises(SpmdError, match="NotImplementedError"):
+        pool2.execute(calls, lambda *_: None).result()
     assert pool2.run("rank", timeout_s=60)[1] == 1
 
 

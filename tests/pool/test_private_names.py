@@ -170,25 +170,6 @@ def test_the_controllers_heartbeat_is_a_process_that_has_not_begun() -> None:
     assert (process._target, process._kwargs) == (forty_two, {"a": 1})  # type: ignore[attr-defined]
 
 
-def test_showtraceback_takes_three_arguments_and_can_be_covered_on_the_shell(pool2: Pool) -> None:
-    """`shell._showtraceback`, in engine/cells/execute.py."""
-    assert list(inspect.signature(InteractiveShell._showtraceback).parameters) == [
-        "self", "etype", "evalue", "stb",
-    ]  # fmt: skip
-
-    def covered() -> list[str]:
-        from IPython.core.getipython import get_ipython
-
-        shell: Any = get_ipython()
-        seen: list[str] = []
-        shell._showtraceback = lambda etype, evalue, lines: seen.append(etype.__name__)
-        shell.run_cell("1 / 0", store_history=False)
-        del shell._showtraceback
-        return [*seen, shell._showtraceback.__func__.__name__]
-
-    assert pool2.run(covered, ranks=0)[0] == ["ZeroDivisionError", "_showtraceback"]
-
-
 def test_exit_and_quit_are_names_of_the_cells_that_are_called_without_parentheses(
     pool2: Pool,
 ) -> None:

@@ -6,16 +6,15 @@ One test for each private name, or unwritten fact; it names the file that has to
 from __future__ import annotations
 
 import inspect
-import threading
 from typing import Any
 
+import tqdm.std
 from ipykernel.iostream import IOPubThread, OutStream
-from ipykernel.kernelbase import Kernel
+from ipykernel.zmqshell import ZMQDisplayPublisher
 from ipyparallel import Client
 from ipyparallel.controller import hub
 from ipyparallel.controller.app import IPController
 from ipyparallel.engine.app import IPEngine
-from ipyparallel.engine.kernel import IPythonParallelKernel
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.history import HistoryManager
@@ -98,41 +97,31 @@ def test_all_an_engine_publishes_goes_through_one_method_of_its_thread(pool2: Po
 
 
 def test_a_stream_knows_its_call_by_context_and_at_large() -> None:
-    """`_parent_header`, `_parent_header_global`, `set_thread_parent`: engine/output/streams.py."""
-    source = inspect.getsource(OutStream)
-    for name in ("self._parent_header.get()", "self._parent_header_global", "LookupError"):
-        assert name in source
-    assert callable(OutStream.set_thread_parent)
+    """`_parent_header_global`, `_is_master_process`, in engine/output/streams.py."""
+    for kind in (OutStream, ZMQDisplayPublisher):
+        source = inspect.getsource(kind)
+        for name in ("self._parent_header.get()", "return self._parent_header_global"):
+            assert name in source
+    assert callable(OutStream._is_master_process)
 
 
 def test_a_stream_reads_its_descriptor_in_a_method_of_its_own() -> None:
-    """`_watch_pipe_fd`, `_fid`, `_should_watch`, `_original_stdstream_copy`, in streams.py."""
+    """`_watch_pipe_fd`, `_fid`, `_original_stdstream_copy`, in streams.py."""
     source = inspect.getsource(OutStream)
     assert "threading.Thread(target=self._watch_pipe_fd)" in source
-    for name in ("self._fid = pr", "self._should_watch = True", "self._original_stdstream_copy ="):
+    for name in ("self._fid = pr", "self._original_stdstream_copy ="):
         assert name in source
 
 
-def test_the_code_of_kernels_finds_its_streams_in_the_sys_of_its_modules(pool2: Pool) -> None:
-    """`sys` of their modules, `do_apply`, `do_execute`, `get_parent`: engine/shell/restoring.py."""
-    for method in (Kernel.process_control, IPythonParallelKernel.apply_request):
-        assert "sys.stdout.flush()" in inspect.getsource(method)
-    assert "self.do_apply(" in inspect.getsource(IPythonParallelKernel.apply_request)
-    assert "self.do_execute(" in inspect.getsource(Kernel.execute_request)
-    code = "import sys\n[type(vars(sys.modules[n])['sys']).__name__ for n in %r]"
-    names = [Kernel.__module__, IPythonParallelKernel.__module__]
-    assert pool2.run(code % names)[0] == ["OwnSys", "OwnSys"]
-
-
-def test_a_thread_runs_the_method_run_that_it_finds_on_itself() -> None:
-    """`keep_the_call_of_threads`, in engine/output/streams.py."""
-    seen: list[str] = []
-    thread = threading.Thread(target=lambda: seen.append("own"))
-    run = thread.run
-    thread.run = lambda: (seen.append("ours"), run())[1]  # type: ignore[method-assign, func-returns-value]
-    thread.start()
-    thread.join(10)
-    assert seen == ["ours", "own"]
+def test_tqdm_chooses_its_bars_in_one_module_and_draws_those_of_the_ranks_as_text(
+    pool2: Pool,
+) -> None:
+    """`tqdm.autonotebook`, in engine/output/streams.py."""
+    said = pool2.run("import tqdm.auto, tqdm.notebook\ntqdm.auto.tqdm.__mro__, tqdm.notebook.tqdm")
+    assert tqdm.std.tqdm in said[0][0]
+    assert said[0][1] is tqdm.std.tqdm
+    drawn = pool2.run("for _ in tqdm.auto.tqdm(range(4)): pass")
+    assert drawn.text(1).startswith("100%|██████████| 4/4 [")
 
 
 def test_ipython_notes_all_output_and_can_be_kept_from_it() -> None:

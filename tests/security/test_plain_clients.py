@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -41,17 +40,3 @@ def test_it_connects_and_runs_code_beside_the_notebook(pool: Actor, alice: User)
     assert found["stdout"] == ["from rank 0\n", "from rank 1\n"]
     assert found["queues"] == ["0", "1", "unassigned"]
     assert pool.do("run", source="kept, here")["values"] == {"0": [0, 0], "1": [1, 10]}
-
-
-def test_another_user_cannot_use_the_file_even_if_he_knows_its_name(pool: Actor, bob: User) -> None:
-    done = bob.run("cat", pool.do("client_file"))
-    assert (done.stdout, "Permission denied" in done.stderr) == ("", True)
-
-
-def test_keys_are_in_files_of_mode_0600_in_folders_of_mode_0700(pool: Actor) -> None:
-    modes = {Path(path): mode for path, mode in pool.do("files").items()}
-    keys = {path: mode for path, mode in modes.items() if path.parent.name == "security"}
-    assert {path.name for path in keys} >= {"ipcontroller-client.json", "ipcontroller-engine.json"}
-    assert set(keys.values()) == {0o600}
-    folders = {modes[one] for path in keys for one in path.parents if one in modes}
-    assert folders == {0o700}

@@ -39,12 +39,3 @@ def test_a_user_has_no_privilege_and_a_name_and_reads_this_python_and_these_sour
         assert Path(found["gpupool"]).is_relative_to(Path(__file__).parents[2])
     assert Path("/etc/passwd").read_text() == before
     assert alice.uid != bob.uid
-
-
-def test_neither_reads_what_is_the_others(alice: User, bob: User) -> None:
-    (alice.home / "mine").write_text("secret")
-    assert "Permission denied" in bob.run("cat", str(alice.home / "mine")).stderr
-    assert "Permission denied" in bob.run("ls", str(alice.home)).stderr
-    assert bob.run("touch", str(bob.folder / "both")).returncode == 0
-    assert "not permitted" in alice.run("rm", "-f", str(bob.folder / "both")).stderr
-    assert "Permission denied" in alice.run("cat", "/etc/shadow").stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import stat
 import threading
@@ -24,12 +23,9 @@ from tests.support.processes import family, folder_of, until
 NUM_SAMPLES = 32
 
 
-def start(n: int = 2, max_files: int | None = None) -> dict[str, int]:
-    """Start a pool; name -> pid of its processes. Each may open `max_files` files."""
-    if max_files is not None:
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, most))
-    return _pids(session.start(n=n, device="cpu"))
+def start() -> dict[str, int]:
+    """Start a pool; name -> pid of its processes."""
+    return _pids(session.start(n=2, device="cpu"))
 
 
 def run(source: str, timeout_s: float | None = None) -> dict[str, Any]:
@@ -58,17 +54,10 @@ def kill(rank: int) -> None:
     pool.wait_until_usable()
 
 
-def restart() -> None:
-    """Replace all ranks, as the message of a pool that could not be mended says."""
-    _pool().restart()
-
-
 def status() -> dict[str, Any]:
-    """The state of the pool, why, the number of its group, and the pids of its processes."""
-    now = _pool().status()
-    pids = _pids(_pool()) if now.state != "stopped" else {}
-    state, generation = now.state, now.generation
-    return {"state": state, "reason": now.reason, "generation": generation, "pids": pids}
+    """The state of the pool, and the pids of its processes."""
+    state = _pool().status().state
+    return {"state": state, "pids": _pids(_pool()) if state != "stopped" else {}}
 
 
 def listeners() -> list[tuple[str, int]]:
@@ -82,11 +71,6 @@ def listeners() -> list[tuple[str, int]]:
             if connection.status == psutil.CONN_LISTEN
         }
     )
-
-
-def logs() -> dict[str, int]:
-    """The size of each log of the pool."""
-    return {path.name: path.stat().st_size for path in folder_of(_pool()).glob("*.log")}
 
 
 def files() -> dict[str, int]:
@@ -129,20 +113,7 @@ def _pids(pool: Pool) -> dict[str, int]:
 
 if __name__ == "__main__":
     Path.cwd()  # a user without a folder has no pool
-    commands = (
-        start,
-        run,
-        train,
-        kill,
-        restart,
-        status,
-        listeners,
-        logs,
-        files,
-        client_file,
-        publish,
-        stop,
-    )
+    commands = (start, run, train, kill, status, listeners, files, client_file, publish, stop)
     serve({command.__name__: command for command in commands})
     stop()
     os._exit(0)  # the thread that publishes does not end

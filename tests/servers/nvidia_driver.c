@@ -38,16 +38,6 @@ static int ask(char *value, const char *format, ...) {
   return answer;
 }
 
-/* Notes that a function was called, one a line. */
-static void note(const char *call) {
-  char path[ROOM];
-  snprintf(path, sizeof path, "%s.calls", getenv("NVIDIA_MACHINE"));
-  FILE *file = getenv("NVIDIA_MACHINE") ? fopen(path, "a") : NULL;
-  if (!file) return;
-  fprintf(file, "%s\n", call);
-  fclose(file);
-}
-
 static int ask_of(Device device, const char *what, char *value) {
   int gpu = (int)((intptr_t)device >> 8) - 1, instance = (int)((intptr_t)device & 255) - 1;
   int answer = ask(value, "gpu.%d", gpu); /* an error of the whole card */
@@ -75,14 +65,8 @@ static int text(Device device, const char *what, char *found, unsigned room) {
 int nvmlInitWithFlags(unsigned flags) {
   char value[ROOM];
   (void)flags;
-  note("nvmlInit");
   int answer = ask(value, "init");
   return answer == NOT_SUPPORTED ? OK : answer;
-}
-
-int nvmlShutdown(void) {
-  note("nvmlShutdown");
-  return OK;
 }
 
 const char *nvmlErrorString(int error) {
@@ -94,13 +78,6 @@ int nvmlSystemGetDriverVersion(char *found, unsigned room) {
   char value[ROOM];
   int answer = ask(value, "driver");
   if (answer == OK) snprintf(found, room, "%s", value);
-  return answer;
-}
-
-int nvmlSystemGetCudaDriverVersion_v2(int *found) {
-  char value[ROOM];
-  int answer = ask(value, "cuda");
-  if (answer == OK) *found = atoi(value);
   return answer;
 }
 

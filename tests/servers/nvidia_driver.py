@@ -24,7 +24,7 @@ from tests.support.environment import environment
 
 GIB = 2**30
 # in the place of a value: NVML's error of that number
-NO_PERMISSION, NOT_LOADED, LOST, MISMATCH = "!4", "!9", "!15", "!18"
+NO_PERMISSION, LOST, MISMATCH = "!4", "!15", "!18"
 _OURS = secrets.token_hex(6)  # other tests of this machine lock their GPUs too
 UNSEEN_PID = 2**22 - 1  # no process has it: a driver would say so of another container's
 
@@ -86,7 +86,7 @@ class DriverOn:
 
     def show(self, *gpus: Values | str, **others: object) -> None:
         """From now on this is the machine; a text in a GPU's place is an error of all of it."""
-        machine = {"count": len(gpus), "driver": "615.71", "cuda": 13020, **others}
+        machine = {"count": len(gpus), "driver": "615.71", **others}
         lines: dict[str, object] = {}
         for key, said in (*machine.items(), *((f"gpu.{n}", said) for n, said in enumerate(gpus))):
             lines |= _flat(key, said)
@@ -97,13 +97,6 @@ class DriverOn:
     def run(self, function: Callable[..., Answer], *args: object, **variables: str) -> Answer:
         """What a function returns in the process that has this driver, and has these variables."""
         return self._process.submit(_call, function, args, variables).result()
-
-    def calls(self) -> list[str]:
-        """Which of nvmlInit and nvmlShutdown were called since this was asked last."""
-        noted = self._file.with_suffix(".calls")
-        names = noted.read_text().split() if noted.exists() else []
-        noted.unlink(missing_ok=True)
-        return names
 
     def close(self) -> None:
         """End the process."""
@@ -131,7 +124,7 @@ def process_of_another_user() -> Iterator[int]:
         process.wait()
 
 
-def install_torch(folder: Path, version: str, cuda: str | None, nccl: str = "") -> dict[str, str]:
+def install_torch(folder: Path, version: str, cuda: str | None) -> dict[str, str]:
     """What a wheel of torch leaves in a folder, as far as it can be known without importing it.
 
     Returns:
@@ -142,11 +135,6 @@ def install_torch(folder: Path, version: str, cuda: str | None, nccl: str = "") 
     (package / "__init__.py").write_text("raise ImportError('it takes seconds')")
     text = f"__version__ = '{version}'\ndebug = False\ncuda: Optional[str] = {cuda!r}\n"
     (package / "version.py").write_text(text)
-    if cuda and nccl:
-        name = f"nvidia-nccl-cu{cuda.partition('.')[0]}"
-        about = folder / f"{name.replace('-', '_')}-{nccl}.dist-info"
-        about.mkdir()
-        (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {nccl}\n")
     return {"PYTHONPATH": os.pathsep.join([str(folder), *sys.path])}
 
 
@@ -196,5 +184,4 @@ def driver_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DriverO
 def driver(driver_process: DriverOn) -> DriverOn:
     """A driver that finds no GPU until `show`."""
     driver_process.show()
-    driver_process.calls()
     return driver_process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import wait
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from gpupool.core.errors import SpmdError
+from gpupool.core.errors import SpmdError, TransferError
 from gpupool.core.wire.requests import Where
 from gpupool.pool.pool import Pool
-from gpupool.spmd.cell import CellReport, SpmdRun, States
+from gpupool.spmd.cell import CellReport, Notebook, SpmdRun, States
 from tests.support.processes import until
+from tests.support.raising import raises
 from tests.support.waits import until_there
 
 
@@ -83,14 +85,8 @@ def test_a_run_is_a_handle_until_its_result_is_asked_for(begin: Begin, tmp_path:
     assert repr(run) == "SpmdRun(done)"
     assert notes.reports == []  # nothing is shown before
     assert dict(run.result()) == {0: 0, 1: 2}
-    assert len(notes.reports) == 1
-
-
-def test_the_result_is_kept_and_shown_once(begin: Begin) -> None:
-    run, notes = begin("rank")
     assert run.result() is run.result()
-    assert len(notes.reports) == 1
-    assert notes.reports[0].result is run.result()
+    assert [report.result for report in notes.reports] == [run.result()]
 
 
 def test_the_error_is_kept_and_shown_once(begin: Begin) -> None:
@@ -186,15 +182,41 @@ def test_an_interrupt_that_overtakes_its_call_ends_it(begin: Begin, pool2: Pool)
     assert pool2.status().pids == pids
 
 
-def test_a_run_has_a_time_limit(begin: Begin) -> None:
-    run, _ = begin("import time\ntime.sleep(60)", timeout_s=0.4)
-    wait_until_done(run)
-    with pytest.raises(SpmdError):
-        run.result()
+@pytest.fixture
+def notebook() -> Notebook:
+    """A notebook without names."""
+    return Notebook({}, str)
 
 
-def test_the_number_of_the_cell_is_in_the_traceback(begin: Begin) -> None:
-    run, _ = begin("x = 1\n1 / 0", cell_number=1234)
-    with pytest.raises(SpmdError) as error:
-        run.result()
-    assert "1234" in error.value.first.traceback
+def test_a_name_that_the_cell_binds_too_is_sent_if_it_can_be(
+    begin: Begin, notebook: Notebook
+) -> None:
+    def run(source: str) -> dict[int, Any]:
+        return dict(begin(source, notebook=notebook)[0].result())
+
+    notebook.names["x"] = 1
+    assert run("x") == {0: 1, 1: 1}
+    notebook.names["x"] = threading.Lock()
+    assert run("def f(): return x\nx = rank\nf()") == {0: 0, 1: 1}
+    notebook.names["x"] = threading.Lock()
+    with raises(SpmdError, "not sent", "x", ranks=(1,), ename="NameError") as caught:
+        run("if rank == 0: x = 5\nx")  # which is not what the rank had under that name before
+    assert "x was not sent: TypeError" in caught.value.first.hint
+    notebook.names["x"] = threading.Lock()
+    with raises(TransferError, "", "x"):
+        run("x")
+
+
+def test_of_code_that_ranks_have_the_globals_are_followed(begin: Begin, notebook: Notebook) -> None:
+    def run(source: str) -> dict[int, Any]:
+        return dict(begin(source, notebook=notebook)[0].result())
+
+    notebook.names["n"] = 1
+    run("class A:\n    def v(self): return n\nx = A().v()\na = A()")
+    run("b = a")
+    notebook.names["n"] = 2
+    assert run("b.v()") == {0: 2, 1: 2}
+    notebook.names["n"] = threading.Lock()
+    assert run("x") == {0: 1, 1: 1}  # a number reads nothing
+    with raises(TransferError, "", "n"):
+        run("b.v()")

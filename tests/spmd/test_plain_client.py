@@ -36,6 +36,7 @@ def test_the_cells_of_the_page(kernel: Kernel) -> None:
         assert done.errors == [], done.error_text
         assert done.text == text
     assert kernel.run(f"%%spmd\n{SUM}").text == "[0, 1] 2.0"
+    assert "PoolError: this pool was stopped" in kernel.run("%gpupool stop\npool.client").error_text
     if not has_dask:
         pytest.skip("dask's distributed is not installed: its two cells were left out")
 
@@ -51,10 +52,3 @@ def test_a_cell_comes_after_what_a_plain_client_has_asked_of_its_ranks(pool2: Po
     assert {rank: reply.text for rank, reply in cell.result().items()} == {0: "2.0", 1: "2.0"}
     with pytest.raises(ipyparallel.RemoteError, match="KeyboardInterrupt"):
         sleep.get(20)
-
-
-@pytest.mark.long
-def test_a_pool_that_has_stopped_has_no_client(kernel: Kernel) -> None:
-    assert kernel.run("pool.client.ids").text == "[0, 1]"
-    done = kernel.run("%gpupool stop\npool.client")
-    assert "PoolError: this pool was stopped" in done.error_text

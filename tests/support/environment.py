@@ -12,7 +12,6 @@ def plain_environment() -> dict[str, str]:
     plain = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     plain["AWS_CONFIG_FILE"] = plain["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
     plain["AWS_EC2_METADATA_DISABLED"] = "true"
-    plain.pop("XDG_RUNTIME_DIR", None)  # where TMPDIR says pools are to be
     return plain
 
 

@@ -25,7 +25,8 @@ from torch.utils._pytree import tree_map_only
 
 from gpupool.data import device as devices
 from gpupool.data.device import Counter, Device, Mark
-from gpupool.engine.group import abort
+from gpupool.engine import control
+from gpupool.engine.group import abort, forming
 
 COLLECTIVE_S = 0.003  # so long the queue needs for a sum, and falls behind
 # The host has counted a tensor's version already; what is written here is not another one.
@@ -46,15 +47,13 @@ class LaggingDevice(Device):
         self._num_left = 0
         self._failure: RuntimeError | None = None
         threading.Thread(target=self._compute, name="lagging", daemon=True).start()
-        abort.watchers.add(self)
 
-    def freeze(self) -> None:
-        """Collectives are aborted next."""
-        for other in list(abort.watchers):  # the sums end now, and all others hear of it before
-            if other is not self:
-                other.freeze()
+    def abort_collectives(self) -> int:
+        """As the rank does it; the sums of this device end too."""
+        abort.before_abort()
         with self.begins:  # a sum that is just begun is one of those that are aborted
             self.is_aborted = True
+        return abort.abort_collectives()
 
     def wait_for_abort(self) -> None:
         """Wait as a kernel does for a peer that never comes."""
@@ -268,6 +267,8 @@ def install() -> None:
     if not isinstance(devices.of("cpu"), LaggingDevice):
         device = LaggingDevice()
         devices.put(device)
+        for module in (control, forming):
+            vars(module)["abort_collectives"] = device.abort_collectives
         _Reads(device).__enter__()
         _Later(device, groups[dist.get_rank()]).__enter__()
 

@@ -1,1 +1,1 @@
-"""This machine: its GPUs, cores, limits, processes, folders and locks. Runs anywhere."""
+"""This machine: its GPUs, limits, processes and locks. Runs anywhere."""

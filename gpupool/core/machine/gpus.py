@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 
-from gpupool.core.machine.gpu_setup import why_torch_cannot, without_driver
-from gpupool.core.machine.nvml import driver_version, read_gpus
-from gpupool.core.machine.topology import NO_DRIVER, Discovery, Gpu, survey
+from gpupool.core.machine.gpu_setup import why_torch_cannot
+from gpupool.core.machine.nvml import read_gpus
+from gpupool.core.machine.topology import Discovery, Gpu, survey
 from gpupool.core.machine.uses import Use, holder_text
 
 
@@ -15,46 +15,27 @@ class GpuTable(tuple[Gpu, ...]):
     """GPUs that show as a table. `repr` is its text form; a notebook draws it.
 
     `selected` maps the UUID of a GPU to who uses it, such as "rank 0", `uses` to who else does.
-    `why_none` says why no GPU can be used, `instead` in a sentence what a pool uses then.
+    `none` is the sentence that stands for a table without rows.
     """
 
     HEADER = (
-        "index",
-        "name",
-        "capability",
-        "memory",
-        "utilization",
-        "temperature",
-        "available",
-        "selected",
-        "held by",
-        "uuid",
+        *("index", "name", "capability", "memory", "utilization", "temperature"),
+        *("available", "selected", "held by", "uuid"),
     )
     selected: Mapping[str, str]
-    why_none: str
-    instead: str
+    none: str
     uses: Mapping[str, Use]
 
     def __new__(
         cls,
         gpus: Iterable[Gpu] = (),
         selected: Mapping[str, str] | None = None,
-        why_none: str = "",
-        instead: str = "",
+        none: str = "No GPU.",
         uses: Mapping[str, Use] | None = None,
     ) -> GpuTable:
         table = super().__new__(cls, gpus)
-        table.selected = selected or {}
-        table.why_none = why_none
-        table.instead = instead
-        table.uses = uses or {}
+        table.selected, table.none, table.uses = selected or {}, none, uses or {}
         return table
-
-    @property
-    def none(self) -> str:
-        """What stands for a table without rows."""
-        sentence = f"No GPU: {self.why_none}." if self.why_none else "No GPU."
-        return f"{sentence} {self.instead}".rstrip()
 
     @staticmethod
     def share(gpu: Gpu, column: str) -> float | None:
@@ -119,12 +100,9 @@ def _known(value: int | None, unit: str) -> str:
 
 def discover() -> Discovery:
     """Ask the driver which GPUs there are; respects `CUDA_VISIBLE_DEVICES`."""
-    driver = driver_version()
     gpus, trouble = read_gpus()
-    if trouble == NO_DRIVER:
-        trouble += without_driver()
-    elif gpus:
-        trouble = why_torch_cannot(driver)
+    if gpus:
+        trouble = why_torch_cannot()
     return survey(gpus, trouble, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 

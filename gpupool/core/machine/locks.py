@@ -13,42 +13,39 @@ import os
 import re
 import stat
 import tempfile
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
-from gpupool.core.machine.processes import ProcessId, command_of, parent_of, user_of
+import psutil
+
+from gpupool.core.machine.processes import this_user
 
 # FHS: "lock files for devices and other resources shared by multiple applications"
 _PLACES = (Path("/run/lock"), Path("/tmp"))  # noqa: S108 - the same for every user, on purpose
 
-
 AGENT = "gpupool:agent"  # the name of the process that holds locks for its notebook
 ENDING_AGENT = "gpupool:ending"  # the same when that has ended, until its ranks have too
 _MAX_LOCKS_BYTES = 2**20  # of /proc/locks, which other users may fill
+_NUM_LOOKS = 3  # the kernel leaves a lock out if one above it goes while the list is read
 
 
 class Owner(TypedDict, total=False):
     """Who has locked a device, as far as the kernel knows.
 
-    `since` is in seconds since the epoch: of the file, if it can be true. `is_ending`: its notebook
-    has ended, and the driver takes the memory of the ranks back.
+    `is_ending`: its notebook has ended, and the driver takes the memory of the ranks back.
     """
 
     pid: int
     user: str
-    since: float
     is_ending: bool
 
 
 def locked_text(others: Mapping[str, Owner], num_gpus: int, number: int) -> str:
-    """Why `number` of `num_gpus` GPUs cannot be had: who has them, since when, and what to do."""
+    """Why `number` of `num_gpus` GPUs cannot be had: who has them, and what to do."""
     owners: dict[str, list[str]] = {}
     for uuid, owner in others.items():
         who = f"process {owner.get('pid', '?')} of {owner.get('user', '?')}"
-        if "since" in owner:
-            who += time.strftime(" since %H:%M on %d %B", time.localtime(owner["since"]))
         owners.setdefault(who, []).append(uuid)
     listed = "; ".join(f"{', '.join(uuids)} by {who}" for who, uuids in owners.items())
     return too_few_text(f"other pools use {listed}", num_gpus - len(others), num_gpus, number)
@@ -56,13 +53,10 @@ def locked_text(others: Mapping[str, Owner], num_gpus: int, number: int) -> str:
 
 def too_few_text(why: str, free: int, num_gpus: int, number: int) -> str:
     """That `free` of `num_gpus` GPUs can be had and not `number`, for which reason, what to do."""
-    if free:
-        advice = f"`%gpupool start -n {free}` takes those that are free; --force shares them."
-    else:
-        advice = "`--cpu` starts CPU ranks; --force (force=True) shares the GPUs all the same."
+    take = f"`-n {free}` takes those" if free else "`--cpu` starts CPU ranks"
     return (
-        f"You asked for {number} of {num_gpus} GPUs, but {f'only {free}' if free else 'none'} "
-        f"{'are' if free > 1 else 'is'} free; {why}. {advice}"
+        f"You asked for {number} of {num_gpus} GPUs, and {free} can be had; {why}. {take}; "
+        "--force (force=True) shares the GPUs."
     )
 
 
@@ -168,8 +162,6 @@ class DeviceLocks:
             os.close(descriptor)
             return found
         self._held[device] = descriptor
-        with contextlib.suppress(OSError):  # locked all the same
-            os.utime(descriptor)
         return None
 
 
@@ -202,20 +194,23 @@ def _owner(descriptor: int) -> Owner:
     found = os.fstat(descriptor)
     file = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     try:
-        with open("/proc/locks", "rb") as locks:
-            lines = locks.read(_MAX_LOCKS_BYTES).decode().splitlines()
-        # "1: FLOCK  ADVISORY  WRITE 4711 fe:00:2280340 0 EOF"; who only waits has "->" in the 2nd
-        rows = (line.split() for line in lines)
-        pid = next(int(row[4]) for row in rows if row[1:2] == ["FLOCK"] and file in row[5:6])
-        user, holder = user_of(pid), ProcessId.of(pid)
-        name = command_of(pid)
-        if name == AGENT:
-            pid = parent_of(pid) or pid
-    except (OSError, StopIteration):  # it has released it, or ended, meanwhile
+        pid = next(int(row[4]) for row in _locks() if row[1:2] == ["FLOCK"] and file in row[5:6])
+        holder = psutil.Process(pid)
+        name, user = holder.name(), holder.username()
+        owner = Owner(pid=holder.ppid() if name == AGENT else pid, user=user)
+    except (OSError, StopIteration, psutil.Error):  # it has released it, or ended, meanwhile
         return {}
-    owner = Owner(pid=pid, user=user)
-    if holder.start_time - 1 <= found.st_mtime <= time.time() + 1:  # ticks are not exact
-        owner["since"] = found.st_mtime
-    if name == ENDING_AGENT and user == user_of(os.getpid()):  # others could say so for ever
+    if name == ENDING_AGENT and user == this_user():  # others could say so for ever
         owner["is_ending"] = True
     return owner
+
+
+def _locks() -> Iterator[list[str]]:
+    """The rows of /proc/locks: "1: FLOCK  ADVISORY  WRITE 4711 fe:00:2280340 0 EOF".
+
+    Who only waits has "->" in the second column.
+    """
+    for _ in range(_NUM_LOOKS):
+        with open("/proc/locks", "rb") as locks:
+            for line in locks.read(_MAX_LOCKS_BYTES).decode().splitlines():
+                yield line.split()

@@ -5,24 +5,42 @@ Only reading; what follows from it is decided in `gpupool/core/machine/topology.
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
-import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from gpupool.core.machine.processes import command_of
 from gpupool.core.machine.topology import NO_DRIVER, UNREADABLE, Gpu, GpuProcess
 from gpupool.core.machine.uses import computing, holder_text
+from gpupool.core.terminal import plain
 
 RELEASE_S = 10.0  # the driver takes up to this long to free 80 GB of a killed process
 _POLL_S = 0.05
-_ANOTHERS = "this process may not use it, as it belongs to another job, say"
 
-Read = TypeVar("Read")
-_is_open = False
-_opening = threading.RLock()
+
+class Gauges(NamedTuple):
+    """What a GPU, or an instance of one, shows now; None where it does not."""
+
+    used_memory_bytes: int | None = None
+    total_memory_bytes: int | None = None
+    utilization_percent: int | None = None
+    temperature_c: int | None = None
+
+
+@functools.cache
+def driver() -> Any:
+    """NVML, open for as long as this process lives.
+
+    To open it takes up to 3 s a GPU where nothing else keeps the driver awake.
+
+    Raises:
+        pynvml.NVMLError: there is no driver, or it fails.
+    """
+    import pynvml
+
+    pynvml.nvmlInit()
+    return pynvml
 
 
 def read_gpus() -> tuple[list[Gpu], str]:
@@ -34,28 +52,31 @@ def read_gpus() -> tuple[list[Gpu], str]:
     import pynvml
 
     try:
-        gpus = _read_open(lambda: [_read_index(i) for i in range(pynvml.nvmlDeviceGetCount())])
+        return [_read_index(index) for index in range(driver().nvmlDeviceGetCount())], ""
     except pynvml.NVMLError_LibraryNotFound:
         return [], NO_DRIVER
     except pynvml.NVMLError as error:  # such as a version mismatch after an upgrade
-        return [], _failure(error)
-    if any(gpu.uuid == UNREADABLE and gpu.unavailable != _ANOTHERS for gpu in gpus):
-        close()  # what is open now would not see that it is back
-    return gpus, ""
+        return [], f"the NVIDIA driver fails ({_words(error)})"
 
 
-def driver_version() -> tuple[str, int] | None:
-    """The driver's own version, and the newest CUDA it serves ("580.65", 13); None without one."""
+def read_gauges(uuid: str) -> Gauges | None:
+    """What one GPU, or an instance of one, shows; None if the driver does not know it."""
     import pynvml
 
-    def read() -> tuple[str, int]:
-        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()  # 13020 of 13.2
-        return _text(pynvml.nvmlSystemGetDriverVersion()), cuda // 1000
-
     try:
-        return _read_open(read)
+        return _gauges(driver().nvmlDeviceGetHandleByUUID(uuid))
     except pynvml.NVMLError:
         return None
+
+
+def driver_version() -> str:
+    """The driver's own version; "" without one."""
+    import pynvml
+
+    try:
+        return _text(driver().nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return ""
 
 
 def wait_until_released(ended: Mapping[str, int], within_s: float = RELEASE_S) -> list[str]:
@@ -85,75 +106,10 @@ def _pids_on(uuid: str) -> set[int]:
     """Who holds memory of a GPU; nobody where that cannot be known."""
     import pynvml
 
-    def read() -> set[int]:
-        return set(_holders(pynvml.nvmlDeviceGetHandleByUUID(uuid)))
-
     try:
-        return _read_open(read)
+        return set(_holders(driver().nvmlDeviceGetHandleByUUID(uuid)))
     except pynvml.NVMLError:
         return set()
-
-
-def _read_open(read: Callable[[], Read]) -> Read:
-    """What `read` returns with NVML open, which it is for as long as this process lives.
-
-    To open it takes up to 3 s a GPU where nothing else keeps the driver awake. What was opened
-    before a driver was loaded again, or before a GPU was reset, fails: it is opened once more then.
-
-    Raises:
-        pynvml.NVMLError: it cannot be opened, or `read` fails on what was just opened.
-    """
-    import pynvml
-
-    global _is_open
-    with _opening:
-        was_open = _is_open
-        if not was_open:
-            pynvml.nvmlInit()
-            _is_open = True
-        try:
-            return read()
-        except pynvml.NVMLError:
-            close()
-            if not was_open:
-                raise
-        return _read_open(read)
-
-
-def close() -> None:
-    """Close NVML, if it is open; the next reading opens it."""
-    import pynvml
-
-    global _is_open
-    with _opening, contextlib.suppress(pynvml.NVMLError):
-        if _is_open:
-            _is_open = False
-            pynvml.nvmlShutdown()
-
-
-def _why_unreadable(error: Any) -> str:
-    """What keeps a GPU from being used that the driver says nothing of."""
-    import pynvml
-
-    if isinstance(error, pynvml.NVMLError_NoPermission):
-        return _ANOTHERS
-    if isinstance(error, pynvml.NVMLError_GpuIsLost):
-        return "it has fallen off the bus: `sudo dmesg` says why, and a reboot brings it back"
-    if isinstance(error, pynvml.NVMLError_ResetRequired):
-        return "it needs a reset: `sudo nvidia-smi --gpu-reset`"
-    return str(error).rstrip(".")
-
-
-def _failure(error: Any) -> str:
-    """Why the driver shows no GPU at all, in its words, and what helps where that is known."""
-    import pynvml
-
-    advice = {
-        pynvml.NVML_ERROR_NO_PERMISSION: ": this user may not open /dev/nvidiactl",
-        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: ": it was updated, and needs a reboot",
-        pynvml.NVML_ERROR_DRIVER_NOT_LOADED: ": `sudo modprobe nvidia` loads it or says why not",
-    }
-    return f"the NVIDIA driver fails ({str(error).rstrip('.')}){advice.get(error.value, '')}"
 
 
 def _read_index(index: int) -> Gpu:
@@ -163,7 +119,7 @@ def _read_index(index: int) -> Gpu:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         uuid = _text(pynvml.nvmlDeviceGetUUID(handle))
     except pynvml.NVMLError as error:  # it fell off the bus, or is not this user's
-        return Gpu(index, UNREADABLE, "?", unavailable=_why_unreadable(error))
+        return Gpu(index, UNREADABLE, "?", unavailable=_words(error))
     mode = _ask("nvmlDeviceGetMigMode", handle)  # [current, after the next reset]
     mig = mode is not None and mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE
     return _read(handle, index, uuid, None, _instances(handle, index) if mig else None)
@@ -183,37 +139,44 @@ def _instances(parent: Any, index: int) -> tuple[Gpu, ...]:
 def _read(
     handle: Any, index: int, uuid: str, mig_index: int | None, instances: tuple[Gpu, ...] | None
 ) -> Gpu:
-    import pynvml
-
-    memory = _ask("nvmlDeviceGetMemoryInfo", handle)
-    rates = _ask("nvmlDeviceGetUtilizationRates", handle)
     capability = _ask("nvmlDeviceGetCudaComputeCapability", handle)
-    mode, processes = _ask("nvmlDeviceGetComputeMode", handle), _processes(handle)
-    is_exclusive = mode == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS
-    unavailable = ""
-    if mode == pynvml.NVML_COMPUTEMODE_PROHIBITED:
-        unavailable = "its compute mode is prohibited"
-    elif is_exclusive:
-        # of this process `place_ranks` says more
-        others = [p for p in computing(processes) if p.pid != os.getpid()]
-        if others:
-            whose = ", ".join(map(holder_text, others))
-            unavailable = f"its compute mode is EXCLUSIVE_PROCESS, and {whose} has it"
+    processes = tuple(_process(pid, *about) for pid, about in sorted(_holders(handle).items()))
     return Gpu(
         index=index,
         uuid=uuid,
         name=_text(_ask("nvmlDeviceGetName", handle)),
-        total_memory_bytes=getattr(memory, "total", None),
-        used_memory_bytes=getattr(memory, "used", None),
-        utilization_percent=getattr(rates, "gpu", None),
-        temperature_c=_ask("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU),
         processes=processes,
         compute_capability=capability and "{}.{}".format(*capability),
-        unavailable=unavailable,
+        unavailable=_why_not(_ask("nvmlDeviceGetComputeMode", handle), processes),
         mig_index=mig_index,
         instances=instances,
-        is_exclusive=is_exclusive,
         cpus=_cpus(handle),
+        **_gauges(handle)._asdict(),
+    )
+
+
+def _why_not(mode: int | None, processes: tuple[GpuProcess, ...]) -> str:
+    """Why nobody can begin to compute on a GPU in this compute mode; "" if that is possible."""
+    import pynvml
+
+    if mode == pynvml.NVML_COMPUTEMODE_PROHIBITED:
+        return "its compute mode is prohibited"
+    holders = ", ".join(map(holder_text, computing(processes)))
+    if mode == pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS and holders:
+        return f"its compute mode is EXCLUSIVE_PROCESS, and {holders} has it"
+    return ""
+
+
+def _gauges(handle: Any) -> Gauges:
+    import pynvml
+
+    memory = _ask("nvmlDeviceGetMemoryInfo", handle)
+    rates = _ask("nvmlDeviceGetUtilizationRates", handle)
+    return Gauges(
+        used_memory_bytes=getattr(memory, "used", None),
+        total_memory_bytes=getattr(memory, "total", None),
+        utilization_percent=getattr(rates, "gpu", None),
+        temperature_c=_ask("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU),
     )
 
 
@@ -224,12 +187,6 @@ def _cpus(handle: Any) -> tuple[int, ...]:
     return tuple(
         64 * n + bit for n, word in enumerate(words) for bit in range(64) if word >> bit & 1
     )
-
-
-def _processes(handle: Any) -> tuple[GpuProcess, ...]:
-    """Who holds memory of it, by pid."""
-    found = _holders(handle)
-    return tuple(_process(pid, *about) for pid, about in sorted(found.items()))
 
 
 def _holders(handle: Any) -> dict[int, tuple[int | None, bool]]:
@@ -247,8 +204,9 @@ def _process(pid: int, used: int | None, computes: bool) -> GpuProcess:
     import psutil
 
     try:
-        # `command_of`, as a name is what its process says: another user's may hold escape codes
-        return GpuProcess(pid, command_of(pid), psutil.Process(pid).username(), used, computes)
+        process = psutil.Process(pid)
+        # a name is what its process says: that of another user's may hold escape codes
+        return GpuProcess(pid, plain(process.name()), process.username(), used, computes)
     except psutil.Error:  # gone meanwhile, or in another container
         return GpuProcess(pid, "?", "?", used, computes)
 
@@ -261,6 +219,10 @@ def _ask(call: str, handle: Any, *args: Any) -> Any:
         return getattr(pynvml, call)(handle, *args)
     except pynvml.NVMLError:
         return None
+
+
+def _words(error: Exception) -> str:
+    return str(error).rstrip(".")
 
 
 def _text(value: Any) -> str:

@@ -1,52 +1,21 @@
-"""Processes that cannot be mistaken for others: a pid and when it started. Runs anywhere, on Linux.
-
-A pid alone is used again sooner or later. Facts are from proc(5).
-"""
+"""The processes of this machine: how they are started, named and found. Runs anywhere."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
 import os
-import pwd
 import signal
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from gpupool.core.machine.cgroup import has_met_process_limit
+import psutil
+
+from gpupool.core.machine.limits import has_met_process_limit
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _NO_MORE = ("can't start new thread", os.strerror(errno.EAGAIN))  # of Python; of the C library
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessId:
-    """One process of this machine. `started` counts clock ticks since boot (proc(5), field 22)."""
-
-    pid: int
-    started: int
-
-    @classmethod
-    def of(cls, pid: int) -> ProcessId:
-        """The process that has this pid now.
-
-        Raises:
-            ProcessLookupError: there is none.
-        """
-        return cls(pid, int(_stat(pid)[19]))
-
-    @property
-    def start_time(self) -> float:
-        """When it started, in seconds since the epoch."""
-        boot = next(
-            float(line.split()[1])
-            for line in Path("/proc/stat").read_text().splitlines()
-            if line.startswith("btime")
-        )
-        return boot + self.started / os.sysconf("SC_CLK_TCK")
 
 
 def command_for(module: str) -> list[str]:
@@ -77,46 +46,22 @@ def lack_of_processes(said: str, aborted: bool = False) -> str:
 
 def children(pid: int) -> list[int]:
     """The pids of the children a process has now."""
-    return [child for child in all_pids() if parent_of(child) == pid]
+    return [child.pid for child in psutil.Process(pid).children()]
 
 
-def all_pids() -> Iterator[int]:
-    """Every process of this machine that can be seen from here."""
-    return (int(name) for name in os.listdir("/proc") if name.isdecimal())
-
-
-def command_of(pid: int) -> str:
-    """The short name of a process's command, without control characters; "?" if it has ended."""
-    try:
-        name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-    except OSError:
-        return "?"
-    return "".join(letter if letter.isprintable() else "?" for letter in name)
-
-
-def user_of(pid: int) -> str:
-    """The name of the real user of a process; the number of one without a name.
-
-    A process of another one's that runs a program of root's, as `su`, is still that one's.
-
-    Raises:
-        OSError: it has ended, or cannot be seen.
-    """
-    lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
-    uid = next(int(line.split()[1]) for line in lines if line.startswith("Uid:"))
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:  # as in a container
-        return str(uid)
+def this_user() -> str:
+    """The name of this process's user; the number of one without a name, as in a container."""
+    return str(psutil.Process().username())
 
 
 def state_of(pid: int) -> str:
     """What a process does: "R" runs, "S" sleeps, "D" waits in the kernel, "T" is stopped, "t" is
     held by a debugger, "Z" has ended; "" if it is gone (proc(5), field 3)."""
     try:
-        return _stat(pid)[0]
-    except ProcessLookupError:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
         return ""
+    return stat.rpartition(")")[2].split()[0]  # the name before it may hold anything
 
 
 def process_name(name: str) -> str:
@@ -138,20 +83,3 @@ def die_with(parent_pid: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-def parent_of(pid: int) -> int | None:
-    """The pid of a process's parent; None if it has ended."""
-    try:
-        return int(_stat(pid)[1])
-    except ProcessLookupError:
-        return None
-
-
-def _stat(pid: int) -> list[str]:
-    """State, parent pid, ... of a process: the fields after its name, which may hold anything."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        raise ProcessLookupError(pid) from None
-    return text.rpartition(")")[2].split()

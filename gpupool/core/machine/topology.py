@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +10,6 @@ from gpupool.core.errors import PlacementError
 
 NO_DRIVER = "no NVIDIA driver"
 HIDDEN = "hidden by CUDA_VISIBLE_DEVICES"
-_NAME = re.compile(r"\s*(\d|GPU-|MIG-)")  # of a GPU; "-1" and "NoDevFiles" mean none
 UNREADABLE = "?"  # as a UUID: the driver counts this GPU, and says no more of it
 
 
@@ -52,7 +50,6 @@ class Gpu:
     mig_index: int | None = None
     parent_uuid: str = ""
     instances: tuple[Gpu, ...] | None = None
-    is_exclusive: bool = False  # one process at a time may have a context on it
     cpus: tuple[int, ...] = ()  # those of the same NUMA node, in ascending order
 
     @property
@@ -114,10 +111,7 @@ def survey(gpus: Sequence[Gpu], trouble: str, visible_devices: str | None) -> Di
     elif not devices:
         why_none = "the NVIDIA driver finds no GPU"
     elif not visible and any(gpu.uuid != UNREADABLE for gpu in devices):
-        first = str(visible_devices).split(",")[0]
-        is_wrong = _NAME.match(first) and not restrict(devices, first)
-        does = "names no GPU of this machine" if is_wrong else "hides all GPUs"
-        why_none = f"CUDA_VISIBLE_DEVICES={visible_devices!r} {does}"
+        why_none = f"CUDA_VISIBLE_DEVICES={visible_devices!r} names no GPU of this machine"
     else:
         why_none = ", ".join(f"GPU {gpu.label}: {gpu.unavailable}" for gpu in visible or devices)
     return Discovery(marked, usable, why_none)
@@ -151,29 +145,22 @@ def split_mig(gpus: Sequence[Gpu]) -> list[Gpu]:
 def restrict(gpus: Sequence[Gpu], visible_devices: str) -> list[Gpu]:
     """`gpus` as CUDA shows them under `CUDA_VISIBLE_DEVICES=visible_devices`.
 
-    CUDA reads entries (an index, or the unambiguous beginning of a UUID) up to the first that it
-    does not know; one given twice leaves none. Indices count in the driver's order, which is CUDA's
-    where GPUs are equal or CUDA_DEVICE_ORDER is PCI_BUS_ID. What a job may not use, as under Slurm,
-    the driver counts and CUDA does not.
+    CUDA reads entries, indices or UUIDs, up to the first that it does not know. Indices count in
+    the driver's order. What a job may not use, as under Slurm, the driver counts and CUDA does not.
 
     Where CUDA shows a process one MIG instance only, all that are named count here: a job's
     allocation may have several, and each engine is given its own. A GPU with MIG mode on stands for
     all its instances.
     """
     chosen: list[Gpu] = []
-    listed = [gpu for gpu in gpus if gpu.uuid != UNREADABLE]
-    cards = list(dict.fromkeys(gpu.parent_uuid or gpu.uuid for gpu in listed))
+    listed = [gpu.parent_uuid or gpu.uuid for gpu in gpus if gpu.uuid != UNREADABLE]
+    cards = {str(index): uuid for index, uuid in enumerate(dict.fromkeys(listed))}
     for entry in map(str.strip, visible_devices.split(",")):
-        if entry.isdecimal():
-            card = cards[int(entry)] if int(entry) < len(cards) else None
-            found = [gpu for gpu in gpus if card in (gpu.uuid, gpu.parent_uuid)]
-        else:
-            found = [] if ":" in entry else _find(gpus, entry)
+        name = cards.get(entry, entry)
+        found = [gpu for gpu in gpus if name in {gpu.uuid, gpu.parent_uuid} - {""}]
         if not found:
             break
-        if any(gpu in chosen for gpu in found):
-            return []
-        chosen += found
+        chosen += [gpu for gpu in found if gpu not in chosen]
     return chosen
 
 
@@ -181,20 +168,29 @@ def choose(found: Discovery, wanted: Sequence[str] | None) -> list[Gpu]:
     """The GPUs named, in the order named; all usable ones for None.
 
     Args:
-        wanted: an index ("0"), a MIG instance ("0:1"), or a UUID or its unambiguous beginning.
-            A GPU with MIG mode on stands for all its instances.
+        wanted: an index ("0"), a MIG instance ("0:1"), or a UUID. A GPU with MIG mode on stands for
+            all its instances.
 
     Raises:
-        PlacementError: one is not there, cannot be used, is ambiguous, or is given twice.
+        PlacementError: one is not there, cannot be used, or is given twice.
     """
     if wanted is None:
         return list(found.usable)
     chosen: list[Gpu] = []
     for name in wanted:
-        gpus = _find(found.gpus, name)
+        gpus = [
+            gpu
+            for gpu in found.gpus
+            if name in {gpu.label, str(gpu.index), gpu.uuid, gpu.parent_uuid} - {""}
+        ]
         if not gpus:
-            kind, what = _why_not(found, name)
-            raise PlacementError(f"GPU {name!r} {what}", kind, name)
+            listed = ", ".join(f"{gpu.label} ({gpu.name})" for gpu in found.gpus)
+            there = f"there are {listed}" if listed else found.why_none
+            raise PlacementError(
+                f"GPU {name!r} is not there: {there}. `%gpupool start --cpu` starts CPU ranks.",
+                "unknown" if listed else "no GPU",
+                name,
+            )
         for gpu in gpus:
             if gpu.unavailable:
                 raise PlacementError(
@@ -260,31 +256,3 @@ def device_names(ranks: Iterable[Rank]) -> tuple[str, ...]:
     "CPU"."""
     gpus = [rank.gpu for rank in ranks]
     return tuple(f"cuda:{gpu.label} {gpu.name}" if gpu else "CPU" for gpu in gpus)
-
-
-def _find(gpus: Sequence[Gpu], name: str) -> list[Gpu]:
-    """What a name means: a GPU, the instances of one, or nothing (also if it is ambiguous)."""
-    matches = [gpu for gpu in gpus if _is_called(gpu, name)]
-    return matches if len({_identity(gpu, name) for gpu in matches}) == 1 else []
-
-
-def _is_called(gpu: Gpu, name: str) -> bool:
-    if name.startswith(("GPU-", "MIG-")):
-        return len(name) > 4 and any(u.startswith(name) for u in (gpu.uuid, gpu.parent_uuid))
-    return name in (gpu.label, str(gpu.index))
-
-
-def _identity(gpu: Gpu, name: str) -> str:
-    """Of what `name` is a name: the GPU itself, or the one that the instance belongs to."""
-    return gpu.uuid if gpu.uuid.startswith(name) else gpu.parent_uuid or gpu.uuid
-
-
-def _why_not(found: Discovery, name: str) -> tuple[str, str]:
-    """Why no GPU is meant by a name: the error's kind, and what it says."""
-    if any(_is_called(gpu, name) for gpu in found.gpus):
-        return "ambiguous", "is ambiguous: write more of the UUID. `%gpupool gpus` shows them."
-    if not found.gpus:
-        what = f"is not there: {found.why_none}. `%gpupool start --cpu` starts CPU ranks."
-        return "no GPU", what
-    known = ", ".join(f"{gpu.label} ({gpu.name})" for gpu in found.gpus)
-    return "unknown", f"is not there: there are {known}."

@@ -6,12 +6,11 @@ memory. It does not show the processes of another container, and not what is onl
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpupool.core.machine.locks import lock_owners
-from gpupool.core.machine.processes import user_of
+from gpupool.core.machine.processes import this_user
 from gpupool.core.machine.topology import Gpu, GpuProcess
 
 _UNSEEN_BYTES = 2 * 2**30  # the driver itself has up to 1 GiB, which it counts as used
@@ -50,7 +49,7 @@ def uses(gpus: Sequence[Gpu], ours: Sequence[str]) -> dict[str, Use]:
     Args:
         ours: the UUIDs of which ranks of this notebook compute: by this user, perhaps unseen.
     """
-    user, owners = user_of(os.getpid()), lock_owners([gpu.uuid for gpu in gpus])
+    user, owners = this_user(), lock_owners([gpu.uuid for gpu in gpus])
     found: dict[str, Use] = {}
     for gpu in gpus:
         use = use_of(gpu, user)
@@ -77,5 +76,5 @@ def holder_text(process: GpuProcess) -> str:
 
 def taken_by_others(gpus: Sequence[Gpu]) -> list[Gpu]:
     """Those on which another user computes, who knows nothing of locks."""
-    user = user_of(os.getpid())
+    user = this_user()
     return [gpu for gpu in gpus if (use := use_of(gpu, user)) and use.is_taken]

@@ -49,7 +49,7 @@ class PoolOptions:
     backend: Backend = "auto"
     """"auto": NCCL among ranks that have a GPU each, gloo as soon as one without takes part.
 
-    MIG instances of one GPU need NCCL 2.30 or newer; gloo joins them otherwise."""
+    Ranks with MIG instances of one GPU are joined by gloo."""
     force: bool = False
     """Take GPUs that another pool has locked, or another user computes on, too."""
     env: tuple[str, ...] = ()

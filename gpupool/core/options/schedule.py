@@ -58,30 +58,6 @@ def lr_factor(
     return lowest + (1 - lowest) * (1 + math.cos(math.pi * share)) / 2  # CosineAnnealingLR
 
 
-def turns(options: TrainingOptions, steps_per_epoch: int) -> tuple[tuple[int, float], ...]:
-    """The steps at which the learning rate turns: pairs (step, factor on `lr`), in order.
-
-    The end of a warm-up; each drop of "piecewise"; the last step of what falls all the time.
-    Nothing of a callable, nor where nobody knows how many steps an epoch has.
-
-    Args:
-        options: resolved ones.
-    """
-    total = total_steps(options, steps_per_epoch)
-    if callable(options.schedule) or not steps_per_epoch or total is None:
-        return ()
-    warm = 1 + warmup_steps(options, steps_per_epoch)
-    # Computed from the schedule, not found by asking each step: a training may have millions.
-    places = {warm}
-    if options.schedule == "piecewise":
-        places.update(range(1, total + 1, _drop_period(options) * steps_per_epoch))
-    elif options.schedule != "none":
-        places.add(total)
-    # Step 1 is the start and no turn; within the warm-up the schedule does not decide the rate.
-    steps = sorted(step for step in places if max(2, warm) <= step <= total)
-    return tuple((step, lr_factor(options, step, steps_per_epoch)) for step in steps)
-
-
 def check_for_stream(options: TrainingOptions) -> None:
     """Raise OptionsError if the schedule needs to know how many steps an epoch has."""
     # The first step after the warm-up, as within it the schedule is not asked.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic
+from typing import Any, ClassVar, Generic
 
 from gpupool.core.wire.pickles import Packed
 from gpupool.core.wire.replies import (
@@ -18,15 +18,29 @@ from gpupool.core.wire.replies import (
     Value,
     WorstSample,
 )
-from gpupool.core.wire.requests import Answer, ControlRequest
-from gpupool.core.wire.values import Bindings, Job, Place, Sources, ValueInfo, Values
+from gpupool.core.wire.values import (
+    Bindings,
+    Job,
+    Place,
+    Reloaded,
+    Sources,
+    ValueInfo,
+    Values,
+)
 
 
 @dataclass(frozen=True)
 class Call(Generic[Value]):
-    """One call; an interrupt knows it by `number`. Without one it cannot be interrupted."""
+    """One call; an interrupt knows it by `number`. Without one it cannot be interrupted.
 
+    What the rank shows meanwhile is the user's where `is_shown`. `reloaded` are the modules of the
+    user's that the notebook has loaded again, `torch_settings` the notebook's when it is made.
+    """
+
+    is_shown: ClassVar[bool] = False
     number: int | None = field(default=None, kw_only=True)
+    reloaded: Reloaded | None = field(default=None, kw_only=True)
+    torch_settings: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -76,13 +90,6 @@ class FormGroup(Call[None]):
     plan: GroupPlan
 
 
-@dataclass(frozen=True)
-class Ask(Call[Answer[Any]]):
-    """A control request for a rank that has just come up; a busy one is asked over its channel."""
-
-    request: ControlRequest[Any]
-
-
 # ---- the user's code and variables -----------------------------------------------------------
 
 
@@ -93,6 +100,7 @@ class RunSource(BoundCall[CodeReply]):
     `waits`: it ends when the device has computed all that it was given.
     """
 
+    is_shown = True
     source: str
     cell_number: int | None
     waits: bool = True
@@ -102,6 +110,7 @@ class RunSource(BoundCall[CodeReply]):
 class RunFunction(BoundCall[CodeReply]):
     """Call a packed (function, args, kwargs); `sources` are of its code."""
 
+    is_shown = True
     packed: Packed
     sources: Sources
 
@@ -110,6 +119,7 @@ class RunFunction(BoundCall[CodeReply]):
 class DebugCommand(Call[DebugReply]):
     """Give a command to the debugger; None begins."""
 
+    is_shown = True
     line: str | None
 
 
@@ -170,6 +180,7 @@ class Train(Call[TrainReply]):
     `again`: resume from the checkpoints of an attempt before.
     """
 
+    is_shown = True
     job: Job
     result_path: str
     again: bool = False
@@ -179,6 +190,7 @@ class Train(Call[TrainReply]):
 class Predict(Call[None]):
     """Run a model over this rank's part of the samples; the outputs go to `result_path`.N."""
 
+    is_shown = True
     job: Job
     result_path: str
 
@@ -187,6 +199,7 @@ class Predict(Call[None]):
 class Evaluate(Call[Mapping[str, float]]):
     """Loss and metrics of a model over the samples, the same on every rank."""
 
+    is_shown = True
     job: Job
 
 
@@ -194,6 +207,7 @@ class Evaluate(Call[Mapping[str, float]]):
 class Confusion(Call[Sequence[Sequence[int]] | None]):
     """This rank's samples by true and predicted class; None if it has none."""
 
+    is_shown = True
     job: Job
 
 
@@ -201,5 +215,6 @@ class Confusion(Call[Sequence[Sequence[int]] | None]):
 class Worst(Call[Sequence[WorstSample]]):
     """This rank's samples with the highest loss, at most `num`, the highest first."""
 
+    is_shown = True
     job: Job
     num: int

@@ -34,7 +34,7 @@ RANK = "GPUPOOL_RANK"  # what rank an engine is, in its environment
 # the user's variables; and each is bound to listen on loopback alone.
 _OF_GROUPS = {
     "GLOO_SOCKET_IFNAME": "lo",
-    "TORCH_GLOO_LAZY_INIT": "0",  # late connections could not be proved: engine/group/peers.py
+    "TORCH_GLOO_LAZY_INIT": "0",  # nobody would look who it is: engine/group/gloo_sockets.py
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
@@ -98,22 +98,17 @@ def select(
     """
     chosen: dict[str, str] = {}
     for pattern in patterns:
+        name = plain(pattern.split("=", 1)[0])
         if "=" in pattern:
-            name = pattern.split("=", 1)[0]
             raise OptionsError(
-                f"{plain(name)}=...: name the variable only, its value is taken from the "
-                "notebook's environment. A value typed into a cell stays in the "
-                "notebook: delete it there.",
+                f"{name}=...: name the variable only, its value is taken from the notebook's "
+                "environment. A value typed into a cell stays in the notebook: delete it there.",
                 "value",
-                plain(name),
+                name,
             )
         found = {k: v for k, v in environ.items() if fnmatchcase(k, pattern)}
         if strict and not found and not any(c in pattern for c in "*?["):
-            raise OptionsError(
-                f"{plain(pattern)} is not set in the notebook's environment.",
-                "not set",
-                plain(pattern),
-            )
+            raise OptionsError(f"{name} is not set in the notebook's environment.", "not set", name)
         chosen.update(found)
     return dict(sorted(chosen.items()))
 

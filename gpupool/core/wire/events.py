@@ -25,13 +25,10 @@ class StartEvent:
     `objective` is by what the best network is chosen ("loss", "accuracy", a metric), if any is.
 
     `devices` are those of the ranks that train, `ranks`, in this order: "cuda:0 NVIDIA H200", or
-    "CPU". `parallel` is "DDP", or "" of one rank. `validate_every` counts steps; 0: there is no
-    validation; -1: one after every epoch, of a length that nobody knows. `patience` is 0 without
-    one, `keep` "best" or "last". `lr_after` says what the learning rate will become: a pair
-    (step, lr) for each time it turns. `started_at` is rank 0's wall clock, in seconds since 1970.
-    `unit` is what a sample is: "images", or "samples". `metrics` are the names of those that
-    validations have; `may_tell` what there may be news of later: "checkpoint", "retried",
-    "skipped", "cache", "read by".
+    "CPU". `validate_every` counts steps; 0: there is no validation; -1: one after every epoch, of a
+    length that nobody knows. `patience` is 0 without one, `keep` "best" or "last". `started_at` is
+    rank 0's wall clock, in seconds since 1970. `unit` is what a sample is: "images", or "samples".
+    `metrics` are the names of those that validations have.
     """
 
     num_epochs: int
@@ -45,17 +42,13 @@ class StartEvent:
     objective: str = ""
     devices: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
-    num_hosts: int = 1
     precision: str = "float32"
-    parallel: str = ""
     validate_every: int = 0
     patience: int = 0
     keep: str = "last"
-    lr_after: tuple[tuple[int, float], ...] = ()
     started_at: float = 0.0
     unit: str = "samples"
     metrics: tuple[str, ...] = ()
-    may_tell: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,102 +3,78 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Iterator
-from functools import cached_property, lru_cache, partial
-from types import CodeType, FunctionType, MethodType
-from typing import Any
+import inspect
+from collections.abc import Sequence
+from functools import lru_cache
+from types import CodeType
+from typing import NamedTuple
 
 # The rank's own in every cell, whatever the notebook calls by these names.
 RANK_NAMES = frozenset({"rank", "world_size", "local_rank", "device", "torch", "dist"})
 
-_LOADS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
+LOADS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"}
+# What may stand between an import and the name that it binds.
+_AFTER_IMPORT = {"SWAP", "POP_TOP", "EXTENDED_ARG", "NOP"}
 
 
-@lru_cache(maxsize=4096)
-def names_in_code(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """The global names that a function's code, and what is nested in it, reads and binds.
+class Globals(NamedTuple):
+    """The global names that code, and what is nested in it, uses. Attributes are not names."""
 
-    It binds by `global`; `del` of a global counts as both. Attributes are not names.
-    """
-    reads: set[str] = set()
-    assigns: set[str] = set()
-    for part in with_nested(code):
-        own = _bound_at(part)
-        for step in dis.get_instructions(part):
-            # a class body looks in its own namespace first
-            if step.opname in _LOADS and not own.get(step.argval, step.offset) < step.offset:
-                reads.add(step.argval)
-            elif step.opname == "STORE_GLOBAL":
-                assigns.add(step.argval)
-            elif step.opname == "DELETE_GLOBAL":
-                reads.add(step.argval)
-                assigns.add(step.argval)
-    return frozenset(reads), frozenset(assigns)
+    reads: set[str]
+    """What it looks up before it has surely bound it; what it deletes, too."""
+    assigns: set[str]
+    imports: set[str]
+    deletes: set[str]
 
 
-def names_in_object(value: Any) -> frozenset[str]:
-    """The global names that a function, a class or an instance of a class of `__main__` reads.
-
-    Wrapped functions count too: by a decorator, a property, `partial`, a method.
-    """
-    reads: set[str] = set()
-    queue, seen = [value], set[int]()
-    while queue:
-        found = queue.pop()
-        if id(found) in seen:
-            continue
-        seen.add(id(found))
-        if isinstance(found, FunctionType):
-            if found.__module__ == "__main__":
-                reads |= names_in_code(found.__code__)[0]
-            queue += _cells(found)
-        elif isinstance(found, type):
-            queue += vars(found).values() if found.__module__ == "__main__" else ()
-            queue += found.__bases__
-        elif isinstance(found, MethodType):
-            queue += [found.__func__, found.__self__]
-        elif isinstance(found, _WRAPPERS):
-            queue += [getattr(found, name, None) for name in _WRAPPED]
-        else:
-            queue.append(type(found))
-    return frozenset(reads)
-
-
-# where those keep the function
-_WRAPPERS = (property, classmethod, staticmethod, cached_property, partial, type(lru_cache(int)))
-_WRAPPED = ("fget", "fset", "fdel", "__func__", "func", "__wrapped__")
-
-
-def _cells(function: FunctionType) -> Iterator[Any]:
-    """What a function closes over and is callable; a decorator's has the decorated one there."""
-    for cell in function.__closure__ or ():
-        try:
-            content = cell.cell_contents
-        except ValueError:  # not bound yet
-            continue
-        if callable(content):
-            yield content
-
-
-def _bound_at(code: CodeType) -> dict[str, int]:
-    """Where in a class body a name is bound first, for those that no way leads around."""
-    steps = dis.Bytecode(code)
-    jumps = [(step.offset, step.argval) for step in steps if "JUMP" in step.opname]
-    jumps += [(step.offset, step.argval) for step in steps if step.opname == "FOR_ITER"]
-    entries = steps.exception_entries  # type: ignore[attr-defined]
-    jumps += [(entry.start, entry.target) for entry in entries]
-    found: dict[str, int] = {}
-    unsure = {step.argval for step in steps if step.opname == "DELETE_NAME"}
+def globals_in(code: CodeType, *, is_cell: bool = False) -> Globals:
+    """The global names of a function's code, or of a whole cell's."""
+    found = Globals(set(), set(), set(), set())
+    steps = list(dis.get_instructions(code))
+    bound_at, is_imported = _bound_at(code, steps), False
     for step in steps:
-        around = any(start < step.offset < end for start, end in jumps)
-        if step.opname == "STORE_NAME" and not around and step.argval not in unsure:
-            found.setdefault(step.argval, step.offset)
+        verb, _, scope = step.opname.partition("_")
+        if step.opname in LOADS:
+            # a class body looks in its own namespace first, but for a comprehension in it
+            is_own = bound_at.get(step.argval, step.offset) < step.offset
+            if not is_own or scope == "GLOBAL":
+                found.reads.add(step.argval)
+        elif scope == "GLOBAL" or (scope == "NAME" and is_cell):
+            if verb == "STORE":
+                (found.imports if is_imported else found.assigns).add(step.argval)
+            elif verb == "DELETE":
+                found.deletes.add(step.argval)
+                found.reads.add(step.argval)
+        is_imported = verb == "IMPORT" or (is_imported and step.opname in _AFTER_IMPORT)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            for names, nested in zip(found, _globals_in_function(constant), strict=True):
+                names |= nested
     return found
 
 
-def with_nested(code: CodeType) -> Iterator[CodeType]:
-    """The code and all that is nested in it: functions, class bodies, comprehensions."""
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from with_nested(constant)
+_globals_in_function = lru_cache(maxsize=4096)(globals_in)
+
+
+def names_in_code(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """The global names that a function's code reads, and those that it binds or deletes."""
+    reads, *bound = _globals_in_function(code)
+    return frozenset(reads), frozenset().union(*bound)
+
+
+def _bound_at(code: CodeType, steps: Sequence[dis.Instruction]) -> dict[str, int]:
+    """Where a cell or class body binds a name first, for those that no way leads around."""
+    if code.co_flags & inspect.CO_OPTIMIZED:  # a function: its names are no globals
+        return {}
+    stores = [step for step in steps if step.opname == "STORE_NAME"]
+    if not stores:
+        return {}
+    jumps = [(s.offset, s.argval) for s in steps if "JUMP" in s.opname or s.opname == "FOR_ITER"]
+    entries = dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
+    jumps += [(entry.start, entry.target) for entry in entries]
+    unsure = {step.argval for step in steps if step.opname == "DELETE_NAME"}
+    found: dict[str, int] = {}
+    for name, offset in ((step.argval, step.offset) for step in stores):
+        if name not in unsure and not any(start < offset < end for start, end in jumps):
+            found.setdefault(name, offset)
+    return found

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpupool.core.wire.calls import Call
-from gpupool.core.wire.replies import Reply, apart
+from gpupool.core.wire.replies import Reply
 
 
 def _nobody(call: Call[Any]) -> Reply[Any]:
@@ -25,6 +25,6 @@ serve: Callable[[Call[Any]], Reply[Any]] = _nobody
 """Serves a call in this process; `gpupool/engine/entry.py` puts the real one here."""
 
 
-def invoke(call: Call[Any]) -> tuple[Reply[Any], bytes | None]:
-    """Serve a call on this engine: the reply, as `together` takes it."""
-    return apart(serve(call))
+def invoke(call: Call[Any]) -> Reply[Any]:
+    """Serve a call on this engine."""
+    return serve(call)

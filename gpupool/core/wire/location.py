@@ -6,15 +6,11 @@ the client compares those of all ranks (`gpupool/pool/calls/hang_watch.py`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 POINT_TO_POINT = ("send", "recv", "isend", "irecv")
-_SHAPE = re.compile(r"(\w+)\[([\d, ]*)\]")  # of one tensor, as in `Collective.values`
-_UNEVEN = ("all_to_all", "alltoall")  # in these each rank may give something else
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,34 +30,27 @@ class Collective:
     values: str = ""
     group: str = ""
 
+    @property
+    def number(self) -> int:
+        """Which one of its group's it is, where all members take part in each; else 0."""
+        return 0 if self.op in POINT_TO_POINT else self.seq
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """What is the same on all ranks that are in it."""
+        return self.op, self.seq, self.group
+
     def matches(self, other: Collective) -> bool:
         """Whether two ranks that are in these two are in the same one."""
         if self.op in POINT_TO_POINT:
             receives = (self.op in ("recv", "irecv"), other.op in ("recv", "irecv"))
             return other.op in POINT_TO_POINT and receives[0] != receives[1]
-        return (self.op, self.seq, self.group) == (other.op, other.seq, other.group)
-
-    def disagrees(self, other: Collective) -> bool:
-        """Whether two ranks are in the same one with tensors that do not go together."""
-        sizes = self.values and other.values and not self.op.startswith(_UNEVEN)
-        return bool(sizes) and _amount(self.values) != _amount(other.values) and self.matches(other)
-
-    def precedes(self, other: Collective) -> bool:
-        """Whether a rank that is in the other one was in this one before, or never comes to it."""
-        if self.op in POINT_TO_POINT or other.op in POINT_TO_POINT:
-            return False
-        return self.group == other.group and 0 < self.seq < other.seq
+        return self.key == other.key
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Collective:
         """The inverse of `dataclasses.asdict`, after JSON too."""
         return cls(**{**plain, "ranks": tuple(plain["ranks"])})
-
-
-def _amount(values: str) -> tuple[str, int]:
-    """The type of a tensor and how many numbers it has: all that the ranks must agree in."""
-    found = _SHAPE.fullmatch(values)
-    return (found[1], prod(map(int, filter(None, found[2].split(", "))))) if found else (values, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +62,7 @@ class Location:
     them. `cpu_s` is what the main thread has computed since it was started. `idle`: no call runs.
     `imports`: a library is being imported, which is not cut off. `queued`: the collective waits in
     the queue of a device, and the host has continued to `line`; nobody knows where it was called.
-    `also` are collectives that are under way besides, called with `async_op=True`. `last`, if it
-    was asked for: of each group the last collectives that are over, the newest last.
+    `last` has of each group the last collective that is over.
     """
 
     line: str = ""
@@ -83,7 +71,6 @@ class Location:
     cpu_s: float = 0.0
     idle: bool = False
     imports: bool = False
-    also: tuple[Collective, ...] = ()
     last: tuple[Collective, ...] = ()
     queued: bool = False
 
@@ -96,41 +83,24 @@ class Location:
         if self.collective is None:
             return self.function
         name = self.collective.op
-        if self.function not in ("", self.collective.op):
-            return f"{self.function} ({name})"
-        return name
+        return f"{self.function} ({name})" if self.function not in ("", name) else name
 
     @property
-    def place(self) -> str:
-        """ "all_reduce at Cell In[3], line 2", or as much of it as there is."""
-        joint = ", queued at or before " if self.queued else " at "
-        return joint.join(part for part in (self.doing, self.line) if part)
+    def spot(self) -> str:
+        """The line, as far as it is known to be that of the collective."""
+        return f"queued at or before {self.line}" if self.line and self.queued else self.line
 
     @property
     def was(self) -> str:
         """As in `RankError`: "in all_reduce (Cell In[3], line 2)" or "at Cell In[3], line 7"."""
         if self.doing:
-            line = f"queued at or before {self.line}" if self.queued else self.line
-            return f"in {self.doing} ({line})" if self.line else f"in {self.doing}"
+            return f"in {self.doing} ({self.spot})" if self.line else f"in {self.doing}"
         return f"at {self.line}" if self.line else ""
-
-    def __str__(self) -> str:
-        if self.idle and self.collective is None:
-            return "idle"
-        place = self.place or "code without a line of yours"
-        if self.collective is not None and self.collective.since_s >= 1:
-            return f"{place}, for {self.collective.since_s:.0f} s"
-        return place
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Location:
         """The inverse of `dataclasses.asdict`, after JSON too."""
         collective = plain.get("collective")
-        return cls(
-            **{
-                **plain,
-                "collective": collective and Collective.from_dict(collective),
-                "also": tuple(Collective.from_dict(one) for one in plain.get("also", ())),
-                "last": tuple(Collective.from_dict(one) for one in plain.get("last", ())),
-            }
-        )
+        last = tuple(Collective.from_dict(one) for one in plain.get("last", ()))
+        found = collective and Collective.from_dict(collective)
+        return cls(**{**plain, "collective": found, "last": last})

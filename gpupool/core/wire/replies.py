@@ -6,8 +6,8 @@ A reply is unpickled in the client's IO thread, so it must not make the notebook
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from gpupool.core.errors import RankError
 from gpupool.core.wire.values import NamesReport
@@ -27,16 +27,16 @@ class Raised:
 class Reply(Generic[Value]):
     """What a call gave: its `value`, which means nothing if it `raised`.
 
-    `context_lost`: the process can use its GPU no more. `unfinished`: the device had not computed
-    all that it was given; if collectives are aborted, tensors may hold half a sum. `group_wanting`:
-    the pool has to form its group again. `lost` are the numbers of parcels that the rank does not
-    have, to be sent again; `names` says what names of a cell mean now.
+    `context_lost`: the process can use its GPU no more. `lags`: it raised, and its device computes
+    behind the host; if collectives are aborted, tensors may hold half a sum. `group_wanting`: the
+    pool has to form its group again. `lost` are the numbers of parcels that the rank does not have,
+    to be sent again; `names` says what names of a cell mean now.
     """
 
     value: Value
     raised: Raised | None = None
     context_lost: bool = False
-    unfinished: bool = False
+    lags: bool = False
     group_wanting: bool = False
     lost: Sequence[int] = ()
     names: NamesReport | None = None
@@ -54,22 +54,6 @@ class CodeReply:
     text: str
     elapsed_s: float
     left: bool = False
-
-
-def apart(reply: Reply[Any]) -> tuple[Reply[Any], bytes | None]:
-    """A reply, and the value of code, which may be large.
-
-    ipyparallel sends bytes as they are where they do not stand inside of another object.
-    """
-    value = reply.value
-    if not isinstance(value, CodeReply):
-        return reply, None
-    return replace(reply, value=replace(value, packed=None)), value.packed
-
-
-def together(reply: Reply[Any], packed: bytes | None) -> Reply[Any]:
-    """The inverse of `apart`."""
-    return reply if packed is None else replace(reply, value=replace(reply.value, packed=packed))
 
 
 @dataclass(frozen=True)

@@ -95,10 +95,9 @@ class Abort(ControlRequest[None]):
 class Where(ControlRequest[Location]):
     """Say the line and the collective that the main thread is in.
 
-    `history` adds what is over; a `glance` costs less, see `gpupool/engine/group/location.py`.
+    A `glance` costs less, see `gpupool/engine/group/location.py`.
     """
 
-    history: bool = False
     glance: bool = False
 
     def _read(self, plain: Any) -> Location:

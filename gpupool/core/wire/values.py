@@ -6,7 +6,7 @@ Runs anywhere.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gpupool.core.wire.pickles import Packed
 
@@ -25,6 +25,14 @@ class Place:
 
 Sources = Mapping[str, tuple[int, str]]
 """File name of a cell, whose code travels -> its number and text."""
+
+
+@dataclass(frozen=True)
+class Reloaded:
+    """Modules that the notebook has loaded again: how often each, and where it finds modules."""
+
+    times: Mapping[str, int]
+    sys_path: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -75,8 +83,7 @@ class ValueInfo:
     """What is known of a rank's value without fetching it.
 
     `type` is its class's name; `shape`, `dtype` and `device` are there for arrays and tensors,
-    `length` for what has one; `text` is a short repr, only where it was asked for. `reads` are the
-    global names that code in it reads.
+    `length` for what has one; `text` is a short repr, only where it was asked for.
     """
 
     type: str
@@ -85,7 +92,6 @@ class ValueInfo:
     device: str | None = None
     length: int | None = None
     text: str | None = None
-    reads: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
 
     def __str__(self) -> str:
         """In a few words.

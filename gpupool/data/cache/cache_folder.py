@@ -7,7 +7,6 @@ import stat
 from pathlib import Path
 
 from gpupool.core.errors import DataError
-from gpupool.core.machine.private_folders import open_to_others
 
 
 def cache_folder(*parts: str) -> Path:
@@ -25,15 +24,8 @@ def cache_folder(*parts: str) -> Path:
 def private_folder(path: Path) -> Path:
     """`path`, as a folder that its owner alone may enter (mode 0700), made if it is not there.
 
-    Raises DataError if that cannot be had: no room, no right, another user's folder, or one in
-    whose place another user could put his own.
+    Raises DataError if that cannot be had: no room, no right, or another user's folder.
     """
-    if reason := open_to_others(path.parent):
-        raise DataError(
-            f"{reason}, so nothing is kept in {path}; give a folder of yours, or set "
-            "XDG_CACHE_HOME to one",
-            "unsafe folder",
-        )
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = path.lstat()

@@ -24,20 +24,10 @@ CONTEXT_LOST = (
 )
 
 
-def memory_is_out(error: BaseException) -> bool:
-    """Whether an error, or what it was raised `from`, is a lack of memory, of a GPU or of the host.
-
-    Not one that was caught before: what was raised then is another error.
-    """
-    seen: list[BaseException] = []
-    current: BaseException | None = error
-    while current is not None and not any(current is one for one in seen):
-        is_hosts = isinstance(current, MemoryError) or _HOST_ALLOCATOR in _text(current)
-        if is_hosts or isinstance(current, torch.OutOfMemoryError):
-            return True
-        seen.append(current)
-        current = current.__cause__
-    return False
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is a lack of memory, of a GPU or of the host."""
+    is_hosts = isinstance(error, MemoryError) or _HOST_ALLOCATOR in text_of(error)
+    return is_hosts or isinstance(error, torch.OutOfMemoryError)
 
 
 def release(frames: Sequence[FrameType]) -> None:
@@ -71,13 +61,14 @@ def is_context_lost(*errors: BaseException) -> bool:
 
 def _is_of_cuda(error: BaseException) -> bool:
     kind = getattr(torch, "AcceleratorError", ())
-    is_cudas = isinstance(error, RuntimeError) and "cuda" in _text(error).lower()  # NCCL: "cuda"
+    is_cudas = isinstance(error, RuntimeError) and "cuda" in text_of(error).lower()  # NCCL: "cuda"
     is_of_cuda = isinstance(error, kind) or is_cudas
     return is_of_cuda and not isinstance(error, torch.OutOfMemoryError)
 
 
-def _text(error: BaseException) -> str:
+def text_of(error: BaseException) -> str:
+    """The message of an error."""
     try:
         return str(error)
-    except BaseException:  # a class of the user's, which may do anything
-        return ""
+    except BaseException as failure:  # a class of the user's, which may do anything
+        return f"<no message: its __str__ raised {type(failure).__name__}>"

@@ -7,12 +7,11 @@ show our frames.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
+import re
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import nullcontext
 from subprocess import CalledProcessError  # nosec B404
 from typing import Any
 
@@ -26,13 +25,11 @@ from gpupool.core.wire.replies import CodeReply, Reply, Value
 from gpupool.data import device as devices
 from gpupool.engine import calls
 from gpupool.engine.cells import error_hints
-from gpupool.engine.cells.tracebacks import describe
-from gpupool.engine.group import unfinished
+from gpupool.engine.cells.tracebacks import describe, show_source_of_cells, shown
 from gpupool.engine.process import this_rank
-from gpupool.engine.shell.cell_names import counting_lines
-from gpupool.engine.shell.shell import disarm_exit, ended_early, noting_script_names, this_shell
+from gpupool.engine.shell.cell_names import CellCompiler
+from gpupool.engine.shell.shell import ended_early, this_shell
 
-_GONE = object()
 MAX_VALUE_BYTES = 1 << 20  # the last expression of a cell comes along up to here
 
 
@@ -42,17 +39,20 @@ def run_source(source: str, cell_number: int | None, waits: bool) -> Reply[CodeR
     if cell_number is not None:
         shell.execution_count = cell_number  # "Cell In[12]" in tracebacks means the notebook's
     started = time.monotonic()
-    with QuietErrors(shell) as quiet:
-        result = run_cell(shell, source, is_cell=cell_number is not None)
-    quiet.passed_over(result)
-    if not result.success and not ended_early(result.error_in_exec):
+    result, passed_over = run_cell(shell, source, is_cell=cell_number is not None)
+    for other in passed_over:
+        print(shown(other), file=sys.stderr)
+    error = result.error_before_exec or result.error_in_exec
+    if isinstance(error, CalledProcessError) and calls.is_interrupted():  # `%%bash` and its like
+        error = KeyboardInterrupt().with_traceback(error.__traceback__)
+    if error is not None and not ended_early(error):
         # At once, as others may wait for this rank; what its device still has to do is theirs, too.
-        return failed(result.error_before_exec or result.error_in_exec)
+        return failed(error)
     if waits:
         _wait_for_device()
     elapsed_s = time.monotonic() - started
     packed, text = _packed_if_small(result.result)
-    return Reply(CodeReply(packed, text, elapsed_s, left=not result.success))
+    return Reply(CodeReply(packed, text, elapsed_s, left=error is not None))
 
 
 def _wait_for_device() -> None:
@@ -60,13 +60,11 @@ def _wait_for_device() -> None:
     device = devices.in_use()
     if device is not None:
         device.wait()
-    unfinished.tensors.drained()
 
 
 def run_function(load: Callable[[], tuple[Any, Any, Any]]) -> Reply[CodeReply]:
     """Call the (function, args, kwargs) that `load` gives; its value comes back whole."""
     started = time.monotonic()
-    unfinished.tensors.begin_call()
     try:
         function, args, kwargs = load()
         value = function(*args, **kwargs)
@@ -96,97 +94,77 @@ def cell_names(rank: Rank) -> dict[str, Any]:
     return {**named, "device": torch.device(rank.device), "torch": torch, "dist": dist}
 
 
-# What IPython shows from here, while a magic runs, is an error in the code that the magic runs.
-_RUNS_CODE = "IPython.core.interactiveshell"
+# Who shows an error in IPython: of a file that it runs, or of a cell, whose result has it as well.
+_OF_FILES = {"safe_execfile", "safe_run_module"}
+_OF_CELLS = {"run_code", "run_ast_nodes", "run_cell_async"}
+# What binds names that nobody has written down, and takes them away.
+_BINDS_ANY = re.compile(r"import\s*\*|%(?:run|reset|pylab)\b")
 
 
-class QuietErrors:
-    """While entered, IPython publishes no traceback: the client shows one.
+def run_cell(shell: Any, source: str, is_cell: bool = True) -> tuple[Any, list[BaseException]]:
+    """Run a cell in `shell`, in this thread; top-level await works.
 
-    IPython shows an error in the script of `%run` or the body of `%%capture`, and continues. Other
-    ranks may wait for this one, so such an error is raised when its magic has ended. `passed_over`
-    says on stderr what was not to end the cell: an error in a hook, or in `__repr__`.
+    Other ranks may wait for this one. So an error in the script of `%run` or the body of
+    `%%capture`, which IPython shows, ends the cell. Nothing is shown here: the client does it.
+
+    Returns:
+        IPython's result, and the errors that did not end the cell: in a hook, or in `__repr__`.
     """
+    passed_over, of_files = list[BaseException](), list[BaseException]()
+    run, run_magic = shell.run_cell, shell.run_line_magic
 
-    def __init__(self, shell: Any) -> None:
-        self._shell = shell
-        self._held_back: list[BaseException] = []
-        self._of_magics: list[list[BaseException]] = []  # of those that run, the innermost last
-        self._undo = contextlib.ExitStack()
+    def run_nested(*args: Any, **options: Any) -> Any:
+        result = run(*args, **options)
+        result.raise_error()
+        return result
 
-    def __enter__(self) -> QuietErrors:
-        shell, undo = self._shell, self._undo
-        _swap(undo, shell, "_showtraceback", lambda etype, evalue, lines: None)
-        # IPython prints exception groups itself
-        _swap(undo, shell, "showtraceback", self._hold_back)
-        _swap(undo, shell, "showsyntaxerror", self._hold_back_syntax_error)
-        for name in ("run_line_magic", "run_cell_magic"):
-            _swap(undo, shell, name, self._raising(getattr(shell, name)))
-        for name in ("system", "getoutput"):
-            _swap(undo, shell, name, _interruptible(getattr(shell, name)))
-        return self
+    def run_line_magic(name: str, line: str, _stack_depth: int = 1) -> Any:
+        value = run_magic(name, line, _stack_depth + 1)
+        if of_files:
+            raise of_files.pop()
+        return value
 
-    def __exit__(self, *_: object) -> None:
-        self._undo.close()
+    def show(exc_tuple: Any = None, *_: Any, **__: Any) -> None:
+        error = (exc_tuple or sys.exc_info())[1]
+        by = sys._getframe(1).f_code.co_name
+        if error is not None and by not in _OF_CELLS:
+            (of_files if by in _OF_FILES else passed_over).append(error)
 
-    def _hold_back(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
-        error = (exc_tuple or sys.exc_info())[1] or getattr(sys, "last_value", None)  # of %tb
-        by = sys._getframe(1).f_globals.get("__name__")
-        if error is not None:
-            of_code = self._of_magics and by == _RUNS_CODE
-            (self._of_magics[-1] if of_code else self._held_back).append(error)
-
-    def _hold_back_syntax_error(self, *args: Any, **options: Any) -> None:
-        error = sys.exc_info()[1]
-        if error is not None:
-            (self._of_magics[-1] if self._of_magics else self._held_back).append(error)
-
-    def _raising(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(run)
-        def run_magic(name: str, *args: Any, **options: Any) -> Any:
-            if run.__name__ == "run_line_magic":  # it looks at its caller's variables
-                options["_stack_depth"] = options.get("_stack_depth", 1) + 1
-            self._of_magics.append([])
-            value, shown = None, self._of_magics[-1]
-            try:
-                with noting_script_names(self._shell) if name == "run" else nullcontext():
-                    value = run(name, *args, **options)
-            except CalledProcessError:  # %%bash and its like
-                if calls.is_interrupted():
-                    raise KeyboardInterrupt from None
-                raise
-            except BaseException:
-                if not shown:
-                    raise
-            finally:
-                self._of_magics.pop()
-                _restore_names(self._shell)  # after %reset
-            if shown:
-                raise shown[0]
-            return value
-
-        return run_magic
-
-    def passed_over(self, result: Any) -> None:
-        """Report the errors that are not the cell's own."""
-        own = result.error_before_exec or result.error_in_exec
-        if isinstance(own, KeyboardInterrupt):  # IPython's word for it is another one here
-            return
-        for error in self._held_back:
-            if error is not own:
-                print(describe(error).error.traceback, file=sys.stderr)
+    names = shell.user_ns
+    before = {name: names[name] for name in RANK_NAMES & names.keys()}
+    own = {
+        "run_cell": run_nested,
+        "run_line_magic": run_line_magic,
+        "showtraceback": show,
+        "showsyntaxerror": lambda *_, **__: None,
+    }
+    vars(shell).update(own)
+    try:
+        with shell.compile.compiling(source, is_cell):
+            result = run(source, store_history=False)
+    finally:  # those of its class again
+        for name in own:
+            vars(shell).pop(name, None)
+    if "exit" not in names:
+        shell.init_user_ns()
+        names.setdefault("__name__", "__main__")
+    if _BINDS_ANY.search(source):
+        names.update(before)
+    for name, value in cell_names(this_rank()).items():
+        names.setdefault(name, value)
+    return result, passed_over
 
 
-def _swap(undo: contextlib.ExitStack, shell: Any, name: str, value: object) -> None:
-    """Set an attribute of the shell until `undo` is closed; a method of its class comes back."""
-    if name in vars(shell):
-        undo.callback(setattr, shell, name, getattr(shell, name))
-    else:
-        undo.callback(vars(shell).pop, name, None)
-    setattr(shell, name, value)
+def adapt(shell: Any) -> None:
+    """Have this shell run cells as a rank must: the right lines, and interrupts end all of them."""
+    shell.compile = CellCompiler()
+    show_source_of_cells()
+    shell.loop_runner = _run_in_loop
+    for name in ("system", "getoutput"):
+        setattr(shell, name, _interruptible(getattr(shell, name)))
 
 
-def _interruptible(run: Callable[[str], Any]) -> Callable[[str], Any]:
+def _interruptible(run: Callable[..., Any]) -> Callable[..., Any]:
     """`!command`. IPython ends the command at an interrupt and lets the cell continue."""
 
     @functools.wraps(run)
@@ -197,47 +175,6 @@ def _interruptible(run: Callable[[str], Any]) -> Callable[[str], Any]:
         return value
 
     return run_command
-
-
-def run_cell(shell: Any, source: str, is_cell: bool = True) -> Any:
-    """Run a cell in `shell`, in this thread, and give IPython's result; top-level await works.
-
-    The rank's names mean after it what they meant before, unless its own code has bound them: what
-    `from math import *`, `%reset` or `%run` do to them is not meant.
-    """
-    names = shell.user_ns
-    _restore_names(shell)
-    before = {name: names[name] for name in RANK_NAMES}
-    unfinished.tensors.begin_call()
-    with counting_lines(shell, source, is_cell) as compiler:
-        result = _run_cell(shell, source)
-    if any(names.get(name, _GONE) is not value for name, value in before.items()):
-        kept = compiler.names_bound() & names.keys()
-        for name in RANK_NAMES - kept:
-            if names.get(name) is not before[name]:
-                names.pop(name, None)
-        _restore_names(shell)
-    return result
-
-
-def _restore_names(shell: Any) -> None:
-    """Have the names that are the rank's and the shell's mean something."""
-    names = shell.user_ns
-    if lost := RANK_NAMES - names.keys():
-        own = cell_names(this_rank())
-        names.update({name: own[name] for name in lost})
-    if "get_ipython" not in names or names.get("exit") is shell.exiter:  # after %reset
-        shell.init_user_ns()
-        names.setdefault("__name__", "__main__")
-        disarm_exit(shell)
-
-
-def _run_cell(shell: Any, source: str) -> Any:
-    usual, shell.loop_runner = shell.loop_runner, _run_in_loop
-    try:
-        return shell.run_cell(source, store_history=False)
-    finally:
-        shell.loop_runner = usual
 
 
 def _run_in_loop(run: Coroutine[Any, Any, Any]) -> Any:

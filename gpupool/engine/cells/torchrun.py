@@ -19,16 +19,17 @@ import types
 from collections.abc import Callable, Mapping
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
+from torch.distributed.launcher.api import launch_agent
 from torch.distributed.rpc import api
 
 from gpupool.core.wire.reductions import dumps
 from gpupool.data import device as devices
-from gpupool.engine.group import forming, sub_groups
+from gpupool.engine.group import forming
 from gpupool.engine.group.forming import Plan
 
 _torch_init = dist.init_process_group
@@ -42,14 +43,15 @@ _RENDEZVOUS = ("init_method", "rank", "world_size", "group_name")
 
 def install() -> None:
     """Have scripts find what torchrun would give them. Called once, before any of them runs."""
-    sub_groups.install()
+    forming.install()
     sys.argv = ["notebook"]  # without arguments: those of the engine are not the script's
     _replace(_torch_init, functools.wraps(_torch_init)(_init_process_group))
-    _replace(dist.split_group, sub_groups.splitting(dist.split_group))
+    _replace(dist.split_group, forming.splitting(dist.split_group))
     destroy = dist.destroy_process_group
     _replace(destroy, _destroying(destroy))
-    spawn = torch.multiprocessing.spawn  # type: ignore[attr-defined]
-    _replace(spawn, _refusing_cells(spawn))
+    start_processes = torch.multiprocessing.start_processes  # type: ignore[attr-defined]
+    for launch in (start_processes, launch_agent):
+        _replace(launch, _refusing(launch))
     ForkingPickler.reducer_override = _by_value  # type: ignore[method-assign]
     delete = _rpc._delete_all_user_and_unforked_owner_rrefs
     _replace(delete, _waiting_once(delete))
@@ -142,20 +144,23 @@ def _destroying(destroy: Callable[..., None]) -> Callable[..., None]:
     return destroy_process_group
 
 
-def _refusing_cells(spawn: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(spawn)
-    def refusing(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        __tracebackhide__ = True
-        if getattr(fn, "__module__", None) == "__main__":
-            name = getattr(fn, "__name__", "the function")
-            raise RuntimeError(
-                f"torch.multiprocessing.spawn cannot start {name}: a new process does not know "
-                "what a cell defines. The ranks of the pool are the processes it would start: "
-                f"call {name}(rank, ...) instead, without spawn."
-            )
-        return spawn(fn, *args, **kwargs)
+def _refusing(launch: Callable[..., Any]) -> Callable[..., Any]:
+    """In the place of torch's ways to start a function in several processes that are ranks."""
+    signature = inspect.signature(launch)
 
-    return refusing
+    @functools.wraps(launch)
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        __tracebackhide__ = True
+        given = signature.bind(*args, **kwargs).arguments
+        name = getattr(given.get("fn", given.get("entrypoint")), "__name__", "_")
+        name = "the function" if name.startswith("_") else name  # that of a library's launcher
+        raise RuntimeError(
+            f"{name} is not started: the ranks of the pool are the processes that it would run in, "
+            f"so call {name}(rank, ...) instead, without spawn. Leave out a launcher, too, such as "
+            'accelerate\'s notebook_launcher or Lightning\'s strategy="ddp_notebook" ("ddp" works).'
+        )
+
+    return refuse
 
 
 def _by_value(pickler: object, value: Any) -> Any:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import dis
-import inspect
 import re
 import time
 import traceback
-from collections.abc import Iterator
 from itertools import pairwise
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
+
+from IPython.core import ultratb
 
 from gpupool.core.errors import GpuPoolError, RankError
 from gpupool.core.wire.replies import Raised
 from gpupool.engine import calls
 from gpupool.engine.cells import debug, error_hints
+from gpupool.engine.cells.error_hints import text_of
 from gpupool.engine.group import forming
 from gpupool.engine.output.channel import encodable
 from gpupool.engine.process import this_rank
@@ -31,7 +32,6 @@ MAX_MESSAGE_CHARS = 20_000
 MAX_TEXT_CHARS = 60_000  # of a traceback
 MAX_FRAMES = 24  # of one exception; the middle is left out
 MAX_CHAIN = 8  # exceptions behind one another
-MAX_MEMBERS = 8  # of an exception group
 _RAISE = dis.opmap["RAISE_VARARGS"]
 _CALLS_MODULE = ("_wrapped_call_impl", "_call_impl")  # what lies between `net(x)` and `forward`
 _IN_COLLECTIVE = (
@@ -55,27 +55,28 @@ def describe(error: BaseException) -> Raised:
     is_freed = collective and was_interrupted
     if collective and isinstance(error, KeyboardInterrupt):
         _end_before_torch(error)
-    earlier = forming.about_earlier(_text(error), frames) if _is_collective(error) else ""
+    is_earlier = _is_collective(error) and forming.is_of_earlier(text_of(error), frames)
     _trim(error)
     hint = error_hints.CONTEXT_LOST if error_hints.is_context_lost(*chain) else ""
     kind, names = (error.kind, error.names) if isinstance(error, GpuPoolError) else ("", ())
-    kind = "earlier group" if earlier else kind
+    kind = "earlier group" if is_earlier else kind
     described = RankError(
         rank=this_rank().rank,
         ename=_kind(error).__name__,
-        evalue=earlier or _message(error),
-        traceback=_cut((_plain if is_freed else _formatted)(error), MAX_TEXT_CHARS),
+        evalue=forming.EARLIER if is_earlier else _message(error),
+        # all ranks that are freed format theirs at one moment
+        traceback=_plain(error, chain=False) if is_freed else shown(error),
         failed_at=failed_at,
         where=_where(error),
         hint=hint,
         kind=kind,
         names=names,
     )
-    if error_hints.memory_is_out(error):
+    if any(map(error_hints.is_out_of_memory, chain)):
         error_hints.release(frames)
     else:
         debug.remember(error)
-    return Raised(described, collective=collective and not earlier)
+    return Raised(described, collective=collective and not is_earlier)
 
 
 # ---- what is said ----------------------------------------------------------------------------
@@ -87,25 +88,10 @@ def _kind(error: BaseException) -> type:
     return next((kind for kind in kinds if not kind.__name__.startswith("_")), kinds[0])
 
 
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except BaseException as failure:  # a class of the user's, which may do anything
-        return f"<no message: its __str__ raised {type(failure).__name__}>"
-
-
-def _is_printable(error: BaseException) -> bool:
-    try:
-        str(error)
-    except BaseException:
-        return False
-    return True
-
-
 def _message(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.msg} (line {error.lineno})"  # its own text names a temporary file
-    text = _text(error)
+    text = text_of(error)
     if isinstance(error, BaseExceptionGroup):
         named = [f"{_kind(e).__name__}: {_message(e)}" for e in error.exceptions[:3]]
         text = f"{text}: {'; '.join(named)}{'; ...' * (len(error.exceptions) > 3)}"
@@ -139,7 +125,7 @@ def _is_collective(error: BaseException) -> bool:
     by_statement = code is not None and code.co_code[frames[-1].tb_lasti] == _RAISE
     if by_statement and not last.startswith((TORCH, *MACHINERY)):
         return False  # not by a group, in C: whoever wrote it may speak of any connection
-    text = _text(error).lower()
+    text = text_of(error).lower()
     return isinstance(error, RuntimeError) and any(word in text for word in _IN_COLLECTIVE)
 
 
@@ -186,15 +172,15 @@ def _users(frames: list[TracebackType]) -> list[TracebackType]:
     in_magic = False
     for frame in frames:
         code = frame.tb_frame.f_code
-        if code.co_filename.startswith((*MACHINERY, "<frozen runpy>")):  # of `%run -m`
-            in_magic = in_magic or code.co_name in ("run_cell_magic", "run_line_magic", "run_magic")
+        if code.co_filename.startswith(MACHINERY):
+            in_magic = in_magic or code.co_name in ("run_cell_magic", "run_line_magic")
             continue
         leads = (TORCH, contextlib.__file__)  # torch's decorators are of contextlib
         if code.co_filename.startswith(leads) and (not kept or code.co_name in _CALLS_MODULE):
             continue
         if "__tracebackhide__" in frame.tb_frame.f_locals:  # a handler of signals
             continue
-        if in_magic and cell_of(shell, code.co_filename):
+        if in_magic and code.co_name == "<module>" and cell_of(shell, code.co_filename):
             kept.pop()
         in_magic = False
         kept.append(frame)
@@ -216,110 +202,65 @@ def _chain(error: BaseException) -> list[BaseException]:
 # ---- the text --------------------------------------------------------------------------------
 
 
-def _formatted(error: BaseException, depth: int = 0) -> str:
-    """The exceptions of the chain one after the other, the first cause first."""
+def shown(error: BaseException) -> str:
+    """The error and those behind it, the first cause first, with the user's frames alone."""
+    _trim(error)
+    try:
+        text = _formatted(error)
+    except Exception:  # IPython's formatting asks the exception and its frames for things
+        text = _plain(error)
+    return _cut(text, MAX_TEXT_CHARS)
+
+
+def _formatted(error: BaseException) -> str:
+    shell, kind, chain = this_shell(), _kind(error), _chain(error)
     if hasattr(error, "_render_traceback_") and not _where(error):  # one of ours, in our own code
         return "\n".join(error._render_traceback_())
-    chain = _chain(error)
-    left_out = len(chain) - MAX_CHAIN
-    if left_out > 0:
-        chain = [*chain[: MAX_CHAIN // 2], *chain[-(MAX_CHAIN // 2) :]]
-    parts = []
-    for one in chain:
-        parts.append(_formatted_one(one, depth))
-        if one is not chain[-1]:
-            parts.append(_DIRECT if one.__cause__ is not None else _DURING)
-    if left_out > 0:
-        parts.append(f"[{left_out} exceptions in the middle are left out]")
-    return "\n\n".join(reversed(parts))
-
-
-# The line of `%%spmd` itself, which is an empty one here.
-_FIRST_EMPTY = re.compile(r"\n(?:\x1b\[[0-9;]*m|[ ])+1(?:\x1b\[[0-9;]*m|[ ])*\n")
-_DIRECT = "The above exception was the direct cause of the following exception:"
-_DURING = "During handling of the above exception, another exception occurred:"
-
-
-def _formatted_one(error: BaseException, depth: int) -> str:
-    try:
-        lines = _lines(error)
-    except Exception:  # IPython's formatting asks the exception and its frames for things
-        lines = [_plain(error)]
-    if isinstance(error, BaseExceptionGroup) and depth < 3:
-        for number, member in enumerate(error.exceptions[:MAX_MEMBERS], start=1):
-            lines.append(f"  +---------------- {number} ----------------")
-            indented = _formatted(member, depth + 1).strip("\n").replace("\n", "\n  | ")
-            lines.append(f"  | {indented}")
-        if len(error.exceptions) > MAX_MEMBERS:
-            lines.append(f"  | and {len(error.exceptions) - MAX_MEMBERS} more")
-    return "\n".join(lines)
-
-
-def _plain(error: BaseException) -> str:
-    """An exception without those behind it, and without the source around its lines.
-
-    It takes a thirtieth of the time: all ranks that are freed format theirs at one moment.
-    """
-    shell, parts = this_shell(), []
-    for frame in traceback.extract_tb(error.__traceback__):
-        where = cell_of(shell, frame.filename) or place(frame.filename)
-        parts.append(f"{where}, line {frame.lineno}, in {frame.name}\n    {frame.line}")
-    return "\n".join([*parts, f"{_kind(error).__name__}: {_text(error)}"])
-
-
-def _lines(error: BaseException) -> list[str]:
-    shell, kind = this_shell(), _kind(error)
-    frames = _frames(error.__traceback__)
+    if any(isinstance(one, BaseExceptionGroup) for one in chain):  # as IPython does
+        return _plain(error)
     if isinstance(error, SyntaxError):
-        shown = traceback.extract_tb(error.__traceback__)
-        return list(shell.SyntaxTB.structured_traceback(kind, error, shown))
-    if not frames:
-        return traceback.format_exception_only(error)
-    left_out = len(frames) - MAX_FRAMES
-    if left_out > 0:
-        frames[MAX_FRAMES // 2 - 1].tb_next = frames[-(MAX_FRAMES // 2)]
-    behind = error.__cause__, error.__context__, error.__suppress_context__
-    error.__cause__ = None  # IPython would format those behind it as well
-    try:
-        with _lines_of_frames(shell.InteractiveTB, frames):
-            lines = list(
-                shell.InteractiveTB.structured_traceback(kind, error, frames[0], tb_offset=0)
-            )
-    finally:
-        error.__cause__, error.__context__, error.__suppress_context__ = behind
-    if left_out > 0:
-        lines.insert(-1, f"[{left_out} frames in the middle are left out]\n")
-    if not _is_printable(error):
-        lines[-1] = f"{kind.__name__}: {_text(error)}"
-    # The last is the message, which stays as it is.
-    return [*(_FIRST_EMPTY.sub("\n", line) for line in lines[:-1]), lines[-1]]
+        entries = traceback.extract_tb(error.__traceback__)
+        return str(
+            shell.SyntaxTB.stb2text(shell.SyntaxTB.structured_traceback(kind, error, entries))
+        )
+    notes = []
+    if len(chain) > MAX_CHAIN:
+        chain[MAX_CHAIN // 2 - 1].__cause__ = chain[-(MAX_CHAIN // 2)]
+        notes.append(f"[{len(chain) - MAX_CHAIN} exceptions in the middle are left out]")
+    for frames in (_frames(one.__traceback__) for one in chain):
+        if len(frames) > MAX_FRAMES:
+            frames[MAX_FRAMES // 2 - 1].tb_next = frames[-(MAX_FRAMES // 2)]
+            notes.append(f"[{len(frames) - MAX_FRAMES} frames in the middle are left out]")
+    formatter = shell.InteractiveTB
+    lines = formatter.structured_traceback(kind, error, error.__traceback__, tb_offset=0)
+    return str(formatter.stb2text([*notes[:MAX_CHAIN], *lines]))
 
 
-@contextlib.contextmanager
-def _lines_of_frames(formatter: Any, frames: list[TracebackType]) -> Iterator[None]:
-    """Have IPython take a cell's line from the traceback, and number the lines around it rightly.
+def _plain(error: BaseException, chain: bool = True) -> str:
+    """As Python writes it, which takes a thirtieth of the time."""
+    shell = this_shell()
 
-    It takes the line from the frame, which may have continued since, in an `except` clause. And it
-    numbers what it shows from the first line of the code: of a comprehension it shows the function.
+    def name_cell(found: re.Match[str]) -> str:
+        return cell_of(shell, found[1]) or found[0]
+
+    return re.sub(
+        r'File "(.+?)"', name_cell, "".join(traceback.format_exception(error, chain=chain))
+    )
+
+
+def show_source_of_cells() -> None:
+    """Have IPython show all code of cells alike, by `stack_data`, as it does on a terminal.
+
+    The notebook's cells have the names of files that do not exist, of which it would show the line
+    where their frame is now: in an `except` clause perhaps.
     """
-    lines = {id(frame.tb_frame): frame.tb_lineno for frame in frames}
-    plain = formatter.get_records
+    module: Any = ultratb
+    plain = module.get_line_number_of_frame
 
-    def get_records(*args: Any) -> Any:
-        records = plain(*args)
-        for record in records:
-            if record._sd is None:
-                record.lineno = lines.get(id(record.frame), record.lineno)
-                with contextlib.suppress(OSError):  # no source
-                    first = max(1, inspect.getsourcelines(record.code)[1])
-                    record.code = record.code.replace(co_firstlineno=first)
-        return records
+    def num_lines(frame: FrameType) -> int:
+        return 0 if cell_of(this_shell(), frame.f_code.co_filename) else plain(frame)
 
-    formatter.get_records = get_records
-    try:
-        yield
-    finally:
-        del formatter.get_records
+    module.get_line_number_of_frame = num_lines
 
 
 def _cut(text: str, max_chars: int) -> str:

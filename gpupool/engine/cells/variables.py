@@ -23,7 +23,6 @@ from IPython.lib.pretty import pretty
 
 from gpupool.core.errors import ParcelsLostError
 from gpupool.core.wire import pickles as travelling
-from gpupool.core.wire.global_names import names_in_object
 from gpupool.core.wire.pickles import INLINE_BYTES, WHOLE, MemoryFile, Packed, Packer, Source
 from gpupool.core.wire.replies import Reply, Value
 from gpupool.core.wire.values import (
@@ -38,7 +37,7 @@ from gpupool.core.wire.values import (
 from gpupool.engine.process import this_rank
 from gpupool.engine.shell import restoring
 from gpupool.engine.shell.cell_names import remember
-from gpupool.engine.shell.shell import script_names, this_shell
+from gpupool.engine.shell.shell import this_shell
 
 _MAX_ATTRIBUTES = 2000
 _GONE: Any = object()
@@ -133,10 +132,9 @@ def around(work: Callable[[], Reply[Value]], bindings: Bindings) -> Reply[Value]
     _repeat(bindings.imports)
     bind(values.numbers, values.aliases)
     before = identities(names)
-    script_names.clear()
     reply = work()
     release_rebound()
-    return replace(reply, names=report(before, {*names, *script_names}))
+    return replace(reply, names=report(before, names))
 
 
 def bind(numbers: Mapping[str, int], aliases: Aliases) -> None:
@@ -269,8 +267,7 @@ def describe(value: Any, text_chars: int = 0) -> ValueInfo:
     if text_chars:
         text = _text(value, text_chars)
         text = text if len(text) <= text_chars else text[: text_chars - 1] + "…"
-    kind, reads = type(value).__name__, names_in_object(value)
-    return ValueInfo(kind, shape, dtype, device, length, text, reads)
+    return ValueInfo(type(value).__name__, shape, dtype, device, length, text)
 
 
 def look(name: str, path: Sequence[str], text_chars: int) -> ValueInfo | None:

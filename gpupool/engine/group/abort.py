@@ -7,13 +7,14 @@ does end it, at once, on this rank and on the peers that wait for it, with a Run
 (`forming.py`).
 
 On gloo a failed collective raises where it stands. On NCCL nothing raises: what is queued behind it
-is computed with half a sum. Who has to know how far the device had come joins `watchers`.
+is computed with half a sum. Who has to know how far the device had come puts a function in
+`before_abort`.
 
 One in some hundred ranks that begin collectives again and again at that very moment stays blocked:
 seen in `UnboundBuffer::waitSend` with every connection closed. By its source gloo loses a send
 whose socket is shut just when its event loop has taken it off the list and writes
 (`Pair::handleRemotePendingRecv`). Only the receiving half is shut here, so that such writes still
-go through, and ranks are interrupted a moment before (`pool/calls/ladder.py`). It still
+go through, and ranks are interrupted a moment before (`pool/calls/freeing.py`). It still
 happens, when the peer's end has gone first; that rank is replaced.
 """
 
@@ -25,7 +26,7 @@ import socket
 import threading
 import time
 import weakref
-from typing import Protocol
+from collections.abc import Callable
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
@@ -36,38 +37,20 @@ ABORT_S = 10.0  # ncclCommAbort waits for its kernels, which stand behind those 
 _SOON_S = 0.5  # the control thread has more to answer
 
 
-class Watcher(Protocol):
-    """Wants to know when collectives are aborted."""
-
-    def freeze(self) -> None:
-        """They are aborted next. Called in the thread that does it, each time."""
+def _nothing() -> None:
+    pass
 
 
-watchers: weakref.WeakSet[Watcher] = weakref.WeakSet()
-"""Their `freeze` is called before the first connection is shut or the first group aborted."""
-
-
-class _Abort:
-    """The one abort that a group ever has: two of one communicator crash, or hang.
-
-    ProcessGroupNCCL2 has no lock for it. Whoever comes while it runs waits until it is done.
-    """
-
-    def __init__(self) -> None:
-        self.is_done = False
-        self._lock = threading.Lock()
-
-    def run(self, group: dist.ProcessGroup) -> None:
-        """Abort the group, if it has not been aborted; returns when that is done."""
-        with self._lock:
-            if not self.is_done:
-                with contextlib.suppress(Exception):  # a back end that cannot, of an older torch
-                    group.abort()
-                self.is_done = True
-
+before_abort: Callable[[], None] = _nothing
+"""Called each time before the first connection is shut or the first group aborted, in the thread
+that does it."""
 
 _lock = threading.Lock()
-_aborts: weakref.WeakKeyDictionary[dist.ProcessGroup, _Abort] = weakref.WeakKeyDictionary()
+# The one abort that a group ever has: two of one communicator crash, or hang. Each has a thread of
+# its own: several communicators of a rank wait for each other's abort on the peers (nccl#1013).
+_aborts: weakref.WeakKeyDictionary[dist.ProcessGroup, threading.Thread] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def abort_collectives() -> int:
@@ -76,14 +59,25 @@ def abort_collectives() -> int:
     Harmless when idle or called again. Aborts that take their time continue when it returns:
     `finish_aborts` waits for them.
     """
-    freeze_watchers()
+    try:
+        before_abort()
+    except Exception:  # whoever waits in a collective is freed all the same
+        logging.getLogger("gpupool").exception("what is called before an abort failed")
     connections = gloo_connections().items()
     num_shut = sum(shut(fd, inode, socket.SHUT_RD) for fd, inode in connections)
     with _lock:
         for group in list(distributed_c10d._world.pg_map):  # whatever it says of its back end
-            _aborts.setdefault(group, _Abort())
+            if group not in _aborts:
+                thread = threading.Thread(target=_abort, args=[group], daemon=True)
+                thread.start()
+                _aborts[group] = thread
     finish_aborts(_SOON_S)
     return num_shut
+
+
+def _abort(group: dist.ProcessGroup) -> None:
+    with contextlib.suppress(Exception):  # a back end that cannot, of an older torch
+        group.abort()
 
 
 def was_aborted(group: object) -> bool:
@@ -98,31 +92,8 @@ def finish_aborts(limit_s: float = ABORT_S) -> bool:
     Nobody leaves or destroys a group before: its communicator is just being freed.
     """
     with _lock:
-        left = [(group, abort) for group, abort in _aborts.items() if not abort.is_done]
-    # Each in a thread of its own: several communicators of a rank wait for each other's abort on
-    # the peers (nccl#1013). An abort that runs already is joined.
-    threads = [
-        threading.Thread(target=abort.run, args=[group], name="gpupool-abort", daemon=True)
-        for group, abort in left
-    ]
+        threads = list(_aborts.values())
     deadline = time.monotonic() + limit_s
     for thread in threads:
-        thread.start()
-    for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    return all(abort.is_done for _, abort in left)
-
-
-def freeze_watchers() -> None:
-    """Collectives are cut off next, by an abort or by new connections in the place of theirs."""
-    while True:
-        try:
-            found = list(watchers)
-            break
-        except RuntimeError:  # another thread has just added one
-            continue
-    for watcher in found:
-        try:
-            watcher.freeze()
-        except Exception:  # whoever waits in a collective is freed all the same
-            logging.getLogger("gpupool").exception("a watcher of aborted collectives failed")
+    return not any(thread.is_alive() for thread in threads)

@@ -54,8 +54,11 @@ def restore(model: DistributedDataParallel, state: Mapping[str, Any]) -> None:
 def renew_all() -> None:
     """Give every wrapper over all ranks that lives in this process the present group, and fresh
     buckets. Those of which `state_of` raises stay as they are."""
-    gc.collect()  # no work on those that nobody has any more
-    found = [obj for obj in gc.get_objects() if issubclass(type(obj), DistributedDataParallel)]
-    for model in found:
+    kinds = [DistributedDataParallel]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    for model in gc.get_referrers(*kinds):  # an object refers to its class
+        if not issubclass(type(model), DistributedDataParallel):
+            continue
         with contextlib.suppress(Exception):  # a class of the user's may do anything
             restore(model, state_of(model))

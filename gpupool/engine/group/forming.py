@@ -12,14 +12,19 @@ Where only some ranks train (those that have a GPU), these have a group of their
 all ranks. It is made and left together with it.
 
 A script of the user's may leave the pool's group and form its own in the same way, with a backend
-or timeout of its own (`engine/cells/torchrun.py`).
+or timeout of its own (`engine/cells/torchrun.py`). For the sub-groups of cells ranks wait in
+Python, and look who has connected, as they do for the group itself (`install`, `splitting`).
+
+Names of torch that are private are each guarded by a test in `tests/engine/group/test_facts.py`.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import gc
 import inspect
+import logging
 import os
 import sys
 import weakref
@@ -37,15 +42,9 @@ from torch.distributed import distributed_c10d
 from gpupool.core.machine.topology import Rank
 from gpupool.core.wire.calls import GroupPlan
 from gpupool.data import device as devices
-from gpupool.engine.group import ddp_replicas, location, peers, rendezvous
-from gpupool.engine.group.abort import (
-    ABORT_S,
-    abort_collectives,
-    finish_aborts,
-    freeze_watchers,
-    was_aborted,
-)
-from gpupool.engine.group.gloo_sockets import gloo_connections
+from gpupool.engine.group import ddp_replicas, location, rendezvous
+from gpupool.engine.group.abort import ABORT_S, abort_collectives, finish_aborts, was_aborted
+from gpupool.engine.group.gloo_sockets import gloo_connections, refuse_strangers
 
 # With a GPU each, CPU tensors still go through gloo, as torch does when no backend is named.
 _TORCH_BACKEND = {"nccl": "cpu:gloo,cuda:nccl", "gloo": "gloo"}
@@ -57,10 +56,16 @@ _OF_LEFT = (
     "processgroupnccl not initialized", "processgroupnccl has been finalized",
     "processgroupnccl already finalized",
 )  # fmt: skip
-TIMEOUT = datetime.timedelta(minutes=30)
-CONNECT_TIMEOUT = datetime.timedelta(seconds=20)  # for what takes milliseconds if all are there
-LATE = "TORCH_GLOO_LAZY_INIT"
+EARLIER = (
+    "this process group is of an earlier generation of the pool, and was cut off with it. Make "
+    "what holds it again: sub-groups, a DeviceMesh, FSDP models; DDP models too, if they are "
+    "over some of the ranks or had parameters frozen since they were made."
+)
+_TIMEOUT = datetime.timedelta(minutes=30)
+_CONNECT_TIMEOUT = datetime.timedelta(seconds=20)  # for what takes milliseconds if all are there
+_LATE = "TORCH_GLOO_LAZY_INIT"  # has gloo connect when it first sends, after everybody has looked
 
+_c10d: Any = distributed_c10d  # whose private names are not annotated
 _torch_init = dist.init_process_group  # torchrun.py puts another in its place
 
 
@@ -85,16 +90,11 @@ _group: object = None  # the present group, if it was formed here
 _training_group: dist.ProcessGroup | None = None
 _num_made: Counter[str] = Counter()  # sub-groups of the present group, by name
 _connections: frozenset[str] = frozenset()  # of the present generation
-_left: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()  # and still held, mostly by the user
+_groups: weakref.WeakSet[dist.ProcessGroup] = weakref.WeakSet()  # of before too, if still held
 
 
 def join() -> None:
-    """Get ready to form the group.
-
-    Raises:
-        RuntimeError: this rank cannot take part.
-    """
-    refuse_late_connections()  # before the others wait for this rank
+    """Get ready to form the group."""
     while not finish_aborts():  # else the pool ends this rank: pool/upkeep/forming.py
         pass
     rendezvous.begin_waiting()
@@ -104,28 +104,31 @@ def connect(plan: Plan) -> None:
     """Form the group that all ranks have joined, in the place of the one before. Returns when all
     have.
 
-    Nothing is sent through it before its connections are proved to lead to ranks.
-
     Raises:
-        RuntimeError: another rank does not come, or a stranger has connected.
+        RuntimeError: another rank does not come, or another user has connected.
     """
     global _plan, _num_asked, _connections
     _plan, _num_asked = None, 0
-    freeze_watchers()  # a device that lags may still have collectives of the group before
-    if dist.is_initialized() and dist.group.WORLD is _group:
+    if dist.is_initialized():
         abort_collectives()  # what still waits in it gets an error
     leave()
     devices.of(plan.device).make_current()
     store = dist.FileStore(plan.store_path, plan.world_size)  # type: ignore[attr-defined]
-    rendezvous.wait_for_all(store, "connect", plan.rank, plan.world_size)
-    _connections = _open(plan, {"backend": _TORCH_BACKEND[plan.backend], "timeout": TIMEOUT}, store)
+    rendezvous.exchange(store, "connect", plan.rank, plan.world_size)
+    sees = _open(plan, {"backend": _TORCH_BACKEND[plan.backend], "timeout": _TIMEOUT}, store)
+    if not sees and plan.world_size > 1:
+        logging.getLogger("gpupool").warning(
+            "/proc does not show the connections of gloo: nobody can see who is at their other "
+            "ends, nor free a rank from a collective on gloo."
+        )
+    _connections = frozenset(gloo_connections().values())
     # What there is to be set up is set up now, not in the user's first collective.
     if plan.rank in plan.training_ranks:
         device = plan.device if plan.training_backend == "nccl" else "cpu"
         number = torch.zeros(1, device=device, dtype=torch.uint8)  # a cell may set torch's default
         dist.all_reduce(number, group=_training_group)
     dist.barrier()
-    if _left:  # else this process has had no group before, and no model over it
+    if _is_one_left():  # so it is on all ranks that have a model over it
         ddp_replicas.renew_all()
     _plan = plan
     location.forget_before()
@@ -158,14 +161,13 @@ def form_as_asked(plan: Plan, asked: Mapping[str, Any]) -> None:
     """
     global _num_asked
     __tracebackhide__ = True  # not the user's
-    refuse_late_connections()
     leave()
     _num_asked += 1
     path = f"{plan.store_path}.{_num_asked}"
     store = dist.FileStore(path, plan.world_size)  # type: ignore[attr-defined]
     found = rendezvous.exchange(store, "here", plan.rank, plan.world_size, plan.device)
     asked = {"backend": _TORCH_BACKEND[plan.backend], **asked}
-    refuse_without_gpu("init_process_group", asked["backend"], dict(enumerate(found)))
+    _refuse_without_gpu("init_process_group", asked["backend"], dict(enumerate(found)))
     _open(plan, asked, store)
 
 
@@ -174,6 +176,7 @@ def form_foreign(asked: Mapping[str, Any]) -> None:
     __tracebackhide__ = True
     leave()
     _torch_init(**asked)
+    refuse_strangers()
 
 
 def is_wanting() -> bool:
@@ -188,38 +191,25 @@ def counts() -> dict[str, int]:
 
     These are named by their number: ranks that differ in it would not meet in the next one.
     """
-    world: Any = distributed_c10d._world
+    world = _c10d._world
     groups = list(world.pg_names.items())
     begun = {name: one._get_sequence_number_for_group() for one, name in groups}
     made = {f"made {name}": number for name, number in list(_num_made.items())}
     return {"made": int(world.group_count), **made, **begun}
 
 
-def number_made(name: str) -> int:
-    """How many sub-groups of this name were begun of the present group, with one that is now."""
-    _num_made[name] += 1
-    return _num_made[name]
-
-
-def about_earlier(message: str, frames: Sequence[FrameType]) -> str:
-    """What to say of a failed collective if that was one of an earlier group; else "".
-
-    The present group is whole then, and something still holds one that was left. What was called
-    with a group of the present generation is no collective of an earlier one.
-    """
-    if not _left or not any(words in message.lower() for words in _OF_LEFT):
-        return ""
-    if has_nccl(_asked.get("backend")) and was_aborted(dist.group.WORLD):  # the present one
-        return ""
-    if any(one in distributed_c10d._world.pg_map for one in location.groups_in(frames)):
-        return ""
-    if not _connections <= set(gloo_connections().values()):
-        return ""
-    return (
-        "this process group is of an earlier generation of the pool, and was cut off with it. Make "
-        "what holds it again: sub-groups, a DeviceMesh, FSDP models; DDP models too, if they are "
-        "over some of the ranks or had parameters frozen since they were made."
-    )
+def is_of_earlier(message: str, frames: Sequence[FrameType]) -> bool:
+    """Whether a collective that failed was one of a group that was left, and the present one is
+    whole. What was called with a present group is none."""
+    if not _is_one_left() or not any(words in message.lower() for words in _OF_LEFT):
+        return False
+    present = _c10d._world.pg_map
+    calls = [frame for frame in frames if frame.f_code.co_filename == _c10d.__file__]
+    values = [value for frame in calls for value in frame.f_locals.values()]
+    if any(isinstance(value, dist.ProcessGroup) and value in present for value in values):
+        return False
+    is_whole = _connections <= {*gloo_connections().values()}
+    return is_whole and not was_aborted(dist.group.WORLD)
 
 
 def training_group() -> dist.ProcessGroup | None:
@@ -238,10 +228,15 @@ def leave() -> None:
     _training_group = _group = None
     _num_made.clear()
     if dist.is_initialized():
-        _left.update(distributed_c10d._world.pg_map)
+        _groups.update(_c10d._world.pg_map)
         dist.destroy_process_group()
         # The traceback of an aborted collective holds the old group in a cycle, sockets and all.
         gc.collect()
+
+
+def _is_one_left() -> bool:
+    """Whether a group that was left is still held, mostly by the user."""
+    return any(group not in _c10d._world.pg_map for group in _groups)
 
 
 def require_aborted() -> None:
@@ -262,93 +257,124 @@ def _bound(plan: Plan, backend: Any) -> dict[str, Any]:
     """The device that a group on NCCL is bound to: torch would take the one of LOCAL_RANK.
 
     That is another one in a notebook that sees several. An older torch takes that of the tensors;
-    there, a group that is bound has ranks wait for ever that are not in a sub-group on gloo.
+    there, a group that is bound has ranks wait for ever that are not in a sub-group on gloo: who is
+    not in one splits NCCL's communicator for it, and waits there for its members.
     """
     trains = plan.rank in plan.training_ranks
-    is_on_gpu = has_nccl(backend) and trains and plan.device != "cpu"
-    if is_on_gpu and (plan.world_size == 1 or can_bind()):
+    splits = "requested_backend" in inspect.signature(_c10d._get_split_source).parameters
+    if _has_nccl(backend) and trains and plan.device != "cpu" and (plan.world_size == 1 or splits):
         return {"device_id": torch.device(plan.device)}
     return {}
 
 
-def _open(plan: Plan, asked: Mapping[str, Any], store: Any) -> frozenset[str]:
-    """Form the group of all ranks; returns its connections on gloo."""
+def _open(plan: Plan, asked: Mapping[str, Any], store: Any) -> bool:
+    """Form the group of all ranks; returns whether it is seen who has connected."""
     global _training_group, _group, _asked
     __tracebackhide__ = True
     asked = {**_bound(plan, asked["backend"]), **asked}
     rendezvous.use_store(store)
-    hook, before = sys.excepthook, peers.listeners()
-    is_gloo = is_gloo_alone(asked["backend"])
-    options = {**asked, "timeout": CONNECT_TIMEOUT} if is_gloo else asked
+    os.environ.pop(_LATE, None)
+    hook = sys.excepthook
+    is_gloo = _is_gloo_alone(asked["backend"])
+    options = {**asked, "timeout": _CONNECT_TIMEOUT} if is_gloo else asked
     _torch_init(**options, store=store, rank=plan.rank, world_size=plan.world_size)
-    if is_gloo:
-        set_timeout(dist.group.WORLD, asked.get("timeout", TIMEOUT))
     sys.excepthook = hook  # torch puts one more "[rank0]:" before every line each time
-    connections: frozenset[str] = frozenset()
-    if has_gloo(asked["backend"]):
-        listeners = peers.listeners() - before
-        try:
-            connections = peers.prove(store, "proof", plan.rank, plan.world_size, listeners)
-            peers.set_deaf(listeners, True)
-        except BaseException:
-            leave()
-            raise
-    _group, _asked = dist.group.WORLD, dict(asked)
+    if is_gloo:
+        _set_timeout(dist.group.WORLD, asked.get("timeout", _TIMEOUT))
+    sees = refuse_strangers()
+    world: Any = dist.group.WORLD
+    _group, _asked = world, dict(asked)
+    _groups.add(world)
     if len(plan.training_ranks) < plan.world_size:
         backend = _TORCH_BACKEND[plan.training_backend]
         bound = _bound(plan, backend)
-        made = dist.new_group(list(plan.training_ranks), TIMEOUT, backend, **bound)
+        made = dist.new_group(list(plan.training_ranks), _TIMEOUT, backend, **bound)
         # a rank that is not in it gets a number instead
         _training_group = made if isinstance(made, dist.ProcessGroup) else None
-    return connections
+    return sees
+
+
+# ---- sub-groups ------------------------------------------------------------------------------
+
+
+def install() -> None:
+    """Have ranks wait in Python for the sub-groups of the pool's group, and look who connects."""
+    make = _c10d._new_process_group_helper
+
+    @functools.wraps(make)
+    def making(
+        size: int, place: int | None, ranks: list[int], backend: Any, store: Any, name: str,
+        *args: Any, **options: Any,
+    ) -> Any:  # fmt: skip
+        __tracebackhide__ = True
+        if not ranks:  # the group of all ranks, which is waited for and looked at elsewhere
+            return make(size, place, ranks, backend, store, name, *args, **options)
+        os.environ.pop(_LATE, None)
+        if is_ours():
+            is_gloo = _is_gloo_alone(backend)
+            if not is_gloo and name.isdecimal():
+                # NCCL splits the communicator of all ranks: who waits in torch for one that does
+                # not come cannot be freed. (A name in hexadecimal: its members alone form it.)
+                world: Any = dist.group.WORLD
+                own = "cuda" if devices.has_gpu() else "cpu"
+                key = f"gpupool/all/{name}"
+                found = rendezvous.exchange(store, key, world.rank(), world.size(), own)
+                _refuse_without_gpu("new_group", backend, {rank: found[rank] for rank in ranks})
+            if place is not None:
+                rendezvous.exchange(store, f"gpupool/{name}/{_number_made(name)}", place, size)
+        made = make(size, place, ranks, backend, store, name, *args, **options)
+        refuse_strangers()
+        return made
+
+    _c10d._new_process_group_helper = making
+
+
+def splitting(split: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.distributed.split_group`, for which ranks wait and look as for other sub-groups."""
+
+    @functools.wraps(split)
+    def split_group(parent_pg: Any = None, *args: Any, **options: Any) -> Any:
+        __tracebackhide__ = True
+        parent: Any = parent_pg or dist.group.WORLD
+        if is_ours() and parent in _c10d._world.pg_map:
+            store = _c10d._world.pg_map[parent][1]
+            key = f"gpupool/split/{_number_made('split')}"
+            rendezvous.exchange(store, key, parent.rank(), parent.size())
+        group = split(parent_pg, *args, **options)
+        refuse_strangers()
+        return group
+
+    return split_group
+
+
+def _number_made(name: str) -> int:
+    """How many sub-groups of this name were begun of the present group, with one that is now."""
+    _num_made[name] += 1
+    return _num_made[name]
 
 
 # ---- back ends -------------------------------------------------------------------------------
 
 
-def has_gloo(backend: Any) -> bool:
-    """Whether a group of this backend carries the tensors of some device by gloo."""
-    return "gloo" in str(backend) or str(backend) == "undefined"
-
-
-def is_gloo_alone(backend: Any) -> bool:
+def _is_gloo_alone(backend: Any) -> bool:
     """Whether gloo carries all that a group of this backend does."""
     return str(backend) in ("gloo", "cpu:gloo")
 
 
-def has_nccl(backend: Any) -> bool:
+def _has_nccl(backend: Any) -> bool:
     """Whether a group of this backend carries the tensors of some device by NCCL."""
     return "nccl" in str(backend).lower()
 
 
-def can_bind() -> bool:
-    """Whether a group bound to a GPU may have sub-groups of other back ends.
-
-    Before, who is not in one splits NCCL's communicator for it, and waits there for its members.
-    """
-    parameters = inspect.signature(distributed_c10d._get_split_source).parameters
-    return "requested_backend" in parameters
-
-
-def set_timeout(group: Any, timeout: datetime.timedelta) -> None:
+def _set_timeout(group: Any, timeout: datetime.timedelta) -> None:
     """Have collectives of a group wait for so long from now on."""
     if hasattr(group, "set_timeout"):  # since torch 2.14
         group.set_timeout(timeout)
     else:
-        distributed_c10d._set_pg_timeout(timeout, group)
+        _c10d._set_pg_timeout(timeout, group)
 
 
-def refuse_late_connections() -> None:
-    """Raise if gloo is set to connect when it first sends, when nobody can look before."""
-    __tracebackhide__ = True
-    if os.environ.get(LATE, "0") not in ("", "0"):
-        raise RuntimeError(
-            f"{LATE} is set: connections that are made late cannot be proved to lead to ranks of "
-            "this pool. Unset it."
-        )
-
-
-def refuse_without_gpu(function: str, backend: Any, found: Mapping[int, str]) -> None:
+def _refuse_without_gpu(function: str, backend: Any, found: Mapping[int, str]) -> None:
     """Raise a ValueError, on all ranks alike, if NCCL is asked for and a member has no GPU.
 
     Those that have one would wait inside torch for the others, which torch refuses there.
@@ -358,7 +384,7 @@ def refuse_without_gpu(function: str, backend: Any, found: Mapping[int, str]) ->
     """
     __tracebackhide__ = True
     lacking = [str(rank) for rank, device in found.items() if device == "cpu"]
-    if lacking and has_nccl(backend):
+    if lacking and _has_nccl(backend):
         raise ValueError(
             f"{function}: {str(backend)!r} needs a GPU for every rank that takes part; rank "
             f"{', '.join(lacking)} has none. Without a back end it takes one that all ranks have."

@@ -11,10 +11,7 @@ import json
 import sys
 import threading
 import time
-from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
-from itertools import chain
-from operator import itemgetter
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -33,12 +30,8 @@ from gpupool.engine.shell.cell_names import cell_of, is_users, place
 _c10d: Any = _distributed_c10d  # its flight recorder is not in every version's types
 _DISTRIBUTED = distributed_c10d.__file__
 _RPC = rpc.__file__
-_OURS = str(
-    Path(__file__).parents[1] / "cells" / "torchrun.py"
-)  # whose function stands in for torch's
+_OURS = str(Path(__file__).parents[1] / "cells" / "torchrun.py")  # stands in for torch's
 _STUB = invoke.__code__.co_filename  # under every call
-_MAX_ALSO = 16
-_MAX_LAST = 8  # a rank that has left a collective may have left some more since
 _DTYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16",
     "Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8",
@@ -56,14 +49,13 @@ def forget_before() -> None:
     _formed_ns = time.time_ns()
 
 
-def locate(history: bool = False, glance: bool = False) -> Location:
+def locate(glance: bool = False) -> Location:
     """Where the main thread is; from any thread.
 
     Costs 0.3 ms, and up to 30 ms where collectives have been called since the last time.
 
     Args:
-        history: also report the last collectives of each group that are over.
-        glance: name the collective only if none has begun or ended since the last call. So a
+        glance: name collectives only if none has begun or ended since the last call. So a
             training that is looked at every second loses nothing.
     """
     global _counts
@@ -82,8 +74,7 @@ def locate(history: bool = False, glance: bool = False) -> Location:
         imports=calls.imports(),
         queued=bool(pending and pending[0]["queued"]),
         idle=calls.is_over() or not any(frame.f_code.co_filename == _STUB for frame in frames),
-        also=tuple(map(_collective, pending[1:_MAX_ALSO])),
-        last=tuple(_collective(entry) for entry in entries if entry["retired"]) if history else (),
+        last=tuple(_collective(entry) for entry in entries if entry["retired"]),
     )
 
 
@@ -91,14 +82,12 @@ def locate(history: bool = False, glance: bool = False) -> Location:
 
 
 def _main_frames() -> list[FrameType]:
-    main = threading.main_thread().ident
-    return list(_outwards(sys._current_frames().get(main or 0)))
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    frames = []
     while frame is not None:
-        yield frame
+        frames.append(frame)
         frame = frame.f_back
+    return frames
 
 
 def _line(frames: list[FrameType]) -> str:
@@ -128,17 +117,6 @@ def _function(frames: list[FrameType]) -> tuple[str, FrameType | None]:
         if code.co_filename == _RPC and code.co_name == "shutdown":
             return "rpc.shutdown", frame
     return "", None
-
-
-def groups_in(frames: Iterable[FrameType]) -> list[dist.ProcessGroup]:
-    """The groups that functions of torch.distributed in these frames were called with."""
-    calls = [frame for frame in frames if frame.f_code.co_filename == _DISTRIBUTED]
-    return [
-        value
-        for frame in calls
-        for value in frame.f_locals.values()
-        if isinstance(value, dist.ProcessGroup)
-    ]
 
 
 def _from_stack(function: str, frame: FrameType | None) -> Collective | None:
@@ -178,7 +156,7 @@ def _statuses() -> list[Any]:
 
 
 def _entries(has_changed: bool) -> list[dict[str, Any]]:
-    """The recorded collectives of the present groups that are pending, and the last that are not.
+    """Of the present groups the recorded collectives that are pending, and the last one over.
 
     A full record of 2000 takes 30 ms to read. It is read again when it has changed, and as long as
     something is pending: then the rank waits anyway. torch counts a collective a moment before it
@@ -192,13 +170,10 @@ def _entries(has_changed: bool) -> list[dict[str, Any]]:
             for queued, dump in _dumps(True)
             for entry in dump.get("entries", ())
         ]
-        over: dict[str, deque[dict[str, Any]]] = defaultdict(lambda: deque(maxlen=_MAX_LAST))
-        for entry in recorded:
-            if entry["retired"]:
-                over[entry["process_group"][0]].append(entry)
+        over = [e for e in recorded if e["retired"] and not e["is_p2p"]]
         pending = [e for e in recorded if not e["retired"] and e["time_created_ns"] >= _formed_ns]
-        last = sorted(chain(*over.values()), key=itemgetter("time_created_ns"))
-        entries = [*last, *pending]
+        last = {e["process_group"][0]: e for e in over}  # its newest, as the record is in order
+        entries = [*last.values(), *pending]
         _known = ("" if pending or has_changed else _counts), entries
     return [entry for entry in entries if entry["time_created_ns"] >= _formed_ns]
 

@@ -39,12 +39,6 @@ def exchange(store: Any, key: str, place: int, size: int, value: str = "") -> li
     return [store.get(key).decode() for key in keys]
 
 
-def wait_for_all(store: Any, key: str, place: int, size: int) -> None:
-    """Wait until all members have come here, as `exchange` does."""
-    __tracebackhide__ = True
-    exchange(store, key, place, size)
-
-
 def give_up_waiting() -> None:
     """Have this rank wait no longer for others that do not come; from any thread."""
     _give_up.set()

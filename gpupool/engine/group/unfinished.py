@@ -1,4 +1,4 @@
-"""What an abort of collectives may have spoilt: steps and tensors. Runs on engines.
+"""Which steps of a training an abort of collectives may have spoilt. Runs on engines.
 
 On gloo an aborted collective raises where it stands. On NCCL nothing raises: the host has given the
 device more work by then, the kernel leaves with half a sum in its buffer, and what is queued behind
@@ -27,7 +27,7 @@ class CompletedSteps:
         self._counter = self._device.counter()
         self._num_begun = 0
         self._at_abort: int | None = None
-        abort.watchers.add(self)
+        abort.before_abort = self.freeze
 
     def add(self) -> None:
         """The host has given the device all that belongs to a step."""
@@ -55,44 +55,3 @@ class CompletedSteps:
         """As `why_spoilt`, after waiting until the device has computed everything."""
         self._device.synchronize()
         return self.why_spoilt()
-
-
-class Tensors:
-    """Whether tensors of cells may hold unfinished numbers: `tensors` is the one there is.
-
-    So it is if collectives were aborted before a device that lags had computed all that a cell has
-    given it.
-    """
-
-    def __init__(self) -> None:
-        self._is_busy = self._is_aborted = False
-        abort.watchers.add(self)
-
-    def begin_call(self) -> None:
-        """Code of the user's begins, and may give the device work."""
-        self._is_busy, self._is_aborted = True, False
-
-    def drained(self) -> None:
-        """The device has computed all that it was given."""
-        self._is_busy = False
-
-    def freeze(self) -> None:
-        """As that of `CompletedSteps`."""
-        self._is_aborted |= self._is_busy
-
-    def are_unfinished(self) -> bool:
-        """After an error: whether collectives were aborted, or are if the group is formed again,
-        before the device has computed what it was given.
-        """
-        if not self._is_busy:
-            return False
-        device = devices.in_use()
-        if device is None or not device.lags:
-            return False
-        try:
-            return self._is_aborted or not device.is_done()
-        except RuntimeError:  # its context is lost, and so is what it has computed
-            return False
-
-
-tensors = Tensors()

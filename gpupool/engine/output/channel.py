@@ -1,66 +1,45 @@
-"""What an engine publishes, in order and bounded. Runs on engines.
+"""What an engine publishes, in the order in which it was written. Runs on engines.
 
-All text goes through one buffer in the order in which it was written, and everything else that the
-engine publishes (a figure, the end of a call) takes the text before it along. A rank that prints
-without end is held up by nothing and floods nobody: its first and its last megabytes arrive whole.
+All text goes through one buffer, and everything else that the engine publishes (a figure, the end
+of a call) takes the text before it along. Who writes more than is sent waits: so a rank that prints
+without end fills no memory, here or on the way to the notebook.
 """
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import fcntl
 import os
 import select
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from io import StringIO
-from typing import Any, Protocol
+from itertools import groupby
+from types import SimpleNamespace
+from typing import Any
 
 from gpupool.core.wire.events import PIECES
 
 INTERVAL_S = 0.1  # text waits that long for more
+MAX_CHARS = 1 << 20  # in an interval; who writes more waits for the next one
 NUM_FLUSHES = 40  # in a second that are done at once; others wait for the interval
-FREE_CHARS = 8 << 20  # of each call that are sent as they come
-RATE_CHARS = 1 << 19  # in each interval after that
-MAX_CHARS = 8 << 20  # waiting to be sent; beyond, those between the first and the last are dropped
-KEPT_HEAD_CHARS, KEPT_LAST_CHARS = 4096, 3 << 20
 MAX_MESSAGES = 8  # for text that alternates between the streams; more go as one
 
 _PIPE_BYTES = 1 << 20  # so that C code that holds the GIL does not wait for our reader so soon
-_READ_BYTES = 1 << 16
-_MAX_READS = 32  # in a row: a child that writes without end must not keep others from writing
 _FLUSH_TIMEOUT_S = 10.0
+_ROOM_TIMEOUT_S = 1.0  # for a signal's handler: what it has interrupted may hold the lock
 
-
-class Source(Protocol):
-    """A stream that is also written to by its descriptor."""
-
-    name: str
-
-    def latest_parent(self) -> dict[str, Any]:
-        """The call that runs, or that ran last."""
-
-    def echo_octets(self, octets: bytes) -> None:
-        """Put what was written to the descriptor into the log as well."""
+Take = Callable[[bytes], tuple[str, dict[str, Any], str]]
+"""What makes text of what was written to a descriptor: stream, call and text."""
 
 
 class Piece:
     """Text that was written to one stream during one call."""
 
-    __slots__ = ("buffer", "name", "parent", "write")
-
-    def __init__(self, name: str, parent: dict[str, Any], text: str = "") -> None:
+    def __init__(self, name: str, parent: dict[str, Any]) -> None:
         self.name, self.parent = name, parent
         self.buffer = StringIO()
-        self.write = self.buffer.write
-        self.write(text)
-
-    @property
-    def text(self) -> str:
-        """What was written."""
-        return self.buffer.getvalue()
 
 
 class Channel:
@@ -72,29 +51,22 @@ class Channel:
         self._lock = threading.RLock()  # a signal's handler may print too
         self._pieces: list[Piece] = []
         self._num_chars = 0
+        self._has_room = threading.Event()
         self._timer_set = False
         self._flushes, self._flushes_since = 0, 0.0
-        self._call, self._num_sent = "", 0
-        self._readers: dict[int, Source] = {}
-        self._decoders: dict[int, codecs.IncrementalDecoder] = {}  # a read may end in a character
+        self._watched: dict[int, Take] = {}
         self._poll = select.poll()
         self.num_published = 0  # messages
+        self._direct = SimpleNamespace(send_multipart=pub_thread._really_send)
         self._send_other = pub_thread.send_multipart
         pub_thread.send_multipart = self._send_in_order
 
     def write(self, name: str, parent: dict[str, Any], text: str) -> None:
         """Receive text; what was written to the descriptors before it goes first."""
         with self._lock:
-            if self._poll.poll(0):
-                self._read_descriptors()
-            last = self._last
-            if last is None or last.parent is not parent or last.name != name:
-                self._append(name, parent, text)
-                return
-            last.write(text)  # every print comes here: no call more than needed
-            self._num_chars += len(text)
-            if self._num_chars > MAX_CHARS:
-                self._thin_out()
+            self._read_descriptors()
+            self._append(name, parent, text)
+        self._wait_for_room()
 
     def flush(self) -> None:
         """Send now, unless that was asked for very often lately; then it happens soon."""
@@ -108,12 +80,11 @@ class Channel:
             self._flushes += 1
             if self._flushes > NUM_FLUSHES:
                 return  # the timer is set
-            self._schedule(self._take())
-        if threading.current_thread() is self._thread.thread:
-            return
-        sent = threading.Event()
-        self._thread.schedule(sent.set)
-        sent.wait(_FLUSH_TIMEOUT_S)
+            self._schedule_text()
+        if not self._is_sending():
+            sent = threading.Event()
+            self._thread.schedule(sent.set)
+            sent.wait(_FLUSH_TIMEOUT_S)
 
     def is_silent_since(self, num_published: int) -> bool:
         """Whether nothing was published since it was that many messages, nor is about to be."""
@@ -121,151 +92,91 @@ class Channel:
             self._read_descriptors()
             return not self._pieces and self.num_published == num_published
 
-    def watch(self, stream: Source, descriptor: int) -> None:
-        """Read what comes out of this descriptor as text of the stream."""
-        os.set_blocking(descriptor, False)
+    def watch(self, descriptor: int, take: Take) -> None:
+        """Receive what comes out of this descriptor, until code closes it."""
         with contextlib.suppress(OSError):  # the system allows less
             fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         with self._lock:
-            self._readers[descriptor] = stream
-            self._decoders[descriptor] = codecs.getincrementaldecoder("utf-8")("replace")
+            self._watched[descriptor] = take
             self._poll.register(descriptor, select.POLLIN)
+        comes = select.poll()
+        comes.register(descriptor, select.POLLIN)
+        while any(events & select.POLLIN for _, events in comes.poll()):
+            with self._lock:
+                self._read_descriptors()
+            self._wait_for_room()
 
-    def read(self) -> None:
-        """Receive what was written to the descriptors."""
-        with self._lock:
-            self._read_descriptors()
+    # ---- inside --------------------------------------------------------------------------
 
-    # ---- inside, with the lock held ------------------------------------------------------
+    def _wait_for_room(self) -> None:
+        if self._num_chars > MAX_CHARS and not self._is_sending():
+            self._has_room.wait(_ROOM_TIMEOUT_S)
+
+    def _is_sending(self) -> bool:
+        """Whether this is the thread that sends, which waits for nothing."""
+        return threading.current_thread() is self._thread.thread
+
+    # with the lock held
 
     def _read_descriptors(self) -> None:
         for descriptor, events in self._poll.poll(0):
-            stream = self._readers[descriptor]
-            if not events & select.POLLIN:  # closed by whoever wrote to it
+            if events & select.POLLIN:
+                self._append(*self._watched[descriptor](os.read(descriptor, _PIPE_BYTES)))
+            else:
                 self._poll.unregister(descriptor)
-            for _ in range(_MAX_READS if events & select.POLLIN else 0):
-                try:
-                    octets = os.read(descriptor, _READ_BYTES)
-                except BlockingIOError:
-                    break
-                if not octets:
-                    break
-                stream.echo_octets(octets)
-                # written by code that knows nothing of calls: it belongs to the running one
-                text = self._decoders[descriptor].decode(octets)
-                self._append(stream.name, stream.latest_parent(), text)
 
     def _append(self, name: str, parent: dict[str, Any], text: str) -> None:
-        last = self._last
-        if last is None or last.name != name or not _same_call(last.parent, parent):
-            self._pieces.append(Piece(name, parent, text))
-        else:
-            last.write(text)
+        last = self._pieces[-1] if self._pieces else None
+        if last is None or last.name != name or last.parent is not parent:
+            last = Piece(name, parent)
+            self._pieces.append(last)
+        last.buffer.write(text)
         self._num_chars += len(text)
         if self._num_chars > MAX_CHARS:
-            self._thin_out()
+            self._has_room.clear()
         if not self._timer_set:
-            self._set_timer()
+            loop = self._thread.io_loop
+            self._thread.schedule(lambda: loop.call_later(INTERVAL_S, self._on_timer))
+            self._timer_set = True  # last: an interrupt may come between
 
-    @property
-    def _last(self) -> Piece | None:
-        return self._pieces[-1] if self._pieces else None
-
-    def _take(self, max_chars: int | None = None) -> list[Piece]:
-        """The pieces to send now; of one that is cut by the limit the rest stays."""
+    def _schedule_text(self) -> None:
         pieces, self._pieces, self._num_chars = self._pieces, [], 0
-        taken: list[Piece] = []
-        for n, piece in enumerate(pieces):
-            text = piece.text
-            if max_chars is not None and len(text) > max_chars:
-                cut = text.rfind("\n", 0, max_chars) + 1 or max_chars
-                rest = Piece(piece.name, piece.parent, text[cut:])
-                self._pieces = [rest, *pieces[n + 1 :]]
-                self._num_chars = _num_chars(self._pieces)
-                return [*taken, Piece(piece.name, piece.parent, text[:cut])]
-            taken.append(piece)
-            max_chars = max_chars and max_chars - len(text)
-        return taken
-
-    def _schedule(self, pieces: list[Piece]) -> None:
+        self._has_room.set()
         if pieces:
             self.num_published += 1
-            self._thread.schedule(lambda: self._emit(pieces))
-
-    def _set_timer(self) -> None:
-        self._timer_set = True
-        loop = self._thread.io_loop
-        self._thread.schedule(lambda: loop.call_later(INTERVAL_S, self._on_timer))
-
-    def _on_timer(self) -> None:
-        """Send what waits; called in the thread that sends."""
-        with self._lock:
-            self._timer_set = False
-            if not self._pieces:
-                return
-            call = self._pieces[0].parent.get("msg_id", "")
-            if call != self._call:
-                self._call, self._num_sent = call, 0
-            limit = None if self._num_sent < FREE_CHARS else RATE_CHARS
-            waiting = self._num_chars
-            self._schedule(self._take(limit))
-            self._num_sent += waiting - self._num_chars
-            if self._pieces:
-                self._set_timer()
+            self._thread.schedule(lambda: self._send_text(pieces))
 
     def _send_in_order(self, *args: Any, **options: Any) -> None:
         """Send another message, after the text that was written before it."""
         with self._lock:
             self._read_descriptors()
-            self._schedule(self._take())
+            self._schedule_text()
             self.num_published += 1
             self._send_other(*args, **options)
 
-    def _thin_out(self) -> None:
-        """Drop what lies between the first and the last lines of what waits.
+    # in the thread that sends
 
-        Whole lines only: who masks what is left would not find half of a secret.
-        """
-        first, last, left = self._pieces[0], list[Piece](), KEPT_LAST_CHARS
-        for piece in reversed(self._pieces):
-            text = piece.text
-            if len(text) > left:
-                start = text.find("\n", len(text) - left) + 1 or len(text)
-                last.insert(0, Piece(piece.name, piece.parent, text[start:]))
-                break
-            left -= len(text)
-            last.insert(0, piece)
-        head = first.text[: first.text.rfind("\n", 0, KEPT_HEAD_CHARS) + 1]
-        note = left_out(self._num_chars - _num_chars(last) - len(head))
-        self._pieces = [Piece(first.name, first.parent, head + note), *last]
-        self._num_chars = _num_chars(self._pieces)
+    def _on_timer(self) -> None:
+        with self._lock:
+            self._timer_set = False
+            self._schedule_text()
 
-    # ---- in the thread that sends --------------------------------------------------------
-
-    def _emit(self, pieces: list[Piece]) -> None:
+    def _send_text(self, pieces: list[Piece]) -> None:
         self._session.pid = os.getpid()  # as ipykernel does: this thread survives no fork
-        start = 0
-        while start < len(pieces):
-            end = start + 1
-            while end < len(pieces) and _same_call(pieces[end].parent, pieces[start].parent):
-                end += 1
-            self._emit_of_call(pieces[start:end])
-            start = end
-
-    def _emit_of_call(self, pieces: list[Piece]) -> None:
-        texts = [encodable(piece.text) for piece in pieces]
-        if len(pieces) <= MAX_MESSAGES:
-            for piece, text in zip(pieces, texts, strict=True):
+        for _, same in groupby(pieces, lambda piece: piece.parent.get("msg_id")):
+            of_call = list(same)
+            texts = [encodable(piece.buffer.getvalue()) for piece in of_call]
+            if len(of_call) > MAX_MESSAGES:
+                metadata = {PIECES: [len(text) for text in texts]}
+                self._send(of_call[0], "".join(texts), metadata)
+                continue
+            for piece, text in zip(of_call, texts, strict=True):
                 self._send(piece, text, {})
-            return
-        self._send(pieces[0], "".join(texts), {PIECES: [len(text) for text in texts]})
 
     def _send(self, piece: Piece, text: str, metadata: dict[str, Any]) -> None:
         topic = f"stream.{piece.name}".encode()
         content = {"name": piece.name, "text": text}
-        self._session.send(
-            _Direct(self._thread), "stream", content, piece.parent, topic, metadata=metadata
-        )
+        self._session.send(self._direct, "stream", content, piece.parent, topic, metadata=metadata)
 
 
 def encodable(text: str) -> str:
@@ -275,23 +186,3 @@ def encodable(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode(errors="backslashreplace").decode()
     return text
-
-
-def left_out(num_chars: int) -> str:
-    """The line that stands for text that was printed faster than it can be sent."""
-    return f"\n[... {num_chars} characters left out: printed faster than they can be sent ...]\n"
-
-
-class _Direct:
-    """For `Session.send`: sends in this thread, which is the one that may."""
-
-    def __init__(self, pub_thread: Any) -> None:
-        self.send_multipart = pub_thread._really_send
-
-
-def _same_call(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return one is other or one.get("msg_id") == other.get("msg_id")
-
-
-def _num_chars(pieces: Iterable[Piece]) -> int:
-    return sum(piece.buffer.tell() for piece in pieces)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import psutil
 import torch
 
-from gpupool.core.machine import cgroup
+from gpupool.core.machine import limits
+from gpupool.core.machine.nvml import Gauges, read_gauges
 from gpupool.data import device as devices
 
 EVERY_S = 1.0
@@ -50,7 +52,7 @@ class CpuProbe:
         self._num_threads = torch.get_num_threads()
         # In a container the limit of its cgroup is what ends the process, not the machine's memory.
         of_machine = psutil.virtual_memory().total
-        self._total = min(of_machine, cgroup.memory_limit() or of_machine)
+        self._total = min(of_machine, limits.memory_limit() or of_machine)
         self._at, self._cpu = clock(), cpu_clock()
         self._share: float | None = None
 
@@ -63,38 +65,27 @@ class CpuProbe:
 
 
 def _gpu_probe(device: torch.device) -> Probe:
-    """NVML's, of the GPU that torch computes on; torch's own figures if NVML does not know it."""
-    import pynvml
+    """The driver's, of the GPU that torch computes on; torch's own figures if it does not know it.
 
+    torch leaves the kind out of the UUID: "GPU-", or "MIG-" of an instance of one.
+    """
     gpu = devices.Cuda(device)
-    try:
-        pynvml.nvmlInit()  # counted by NVML: it stays open, for as long as this process lives
-        handle = _handle(gpu.uuid)
-    except pynvml.NVMLError:
-        return lambda: _of_torch(gpu)
-    return lambda: _of_nvml(handle)
+    for kind in ("GPU-", "MIG-"):
+        uuid = f"{kind}{gpu.uuid.removeprefix(kind)}"
+        if read_gauges(uuid) is not None:
+            return partial(of_driver, uuid)
+    return partial(_of_torch, gpu)
 
 
-def _handle(uuid: str) -> Any:
-    """torch leaves the kind out of the UUID: "GPU-", or "MIG-" of an instance of one."""
-    import pynvml
-
-    try:
-        return pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}")
-    except pynvml.NVMLError:
-        return pynvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid.removeprefix('MIG-')}")
-
-
-def _of_nvml(handle: Any) -> Reading:
-    import pynvml
-
-    memory = _ask("nvmlDeviceGetMemoryInfo", handle)
-    rates = _ask("nvmlDeviceGetUtilizationRates", handle)
+def of_driver(uuid: str) -> Reading:
+    """What the driver says of a GPU, or of an instance of one."""
+    found = read_gauges(uuid) or Gauges()
+    percent = found.utilization_percent
     return Reading(
-        utilization=None if rates is None else rates.gpu / 100,
-        memory_bytes=getattr(memory, "used", None),
-        total_memory_bytes=getattr(memory, "total", None),
-        temperature_c=_ask("nvmlDeviceGetTemperature", handle, pynvml.NVML_TEMPERATURE_GPU),
+        None if percent is None else percent / 100,
+        found.used_memory_bytes,
+        found.total_memory_bytes,
+        found.temperature_c,
     )
 
 
@@ -102,16 +93,6 @@ def _of_torch(gpu: devices.Cuda) -> Reading:
     """What torch holds of the GPU, of all there is."""
     memory = gpu.memory()
     return Reading(None, memory.reserved, memory.total)
-
-
-def _ask(call: str, handle: Any, *args: Any) -> Any:
-    """What NVML answers; None where this card (or an instance of it) has no answer."""
-    import pynvml
-
-    try:
-        return getattr(pynvml, call)(handle, *args)
-    except pynvml.NVMLError:
-        return None
 
 
 class Sampler:

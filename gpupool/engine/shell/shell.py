@@ -8,27 +8,20 @@ import getpass
 import pdb
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from IPython.core import debugger, page
-from IPython.core.autocall import ExitAutocall
+from IPython.core.autocall import ZMQExitAutocall
 from IPython.core.error import StdinNotImplementedError
 from IPython.core.getipython import get_ipython
 
 from gpupool.core.errors import PoolError
-from gpupool.core.wire.global_names import RANK_NAMES
 
 _INPUT = "Ask in a cell of the notebook itself and use the answer in the next %%spmd cell."
 _GETPASS = "Put the secret into the notebook's environment and send it with `%gpupool env NAME`."
 _DEBUG = "`%gpupool debug RANK` opens the debugger where that rank failed last."
 _STOPPED = "The cell ends here, and `%gpupool debug RANK` opens the debugger in this frame."
-
-script_names: set[str] = set()
-"""What `%run` has bound since somebody has emptied it."""
-
-_NOTHING = object()
 
 
 def this_shell() -> Any:
@@ -38,42 +31,20 @@ def this_shell() -> Any:
 
 def disarm_exit(shell: Any) -> None:
     """Make `exit` and `quit` end the cell, as they end a script, and not the process."""
-    leave = _Exit(shell)  # type: ignore[no-untyped-call]
+    shell.exiter = leave = _Exit(shell)  # type: ignore[no-untyped-call]
     shell.user_ns.update({"exit": leave, "quit": leave})
     shell.user_ns_hidden.update({"exit": leave, "quit": leave})  # not the user's: %who, %reset
     # IPython's advice on SystemExit is not that for an engine.
     warnings.filterwarnings("ignore", message="To exit: use 'exit'")
 
 
-class _Exit(ExitAutocall):
+class _Exit(ZMQExitAutocall):
     """`exit`, `exit()` and `exit(3)` in a cell."""
 
     def __call__(self, code: object = None) -> None:
         __tracebackhide__ = True
         print("exit and quit end the cell. `%gpupool stop` ends the pool.", file=sys.stderr)
         raise SystemExit(code)
-
-
-@contextlib.contextmanager
-def noting_script_names(shell: Any) -> Iterator[None]:
-    """Note what the script of `%run` binds, but for what it imports: the notebook gets handles."""
-    before = dict(shell.user_ns)
-    try:
-        yield
-    finally:
-        script_names.update(
-            name
-            for name, value in shell.user_ns.items()
-            if before.get(name, _NOTHING) is not value
-            and not name.startswith("_")
-            and name not in RANK_NAMES
-            and not _is_imported(value)
-        )
-
-
-def _is_imported(value: object) -> bool:
-    is_code = isinstance(value, (type, FunctionType, BuiltinFunctionType))
-    return isinstance(value, ModuleType) or (is_code and value.__module__ != "__main__")
 
 
 def ended_early(error: object) -> bool:
@@ -116,7 +87,7 @@ def refuse_magics(shell: Any) -> None:
             "on a rank",
         )
 
-    for name in ("gpupool", "spmd"):
+    for name in ("gpupool", "spmd", "%spmd"):  # the last is `%%spmd` below other code
         shell.register_magic_function(refuse, "line_cell", name)
 
 

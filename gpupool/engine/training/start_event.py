@@ -8,15 +8,11 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from gpupool.core.options.datasets import is_stream
-from gpupool.core.options.schedule import total_steps, turns
+from gpupool.core.options.schedule import total_steps
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.events import StartEvent
 from gpupool.data import device as devices
-from gpupool.data.cache.cache import Cached
 from gpupool.data.datastores.base import Datastore
-from gpupool.data.reading.samples import Samples
-from gpupool.data.reading.subsets import opened
 from gpupool.engine.batches.share import Dataset, num_samples
 from gpupool.engine.group.forming import World
 
@@ -30,7 +26,7 @@ def start_event(
 ) -> StartEvent:
     """What is about to be done.
 
-    Where the ranks are, the client knows better: it adds `devices`, `ranks` and `num_hosts`.
+    Where the ranks are, the client knows better: it adds `devices` and `ranks`.
 
     Args:
         options: resolved ones.
@@ -51,15 +47,12 @@ def start_event(
         num_steps=total_steps(options, steps_per_epoch) or 0,
         objective=options.objective if validates else "",
         precision=options.precision,
-        parallel="DDP" if world.size > 1 else "",
         validate_every=_in_steps(every, steps_per_epoch) if validates else 0,
         patience=options.patience or 0,
         keep="best" if keeps_best else "last",
-        lr_after=tuple((step, options.lr * by) for step, by in turns(options, steps_per_epoch)),
         started_at=time.time(),
         unit="images" if are_images(dataset) else "samples",
         metrics=tuple(metrics or ()),
-        may_tell=_may_tell(options, dataset),
     )
 
 
@@ -80,25 +73,6 @@ def _has_images(dataset: Any) -> bool:
     # torchvision's data sets; it need not be installed
     is_vision = any(cls.__name__ == "VisionDataset" for cls in type(dataset).__mro__)
     return is_vision or isinstance(dataset, Datastore)
-
-
-def _may_tell(options: TrainingOptions, dataset: Any) -> tuple[str, ...]:
-    """As in `StartEvent`."""
-    # The monitor leaves room for what may come, and none for what cannot.
-    sources = [
-        source
-        for part in _parts(dataset)
-        if isinstance(part, Datastore)
-        for source in part.manifest.items.sources
-    ]
-    may = {
-        "checkpoint": options.checkpoint is not None,
-        "retried": any("://" in source.shown_url for source in sources),
-        "read by": not (is_stream(dataset) or isinstance(opened(dataset), Samples)),
-        "skipped": options.on_error == "skip",
-        "cache": any(isinstance(source, Cached) for source in sources),
-    }
-    return tuple(name for name, is_so in may.items() if is_so)
 
 
 def _parts(dataset: Any) -> Iterator[Any]:

@@ -55,7 +55,7 @@ class LineView:
             self._loops.take(content)
         elif kind.is_text:
             self._queue.extend((rank, line) for line in self._lines.feed(rank, content))
-        elif kind in (OutputKind.DISPLAY, OutputKind.RESULT) and not content.get("widget"):
+        elif kind in (OutputKind.DISPLAY, OutputKind.RESULT):
             self._add_display(rank, kind, content)
         if self._report is not None:  # nobody waits any more
             self._write_late()
@@ -70,7 +70,7 @@ class LineView:
         for rank, output in report.outputs.items():
             self._queue.extend((rank, line) for line in self._lines.rest(rank))
             for bundle in output.displays:
-                if bundle["widget"] and bundle["data"]:  # a bar say, which is complete now
+                if bundle["widget"] and bundle["data"]:  # a bar of rich say, complete now
                     self._add_display(rank, bundle["kind"], bundle)
         self._write(at_end=True)
         self._loops.finish()

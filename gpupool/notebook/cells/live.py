@@ -57,7 +57,7 @@ class LiveView:
         self._lines = Lines(MAX_LINE_CHARS, 3 * NUM_TAIL_LINES)
         self._tails: dict[int, deque[tuple[float, str]]] = {}
         self._figures: dict[int, list[dict[str, Any]]] = {}
-        self._widgets: dict[int, dict[str, str]] = {}  # rank -> widget -> the end of its text
+        self._widgets: dict[int, dict[str, str]] = {}  # rank -> Output -> the end of its text
         # Three threads meet here: of the output, of the cell that waits, and of the timer.
         self._lock = threading.RLock()
         self._began = self._drawn_at = time.monotonic()
@@ -130,7 +130,7 @@ class LiveView:
             self._lines.clear(rank)
             self._figures.pop(rank, None)
             self._widgets.pop(rank, None)
-        elif kind is OutputKind.WIDGET or (kind is OutputKind.DISPLAY and content.get("widget")):
+        elif kind is OutputKind.WIDGET:
             lines = str(content["data"].get("text/plain", "")).split("\n")[-NUM_TAIL_LINES:]
             text = "\n".join(line[:MAX_LINE_CHARS] for line in lines)
             self._widgets.setdefault(rank, {})[content["widget"]] = text
@@ -180,7 +180,7 @@ class LiveView:
         return merged[-NUM_TAIL_LINES:]
 
     def _widget_lines(self) -> list[str]:
-        """The widgets as they are now: the first of each rank together, then the second, ..."""
+        """What stands in Outputs now: the first of each rank together, then the second, ..."""
         texts = {rank: list(filter(None, known.values())) for rank, known in self._widgets.items()}
         lines: list[str] = []
         for n in range(max(map(len, texts.values()), default=0)):

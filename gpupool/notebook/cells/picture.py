@@ -115,7 +115,7 @@ def groups_text(groups: Sequence[Group], look: Look | None = None) -> str:
     lines = []
     for mark, group in zip(marks, said, strict=True):
         text = _cut(group, look)
-        different = differences(text, _cut(most, look)) if _can_differ(group, most) else {}
+        different = differences(text, _cut(most, look)) if _can_differ(group, most) else set()
         alike = f"  (rank {group.ranks[0]}; times differ on the others)" if group.alike else ""
         for n, line in enumerate(text.split("\n")):
             first = (mark if n == 0 else " " * len(mark)).ljust(width)
@@ -165,28 +165,29 @@ def _rows(groups: Sequence[Group], most: Group | None, look: Look) -> str:
     rows = []
     for mark, group in zip(marks, groups, strict=True):
         text = _cut(group, look)
-        spans = differences(text, _cut(most, look)) if _can_differ(group, most) else {}
-        note = markup.muted("  ← differs") if spans else ""
+        different = differences(text, _cut(most, look)) if _can_differ(group, most) else set()
+        note = markup.muted("  ← differs") if different else ""
         if group.alike:
             note = markup.muted(f"  ← {_apart(group)}")
-        rows.append(f"<b>{mark}</b>{' ' * (width - len(mark))} {_line(text, spans, 0)}{note}")
+        rows.append(f"<b>{mark}</b>{' ' * (width - len(mark))} {_line(text, different, 0)}{note}")
     return markup.code_html(_folding(rows, _name(look)))
 
 
 def _block(group: Group, most: Group | None, look: Look, what: str, *, is_first: bool) -> str:
-    text, spans = _cut(group, look), dict[int, list[tuple[int, int]]]()
+    text, different = _cut(group, look), set[int]()
     colour = markup.GREEN if group is most else markup.GREY
     title = f"<b>[{format_ranks(group.ranks)}]</b> {markup.muted(_title(group, look, what))}"
     if _can_differ(group, most):
-        spans = differences(text, _cut(most, look))
+        different = differences(text, _cut(most, look))
         assert most is not None
-        title += markup.badge(_differing(spans, text, _cut(most, look), most.ranks), markup.AMBER)
+        words = _differing(different, text, _cut(most, look), most.ranks)
+        title += markup.badge(words, markup.AMBER)
         colour = markup.AMBER
-    rows, left_out = [_line(line, spans, n) for n, line in enumerate(text.split("\n"))], False
+    rows, left_out = [_line(line, different, n) for n, line in enumerate(text.split("\n"))], False
     if len(rows) > HEAD_LINES + LAST_LINES and len(group.text) <= MAX_SHOWN_CHARS:
         # The note in the cut text makes room for the lines themselves.
         hidden = group.text.split("\n")[HEAD_LINES:-LAST_LINES]
-        rows[HEAD_LINES : HEAD_LINES + 1] = [_line(line, {}, 0) for line in hidden]
+        rows[HEAD_LINES : HEAD_LINES + 1] = [ansi.to_html(line) for line in hidden]
         left_out = True
     # The mock-up's rule: short things are open; a page of each of many groups is not.
     is_open = is_first or len(rows) <= 12
@@ -243,18 +244,16 @@ def _apart(group: Group) -> str:
     return f"{same} (showing rank {group.ranks[0]})"
 
 
-def _differing(spans: Mapping[int, object], text: str, reference: str, ranks: Sequence[int]) -> str:
-    if spans:
-        lines = "1 line" if len(spans) == 1 else f"{len(spans)} lines"
+def _differing(different: set[int], text: str, reference: str, ranks: Sequence[int]) -> str:
+    if different:
+        lines = "1 line" if len(different) == 1 else f"{len(different)} lines"
         return f"differs from [{format_ranks(ranks)}] in {lines}"
     fewer = reference.count("\n") - text.count("\n")
     return "1 line fewer" if fewer == 1 else f"{fewer} lines fewer"
 
 
-def _line(line: str, spans: Mapping[int, list[tuple[int, int]]], number: int) -> str:
-    if number in spans:
-        return markup.mark_words(ansi.plain(line), spans[number])
-    return ansi.to_html(line)
+def _line(line: str, different: set[int], number: int) -> str:
+    return markup.mark(ansi.plain(line)) if number in different else ansi.to_html(line)
 
 
 def _can_differ(group: Group, most: Group | None) -> bool:

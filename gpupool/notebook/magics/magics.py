@@ -22,7 +22,7 @@ from gpupool.pool.notices import NoticeLines
 from gpupool.pool.result import SpmdResult
 from gpupool.spmd.cell import Notebook, SpmdRun, in_its_place, on_its_line
 
-_NAMES = ("gpupool", "spmd")
+_NAMES = ("gpupool", "spmd", "%spmd")
 
 
 @magics_class
@@ -70,6 +70,16 @@ class GpupoolMagics(Magics):
         __tracebackhide__ = True  # of an error that the user's code has chained to its own
         chosen = arguments.spmd_parser().parse_line(line)
         return self._cell(chosen, in_its_place(cell, self.shell))
+
+    @no_var_expand
+    @line_magic("%spmd")  # type: ignore[arg-type]
+    def spmd_below_code(self, line: str) -> None:
+        """What IPython looks for where `%%spmd` is not the first line of its cell."""
+        raise OptionsError(
+            "%%spmd must be the first line of its cell: put what stands above it into a cell of "
+            "its own, or below it, where it runs on every rank.",
+            "not first",
+        )
 
     def _cell(self, chosen: argparse.Namespace, cell: str) -> SpmdRun | None:
         __tracebackhide__ = True
@@ -184,9 +194,20 @@ class GpupoolMagics(Magics):
             self.shell.user_ns[name] = value
 
 
+def without_remarks(lines: list[str]) -> list[str]:
+    """A cell without the comments above its `%%spmd`: for IPython it has to be the first line."""
+    for number, line in enumerate(lines):
+        if line.startswith("%%spmd"):
+            return lines[number:]
+        if line.strip() and not line.lstrip().startswith("#"):
+            break
+    return lines
+
+
 def register(shell: Any) -> None:
     """Give `shell` the magics, and IPython the pictures of our objects."""
     shell.register_magics(GpupoolMagics)
+    shell.input_transformers_cleanup.append(without_remarks)
     formatters.register(shell)
     views.register_formatters(shell)
     completion.register(shell)
@@ -197,6 +218,9 @@ def unregister(shell: Any) -> None:
     """Take the magics and their completion away again; pictures of our objects stay."""
     completion.unregister(shell)
     background.unregister(shell)
+    # by its name: `%autoreload` makes the function again
+    transformers, ours = shell.input_transformers_cleanup, without_remarks.__name__
+    transformers[:] = [one for one in transformers if getattr(one, "__name__", "") != ours]
     for name in _NAMES:
         for kind in ("line", "cell"):
             # IPython has no public way to take a magic away.

@@ -259,7 +259,7 @@ def _validation(history: TrainingHistory) -> Rows:
 
 
 def _data(history: TrainingHistory) -> Rows:
-    reads, may_tell = history.reads, history.start.may_tell if history.start else ()
+    reads = history.reads
     retried = number(reads.num_retried) + (f" ({reads.reason})" if reads.reason else "")
     cached = reads.cached_share
     rows = [
@@ -268,14 +268,14 @@ def _data(history: TrainingHistory) -> Rows:
             f"{100 * history.data_wait_share:.0f} % of the time" if history.steps else NONE,
         )
     ]
-    if "read by" in may_tell or reads.read_by:
-        rows.append(("Read by", reads.read_by or NONE))
-    if "retried" in may_tell or reads.num_retried:
+    if reads.read_by:
+        rows.append(("Read by", reads.read_by))
+    if reads.num_retried:
         rows.append(("Reads retried", retried))
-    if "skipped" in may_tell or reads.num_skipped:
+    if reads.num_skipped:
         rows.append(("Samples skipped", number(reads.num_skipped)))
-    if "cache" in may_tell or cached is not None:
-        rows.append(("From the cache", NONE if cached is None else f"{100 * cached:.0f} %"))
+    if cached is not None:
+        rows.append(("From the cache", f"{100 * cached:.0f} %"))
     return rows
 
 
@@ -287,22 +287,10 @@ def _other(history: TrainingHistory) -> Rows:
         ("Hardware", hardware(start)),
         ("Backend", backend(start)),
         ("Global batch", global_batch(start.batch_size, start.world_size)),
-        ("Learning rate", learning_rate(history)),
+        ("Learning rate", f"{history.steps[-1].lr:.3g}" if history.steps else NONE),
     ]
-    if "checkpoint" in start.may_tell or history.checkpoint:
+    if history.checkpoint:
         rows.append(("Checkpoint", after(history.checkpoint)))
     if history.resumed is not None:
         rows.append(("Resumed", after(history.resumed)))
     return rows
-
-
-def learning_rate(history: TrainingHistory) -> str:
-    """The rate of the last step, and what it will become: "0.1 → 0.01 at step 600"."""
-    if history.start is None or not history.steps:
-        return NONE
-    last = history.steps[-1]
-    turns = [turn for turn in history.start.lr_after if turn[0] > last.step]
-    if history.is_over or not turns:
-        return f"{last.lr:.3g}"
-    step, lr = turns[0]
-    return f"{last.lr:.3g} → {lr:.3g} at step {number(step)}"

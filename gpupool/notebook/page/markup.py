@@ -94,16 +94,8 @@ def fold_out(title: str, inner: str, *, is_open: bool) -> str:
     return f"<details{state}>{summary}{inner}</details>"
 
 
-def mark_words(text: str, spans: Iterable[tuple[int, int]]) -> str:
-    """Text with some words on a tinted ground, and underlined: colour is never the only sign."""
-    shown, position = [], 0
-    for start, end in spans:
-        shown += [escape(text[position:start]), _mark(text[start:end])]
-        position = end
-    return "".join([*shown, escape(text[position:])])
-
-
-def _mark(text: str) -> str:
+def mark(text: str) -> str:
+    """Text on a tinted ground, and underlined: colour is never the only sign."""
     style = f"background:{AMBER}44;color:inherit;border-radius:3px;text-decoration:underline"
     return f'<mark style="{style}">{escape(text)}</mark>'
 

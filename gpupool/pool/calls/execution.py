@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from typing import Any, Generic
@@ -29,16 +29,18 @@ from gpupool.core.wire.calls import (
 from gpupool.core.wire.masking import Secrets, redact
 from gpupool.core.wire.output import OnOutput
 from gpupool.core.wire.replies import CodeReply, Reply, Value
+from gpupool.core.wire.torch_settings import torch_settings
 from gpupool.core.wire.values import NamesReport
 from gpupool.pool.calls.failures import HANG, Failure, resolve
 from gpupool.pool.calls.freeing import Freeing, give_up
 from gpupool.pool.calls.hang_watch import HangWatch
-from gpupool.pool.calls.presses import heard_by, heed_again, ignore_for_a_moment
+from gpupool.pool.calls.presses import heed_again, ignore_for_a_moment
+from gpupool.pool.environment.own_modules import reloaded
 from gpupool.pool.notices import NoticeLines, OnNotice
 from gpupool.pool.ranks import Ranks
 
 _UNFINISHED = (
-    "Collectives were aborted while GPUs computed. Tensors that the cell has changed may hold "
+    "Collectives were aborted, and GPUs compute behind. Tensors that the cell has changed may hold "
     "unfinished numbers on every rank: gradients, and with them the weights of a DDP loop. Load a "
     "checkpoint, or make them again."
 )
@@ -77,10 +79,17 @@ class Execution(Generic[Value]):
         self.names: dict[int, NamesReport] = {}  # what a cell left, of failed ranks too
         self.elapsed_s = 0.0
         self.keeps: object = None  # what has to live until the end of this
-        self._failures: dict[int, Failure] = {}
         self.number = next(_numbers)
         self._all_ranks = all_ranks
+        again, settings = reloaded(), torch_settings()
+        self._calls = {
+            rank: replace(one, number=self.number, reloaded=again, torch_settings=settings)
+            for rank, one in calls.items()
+        }
+        self._on_output = on_output
         self._hidden = all_ranks.secrets
+        self._failures: dict[int, Failure] = {}
+        self._futures: dict[Future[Reply[Value]], int] = {}
         self._started = time.monotonic()
         self._timeout_s = timeout_s
         self._limit: tuple[str, str] | None = None  # what has ended it: name of the error, words
@@ -90,23 +99,19 @@ class Execution(Generic[Value]):
         self._freeing = Freeing(all_ranks, self.ranks, self.number, self._notice)
         self._watch = HangWatch(all_ranks, self.ranks, all_ranks.options.hang_after_s)
         self._broken: list[int] = []  # ranks that have lost their GPU context, and were killed
-        self._unfinished = False  # a device has more to compute, with half a sum perhaps
+        self._lags = False  # a device may have more to compute, with half a sum perhaps
         self._group_wanting = False  # the process group was left, or has failed
-        self._futures: dict[Future[Reply[Value]], int] = {}
-        self._called = threading.Event()
-
-        def call() -> None:
-            for rank, one in self._calls.items():
-                future = all_ranks.call(rank, one, on_output)
-                self._futures[future] = rank
-
-        self._call = call
-        self._calls = {r: replace(one, number=self.number) for r, one in calls.items()}
         all_ranks.supervised[self.number] = self
         self._turn = all_ranks.turns.ask(calls, _title(calls))
         self.waits_for = all_ranks.turns.begin(self._turn)
-        self._waits = bool(self.waits_for)
-        self._begin_supervision()
+        thread = threading.Thread(target=self._supervise, name="gpupool-execution", daemon=True)
+        try:  # from here on it ends by itself, and leaves the row of turns
+            thread.start()
+        except BaseException:
+            self.interrupt()
+            if thread.ident is None:
+                all_ranks.turns.end(self._turn)
+            raise
 
     def done(self) -> bool:
         """Whether every rank has finished."""
@@ -166,29 +171,6 @@ class Execution(Generic[Value]):
             raise error
         return self.values
 
-    def _begin_supervision(self) -> None:
-        """Have a thread supervise, and make the calls here unless they have to wait their turn.
-
-        Whatever is raised meanwhile ends what has begun: nothing may stay in the row of turns.
-        """
-        # Before the calls: to start a thread takes 2 ms while ipyparallel's is busy sending them.
-        thread = threading.Thread(target=self._supervise, name="gpupool-execution", daemon=True)
-        try:
-            thread.start()
-            if not self._waits:
-                self._turn.began = True
-                # A rank may begin before the others have their calls. If Ctrl-C raised
-                # KeyboardInterrupt then, a call could be on its way that nobody knows of.
-                with heard_by(lambda _: self.interrupt()):
-                    self._call()
-        except BaseException:
-            self.interrupt()
-            if thread.ident is None:
-                self._all_ranks.turns.end(self._turn)
-            raise
-        finally:
-            self._called.set()
-
     # ---- in the supervising thread -------------------------------------------------------
 
     def _supervise(self) -> None:
@@ -217,25 +199,27 @@ class Execution(Generic[Value]):
             self._finished.set()
 
     def _begin(self) -> bool:
-        """Wait for the turn, if it has not come at once; returns whether the calls are made."""
-        if not self._waits:
-            self._called.wait()
-            return bool(self._futures)
-        while self.waits_for and not self._interrupted.wait(0.02):
-            self.waits_for = self._all_ranks.turns.begin(self._turn)
+        """Wait for the turn, and make the calls; returns whether it came."""
         if self.waits_for:
-            names = ", ".join(dict.fromkeys(self.waits_for))
-            self._fail("KeyboardInterrupt", f"interrupted while it waited for {names}")
-            return False
-        self._all_ranks.wait_for_restart()  # its beginning may be what ended the turn before
-        self._started = time.monotonic()
-        try:
+            while self.waits_for and not self._interrupted.wait(0.02):
+                self.waits_for = self._all_ranks.turns.begin(self._turn)
+            if self.waits_for:
+                names = ", ".join(dict.fromkeys(self.waits_for))
+                self._fail("KeyboardInterrupt", f"interrupted while it waited for {names}")
+                return False
+            self._all_ranks.wait_for_restart()  # its beginning may have ended the turn before
             self._all_ranks.health.require_usable()
-            self._call()
-        except Exception as error:  # the pool was stopped, or broke, meanwhile
-            self._fail(type(error).__name__, str(error), error)
-            return False
+            self._started = time.monotonic()
+        self._futures = {self._call(rank): rank for rank in self.ranks}
         return True
+
+    def _call(self, rank: int) -> Future[Reply[Value]]:
+        try:
+            return self._all_ranks.call(rank, self._calls[rank], self._on_output)
+        except Exception as error:  # it could not be sent; ranks that have theirs are freed
+            failed: Future[Reply[Value]] = Future()
+            failed.set_exception(error)
+            return failed
 
     def _fail(self, ename: str, evalue: str, error: Exception | None = None) -> None:
         """The same error for every rank of which nothing is known: mostly, nothing has run."""
@@ -256,12 +240,13 @@ class Execution(Generic[Value]):
             done, pending = wait(pending, timeout=0.05, return_when=FIRST_COMPLETED)
             now = time.monotonic()
             ranks = sorted(self._futures[future] for future in pending)
-            self._look_at_clock(now)
             for future in done:
                 self._take(self._futures[future], future)
-            if pending:
-                self._look(ranks, now)
+            if pending and not (self._failures or self._presses):
+                self._look(now)
             if pending and (self._failures or self._presses):
+                if not self._freeing.has_warned:  # what was noticed is being ended
+                    self._notice(None)
                 self._freeing.step(now, self._presses, ranks)
                 if self._freeing.was_in_vain(now):
                     self._failures.update(give_up(self._all_ranks, ranks))
@@ -290,28 +275,21 @@ class Execution(Generic[Value]):
             freed_at=self._freeing.freed_at,
             where=self._watch.where | self._freeing.where,
         )
-        if self._unfinished and self._group_wanting and resolved:
+        if self._lags and self._group_wanting and resolved:
             first = SpmdError(resolved, len(self.ranks)).first
             hint = "\n".join(filter(None, [first.hint, _UNFINISHED]))
             resolved[first.rank] = replace(first, hint=hint)
         self.errors.update(resolved)
 
-    def _look_at_clock(self, now: float) -> None:
-        """Ask for the end if the time is over."""
-        late = self._timeout_s is not None and now - self._started > self._timeout_s
-        if late and not (self._failures or self._presses):
+    def _look(self, now: float) -> None:
+        """Ask for the end if the time is over, or for a hang if that is wanted; else report it."""
+        if self._timeout_s is not None and now - self._started > self._timeout_s:
             self._limit = "TimeoutError", f"took longer than {self._timeout_s:g} s"
             self.interrupt()
-
-    def _look(self, pending: Collection[int], now: float) -> None:
-        """Report a hang; act on it only if that is wanted."""
-        if self._failures or self._presses:
-            if not self._freeing.has_warned:  # what it reported is being ended
-                self._notice(None)
             return
         values = self.values.items()
         left = [rank for rank, value in values if isinstance(value, CodeReply) and value.left]
-        diagnosis = self._watch.look(pending, self.values, now, left)
+        diagnosis = self._watch.look(self.values, now, left)
         self._notice(diagnosis.text if diagnosis and not diagnosis.by_exit else None)
         ends = diagnosis and (diagnosis.by_exit or self._all_ranks.options.on_hang == "abort")
         if diagnosis and diagnosis.is_hang and ends:
@@ -331,7 +309,7 @@ class Execution(Generic[Value]):
             return
         reply = future.result()
         self._group_wanting |= reply.group_wanting
-        self._unfinished |= reply.unfinished
+        self._lags |= reply.lags
         self._all_ranks.on_lost(rank, reply.lost)
         if reply.names is not None:
             self.names[rank] = reply.names

@@ -78,20 +78,19 @@ def resolve(
         where: where ranks were before they were interrupted or killed, as far as is known.
     """
     causes = set(_causes(failures.values(), asked, freed_at))
-    waited = {rank for rank, one in failures.items() if _waited(one, where.get(rank))}
+    places = {rank: where.get(rank, Location()) for rank in failures}
+    waited = {rank for rank, one in failures.items() if one.collective or places[rank].doing}
     # whoever waits in a collective is not who the others wait for, if one of them is elsewhere
     freed = waited if waited != failures.keys() - causes else set()
     resolved = {}
     for rank, failure in failures.items():
-        error, was = failure.error, where.get(rank)
+        error, was = failure.error, places[rank]
         if rank in causes or not (failure.collective or failure.interrupted):
-            if was is not None and not error.where:
-                error = replace(error, was=was.was)
+            resolved[rank] = error if error.where else replace(error, was=was.was)
         elif asked and rank not in freed:
-            error = _interrupted(failure, limit, was)
+            resolved[rank] = _interrupted(failure, limit, was)
         else:
-            error = replace(error, freed=True, was=was.was if was is not None else "")
-        resolved[rank] = error
+            resolved[rank] = replace(error, freed=True, was=was.was)
     return resolved
 
 
@@ -106,22 +105,15 @@ def _causes(failures: Iterable[Failure], asked: bool, freed_at: float | None) ->
     return unprovoked or [by_time[0].error.rank]
 
 
-def _waited(failure: Failure, was: Location | None) -> bool:
-    """Whether a rank waited in a collective when it was freed."""
-    return failure.collective or (was is not None and bool(was.doing))
-
-
-def _interrupted(
-    failure: Failure, limit: tuple[str, str] | None, was: Location | None
-) -> RankError:
+def _interrupted(failure: Failure, limit: tuple[str, str] | None, was: Location) -> RankError:
     """The error of a rank that was interrupted on request, maybe in a collective."""
     error = failure.error
-    if was is not None and was.doing:
+    if was.doing:
         error = replace(error, ename="KeyboardInterrupt", evalue=f"in {was.doing}")
     elif failure.collective:  # C++ code raises its own error and not the interrupt
         error = replace(error, ename="KeyboardInterrupt", evalue="in a collective")
     if limit is None:
-        return replace(error, kind=BY_USER, was=was.was if was is not None else "")
+        return replace(error, kind=BY_USER, was=was.was)
     name, words = limit
     return replace(
         error,

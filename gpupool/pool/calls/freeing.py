@@ -1,6 +1,7 @@
-"""Acts on the ladder: interrupts, aborts, warns, kills ranks that do not end. Runs on the client.
+"""What is done about ranks that do not end a call by themselves, and when. Runs on the client.
 
-Used by the thread that supervises a call.
+The ladder decides, by a clock that it is given. `Freeing` acts on it: it interrupts, aborts, warns
+and kills. Used by the thread that supervises a call.
 """
 
 from __future__ import annotations
@@ -8,17 +9,82 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from enum import Enum
 
 from gpupool.core.errors import RankError
 from gpupool.core.machine.processes import state_of
 from gpupool.core.wire.location import Location
 from gpupool.core.wire.requests import Answer, Where
 from gpupool.pool.calls.failures import Failure
-from gpupool.pool.calls.ladder import Ladder, Rung
 from gpupool.pool.processes.launch import DIE_S
 from gpupool.pool.ranks import Ranks
 
-ANSWER_S = 0.1  # for a rank to answer where it is; one that runs C code may not
+GRACE_S = 0.25  # after a first failure the others may still finish or fail by themselves
+ABORT_S = GRACE_S + 0.05  # who is not blocked has left its collectives by then: see abort.py
+AGAIN_S = 1.0  # code may have caught the interrupt, or begun another collective
+WARN_S = 3.0
+KILL_S = 10.0  # some save what they have when they are interrupted, and need their time
+_ANSWER_S = 0.1  # for a rank to answer where it is; one that runs C code may not
+
+
+class Rung(Enum):
+    """A step of the ladder."""
+
+    INTERRUPT = "raise KeyboardInterrupt"
+    ABORT = "abort the collectives"
+    AGAIN = "raise KeyboardInterrupt once more, and abort the collectives"
+    WARN = "say that the rank is going to be replaced"
+    KILL = "end the process"
+
+
+class Ladder:
+    """The steps that are due, each once. Times are of one clock, in seconds.
+
+    Args:
+        scale: of all these times.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
+        times = {
+            GRACE_S: Rung.INTERRUPT,
+            ABORT_S: Rung.ABORT,
+            AGAIN_S: Rung.AGAIN,
+            WARN_S: Rung.WARN,
+        }
+        self._later = [(at * scale, rung) for at, rung in times.items()]
+        self.kills_after_s = (KILL_S - WARN_S) * scale  # from the warning on
+        self._began: float | None = None
+        self._warned: float | None = None
+        self._presses_before = 0  # that came before the warning
+        self._has_heard = False
+        self.agreed = False  # the user has pressed again after the warning
+
+    def due(self, now: float, presses: int) -> list[Rung]:
+        """The steps that are due, given that something has gone wrong and ranks still run.
+
+        Args:
+            presses: how often the user has asked for the end; 0 if another rank has failed.
+        """
+        self._began = now if self._began is None else self._began
+        steps = []
+        if presses and not self._has_heard:  # also after an error's own interrupt
+            self._has_heard = True
+            self._later = [step for step in self._later if step[1] is not Rung.INTERRUPT]
+            steps.append(Rung.INTERRUPT)
+        if self._warned is not None:
+            self.agreed = presses > self._presses_before
+            if self.agreed or now - self._warned >= self.kills_after_s:
+                self._warned = None
+                steps.append(Rung.KILL)
+        while self._later and now - self._began >= self._later[0][0]:
+            steps.append(self._later.pop(0)[1])
+        if Rung.WARN in steps:
+            self._warned, self._presses_before = now, presses
+        return steps
+
+    def spare(self, now: float) -> None:
+        """Kill later: whoever does not react is going to."""
+        self._warned = now
 
 
 class Freeing:
@@ -30,11 +96,7 @@ class Freeing:
     """
 
     def __init__(
-        self,
-        all_ranks: Ranks,
-        ranks: Sequence[int],
-        number: int,
-        notice: Callable[[str], None],
+        self, all_ranks: Ranks, ranks: Sequence[int], number: int, notice: Callable[[str], None]
     ) -> None:
         self.freed_at: float | None = None
         self.has_aborted = self.has_warned = False
@@ -49,8 +111,7 @@ class Freeing:
     @property
     def where(self) -> dict[int, Location]:
         """Where ranks were just before the first of them was freed."""
-        done = {rank: one.result().found for rank, one in self._answers.items() if one.done()}
-        return {rank: was for rank, was in done.items() if was is not None and not was.idle}
+        return {rank: was for rank, was in _found(self._answers).items() if not was.idle}
 
     def step(self, now: float, presses: int, pending: Sequence[int]) -> None:
         """Do what is due about the ranks that still run.
@@ -60,8 +121,7 @@ class Freeing:
         """
         for rung in self._ladder.due(now, presses):
             if not self._answers:  # before the first is freed, which frees its peers
-                self._answers = self._all_ranks.ask(Where(history=True), pending)
-                wait(self._answers.values(), timeout=ANSWER_S)
+                self._answers = self._ask(pending)
             self._climb(rung, pending)
 
     def was_in_vain(self, now: float) -> bool:
@@ -74,8 +134,13 @@ class Freeing:
             self.freed_at = self.freed_at or time.time()
             self._all_ranks.engines.interrupt(numbers)
         elif rung in (Rung.ABORT, Rung.AGAIN):
-            if not self._are_through(pending):  # who is may still report its error
-                self._abort(numbers if rung is Rung.AGAIN else {})
+            found = _found(self._answers)
+            is_through = len(found) == len(pending) and all(was.idle for was in found.values())
+            if not is_through:  # else they may still report their errors
+                self.has_aborted = True
+                again = numbers if rung is Rung.AGAIN else {}
+                # Of those too that have ended: a peer's may continue with one that is through it.
+                self._all_ranks.group.abort({rank: again.get(rank) for rank in self._ranks})
         elif rung is Rung.WARN:
             self.has_warned = True
             self._notice(self._warning(pending))
@@ -86,25 +151,15 @@ class Freeing:
             for rank in pending:
                 self._all_ranks.engines.kill(rank, "did not react to the interrupt, and was killed")
 
-    def _abort(self, numbers: Mapping[int, int]) -> None:
-        """Abort the collectives of all ranks, and interrupt the calls of these numbers.
-
-        Of those too that have ended: a peer's collective may continue with one that is through it.
-        """
-        self.has_aborted = True
-        self._all_ranks.group.abort({rank: numbers.get(rank) for rank in self._ranks})
-
-    def _are_through(self, ranks: Sequence[int]) -> bool:
-        """Whether all of them had ended the user's code when they were asked where they are."""
-        found = [one.result().found for one in self._answers.values() if one.done()]
-        return len(found) == len(ranks) and all(was is not None and was.idle for was in found)
+    def _ask(self, ranks: Sequence[int]) -> dict[int, Future[Answer[Location]]]:
+        answers = self._all_ranks.ask(Where(), ranks)
+        wait(answers.values(), timeout=_ANSWER_S)
+        return answers
 
     def _import(self, ranks: Sequence[int]) -> bool:
         """Whether all of them are just importing a library, and hear the interrupt after that."""
-        answers = self._all_ranks.ask(Where(), ranks)
-        done, _ = wait(answers.values(), timeout=ANSWER_S)
-        found = [future.result().found for future in done]
-        return len(found) == len(ranks) and all(now is not None and now.imports for now in found)
+        found = _found(self._ask(ranks))
+        return len(found) == len(ranks) and all(now.imports for now in found.values())
 
     def _warning(self, ranks: Sequence[int]) -> str:
         listed = ", ".join(map(str, ranks))
@@ -120,6 +175,12 @@ class Freeing:
         )
 
 
+def _found(answers: Mapping[int, Future[Answer[Location]]]) -> dict[int, Location]:
+    """What those have answered that have."""
+    done = {rank: one.result().found for rank, one in answers.items() if one.done()}
+    return {rank: where for rank, where in done.items() if where is not None}
+
+
 def give_up(all_ranks: Ranks, ranks: Sequence[int]) -> dict[int, Failure]:
     """Say that ranks were killed and are still there; how each of them failed."""
     listed = ", ".join(map(str, ranks))
@@ -127,6 +188,5 @@ def give_up(all_ranks: Ranks, ranks: Sequence[int]) -> dict[int, Failure]:
     if "D" in [state_of(pid) for rank, pid in all_ranks.engines.pids.items() if rank in ranks]:
         reason += ": the kernel of the machine waits for a device (state D)"
     all_ranks.health.give_up(f"{reason}.", ranks)
-    now = time.time()
-    errors = [RankError(rank, "Unresponsive", reason, failed_at=now) for rank in ranks]
+    errors = [RankError(rank, "Unresponsive", reason, failed_at=time.time()) for rank in ranks]
     return {error.rank: Failure(error) for error in errors}

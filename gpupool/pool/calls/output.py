@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 from gpupool.core.wire.masking import Redactor, Secrets, redact_all
 from gpupool.core.wire.output import STREAMS, OnOutput, OutputKind
-from gpupool.pool.calls.output_widgets import Widgets
 from gpupool.pool.calls.terminal_text import as_shown
 
 HEAD_CHARS = 200_000  # per rank and call, of the beginning: a notebook keeps all results (`Out`)
 LAST_CHARS = 800_000  # and of the end; what lies between is dropped
 MAX_DISPLAYS = 200  # per rank and call; beyond, the oldest is dropped
 
-_SHOWN = (OutputKind.DISPLAY, OutputKind.RESULT, OutputKind.UPDATE)
-_COLLECTED = (OutputKind.DISPLAY, OutputKind.RESULT, OutputKind.CLEAR)  # by an Output of ipywidgets
-
 
 class RankOutput:
     """What one rank has shown so far: its text in order of arrival, and its figures.
 
     `displays` holds mime bundles: {"kind": "display" or "result", "data": ..., "metadata": ...,
-    "display_id": its name or None, "widget": the name of the widget whose text it is, or "", "at":
-    how many characters of text came before it}, those of display() and of last values.
+    "display_id": its name or None, "widget": the name of the Output of ipywidgets that it stands
+    in, or "", "at": how many characters of text came before it}, those of display() and of last
+    values. `clears`: the next output takes the place of all that is there.
     """
 
-    __slots__ = (
-        "_head",
-        "_last",
-        "_num_head",
-        "_num_last",
-        "_num_left_out",
-        "displays",
-    )
+    __slots__ = ("_num_kept", "_num_left_out", "_texts", "clears", "displays")
 
     def __init__(self) -> None:
         self.displays: list[dict[str, Any]] = []
@@ -43,31 +32,30 @@ class RankOutput:
 
     def clear(self) -> None:
         """Forget everything shown so far."""
-        self._head: list[str] = []
-        self._last: deque[str] | None = None
-        self._num_head = self._num_last = self._num_left_out = 0
+        self.clears = False
         self.displays.clear()
+        self._texts: list[str] = []
+        self._num_kept = self._num_left_out = 0
+
+    def add(self, kind: OutputKind, content: Any) -> None:
+        """Add what the rank has shown, or have it clear or change what it has shown before."""
+        if kind is OutputKind.UPDATE:
+            self._update_display(content)
+        elif kind is OutputKind.CLEAR and content.get("wait"):
+            self.clears = True
+        elif kind is OutputKind.CLEAR or self.clears:
+            self.clear()
+        if kind.is_text:
+            self.add_text(content)
+        elif kind in (OutputKind.DISPLAY, OutputKind.RESULT):
+            self.add_display(kind, content)
 
     def add_text(self, text: str) -> None:
         """Add a piece of text; memory stays bounded."""
-        if self._num_head < HEAD_CHARS:
-            self._head.append(text[: HEAD_CHARS - self._num_head])
-            text = text[HEAD_CHARS - self._num_head :]
-            self._num_head += len(self._head[-1])
-        if not text:
-            return
-        if self._last is None:
-            self._last = deque()
-        self._last.append(text[-LAST_CHARS:])
-        self._num_left_out += max(0, len(text) - LAST_CHARS)
-        self._num_last += len(self._last[-1])
-        while self._num_last > LAST_CHARS:
-            oldest = self._last.popleft()
-            too_many = self._num_last - LAST_CHARS
-            if len(oldest) > too_many:
-                self._last.appendleft(oldest[too_many:])
-            self._num_left_out += min(len(oldest), too_many)
-            self._num_last -= min(len(oldest), too_many)
+        self._texts.append(text)
+        self._num_kept += len(text)
+        if self._num_kept > 2 * (HEAD_CHARS + LAST_CHARS):
+            self._kept_text()
 
     def add_display(self, kind: OutputKind, content: Mapping[str, Any]) -> None:
         """Add a mime bundle."""
@@ -78,58 +66,59 @@ class RankOutput:
                 "metadata": content.get("metadata") or {},
                 "display_id": (content.get("transient") or {}).get("display_id"),
                 "widget": content.get("widget", ""),
-                "at": self._num_chars,
+                "at": self._num_kept + self._num_left_out,
             }
         )
-        if len(self.displays) > MAX_DISPLAYS:
-            del self.displays[0]
-
-    def update_display(self, content: Mapping[str, Any]) -> bool:
-        """Put a mime bundle in the place of those of its name; returns whether there were any."""
-        display_id = (content.get("transient") or {}).get("display_id")
-        places = [n for n, d in enumerate(self.displays) if d["display_id"] == display_id]
-        new = {key: content.get(key) or {} for key in ("data", "metadata")}
-        for n in places:
-            self.displays[n] = {**self.displays[n], **new, "widget": content.get("widget", "")}
-        return bool(places)
+        del self.displays[:-MAX_DISPLAYS]
 
     @property
     def text(self) -> str:
         """The text with carriage returns applied, as a terminal leaves it: progress bars once."""
-        return as_shown("".join(self._parts()))
+        text = self._kept_text()
+        return as_shown(self._with_gap(text, 0, len(text)))
 
     def pieces(self) -> list[str | dict[str, Any]]:
         """Text and figures in the order in which they came; texts as in `text`."""
-        head, gap, last = self._parts()
-        text = head + gap + last
-
-        def index(position: int) -> int:
-            """Where in `text` a position is, counted in all that the rank has written."""
-            if position <= self._num_head:
-                return position
-            after = position - self._num_head - self._num_left_out
-            return len(head) + len(gap) + max(0, after)
-
         pieces: list[str | dict[str, Any]] = []
-        start = 0
+        text, start = self._kept_text(), 0
         for bundle in (*self.displays, None):
-            end = len(text) if bundle is None else max(start, index(bundle["at"]))
+            end = len(text) if bundle is None else max(start, self._place(bundle["at"]))
             if end > start:
-                pieces.append(as_shown(text[start:end]))
+                pieces.append(as_shown(self._with_gap(text, start, end)))
             if bundle is not None:
                 pieces.append(bundle)
             start = end
         return pieces
 
-    def _parts(self) -> tuple[str, str, str]:
-        gap = f"\n[... {self._num_left_out} characters left out ...]\n"
-        has_gap = bool(self._num_left_out)
-        return "".join(self._head), gap * has_gap, "".join(self._last or ())
+    def _kept_text(self) -> str:
+        """The text that is kept, its beginning and its end; what lies between is let go."""
+        text = "".join(self._texts)
+        num_too_many = len(text) - HEAD_CHARS - LAST_CHARS
+        if num_too_many > 0:
+            text = text[:HEAD_CHARS] + text[-LAST_CHARS:]
+            self._num_left_out += num_too_many
+        self._texts, self._num_kept = [text], len(text)
+        return text
 
-    @property
-    def _num_chars(self) -> int:
-        """How much text has come, that which was left out included."""
-        return self._num_head + self._num_left_out + self._num_last
+    def _place(self, position: int) -> int:
+        """Where in the text that is kept a position is, counted in all that has come."""
+        after = max(HEAD_CHARS, position - self._num_left_out)
+        return position if position <= HEAD_CHARS else after
+
+    def _with_gap(self, text: str, start: int, end: int) -> str:
+        """This part of the text that is kept; where some was left out it is said."""
+        if not self._num_left_out or not start <= HEAD_CHARS < end:
+            return text[start:end]
+        gap = f"\n[... {self._num_left_out} characters left out ...]\n"
+        return text[start:HEAD_CHARS] + gap + text[HEAD_CHARS:end]
+
+    def _update_display(self, content: Mapping[str, Any]) -> None:
+        """Put a mime bundle in the place of those of its name."""
+        display_id = (content.get("transient") or {}).get("display_id")
+        new = {key: content.get(key) or {} for key in ("data", "metadata")}
+        for n, display in enumerate(self.displays):
+            if display["display_id"] == display_id:
+                self.displays[n] = {**display, **new}
 
 
 class OutputRecorder:
@@ -137,8 +126,13 @@ class OutputRecorder:
 
     Values that become known during the run are masked from then on.
     `listener(rank, kind, content)` is called with each piece after it was masked and kept; of a
-    display that changes an earlier one as "update", of one that is to be cleared as "clear", of a
-    widget whose text has changed as "widget". Events are passed on to it, masked, and not kept.
+    display that changes an earlier one as "update", of one that is to be cleared as "clear", of an
+    Output of ipywidgets whose text has changed as "widget". Events are passed on to it, masked,
+    and not kept.
+
+    An Output collects what a rank shows inside `with output:`. Live displays of rich are such
+    Outputs. The rank knows its own call alone, not the notebook's message by whose name an Output
+    collects, so this is done here. Any other widget shows its text, which does not change.
     """
 
     def __init__(
@@ -151,55 +145,74 @@ class OutputRecorder:
         self._redactors = {(rank, stream): Redactor(hidden) for rank in ranks for stream in STREAMS}
         self._hidden = hidden
         self._listener = listener
-        self._to_clear: set[int] = set()
-        self._widgets = {rank: Widgets() for rank in ranks}
+        self._widgets: dict[tuple[int, str], RankOutput] = {}  # what stands in each Output
+        self._collecting: dict[int, list[str]] = {rank: [] for rank in ranks}  # the innermost last
         self._lock = threading.Lock()
 
     def __call__(self, rank: int, kind: OutputKind, content: Any) -> None:
         """Add a message of a rank; called in ipyparallel's IO thread."""
         with self._lock:
             if kind.is_text:
-                self._text(rank, kind, self._redactors[rank, kind].feed(content))
+                self._add(rank, kind, self._redactors[rank, kind].feed(content))
                 return
-            content, widgets = redact_all(content, self._hidden), self._widgets[rank]
-            if kind is OutputKind.COMM:
-                self._update_widget(rank, widgets.note(content))
-            elif kind in _COLLECTED and widgets.is_collecting:
-                self._update_widget(rank, widgets.collect(kind, content))
-            elif kind in _SHOWN:
-                text = widgets.text(content.get("widget", ""))
-                data = content["data"] if text is None else {"text/plain": text}
-                self._show(rank, kind, {**content, "data": data})
-            elif kind in (OutputKind.CLEAR, OutputKind.EVENTS):
-                if kind is OutputKind.CLEAR:
-                    self._clear(rank, wait=bool(content.get("wait")))
+            content = redact_all(content, self._hidden)
+            if kind is OutputKind.EVENTS:
                 self._notify(rank, kind, content)
+            elif kind is OutputKind.COMM:
+                self._note_widget(rank, content)
+            else:
+                if (rank, content.get("widget")) not in self._widgets:
+                    content.pop("widget", None)
+                self._add(rank, kind, content)
 
     def finish(self) -> None:
         """Give out what was held back. What comes later, of threads say, is taken in as well."""
         with self._lock:
             for (rank, kind), redactor in self._redactors.items():
-                self._text(rank, kind, redactor.flush())
+                self._add(rank, kind, redactor.flush())
 
-    def _show(self, rank: int, kind: OutputKind, content: dict[str, Any]) -> None:
-        if kind is OutputKind.UPDATE:
-            self.outputs[rank].update_display(content)
+    def _add(self, rank: int, kind: OutputKind, content: Any) -> None:
+        if kind.is_text and not content:
+            return
+        if self._collecting[rank] and kind is not OutputKind.UPDATE:
+            name = self._collecting[rank][-1]
+            self._widgets[rank, name].add(kind, content)
+            self._show_widget(rank, name)
+            return
+        output = self.outputs[rank]
+        if output.clears and kind not in (OutputKind.CLEAR, OutputKind.UPDATE):
+            self._notify(rank, OutputKind.CLEAR, {"wait": False})
+        output.add(kind, content)
+        if not kind.is_text and content.get("widget"):
+            self._show_widget(rank, content["widget"])
         else:
-            self._clear_if_due(rank)
-            self.outputs[rank].add_display(kind, content)
-        self._notify(rank, kind, content)
+            self._notify(rank, kind, content)
 
-    def _clear(self, rank: int, *, wait: bool) -> None:
-        if wait:  # the next output clears what is there
-            self._to_clear.add(rank)
-        else:
-            self.outputs[rank].clear()
+    def _note_widget(self, rank: int, message: Mapping[str, Any]) -> None:
+        """Note what a rank says of its widgets, if it is an Output."""
+        content = message["content"]
+        name, state = content["comm_id"], (content.get("data") or {}).get("state") or {}
+        if message["type"] == "comm_open" and state.get("_model_name") == "OutputModel":
+            self._widgets[rank, name] = RankOutput()
+        if (rank, name) not in self._widgets:
+            return
+        if message["type"] == "comm_close":  # of a live display that leaves nothing behind
+            self._widgets[rank, name].clear()
+            self._show_widget(rank, name)
+        if "msg_id" in state:  # the rank enters its `with`, or leaves it
+            others = [one for one in self._collecting[rank] if one != name]
+            self._collecting[rank] = [*others, name] if state["msg_id"] else others
 
-    def _update_widget(self, rank: int, name: str) -> None:
-        """Show where a widget is displayed what it shows now: of an Output each figure."""
-        shown = self._widgets[rank].shown(name)
+    def _show_widget(self, rank: int, name: str) -> None:
+        """Show where an Output is displayed what stands in it now."""
+        pieces = self._widgets[rank, name].pieces()
+        shown = [
+            {"text/plain": piece.rstrip("\n")} if isinstance(piece, str) else piece["data"]
+            for piece in pieces
+            if not isinstance(piece, str) or piece.strip()
+        ]
         displays = self.outputs[rank].displays
-        if shown is None or not any(bundle["widget"] == name for bundle in displays):
+        if not any(bundle["widget"] == name for bundle in displays):
             return
         before, displays[:] = list(displays), []
         for bundle in before:
@@ -208,22 +221,8 @@ class OutputRecorder:
             elif not displays or displays[-1]["widget"] != name:
                 # one that shows nothing keeps its place: it may be filled later
                 displays += [{**bundle, "data": data} for data in shown or [{}]]
-        text = {"text/plain": self._widgets[rank].text(name)}
-        self._notify(rank, OutputKind.WIDGET, {"widget": name, "data": text})
-
-    def _text(self, rank: int, kind: OutputKind, text: str) -> None:
-        if text and self._widgets[rank].is_collecting:
-            self._update_widget(rank, self._widgets[rank].collect(kind, text))
-        elif text:
-            self._clear_if_due(rank)
-            self.outputs[rank].add_text(text)
-            self._notify(rank, kind, text)
-
-    def _clear_if_due(self, rank: int) -> None:
-        if rank in self._to_clear:
-            self._to_clear.discard(rank)
-            self.outputs[rank].clear()
-            self._notify(rank, OutputKind.CLEAR, {"wait": False})
+        text = "\n".join(str(data.get("text/plain", "")) for data in shown)
+        self._notify(rank, OutputKind.WIDGET, {"widget": name, "data": {"text/plain": text}})
 
     def _notify(self, rank: int, kind: OutputKind, content: Any) -> None:
         if self._listener is not None:

@@ -5,6 +5,7 @@ They do nothing in other threads, nor where the user's code handles SIGINT itsel
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -22,15 +23,14 @@ def ignore_for_a_moment() -> None:
     A second one would else meet the end of the cell, where it costs the picture of what happened,
     or (ipykernel, while it sends its reply) leaves the cell without an end.
     """
-    if not _is_ours_to_change():
-        return
-    # In a kernel this lasts until the end of the cell, when ipykernel puts its own back.
-    signal.signal(signal.SIGINT, _Deaf(time.monotonic() + SAME_WISH_S))
+    if _is_ours_to_change():
+        # In a kernel this lasts until the end of the cell, when ipykernel puts its own back.
+        signal.signal(signal.SIGINT, _Handler(deaf_until=time.monotonic() + SAME_WISH_S))
 
 
 def heed_again() -> None:
     """Something new begins: a press means that, however soon it comes after the last one."""
-    if _is_ours_to_change() and isinstance(signal.getsignal(signal.SIGINT), _Deaf):
+    if _is_ours_to_change():
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -40,11 +40,8 @@ def ignored() -> Iterator[None]:
     if not _is_ours_to_change():
         yield
         return
-    before = signal.signal(signal.SIGINT, _Deaf(float("inf")))
-    try:
+    with _Handler(signal.getsignal(signal.SIGINT), deaf_until=math.inf):
         yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
@@ -59,55 +56,58 @@ def heard_by(on_press: Callable[[bool], object]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    handler = _Listener(on_press, signal.getsignal(signal.SIGINT))
-    signal.signal(signal.SIGINT, handler)
-    try:
+    with _Handler(signal.getsignal(signal.SIGINT), on_press):
         yield
-    finally:
-        handler.put_back()
 
 
-class _Listener:
-    """A handler of SIGINT that passes presses on until it has been put back."""
+class _Handler:
+    """A handler of SIGINT that is deaf until a time; then it passes presses on, or is over.
 
-    def __init__(self, on_press: Callable[[bool], object], before: Any) -> None:
-        self._on_press: Callable[[bool], object] | None = on_press
+    Each press that it passes on makes it deaf for a second.
+    """
+
+    def __init__(
+        self,
+        before: Any = signal.default_int_handler,
+        on_press: Callable[[bool], object] | None = None,
+        deaf_until: float = 0.0,
+    ) -> None:
         self._before = before
-        self._heard_at: float | None = None
+        self._on_press = on_press
+        self._deaf_until = deaf_until
+        self._is_first = True
 
-    def put_back(self) -> None:
-        """Hear no more, and give the place back to the former handler."""
-        self._on_press = None
+    @property
+    def is_deaf(self) -> bool:
+        """Whether it passes nothing on, and stands for Python's own."""
+        return self._on_press is None and self._deaf_until > 0
+
+    def __enter__(self) -> None:
+        signal.signal(signal.SIGINT, self)
+
+    def __exit__(self, *_: object) -> None:
+        self._on_press, self._deaf_until = None, 0.0
         current: object = signal.getsignal(signal.SIGINT)
-        if current is self and threading.current_thread() is threading.main_thread():
+        if current is self:
             signal.signal(signal.SIGINT, self._before)
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._on_press is None:  # another cell, begun meanwhile, has put this one back after us
-            self.put_back()
+        now = time.monotonic()
+        if now < self._deaf_until:
+            return
+        if self._on_press is None:  # another cell, begun meanwhile, may have put it back after us
+            self.__exit__()
             if callable(self._before):
                 self._before(number, frame)
             return
-        now = time.monotonic()
-        if self._heard_at is None or now - self._heard_at >= SAME_WISH_S:
-            is_first, self._heard_at = self._heard_at is None, now
-            self._on_press(is_first)
-
-
-class _Deaf:
-    """A handler of SIGINT that does nothing until a time, and then is as Python's own."""
-
-    def __init__(self, until: float) -> None:
-        self._until = until
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if time.monotonic() >= self._until:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            signal.default_int_handler(number, frame)
+        is_first, self._is_first = self._is_first, False
+        self._deaf_until = now + SAME_WISH_S
+        self._on_press(is_first)
 
 
 def _is_ours_to_change() -> bool:
     if threading.current_thread() is not threading.main_thread():
         return False
     handler: Any = signal.getsignal(signal.SIGINT)
-    return handler is signal.default_int_handler or isinstance(handler, _Deaf)
+    is_deaf = isinstance(handler, _Handler) and handler.is_deaf
+    return handler is signal.default_int_handler or is_deaf

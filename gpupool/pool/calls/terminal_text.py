@@ -16,6 +16,8 @@ def as_shown(text: str) -> str:
     '2 of 2\ndone\n'
     >>> as_shown("outer 1\n\rinner 1\x1b[A\router 2\n\rinner 2\x1b[A\n\n")
     'outer 2\ninner 2\n'
+    >>> as_shown("outer 1\n\rinner 1\x1b[A\n\r       \x1b[A\router 1\nend")
+    'outer 1\nend'
     """
     if "\r" in text:
         text = text.replace("\r\n", "\n")
@@ -27,8 +29,9 @@ def as_shown(text: str) -> str:
 
 
 def line_as_shown(line: str) -> str:
-    """The last state of a line that was drawn over."""
-    return line.rstrip("\r").rpartition("\r")[2]
+    """The last state of a line that was drawn over, without the spaces that have erased it."""
+    _, redrawn, last = line.rstrip("\r").rpartition("\r")
+    return last.rstrip(" ") if redrawn else last
 
 
 def _on_screen(text: str) -> str:
@@ -36,8 +39,9 @@ def _on_screen(text: str) -> str:
     for n, part in enumerate(_MOVES.split(text)):
         is_move = n % 2 == 1
         if is_move and part == "\n":
-            row, rewrites = row + 1, False
-            if row == len(lines):
+            row += 1
+            rewrites = row < len(lines)
+            if not rewrites:
                 lines.append([])
         elif is_move and part == "\r":
             rewrites = True
@@ -48,4 +52,4 @@ def _on_screen(text: str) -> str:
                 lines[row].clear()
             lines[row].append(part)
             rewrites = False
-    return "\n".join(map("".join, lines))
+    return "\n".join("".join(line).rstrip(" ") for line in lines)

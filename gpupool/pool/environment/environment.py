@@ -20,22 +20,17 @@ from pathlib import Path
 from gpupool.core.errors import CredentialsError, OptionsError, PoolError
 from gpupool.core.terminal import plain
 from gpupool.core.wire import environ
-from gpupool.core.wire.calls import Ask
 from gpupool.core.wire.environ import AWS_KEY_NAMES
 from gpupool.core.wire.masking import Secrets, redact
 from gpupool.core.wire.requests import Answer, SetEnvironment
 from gpupool.core.wire.values import Place
-from gpupool.pool.environment.credentials import (
-    AWS_NAMES,
-    AwsChain,
-    AwsCredentials,
-    ChainError,
-)
+from gpupool.pool.environment.credentials import AWS_NAMES, AwsChain, AwsCredentials, ChainError
 from gpupool.pool.environment.renewal import Notify, Renewal
-from gpupool.pool.processes.engines import Engines, value_of
+from gpupool.pool.processes.engines import Engines
 
 _TIMEOUT_S = 60.0
-_SEND_AGAIN_S = 2.0  # a rank that has just come up may not hear the first time
+# A rank that has just come up may not hear the first time; then it is asked less and less often.
+_SEND_AGAIN_S, _MOST_S = 0.2, 2.0
 _numbers = itertools.count(1)  # of requests, over all pools of this process
 
 _HOW_TO = (
@@ -53,12 +48,6 @@ class _Remembered:
 
 
 _remembered = _Remembered()
-
-
-def _no_match(glob: str) -> str:
-    upper = environ.select([glob.upper()], os.environ, strict=False)
-    hint = f" Did you mean {plain(glob.upper())}?" if upper else ""
-    return f"no variable of the notebook's environment matches {plain(glob)}.{hint}"
 
 
 def _notify(sentence: str) -> None:
@@ -149,7 +138,11 @@ class Environment:
         variables = environ.select(names_or_globs, os.environ)
         for glob in names_or_globs:
             if not environ.select([glob], os.environ):
-                raise OptionsError(_no_match(glob), "not set", plain(glob))
+                raise OptionsError(
+                    f"no variable of the notebook's environment matches {plain(glob)}.",
+                    "not set",
+                    plain(glob),
+                )
         with self._lock:
             self.set(variables)
             if aws:
@@ -188,24 +181,17 @@ class Environment:
             self.secrets.add(environ.secret_values(variables))
             both = {**self._variables, **variables}
             self._variables = {k: v for k, v in both.items() if k not in unset}
-            number = next(_numbers)
-            self._control(SetEnvironment(dict(variables), list(unset), refresh, number))
+            self._send(self._engines.alive_ranks(), variables, unset, refresh)
 
-    def apply_to(self, rank: int) -> None:
-        """Bring one rank that has just come up to where the others are.
+    def bring(self, ranks: Iterable[int]) -> None:
+        """Bring ranks that have just come up to where the others are.
 
         Raises:
-            PoolError: it does not answer.
+            PoolError: as above.
         """
         with self._lock:
-            request = SetEnvironment(self._variables, unset=[], refresh=False)
-            future = self._engines.call(rank, Ask(request))
-            try:
-                self._check(rank, value_of(rank, future.result(_TIMEOUT_S)))
-            except TimeoutError:
-                raise PoolError(
-                    f"rank {rank} did not take the environment variables.", "late", ranks=[rank]
-                ) from None
+            if self._variables:
+                self._send(ranks, self._variables, unset=(), refresh=False)
 
     def close(self) -> None:
         """End the renewal, with the pool."""
@@ -249,16 +235,23 @@ class Environment:
         self._end_renewal()
         _remembered.aws = False
 
-    def _control(self, request: SetEnvironment) -> None:
-        """Have every rank that lives do it; asked again until each has answered."""
-        # A rank that is replaced meanwhile gets all variables from `apply_to`.
-        deadline = time.monotonic() + _TIMEOUT_S
+    def _send(
+        self,
+        ranks: Iterable[int],
+        variables: Mapping[str, str],
+        unset: Sequence[str],
+        refresh: bool,
+    ) -> None:
+        """Have each of these ranks that lives take it; asked again until each has answered."""
+        request = SetEnvironment(dict(variables), list(unset), refresh, next(_numbers))
+        deadline, wait_s = time.monotonic() + _TIMEOUT_S, _SEND_AGAIN_S
         asked: dict[Future[Answer[None]], int] = {}
-        missing = set(self._engines.alive_ranks())
+        missing = set(ranks)  # one that is replaced meanwhile gets all variables from `bring`
         while missing and time.monotonic() < deadline and not self._closed:
             futures = self._engines.control(request, sorted(missing))
             asked.update({future: rank for rank, future in futures.items()})
-            wait_futures(futures.values(), timeout=_SEND_AGAIN_S)
+            wait_futures(futures.values(), wait_s) if futures else time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _MOST_S)
             for future in [future for future in asked if future.done()]:
                 rank, answer = asked.pop(future), future.result()
                 if answer.status != "died":  # else it may be there again by now
@@ -266,9 +259,9 @@ class Environment:
                     self._check(rank, answer)
             missing &= set(self._engines.alive_ranks())
         if missing:
-            ranks = ", ".join(map(str, sorted(missing)))
+            listed = ", ".join(map(str, sorted(missing)))
             raise PoolError(
-                f"rank {ranks} did not take the environment variables within {_TIMEOUT_S:.0f} s: "
+                f"rank {listed} did not take the environment variables within {_TIMEOUT_S:.0f} s: "
                 "stopped, or in code that does not return to Python.",
                 "late",
                 ranks=sorted(missing),

@@ -16,15 +16,16 @@ import select
 import shutil
 import stat
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from queue import SimpleQueue
 
 from gpupool.core.errors import PoolStartError
 from gpupool.core.machine.locks import hold_folder
-from gpupool.core.machine.private_folders import private_temporary, temporary_places
 from gpupool.core.machine.processes import command_for
 from gpupool.core.wire import agent as lines
 from gpupool.core.wire import environ
@@ -99,7 +100,7 @@ class HostAgent:
 
     def __init__(self) -> None:
         _remove_abandoned()
-        self.folder = private_temporary(_PREFIX)  # the agent's umask does the rest
+        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX))  # the agent's umask does the rest
         self.on_event: Callable[[Event], None] = lambda event: None
         self.num_pools = 0
         self._client_pid = os.getpid()
@@ -205,7 +206,7 @@ def warm() -> None:
 
 def _remove_abandoned() -> None:
     """Remove the folders of this user's agents that were killed together with their notebook."""
-    for folder in (one for place in temporary_places() for one in place.glob(f"{_PREFIX}*")):
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):  # it is gone meanwhile
             found = folder.lstat()
             is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
@@ -275,12 +276,12 @@ def _require_surroundings() -> None:
                 f"the limit with `{command}` where the notebook is started.",
                 "limit",
             )
-    folder = temporary_places()[-1]
+    folder = tempfile.gettempdir()
     try:
-        str(folder).encode()
+        folder.encode()
     except UnicodeEncodeError:
         raise PoolStartError(
-            f"the name of the folder for temporary files, {str(folder)!r}, is no UTF-8 here, and "
+            f"the name of the folder for temporary files, {folder!r}, is no UTF-8 here, and "
             "torch cannot open files there: set TMPDIR to another one, or LC_ALL to C.UTF-8.",
             "folder name",
         ) from None

@@ -21,7 +21,7 @@ from typing import Any
 from gpupool.core.wire.calls import Call
 from gpupool.core.wire.invoke import invoke
 from gpupool.core.wire.output import OnMessage
-from gpupool.core.wire.replies import Reply, Value, together
+from gpupool.core.wire.replies import Reply, Value
 from gpupool.core.wire.requests import Answer, ControlRequest, Found
 from gpupool.pool.processes.iopub import Router
 
@@ -176,7 +176,7 @@ def _finish(reply: Future[Any], done: Any) -> None:
         if isinstance(result, BaseException):
             reply.set_exception(result)
         else:
-            reply.set_result(together(*result))
+            reply.set_result(result)
 
 
 @functools.cache

@@ -24,10 +24,6 @@ _KINDS = {
     "execute_result": OutputKind.RESULT,
     "update_display_data": OutputKind.UPDATE,
 }
-_OTHER_STREAM = {
-    OutputKind.STDOUT: OutputKind.STDERR,
-    OutputKind.STDERR: OutputKind.STDOUT,
-}
 
 
 class Router:
@@ -36,7 +32,6 @@ class Router:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._listeners: OrderedDict[str, OnMessage] = OrderedDict()
-        self._comms: dict[str, OnMessage] = {}
 
     def listen(self, message_id: str, listener: OnMessage) -> None:
         """Give the messages of this call to `listener`, also those that come after its end."""
@@ -54,23 +49,12 @@ class Router:
         try:
             kind = message["header"]["msg_type"]
             listener = self._listeners.get(message["parent_header"]["msg_id"])
-            if kind.startswith("comm_"):
-                listener = self._owner(kind, message["content"]["comm_id"], listener)
             if listener is not None:
                 for piece in _pieces(kind, message, deserialize):
                     listener(*piece)
         except Exception:
             with contextlib.suppress(Exception):
                 logging.getLogger("gpupool").exception("output of a rank was not taken in")
-
-    def _owner(self, kind: str, comm_id: str, listener: OnMessage | None) -> OnMessage | None:
-        """Who hears of a comm: the call that has opened it, whichever says more about it."""
-        if kind == "comm_open" and listener is not None:
-            self._comms[comm_id] = listener
-        owner = self._comms.get(comm_id)
-        if kind == "comm_close":
-            self._comms.pop(comm_id, None)
-        return owner
 
 
 def unheard_output(rank: int, kind: OutputKind, content: Any) -> None:
@@ -85,7 +69,8 @@ def _pieces(
         name, start = OutputKind(content["name"]), 0
         for length in message["metadata"].get(PIECES) or [len(content["text"])]:
             yield name, content["text"][start : start + length]
-            name, start = _OTHER_STREAM[name], start + length
+            start += length
+            name = OutputKind.STDERR if name is OutputKind.STDOUT else OutputKind.STDOUT
     elif kind.startswith("comm_"):
         yield OutputKind.COMM, {"type": kind, "content": content}
     elif kind in _KINDS:

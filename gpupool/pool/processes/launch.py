@@ -275,8 +275,6 @@ def engine_environment(rank: Rank, master_port: int) -> dict[str, str]:
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         environ.RANK: json.dumps(asdict(replace(rank, gpu=None))),
-        # Of instances of one GPU NCCL would else say that they are one and the same.
-        **({"NCCL_MULTI_RANK_GPU_ENABLE": "1"} if rank.gpu and rank.gpu.parent_uuid else {}),
         # cuBLAS reads it once: for a training with deterministic=True that comes later.
         **({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if rank.gpu and _is_cublas_free() else {}),
         # As `accelerate launch --cpu` does: it would leave CPU ranks alone, each on its own.

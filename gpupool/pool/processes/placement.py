@@ -6,14 +6,13 @@ order: look, choose, lock, place.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpupool.core.errors import OptionsError, PlacementError
-from gpupool.core.machine.cores import num_usable_cores, usable_cpus
-from gpupool.core.machine.gpu_setup import nccl_joins_instances, nccl_version, notes
+from gpupool.core.machine.gpu_setup import little_shared_memory
 from gpupool.core.machine.gpus import discover
+from gpupool.core.machine.limits import num_usable_cores, usable_cpus
 from gpupool.core.machine.locks import too_few_text
 from gpupool.core.machine.topology import Discovery, Gpu, Rank, choose, place, training_ranks
 from gpupool.core.machine.uses import computing, holder_text, taken_by_others
@@ -98,7 +97,6 @@ def place_ranks(
         )
     if gpus:
         candidates = gpus[:size] if options.gpus else gpus
-        _refuse_own_context(candidates)
         number = min(size, len(gpus))
         if not options.force:
             candidates = _free(candidates, number)
@@ -106,21 +104,6 @@ def place_ranks(
         gpus = [gpu for gpu in gpus if gpu.uuid in chosen]
     ranks = place(gpus, options.n, cores, usable_cpus() if num_cores is None else ())
     return _with_backends(options.backend, ranks, why_cpu)
-
-
-def _refuse_own_context(candidates: Sequence[Gpu]) -> None:
-    """Raise the PlacementError of a GPU that this process has to itself."""
-    for gpu in candidates:
-        if gpu.is_exclusive and os.getpid() in [
-            process.pid for process in computing(gpu.processes)
-        ]:
-            raise PlacementError(
-                f"GPU {gpu.label} takes one process at a time (its compute mode is "
-                "EXCLUSIVE_PROCESS), and that is this notebook: restart its kernel, and leave CUDA "
-                "to the ranks.",
-                "unusable",
-                gpu.label,
-            )
 
 
 def _free(candidates: Sequence[Gpu], number: int) -> list[Gpu]:
@@ -138,28 +121,24 @@ def _with_backends(wanted: str, ranks: tuple[Rank, ...], why_cpu: str) -> Placem
     """NCCL among ranks that have a GPU each, gloo as soon as one without is in the group."""
     training = training_ranks(ranks)
     gpus = [rank.gpu for rank in ranks if rank.gpu]
+    found = [little_shared_memory()] if len(gpus) > 1 else []
     among_training = wanted if wanted != "auto" else "nccl" if gpus else "gloo"
-    found = notes(len(gpus), os.environ) if gpus else []
     if among_training == "nccl" and _share_a_gpu(gpus):
-        version = nccl_version()
-        named = ".".join(map(str, version)) if version else "unknown"
-        if nccl_joins_instances(version):
-            found.append(f"Several ranks have instances of one GPU; NCCL {named} joins them.")
-        elif wanted == "nccl":
+        if wanted == "nccl":
             raise OptionsError(
-                "backend='nccl' cannot join several instances of one GPU before NCCL 2.30; here it "
-                f"is {named}. Use 'gloo' or 'auto', or one instance of each GPU.",
+                "backend='nccl' does not join several instances of one GPU. Use 'gloo' or 'auto', "
+                "or one instance of each GPU.",
                 "no GPU",
                 "backend",
             )
-        else:
-            among_training = "gloo"
-            found.append(
-                "Several ranks have instances of one GPU, which NCCL joins from 2.30 on. Here it "
-                f"is {named}, so they communicate by gloo, which is slower."
-            )
+        among_training = "gloo"
+        found.append(
+            "Several ranks have instances of one GPU, which NCCL does not join: they communicate "
+            "by gloo, which is slower."
+        )
     among_all = among_training if len(training) == len(ranks) else "gloo"
-    return Placement(ranks, training, among_all, among_training, why_cpu, tuple(found))
+    notes = tuple(filter(None, found))
+    return Placement(ranks, training, among_all, among_training, why_cpu, notes)
 
 
 def _share_a_gpu(gpus: Sequence[Gpu]) -> bool:

@@ -48,27 +48,24 @@ class Forming:
             PoolError: as above, and a rank is not there.
         """
         plan = GroupPlan("", backend, list(training_ranks), training_backend)
-        first: PoolError | None = None  # the others only hear that somebody does not come
-        for attempt in range(_NUM_ATTEMPTS):
-            self._wait_for_aborts()
+        failed: PoolError | None = None
+        for _ in range(_NUM_ATTEMPTS):
+            wait_futures(self._aborting, timeout=_ABORT_S)
+            self._aborting.clear()
             try:
                 self._form(plan)
                 return
-            except EngineDiedError:  # there is no group without it
-                self.abort(None)
-                raise
-            except UnansweredError as error:
-                self._kill(error.ranks)
-                self.abort(None)
-                raise EngineDiedError(self._explained(error, first)) from first
             except PoolError as error:
                 self.abort(None)
-                first = first or error
-                if attempt == _NUM_ATTEMPTS - 1:
-                    message = f"the process group was not formed: {self._explained(error, first)}"
-                    raise GroupError(
-                        message, first.kind, *first.names, ranks=first.ranks
-                    ) from first
+                if isinstance(error, EngineDiedError):  # there is no group without it
+                    raise
+                failed = failed or error  # the others only hear that somebody does not come
+                if isinstance(error, UnansweredError):
+                    self._kill(error.ranks)
+                    raise EngineDiedError(self._explained(error, failed.ranks)) from failed
+        assert failed is not None
+        message = f"the process group was not formed: {self._explained(failed, failed.ranks)}"
+        raise GroupError(message, failed.kind, *failed.names, ranks=failed.ranks) from failed
 
     def abort(self, numbers: Mapping[int, int | None] | None) -> None:
         """Have ranks leave their collectives; returns at once.
@@ -117,15 +114,10 @@ class Forming:
             self._engines.kill(rank, "did not come to the process group, and was killed")
         self.wait_until_gone(ranks)
 
-    def _wait_for_aborts(self) -> None:
-        wait_futures(self._aborting, timeout=_ABORT_S)
-        self._aborting.clear()
-
-    def _explained(self, error: PoolError, first: PoolError | None) -> str:
-        """An error with the first one before it, and what NCCL has logged of that."""
-        both = [str(first), str(error)] if first is not None else [str(error)]
-        text = " At the last attempt: ".join(dict.fromkeys(both))
-        for rank in (first or error).ranks:
+    def _explained(self, error: PoolError, ranks: Sequence[int]) -> str:
+        """An error, and what NCCL has logged on these ranks."""
+        text = str(error)
+        for rank in ranks:
             if warnings := _warnings(self._engines.log(rank)):
                 text += f" On rank {rank} NCCL wrote: {'; '.join(warnings)}."
         if "NCCL" in text and _OF_SHARED_MEMORY.search(text):

@@ -15,10 +15,14 @@ from dataclasses import dataclass
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """A place in the row: the ranks it needs, and what it is called ("cell In[12]")."""
+    """A place in the row: the ranks it needs, and what it is called ("cell In[12]").
+
+    One that is first comes before all that wait: the pool is mended in it.
+    """
 
     ranks: frozenset[int]
     name: str
+    is_first: bool = False
     began: bool = False
 
 
@@ -28,15 +32,14 @@ class Turns:
     def __init__(self, reform: Callable[[], None]) -> None:
         self._reform = reform
         self._row: list[Turn] = []
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._needs_reform = False
-        self._formed = threading.Event()
-        self._formed.set()
+        self._forms = False
 
     def ask(self, ranks: Iterable[int], name: str, *, first: bool = False) -> Turn:
         """A place at the end of the row, or before all that wait."""
-        turn = Turn(frozenset(ranks), name)
-        with self._lock:
+        turn = Turn(frozenset(ranks), name, first)
+        with self._changed:
             running = [number for number, other in enumerate(self._row) if other.began]
             place = (running[-1] + 1 if running else 0) if first else len(self._row)
             self._row.insert(place, turn)
@@ -44,29 +47,37 @@ class Turns:
 
     def are_in_use(self, ranks: Iterable[int]) -> bool:
         """Whether something runs on these ranks, or waits for them."""
-        with self._lock:
+        with self._changed:
             return any(turn.ranks.intersection(ranks) for turn in self._row)
 
-    def begin(self, turn: Turn) -> list[str]:
-        """Begin if nothing is in the way; else the names of what is."""
-        with self._lock:
-            ahead = self._ahead(turn)
-            turn.began = not ahead
-        return ahead
+    def begin(self, turn: Turn, timeout_s: float | None = 0.0) -> list[str]:
+        """Begin as soon as nothing is in the way; after `timeout_s` the names of what still is."""
+        with self._changed:
+            turn.began = self._changed.wait_for(lambda: not self._ahead(turn), timeout_s)
+            return [] if turn.began else self._ahead(turn)
 
-    def ahead(self, turn: Turn) -> list[str]:
-        """The names of what is in the way; none of a turn that has begun, or ended."""
-        with self._lock:
-            return [] if turn.began or turn not in self._row else self._ahead(turn)
+    @property
+    def mending_waits_for(self) -> tuple[str, ...]:
+        """The names of what runs, and ends before a turn that is first begins."""
+        with self._changed:
+            waiting = [turn for turn in self._row if turn.is_first and not turn.began]
+            return tuple(dict.fromkeys(name for turn in waiting for name in self._ahead(turn)))
 
     def _ahead(self, turn: Turn) -> list[str]:
         before = self._row[: self._row.index(turn)]
         return [t.name for t in before if self._needs_reform or t.ranks & turn.ranks]
 
+    def wait_until_mended(self) -> None:
+        """Wait until the group is not being formed, and nothing that is first is in the row."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not (self._forms or any(turn.is_first for turn in self._row))
+            )
+
     def wait_until_formed(self) -> None:
         """Wait until the group is not being formed."""
-        while not self._formed.wait(0.1):  # in slices, to hear an interrupt on every platform
-            pass
+        with self._changed:
+            self._changed.wait_for(lambda: not self._forms)
 
     def end(
         self,
@@ -80,19 +91,21 @@ class Turns:
         Args:
             before_forming: called when `wait_until_formed` has begun to wait for that.
         """
-        with self._lock:
+        with self._changed:
             self._needs_reform = self._needs_reform or broke_group
             in_use = any(other.began for other in self._row if other is not turn)
-            reforms = turn.began and self._needs_reform and not in_use
-            if not reforms:
-                self._row.remove(turn)
+            if not (turn.began and self._needs_reform and not in_use):
+                self._leave(turn)
                 return
-            self._formed.clear()
+            self._forms = True
         try:
             before_forming()
             self._reform()
         finally:
-            with self._lock:
-                self._needs_reform = False
-                self._row.remove(turn)
-                self._formed.set()
+            with self._changed:
+                self._needs_reform = self._forms = False
+                self._leave(turn)
+
+    def _leave(self, turn: Turn) -> None:
+        self._row.remove(turn)
+        self._changed.notify_all()

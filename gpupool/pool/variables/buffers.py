@@ -16,7 +16,7 @@ import psutil
 import xxhash
 
 from gpupool.core.errors import PoolError
-from gpupool.core.machine import cgroup
+from gpupool.core.machine import limits
 from gpupool.core.progress import BYTES, progress
 from gpupool.core.wire.pickles import INLINE_BYTES, DataPacker, MemoryFile, Packed, Part, inline
 
@@ -114,7 +114,7 @@ class Buffers:
 def _check_memory(num_bytes: int) -> None:
     """Refuse what would have the kernel end processes: no disk has these pages."""
     free = psutil.virtual_memory().available
-    limit = cgroup.memory_limit()
+    limit = limits.memory_limit()
     if limit:
         free = min(free, limit - psutil.Process().memory_info().rss)
     if num_bytes > _MARGIN * free:

@@ -68,7 +68,9 @@ class Shipment:
     `numbers` maps names to parcels, `aliases` names to (name, path) on the rank; `modules` are
     those to import, `bound` names that the notebook's functions bind. `covered` are the notebook's
     names that mean something else in a cell, `problems` names that cannot be sent with the reason.
-    `along` are the parcels that go with the cell, by rank: they have to be kept until it has begun.
+    `left_out` are names that are not sent, with the reason, `later` says what the code that the
+    cell makes will read. `along` are the parcels that go with the cell, by rank: they have to be
+    kept until it has begun.
     """
 
     numbers: dict[str, int] = field(default_factory=dict)
@@ -77,6 +79,8 @@ class Shipment:
     bound: set[str] = field(default_factory=set)
     covered: set[str] = field(default_factory=set)
     problems: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    later: dict[str, frozenset[str]] = field(default_factory=dict)
     along: dict[int, list[Parcel]] = field(default_factory=dict)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import filterfalse
 from types import ModuleType
 from typing import Any
@@ -30,13 +30,16 @@ from gpupool.pool.variables.buffers import Buffers
 from gpupool.pool.variables.composite import Composite, Constant, key_of, pool_variables
 from gpupool.pool.variables.delivery import Delivery
 from gpupool.pool.variables.losses import Losses, Statements
-from gpupool.pool.variables.names import Versions, is_hidden, is_of_shell, require_name
+from gpupool.pool.variables.names import Made, Versions, is_hidden, is_of_shell, require_name
 from gpupool.pool.variables.parcels import Parcels, Shipment
 from gpupool.pool.variables.remote_values import RemoteValues
 from gpupool.pool.variables.value_pickler import reason
 
 _NO_HANDLES: Mapping[str, Composite] = {}
 _NO_STATEMENTS: Statements = {}
+_NO_READS: Mapping[str, frozenset[str]] = {}
+_NOTHING = "", ()  # no rank has anything by this name
+_DATA = {"int", "float", "complex", "bool", "NoneType"}  # what else has a shape or a length
 
 
 class Variables:
@@ -72,13 +75,18 @@ class Variables:
         names: dict[str, Any],
         ranks: Sequence[int],
         *,
+        optional: Collection[str] = (),
         attributes: Iterable[str] = (),
+        made: Iterable[Made] = (),
         waits: bool = True,
     ) -> Shipment:
         """Bring to `ranks` what they need of the notebook's `names` to run code that reads `reads`.
 
         Args:
+            optional: names that the code may have bound before it reads them: what cannot be sent
+                of these is left out, and means nothing on the ranks.
             attributes: what the code mentions behind a dot: submodules may be meant.
+            made: what it binds, and what it makes that of.
             waits: for ranks that are in use; else the values go with the code when its turn comes.
 
         Raises:
@@ -87,7 +95,8 @@ class Variables:
         self._all_ranks.wait_until_usable()
         with self._lock:
             self._begin(names)
-            shipment = self._gather(reads, names, attributes)
+            shipment = self._gather(reads, names, attributes, optional)
+            shipment.later = self._read_later(made, shipment)
             # A call of its own would wait for its turn, and hold the notebook meanwhile.
             goes_along = not waits and self._all_ranks.turns.are_in_use(ranks)
             self._delivery.send(shipment, ranks, first=False if goes_along else None)
@@ -150,6 +159,7 @@ class Variables:
         reports: Mapping[int, NamesReport],
         succeeded: bool,
         expected: Mapping[str, Composite] = _NO_HANDLES,
+        later: Mapping[str, frozenset[str]] = _NO_READS,
     ) -> None:
         """Bind the notebook's names to what a cell has left on the ranks.
 
@@ -159,6 +169,7 @@ class Variables:
             reports: rank -> its answer, from those that gave one.
             succeeded: of a failed cell, only names count that have got another value.
             expected: what `expect` gave: the notebook may call something else by these names now.
+            later: what the functions and classes read that the cell has bound.
         """
         reported = {name for report in reports.values() for name in report.info}
         for name in sorted(reported.union(expected)):
@@ -167,8 +178,12 @@ class Variables:
             is_there = any(info is not None for info in infos.values())
             # `x = x` changes nothing, and yet the cell has decided what x is from now on.
             is_bound = is_there and (changed or (succeeded and name in assigned))
+            is_newest = name not in expected or self._is_current(expected[name])
+            if is_bound and is_newest:
+                is_code = any(info is not None and not _is_data(info) for info in infos.values())
+                self._rank_reads[name] = later.get(name, frozenset()) if is_code else frozenset()
             if name in expected and (is_bound or name not in deleted):
-                self._fulfil(expected[name], names, infos if is_bound else None)
+                self._fulfil(expected[name], names, is_bound)
             elif is_bound:
                 names[name] = self._new_composite(name, infos, names.get(name))
             elif not is_there and name in deleted and self._is_gone(name, names.get(name), infos):
@@ -201,8 +216,6 @@ class Variables:
                 changed = any(name in report.changed for report in reports.values())
                 if name in names and changed and not is_handle:
                     names[name] = self._new_composite(name, infos, bound)
-                else:
-                    self._note_reads(name, infos)
                 self.losses.note(name, infos)
 
     # ---- one by one ----------------------------------------------------------------------
@@ -355,7 +368,11 @@ class Variables:
         self._parcels.begin(names)
 
     def _gather(
-        self, reads: Iterable[str], names: Mapping[str, object], attributes: Iterable[str] = ()
+        self,
+        reads: Iterable[str],
+        names: Mapping[str, object],
+        attributes: Iterable[str] = (),
+        optional: Collection[str] = (),
     ) -> Shipment:
         """Follow the names that are read, and those that functions among them read.
 
@@ -398,9 +415,25 @@ class Variables:
                     shipment.problems[name] = reason(error, name, value)
                 else:
                     self._follow(name, number, shipment, queue)
+        for name in shipment.problems.keys() & set(optional):
+            shipment.left_out[name] = shipment.problems.pop(name)
+            shipment.aliases[name] = _NOTHING  # else it would mean what it meant there before
         if shipment.problems:
             raise TransferError(shipment.problems)
         return shipment
+
+    def _read_later(self, made: Iterable[Made], shipment: Shipment) -> dict[str, frozenset[str]]:
+        """What the functions and classes read that code binds; what is made of one reads that."""
+        later: dict[str, frozenset[str]] = {}
+        for one in made:
+            reads = set(one.inside)
+            for name in one.reads:
+                if name in shipment.numbers and name not in later:
+                    reads |= self._parcels.names_in(shipment.numbers[name])[0]
+                reads |= later.get(name, self._rank_reads.get(name, frozenset()))
+            for name in one.names:
+                later[name] = later.get(name, frozenset()) | reads
+        return later
 
     def _follow(self, name: str, number: int, shipment: Shipment, queue: list[str]) -> None:
         shipment.numbers[name] = number
@@ -421,7 +454,7 @@ class Variables:
         """Names are going to be bound on the ranks. A handle of what one of them has meant is of
         no use then, unless the same cell gives that another name: `a, b = b, a`."""
         self._versions.shipped(shipment)
-        for name in shipment.aliases:
+        for name in shipment.aliases.keys() - shipment.left_out.keys():
             other, _, version = key_of(names[name])
             if version != self._versions.of(other):
                 now = self._versions.of(name)
@@ -437,31 +470,22 @@ class Variables:
         if isinstance(replaced, Composite) and key_of(replaced)[:2] == (name, ()):
             previous = replaced.previous
         info = None
-        if infos is not None:
-            self._note_reads(name, infos)
-            # Only if all ranks took part: a handle's info is that of all ranks.
-            if len(infos) == self.world_size:  # else it is asked for when it is needed
-                info = {rank: one for rank, one in infos.items() if one is not None}
+        # Only if all ranks took part: a handle's info is that of all ranks.
+        if infos is not None and len(infos) == self.world_size:  # else it is asked for when needed
+            info = {rank: one for rank, one in infos.items() if one is not None}
         return Composite(self, name, version, info, previous=previous)
 
     def _fulfil(
         self,
         handle: Composite,
         names: dict[str, Any],
-        infos: Mapping[int, ValueInfo | None] | None,
+        is_bound: bool,
     ) -> None:
-        """A cell has bound what it was expected to, or has not (None)."""
-        name, _, version = key_of(handle)
-        if infos is not None:
-            if version == self._versions.of(name):  # else a later cell has bound it since
-                self._note_reads(name, infos)
+        """A cell has bound what it was expected to, or has not."""
+        name = key_of(handle)[0]
         # The user may have bound the name to something else while the cell ran in the background.
-        elif names.get(name) is handle and handle.previous is not None:
+        if not is_bound and names.get(name) is handle and handle.previous is not None:
             names[name] = handle.previous
-
-    def _note_reads(self, name: str, infos: Mapping[int, ValueInfo | None]) -> None:
-        reads = {read for one in infos.values() if one is not None for read in one.reads}
-        self._rank_reads[name] = frozenset(reads)
 
     def _is_gone(self, name: str, bound: object, infos: Mapping[int, Any]) -> bool:
         """Whether a deleted name is left on no rank; of ranks that took no part, ask them."""
@@ -470,6 +494,10 @@ class Variables:
             return False  # the user's own, or ranks that would have to end a cell to answer
         others = set(self._all_ranks.engines.alive_ranks()) - set(infos)
         return not self.remote.look(name, (), 0, sorted(others))
+
+    def _is_current(self, composite: Composite) -> bool:
+        name, _, version = key_of(composite)
+        return version == self._versions.of(name)
 
     def _key_of(self, composite: Composite) -> tuple[str, tuple[str, ...], int]:
         return *self._current(composite), key_of(composite)[2]
@@ -480,12 +508,12 @@ class Variables:
         Raises:
             PoolError: its values are gone.
         """
-        name, path, version = key_of(composite)
+        name, path, _ = key_of(composite)
         if pool_variables(composite) is not self:
             raise PoolError(
                 f"{composite} is of another pool, whose ranks had the values.", "other pool"
             )
-        if version != self._versions.of(name):
+        if not self._is_current(composite):
             raise PoolError(
                 f"this is a handle of an earlier {name}: a later cell has assigned the name again, "
                 f"and pool[{name!r}] is what the ranks have now.",
@@ -502,3 +530,8 @@ def _submodules(module: str, attributes: Iterable[str]) -> Iterator[str]:
         if name in sys.modules:
             yield name
             yield from _submodules(name, attributes)
+
+
+def _is_data(info: ValueInfo) -> bool:
+    """Whether no code is in a value: it reads nothing later."""
+    return info.shape is not None or info.length is not None or info.type in _DATA

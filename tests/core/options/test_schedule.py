@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler as torch_lr
 
 from gpupool.core.errors import OptionsError
-from gpupool.core.options.schedule import lr_factor, total_steps, turns, warmup_steps
+from gpupool.core.options.schedule import lr_factor, total_steps, warmup_steps
 from gpupool.core.options.training_options import TrainingOptions
 from tests.support.raising import raises
 
@@ -119,25 +119,3 @@ def test_every_factor_is_above_0_and_at_most_1(
     assert warmup_steps(options, steps_per_epoch) == (warmup or 0)
     factors = [lr_factor(options, step, steps_per_epoch) for step in range(1, total + 1)]
     assert all(0 < factor <= 1 for factor in factors)
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({}, []),
-        ({"warmup": 5}, [(6, 1.0)]),
-        ({"schedule": "piecewise", "drop_period": 2}, [(21, 0.1), (41, 0.01)]),
-        ({"schedule": "piecewise", "drop_period": 2, "warmup": 25}, [(26, 0.1), (41, 0.01)]),
-        ({"schedule": "linear"}, [(60, 1 / 60)]),
-        ({"schedule": "linear", "max_steps": 40}, [(40, 1 / 40)]),
-        ({"schedule": lambda step: 1.0 / step}, []),
-    ],
-)
-def test_turns_are_where_the_rate_becomes_another(
-    values: dict[str, Any], expected: list[tuple[int, float]]
-) -> None:
-    options = TrainingOptions(epochs=6, **values)
-    found = turns(options, 10)
-    assert [step for step, _ in found] == [step for step, _ in expected]
-    assert [by for _, by in found] == pytest.approx([by for _, by in expected])
-    assert turns(options, 0) == ()

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpupool.core.errors import DataError
-from gpupool.data.cache.cache import Cached
 from gpupool.data.cache.cache_folder import cache_folder, private_folder
-from gpupool.data.stores.folder import Folder
 from tests.support.raising import raises
 
 
@@ -44,14 +42,3 @@ def test_a_link_and_a_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with raises(DataError, "cannot make", shown=("file ", "File exists")):
         private_folder(tmp_path / "file")
-
-
-def test_nothing_is_kept_where_others_may_rename_folders(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path / "cache")
-    for ask in (cache_folder, Cached(Folder("s3://none"), 1, str(tmp_path / "local")).open):
-        with raises(DataError, "unsafe folder", shown=("rename", "mode 0777, not st")):
-            ask()
-    assert list(tmp_path.iterdir()) == []
-    tmp_path.chmod(0o1777)
-    assert mode(cache_folder("tars")) == 0o700

@@ -27,8 +27,7 @@ class Note:
         self.seen: list[bool] = []
         self._group = weakref.ref(group)
 
-    def freeze(self) -> None:
-        """As `abort.Watcher` has it."""
+    def __call__(self) -> None:
         group = self._group()
         self.seen.append(bool(group and group.has_begun.is_set()))
         raise ZeroDivisionError  # must keep nobody from being freed
@@ -44,7 +43,7 @@ def in_threads(*works: Any) -> list[threading.Thread]:
 def one_abort(rank: int) -> tuple[int, list[str], list[bool], bool]:
     group = slow_backend.new_group()
     note = Note(group)
-    abort.watchers.add(note)
+    abort.before_abort = note
     callers = in_threads(*[abort_collectives] * 5)
     assert group.has_begun.wait(10)
     was_done = finish_aborts(0.01)
@@ -56,11 +55,10 @@ def one_abort(rank: int) -> tuple[int, list[str], list[bool], bool]:
     return group.num_aborts, group.met, note.seen, was_done
 
 
-def test_a_group_is_aborted_once_however_many_ask_and_watchers_are_called_before() -> None:
+def test_a_group_is_aborted_once_however_many_ask_and_it_is_said_before() -> None:
     ((num_aborts, met, seen, was_done),) = run_ranks(one_abort, n=1)
     assert (num_aborts, met, was_done) == (1, [], False)
-    assert len(seen) == 6
-    assert not seen[0]
+    assert (len(seen), seen[0]) == (6, False)
 
 
 def leave_meanwhile(rank: int, how: str) -> tuple[list[str], bool]:
@@ -113,26 +111,6 @@ def destroy_on_a_busy_device(rank: int) -> bool:
 
 def test_a_group_is_destroyed_when_the_device_has_done_what_was_queued() -> None:
     assert run_ranks(destroy_on_a_busy_device, n=1) == [True]
-
-
-def abort_undefined(rank: int, folder: str) -> int:
-    """torch notes "undefined" of a group that is formed without a back end."""
-    dist.destroy_process_group()
-    slow_backend.register()
-    default = dist.Backend.default_device_backend_map
-    default["cpu"] = slow_backend.NAME
-    store = dist.FileStore(f"{folder}/store", 1)  # type: ignore[attr-defined]
-    dist.init_process_group(store=store, rank=0, world_size=1)
-    default["cpu"] = "gloo"
-    world: Any = dist.group.WORLD
-    world.may_end.set()
-    abort_collectives()
-    assert dist.distributed_c10d._world.pg_map[world][0] == "undefined"
-    return int(world.num_aborts)
-
-
-def test_a_group_of_which_torch_does_not_know_the_back_end_is_aborted_too(tmp_path: Any) -> None:
-    assert run_ranks(abort_undefined, str(tmp_path), n=1) == [1]
 
 
 def forget(rank: int) -> bool:

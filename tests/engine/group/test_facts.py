@@ -96,14 +96,9 @@ def test_a_group_has_a_connection_to_every_other_rank_before_its_first_collectiv
     assert run_ranks(count_connections, n=n) == [[n - 1, 2 * (n - 1), 2 * (n - 1)]] * n
 
 
-def test_with_the_debug_level_detail_each_group_has_a_second_one_behind_it() -> None:
-    found = run_ranks(count_connections, n=3, TORCH_DISTRIBUTED_DEBUG="DETAIL")
-    assert found == [[4, 8, 8]] * 3
-
-
-def test_with_lazy_init_there_is_no_connection_yet_so_it_is_refused() -> None:
-    """Where the facts really do not hold: a rank whose connection is still to be made is waiting
-    in the store, and nothing that we do to sockets reaches it."""
+def test_with_lazy_init_there_is_no_connection_yet_so_it_is_switched_off() -> None:
+    """A rank whose connection is still to be made is waiting in the store, and nothing that we do
+    to sockets reaches it. Nobody could look who has connected, either."""
     counts = run_ranks(count_connections, n=3, TORCH_GLOO_LAZY_INIT="1")
     assert min(first for first, *_ in counts) == 0  # a slower rank may see those that others made
 
@@ -122,12 +117,6 @@ def test_rpc_lets_go_of_references_by_one_function_that_takes_a_time() -> None:
     assert "(timeout: datetime.timedelta = " in said
     assert "_delete_all_user_and_unforked_owner_rrefs()" in inspect.getsource(rpc.shutdown)
     assert not rpc._ALL_WORKER_NAMES
-
-
-def test_gloos_tls_is_not_built_in() -> None:
-    """Would prove who is at the other end, as `engine/group/peers.py` does (torch 2.11 has it)."""
-    with pytest.raises(AssertionError, match="unsupported gloo device"):
-        run_ranks(count_connections, n=1, GLOO_DEVICE_TRANSPORT="TCP_TLS")
 
 
 # ---- what frees, and what does not -----------------------------------------------------------

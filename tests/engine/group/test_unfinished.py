@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,11 @@ SEEDS = [pytest.param(seed, marks=[pytest.mark.long] * (seed >= 6)) for seed in 
 class Points(Dataset[Any]):
     """What a network of 8 inputs learns; `rank` fails when it has read `num_sound` of them."""
 
-    def __init__(self, rank: int = -1, num_sound: int = 0, kills: Path | None = None) -> None:
+    def __init__(self, rank: int = -1, num_sound: int = 0) -> None:
         generator = torch.Generator().manual_seed(0)
         self.inputs = torch.randn(NUM_STEPS * BATCH, 8, generator=generator)
         self.targets = self.inputs[:, :3].sin()
-        self.rank, self.num_sound, self.kills = rank, num_sound, kills
+        self.rank, self.num_sound = rank, num_sound
         self.num_read = 0
 
     def __len__(self) -> int:
@@ -41,11 +40,7 @@ class Points(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         self.num_read += 1
         if os.environ["RANK"] == str(self.rank) and self.num_read > self.num_sound:
-            if self.kills is None:
-                raise OSError("the disk is gone")
-            if not self.kills.exists():
-                self.kills.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+            raise OSError("the disk is gone")
         return self.inputs[index], self.targets[index]
 
 
@@ -125,18 +120,6 @@ def test_no_checkpoint_holds_a_step_that_was_not_complete(
 @pytest.mark.long
 def test_some_of_these_trainings_were_ahead_of_their_device(behind: Pool) -> None:
     assert sum(behind.run(lagging.num_failed).values()) > 0
-
-
-@pytest.mark.long
-def test_after_a_kill_it_resumes_from_whole_steps(
-    behind: Pool, undisturbed: dict[int, Any], tmp_path: Path
-) -> None:
-    points = Points(1, 80, tmp_path / "killed")
-    result = train(behind, points, tmp_path / "run", on_failure="resume").result()
-    assert result.history.restarts
-    assert all(same(model, undisturbed[step]) for step, model in states(tmp_path / "run").items())
-    assert same(result.model.state_dict(), undisturbed[NUM_STEPS])
-    behind.run(lagging.install)  # on the rank that is new
 
 
 # ---- cells -----------------------------------------------------------------------------------

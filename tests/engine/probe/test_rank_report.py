@@ -89,7 +89,7 @@ def test_a_rank_on_cpu_tells_its_time_and_memory(pools: Pools) -> None:
     history = train_on(pools[2], slow_network("forward"), samples(48), batch_size=8).history
     start = history.start
     assert start is not None
-    assert (start.ranks, start.devices, start.num_hosts) == ((0, 1), ("CPU", "CPU"), 1)
+    assert (start.ranks, start.devices) == ((0, 1), ("CPU", "CPU"))
     for event in history.ranks.values():
         assert event.utilization is not None
         assert 0 <= event.utilization <= 1
@@ -131,11 +131,8 @@ def test_a_resumed_training_tells_all_of_it_again(pools: Pools, tmp_path: Path) 
     start = history.start
     assert start is not None
     assert history.resumed is not None
-    assert (start.precision, start.parallel, start.keep) == ("bf16", "DDP", "best")
+    assert (start.precision, start.keep) == ("bf16", "best")
     assert (start.validate_every, start.patience) == (4, 9)
-    assert start.may_tell == ("checkpoint", "read by")
-    assert [step for step, _ in start.lr_after] == [5, 9, 13]
-    assert [lr for _, lr in start.lr_after] == pytest.approx([1e-3, 1e-4, 1e-5])
     assert abs(time.time() - start.started_at) < 600
     assert {rank: event.step for rank, event in history.ranks.items()} == {0: 16, 1: 16}
 

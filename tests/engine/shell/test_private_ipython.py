@@ -6,18 +6,17 @@ to change.
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import inspect
-import sys
-import traceback
+import linecache
+import re
 from typing import Any
 
 import pytest
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelbase import Kernel
-from IPython.core import tbtools, ultratb
-from IPython.core.compilerop import CachingCompiler
+from IPython.core import ultratb
+from IPython.core.compilerop import CachingCompiler, code_name
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magics.execution import ExecutionMagics
 from IPython.terminal.interactiveshell import TerminalInteractiveShell
@@ -37,77 +36,49 @@ def test_the_compiler_maps_file_names_to_cells(shell: InteractiveShell) -> None:
     assert shell.compile.format_code_name("other.py") is None
 
 
-def test_the_shells_compiler_can_be_another_one_for_a_while(shell: InteractiveShell) -> None:
+def test_a_compiler_of_ours_is_asked_for_cells_and_for_the_code_of_magics(
+    shell: InteractiveShell,
+) -> None:
     """`shell.compile` and what is called on it, in engine/shell/cell_names.py."""
-    seen: list[str] = []
+    seen: list[tuple[str, ...]] = []
 
-    class Through:
-        def __init__(self, compiler: CachingCompiler) -> None:
-            self.compiler = compiler
+    class Compiler(CachingCompiler):
+        def get_code_name(self, raw_code: str, transformed_code: str, number: int) -> str:
+            name: str = code_name(transformed_code, number)
+            assert re.fullmatch(r"<ipython-input-7-[0-9a-f]{12}>", name)
+            seen.append(("cached", raw_code))
+            return name
 
-        def __getattr__(self, name: str) -> Any:
-            seen.append(name)
-            return getattr(self.compiler, name)
+        def ast_parse(self, source: str, filename: str = "<unknown>", symbol: str = "exec") -> Any:
+            seen.append(("parsed", filename[:4]))
+            return super().ast_parse(source, filename, symbol)
 
-        def __call__(self, *args: Any, **options: Any) -> Any:
-            seen.append("()")
-            return self.compiler(*args, **options)
+        def __call__(self, source: Any, filename: str, *args: Any, **options: Any) -> Any:
+            seen.append(("compiled", filename))
+            return super().__call__(source, filename, *args, **options)
 
-    own, shell.compile = shell.compile, Through(own := shell.compile)
-    shell.run_cell("%%time\nx = 1\ny = 2", store_history=False).raise_error()
-    shell.compile = own
-    assert seen.count("cache") == 1
-    assert seen.count("ast_parse") == 2  # the cell and the body of the magic
-    assert list(inspect.signature(CachingCompiler.ast_parse).parameters) == [
-        "self", "source", "filename", "symbol",
-    ]  # fmt: skip
-
-
-def test_magics_compile_their_code_under_these_names() -> None:
-    """`_NAMELESS`, in engine/shell/cell_names.py."""
+    shell.compile, shell.execution_count = Compiler(), 7
+    cell = "%%time\nx = 1\ny = 2"
+    shell.run_cell(cell, store_history=False).raise_error()
+    assert seen[:2] == [("cached", cell), ("parsed", "<ipy")]
+    assert seen[-2:] == [("parsed", "<unk"), ("compiled", "<timed exec>")]
     code = inspect.getsource(ExecutionMagics)
-    for name in ("<timed exec>", "<timed eval>", "<magic-timeit>"):
+    for name in ("<timed eval>", "<magic-timeit>"):
         assert name in code
-    assert (
-        inspect.signature(CachingCompiler.ast_parse).parameters["filename"].default == "<unknown>"
-    )
 
 
-def test_magics_are_called_by_methods_of_these_names(shell: InteractiveShell) -> None:
-    """The stack that cell_names.py, tracebacks.py and notebook/magics/auto.py look at."""
-    stacks: list[list[traceback.FrameSummary]] = []
-
-    def look(line: str, cell: str | None = None) -> None:
-        stacks.append(list(reversed(traceback.extract_stack())))
-        frame = sys._getframe()
-        while frame.f_code.co_name not in ("run_cell_magic", "run_line_magic"):
-            assert frame.f_back is not None
-            frame = frame.f_back
-        if cell is not None:
-            assert frame.f_locals["cell"] == cell
-        assert frame.f_back is not None
-        assert frame.f_back.f_lineno == 1
-
-    shell.register_magic_function(look, "line_cell")
-    shell.run_cell("%look").raise_error()
-    shell.run_cell("%%look\n\nx = 1").raise_error()
-    for stack in stacks:
-        names = {(f.name, f.filename.rpartition("/")[2]) for f in stack}
-        assert ("run_code", "interactiveshell.py") in names
-        assert names & {
-            ("run_line_magic", "interactiveshell.py"), ("run_cell_magic", "interactiveshell.py")
-        }  # fmt: skip
-
-
-def test_errors_of_scripts_and_of_nested_cells_are_shown_by_the_shells_own_code() -> None:
-    """Who calls `showtraceback` and `showsyntaxerror`, in engine/cells/execute.py."""
-    for method in (InteractiveShell.safe_execfile, InteractiveShell.safe_run_module):
+def test_errors_of_files_and_of_nested_cells_are_shown_by_functions_of_these_names() -> None:
+    """`_OF_FILES`, `_OF_CELLS` and `run_cell` in engine/cells/execute.py; the stack that
+    engine/cells/tracebacks.py looks at."""
+    shows = (InteractiveShell.safe_execfile, InteractiveShell.safe_run_module)
+    for method in (*shows, InteractiveShell.run_code, InteractiveShell.run_ast_nodes):
         assert "self.showtraceback(" in inspect.getsource(method)
-    assert "self.showtraceback(" in inspect.getsource(InteractiveShell.run_code)
     assert "self.showsyntaxerror(" in inspect.getsource(InteractiveShell.run_cell_async)
-    line, cell = InteractiveShell.run_line_magic, InteractiveShell.run_cell_magic
-    assert list(inspect.signature(line).parameters)[-1] == "_stack_depth"
-    assert list(inspect.signature(cell).parameters) == ["self", "magic_name", "line", "cell"]
+    assert "self.shell.run_cell(cell)" in inspect.getsource(ExecutionMagics.capture)
+    for method in (InteractiveShell.run_line_magic, InteractiveShell.run_cell_magic):
+        assert "result = fn(*args, **kwargs)" in inspect.getsource(method)
+    line_magic = inspect.signature(InteractiveShell.run_line_magic)
+    assert list(line_magic.parameters)[1:] == ["magic_name", "line", "_stack_depth"]
     assert "ns['exit'] = self.exiter" in inspect.getsource(InteractiveShell.init_user_ns)
 
 
@@ -126,18 +97,19 @@ def test_a_cell_that_awaits_is_run_by_a_function_that_can_be_set(shell: Interact
     assert ran == ["run_cell_async"]
 
 
-def test_frames_of_cells_are_records_whose_line_can_be_set(shell: InteractiveShell) -> None:
-    """`get_records`, `_sd`, `lineno` and `frame`, in engine/cells/tracebacks.py."""
-    assert list(inspect.signature(ultratb.VerboseTB.get_records).parameters) == [
-        "self", "etb", "context", "tb_offset",
-    ]  # fmt: skip
-    assert "_sd" in inspect.getsource(tbtools.FrameInfo)
-    with pytest.raises(ZeroDivisionError) as caught:
-        _ = 1 / 0
-    frames = caught.value.__traceback__
-    (record,) = shell.InteractiveTB.get_records(frames, 5, 0)
-    assert record.frame is sys._getframe()
-    assert record.lineno == frames.tb_lineno  # type: ignore[union-attr]
+def test_a_file_without_lines_is_shown_as_the_traceback_has_it(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`get_line_number_of_frame`, in engine/cells/tracebacks.py."""
+    name = "/tmp/ipykernel_7/no_such_file.py"
+    text = "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    error = e\n"
+    linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+    names: dict[str, Any] = {}
+    exec(compile(text + "frame = __import__('sys')._getframe()\n", name, "exec"), names)
+    monkeypatch.setattr(ultratb, "get_line_number_of_frame", lambda frame: 0)
+    error = names["error"]
+    lines = shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__, 0)
+    assert "----> 2     1 / 0" in re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(lines))
 
 
 def test_the_pager_can_be_replaced(shell: InteractiveShell) -> None:
@@ -179,10 +151,3 @@ def test_the_kernel_tells_what_it_was_asked() -> None:
     """`kernel.get_parent`, in notebook/magics/auto.py."""
     assert list(inspect.signature(Kernel.get_parent).parameters) == ["self", "channel"]
     assert issubclass(IPythonKernel, Kernel)
-
-
-def test_errors_without_a_number_are_parsed_from_their_tree() -> None:
-    """A moved source parses to the moved lines, in engine/shell/cell_names.py."""
-    tree = CachingCompiler().ast_parse("\n\nx = 1", "<unknown>", "exec")
-    assert isinstance(tree, ast.Module)
-    assert tree.body[0].lineno == 3

@@ -125,8 +125,8 @@ def test_the_debugger_opens_at_that_line(kernel: Kernel) -> None:
 def test_a_cell_that_is_run_again_with_other_code_shows_the_code_that_ran(kernel: Kernel) -> None:
     kernel.run(NETWORK + "before = Net()")
     after = kernel.run("# another version\n" + NETWORK + "predict(Net(), data)").error_text
-    assert "----> 8         return y.missing_name" in after
-    assert "----> 7         return y.missing_name" in kernel.run("predict(before, data)").error_text
+    assert "----> 8     return y.missing_name" in after
+    assert "----> 7     return y.missing_name" in kernel.run("predict(before, data)").error_text
 
 
 def test_a_module_that_calls_another_shows_both_lines_and_not_how_torch_calls(
@@ -139,8 +139,8 @@ def test_a_module_that_calls_another_shows_both_lines_and_not_how_torch_calls(
     )
     cell = f"{NETWORK}{outer}predict(Outer(), data)"
     shown = kernel.run(cell).error_text
-    assert "---> 13         return self.inner(x)" in shown
-    assert "----> 7         return y.missing_name" in shown
+    assert "---> 13     return self.inner(x)" in shown
+    assert "----> 7     return y.missing_name" in shown
     assert "_call_impl" not in shown + kernel.run(f"%%spmd\n{outer}Outer()(torch.ones(2, 4))").text
 
 

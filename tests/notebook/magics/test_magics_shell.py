@@ -11,7 +11,7 @@ from tests.notebook.terminal import Terminal
 from tests.support.waits import touch, until_there
 
 # a driver may be there or not; the variable is set to "" either way
-WHY_CPU = "no NVIDIA driver|CUDA_VISIBLE_DEVICES='' hides all GPUs"
+WHY_CPU = "no NVIDIA driver|CUDA_VISIBLE_DEVICES='' names no GPU of this machine"
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +72,19 @@ def test_each_line_bears_its_ranks_and_equal_ones_are_one(terminal: Terminal) ->
         "[1] (1,",
         f"[0, 1]  '{'x' * 99}')",
     ]
+
+
+def test_remarks_may_stand_above_the_magic_and_code_may_not(terminal: Terminal) -> None:
+    shown = terminal.run_briefly("# a remark\n\n  # another\n%%spmd\nprint(rank)")
+    assert shown.stdout.splitlines() == ["[0] 0", "[1] 1"]
+    failed = terminal.run("# a remark\n%%spmd\n1 / 0").stdout
+    assert "line 3" in failed
+    for code in ("import os", "if True:\n    pass", "%spmd rank"):
+        refused = terminal.run(f"{code}\n%%spmd\nprint('ran')")
+        assert "OptionsError: %%spmd must be the first line of its cell" in refused.stdout
+        assert "ran" not in refused.stdout.replace("rank", "")
+        assert "Traceback" not in refused.stdout
+    assert terminal.run('print("""# no magic\n%%spmd\n""")').stdout == "# no magic\n%%spmd\n\n"
 
 
 def test_an_expression_shows_equal_values_once(terminal: Terminal) -> None:

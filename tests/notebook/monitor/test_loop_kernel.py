@@ -67,7 +67,7 @@ def kernel(clean_kernel: Kernel) -> Kernel:
     return clean_kernel
 
 
-ASKED_AGAIN = draws("Press stop again")
+ASKED_AGAIN = draws("interrupts it at once")
 
 
 def has_button(cell: Cell) -> bool:

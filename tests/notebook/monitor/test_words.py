@@ -1,4 +1,4 @@
-"""The words beside the curves: what is told, when, and that rows do not jump."""
+"""The words beside the curves: what is told, and when."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from gpupool.core.wire.events import (
     CheckpointEvent,
+    DataEvent,
     Event,
     RankEvent,
     ResumeEvent,
@@ -18,7 +19,6 @@ from gpupool.core.wire.events import (
 )
 from gpupool.notebook.monitor import words
 from gpupool.training.history import TrainingHistory
-from tests.notebook.feed import full_events
 
 START = StartEvent(2, 4, 32, 8, 2, "CPU", "gloo", ranks=(0, 1), devices=("CPU", "CPU"))
 STEP = StepEvent(1, 1, 0.5, None, 0.1, 8, 0.1, 0.0)
@@ -35,25 +35,14 @@ def rows(history: TrainingHistory) -> dict[str, str]:
     return {label: value for _, section in words.table(history) for label, value in section}
 
 
-def test_rows_do_not_jump_after_the_first_step() -> None:
-    history, seen = TrainingHistory(), []
-    events = list(full_events(num_epochs=3, steps_per_epoch=10))
-    start = replace(
-        events[0],  # type: ignore[type-var]
-        metrics=("f1",),
-        may_tell=("checkpoint", "retried", "skipped", "cache"),
-    )
-    for event in (start, *events[1:]):
-        if isinstance(event, ValidationEvent):
-            event = replace(event, metrics={"f1": 0.5})
-            history.add(CheckpointEvent(event.step, event.epoch, "s3://a/b", 1, 0.0, 0.0))
-        history.add(event)
-        if history.steps:
-            seen.append([(title, [label for label, _ in r]) for title, r in words.table(history)])
-    assert all(labels == seen[0] for labels in seen)
-    assert {"Checkpoint", "Reads retried", "Samples skipped", "From the cache"} < {*rows(history)}
-    assert rows(history)["Validation f1"] == "50.0 %"  # as its plot has it
-    assert rows(history)["Checkpoint"] == "after step 30"
+def test_there_is_a_row_for_what_was_told() -> None:
+    read = DataEvent(1, 1, 8, 8, 2, "503 SlowDown", 1, {"s3://a/1.jpg": "damaged"}, "8 threads")
+    shown = rows(history_of([START, STEP, read, CheckpointEvent(1, 1, "s3://a/b", 1, 0.0, 0.0)]))
+    assert shown["Read by"] == "8 threads"
+    assert shown["Reads retried"] == "2 (503 SlowDown)"
+    assert shown["Samples skipped"] == "1"
+    assert shown["From the cache"] == "50 %"
+    assert shown["Checkpoint"] == "after step 1"
 
 
 def test_a_metric_has_one_row_and_shares_are_in_percent() -> None:

@@ -61,13 +61,16 @@ def test_names_and_globs_arrive_on_every_rank(pool2: Pool) -> None:
     assert all(re.fullmatch("[0-9a-f]{6}", fingerprint) for fingerprint in shown.values())
     assert shown.items() <= pool2.status().env.items()
     assert value_on_ranks(pool2, "GPUPOOL_A2") == {"two"}
+    os.environ["GPUPOOL_A2"] = "2"
+    assert pool2.propagate_env("GPUPOOL_A2")["GPUPOOL_A2"] != shown["GPUPOOL_A2"]
+    assert value_on_ranks(pool2, "GPUPOOL_A2") == {"2"}
     assert pool2.propagate_env("GPUPOOL_A*", "GPUPOOL_B", unset=True) == dict.fromkeys(shown, "")
     assert value_on_ranks(pool2, "GPUPOOL_A2") == {None}
     assert not shown.keys() & pool2.status().env.keys()
 
 
 SLOW = """
-import pathlib, time
+import time
 import fsspec
 
 class Slow(fsspec.AbstractFileSystem):
@@ -75,11 +78,10 @@ class Slow(fsspec.AbstractFileSystem):
     def clear_instance_cache(cls):
         with open({!r} + str(rank), "a") as file:
             file.write("x")
-        time.sleep(3)
+        time.sleep(1)
 """
 
 
-@pytest.mark.long
 def test_a_refresh_that_takes_long_is_made_once(pool2: Pool, tmp_path: Path) -> None:
     pool2.run(SLOW.format(f"{tmp_path}/"))
     os.environ["GPUPOOL_PLAIN"] = "plain"
@@ -89,54 +91,27 @@ def test_a_refresh_that_takes_long_is_made_once(pool2: Pool, tmp_path: Path) -> 
     assert [(tmp_path / str(rank)).read_text() for rank in (0, 1)] == ["x", "x"]
 
 
-def test_a_changed_value_shows_another_fingerprint(pool2: Pool) -> None:
-    os.environ["GPUPOOL_A"] = "one"
-    before = pool2.propagate_env("GPUPOOL_A")
-    os.environ["GPUPOOL_A"] = "two"
-    assert pool2.propagate_env("GPUPOOL_A") != before
-    assert value_on_ranks(pool2, "GPUPOOL_A") == {"two"}
-    pool2.propagate_env("GPUPOOL_A", unset=True)
-
-
-def test_a_typed_value_is_refused(pool2: Pool) -> None:
-    with raises(OptionsError, "value", "GPUPOOL_TYPED", shown="GPUPOOL_TYPED=...: ") as caught:
-        pool2.propagate_env(f"GPUPOOL_TYPED={CANARY}")
-    assert CANARY not in str(caught.value)
-
-
-def test_a_name_that_is_not_set_is_an_error_and_nothing_is_sent(pool2: Pool) -> None:
+@pytest.mark.parametrize("name", ["GPUPOOL_NOSUCH", "GPUPOOL_NO*"])
+def test_a_name_that_is_not_set_is_an_error_and_nothing_is_sent(pool2: Pool, name: str) -> None:
     os.environ["GPUPOOL_SET"] = "x"
-    with raises(OptionsError, "not set", "GPUPOOL_NOSUCH"):
-        pool2.propagate_env("GPUPOOL_SET", "GPUPOOL_NOSUCH")
+    with raises(OptionsError, "not set", name):
+        pool2.propagate_env("GPUPOOL_SET", name)
     assert value_on_ranks(pool2, "GPUPOOL_SET") == {None}
 
 
-def test_engines_do_not_inherit_what_is_named_like_a_secret(own_pool: Pool) -> None:
+def test_engines_inherit_no_secret_and_get_a_url_with_a_password_after_the_start(
+    own_pool: Pool,
+) -> None:
     assert own_pool.run(GET.format("GPUPOOL_PLAIN"))[0] == "plain"
     assert own_pool.run(GET.format("GPUPOOL_CANARY_TOKEN"))[0] is None
     for process in family(own_pool).values():
         environ = Path(f"/proc/{process.pid}/environ").read_bytes()
         assert CANARY.encode() not in environ
         assert b"GPUPOOL_PROXY" not in environ
-
-
-def test_a_url_with_a_password_is_sent_after_the_start_and_the_password_masked(
-    own_pool: Pool,
-) -> None:
     assert "GPUPOOL_PROXY" in own_pool.status().env
     result = own_pool.run(GET.format("GPUPOOL_PROXY") + "\nprint(os.environ['GPUPOOL_PROXY'])")
     assert result.text(0) == f"http://ada:{MASK}@proxy.invalid:3128\n"
     assert own_pool.run(GET.format("GPUPOOL_PROXY"))[0] == PROXY
-
-
-def test_what_programs_print_is_masked_in_the_log_too(own_pool: Pool) -> None:
-    own_pool.propagate_env("GPUPOOL_CANARY_TOKEN")
-    # The pipe that ipykernel reads may be behind the cell's end.
-    code = "import subprocess, time; subprocess.run(['env']); time.sleep(0.5)"
-    assert own_pool.run(code).text(0).count(MASK) == 2
-    file = folder_of(own_pool) / "rank0.log"
-    until(lambda: f"GPUPOOL_CANARY_TOKEN={MASK}" in file.read_text(), 5)
-    assert CANARY not in file.read_text()
 
 
 def test_a_sent_secret_lies_in_no_file_log_argument_or_first_environment(own_pool: Pool) -> None:
@@ -145,8 +120,12 @@ def test_a_sent_secret_lies_in_no_file_log_argument_or_first_environment(own_poo
     own_pool.run(f"print({CANARY!r})\n!echo $GPUPOOL_CANARY_TOKEN")
     with pytest.raises(SpmdError):
         own_pool.run(f"raise ValueError({CANARY!r})")
+    # The pipe that ipykernel reads may be behind the cell's end.
+    code = "import subprocess, time; subprocess.run(['env']); time.sleep(0.5)"
+    assert own_pool.run(code).text(0).count(MASK) == 2
+    log = folder_of(own_pool) / "rank0.log"
+    until(lambda: f"GPUPOOL_CANARY_TOKEN={MASK}" in log.read_text(), 5)
     files = dict(files_in(folder_of(own_pool)))
-    assert any(path.suffix == ".log" for path in files)
     assert any(path.suffix == ".json" for path in files)
     for path, content in files.items():
         assert CANARY.encode() not in content, path
@@ -156,8 +135,8 @@ def test_a_sent_secret_lies_in_no_file_log_argument_or_first_environment(own_poo
         assert CANARY.encode() not in Path(f"/proc/{process.pid}/environ").read_bytes()
 
 
-def test_files_of_a_pool_are_for_its_owner_alone(own_pool: Pool) -> None:
-    folder = folder_of(own_pool)
+def test_files_of_a_pool_are_for_its_owner_alone(pool2: Pool) -> None:
+    folder = folder_of(pool2)
     assert folder.stat().st_mode & 0o777 == 0o700
     # IPython copies a README for new profiles and with it its mode. What ranks write later (the
     # stores of groups) has the mode of the user's files; the folder is what keeps others out.
@@ -173,10 +152,8 @@ def test_files_of_a_pool_are_for_its_owner_alone(own_pool: Pool) -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        f"print({CANARY!r})",
         f"print({CANARY[:7]!r}, end='', flush=True)\nimport time; time.sleep(0.3)\n"
         f"print({CANARY[7:]!r})",
-        f"import sys; print({CANARY!r}, file=sys.stderr)",
         "!echo $GPUPOOL_CANARY_TOKEN",
     ],
 )
@@ -198,11 +175,8 @@ def test_a_secret_in_an_error_is_masked(sent: Pool) -> None:
     with pytest.raises(SpmdError) as caught:
         sent.run(f"key = {CANARY!r}\nraise ValueError(f'cannot log in with {{key}}')")
     error = caught.value
-    assert (
-        str(error)
-        == f"ValueError: cannot log in with {MASK} (the same on 2 of 2 ranks; pool.run, line 2)"
-    )
-    shown = "\n".join([*error._render_traceback_(), *map(repr, error.errors.values())])
+    assert error.first.evalue == f"cannot log in with {MASK}"
+    shown = "\n".join([str(error), *error._render_traceback_(), *map(repr, error.errors.values())])
     assert MASK in shown
     assert CANARY not in shown
 
@@ -215,7 +189,6 @@ def test_a_propagated_name_is_remembered_for_the_next_pool(own_pool: Pool) -> No
     with gpupool.start(n=1, device="cpu", env=["GPUPOOL_CANARY_TOKEN"]) as pool:
         assert set(pool.status().env) >= {"GPUPOOL_CANARY_TOKEN", "HF_HOME"}
         assert pool.run(GET.format("HF_HOME"))[0] == "/models"
-        assert pool.run(f"print({CANARY!r})").text(0) == f"{MASK}\n"
         pool.propagate_env("HF_HOME", unset=True)
     with gpupool.start(n=1, device="cpu") as pool:
         assert "HF_HOME" not in pool.status().env

@@ -100,7 +100,7 @@ def test_cpu_ranks_where_there_is_no_gpu_and_the_reason() -> None:
     assert uuids(placement) == [None, None]
     assert placement.training_ranks == (0, 1)
     assert placement.why_cpu == "no NVIDIA driver"
-    assert placed(survey(GPUS, "", "")).why_cpu == "CUDA_VISIBLE_DEVICES='' hides all GPUs"
+    assert placed(survey(GPUS, "", "")).why_cpu.startswith("CUDA_VISIBLE_DEVICES='' names no GPU")
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -18,8 +17,6 @@ from gpupool.core.wire.requests import Answer, Where
 from gpupool.pool import session
 from gpupool.pool.status import PoolStatus
 from gpupool.pool.upkeep.health import Health
-from gpupool.pool.upkeep.recovery import Recovery
-from gpupool.pool.upkeep.turns import Turns
 from tests.support.processes import engine_pid, kill, reach, reached, until, wait_for
 
 SUM = "x = torch.ones(1); dist.all_reduce(x); x.item()"
@@ -67,20 +64,6 @@ def test_a_rank_is_replaced_while_a_value_waits_to_be_sent(pool3: Pool, tmp_path
     assert len(sent) == 1
     assert running.error() is None
     assert dict(pool3.run(len, sent[0])) == {0: 9, 1: 9, 2: 9}
-
-
-def test_nobody_waits_for_a_replacement_that_cannot_be(caplog: pytest.LogCaptureFixture) -> None:
-    def replace() -> None:
-        raise OSError("no space left")
-
-    recovery = Recovery(Turns(lambda: None), replace)
-    with caplog.at_level(logging.ERROR, "gpupool"):
-        recovery.begin(0, 1)
-        waiting = threading.Thread(target=recovery.wait, daemon=True)
-        waiting.start()
-        waiting.join(SOON_S)
-    assert not waiting.is_alive()
-    assert "no space left" in caplog.text
 
 
 def test_a_question_to_a_rank_that_dies_is_answered(pool3: Pool) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+
 from gpupool.pool.upkeep.turns import Turns
+
+SOON_S = 30.0
 
 
 def test_what_needs_the_same_rank_waits_in_the_order_of_asking() -> None:
@@ -59,13 +63,31 @@ def test_a_group_that_cannot_be_formed_keeps_nobody_waiting() -> None:
         assert turns.begin(turns.ask([0], "two")) == []
 
 
-def test_what_is_in_the_way_can_be_asked_for_until_the_turn_comes() -> None:
+def test_what_mends_the_pool_comes_before_all_that_wait() -> None:
     turns = Turns(lambda: None)
     first, second = turns.ask([0], "one"), turns.ask([0, 1], "two")
     turns.begin(first)
-    assert turns.ahead(second) == ["one"]
+    mending = turns.ask([0, 1], "the replacement", first=True)
+    assert turns.mending_waits_for == ("one",)
+    assert turns.begin(second) == ["one", "the replacement"]
     turns.end(first)
-    assert turns.ahead(second) == []
-    turns.begin(second)
-    turns.end(second)
-    assert turns.ahead(second) == []
+    assert turns.begin(mending) == []
+    assert turns.mending_waits_for == ()
+
+
+def test_whoever_waits_until_all_is_mended_or_for_a_turn_hears_of_it() -> None:
+    turns = Turns(lambda: None)
+    mending, waiting = turns.ask([0], "the replacement", first=True), turns.ask([0], "one")
+    turns.begin(mending)
+    threads = [
+        threading.Thread(target=turns.wait_until_mended, daemon=True),
+        threading.Thread(target=turns.begin, args=[waiting, None], daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    assert all(thread.is_alive() for thread in threads)
+    turns.end(mending)
+    for thread in threads:
+        thread.join(SOON_S)
+    assert not any(thread.is_alive() for thread in threads)
+    assert waiting.began

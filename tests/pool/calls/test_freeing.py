@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpupool.pool.calls.ladder import ABORT_S, AGAIN_S, GRACE_S, KILL_S, WARN_S, Ladder, Rung
+from gpupool.pool.calls.freeing import ABORT_S, AGAIN_S, GRACE_S, KILL_S, WARN_S, Ladder, Rung
 
 MOMENT = 0.01
 

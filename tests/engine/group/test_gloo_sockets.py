@@ -1,0 +1,96 @@
+"""Who connects to gloo's ports: `gpupool/engine/group/gloo_sockets.py`, on ranks of plain torch.
+
+`tests/security/` has another user attack whole pools.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from gpupool.engine.group.gloo_sockets import gloo_connections, refuse_strangers
+from tests.engine.group.torch_ranks import run_ranks
+from tests.support.processes import until
+
+NOBODY = 65534
+IS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only root can be another user")
+
+
+def ports() -> list[int]:
+    """Where this process listens: gloo's."""
+    found = psutil.Process().net_connections(kind="tcp")
+    return [one.laddr.port for one in found if one.status == psutil.CONN_LISTEN]
+
+
+def knock(port: int, address: str, uid: int) -> int:
+    """Have a process of this user connect, and say nothing; its pid."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setuid(uid)
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            with socket.socket(family) as knocking:
+                knocking.connect((address, port))
+                time.sleep(60)
+        finally:
+            os._exit(0)
+    return pid
+
+
+def with_a_guest(rank: int, address: str, uid: int) -> list[Any]:
+    """What is said of a guest at rank 0's port, what of its connection is left, and a sum."""
+    said: Any = None
+    if rank == 0:
+        pids = [knock(port, address, uid) for port in ports()]
+        until(lambda: len(gloo_connections()) == 2, 10.0, "gloo's taking the connection")
+        try:
+            said = refuse_strangers()
+        except RuntimeError as error:
+            said = str(error)
+            assert refuse_strangers()  # it was shut
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    one = torch.ones(1)
+    dist.all_reduce(one)
+    return [said, one.item()]
+
+
+@IS_ROOT
+@pytest.mark.parametrize("address", ["127.0.0.1", "::ffff:127.0.0.1"])
+def test_another_user_is_shut_out_and_named_and_the_ranks_are_not(address: str) -> None:
+    (said, total), _ = run_ranks(with_a_guest, address, NOBODY)
+    assert f"(uid {NOBODY}) has connected" in said
+    assert total == 2.0
+
+
+def test_another_process_of_this_user_is_no_stranger() -> None:
+    assert run_ranks(with_a_guest, "127.0.0.1", os.getuid()) == [[True, 2.0], [None, 2.0]]
+
+
+def who_hangs_up(rank: int) -> bool:
+    for port in ports():
+        socket.create_connection(("127.0.0.1", port)).close()
+    until(lambda: len(gloo_connections()) == 2, 10.0, "gloo's taking the connection")
+    return refuse_strangers()
+
+
+def test_who_hangs_up_without_a_word_is_no_danger() -> None:
+    assert run_ranks(who_hangs_up) == [True] * 2
+
+
+def see(rank: int) -> bool:
+    return refuse_strangers()
+
+
+def test_where_no_connection_is_seen_it_is_said_and_nothing_is_refused() -> None:
+    assert run_ranks(see, n=3) == [True] * 3
+    assert run_ranks(see, n=1) == [False]
