@@ -24,7 +24,6 @@ from gpupool.core.wire.replies import (
     CodeReply,
     DebugReply,
     Reply,
-    SyncReply,
     TrainReply,
     Value,
     WorstSample,
@@ -101,7 +100,7 @@ def run_source(call: wire.RunSource) -> Reply[CodeReply]:
 
 @_serves(wire.RunFunction)
 def run_function(call: wire.RunFunction) -> Reply[CodeReply]:
-    load = partial(variables.load, call.packed)
+    load = partial(variables.load, call.packed, call.sources)
     return _around(lambda: execute.run_function(load), call.bindings)
 
 
@@ -136,7 +135,7 @@ def fetch(call: wire.Fetch) -> Reply[Packed]:
 
 
 @_serves(wire.SyncState)
-def sync_state(call: wire.SyncState) -> Reply[SyncReply]:
+def sync_state(call: wire.SyncState) -> Reply[dict[str, str]]:
     from gpupool.engine.state_sync import sync
 
     return _around(lambda: Reply(sync.sync(call)), call.bindings)
@@ -154,7 +153,7 @@ def predict(call: wire.Predict) -> Reply[None]:
     from gpupool.engine import inference
 
     def run() -> Reply[None]:
-        inference.predict(call.job_path, call.result_path)
+        inference.predict(call.job, call.result_path)
         return Reply(None)
 
     return _by_default_on_cpu(run)
@@ -164,21 +163,21 @@ def predict(call: wire.Predict) -> Reply[None]:
 def evaluate(call: wire.Evaluate) -> Reply[Mapping[str, float]]:
     from gpupool.engine import inference
 
-    return _by_default_on_cpu(lambda: Reply(inference.evaluate(call.job_path)))
+    return _by_default_on_cpu(lambda: Reply(inference.evaluate(call.job)))
 
 
 @_serves(wire.Confusion)
 def confusion(call: wire.Confusion) -> Reply[Sequence[Sequence[int]] | None]:
     from gpupool.engine import inference
 
-    return _by_default_on_cpu(lambda: Reply(inference.confusion(call.job_path)))
+    return _by_default_on_cpu(lambda: Reply(inference.confusion(call.job)))
 
 
 @_serves(wire.Worst)
 def worst(call: wire.Worst) -> Reply[Sequence[WorstSample]]:
     from gpupool.engine import inference
 
-    return _by_default_on_cpu(lambda: Reply(inference.worst(call.job_path, call.num)))
+    return _by_default_on_cpu(lambda: Reply(inference.worst(call.job, call.num)))
 
 
 def _by_default_on_cpu(work: Callable[[], Reply[Value]]) -> Reply[Value]:

@@ -1,6 +1,6 @@
 """A network over a data set, as the client orders it: outputs, values, counts or the worst samples.
 
-Runs on engines. A pickled job comes in; outputs go out as files, numbers as the reply.
+Runs on engines. A packed job comes in; outputs go out as files, numbers as the reply.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from gpupool.core.options.datasets import is_stream
 from gpupool.core.options.named_measures import name_of
 from gpupool.core.progress import Course, Progress, progress
 from gpupool.core.wire.replies import WorstSample
+from gpupool.core.wire.values import Job
 from gpupool.data.loading import ways
 from gpupool.data.reading.inputs import of_inputs
 from gpupool.data.reading.normalization import Normalization
@@ -44,13 +45,13 @@ from gpupool.engine.worst import Worst, own_scaling
 
 
 @ways.kept()
-def predict(job_path: str, result_path: str) -> None:
+def predict(sent: Job, result_path: str) -> None:
     """Save what the network gives for this rank's share of each batch: a list of outputs.
 
     Batch i of the whole is entry i of each rank's list, one rank after the other; None is an empty
     share. The number that ends the file's name counts the ranks that train.
     """
-    world, job = world_here(), load_job(job_path, InferenceJob)
+    world, job = world_here(), load_job(sent, InferenceJob)
     shape = _known(job).input_shape
     job = replace(job, dataset=of_inputs(job.dataset, shape, job.transform))
     outputs: list[Any] = []
@@ -60,9 +61,9 @@ def predict(job_path: str, result_path: str) -> None:
 
 
 @ways.kept()
-def evaluate(job_path: str) -> dict[str, float]:
+def evaluate(sent: Job) -> dict[str, float]:
     """Loss and metrics over the data set, the same on every rank."""
-    world, job = world_here(), load_job(job_path, InferenceJob)
+    world, job = world_here(), load_job(sent, InferenceJob)
     loss = NO_LOSS
     if job.loss is not None:
         loss = make_loss(job.loss, world.device, model=job.model, weight=job.options.weight)
@@ -87,12 +88,12 @@ def evaluate(job_path: str) -> dict[str, float]:
 
 
 @ways.kept()
-def confusion(job_path: str) -> list[list[int]] | None:
+def confusion(sent: Job) -> list[list[int]] | None:
     """Counts of this rank's samples: rows are true classes, columns those predicted.
 
     None if it had no sample.
     """
-    world, job = world_here(), load_job(job_path, InferenceJob)
+    world, job = world_here(), load_job(sent, InferenceJob)
     counts: list[Tensor] = []
 
     def count(outputs: Any, share: Share) -> None:
@@ -105,9 +106,9 @@ def confusion(job_path: str) -> list[list[int]] | None:
 
 
 @ways.kept()
-def worst(job_path: str, num: int) -> list[WorstSample]:
+def worst(sent: Job, num: int) -> list[WorstSample]:
     """This rank's samples with the highest loss, at most `num`, the highest first."""
-    world, job = world_here(), load_job(job_path, InferenceJob)
+    world, job = world_here(), load_job(sent, InferenceJob)
     loss = make_loss(job.loss, world.device, model=job.model)
     scaling = normalization_of(ways.opened(job.dataset), world.device, _scaling(job))
     scaling = own_scaling(job.dataset) if scaling is None else scaling

@@ -1,7 +1,7 @@
-"""Training as the client orders it: a pickled job in, files out. Runs on engines.
+"""Training as the client orders it: a packed job in, a file out. Runs on engines.
 
-Models and weights pass through files in the pool's private folder, not through the controller,
-which would copy them several times.
+Weights pass through a file in the pool's private folder, not through the controller, which would
+copy them several times.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import torch
 from torch import nn
 from tqdm.utils import CallbackIOWrapper
 
-from gpupool.core import jobs
 from gpupool.core.jobs import TrainingJob
 from gpupool.core.progress import BYTES, progress
 from gpupool.core.wire.calls import Train
 from gpupool.core.wire.events import ProgressEvent
+from gpupool.core.wire.pickles import Source
 from gpupool.core.wire.replies import Reply, TrainReply
 from gpupool.core.wire.state_dicts import packed
+from gpupool.core.wire.values import Job
 from gpupool.engine import calls, control
 from gpupool.engine.cells.variables import Unpickler, find_modules
 from gpupool.engine.group.forming import World
@@ -33,7 +34,7 @@ from gpupool.engine.shell.cell_names import remember
 from gpupool.engine.training.loop import fit
 from gpupool.engine.training.saving import resuming
 
-Job = TypeVar("Job")
+Loaded = TypeVar("Loaded")
 
 
 def train(call: Train) -> Reply[TrainReply]:
@@ -41,11 +42,11 @@ def train(call: Train) -> Reply[TrainReply]:
     world = world_here()
     if world.rank == 0:
         emit([ProgressEvent("reading the network and the data set", 0, 0)])
-    job = load_job(call.job_path, TrainingJob)
+    job = load_job(call.job, TrainingJob)
     if call.again:
         job = replace(job, options=resuming(job.options))
-    stop_requested = partial(control.stop_requested, call.job_path)
-    stops_at_once = partial(control.stops_at_once, call.job_path)
+    stop_requested = partial(control.stop_requested, call.job.name)
+    stops_at_once = partial(control.stops_at_once, call.job.name)
     with (
         deterministic(job.options.deterministic),
         closing(RankReport(this_rank().rank, world.device, emit)) as rank_report,
@@ -81,11 +82,10 @@ def world_here() -> World:
     return World.here(torch.device(this_rank().device))
 
 
-def load_job(job_path: str, kind: type[Job]) -> Job:
-    """The job of this kind that the client has written for the ranks."""
-    sys_path, sources, source = jobs.read(job_path)
-    find_modules(sys_path)  # the job's classes may be of them
-    remember(sources)
-    job = source.load(Unpickler)
-    assert isinstance(job, kind)
-    return job
+def load_job(job: Job, kind: type[Loaded]) -> Loaded:
+    """The job of this kind that the client has packed for the ranks."""
+    find_modules(job.sys_path)  # the job's classes may be of them
+    remember(job.sources)
+    loaded = Source(job.packed).load(Unpickler)
+    assert isinstance(loaded, kind)
+    return loaded

@@ -364,7 +364,7 @@ class Pool:
             if self._client is not None:
                 self._client.close(linger=0)
             self._all_ranks.stop()
-            self.variables.kept_data.clear()
+            self.variables.buffers.clear()
         self.tell_listeners()
 
     def __enter__(self) -> Pool:

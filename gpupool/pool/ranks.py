@@ -29,7 +29,6 @@ from gpupool.core.wire.masking import redact, redact_all
 from gpupool.core.wire.output import OnOutput, OutputKind
 from gpupool.core.wire.replies import Reply, Value
 from gpupool.core.wire.requests import Answer, ControlRequest, Found
-from gpupool.core.wire.values import NamesReport
 from gpupool.pool.engines.engines import Engines
 from gpupool.pool.environment.environment import Environment, notebook_place
 from gpupool.pool.launchers.placement import Placement, place_ranks
@@ -55,7 +54,7 @@ class Ranks:
     Any thread may call it. Its hooks:
         on_lost(rank, numbers): the rank does not have these parcels, though they were on their way.
         on_replaced(rank, how): the rank is new; `how` the one before it ended ("was restarted").
-        hint(rank, evalue, is_alone, reports): what to add to the error of a rank, its kind, names.
+        hint(rank, evalue): what to add to the error of a rank that lacks a name, and the name.
     """
 
     placement: Placement
@@ -76,9 +75,7 @@ class Ranks:
         self.health = Health(self.secrets, on_change)
         self.on_lost: Callable[[int, Iterable[int]], None] = lambda rank, numbers: None
         self.on_replaced: Callable[[int, str], None] = lambda rank, how: None
-        self.hint: Callable[
-            [int, str, bool, Mapping[int, NamesReport]], tuple[str, str, tuple[str, ...]]
-        ] = lambda *_: ("", "", ())
+        self.hint: Callable[[int, str], tuple[str, str]] = lambda rank, evalue: ("", "")
         # number -> the call on several ranks that is supervised, and can be ended as a whole
         self.supervised: WeakValueDictionary[int, Supervised] = WeakValueDictionary()
         self.ladder_scale = 1.0  # of the times of `calls/freeing.py`; tests wait for less

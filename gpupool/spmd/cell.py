@@ -123,8 +123,9 @@ class SpmdRun:
             on_notice=on_notice or view.notice,
             waits_for_gpu=waits_for_gpu,
         )
-        # The ranks read these files when the cell's turn comes, which may be later.
-        self._execution.keeps, self._shipment.files = self._shipment.files, []
+        # The ranks read it when the cell's turn comes, which may be later.
+        self._execution.keeps = self._shipment.along
+        self._shipment.along = {}
         self._expected: dict[str, Composite] = {}
         if notebook is not None and notebook.at_once:
             self._expected = pool.variables.expect(notebook.names, self._names.assigns)

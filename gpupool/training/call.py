@@ -17,13 +17,14 @@ from gpupool.core.wire.calls import Call
 from gpupool.core.wire.events import ProgressEvent
 from gpupool.core.wire.output import OnOutput, OutputKind
 from gpupool.core.wire.replies import Value
+from gpupool.core.wire.values import Job
 from gpupool.pool.notices import NoticeLines
 from gpupool.pool.pool import Pool
 from gpupool.pool.result import OutputRecorder
 from gpupool.pool.session import current_pool
 from gpupool.training.binding import bind, num_outputs
 from gpupool.training.head import require_module
-from gpupool.training.job import write_job
+from gpupool.training.job import send_job
 
 # What a training and a pass over a data set have in common: how samples are read and computed.
 _OPTIONS = ("batch_size", "precision", "workers", "collate", "inputs", "targets", "seed")
@@ -36,13 +37,13 @@ _WHAT = {
 
 
 def ask(
-    what: str, pool: Pool | None, job: InferenceJob, call: Callable[[str], Call[Value]]
+    what: str, pool: Pool | None, job: InferenceJob, call: Callable[[Job], Call[Value]]
 ) -> list[Value]:
     """Have the ranks that train do a job, which is checked; the values in the order of the ranks.
 
     Args:
         what: that by which `ProgressEvent`s say how far it is.
-        call: makes the call of the job's path.
+        call: makes the call of the job that was sent.
 
     Raises:
         TrainingError: the model is no network, the data set is none, or something cannot be sent.
@@ -59,9 +60,9 @@ def ask(
         raise TrainingError(
             f"pool={pool!r}: give what gpupool.start() returns, or leave it out.", "type", "pool"
         )
-    sent = write_job(pool, job)
+    sent = send_job(pool, job)
     ranks = pool.training_ranks
-    calls = dict.fromkeys(ranks, call(str(sent.path)))
+    calls = dict.fromkeys(ranks, call(sent.wire))
     try:
         sent.bring_constants(pool, ranks)
         with progress(_WHAT[what], unit="samples") as bar:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import uuid
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpupool.core import jobs
-from gpupool.core.errors import OptionsError, TrainingError
+from gpupool.core.errors import OptionsError, PoolError, TrainingError
 from gpupool.core.jobs import InferenceJob, JobPacker, TrainingJob
 from gpupool.core.options.datasets import num_samples, require_dataset
 from gpupool.core.options.effects import check_for
@@ -18,14 +17,14 @@ from gpupool.core.options.named_measures import check_loss, check_metrics
 from gpupool.core.options.sampling import with_data
 from gpupool.core.options.schedule import check_for_stream
 from gpupool.core.options.training_options import TrainingOptions
-from gpupool.core.progress import BYTES, progress
-from gpupool.core.wire.pickles import WHOLE
-from gpupool.core.wire.pickles import part as in_parcel
+from gpupool.core.wire.pickles import why_not
+from gpupool.core.wire.reductions import Named, with_imports_by_name
 from gpupool.core.wire.state_dicts import check_extra_state
+from gpupool.core.wire.values import Job
 from gpupool.pool.environment.environment import notebook_place
 from gpupool.pool.pool import Pool
-from gpupool.pool.variables.delivery import sources_of
-from gpupool.pool.variables.kept_data import Place
+from gpupool.pool.variables.buffers import Stored
+from gpupool.pool.variables.parcels import sources_of
 from gpupool.training.head import require_module
 
 if TYPE_CHECKING:
@@ -76,14 +75,14 @@ def check_input(model: nn.Module, dataset: Any, loss: Any, validation: Any) -> N
 
 @dataclass(frozen=True)
 class SentJob:
-    """A job that ranks can read from `path`, until `remove`.
+    """A job that ranks can read, until `remove`.
 
-    It holds the `places` of its data, whatever becomes of the data in the notebook meanwhile, and
-    refers to `constants` that the ranks have.
+    It keeps the `contents` of its memory, whatever becomes of the data in the notebook meanwhile,
+    and refers to `constants` that the ranks have.
     """
 
-    path: Path
-    places: list[Place]
+    wire: Job
+    contents: list[Stored | None]
     constants: frozenset[int]
 
     def bring_constants(self, pool: Pool, ranks: Sequence[int]) -> None:
@@ -93,66 +92,60 @@ class SentJob:
 
     def remove(self) -> None:
         """No rank needs it any more."""
-        self.path.unlink(missing_ok=True)  # gone with the folder when the pool was stopped
-        self.places.clear()
+        self.contents.clear()
 
 
-def write_job(pool: Pool, job: TrainingJob | InferenceJob) -> SentJob:
-    """Pickle a job into the pool's private folder, and the data of its data sets beside it.
+def send_job(pool: Pool, job: TrainingJob | InferenceJob) -> SentJob:
+    """Pack a job into memory that ranks map; that of its data sets stays while these live.
 
     Raises:
-        TrainingError: a part of it cannot be pickled; the message names it.
+        TrainingError: a part of it cannot be packed, and which; or there is too little memory.
     """
-    with progress("Sending the network and the data set", unit=BYTES) as bar:
-        packed = _Packer(pool)
-        try:
-            packed.dump_job(job)
-        except Exception as error:  # pickling runs arbitrary code of the objects' classes
-            # Pickled part by part only after a failure, as it takes as long again.
-            name = next(n for n, part in vars(job).items() if not _can_pickle(pool, part))
-            raise TrainingError(
-                f"{name} cannot be sent to the ranks: {error}", "cannot send", name
-            ) from None
-        bar.update(0, packed.num_bytes)
-        num = packed.num_data
-        places = pool.variables.kept_data.store(
-            packed.buffers[:num], packed.owners[:num], bar.advance
-        )
-        kept = {
-            number: (place.file.path, place.position)
-            for number, place in enumerate(places)
-            if place is not None
-        }
-        path = pool.new_file("job.pkl")
-        # With the text, tracebacks of the ranks show lines of the notebook's cells.
-        sources = sources_of(packed.filenames)
-        jobs.write(path, packed, notebook_place().sys_path, sources, kept, bar.advance)
-    return SentJob(path, list(filter(None, places)), frozenset(packed.constants))
+    variables = pool.variables
 
+    def pack(part: object) -> JobPacker:
+        def make(named: Named) -> JobPacker:
+            packer = JobPacker(variables.parcel_of, named)
+            packer.dump_job(job) if part is job else packer.dump(part)
+            return packer
 
-class _Packer(JobPacker):
-    """Packs a job for a pool: what `pool.put` has brought to its ranks is referred to."""
+        return with_imports_by_name(make)
 
-    def __init__(self, pool: Pool) -> None:
-        super().__init__()
-        self.constants: set[int] = set()
-        self._known = pool.variables.constants
-
-    def reducer_override(self, obj: Any) -> Any:
-        """How a part is pickled."""
-        number = self._known.number_of(obj)
-        if number is None:
-            return super().reducer_override(obj)
-        self.constants.add(number)
-        return in_parcel, (number, WHOLE)
-
-
-def _can_pickle(pool: Pool, part: object) -> bool:
     try:
-        _Packer(pool).dump(part)
+        packer = pack(job)
+    except Exception as error:  # pickling runs arbitrary code of the objects' classes
+        # Packed part by part only after a failure, as it takes as long again.
+        name = next(name for name, part in vars(job).items() if not _can_pack(part, pack))
+        raise TrainingError(
+            f"{name} cannot be sent to the ranks: {why_not(error, vars(job)[name], name, pack)}",
+            "cannot send",
+            name,
+        ) from None
+    try:
+        packed, contents = variables.buffers.pack(packer, "the network and the data set")
+    except PoolError as error:
+        raise TrainingError(f"the data set cannot be sent: {error}", "memory", "dataset") from None
+    for dataset in (job.dataset, getattr(job, "validation", None)):
+        variables.buffers.keep(_whole(dataset), contents[: packer.num_data])
+    # With the text, tracebacks of the ranks show lines of the notebook's cells.
+    sources = sources_of(packer.filenames)
+    wire = Job(uuid.uuid4().hex, packed, notebook_place().sys_path, sources)
+    return SentJob(wire, contents, frozenset(packer.constants))
+
+
+def _can_pack(part: object, pack: Callable[[object], object]) -> bool:
+    try:
+        pack(part)
     except Exception:  # as above; the caller reports it
         return False
     return True
+
+
+def _whole(dataset: Any) -> Any:
+    """That of which a data set is a part."""
+    from torch.utils.data import Subset
+
+    return _whole(dataset.dataset) if isinstance(dataset, Subset) else dataset
 
 
 def with_absolute_paths(options: TrainingOptions) -> TrainingOptions:

@@ -47,7 +47,7 @@ from gpupool.pool.result import OutputRecorder
 from gpupool.training.binding import bind_training
 from gpupool.training.history import TrainingHistory
 from gpupool.training.inputs import picture_transform, with_targets
-from gpupool.training.job import checked, write_job
+from gpupool.training.job import checked, send_job
 from gpupool.training.restarts import Restarts, with_checkpoint
 from gpupool.training.result import TrainingResult
 
@@ -119,13 +119,13 @@ class TrainingRun:
             data.network,
             data.num_classes,
         )
-        self._job = write_job(pool, job)
+        self._job = send_job(pool, job)
         self._ranks = pool.training_ranks
         devices = device_names([pool.ranks[rank] for rank in self._ranks])
         self._places: dict[str, Any] = {"ranks": self._ranks, "devices": devices}
         self._output_listeners: list[OnOutput] = []
         self._recorder = OutputRecorder(self._ranks, pool.hidden_values(), self._on_print)
-        self._call = Train(str(self._job.path), str(self._weights_path))
+        self._call = Train(self._job.wire, str(self._weights_path))
         self.history.add(ProgressEvent("waiting for the ranks", 0, 0))
         show(self)  # before the ranks start, so that no event is lost
         self._execution = self._begin(self._call)
@@ -256,7 +256,7 @@ class TrainingRun:
 
     def _ask_to_stop(self, wait_s: float = 0.0, *, at_once: bool = False) -> dict[int, Waits]:
         """Ask; gives what those that answer within `wait_s` report of the data they wait for."""
-        name = str(self._job.path)
+        name = self._job.wire.name
         asked = self._pool.ask(Stop(name, at_once), self._ranks)
         done, _ = wait(asked.values(), timeout=wait_s)
         found = {rank: future.result().found for rank, future in asked.items() if future in done}

@@ -217,13 +217,3 @@ def test_too_few_processes_are_named(tmp_path: Path) -> None:
     assert isinstance(told, dict)
     assert "no more processes or threads may be started" in told["text"]
     assert "being replaced" not in told["text"]
-
-
-@pytest.mark.long
-def test_a_limit_of_the_size_of_files_is_named(tmp_path: Path) -> None:
-    then = "pool['small'] = 1; print(json.dumps(1)); pool['large'] = bytearray(1 << 24)"
-    _, small, told, _ = start(tmp_path, "prlimit", "--fsize=1000000", then=then)
-    assert isinstance(told, dict)
-    assert (small, told["kind"]) == (1, "PoolError")
-    assert "files of 1,000,000 bytes are allowed here" in told["text"]
-    assert "ulimit -f" in told["text"]

@@ -12,14 +12,18 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import gpupool
-from gpupool import Pool
-from gpupool.core import jobs
+from gpupool import Pool, TrainingError
 from gpupool.core.jobs import InferenceJob, JobPacker, TrainingJob
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.calls import Predict
+from gpupool.core.wire.pickles import Source, namespace, to_wire
+from gpupool.core.wire.values import Job
+from gpupool.notebook.cells.views import QuietView
 from gpupool.pool.result import OutputRecorder
-from gpupool.training.job import write_job
-from tests.support.trainings import network, samples
+from gpupool.spmd.cell import Notebook, SpmdRun
+from gpupool.training.job import send_job
+from tests.support.raising import raises
+from tests.support.trainings import network, samples, train_on
 
 
 def globals_of(stream: bytes) -> list[str]:
@@ -56,10 +60,9 @@ def test_tensors_of_gpus_come_to_the_device_of_the_rank(pool2: Pool, tmp_path: P
     model, data = network(), samples(7)
     packer = OnGpus()
     packer.dump_job(InferenceJob(model, data, TrainingOptions(batch_size=4)))
-    path, result = tmp_path / "job.pkl", tmp_path / "out"
-    jobs.write(path, packer, [], {}, {})
+    job, result = to_wire(packer.stream(), packer.buffers, None), tmp_path / "out"
     ranks = pool2.training_ranks  # which are on the CPU
-    call = Predict(str(path), str(result))
+    call = Predict(Job("one", job, [], {}), str(result))
     pool2.execute(dict.fromkeys(ranks, call), OutputRecorder(ranks, frozenset())).result()
     parts = [torch.load(f"{result}.{rank}", weights_only=True) for rank in ranks]
     outputs = torch.cat([share for batch in zip(*parts, strict=True) for share in batch])
@@ -67,20 +70,49 @@ def test_tensors_of_gpus_come_to_the_device_of_the_rank(pool2: Pool, tmp_path: P
 
 
 def test_a_job_is_mapped_and_may_be_written_to(pool2: Pool) -> None:
-    """The network is in the job's file, and the data are in one that stays."""
-    data = TensorDataset(torch.zeros(10), torch.ones(10, 100))
-    sent = write_job(pool2, InferenceJob(network(), data, TrainingOptions(batch_size=4)))
-    loaded = [jobs.read(str(sent.path))[2].load() for _ in range(2)]
-    mapped = [str(sent.path), *(place.file.path for place in sent.places)]
-    sent.remove()  # as the client does; who has read it keeps it
+    data = TensorDataset(torch.zeros(1000), torch.ones(1000, 100))
+    sent = send_job(pool2, InferenceJob(network(), data, TrainingOptions(batch_size=4)))
+    source = Source(sent.wire.packed)
+    loaded = [source.load() for _ in range(2)]
     for number in (0, 1):
         loaded[0].dataset.tensors[number].add_(1)
         sums = [job.dataset.tensors[number].sum().item() for job in loaded]
         assert sums[0] - sums[1] == data.tensors[number].numel()
-    maps = Path("/proc/self/maps").read_text()
-    assert len(mapped) == 2
-    assert maps.count(f"{mapped[0]} (deleted)") == 2
-    assert maps.count("/memfd:gpupool (deleted)") >= 2
+        assert sums[1] == data.tensors[number].sum()
+    sent.remove()
+
+
+OF_MODULE = """
+import threading
+class Log:
+    def __init__(self): self._lock, self.lines = threading.Lock(), []
+    def info(self, text, *words): print(text.format(*words))
+log = Log()
+"""
+
+
+def test_what_an_import_gives_travels_by_its_name(
+    pool2: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "log_of_test.py").write_text(OF_MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    space = namespace()
+    before = dict(space)
+    try:
+        exec("from log_of_test import log\ndef noisy(info): log.info('step {}', info.step)", space)
+        notebook = Notebook(space, str)
+        source, view = "log.info('rank {}', rank)", QuietView("everything")
+        result = SpmdRun(pool2, source, (0, 1), view, notebook=notebook).result()
+        assert [result.text(rank) for rank in (0, 1)] == ["rank 0\n", "rank 1\n"]
+        settings = {"callbacks": space["noisy"], "epochs": 1, "batch_size": 8}
+        found = train_on(pool2, network(), samples(8), **settings)
+        assert "step 1" in found.text(0)
+        exec("import threading; log = threading.Lock()", space)  # no module has this one
+        with raises(TrainingError, "cannot send", "options", shown=("callbacks[0]", " log")):
+            train_on(pool2, network(), samples(8), **settings)
+    finally:
+        space.clear()
+        space.update(before)
 
 
 @pytest.mark.gpu

@@ -23,7 +23,7 @@ from gpupool import Pool, PoolOptions, SpmdError, TrainingOptions, TrainingRun
 from gpupool.core.jobs import InferenceJob
 from gpupool.core.wire.calls import Predict
 from gpupool.pool.result import OutputRecorder
-from gpupool.training.job import write_job
+from gpupool.training.job import send_job
 from tests.support.pools import Pools
 from tests.support.trainings import network, samples, train_on, wait_until, weights
 
@@ -71,8 +71,8 @@ def test_the_spare_rank_is_free_while_the_others_train(spare: Pool) -> None:
 def test_prediction_is_by_the_ranks_that_train(spare: Pool, tmp_path: Path) -> None:
     model, data = network(), samples(7)
     asked = InferenceJob(model, data, TrainingOptions(batch_size=4))
-    job, result = write_job(spare, asked), tmp_path / "out"
-    call = Predict(str(job.path), str(result))
+    job, result = send_job(spare, asked), tmp_path / "out"
+    call = Predict(job.wire, str(result))
     ranks = spare.training_ranks
     recorder = OutputRecorder(ranks, frozenset())
     spare.execute(dict.fromkeys(ranks, call), recorder).result()

@@ -14,12 +14,19 @@ from gpupool.core.wire.pickles import Packed
 from gpupool.core.wire.replies import (
     CodeReply,
     DebugReply,
-    SyncReply,
     TrainReply,
     Value,
     WorstSample,
 )
-from gpupool.core.wire.values import Bindings, Place, Reloaded, ValueInfo, Values
+from gpupool.core.wire.values import (
+    Bindings,
+    Job,
+    Place,
+    Reloaded,
+    Sources,
+    ValueInfo,
+    Values,
+)
 
 
 @dataclass(frozen=True)
@@ -101,10 +108,11 @@ class RunSource(BoundCall[CodeReply]):
 
 @dataclass(frozen=True)
 class RunFunction(BoundCall[CodeReply]):
-    """Call a packed (function, args, kwargs)."""
+    """Call a packed (function, args, kwargs); `sources` are of its code."""
 
     is_shown = True
     packed: Packed
+    sources: Sources
 
 
 @dataclass(frozen=True)
@@ -154,7 +162,7 @@ class Fetch(Call[Packed]):
 
 
 @dataclass(frozen=True)
-class SyncState(BoundCall[SyncReply]):
+class SyncState(BoundCall[dict[str, str]]):
     """Give names on `ranks` the meaning they have on `source`; all ranks are called at once."""
 
     source: int
@@ -167,13 +175,13 @@ class SyncState(BoundCall[SyncReply]):
 
 @dataclass(frozen=True)
 class Train(Call[TrainReply]):
-    """Train as the job in `job_path` says; the first rank leaves the weights in `result_path`.
+    """Train as the job says; the first rank leaves the weights in `result_path`.
 
     `again`: resume from the checkpoints of an attempt before.
     """
 
     is_shown = True
-    job_path: str
+    job: Job
     result_path: str
     again: bool = False
 
@@ -183,7 +191,7 @@ class Predict(Call[None]):
     """Run a model over this rank's part of the samples; the outputs go to `result_path`.N."""
 
     is_shown = True
-    job_path: str
+    job: Job
     result_path: str
 
 
@@ -192,7 +200,7 @@ class Evaluate(Call[Mapping[str, float]]):
     """Loss and metrics of a model over the samples, the same on every rank."""
 
     is_shown = True
-    job_path: str
+    job: Job
 
 
 @dataclass(frozen=True)
@@ -200,7 +208,7 @@ class Confusion(Call[Sequence[Sequence[int]] | None]):
     """This rank's samples by true and predicted class; None if it has none."""
 
     is_shown = True
-    job_path: str
+    job: Job
 
 
 @dataclass(frozen=True)
@@ -208,5 +216,5 @@ class Worst(Call[Sequence[WorstSample]]):
     """This rank's samples with the highest loss, at most `num`, the highest first."""
 
     is_shown = True
-    job_path: str
+    job: Job
     num: int

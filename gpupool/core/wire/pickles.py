@@ -12,21 +12,20 @@ namespace of the cells.
 
 from __future__ import annotations
 
-import errno
 import io
 import mmap
 import os
 import pickle
-import resource
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
-from gpupool.core.errors import PoolError
-from gpupool.core.wire.reductions import Pickler
+from gpupool.core.wire.global_names import names_in_code
+from gpupool.core.wire.reductions import NONE_NAMED, Named, Pickler, imported
 
 INLINE_BYTES = 1 << 16  # smaller parcels travel in the message
 WHOLE = -1  # the index of a parcel's value itself among its parts
@@ -77,17 +76,15 @@ def sparse_tensor(parts: tuple[Any, Any], size: Any, requires_grad: bool, coales
 class DataPacker(Pickler):
     """Pickles one value; afterwards `stream()` is the pickle and `buffers` the data beside it.
 
-    `owners` are the objects whose memory the buffers are, None where that is not known; `filenames`
-    are where the functions in it, and those of its classes, were compiled.
+    `filenames` are where the functions in it, and those of its classes, were compiled. What is
+    `named` and cannot be pickled travels by its name.
     """
 
-    def __init__(self, max_bytes: int | None = None) -> None:
+    def __init__(self, max_bytes: int | None = None, named: Named = NONE_NAMED) -> None:
         self._file = _BoundedFile(max_bytes)
-        self._max_bytes = max_bytes
+        self._max_bytes, self._named = max_bytes, named
         self._storages: dict[int, Any] = {}  # address -> one object for all tensors that share it
         self.buffers = buffers = list[memoryview]()
-        self.owners = owners = list[object]()
-        self._owner = owner = list[object]()  # of the buffer that comes next
         self._num_bytes = num_bytes = [0]
         self.filenames: set[str] = set()
 
@@ -97,7 +94,6 @@ class DataPacker(Pickler):
             num_bytes[0] += raw.nbytes
             _check(num_bytes[0], max_bytes)
             buffers.append(raw)
-            owners.append(owner.pop() if owner else None)
 
         super().__init__(self._file, protocol=5, buffer_callback=leave_out)
 
@@ -112,21 +108,18 @@ class DataPacker(Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         """How a part is pickled."""
-        torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-        if numpy is not None and isinstance(obj, numpy.ndarray):
-            _check(obj.nbytes, self._max_bytes)
-            self._owner[:] = [_root(obj, numpy)]
+        if id(obj) in self._named and not _can_pickle(obj):
+            return imported, self._named[id(obj)]
+        torch = sys.modules.get("torch")
         if torch is not None:
-            if isinstance(obj, torch.Tensor):
-                _check(obj.nbytes if obj.layout is torch.strided else 0, self._max_bytes)
-                if obj.layout is torch.sparse_coo:
-                    parts = obj.detach()._indices(), obj.detach()._values()
-                    return sparse_tensor, (parts, obj.size(), obj.requires_grad, obj.is_coalesced())
-            elif isinstance(obj, torch.storage.TypedStorage):
+            if isinstance(obj, torch.Tensor) and obj.layout is torch.sparse_coo:
+                parts = obj.detach()._indices(), obj.detach()._values()
+                return sparse_tensor, (parts, obj.size(), obj.requires_grad, obj.is_coalesced())
+            if isinstance(obj, torch.storage.TypedStorage):
                 untyped = obj._untyped_storage
                 same = self._storages.setdefault(untyped.data_ptr() or id(untyped), untyped)
                 return typed_storage, (same, obj.dtype)
-            elif isinstance(obj, torch.UntypedStorage):
+            if isinstance(obj, torch.UntypedStorage):
                 return self._reduce_storage(torch, obj)
         return super().reducer_override(obj)
 
@@ -140,15 +133,15 @@ class DataPacker(Pickler):
         _check(obj.nbytes(), self._max_bytes)
         empty = torch.empty(0, dtype=torch.uint8, device="cpu")  # whatever the default is
         data = empty.set_(obj.cpu() if on_gpu else obj).numpy()
-        self._owner[:] = [obj]
         return storage, (pickle.PickleBuffer(data), on_gpu)
 
 
-def _root(array: Any, numpy: Any) -> object:
-    """The array whose memory it is: of a slice, the whole."""
-    while isinstance(array.base, numpy.ndarray):
-        array = array.base
-    return array
+def _can_pickle(obj: object) -> bool:
+    try:
+        DataPacker().dump(obj)
+    except Exception:  # code of its class
+        return False
+    return True
 
 
 class Packer(DataPacker):
@@ -196,11 +189,11 @@ class MemoryFile:
     """Anonymous memory with a path that processes of the same user can open, until `close`."""
 
     descriptor: int = field(default_factory=lambda: os.memfd_create("gpupool", os.MFD_CLOEXEC))
+    path: str = ""
+    """Where others open it."""
 
-    @property
-    def path(self) -> str:
-        """Where others open it."""
-        return f"/proc/{os.getpid()}/fd/{self.descriptor}"
+    def __post_init__(self) -> None:
+        self.path = self.path or f"/proc/{os.getpid()}/fd/{self.descriptor}"
 
     def close(self) -> None:
         """Release it; who has opened it keeps it. May be called again."""
@@ -211,82 +204,29 @@ class MemoryFile:
     def __del__(self) -> None:
         self.close()
 
+    def write(
+        self, parts: Sequence[memoryview], advance: Callable[[int], None] = lambda num_bytes: None
+    ) -> list[Part]:
+        """Put these into it, each aligned, in place of what it had before.
 
-@dataclass(frozen=True)
-class Packed:
-    """A packed value that crosses: its pickle `stream` and the `data` beside it.
-
-    Both are in the file at `path` instead, if there is one. `sizes` has of each part of the data
-    how many bytes it has, and whether they are read-only.
-    """
-
-    stream: bytes
-    sizes: Sequence[tuple[int, bool]]
-    data: Sequence[bytes]
-    path: str = ""
-
-
-def to_wire(
-    stream: bytes,
-    buffers: Sequence[memoryview],
-    file: MemoryFile | None,
-    advance: Callable[[int], None] = lambda num_bytes: None,
-) -> Packed:
-    """A value as it crosses; its bytes are in `file`, or go along if there is none.
-
-    `advance` is called with how many bytes more are in the file, in this thread.
-    """
-    sizes = [(buffer.nbytes, buffer.readonly) for buffer in buffers]
-    if file is None:
-        return Packed(stream, sizes, [bytes(buffer) for buffer in buffers])
-    write_file(file.descriptor, buffers, stream, advance)
-    return Packed(b"", sizes, [], file.path)
-
-
-def write_file(
-    descriptor: int,
-    buffers: Sequence[memoryview],
-    stream: bytes,
-    advance: Callable[[int], None] = lambda num_bytes: None,
-) -> None:
-    """Write the data, each part aligned, and the pickle at the end; `advance` as in `to_wire`.
-
-    What the file had before is gone.
-    """
-    parts = [*buffers, memoryview(stream)]
-    starts = positions([part.nbytes for part in parts])
-    num_bytes = starts[-1] + len(stream)
-    pieces = [
-        (part[start : start + _PIECE_BYTES], position + start)
-        for part, position in zip(parts, starts, strict=True)
-        for start in range(0, part.nbytes, _PIECE_BYTES)
-    ]
-    # The kernel takes as long to find and clear the pages as to copy: that scales with cores.
-    num_writers = _NUM_WRITERS if num_bytes > _PIECE_BYTES else 1
-    try:
-        with ThreadPoolExecutor(num_writers) as writers:
-            for written in writers.map(lambda piece: _write(descriptor, *piece), pieces):
-                advance(written)
-        os.ftruncate(descriptor, num_bytes)
-    except OSError as error:
-        if error.errno != errno.EFBIG:
-            raise
-        most = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-        raise PoolError(
-            f"{num_bytes:,} bytes go through memory that counts as a file, and "
-            f"files of {most:,} bytes are allowed here: raise the limit with `ulimit -f` where the "
-            "notebook is started",
-            "file limit",
-        ) from None
-
-
-def positions(sizes: Iterable[int]) -> list[int]:
-    """Where parts of these sizes, in bytes, begin in a file that has them one after the other."""
-    found, position = [], 0
-    for size in sizes:
-        found.append(_aligned(position))
-        position = found[-1] + size
-    return found
+        `advance` is called with how many bytes more are there, in this thread.
+        """
+        written, position = [], 0
+        for part in parts:
+            start = -(-position // _ALIGNMENT) * _ALIGNMENT
+            written.append(Part(part.nbytes, part.readonly, path=self.path, start=start))
+            position = start + part.nbytes
+        pieces = [
+            (part[begin : begin + _PIECE_BYTES], there.start + begin)
+            for part, there in zip(parts, written, strict=True)
+            for begin in range(0, part.nbytes, _PIECE_BYTES)
+        ]
+        # The kernel takes as long to find and clear the pages as to copy: that scales with cores.
+        with ThreadPoolExecutor(_NUM_WRITERS if position > _PIECE_BYTES else 1) as writers:
+            for num_bytes in writers.map(lambda piece: _write(self.descriptor, *piece), pieces):
+                advance(num_bytes)
+        os.ftruncate(self.descriptor, position)
+        return written
 
 
 def _write(descriptor: int, piece: memoryview, position: int) -> int:
@@ -297,40 +237,71 @@ def _write(descriptor: int, piece: memoryview, position: int) -> int:
     return num_bytes
 
 
+class Part(NamedTuple):
+    """Bytes on their way: `data`, or so many of the file at `path`, if there is one."""
+
+    num_bytes: int
+    readonly: bool
+    data: bytes = b""
+    path: str = ""
+    start: int = 0
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A packed value that crosses: the data beside its pickle, and at the end the pickle."""
+
+    parts: Sequence[Part]
+
+
+def inline(part: memoryview) -> Part:
+    """Bytes that go along in the message."""
+    return Part(part.nbytes, part.readonly, bytes(part))
+
+
+def to_wire(stream: bytes, buffers: Sequence[memoryview], file: MemoryFile | None) -> Packed:
+    """A value as it crosses; its bytes are in `file`, or go along if there is none."""
+    parts = [*buffers, memoryview(stream)]
+    return Packed([inline(part) for part in parts] if file is None else file.write(parts))
+
+
 class Source:
-    """A parcel that has arrived; `load` makes a new value of it each time.
+    """A value that has arrived; `load` makes a new one of it each time.
 
     Args:
         is_reused: the file will have something else after this; so values are copied out of it.
     """
 
     def __init__(self, packed: Packed, *, is_reused: bool = False) -> None:
-        self._packed, self._is_reused = packed, is_reused
-        self._file: MemoryFile | None = None
-        if packed.path:
-            # opened again, by its path: then it lives as long as we need it, whoever ends
-            self._file = MemoryFile(os.open(packed.path, os.O_RDONLY | os.O_CLOEXEC))
+        self._parts, self._is_reused = packed.parts, is_reused
+        # Opened again, by their paths: then they live as long as we need them, whoever ends.
+        self._files = {
+            path: MemoryFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            for path in {part.path for part in packed.parts if part.path}
+        }
 
     def load(self, unpickler: type[pickle.Unpickler] = pickle.Unpickler) -> Any:
         """The value, with memory of its own: it may be written to."""
-        if self._file is None:
-            views = [memoryview(bytearray(data)) for data in self._packed.data]
-            stream: Any = self._packed.stream
-        else:
-            views, stream = self._map(self._file.descriptor)
-        sizes = self._packed.sizes
-        buffers = [v.toreadonly() if r else v for v, (_, r) in zip(views, sizes, strict=True)]
+        read = _copied if self._is_reused else _mapped
+        found: dict[tuple[str, int], memoryview] = {}
+        times = Counter[tuple[str, int]]()
+        views = []
+        for part in self._parts:
+            view = memoryview(bytearray(part.data))
+            if part.path and part.num_bytes:
+                # What is equal may be in a file once, for two arrays of the value: each is mapped
+                # by itself, as one may be written to.
+                key = part.path, times[part.path, part.start]
+                times[part.path, part.start] += 1
+                if key not in found:
+                    found[key] = read(self._files[part.path].descriptor)
+                view = found[key][part.start : part.start + part.num_bytes]
+            views.append(view.toreadonly() if part.readonly else view)
+        *buffers, stream = views
         return unpickler(io.BytesIO(stream), buffers=buffers).load()
 
-    def _map(self, descriptor: int) -> tuple[list[memoryview], memoryview]:
-        mapped = (_copied if self._is_reused else map_file)(descriptor)
-        sizes = [size for size, _ in self._packed.sizes]
-        *starts, end = positions([*sizes, 0])
-        views = [mapped[start : start + size] for start, size in zip(starts, sizes, strict=True)]
-        return views, mapped[end:]
 
-
-def map_file(descriptor: int) -> memoryview:
+def _mapped(descriptor: int) -> memoryview:
     """A file's content. Its pages are shared with all who map it, until one writes to its own."""
     return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY))
 
@@ -350,16 +321,11 @@ def pack(value: object, max_bytes: int | None = None) -> bytes:
         TooLargeError: it takes more than `max_bytes`; known before a large tensor is copied.
         Exception: whatever the value's class raises when it cannot be pickled.
     """
-    return pickle.dumps(packed(value, max_bytes))
-
-
-def packed(value: object, max_bytes: int | None = None) -> Packed:
-    """A value as it crosses with a message; raises as `pack` does."""
     packer = Packer(max_bytes)
     packer.dump(value)
     if max_bytes is not None and packer.num_bytes > max_bytes:
         raise TooLargeError(packer.num_bytes)
-    return to_wire(packer.stream(), packer.buffers, None)
+    return pickle.dumps(to_wire(packer.stream(), packer.buffers, None))
 
 
 def unpack(data: bytes) -> Any:
@@ -408,16 +374,16 @@ def _parts_of(value: object) -> Iterator[tuple[str, object]]:
     elif isinstance(value, FunctionType):
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         yield from ((f", which closes over {name}", cell.cell_contents) for name, cell in cells)
+        known = value.__globals__
+        names = sorted(names_in_code(value.__code__)[0] & known.keys())
+        yield from ((f", which reads {name}", known[name]) for name in names)
     elif torch is not None and isinstance(value, torch.nn.Module):
         yield from ((f".{name}", child) for name, child in value.named_children())
         plain = vars(value).items()
         yield from ((f".{key}", item) for key, item in plain if not key.startswith("_"))
     else:
-        yield from ((f".{key}", item) for key, item in getattr(value, "__dict__", {}).items())
-
-
-def _aligned(position: int) -> int:
-    return -(-position // _ALIGNMENT) * _ALIGNMENT
+        names = [*getattr(value, "__dict__", ()), *getattr(type(value), "__slots__", ())]
+        yield from ((f".{name}", getattr(value, name)) for name in names if hasattr(value, name))
 
 
 # These two only stand in pickles: a rank puts its own in their place (`engine/cells/variables.py`).

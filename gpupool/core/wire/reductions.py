@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import io
 import pickle
 import sys
 import types
 import weakref
+from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache, partial
-from types import CodeType, FunctionType
-from typing import Any
+from types import CodeType, FunctionType, MappingProxyType
+from typing import Any, TypeVar
 
 import cloudpickle
 from cloudpickle.cloudpickle import (
@@ -30,6 +32,41 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if isinstance(obj, type):
             return reduced_class(obj, super().reducer_override(obj))
         return reduced(obj) or super().reducer_override(obj)
+
+
+Named = Mapping[int, tuple[str, str]]
+"""id of an object -> (module, attribute) that it is."""
+
+NONE_NAMED: Named = MappingProxyType({})
+Made = TypeVar("Made")
+
+
+def with_imports_by_name(make: Callable[[Named], Made]) -> Made:
+    """What `make` packs; if that fails, once more, with what imports give travelling by its name.
+
+    So a logger crosses which holds a lock, and is on the other side what an import gives there.
+
+    Raises:
+        Exception: what `make` raises, given all that modules have as public attributes.
+    """
+    try:
+        return make(NONE_NAMED)
+    # what classes raise that refuse to be pickled
+    except (TypeError, AttributeError, RuntimeError, pickle.PicklingError):
+        named: dict[int, tuple[str, str]] = {}
+        # The longest first: of several modules that have it, the shortest name is meant.
+        for module in sorted(sys.modules, key=len, reverse=True):
+            space = getattr(sys.modules.get(module), "__dict__", {})
+            # multiprocessing has another name for `__main__`
+            if space.get("__name__") != "__main__" and space.get("__spec__") is not None:
+                here = list(space.items())
+                named |= {id(one): (module, name) for name, one in here if name[:1] != "_"}
+        return make(named)
+
+
+def imported(module: str, name: str) -> Any:
+    """What `from module import name` gives here."""
+    return getattr(importlib.import_module(module), name)
 
 
 def dumps(value: object) -> bytes:

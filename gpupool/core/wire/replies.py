@@ -5,7 +5,7 @@ A reply is unpickled in the client's IO thread, so it must not make the notebook
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -62,17 +62,6 @@ class DebugReply:
 
     text: str
     is_open: bool
-
-
-@dataclass(frozen=True)
-class SyncReply:
-    """Size of the state, and what -> why nothing was changed anywhere; empty if all went well.
-
-    Only the source, and a rank that has a problem of its own, reports it.
-    """
-
-    num_bytes: int
-    problems: Mapping[str, str]
 
 
 @dataclass(frozen=True)

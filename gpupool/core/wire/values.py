@@ -23,6 +23,10 @@ class Place:
     umask: int
 
 
+Sources = Mapping[str, tuple[int, str]]
+"""File name of a cell, whose code travels -> its number and text."""
+
+
 @dataclass(frozen=True)
 class Reloaded:
     """Modules that the notebook has loaded again: how often each, and where it finds modules."""
@@ -33,19 +37,31 @@ class Reloaded:
 
 @dataclass(frozen=True)
 class Values:
-    """Values of the notebook for a rank: `parcels` by number, in the order in which they are read.
+    """Values of the notebook for a rank: `parcels` by number, with the `sources` of their code.
 
-    `numbers` and `aliases` say what names mean with them; `forget` are numbers of parcels that are
-    not wanted any more. `place` is None where the rank knows it. `sources` maps the file name of a
-    cell, whose code travels, to its number and text.
+    `numbers` and `aliases` say what names mean with them; of parcels that came earlier, `wanted`
+    are still of use.
     """
 
     parcels: Sequence[tuple[int, Packed]]
     numbers: Mapping[str, int]
     aliases: Aliases
-    forget: Sequence[int]
-    place: Place | None
-    sources: Mapping[str, tuple[int, str]]
+    wanted: Sequence[int]
+    place: Place
+    sources: Sources
+
+
+@dataclass(frozen=True)
+class Job:
+    """A training, or a pass over a data set: see `core/jobs.py`. A request to stop has its `name`.
+
+    `sys_path` is where the notebook finds modules.
+    """
+
+    name: str
+    packed: Packed
+    sys_path: Sequence[str]
+    sources: Sources
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from gpupool.core.wire.values import (
     Bindings,
     NamesReport,
     Place,
+    Sources,
     ValueInfo,
     Values,
 )
@@ -50,6 +51,11 @@ class _Kept:
         self.value: Any = _GONE
         self._parts: list[Callable[[], Any]] = []
 
+    @property
+    def is_made(self) -> bool:
+        """Whether the value is there."""
+        return self.value is not _GONE
+
     def load(self) -> None:
         """Make the value again."""
         self.value, parts = self._source.load(Unpickler)
@@ -61,7 +67,7 @@ class _Kept:
             found = self._parts[index]()
             if found is not None:
                 return found
-        if index != WHOLE or self.value is _GONE:
+        if index != WHOLE or not self.is_made:
             self.load()
         return self.value if index == WHOLE else self._parts[index]()
 
@@ -69,10 +75,15 @@ class _Kept:
 _kept: dict[int, _Kept] = {}
 _bound: dict[str, int] = {}  # names that mean a parcel's value -> its number
 _former: dict[str, Any] = {}  # while names are bound for a cell: what they meant before
+_place: Place | None = None  # where this rank has followed the notebook to
 
 
 def follow(place: Place) -> None:
-    """Go where the notebook is."""
+    """Go where the notebook is, if it has moved."""
+    global _place
+    if place == _place:
+        return
+    _place = place
     os.umask(place.umask)
     if place.cwd and Path(place.cwd).is_dir():
         os.chdir(place.cwd)
@@ -91,25 +102,18 @@ def receive(values: Values) -> dict[int, str]:
 
     Meanwhile names mean what they will mean in the cell, so that methods that run find them.
     """
-    numbers, aliases = values.numbers, values.aliases
     remember(values.sources)
-    if values.place is not None:
-        follow(values.place)
-    for number in values.forget:
-        _kept.pop(number, None)
+    follow(values.place)
+    for number in _kept.keys() - set(values.wanted):
+        del _kept[number]
     arrived = {number: _Kept(packed) for number, packed in values.parcels}
-    here = {name: number for name, number in numbers.items() if number in _kept.keys() - arrived}
     _kept.update(arrived)
-    waiting, failed = list(arrived), dict[int, str]()
-    with _remembering({*numbers, *aliases} if arrived else ()) as put_back:
+    if not arrived:
+        return {}
+    here = {name: number for name, number in values.numbers.items() if number in _kept}
+    with _remembering({*here, *values.aliases}) as put_back:
         try:
-            if arrived:
-                _let_mean(here, aliases)
-            while waiting:
-                failed = {number: text for number in waiting if (text := _read(number, numbers))}
-                if len(failed) == len(waiting):
-                    break
-                waiting = list(failed)  # it may have met the names of a later one
+            failed = _let_mean(here, values.aliases, arrived)
         finally:
             put_back()
     for number in failed:
@@ -117,23 +121,11 @@ def receive(values: Values) -> dict[int, str]:
     return failed
 
 
-def _read(number: int, numbers: Mapping[str, int]) -> str:
-    """Unpickle a parcel, and let its names mean it; the reason if it cannot be."""
-    try:
-        _kept[number].load()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    _let_mean({name: other for name, other in numbers.items() if other == number}, {})
-    return ""
-
-
 def around(work: Callable[[], Reply[Value]], bindings: Bindings) -> Reply[Value]:
     """Call `work` with the notebook's values in place; its reply says what names mean then."""
     names, values = bindings.names, bindings.values
     if failed := receive(values):
-        raise ParcelsLostError(
-            f"what the notebook sent cannot be read: {'; '.join(failed.values())}", "unreadable"
-        )
+        raise ParcelsLostError(_unreadable(failed), "unreadable")
     for module in bindings.modules:
         with contextlib.suppress(Exception):  # the cell fails, if it really needs it
             importlib.import_module(module)
@@ -154,8 +146,10 @@ def bind(numbers: Mapping[str, int], aliases: Aliases) -> None:
             "lost",
         )
     with _remembering([*numbers, *aliases]):
-        _let_mean(numbers, aliases)
+        failed = _let_mean(numbers, aliases)
     _bound.update(numbers)
+    if failed:
+        raise ParcelsLostError(_unreadable(failed), "unreadable")
 
 
 @contextlib.contextmanager
@@ -170,13 +164,39 @@ def _remembering(names: Iterable[str]) -> Iterator[Callable[[], None]]:
         _former.clear()
 
 
-def _let_mean(numbers: Mapping[str, int], aliases: Aliases) -> None:
-    for name, number in numbers.items():
-        kept = _kept[number]
-        if kept.value is _GONE:
-            kept.load()
-        _set({name: kept.value})
+def _let_mean(
+    numbers: Mapping[str, int], aliases: Aliases, others: Iterable[int] = ()
+) -> dict[int, str]:
+    """Let names mean the values of parcels, or what the rank has under another name.
+
+    Args:
+        others: parcels that are to be made too; they may have no name.
+
+    Returns:
+        Number -> reason for those that cannot be made.
+    """
     _set({name: _find(other, path) for name, (other, path) in aliases.items()})
+    # One that is not made yet is bound by its name no more, so what reads it fails, and is made
+    # after it: methods of the notebook's classes may read names.
+    _set({name: _kept[number].value for name, number in numbers.items()})
+    waiting = list({*others, *numbers.values()})
+    while True:
+        failed = {}
+        for number in sorted(waiting):
+            try:
+                if not _kept[number].is_made:
+                    _kept[number].load()
+            except Exception as error:
+                failed[number] = f"{type(error).__name__}: {error}"
+            else:
+                _set({n: _kept[number].value for n, other in numbers.items() if other == number})
+        if len(failed) in (0, len(waiting)):
+            return failed
+        waiting = list(failed)
+
+
+def _unreadable(failed: Mapping[int, str]) -> str:
+    return f"what the notebook sent cannot be read: {'; '.join(failed.values())}"
 
 
 def _set(meanings: Mapping[str, Any]) -> None:
@@ -273,12 +293,13 @@ def fetch(name: str, path: Sequence[str], out_path: str) -> Packed:
     packer.dump(_rank_value(name, path))
     if packer.num_bytes <= INLINE_BYTES:
         return travelling.to_wire(packer.stream(), packer.buffers, None)
-    file = MemoryFile(os.open(out_path, os.O_RDWR | os.O_CLOEXEC))
-    return replace(travelling.to_wire(packer.stream(), packer.buffers, file), path=out_path)
+    file = MemoryFile(os.open(out_path, os.O_RDWR | os.O_CLOEXEC), out_path)
+    return travelling.to_wire(packer.stream(), packer.buffers, file)
 
 
-def load(packed: Packed) -> Any:
+def load(packed: Packed, sources: Sources) -> Any:
     """The value of a parcel that is used once."""
+    remember(sources)
     return Source(packed).load(Unpickler)[0]
 
 

@@ -19,15 +19,8 @@ _PLAIN = (int, float, complex, bool, str, bytes, type(None))
 
 def fits(old: object, new: object) -> bool:
     """Whether `update(old, new)` makes `old` mean what `new` does."""
-    if _kind(old) != _kind(new):
-        return False
-    if isinstance(old, nn.Module) and isinstance(new, nn.Module):
-        return _module_fits(old, new)
-    if isinstance(old, Optimizer) and isinstance(new, Optimizer):
-        return _shapes(old) == _shapes(new)
-    if isinstance(old, Tensor) and isinstance(new, Tensor):
-        return _tensor_fits(old, new)
-    return isinstance(old, LRScheduler)
+    wanted = _outline(new)
+    return wanted is not None and _outline(old) == wanted
 
 
 def update(old: Any, new: Any) -> bool:
@@ -45,37 +38,19 @@ def update(old: Any, new: Any) -> bool:
     return True
 
 
-def _kind(obj: object) -> tuple[str, str]:
-    """The name of its class: a class of the notebook is another object on every rank."""
-    return type(obj).__module__, type(obj).__qualname__
-
-
-def _shapes(optimizer: Optimizer) -> list[list[tuple[torch.Size, torch.dtype]]]:
-    groups = optimizer.param_groups
-    return [[(p.shape, p.dtype) for p in group["params"]] for group in groups]
-
-
-def _tensor_fits(old: Tensor, new: Tensor) -> bool:
-    return (
-        (old.shape, old.dtype, old.layout) == (new.shape, new.dtype, new.layout)
-        and old.device == new.device
-        and old.is_leaf
-    )
-
-
-def _module_fits(old: nn.Module, new: nn.Module) -> bool:
-    mine, others = dict(old.named_modules()), dict(new.named_modules())
-    if mine.keys() != others.keys():
-        return False
-    if any(_kind(mine[name]) != _kind(others[name]) for name in mine):
-        return False
-    return _tensors_fit(dict(old.named_parameters()), dict(new.named_parameters())) and (
-        _tensors_fit(dict(old.named_buffers()), dict(new.named_buffers()))
-    )
-
-
-def _tensors_fit(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    return old.keys() == new.keys() and all(_tensor_fits(old[name], new[name]) for name in old)
+def _outline(obj: Any) -> Any:
+    """What has to be the same on both sides; None of what cannot be changed in place."""
+    # By its name: a class of the notebook is another object on every rank.
+    kind = type(obj).__module__, type(obj).__qualname__
+    if isinstance(obj, Tensor):
+        return kind, obj.shape, obj.dtype, obj.layout, obj.device, obj.is_leaf
+    if isinstance(obj, nn.Module):
+        own = [*obj.named_parameters(recurse=False), *obj.named_buffers(recurse=False)]
+        return kind, [(name, _outline(part)) for name, part in (*own, *obj.named_children())]
+    if isinstance(obj, Optimizer):
+        groups = obj.param_groups
+        return kind, [[(p.shape, p.dtype) for p in group["params"]] for group in groups]
+    return kind if isinstance(obj, LRScheduler) else None
 
 
 def _update_module(old: nn.Module, new: nn.Module) -> None:

@@ -8,8 +8,8 @@ stays shared, because they are one pickle.
 from __future__ import annotations
 
 import io
-import pickle
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from torch import Tensor
 
 from gpupool.core.wire.calls import SyncState
 from gpupool.core.wire.pickles import why_not
-from gpupool.core.wire.replies import SyncReply
 from gpupool.engine.cells.execute import cell_names
 from gpupool.engine.cells.variables import Unpickler
 from gpupool.engine.group import ddp_replicas
@@ -31,29 +30,34 @@ from gpupool.engine.state_sync.pickling import StatePacker
 PIECE_BYTES = 64 << 20  # what is on its way at a time: memory beside the state itself
 
 
-def sync(call: SyncState) -> SyncReply:
-    """Let names mean on some ranks what they mean on the source; all ranks have to call it."""
+def sync(call: SyncState) -> dict[str, str]:
+    """Let names mean on some ranks what they mean on the source; all ranks have to call it.
+
+    Returns:
+        What -> why nothing was changed anywhere; empty if all went well. Only the source, and a
+        rank that has a problem of its own, reports it.
+    """
     here = this_rank().rank
     packer, problems = _packed(call.names) if here == call.source else (None, {})
     wire = _Wire(call.source)
-    header = wire.header(_header(packer, problems))
-    if header["problems"]:
-        return SyncReply(0, problems)
+    header = wire.header(packer and _header(packer))
+    if header is None:
+        return problems
     receives = here in call.ranks
+    own = packer.buffers if packer else repeat(None)
     buffers = [
-        wire.data(size, packer.buffers[i] if packer else None, keep=receives)
-        for i, size in enumerate(header["sizes"])
+        wire.data(size, buffer, keep=receives)
+        for size, buffer in zip(header["sizes"], own, strict=False)
     ]
     values, problems = _read(header, buffers) if receives else ({}, {})
     del buffers
-    num_bytes = len(header["stream"]) + sum(header["sizes"])
     if not wire.all_well(not problems):
-        return SyncReply(num_bytes, problems)
+        return problems
     _take_over(values, header["groups"])
     del values, packer
     if header["has_replicas"]:
         ddp_replicas.renew_all()
-    return SyncReply(num_bytes, {})
+    return {}
 
 
 def _packed(names: Sequence[str]) -> tuple[StatePacker | None, dict[str, str]]:
@@ -75,11 +79,8 @@ def _pack_alone(value: object) -> None:
     StatePacker().add("", value)
 
 
-def _header(packer: StatePacker | None, problems: Mapping[str, str]) -> dict[str, Any]:
-    if packer is None:
-        return {"problems": bool(problems)}
+def _header(packer: StatePacker) -> dict[str, Any]:
     return {
-        "problems": False,
         "stream": packer.stream(),
         "names": packer.names,
         "sizes": [buffer.nbytes for buffer in packer.buffers],
@@ -124,15 +125,11 @@ class _Wire:
         self._device = torch.device("cpu") if carries_cpu else cell_names(this_rank())["device"]
         self._scratch = torch.empty(0, dtype=torch.uint8, device=self._device)
 
-    def header(self, own: Mapping[str, Any]) -> dict[str, Any]:
+    def header(self, own: dict[str, Any] | None) -> dict[str, Any] | None:
         """The source's `own`, on every rank."""
-        data = pickle.dumps(own) if self._is_source else b""
-        length = torch.tensor([len(data)], dtype=torch.int64, device=self._device)
-        dist.broadcast(length, self._source)
-        received = self.data(int(length.item()), memoryview(data), keep=True)
-        if self._is_source:
-            return dict(own)
-        return dict(pickle.loads(received))  # nosec B301 # of a rank of this pool
+        header = [own]
+        dist.broadcast_object_list(header, self._source, device=self._device)
+        return header[0]
 
     def data(self, size: int, own: memoryview | None, keep: bool) -> memoryview:
         """The source's `own`, on every rank that keeps it, in memory that may be written to."""

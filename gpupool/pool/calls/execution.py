@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
@@ -262,13 +261,12 @@ class Execution(Generic[Value]):
 
     def _resolve(self) -> None:
         """Say of each rank that failed how it did, and what went with one that was replaced."""
-        counts = Counter(failure.error.evalue for failure in self._failures.values())
         failures = dict(self._failures)
         for rank, failure in failures.items():
             said = failure.error.evalue
-            hint, kind, names = self._all_ranks.hint(rank, said, counts[said] == 1, self.names)
+            hint, name = self._all_ranks.hint(rank, said)
             if hint:
-                error = replace(failure.error, evalue=said + hint, kind=kind, names=names)
+                error = replace(failure.error, evalue=said + hint, kind="lost", names=(name,))
                 failures[rank] = replace(failure, error=error)
         resolved = resolve(
             failures,

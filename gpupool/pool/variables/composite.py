@@ -9,13 +9,7 @@ from gpupool.core.errors import PoolError
 from gpupool.core.formatting import rank_count
 from gpupool.core.progress import progress
 from gpupool.core.wire.values import ValueInfo
-from gpupool.pool.variables.lost_values import Losses
-
-
-class Opened(Protocol):
-    """`gpupool.pool.variables.opened.Opened`."""
-
-    def value_of(self, constant: Constant) -> Any: ...
+from gpupool.pool.variables.losses import Losses
 
 
 class Variables(Protocol):
@@ -25,12 +19,11 @@ class Variables(Protocol):
     num_changes: int
 
     @property
-    def constants(self) -> Opened: ...
-    @property
     def world_size(self) -> int: ...
     def look(self, composite: Composite, text_chars: int = 0) -> dict[int, ValueInfo]: ...
     def attributes(self, composite: Composite) -> list[str]: ...
     def fetch(self, composite: Composite, rank: int) -> Any: ...
+    def value_of(self, constant: Constant) -> Any: ...
     def release(self, number: int) -> None: ...
 
 
@@ -179,7 +172,7 @@ def pool_variables(handle: Composite | Constant) -> Variables:
 
 def value_of(value: Any) -> Any:
     """A value; of a Constant the value that the ranks have, in memory that is shared with them."""
-    return value._variables.constants.value_of(value) if isinstance(value, Constant) else value
+    return value._variables.value_of(value) if isinstance(value, Constant) else value
 
 
 class Constant:

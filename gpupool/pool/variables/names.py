@@ -78,14 +78,6 @@ class Versions:
         """The version of what the ranks have under a name now."""
         return self._versions.get(name, 0)
 
-    def names(self) -> list[str]:
-        """The names that are known to have been bound on ranks."""
-        return list(self._versions)
-
-    def seen(self, name: str) -> None:
-        """Ranks have something by this name, whoever has bound it."""
-        self._versions.setdefault(name, 0)
-
     def assigned(self, name: str) -> int:
         """A cell binds the name; gives the version of that."""
         self._shipped.pop(name, None)

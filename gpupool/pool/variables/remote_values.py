@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +16,7 @@ from gpupool.pool.calls.execution import Execution
 from gpupool.pool.engines.engines import of_rank
 from gpupool.pool.engines.iopub import unheard_output
 from gpupool.pool.ranks import Ranks
-from gpupool.pool.variables.lost_values import Losses
+from gpupool.pool.variables.losses import Losses
 
 
 class RemoteValues:
@@ -60,22 +59,22 @@ class RemoteValues:
             PoolError: it has none, or it cannot travel.
         """
         shown = ".".join((name, *path))
-        with ExitStack() as closing:
-            file = MemoryFile()  # the rank writes to it, so that large values are copied once
-            closing.callback(file.close)
-            call = Fetch(name, path, file.path)
-            packed = self._ask(call, name, [rank], f"{shown} of rank {rank}")[rank]
-            try:
-                return Source(packed).load()
-            except Exception as error:  # DDP wants a process group, for one
-                raise PoolError(
-                    f"{shown} of rank {rank} cannot be made in the notebook: "
-                    f"{type(error).__name__}: {error} An attribute of it may be, as in "
-                    f"`{shown}.attribute[{rank}]`.",
-                    "no value",
-                    shown,
-                    ranks=[rank],
-                ) from error
+        file = MemoryFile()  # the rank writes to it, so that large values are copied once
+        call = Fetch(name, path, file.path)
+        packed = self._ask(call, name, [rank], f"{shown} of rank {rank}")[rank]
+        try:
+            return Source(packed).load()
+        except Exception as error:  # DDP wants a process group, for one
+            raise PoolError(
+                f"{shown} of rank {rank} cannot be made in the notebook: "
+                f"{type(error).__name__}: {error} An attribute of it may be, as in "
+                f"`{shown}.attribute[{rank}]`.",
+                "no value",
+                shown,
+                ranks=[rank],
+            ) from error
+        finally:
+            file.close()
 
     def _ask(
         self,

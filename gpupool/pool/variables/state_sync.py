@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from gpupool.core.errors import OptionsError, PoolError
 from gpupool.core.progress import progress
 from gpupool.core.wire.calls import SyncState
 from gpupool.core.wire.masking import redact
 from gpupool.core.wire.pickles import namespace
-from gpupool.core.wire.replies import SyncReply
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.engines.iopub import unheard_output
 from gpupool.pool.ranks import Ranks
@@ -41,10 +40,20 @@ def sync_state(
     bindings = variables.bindings(shipment, everyone, chosen)
     calls = {rank: SyncState(source, chosen, targets, bindings=bindings[rank]) for rank in everyone}
     execution = Execution(all_ranks, calls, unheard_output)
-    execution.keeps = shipment.files
+    execution.keeps = shipment
     with progress(f"Copying {', '.join(chosen)} of rank {source}"):
         replies = execution.result()
-    _require_no_problem(all_ranks, variables, source, replies)
+    # The source's problem first: that of the others may follow from it.
+    for rank, problems in sorted(replies.items(), key=lambda item: (item[0] != source, item[0])):
+        for name, text in problems.items():
+            lost = variables.losses.sentence(name, rank)
+            raise PoolError(
+                f"nothing was copied, and no rank has changed anything. On rank {rank}, {name}: "
+                f"{redact(text, all_ranks.secrets)}. {lost}".rstrip(),
+                "not copied",
+                name,
+                ranks=[rank],
+            )
     variables.synced(space, chosen, execution.names)
     return targets
 
@@ -73,19 +82,3 @@ def _targets(
         )
     all_ranks.wait_until_usable()
     return tuple(rank for rank in chosen if rank != source)
-
-
-def _require_no_problem(
-    all_ranks: Ranks, variables: Variables, source: int, replies: Mapping[int, SyncReply]
-) -> None:
-    # The source's problem first: that of the others may follow from it.
-    for rank, reply in sorted(replies.items(), key=lambda item: (item[0] != source, item[0])):
-        for name, text in reply.problems.items():
-            lost = variables.losses.sentence(name, rank)
-            raise PoolError(
-                f"nothing was copied, and no rank has changed anything. On rank {rank}, {name}: "
-                f"{redact(text, all_ranks.secrets)}. {lost}".rstrip(),
-                "not copied",
-                name,
-                ranks=[rank],
-            )

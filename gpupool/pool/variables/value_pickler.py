@@ -19,8 +19,6 @@ from types import (
 )
 from typing import Any
 
-import xxhash
-
 from gpupool.core.wire.global_names import names_in_code
 from gpupool.core.wire.pickles import (
     NAMESPACE,
@@ -32,6 +30,8 @@ from gpupool.core.wire.pickles import (
     rank_value,
     why_not,
 )
+from gpupool.core.wire.reductions import NONE_NAMED, Named, with_imports_by_name
+from gpupool.pool.variables.buffers import keys_of
 from gpupool.pool.variables.composite import Composite, Constant, key_of
 
 MAX_VALUE_BYTES = 256 << 20
@@ -62,25 +62,28 @@ class NotebookPacker(Packer):
     Afterwards `names_read` are the global names that its functions read and by which its classes
     are found, `names_bound` those that they bind; `needs` the parcels it refers to. `plain` says
     that nothing but data and functions is in it, so that to unpickle it runs no code of anybody's
-    and cannot fail; `runs_notebook`, that it may run methods of the notebook's classes, which read
-    names.
+    and cannot fail. `keys` are what all its parts are known by.
     """
 
     def __init__(
-        self, value: object, find_part: FindPart, key_of: KeyOf, max_bytes: int | None
+        self,
+        value: object,
+        find_part: FindPart,
+        key_of: KeyOf,
+        max_bytes: int | None,
+        named: Named = NONE_NAMED,
     ) -> None:
-        super().__init__(max_bytes)
+        super().__init__(max_bytes, named)
         self.parts: list[object] = []
         self.names_read: set[str] = set()
         self.names_bound: set[str] = set()
         self.needs: set[int] = set()
         self.plain = True
-        self.runs_notebook = False
         self._find_part = find_part
         self._key_of = key_of
         # The parts behind the value: pickle walks in order, so all are found when `_Parts` is met.
         self.dump((value, _Parts()))
-        self.digest = self._digest()
+        self.keys = keys_of(self)
 
     def reducer_override(self, obj: Any) -> Any:
         """How a part is pickled."""
@@ -105,16 +108,20 @@ class NotebookPacker(Packer):
         elif isinstance(obj, type) and _is_found(obj):
             self.names_read.add(obj.__qualname__.partition(".")[0])
         self.plain = self.plain and _cannot_fail(obj)
-        self.runs_notebook |= type(obj).__module__ == "__main__" and not isinstance(obj, type)
         return super().reducer_override(obj)
 
-    def _digest(self) -> bytes:
-        # Sizes go in too: two buffers of 1 byte are not one of 2.
-        digest = xxhash.xxh3_128(self.stream())
-        for buffer in self.buffers:
-            digest.update(buffer.nbytes.to_bytes(8, "little"))
-            digest.update(buffer)
-        return bytes(digest.digest())
+
+def packed(
+    value: object, find_part: FindPart, key_of: KeyOf, max_bytes: int | None
+) -> NotebookPacker:
+    """A value that is packed, by what it is or, where it must, by the name an import gives it.
+
+    Raises:
+        Exception: whatever its class raises when it cannot be pickled.
+    """
+    return with_imports_by_name(
+        lambda named: NotebookPacker(value, find_part, key_of, max_bytes, named)
+    )
 
 
 class _Parts:
@@ -174,7 +181,7 @@ def _is_small_view(value: object) -> bool:
 
 
 def _pack(value: object) -> None:
-    NotebookPacker(value, _any_constant, key_of, MAX_VALUE_BYTES)
+    packed(value, _any_constant, key_of, MAX_VALUE_BYTES)
 
 
 def _any_constant(obj: object) -> tuple[int, int] | None:

@@ -7,18 +7,18 @@ takes part before any of them runs.
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import filterfalse
 from types import ModuleType
 from typing import Any
 
 from gpupool.core.errors import PoolError, TransferError
-from gpupool.core.progress import BYTES, progress
 from gpupool.core.wire.calls import Bind, RunFunction
 from gpupool.core.wire.global_names import RANK_NAMES
 from gpupool.core.wire.output import OnOutput
-from gpupool.core.wire.pickles import INLINE_BYTES, MemoryFile, namespace, to_wire
+from gpupool.core.wire.pickles import namespace
 from gpupool.core.wire.replies import CodeReply
 from gpupool.core.wire.values import Bindings, NamesReport, ValueInfo
 from gpupool.pool.calls.execution import Execution
@@ -26,13 +26,11 @@ from gpupool.pool.engines.iopub import unheard_output
 from gpupool.pool.environment.environment import notebook_place
 from gpupool.pool.notices import OnNotice
 from gpupool.pool.ranks import Ranks
+from gpupool.pool.variables.buffers import Buffers
 from gpupool.pool.variables.composite import Composite, Constant, key_of, pool_variables
 from gpupool.pool.variables.delivery import Delivery
-from gpupool.pool.variables.imports import Imports, Statements, submodules
-from gpupool.pool.variables.kept_data import KeptData
-from gpupool.pool.variables.lost_values import Losses
+from gpupool.pool.variables.losses import Losses, Statements
 from gpupool.pool.variables.names import Made, Versions, is_hidden, is_of_shell, require_name
-from gpupool.pool.variables.opened import Opened
 from gpupool.pool.variables.parcels import Parcels, Shipment
 from gpupool.pool.variables.remote_values import RemoteValues
 from gpupool.pool.variables.value_pickler import reason
@@ -51,16 +49,16 @@ class Variables:
         self._all_ranks = all_ranks
         # Reentrant: `begin_call` holds it when it calls `bindings`.
         self._lock = threading.RLock()
-        self._parcels = Parcels(self._key_of, lambda constant: pool_variables(constant) is self)
+        self.buffers = Buffers()
+        self._parcels = Parcels(
+            self.buffers, self._key_of, lambda constant: pool_variables(constant) is self
+        )
         self._delivery = Delivery(all_ranks, self._parcels)
-        self.constants = Opened(self._parcels, self._lock)
-        self.kept_data = KeptData()
         self._unwanted: list[int] = []  # constants that the notebook has released
         self._new_ranks: list[int] = []  # of which the delivery does not know yet
         self._versions = Versions()
-        self.losses = Losses(lambda: self.world_size)
+        self.losses = Losses()
         self.remote = RemoteValues(all_ranks, self.losses)
-        self.imports = Imports()
         self.num_changes = 0  # of what ranks have, by other ways than a cell
         self._rank_reads: dict[str, frozenset[str]] = {}  # functions of ranks -> names they read
 
@@ -96,17 +94,14 @@ class Variables:
         """
         self._all_ranks.wait_until_usable()
         with self._lock:
-            self._begin(names, ranks)
-            try:
-                shipment = self._gather(reads, names, attributes, optional)
-                shipment.later = self._read_later(made, shipment)
-                # A call of its own would wait for its turn, and hold the notebook meanwhile.
-                goes_along = not waits and self._all_ranks.turns.are_in_use(ranks)
-                self._delivery.send(shipment, ranks, first=False if goes_along else None)
-                self._note(shipment, names)
-                self.losses.found(shipment.numbers, ranks)
-            finally:
-                self._parcels.end()
+            self._begin(names)
+            shipment = self._gather(reads, names, attributes, optional)
+            shipment.later = self._read_later(made, shipment)
+            # A call of its own would wait for its turn, and hold the notebook meanwhile.
+            goes_along = not waits and self._all_ranks.turns.are_in_use(ranks)
+            self._delivery.send(shipment, ranks, first=False if goes_along else None)
+            self._note(shipment, names)
+            self.losses.found(shipment.numbers, ranks)
         return shipment
 
     def bindings(
@@ -128,11 +123,9 @@ class Variables:
             self._note_new_ranks()
             return {
                 rank: Bindings(
-                    self._delivery.values(
-                        rank, shipment.inline.get(rank, ()), shipment, place, shipment.filenames
-                    ),
+                    self._delivery.values(shipment.along.get(rank, ()), shipment, place),
                     modules=sorted(shipment.modules),
-                    imports=self.imports.begin(rank, statements, bound),
+                    imports=self.losses.begin(rank, statements, bound),
                     names=bound,
                 )
                 for rank in ranks
@@ -144,7 +137,7 @@ class Variables:
         Takes no lock: who holds it may be waiting for this rank.
         """
         self._new_ranks.append(rank)
-        self.losses.lose(self._versions.names(), self.imports.lose(rank), rank, how)
+        self.losses.lose(rank, how)
         self.num_changes += 1
 
     def _note_new_ranks(self) -> None:
@@ -242,7 +235,6 @@ class Variables:
                 "lost" if hint else "unknown",
                 name,
             )
-        self._versions.seen(name)
         self.losses.note(
             name, {rank: composite.info.get(rank) for rank in self._all_ranks.engines.alive_ranks()}
         )
@@ -270,14 +262,12 @@ class Variables:
             TransferError: it cannot be sent.
         """
         self._all_ranks.wait_until_usable()
-        kind = type(value).__name__
         names, ranks = namespace(), self._all_ranks.select(None)
-        with self._lock, progress(f"Sending a value ({kind})", unit=BYTES) as bar:
-            self._begin(names, ranks)
+        with self._lock:
+            self._begin(names)
             try:
-                parcel = self._parcels.constant(value, bar)
+                parcel = self._parcels.constant(value)
             except Exception as error:
-                self._parcels.end()
                 raise TransferError({"the value": reason(error, "it", value)}) from None
             try:
                 shipment = self._gather(self._parcels.names_in(parcel.number)[0], names)
@@ -286,23 +276,37 @@ class Variables:
             except BaseException:  # nobody will ever ask for it
                 self._parcels.drop(parcel.number)
                 raise
-            finally:
-                self._parcels.end()
-        return Constant(self, parcel.number, kind)
+        return Constant(self, parcel.number, type(value).__name__)
 
     def bring(self, numbers: Iterable[int], ranks: Sequence[int]) -> None:
         """Bring constants to ranks that lack them, and what their functions read; as `put` does."""
         with self._lock:
-            self._begin(names := namespace(), ranks)
-            try:
-                reads = {name for n in numbers for name in self._parcels.names_in(n)[0]}
-                shipment = self._gather(reads, names)
-                self._delivery.send(shipment, ranks, numbers, first=True)
-                self._note(shipment, names)
-            finally:
-                self._parcels.end()
+            self._begin(names := namespace())
+            reads = {name for n in numbers for name in self._parcels.names_in(n)[0]}
+            shipment = self._gather(reads, names)
+            self._delivery.send(shipment, ranks, numbers, first=True)
+            self._note(shipment, names)
             calls = {r: Bind(bindings=b) for r, b in self.bindings(shipment, ranks, []).items()}
         Execution(self._all_ranks, calls, unheard_output).result()
+
+    def value_of(self, constant: Constant) -> Any:
+        """What a constant is, mapped from where the ranks map it: always the same object.
+
+        Raises:
+            PoolError: it is not one of this pool's, or refers to what the notebook has released.
+        """
+        with self._lock:
+            number = self._parcels.parcel_of(constant)
+            assert number is not None
+            return self._parcels.open(number)
+
+    def parcel_of(self, value: object) -> int | None:
+        """The parcel of a constant, or of what `value_of` has given for one; None of any other.
+
+        Raises:
+            PoolError: it is a constant of another pool.
+        """
+        return self._parcels.parcel_of(value)
 
     def release(self, number: int) -> None:
         """Nobody refers to a constant any more. Takes no lock: any thread may be collecting."""
@@ -339,36 +343,29 @@ class Variables:
         """
         self._all_ranks.wait_until_usable()
         with self._lock:
-            names = namespace()
-            self._begin(names, ranks)
-            try:
-                # Not kept as a parcel: the arguments of the next call are other ones.
-                packer = self._parcels.pack_once(call)
-                shipment = self._gather(packer.names_read, names)
-                shipment.filenames |= packer.filenames
-                self._delivery.send(shipment, ranks, packer.needs)
-                self._note(shipment, names)
-                file = MemoryFile() if packer.num_bytes > INLINE_BYTES else None
-                wire = to_wire(packer.stream(), packer.buffers, file)
-            finally:
-                self._parcels.end()
+            self._begin(names := namespace())
+            # Not kept by the others: the arguments of the next call are other ones.
+            parcel = self._parcels.once(call)
+            shipment = self._gather(parcel.names_read, names)
+            self._delivery.send(shipment, ranks, parcel.needs)
+            self._note(shipment, names)
             bindings = self.bindings(shipment, ranks, [])
-        calls = {rank: RunFunction(wire, bindings=bindings[rank]) for rank in ranks}
+        calls = {
+            rank: RunFunction(parcel.wire, parcel.sources, bindings=bindings[rank])
+            for rank in ranks
+        }
         execution = Execution(self._all_ranks, calls, on_output, timeout_s, on_notice)
-        execution.keeps = file  # until the ranks have read it
+        execution.keeps = parcel, shipment  # until the ranks have read them
         return execution
 
     # ---- inside --------------------------------------------------------------------------
 
-    def _begin(self, names: Mapping[str, object], ranks: Sequence[int]) -> None:
+    def _begin(self, names: Mapping[str, object]) -> None:
         self._note_new_ranks()
         # `append` and `pop` of a list are atomic, so `release` needs no lock.
         while self._unwanted:
-            self._parcels.drop(self.constants.close(self._unwanted.pop()))
-        self._delivery.drop(self._parcels.begin(names))
-        for number in self._parcels.gone():  # a rank that is new would miss it
-            if not self._delivery.is_there(number, ranks):
-                self._parcels.drop(number)
+            self._parcels.drop(self._unwanted.pop())
+        self._parcels.begin(names)
 
     def _gather(
         self,
@@ -395,7 +392,7 @@ class Variables:
                 continue
             # `torch.optim` in a cell needs the submodule, which `import torch` alone may not load.
             if isinstance(value, ModuleType):
-                shipment.modules.update(submodules(value.__name__, attributes))
+                shipment.modules.update(_submodules(value.__name__, attributes))
             if name in RANK_NAMES and not isinstance(value, Composite):
                 if not isinstance(value, ModuleType):
                     shipment.covered.add(name)
@@ -405,20 +402,19 @@ class Variables:
                 queue += self._rank_reads.get(key_of(value)[0], ())
             elif isinstance(value, Constant):
                 try:
-                    number = self._parcels.number_of(value)
+                    number = self._parcels.parcel_of(value)
                 except PoolError as error:
                     shipment.problems[name] = str(error)
                 else:
-                    shipment.numbers[name] = number
-                    self._follow(number, shipment, queue)
+                    assert number is not None
+                    self._follow(name, number, shipment, queue)
             else:
                 try:
-                    parcel = self._parcels.parcel(name, value)
+                    number = self._parcels.parcel(name, value).number
                 except Exception as error:  # all names are tried: one message lists the problems
                     shipment.problems[name] = reason(error, name, value)
                 else:
-                    shipment.numbers[name] = parcel.number
-                    self._follow(parcel.number, shipment, queue)
+                    self._follow(name, number, shipment, queue)
         for name in shipment.problems.keys() & set(optional):
             shipment.left_out[name] = shipment.problems.pop(name)
             shipment.aliases[name] = _NOTHING  # else it would mean what it meant there before
@@ -432,17 +428,15 @@ class Variables:
         for one in made:
             reads = set(one.inside)
             for name in one.reads:
-                if name in later:
-                    reads |= later[name]
-                elif name in shipment.numbers:
+                if name in shipment.numbers and name not in later:
                     reads |= self._parcels.names_in(shipment.numbers[name])[0]
-                else:
-                    reads |= self._rank_reads.get(name, frozenset())
+                reads |= later.get(name, self._rank_reads.get(name, frozenset()))
             for name in one.names:
                 later[name] = later.get(name, frozenset()) | reads
         return later
 
-    def _follow(self, number: int, shipment: Shipment, queue: list[str]) -> None:
+    def _follow(self, name: str, number: int, shipment: Shipment, queue: list[str]) -> None:
+        shipment.numbers[name] = number
         reads, binds = self._parcels.names_in(number)
         queue += sorted(reads)
         shipment.bound |= binds
@@ -527,6 +521,15 @@ class Variables:
                 name,
             )
         return name, path
+
+
+def _submodules(module: str, attributes: Iterable[str]) -> Iterator[str]:
+    """Loaded submodules of a module that code may mean which mentions these attributes."""
+    for attribute in attributes:
+        name = f"{module}.{attribute}"
+        if name in sys.modules:
+            yield name
+            yield from _submodules(name, attributes)
 
 
 def _is_data(info: ValueInfo) -> bool:

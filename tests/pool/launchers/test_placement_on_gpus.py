@@ -15,9 +15,10 @@ import pytest
 from gpupool.core.errors import GpuPoolError
 from gpupool.core.machine.locks import DeviceLocks, lock_folder
 from gpupool.core.options.pool_options import PoolOptions
-from gpupool.core.wire.calls import RunSource
+from gpupool.core.wire.calls import Prepare, RunSource
 from gpupool.pool import session
 from gpupool.pool.engines.engines import Engines
+from gpupool.pool.environment.environment import notebook_place
 from gpupool.pool.launchers.forked import Forked
 from gpupool.pool.launchers.placement import Placement, place_ranks
 from gpupool.pool.notices import unheard
@@ -158,6 +159,7 @@ def start() -> dict[int, int]:
     global _engines
     _engines = Engines(lambda *_: None)
     _engines.start(place_ranks(PoolOptions(n=2), _engines.lock_gpus).ranks, 60.0, unheard)
+    _engines.call_all(Prepare(notebook_place()))
     return _engines.pids
 
 

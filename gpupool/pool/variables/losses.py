@@ -1,0 +1,103 @@
+"""What went with ranks that were replaced. Pure; on the client.
+
+Of values it is known, to say why one is not there; that it is not there only its rank knows.
+Imports of cells are repeated on the new rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+Statements = Mapping[str, tuple[str, ...]]  # name -> the imports that have bound it, as source
+
+# What Python's NameError says, and what a rank says of a name it was asked for.
+_MISSING = re.compile(r"name '(\w+)' is not defined|has no variable '(\w+)'")
+
+
+class Losses:
+    """The names that each rank has had, and the imports that its cells have made."""
+
+    def __init__(self) -> None:
+        # name -> rank -> how the rank ended that had a value; "" while it has one
+        self._had: dict[str, dict[int, str]] = {}
+        self._imports: dict[int, dict[str, tuple[str, ...]]] = {}  # rank -> name -> statements
+        self._missing: dict[int, list[str]] = {}  # rank -> statements that it has to repeat
+
+    def begin(self, rank: int, statements: Statements, names: Iterable[str]) -> list[str]:
+        """A cell with these imports begins on a rank, which binds `names` otherwise.
+
+        Returns:
+            The imports of earlier cells that the rank has to repeat before, if it is new.
+        """
+        made = self._imports.setdefault(rank, {})
+        # Removed first: what is imported again stands last, as the order of imports may matter.
+        for name in (*statements, *names):
+            made.pop(name, None)
+        made.update(statements)
+        return self._missing.pop(rank, [])
+
+    def lose(self, rank: int, why: str) -> None:
+        """A rank has been replaced: `why` says it, as in "was killed by SIGKILL"."""
+        made = dict(self._imports.get(rank, {}))
+        self._missing[rank] = [line for lines in made.values() for line in lines]
+        for name in made:
+            self._had.setdefault(name, {}).setdefault(rank, "")
+        for had in list(self._had.values()):
+            # The first reason stays: a rank that dies again without the value loses nothing.
+            if had.get(rank) == "":
+                had[rank] = why
+
+    def found(self, names: Iterable[str], ranks: Iterable[int]) -> None:
+        """These ranks have a value by these names."""
+        there = dict.fromkeys(ranks, "")
+        for name in names:
+            self._had.setdefault(name, {}).update(there)
+
+    def note(self, name: str, infos: Mapping[int, object]) -> None:
+        """What ranks have by a name now; None stands for nothing."""
+        had = self._had.setdefault(name, {})
+        for rank, info in infos.items():
+            if info is not None:
+                had[rank] = ""
+            elif had.get(rank) == "":
+                del had[rank]
+
+    def end(self, name: str) -> None:
+        """The name is bound anew: what was lost is not wanted any more."""
+        self._had.pop(name, None)
+
+    def of(self, name: str) -> Mapping[int, str]:
+        """The ranks whose values are lost, and how those ranks ended."""
+        return {rank: why for rank, why in self._had.get(name, {}).items() if why}
+
+    def sentence(self, name: str, rank: int | None = None, what: str = "") -> str:
+        """Says that a value (of a rank, or of all) is lost, and what to do; "" if none is.
+
+        >>> losses = Losses()
+        >>> losses.found(["x"], [0, 1])
+        >>> losses.lose(1, "was restarted")
+        >>> losses.sentence("x", 1)
+        "x was lost with rank 1, which was restarted; pool.sync_from(0, 'x', ranks=[1]) copies it."
+        """
+        lost = self.of(name)
+        ranks = sorted(lost) if rank is None else [rank] * (rank in lost)
+        if not ranks:
+            return ""
+        ended = ", ".join(f"rank {r}, which {lost[r]}" for r in ranks)
+        source = min(self._had[name].keys() - lost.keys(), default=None)
+        if any(name in made for made in list(self._imports.values())):
+            way_on = "import it there again."
+        elif source is None:
+            way_on = "no other rank has it: recreate it."
+        else:
+            way_on = f"pool.sync_from({source}, {name!r}, ranks={ranks}) copies it."
+        return f"{what or name} was lost with {ended}; {way_on}"
+
+    def hint(self, rank: int, evalue: str) -> tuple[str, str]:
+        """What to add to a rank's error that says of a lost name that it means nothing, and the
+        name; "" of any other error."""
+        found = _MISSING.search(evalue)
+        name = (found[1] or found[2]) if found else ""
+        lost = self.sentence(name, rank)
+        return (f" ({lost.rstrip('.')})", name) if lost else ("", "")
