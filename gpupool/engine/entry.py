@@ -215,7 +215,11 @@ def serve_calls() -> None:
 
 
 def _serve(call: Call[Any]) -> Reply[Any]:
-    if not call.is_shown:
+    if call.is_shown:
+        shell: Any = get_ipython()
+        # ipykernel says it to `sys.stdout`, whoever that is.
+        streams.follow_call(shell.kernel.get_parent("shell"))
+    else:
         streams.show_nothing()
 
     def work() -> Reply[Any]:

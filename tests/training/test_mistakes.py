@@ -147,10 +147,7 @@ def test_keys_that_were_used_for_nothing_are_not_among_those_in_use() -> None:
     assert environ.used({"HF_TOKEN": "y"}) == ()
 
 
-def test_a_glob_that_matches_nothing_is_an_error_with_what_was_meant(pools: Pools) -> None:
-    os.environ["AWS_REGION"] = "here"
-    with raises(OptionsError, "not set", "aws_r*", shown="AWS_R*"):
-        pools[2].propagate_env("aws_r*")
+def test_a_glob_that_matches_nothing_is_an_error(pools: Pools) -> None:
     with raises(OptionsError, "not set", "NOSUCH_*"):
         pools[2].propagate_env("NOSUCH_*")
 

@@ -91,21 +91,21 @@ class _Octets(io.FileIO):
 
 
 def follow_call(parent: dict[str, Any]) -> None:
-    """What is written belongs to this call; ipykernel says so to `sys.stdout`, whoever that is.
+    """What is written belongs to this call.
 
-    So does what threads, child processes and C code write later, until the next call.
+    So does what threads, child processes and C code write later, until the next that is shown.
     """
-    _calls[:] = [extract_header(parent), _calls[0]]
+    global _shown
+    _shown = extract_header(parent)
     for own in _streams:
-        own.parent_header = _calls[0]
+        own.parent_header = _shown
 
 
 def show_nothing() -> None:
     """The call that runs is the pool's own: what others write still belongs to the one before."""
-    _calls[0] = _calls[1]
     shell: Any = get_ipython()
     for publisher in (*_streams, shell.display_pub):
-        publisher._parent_header_global = _calls[0]
+        publisher._parent_header_global = _shown
 
 
 def restore_streams() -> list[str]:
@@ -140,7 +140,7 @@ def draw_bars_as_text() -> None:
 
 
 _streams: list[OrderedStream] = []
-_calls: list[dict[str, Any]] = [{}, {}]  # the last that showed its output, and the one before it
+_shown: dict[str, Any] = {}  # the last call that showed its output
 
 
 def _give_out_lines_of_c() -> None:

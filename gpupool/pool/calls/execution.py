@@ -2,7 +2,7 @@
 
 A background thread supervises each execution, so that the caller's thread only waits for an event
 and hears the user's interrupt at once. When a rank fails or the user interrupts while others still
-run, these are interrupted and asked to abort their collectives (`ladder.py` says when): nobody
+run, these are interrupted and asked to abort their collectives (`freeing.py` says when): nobody
 waits for a peer that does not come. The pool then forms the group again.
 """
 

@@ -7,7 +7,6 @@ of a slow one.
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_futures
@@ -104,9 +103,9 @@ class Forming:
 
     def wait_until_gone(self, ranks: Sequence[int]) -> None:
         """Return when these ranks, which were killed, are known to be gone, or after `DIE_S`."""
-        deadline = time.monotonic() + DIE_S
-        while set(ranks) & set(self._engines.alive_ranks()) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        engines = self._engines
+        with engines.changed:
+            engines.changed.wait_for(lambda: not set(ranks) & {*engines.alive_ranks()}, DIE_S)
 
     def _kill(self, ranks: Sequence[int]) -> None:
         """End ranks that do not come, so that they are replaced; returns when they are gone."""

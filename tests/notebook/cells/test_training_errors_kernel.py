@@ -142,15 +142,3 @@ def test_a_module_that_calls_another_shows_both_lines_and_not_how_torch_calls(
     assert "---> 13     return self.inner(x)" in shown
     assert "----> 7     return y.missing_name" in shown
     assert "_call_impl" not in shown + kernel.run(f"%%spmd\n{outer}Outer()(torch.ones(2, 4))").text
-
-
-@pytest.mark.parametrize("one_cell", [True, False])
-def test_a_value_that_other_ranks_alone_have_is_said(kernel: Kernel, one_cell: bool) -> None:
-    cell = "if rank == 0: of_rank_0 = 5\n"
-    if not one_cell:
-        assert kernel.run(f"%%spmd\n{cell}").status == "ok"
-        cell = ""
-    shown = kernel.run(f"%%spmd\n{cell}of_rank_0 + 1").error_text
-    assert shown.startswith("SpmdError: rank 1: NameError: name 'of_rank_0' is not defined (rank 0")
-    assert "pool.sync_from(0, 'of_rank_0', ranks=[1]) copies it" in shown
-    kernel.run("%%spmd\nif rank == 0: del of_rank_0")
