@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import os
-
 import numpy as np
 import pytest
 import torch
@@ -18,7 +14,6 @@ from gpupool.core.wire.pickles import (
     Packer,
     Source,
     TooLargeError,
-    namespace,
     pack,
     to_wire,
     unpack,
@@ -48,15 +43,6 @@ def through_memory(value: object) -> object:
     source = Source(to_wire(packer.stream(), packer.buffers, file))
     file.close()  # who has opened it keeps it
     return source.load()
-
-
-def descriptors() -> int:
-    """How many of this process are of such memory; other threads may open what they like."""
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # closed since
-            found.append(os.readlink(f"/proc/self/fd/{name}"))
-    return sum("memfd:gpupool" in link for link in found)
 
 
 @given(PLAIN)
@@ -132,28 +118,3 @@ def test_what_is_too_large_is_told(value: object) -> None:
     with pytest.raises(TooLargeError) as caught:
         pack(value, 1000)
     assert 2000 <= caught.value.num_bytes < 2200
-
-
-def test_a_function_of_the_notebook_finds_the_names_of_the_cells() -> None:
-    namespace()["factor"] = 2
-    try:
-        code = compile("def scale(x): return x * factor", "<cell>", "exec")
-        exec(code, namespace())
-        found = unpack(pack(namespace()["scale"]))
-        assert found(3) == 6
-        namespace()["factor"] = 5
-        assert found(3) == 15
-        assert found.__globals__ is namespace()
-    finally:
-        namespace().pop("factor")
-        namespace().pop("scale")
-
-
-def test_no_descriptor_and_no_memory_is_left_open() -> None:
-    through_memory(np.zeros(1 << 18))
-    gc.collect()
-    before = descriptors()
-    for _ in range(20):
-        through_memory(np.zeros(1 << 18))
-    gc.collect()
-    assert descriptors() <= before  # other tests may let go of theirs meanwhile

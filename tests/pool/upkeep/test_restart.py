@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import shutil
+import signal
 import threading
+import time
 
+import psutil
 import pytest
 
 from gpupool import Pool, PoolError, PoolOptions, SpmdError
@@ -78,6 +83,39 @@ def test_a_stop_ends_a_restart_too(pool3: Pool) -> None:
     pool3.stop()
     thread.join(40)  # and not the minute that a new engine has to come up
     assert failed[0].kind == "stopped"
+
+
+@pytest.mark.long
+def test_a_restart_that_fails_costs_the_others_nothing(pool3: Pool) -> None:
+    """The rank's new process cannot come: each is killed as soon as it is there."""
+    starter = family(pool3)["starter"]
+    thread, failed = restarting(pool3)
+    while thread.is_alive():
+        for child in starter.children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.name() == "gpupool:rank1":
+                    child.kill()
+        time.sleep(0.02)
+    assert (failed[0].kind, failed[0].ranks) == ("given up", (1,))
+    assert "othing was left running" not in str(failed[0])
+    pool3.restart([1])
+    assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: 12}
+
+
+@pytest.mark.long
+def test_a_rank_that_dies_during_a_restart_is_replaced_with_it(pool3: Pool) -> None:
+    before, controller = engine_pid(pool3, 1), family(pool3)["controller"]
+    controller.suspend()  # so that the restart is not over before
+    thread, failed = restarting(pool3)
+    until(lambda: gone(before), 5.0)
+    num_losses = pool3._all_ranks.health.num_losses
+    os.kill(engine_pid(pool3, 2), signal.SIGKILL)
+    until(lambda: pool3._all_ranks.health.num_losses > num_losses, 5.0)
+    controller.resume()
+    thread.join(120)
+    assert (thread.is_alive(), failed) == (False, [])
+    assert dict(pool3.run(KEPT)) == {0: 10, 1: None, 2: None}
+    assert dict(pool3.run(SUM)) == {0: 3.0, 1: 3.0, 2: 3.0}
 
 
 def test_a_private_folder_that_is_removed_costs_no_rank_and_is_named(pool3: Pool) -> None:

@@ -277,3 +277,18 @@ def test_secrets_in_a_shown_value_are_hidden(pool2: Pool) -> None:
     (info,) = {str(i.text) for i in pool2.variables.look(pool2["x"], 100).values()}
     assert info == "['[hidden]']"
     pool2.propagate_env("GPUPOOL_TEST_KEY", unset=True)
+
+
+def test_what_was_sent_with_a_cell_that_never_ran_is_sent_again(
+    notebook: Notebook, pool2: Pool
+) -> None:
+    running = pool2.begin("import time; time.sleep(60)", ranks=[0, 1], on_output=ignore)
+    notebook.names["x"] = [7]
+    shipment = pool2.variables.ship(["x"], notebook.names, [0, 1])
+    bindings = pool2.variables.bindings(shipment, [0, 1], [])
+    waiting = pool2.begin("x", ranks=[0, 1], on_output=ignore, bindings=bindings)
+    waiting.interrupt()
+    assert waiting.wait(30)
+    running.interrupt()
+    assert running.wait(30)
+    assert notebook.cell("x", "x") == ["[7]", "[7]"]
