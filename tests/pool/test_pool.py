@@ -92,12 +92,6 @@ def test_only_the_ranks_asked_for_run(pool2: Pool) -> None:
         pool2.run("rank", ranks=2)
 
 
-def test_the_ranks_work_in_the_notebooks_folder_and_see_its_modules(pool2: Pool) -> None:
-    cwd, path = pool2.run("import os, sys; os.getcwd(), sys.path")[0]
-    assert cwd == os.getcwd()
-    assert {entry for entry in sys.path if entry} <= set(path)
-
-
 # ---- output ----------------------------------------------------------------------------------
 
 

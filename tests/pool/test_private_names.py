@@ -133,20 +133,6 @@ def test_the_controllers_heartbeat_is_a_process_that_has_not_begun() -> None:
     assert (process._target, process._kwargs) == (forty_two, {"a": 1})  # type: ignore[attr-defined]
 
 
-def test_every_module_of_torch_that_forms_the_group_asks_us(pool2: Pool) -> None:
-    """`init_process_group` is replaced where it was imported to: engine/cells/torchrun.py."""
-    here = (
-        "import sys\n"
-        "found = [vars(m).get('init_process_group') for m in list(sys.modules.values())]\n"
-        "found = [f for f in found if f is not None]\n"
-        "len(found), {f is dist.init_process_group for f in found}, "
-        "dist.init_process_group.__wrapped__ is not dist.init_process_group"
-    )
-    number, same, wraps = pool2.run(here)[0]
-    assert number >= 2
-    assert (same, wraps) == ({True}, True)
-
-
 def test_a_debugger_takes_one_command_at_a_time(pool2: Pool) -> None:
     """`reset`, `setup`, `stack`, `curindex`, `cmdqueue` of IPython's Pdb: engine/cells/debug.py."""
 
@@ -271,33 +257,6 @@ def test_public_functions_of_torch_distributed_are_in_one_file(pool2: Pool) -> N
         "{'dst', 'group', 'group_dst'} <= {*inspect.signature(c.send).parameters}"
     )
     assert pool2.run(code)[0] == ([True] * 7, True, True)
-
-
-def test_a_cleared_frame_lets_go_of_its_variables_once_they_are_asked_for_again() -> None:
-    """`frame.clear()` and `frame.f_locals`, in engine/cells/error_hints.py."""
-    import sys
-    import weakref
-
-    class Large:
-        pass
-
-    def fail() -> None:
-        large = Large()
-        seen.append(weakref.ref(large))
-        raise MemoryError
-
-    seen: list[Any] = []
-    try:
-        fail()
-    except MemoryError as error:
-        frames = error.__traceback__
-    assert frames is not None
-    assert frames.tb_next is not None
-    frame = frames.tb_next.tb_frame
-    assert "large" in frame.f_locals
-    frame.clear()
-    assert dict(frame.f_locals) == {}
-    assert seen[0]() is None, sys.version
 
 
 def test_a_client_that_has_missed_the_notifications_asks_for_the_engines(pool2: Pool) -> None:

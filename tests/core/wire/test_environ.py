@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from gpupool.core.errors import OptionsError
@@ -65,13 +63,6 @@ def test_a_secret_within_a_url_is_in_no_first_environment_and_masked() -> None:
     assert environ.sent_after_start(secrets) == secrets
     values = {"canary%2B1", "canary+1", "CANARYCANARY", "canary2", "canary3", "canary/4"}
     assert environ.secret_values(secrets) == values
-
-
-def test_apply_sets_and_removes() -> None:
-    os.environ["GPUPOOL_OLD"] = "old"
-    environ.apply({"GPUPOOL_NEW": "new"}, ["GPUPOOL_OLD", "GPUPOOL_NOSUCH"])
-    assert os.environ["GPUPOOL_NEW"] == "new"
-    assert "GPUPOOL_OLD" not in os.environ
 
 
 def test_secret_values_are_those_named_so_and_passwords_in_urls_if_long_enough_to_mask() -> None:
