@@ -38,7 +38,7 @@ from gpupool.core.wire.events import (
 from gpupool.core.wire.output import OnOutput, OutputKind
 from gpupool.core.wire.replies import TrainReply
 from gpupool.core.wire.requests import Stop, Waits
-from gpupool.core.wire.state_dicts import load, unpacked
+from gpupool.core.wire.state_dicts import load
 from gpupool.pool.calls.execution import Execution
 from gpupool.pool.calls.output import RankOutput
 from gpupool.pool.calls.presses import heard_by, ignore_for_a_moment
@@ -376,8 +376,7 @@ class TrainingRun:
 
         self.history.add(ProgressEvent("reading the network", 0, 0))
         self._notify()
-        found = torch.load(self._weights_path, weights_only=True)
-        load(self._model, unpacked(found))
+        load(self._model, torch.load(self._weights_path, map_location="cpu", weights_only=True))
         reply = self._reply
         known = self._network
         network = NetworkInfo(known.classes, reply.normalization, reply.input_shape, known.from_raw)
