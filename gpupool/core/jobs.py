@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from gpupool.core.network import NetworkInfo
-from gpupool.core.options.sampling import in_order
 from gpupool.core.options.training_options import TrainingOptions
 from gpupool.core.wire.pickles import WHOLE, DataPacker, part
 from gpupool.core.wire.reductions import NONE_NAMED, Named
@@ -55,10 +54,6 @@ class InferenceJob:
     """What the network knows; not every module keeps attributes on its way to the ranks."""
     transform: Any = None
     """What pictures without a data set go through."""
-
-    def __post_init__(self) -> None:
-        # Outputs come in the order of the samples: no option may change that.
-        object.__setattr__(self, "options", in_order(self.options))
 
 
 class JobPacker(DataPacker):

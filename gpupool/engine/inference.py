@@ -6,7 +6,6 @@ Runs on engines. A packed job comes in; outputs go out as files, numbers as the 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -14,27 +13,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gpupool.core.errors import TrainingError
 from gpupool.core.jobs import InferenceJob
-from gpupool.core.network import NetworkInfo
-from gpupool.core.options.datasets import is_stream
 from gpupool.core.options.named_measures import name_of
-from gpupool.core.progress import Course, Progress, progress
+from gpupool.core.progress import Course, progress
 from gpupool.core.wire.replies import WorstSample
 from gpupool.core.wire.values import Job
 from gpupool.data.loading import ways
 from gpupool.data.reading.inputs import of_inputs
 from gpupool.data.reading.normalization import Normalization
-from gpupool.data.reading.samples import Draw
 from gpupool.data.reading.shards import shard
-from gpupool.engine.batches.form import BatchForm, called, form_of
-from gpupool.engine.batches.share import Dataset, Share, normalization_of, num_samples
-from gpupool.engine.batches.shares import epoch_shares
+from gpupool.engine.batches.form import form_of
+from gpupool.engine.batches.share import Share, normalization_of, num_samples
 from gpupool.engine.batches.trees import main_output
 from gpupool.engine.group.forming import World
 from gpupool.engine.jobs import load_job, world_here
-from gpupool.engine.metrics.evaluation import evaluate as run_evaluation
-from gpupool.engine.metrics.evaluation import mean_loss
+from gpupool.engine.metrics.evaluation import Evaluation, each_share, mean_loss
 from gpupool.engine.metrics.metrics import make_metrics
 from gpupool.engine.metrics.named import classes, confusion_counts
 from gpupool.engine.numerics.class_loss import NO_CLASS, require_outputs
@@ -52,10 +45,10 @@ def predict(sent: Job, result_path: str) -> None:
     share. The number that ends the file's name counts the ranks that train.
     """
     world, job = world_here(), load_job(sent, InferenceJob)
-    shape = _known(job).input_shape
+    shape = job.network.input_shape if job.network else ()
     job = replace(job, dataset=of_inputs(job.dataset, shape, job.transform))
     outputs: list[Any] = []
-    _each("predict", job, world, lambda given, share: outputs.append(_plain(given)))
+    _pass("predict", job, world, lambda given, share: outputs.append(_plain(given)))
     with progress("saving the outputs"):
         torch.save(outputs, f"{result_path}.{world.rank}")
 
@@ -68,21 +61,9 @@ def evaluate(sent: Job) -> dict[str, float]:
     if job.loss is not None:
         loss = make_loss(job.loss, world.device, model=job.model, weight=job.options.weight)
     metrics = make_metrics(job.metrics, world.device, scored=loss.scored, ignored=loss.ignored)
-    options, dataset = job.options, job.dataset
-    with _counted("evaluate", dataset, world) as bar:
-        found = run_evaluation(
-            _model(job, world),
-            dataset,
-            loss,
-            world,
-            options,
-            metrics,
-            _scaling(job),
-            on_share=lambda share: bar.advance(share.num_all),
-            form=_form(job),
-        )
+    found = Evaluation(loss, world, job.options, metrics)
+    _pass("evaluate", job, world, found.add)
     sums = world.sum(found.sums).tolist()
-    _check_complete(dataset, int(sums[-1]))
     values = {} if job.loss is None else {"loss": mean_loss(sums, loss.num_terms)}
     return values | metrics.compute(world)
 
@@ -93,7 +74,6 @@ def confusion(sent: Job) -> list[list[int]] | None:
 
     None if it had no sample.
     """
-    world, job = world_here(), load_job(sent, InferenceJob)
     counts: list[Tensor] = []
 
     def count(outputs: Any, share: Share) -> None:
@@ -101,7 +81,7 @@ def confusion(sent: Job) -> list[list[int]] | None:
             scored = classes(*NO_LOSS.scored(outputs, share.targets))
             counts[:] = [confusion_counts(*scored, NO_CLASS) + (counts[0] if counts else 0)]
 
-    _each("confusion", job, world, count)
+    _pass("confusion", load_job(sent, InferenceJob), world_here(), count)
     return counts[0].long().tolist() if counts else None
 
 
@@ -121,10 +101,45 @@ def worst(sent: Job, num: int) -> list[WorstSample]:
         batch = np.arange(begin, begin + share.num_all)
         begin += share.num_all
         if share.num_here:
-            found.add(outputs, share, shard(batch, world.rank, world.size).tolist())
+            with autocast(world.device, job.options.precision):
+                found.add(outputs, share, shard(batch, world.rank, world.size).tolist())
 
-    _each("worst", job, world, add)
+    _pass("worst", job, world, add)
     return [_with_png(sample, image) for sample, image in found.found()]
+
+
+def _pass(what: str, job: InferenceJob, world: World, use: Callable[[Any, Share], object]) -> None:
+    """Call `use` for each share of the data set: see `each_share`.
+
+    The first rank reports from the start how many samples of all ranks are done. The network
+    refuses to give fewer outputs than the data need.
+    """
+    model: nn.Module = job.model.to(world.device)
+    if job.num_classes > 2:  # one output is enough for two classes
+        model.register_forward_hook(
+            lambda model, given, outputs: require_outputs(main_output(outputs), job.num_classes)
+        )
+    # Without a loss, a network may want to see its labels.
+    form = form_of(job.model, NO_LOSS if job.loss is None else job.loss, job.options)
+    draw = emit_progress if world.rank == 0 else _unseen
+    total = num_samples(job.dataset) or None
+    with progress(what, total, "samples", after_s=0.0, draw=draw) as bar:
+
+        def use_and_count(outputs: Any, share: Share) -> None:
+            use(outputs, share)
+            bar.advance(share.num_all)
+
+        each_share(model, job.dataset, world, job.options, use_and_count, _scaling(job), form)
+
+
+def _unseen(course: Course) -> None:
+    """Draws nothing."""
+
+
+def _scaling(job: InferenceJob) -> Normalization | None:
+    """The normalization that the network was trained with; a data set may ask for one itself."""
+    known = job.network and job.network.normalization
+    return Normalization(*known) if known else None
 
 
 def _with_png(sample: WorstSample, image: Tensor | None) -> WorstSample:
@@ -134,62 +149,6 @@ def _with_png(sample: WorstSample, image: Tensor | None) -> WorstSample:
 
     size = int(image.shape[2]), int(image.shape[1])
     return replace(sample, png=small_png(image), size=size)
-
-
-def _model(job: InferenceJob, world: World) -> nn.Module:
-    """The network on the rank's device, which refuses to give fewer outputs than the data need."""
-    model: nn.Module = job.model.to(world.device)
-    if job.num_classes > 2:  # one output is enough for two classes
-        model.register_forward_hook(
-            lambda model, given, outputs: require_outputs(main_output(outputs), job.num_classes)
-        )
-    return model
-
-
-def _counted(what: str, dataset: Dataset, world: World) -> AbstractContextManager[Progress]:
-    """Counts the samples of all ranks; the first rank reports from the start how many are done."""
-    draw = emit_progress if world.rank == 0 else _unseen
-    return progress(what, num_samples(dataset) or None, "samples", after_s=0.0, draw=draw)
-
-
-def _unseen(course: Course) -> None:
-    """Draws nothing."""
-
-
-def _each(what: str, job: InferenceJob, world: World, use: Callable[[Any, Share], object]) -> None:
-    """Call `use` with what the network gives for this rank's share of each batch, in evaluation
-    mode: None for an empty share. Augmentation, if there is any, is as in validations."""
-    model = _model(job, world).eval()
-    shares = epoch_shares(
-        job.dataset,
-        job.options,
-        world,
-        1,
-        draw=Draw(job.options.seed, 0),
-        normalization=_scaling(job),
-        form=_form(job),
-    )
-    with torch.no_grad(), _counted(what, job.dataset, world) as bar:
-        for share in shares:
-            bar.advance(share.num_all)
-            with autocast(world.device, job.options.precision):
-                use(called(model, share.inputs) if share.num_here else None, share)
-
-
-def _scaling(job: InferenceJob) -> Normalization | None:
-    """The normalization that the network was trained with; a data set may ask for one itself."""
-    known = _known(job).normalization
-    return None if known is None else Normalization(*known)
-
-
-def _known(job: InferenceJob) -> NetworkInfo:
-    return job.network or NetworkInfo()
-
-
-def _form(job: InferenceJob) -> BatchForm:
-    """How batches are used; without a loss, by a network that may want to see its labels."""
-    loss = NO_LOSS if job.loss is None else job.loss
-    return form_of(job.model, loss, job.options)
 
 
 def _plain(outputs: Any) -> Any:
@@ -207,12 +166,3 @@ def _plain(outputs: Any) -> Any:
     if isinstance(outputs, (list, tuple)):
         return [_plain(part) for part in outputs]
     return None
-
-
-def _check_complete(dataset: Dataset, num_counted: int) -> None:
-    if not is_stream(dataset) and num_counted != num_samples(dataset):
-        raise TrainingError(
-            f"{num_counted:,} samples were counted of {num_samples(dataset):,}; this is a fault of "
-            "gpupool, please report it.",
-            "miscounted",
-        )

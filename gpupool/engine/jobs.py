@@ -21,7 +21,7 @@ from gpupool.core.wire.calls import Train
 from gpupool.core.wire.events import ProgressEvent
 from gpupool.core.wire.pickles import Source
 from gpupool.core.wire.replies import Reply, TrainReply
-from gpupool.core.wire.state_dicts import packed
+from gpupool.core.wire.state_dicts import save
 from gpupool.core.wire.values import Job
 from gpupool.engine import calls, control
 from gpupool.engine.cells.variables import Unpickler, find_modules
@@ -38,7 +38,7 @@ Loaded = TypeVar("Loaded")
 
 
 def train(call: Train) -> Reply[TrainReply]:
-    """Train; the first of the ranks that train saves the weights: a state dict as `packed`."""
+    """Train; the first of the ranks that train saves the weights: a state dict."""
     world = world_here()
     if world.rank == 0:
         emit([ProgressEvent("reading the network and the data set", 0, 0)])
@@ -70,11 +70,11 @@ def train(call: Train) -> Reply[TrainReply]:
 
 
 def save_weights(model: nn.Module, path: str) -> None:
-    """Leave the weights in a file for the client, which gives them to `unpacked`."""
+    """Leave the weights in a file for the client."""
     state = model.state_dict()
     num_bytes = sum(value.nbytes for value in state.values() if isinstance(value, torch.Tensor))
-    with open(path, "wb") as file, progress("saving the network", num_bytes, BYTES) as bar:
-        torch.save(packed(state), CallbackIOWrapper(bar.advance, file, "write"))
+    with open(path, "w+b") as file, progress("saving the network", num_bytes, BYTES) as bar:
+        save(state, CallbackIOWrapper(bar.advance, file, "write"))
 
 
 def world_here() -> World:

@@ -44,10 +44,6 @@ class Notice(str):
         return notice
 
 
-def unnoticed(text: str | None) -> None:
-    """Ignore a notice."""
-
-
 class NoticeLines:
     """Writes notices as lines, each once: one that only counts seconds further is no news.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,14 +24,14 @@ from gpupool.core.wire.output import OnOutput
 from gpupool.core.wire.replies import CodeReply, Value
 from gpupool.core.wire.requests import Answer, ControlRequest, Found
 from gpupool.core.wire.values import Bindings
-from gpupool.pool import idle
 from gpupool.pool.calls import presses
 from gpupool.pool.calls.execution import Execution
+from gpupool.pool.calls.output import OutputRecorder
 from gpupool.pool.engines.client import plain_client
 from gpupool.pool.environment.environment import variables_at_start
-from gpupool.pool.notices import NoticeLines, OnNotice, Progress, unheard, unnoticed
+from gpupool.pool.notices import OnNotice, Progress, unheard
 from gpupool.pool.ranks import Ranks
-from gpupool.pool.result import OutputRecorder, SpmdResult
+from gpupool.pool.result import SpmdResult
 from gpupool.pool.status import FOR_USERS, PoolStatus
 from gpupool.pool.variables.composite import Composite
 from gpupool.pool.variables.state_sync import sync_state
@@ -42,10 +43,6 @@ class Pool:
 
     def __init__(self, options: PoolOptions, progress: Progress = unheard) -> None:
         self.options = options
-        # how what runs can be asked to end well
-        self._stops: weakref.WeakKeyDictionary[Execution[Any], Callable[[], None]] = (
-            weakref.WeakKeyDictionary()
-        )
         self._listeners: list[Callable[[PoolStatus], None]] = []
         variables = variables_at_start(options.env)
         self._at_exit: Callable[[], None] = lambda: None
@@ -76,7 +73,9 @@ class Pool:
             raise
         self._at_exit = _stop_at_exit(self)
         if options.idle_timeout_s is not None:
-            idle.watch(self, f"stopped after {options.idle_timeout} without use")
+            threading.Thread(
+                target=_stop_unused, args=[weakref.ref(self)], name="gpupool-idle", daemon=True
+            ).start()
 
     # ---- what a user asks for ------------------------------------------------------------
 
@@ -146,7 +145,6 @@ class Pool:
             ranks=chosen,
             on_output=recorder,
             timeout_s=timeout_s,
-            on_notice=NoticeLines(),
             **kwargs,
         )
         try:
@@ -164,7 +162,7 @@ class Pool:
         timeout_s: float | None = None,
         cell_number: int | None = None,
         bindings: Mapping[int, Bindings] | None = None,
-        on_notice: OnNotice = unnoticed,
+        on_notice: OnNotice | None = None,
         waits_for_gpu: bool = True,
         **kwargs: Any,
     ) -> Execution[CodeReply]:
@@ -172,7 +170,7 @@ class Pool:
 
         Args:
             bindings: of a cell, rank -> the variables it uses: see `variables.Variables`.
-            on_notice: hears what the user should know while it runs.
+            on_notice: hears what the user should know while it runs; without it that is on stderr.
             waits_for_gpu: a cell ends when its GPU work does; a function always.
         """
         if not isinstance(source_or_function, str):
@@ -185,7 +183,7 @@ class Pool:
             )
             for rank in ranks
         }
-        return self.execute(calls, on_output, timeout_s, on_notice=on_notice)
+        return self.execute(calls, on_output, timeout_s, on_notice)
 
     def propagate_env(
         self, *names_or_globs: str, aws: bool = False, unset: bool = False
@@ -260,17 +258,16 @@ class Pool:
         running = self._all_ranks.engines.running()
         if calls is not None:
             running = [(rank, n) for rank, n in running if (n in calls if calls else n is None)]
-        numbers = {number for _, number in running}
-        asked = [one for one in list(self._stops) if one.number in numbers and not one.done()]
-        for execution in asked:
-            self._stops.pop(execution)()
-        for number in numbers - {one.number for one in asked}:
+        for number in {number for _, number in running}:
             supervised = self._all_ranks.supervised.get(number or 0)
-            if supervised is not None:  # it also aborts the collectives that ranks wait in
-                supervised.interrupt()
-            else:
+            if supervised is None:
                 ranks = [rank for rank, running_number in running if running_number == number]
                 self._all_ranks.engines.interrupt(dict.fromkeys(ranks, number))
+            elif supervised.ends_well is not None:
+                end_well, supervised.ends_well = supervised.ends_well, None
+                end_well()
+            else:  # it also aborts the collectives that ranks wait in
+                supervised.interrupt()
         return bool(running)
 
     def restart(
@@ -328,7 +325,6 @@ class Pool:
             pids=ranks.engines.pids,
             env=self.environment.fingerprints,
             idle_left_s=self._idle_left_s(),
-            idle_warning_s=idle.warning_s(self.options.idle_timeout_s),
             idle_timeout_s=self.options.idle_timeout_s,
             training_ranks=placed.training_ranks,
             training_backend=placed.training_backend,
@@ -396,19 +392,14 @@ class Pool:
         calls: Mapping[int, Call[Value]],
         on_output: OnOutput,
         timeout_s: float | None = None,
-        on_interrupt: Callable[[], None] | None = None,
         on_notice: OnNotice | None = None,
     ) -> Execution[Value]:
         """Make calls on several ranks, supervised.
 
         Args:
-            on_interrupt: called at the first `interrupt`; without it the ranks are interrupted.
             on_notice: hears what the user should know meanwhile; without it that is on stderr.
         """
-        execution = Execution(self._all_ranks, calls, on_output, timeout_s, on_notice)
-        if on_interrupt is not None:
-            self._stops[execution] = on_interrupt
-        return execution
+        return Execution(self._all_ranks, calls, on_output, timeout_s, on_notice)
 
     def ask(
         self, request: ControlRequest[Found], ranks: Iterable[int]
@@ -423,10 +414,6 @@ class Pool:
     def hidden_values(self) -> Secrets:
         """The secret values that must not be shown: those of now and those that are sent later."""
         return self._all_ranks.secrets
-
-    def reform_group(self) -> None:
-        """Form the group again, one generation higher, if every rank is there to join."""
-        self._all_ranks.reform_group()
 
     def wait_until_usable(self) -> None:
         """Wait for ranks that are being replaced; a PoolError says why nothing can run, if so."""
@@ -470,3 +457,24 @@ def _stop_at_exit(pool: Pool) -> Callable[[], None]:
             alive.stop()
 
     return atexit.register(stop)
+
+
+def _stop_unused(reference: weakref.ref[Pool]) -> None:
+    """Stop the pool when nobody has used it for long, after a warning.
+
+    Does not keep it alive until then.
+    """
+    warned = False
+    while (pool := reference()) is not None:
+        status = pool.status()
+        left = status.idle_left_s
+        if status.state == "stopped" or left is None:
+            return
+        if status.stops_soon != warned:
+            warned = status.stops_soon
+            pool.tell_listeners()
+        if left <= 0:
+            pool.stop(f"stopped after {pool.options.idle_timeout} without use")
+            return
+        del pool  # else a pool that nobody holds would live until the next look
+        time.sleep(min(1.0, max(0.05, left)))

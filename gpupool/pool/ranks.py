@@ -42,7 +42,12 @@ _NUM_REPLACEMENTS = 3  # of a rank that does not come up
 
 
 class Supervised(Protocol):
-    """A call that a thread supervises: `calls/execution.py`."""
+    """A call that a thread supervises: `calls/execution.py`.
+
+    `ends_well` asks a training to stop and to keep its network; it is taken by who calls it.
+    """
+
+    ends_well: Callable[[], None] | None
 
     def interrupt(self) -> None:
         """Interrupt the ranks that still run, and free them from collectives."""

@@ -9,9 +9,7 @@ from gpupool.core.errors import PoolError
 from gpupool.core.formatting import rank_count
 from gpupool.core.wire.pickles import unpack
 from gpupool.core.wire.replies import CodeReply
-from gpupool.pool.calls.output import OutputRecorder, RankOutput
-
-__all__ = ["OutputRecorder", "RankOutput", "SpmdResult"]
+from gpupool.pool.calls.output import RankOutput
 
 
 class SpmdResult(Mapping[int, Any]):

@@ -14,6 +14,8 @@ FOR_USERS = (
     *("sync_from", "training_backend", "training_ranks", "why_cpu", "world_size"),
 )
 
+_WARNING_S = 120.0
+
 
 @dataclass(frozen=True, slots=True)
 class PoolStatus:
@@ -24,7 +26,7 @@ class PoolStatus:
     `env` maps the names of propagated variables to fingerprints of their values; `credentials`
     says until when the AWS credentials are good that `--aws` has sent. `why_cpu` says why there is
     no GPU, where one would have been taken. `idle_left_s` are the seconds until the pool stops
-    unless it is used, of `idle_timeout_s` in all; the last `idle_warning_s` are a warning.
+    unless it is used, of `idle_timeout_s` in all.
     `calls` are the numbers of the calls that run (cells, trainings); each has one of its own.
     """
 
@@ -40,16 +42,14 @@ class PoolStatus:
     training_backend: str
     why_cpu: str
     replaced_after: tuple[str, ...] = ()
-    idle_warning_s: float = 0.0
     idle_timeout_s: float | None = None
     credentials: str = ""
     calls: tuple[int, ...] = ()
 
     @property
     def stops_soon(self) -> bool:
-        """Whether the time without use is nearly over."""
-        return (
-            self.state in ("idle", "broken")
-            and self.idle_left_s is not None
-            and self.idle_left_s <= self.idle_warning_s
-        )
+        """Whether the time without use is nearly over: its last quarter, at most two minutes."""
+        left, limit = self.idle_left_s, self.idle_timeout_s
+        if left is None or limit is None or self.state not in ("idle", "broken"):
+            return False
+        return left <= min(_WARNING_S, limit / 4)

@@ -14,9 +14,10 @@ from gpupool.core.wire.monitor_event import MonitorEvent
 from gpupool.core.wire.output import OutputKind
 from gpupool.core.wire.requests import Stop
 from gpupool.core.wire.values import Bindings
+from gpupool.pool.calls.output import OutputRecorder, RankOutput
 from gpupool.pool.calls.presses import ignore_for_a_moment
 from gpupool.pool.notices import OnNotice
-from gpupool.pool.result import OutputRecorder, RankOutput, SpmdResult
+from gpupool.pool.result import SpmdResult
 from gpupool.pool.variables.composite import Composite
 from gpupool.pool.variables.parcels import Shipment
 from gpupool.spmd.capture import CellNames, names_in_cell

@@ -18,9 +18,8 @@ from gpupool.core.wire.events import ProgressEvent
 from gpupool.core.wire.output import OnOutput, OutputKind
 from gpupool.core.wire.replies import Value
 from gpupool.core.wire.values import Job
-from gpupool.pool.notices import NoticeLines
+from gpupool.pool.calls.output import OutputRecorder
 from gpupool.pool.pool import Pool
-from gpupool.pool.result import OutputRecorder
 from gpupool.pool.session import current_pool
 from gpupool.training.binding import bind, num_outputs
 from gpupool.training.head import require_module
@@ -67,7 +66,7 @@ def ask(
         sent.bring_constants(pool, ranks)
         with progress(_WHAT[what], unit="samples") as bar:
             recorder = OutputRecorder(ranks, pool.hidden_values(), _listener(what, bar))
-            values = pool.execute(calls, recorder, on_notice=NoticeLines()).result()
+            values = pool.execute(calls, recorder).result()
     # Also after an error: the job holds the network and the data set, and may be large.
     finally:
         sent.remove()

@@ -60,7 +60,7 @@ def checked(
         check_for_stream(options)
     check_parameters(model, options)
     # Now, not when it is saved: after hours of training it would be too late.
-    check_extra_state(model, in_checkpoints=options.checkpoint is not None)
+    check_extra_state(model)
     return options
 
 

@@ -38,12 +38,11 @@ from gpupool.core.wire.events import (
 from gpupool.core.wire.output import OnOutput, OutputKind
 from gpupool.core.wire.replies import TrainReply
 from gpupool.core.wire.requests import Stop, Waits
-from gpupool.core.wire.state_dicts import load, unpacked
+from gpupool.core.wire.state_dicts import load
 from gpupool.pool.calls.execution import Execution
-from gpupool.pool.calls.output import RankOutput
+from gpupool.pool.calls.output import OutputRecorder, RankOutput
 from gpupool.pool.calls.presses import heard_by, ignore_for_a_moment
 from gpupool.pool.pool import Pool
-from gpupool.pool.result import OutputRecorder
 from gpupool.training.binding import bind_training
 from gpupool.training.history import TrainingHistory
 from gpupool.training.inputs import picture_transform, with_targets
@@ -247,12 +246,11 @@ class TrainingRun:
 
     def _begin(self, call: Train) -> Execution[TrainReply]:
         self._job.bring_constants(self._pool, self._ranks)
-        return self._pool.execute(
-            dict.fromkeys(self._ranks, call),
-            self._on_output,
-            on_interrupt=self.stop,
-            on_notice=self._on_notice,
+        execution = self._pool.execute(
+            dict.fromkeys(self._ranks, call), self._on_output, on_notice=self._on_notice
         )
+        execution.ends_well = self.stop
+        return execution
 
     def _ask_to_stop(self, wait_s: float = 0.0, *, at_once: bool = False) -> dict[int, Waits]:
         """Ask; gives what those that answer within `wait_s` report of the data they wait for."""
@@ -376,8 +374,7 @@ class TrainingRun:
 
         self.history.add(ProgressEvent("reading the network", 0, 0))
         self._notify()
-        found = torch.load(self._weights_path, weights_only=True)
-        load(self._model, unpacked(found))
+        load(self._model, torch.load(self._weights_path, map_location="cpu", weights_only=True))
         reply = self._reply
         known = self._network
         network = NetworkInfo(known.classes, reply.normalization, reply.input_shape, known.from_raw)

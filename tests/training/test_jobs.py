@@ -19,7 +19,7 @@ from gpupool.core.wire.calls import Predict
 from gpupool.core.wire.pickles import Source, namespace, to_wire
 from gpupool.core.wire.values import Job
 from gpupool.notebook.cells.views import QuietView
-from gpupool.pool.result import OutputRecorder
+from gpupool.pool.calls.output import OutputRecorder
 from gpupool.spmd.cell import Notebook, SpmdRun
 from gpupool.training.job import send_job
 from tests.support.raising import raises

@@ -22,7 +22,7 @@ from torch.utils.data import TensorDataset
 from gpupool import Pool, PoolOptions, SpmdError, TrainingOptions, TrainingRun
 from gpupool.core.jobs import InferenceJob
 from gpupool.core.wire.calls import Predict
-from gpupool.pool.result import OutputRecorder
+from gpupool.pool.calls.output import OutputRecorder
 from gpupool.training.job import send_job
 from tests.support.pools import Pools
 from tests.support.trainings import network, samples, train_on, wait_until, weights
@@ -38,7 +38,7 @@ def spare() -> Iterator[Pool]:
     with Pool(PoolOptions(n=3, device="cpu")) as pool:
         placed = pool._all_ranks.placement
         pool._all_ranks.placement = replace(placed, training_ranks=(0, 1))
-        pool.reform_group()
+        pool._all_ranks.reform_group()
         assert pool.status().state == "idle"
         yield pool
 
@@ -137,10 +137,10 @@ def test_both_groups_are_left_when_they_are_formed_again(spare: Pool) -> None:
     def is_no_more() -> bool:
         return all(one <= other for one, other in zip(counted()[0], descriptors, strict=True))
 
-    spare.reform_group()
+    spare._all_ranks.reform_group()
     descriptors, groups = counted()
     for _ in range(10):
-        spare.reform_group()
+        spare._all_ranks.reform_group()
     assert spare.status().state == "idle"
     assert counted()[1] == groups == [2, 2, 1]
     wait_until(is_no_more)  # what is not the group's may come and go

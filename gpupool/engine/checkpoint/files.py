@@ -19,11 +19,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from gpupool.core.errors import DataError, DataNotFoundError, TrainingError
 from gpupool.core.progress import progress
-from gpupool.core.wire.state_dicts import refused
+from gpupool.core.wire.state_dicts import save
 from gpupool.data.stores.writable import Target
 from gpupool.engine.checkpoint.snapshot import Snapshot
 from gpupool.engine.checkpoint.weights import read_without_code
@@ -311,12 +309,9 @@ def step_of(name: str) -> int:
 
 
 def sealed(state: Mapping[str, Any]) -> bytes:
-    """A state as the bytes of a checkpoint. Raises ValueError if none could be read again."""
-    # Better an error now than a checkpoint that cannot be read.
-    if found := refused(state, "state"):
-        raise ValueError(f"{found}, which is not read without running code")
+    """A state as the bytes of a checkpoint. Raises TrainingError if none could be read again."""
     buffer = io.BytesIO()
-    torch.save(dict(state), buffer)
+    save(dict(state), buffer)
     content = buffer.getbuffer()
     seal = _sealing(len(content)) + hashlib.sha256(content).digest()
     content.release()  # a buffer that is being viewed cannot grow

@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any
 from gpupool.core.errors import DataError, TrainingError
 from gpupool.core.network import ATTRIBUTE, NetworkInfo, give, info_of, without_wrappers
 from gpupool.core.progress import progress
-from gpupool.core.wire.state_dicts import copied, refused
+from gpupool.core.wire.state_dicts import copied
 from gpupool.core.wire.state_dicts import load as load_state
+from gpupool.core.wire.state_dicts import save as save_state
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
 from gpupool.data.stores.writable import Target
@@ -62,12 +63,6 @@ def save(
     known = info_of(model)
     model = without_wrappers(model)
     state = copied(model.state_dict())
-    if found := refused(dict(state), "the state"):
-        raise TrainingError(
-            f"this network cannot be saved: {found}, which is not read without running code.",
-            "extra state",
-            "model",
-        )
     target, name = _place(url)
     with progress(f"Saving {name}"):
         if name.endswith(_SAFETENSORS):
@@ -110,8 +105,6 @@ def load(
 
 
 def _as_file(model: nn.Module, state: Mapping[str, Any], known: NetworkInfo) -> bytes:
-    import torch
-
     try:
         structure = described(model, ATTRIBUTE)
     except NotPlainError:  # `load` will need a network to fill
@@ -123,7 +116,7 @@ def _as_file(model: nn.Module, state: Mapping[str, Any], known: NetworkInfo) -> 
         "structure": structure,
     }
     file = io.BytesIO()
-    torch.save(whole, file)
+    save_state(whole, file)
     return file.getvalue()
 
 
@@ -163,6 +156,13 @@ def _as_safetensors(state: Mapping[str, Any], known: NetworkInfo) -> bytes:
         raise DataError(
             "to write safetensors, install it: pip install safetensors", "no safetensors"
         ) from None
+    if others := [name for name, value in state.items() if not hasattr(value, "contiguous")]:
+        raise TrainingError(
+            f"a file of safetensors holds tensors alone, and {others[0]} is none; save the network "
+            "with another ending than .safetensors.",
+            "extra state",
+            "model",
+        )
     # Each tensor with memory of its own, as the format demands.
     tensors = {name: value.clone().contiguous() for name, value in state.items()}
     return bytes(to_bytes(tensors, {"format": "pt", _KEY: json.dumps(known.plain())}))

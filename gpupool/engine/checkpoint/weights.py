@@ -6,13 +6,14 @@ import copy
 import io
 import os
 import zipfile
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpupool.core.errors import DataError
 from gpupool.core.progress import progress
 from gpupool.core.terminal import plain
-from gpupool.core.wire.state_dicts import same_kind, with_versions
+from gpupool.core.wire.state_dicts import same_kind
 from gpupool.data.stores.folder import Folder
 from gpupool.data.stores.interface import FileRef
 
@@ -154,10 +155,11 @@ def _unprefixed(weights: dict[str, Any], model: nn.Module) -> dict[str, Any]:
 
 def _without(prefix: str, weights: Mapping[str, Any]) -> dict[str, Any]:
     """These weights under shorter names, with the versions of their modules."""
-    made = {name.removeprefix(prefix): value for name, value in weights.items()}
+    made = OrderedDict({name.removeprefix(prefix): value for name, value in weights.items()})
     noted = getattr(weights, "_metadata", None) or {}
     versions = {f"{name}.".removeprefix(prefix)[:-1]: about for name, about in noted.items()}
-    return with_versions(made, versions)
+    made._metadata = versions  # type: ignore[attr-defined]
+    return made
 
 
 def _shape(value: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,62 +24,69 @@ from gpupool.engine.numerics.forward import autocast
 from gpupool.engine.numerics.losses import Loss
 
 
-@dataclass(frozen=True, slots=True)
+def each_share(
+    model: nn.Module,
+    dataset: Dataset,
+    world: World,
+    options: TrainingOptions,
+    use: Callable[[Any, Share], object],
+    normalization: Normalization | None = None,
+    form: BatchForm = PLAIN,
+) -> None:
+    """Call `use` with what the network gives for this rank's share of each batch, and the share.
+
+    All samples come once, in order, and the network is in evaluation mode. What it gives for an
+    empty share is None: that holds a placeholder, which counts nowhere.
+    """
+    model.eval()
+    # The same random numbers after every epoch, should its transform draw any.
+    draw, options = Draw(options.seed, 0), in_order(options)
+    shares = epoch_shares(
+        dataset, options, world, 1, draw=draw, normalization=normalization, form=form
+    )
+    with torch.no_grad():
+        for share in shares:
+            outputs = None
+            # With `gather` every rank computes the loss of all, also one without samples.
+            if share.num_here or options.gather:
+                with autocast(world.device, options.precision):
+                    outputs = called(model, share.inputs)
+            use(outputs, share)
+
+
 class Evaluation:
-    """What this rank's shares of a data set gave.
+    """What this rank's shares of a data set give: loss, samples and `metrics`, which are reset.
 
     `sums` is float64 on the device: of each term of the loss its sum, then over how much it is;
     samples (or pixels) whose class is right, and all that have one; samples. Those of all ranks,
     added, are those of the data set. `skipped` is what this rank's shares lack.
+    `metrics.compute(world)` gives their values in the end.
     """
 
-    sums: Tensor
-    skipped: list[Skipped]
+    def __init__(
+        self, loss: Loss, world: World, options: TrainingOptions, metrics: Metrics
+    ) -> None:
+        self._loss, self._world, self._options, self._metrics = loss, world, options, metrics
+        metrics.reset()
+        self.sums = torch.zeros(2 * loss.num_terms + 3, dtype=torch.float64, device=world.device)
+        self.skipped: list[Skipped] = []
 
-
-def evaluate(
-    model: nn.Module,
-    dataset: Dataset,
-    loss: Loss,
-    world: World,
-    options: TrainingOptions,
-    metrics: Metrics | None = None,
-    normalization: Normalization | None = None,
-    on_share: Callable[[Share], object] = lambda share: None,
-    form: BatchForm = PLAIN,
-) -> Evaluation:
-    """Run this rank's shares of `dataset` through the network, in evaluation mode.
-
-    `metrics` are reset and updated; `metrics.compute(world)` gives their values afterwards.
-    `on_share` is called with each share that is done.
-    """
-    metrics = Metrics() if metrics is None else metrics
-    metrics.reset()
-    model.eval()
-    sums = torch.zeros(2 * loss.num_terms + 3, dtype=torch.float64, device=world.device)
-    skipped: list[Skipped] = []
-    # The same random numbers after every epoch, should its transform draw any.
-    draw, options = Draw(options.seed, 0), in_order(options)
-    with torch.no_grad():
-        for share in epoch_shares(
-            dataset, options, world, 1, draw=draw, normalization=normalization, form=form
-        ):
-            skipped += share.skipped
-            # An empty share holds a placeholder, which counts nowhere.
-            if share.num_here or options.gather:
-                with autocast(world.device, options.precision):
-                    outputs = called(model, share.inputs)
-                    halves = outputs, share.targets
-                    if options.gather:
-                        halves = gathered(*halves, share.num_here, world)
-                    mean_loss = loss(*halves)
-            if share.num_here:
-                loss_count = loss.num_counted(share.targets, share.num_here)
-                loss_count = share.num_here if options.gather else loss_count
-                sums += _row(loss, mean_loss, loss_count, outputs, share)
-                metrics.update(outputs, share.targets)
-            on_share(share)
-    return Evaluation(sums, skipped)
+    def add(self, outputs: Any, share: Share) -> None:
+        """Count a share: see `each_share`."""
+        self.skipped += share.skipped
+        gathers = self._options.gather
+        if not (share.num_here or gathers):
+            return
+        halves = outputs, share.targets
+        with autocast(self._world.device, self._options.precision):
+            if gathers:
+                halves = gathered(*halves, share.num_here, self._world)
+            mean_loss = self._loss(*halves)
+        if share.num_here:
+            loss_count = self._loss.num_counted(share.targets, share.num_here)
+            loss_count = share.num_here if gathers else loss_count
+            self.sums += _row(self._loss, mean_loss, loss_count, outputs, share)
+            self._metrics.update(outputs, share.targets)
 
 
 def count_correct(

@@ -28,7 +28,7 @@ from gpupool.engine.batches.form import form_of
 from gpupool.engine.batches.share import Dataset, Share, num_samples
 from gpupool.engine.batches.shares import epoch_shares
 from gpupool.engine.group.forming import World
-from gpupool.engine.metrics.evaluation import evaluate
+from gpupool.engine.metrics.evaluation import Evaluation, each_share
 from gpupool.engine.metrics.metrics import make_metrics
 from gpupool.engine.numerics.batch_norm import plain_batch_norm
 from gpupool.engine.numerics.ddp import share_statistics
@@ -300,16 +300,20 @@ class _Training:
         total, draw = num_samples(validation), run.reporter.emit_progress
         bar = Progress("validating", total, "samples", after_s=after_s, draw=draw)
         bar.tick()
-        found = evaluate(
+        found = Evaluation(self.loss, run.world, run.options, self.metrics)
+
+        def add(outputs: Any, share: Share) -> None:
+            found.add(outputs, share)
+            bar.advance(share.num_all, and_tick=True)
+
+        each_share(
             run.evaluated,
             validation,
-            self.loss,
             run.world,
             run.options,
-            self.metrics,
+            add,
             run.normalization,
-            on_share=lambda share: bar.advance(share.num_all, and_tick=True),
-            form=self.form,
+            self.form,
         )
         self.validation_s = time.perf_counter() - began
         values = self.metrics.compute(run.world)

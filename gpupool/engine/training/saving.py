@@ -69,9 +69,7 @@ class Saving:
             for name in checkpoints.passed_over:
                 words = f"{checkpoints.url(name)} is cut short or damaged, and was passed over."
                 run.reporter.emit(WarningEvent("resume", words, step))
-            fail_together(
-                self._run.world, lambda: check_extra_state(run.model, in_checkpoints=True)
-            )
+            fail_together(self._run.world, lambda: check_extra_state(run.model))
             fail_together(
                 self._run.world,
                 (lambda: checkpoints.check(step, run.options.overwrite))

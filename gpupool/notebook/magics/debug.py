@@ -14,7 +14,7 @@ from IPython.display import display
 from gpupool.core.errors import PoolError, SpmdError
 from gpupool.core.wire.calls import DebugCommand
 from gpupool.core.wire.replies import DebugReply
-from gpupool.pool.result import OutputRecorder
+from gpupool.pool.calls.output import OutputRecorder
 
 if TYPE_CHECKING:
     from gpupool.pool.pool import Pool

@@ -79,6 +79,7 @@ class Execution(Generic[Value]):
         self.names: dict[int, NamesReport] = {}  # what a cell left, of failed ranks too
         self.elapsed_s = 0.0
         self.keeps: object = None  # what has to live until the end of this
+        self.ends_well: Callable[[], None] | None = None  # of a training: asks it to, once
         self.number = next(_numbers)
         self._all_ranks = all_ranks
         again, settings = reloaded(), torch_settings()
@@ -187,7 +188,7 @@ class Execution(Generic[Value]):
             self._leave()
 
     def _leave(self) -> None:
-        self.keeps = None
+        self.keeps = self.ends_well = None
         turns, broke_group = self._all_ranks.turns, self._group_wanting
         # Forming takes half a second with 32 ranks. An error is reported before it, and the next
         # call waits. Not so after a stop: people press twice, and the second press would meet the

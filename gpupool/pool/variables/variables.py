@@ -334,7 +334,7 @@ class Variables:
         ranks: Sequence[int],
         on_output: OnOutput,
         timeout_s: float | None,
-        on_notice: OnNotice,
+        on_notice: OnNotice | None,
     ) -> Execution[CodeReply]:
         """Start a (function, args, kwargs) on ranks; names that it reads travel too.
 
