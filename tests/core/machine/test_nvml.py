@@ -93,9 +93,6 @@ def test_a_driver_that_is_missing_or_fails(driver: DriverOn, said: str, shown: s
     assert driver.run(discover_anew) == shown
 
 
-# ---- which is which ----------------------------------------------------------------------------
-
-
 def test_gpus_of_other_jobs_have_no_index(driver: DriverOn) -> None:
     """As under Slurm, where the driver counts what a cgroup hides, and CUDA does not."""
     hidden = gpu(0, handle=NO_PERMISSION)
@@ -105,9 +102,6 @@ def test_gpus_of_other_jobs_have_no_index(driver: DriverOn) -> None:
         "1",
     ]
     assert driver.run(discover).gpus[0].unavailable == "Insufficient Permissions"
-
-
-# ---- one process at a time ---------------------------------------------------------------------
 
 
 def test_a_gpu_for_one_process_is_free_or_not(driver: DriverOn) -> None:

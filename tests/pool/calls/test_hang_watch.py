@@ -50,9 +50,6 @@ def asked_when_it_is_over(pool: Pool, rank: int) -> Location:
     return told[-1]
 
 
-# ---- where they are --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("call", "doing"),
     [
@@ -79,9 +76,6 @@ def test_a_rank_tells_nothing_of_a_group_that_was_aborted(pool2: Pool, begin: Be
     pool2.run("dist.barrier()")  # in the group of now
     where = asked_when_it_is_over(pool2, 0)
     assert (where.idle, where.collective) == (True, None)
-
-
-# ---- hangs -----------------------------------------------------------------------------------
 
 
 def test_short_cells_are_not_asked(pool2: Pool) -> None:

@@ -61,9 +61,6 @@ def refused(driver: DriverOn, **options: Any) -> tuple[str, str]:
     return driver.run(refusal, PoolOptions(**options))
 
 
-# ---- whose GPU it is ---------------------------------------------------------------------------
-
-
 def test_a_gpu_of_another_users_is_left_alone_unless_it_is_to_be_shared(driver: DriverOn) -> None:
     with process_of_another_user() as pid:
         driver.show(gpu(0), gpu(1, memory=FULL, compute={pid: FULL[0]}), gpu(2))
@@ -77,9 +74,6 @@ def test_a_gpu_of_another_users_is_left_alone_unless_it_is_to_be_shared(driver: 
         assert labels(placed(driver, force=True)) == ["0", "1", "2"]
 
 
-# ---- how its ranks communicate -----------------------------------------------------------------
-
-
 def test_instances_of_one_gpu_use_gloo(driver: DriverOn) -> None:
     driver.show(mig_gpu(0, {0: "3g", 2: "3g"}), gpu(1))
     placement = placed(driver)
@@ -87,9 +81,6 @@ def test_instances_of_one_gpu_use_gloo(driver: DriverOn) -> None:
     assert (placement.backend, placement.training_backend) == ("gloo", "gloo")
     assert any("instances of one GPU" in note for note in placement.notes)
     assert refused(driver, backend="nccl")[0] == "no GPU"
-
-
-# ---- what else a machine may be like -----------------------------------------------------------
 
 
 # ---- engines whose GPUs are the driver's alone -------------------------------------------------
